@@ -1,0 +1,51 @@
+"""Stream training data into PyTorch from WebDataset tar shards, and resume exactly.
+
+Importing this package makes the stages methods of every torch IterDataPipe: ``ShardList(urls).open_shards().load_tar().group_by_key()``. Without torch
+only ``wds_pipes.tar``, ``wds_pipes.stages`` and ``wds_pipes.testing`` can be used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from wds_pipes.errors import DecodeError, SampleError, ShardError, ShardWarning, StateError, WdsError
+from wds_pipes.stage import Stage, describe_state
+from wds_pipes.tar import ShardWriter, TarWriter
+
+if TYPE_CHECKING:
+    from wds_pipes.datapipes import ShardList, WdsPipe, as_dataset, load_state_dict, register_stage, state_dict
+
+_NEED_TORCH = ("ShardList", "WdsPipe", "as_dataset", "load_state_dict", "register_stage", "state_dict")
+
+try:
+    import torch as _torch  # noqa: F401 - only to see whether it is there
+except ModuleNotFoundError as _error:
+    if _error.name != "torch":
+        raise
+else:
+    from wds_pipes import datapipes as _datapipes
+
+    globals().update({name: getattr(_datapipes, name) for name in _NEED_TORCH})
+
+__all__ = [
+    "DecodeError",
+    "SampleError",
+    "ShardError",
+    "ShardList",
+    "ShardWarning",
+    "ShardWriter",
+    "Stage",
+    "StateError",
+    "TarWriter",
+    "WdsError",
+    "WdsPipe",
+    "as_dataset",
+    "describe_state",
+    "load_state_dict",
+    "register_stage",
+    "state_dict",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEED_TORCH:
+        raise AttributeError(f"wds_pipes.{name} needs torch, which is not installed: pip install torch")
+    raise AttributeError(f"module 'wds_pipes' has no attribute {name!r}")

@@ -1,0 +1,298 @@
+"""Fields to objects and back, by extension: one table.
+
+Rules:
+1. A library that is not a base dependency is imported when the first field needs it; if it is missing, the error says what to install.
+2. Nothing is unpickled unless the caller allows it, and nothing larger than its limit is unpacked or decoded.
+3. A decoder takes bytes and gives an object; an encoder takes an object and gives bytes. What they raise is wrapped by the caller, who knows the sample.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+import pickle
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from wds_pipes.io import compression
+
+class NotAllowedError(Exception):
+    """A field is not decoded by choice, not because it is bad: never skipped."""
+
+
+Decoder = Callable[[bytes], Any]
+Encoder = Callable[[Any], bytes]
+
+TEXT = frozenset("txt text transcript html htm".split())
+INTEGER = frozenset("cls cls2 class count index inx id".split())
+IMAGE = frozenset("jpg jpeg png ppm pgm pbm bmp tif tiff webp gif".split())
+PICKLE = frozenset("pyd pkl pickle".split())
+PACKED = {"gz": "gz", "bz2": "bz2", "xz": "xz", "zst": "zst"}
+ON_REQUEST = frozenset("csv yaml yml".split())
+MAX_DECODED_BYTES = 1 << 30
+
+# What an image spec gives: Pillow's mode, floats in 0..1 instead of uint8, and the kind of object.
+IMAGE_SPECS: dict[str, tuple[str, bool, str]] = {
+    **{f"{name}8": (mode, False, "numpy") for name, mode in (("l", "L"), ("rgb", "RGB"), ("rgba", "RGBA"))},
+    **{name: (mode, True, "numpy") for name, mode in (("l", "L"), ("rgb", "RGB"), ("rgba", "RGBA"))},
+    **{f"torch{name}8": (mode, False, "torch") for name, mode in (("l", "L"), ("rgb", "RGB"), ("rgba", "RGBA"))},
+    **{f"torch{name}": (mode, True, "torch") for name, mode in (("l", "L"), ("rgb", "RGB"), ("rgba", "RGBA"))},
+    **{"pill": ("L", False, "pil"), "pil": ("RGB", False, "pil"), "pilrgb": ("RGB", False, "pil"), "pilrgba": ("RGBA", False, "pil")},
+}
+
+
+def library(name: str, package: str, what: str) -> Any:
+    """The module ``name``, or an error that says what to install."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{what} needs the {package} package: pip install {package}") from error
+
+
+def image_decoder(spec: str, max_pixels: int) -> Decoder:
+    """A decoder of images by Pillow into what ``spec`` says; see ``decode_by_ext``."""
+    mode, floats, kind = IMAGE_SPECS[spec]
+
+    def decode(data: bytes) -> Any:
+        from PIL import Image  # noqa: PLC0415 - rule 1
+
+        with Image.open(io.BytesIO(data)) as image:
+            if image.width * image.height > max_pixels:
+                raise ValueError(f"the image has {image.width} x {image.height} pixels, more than max_image_pixels={max_pixels}")
+            converted = image.convert(mode)
+        if kind == "pil":
+            return converted
+        array = np.asarray(converted)
+        if floats:
+            array = array.astype(np.float32) / np.float32(255)
+        if kind == "numpy":
+            return array if array.flags.writeable else array.copy()
+        import torch  # noqa: PLC0415 - rule 1
+
+        planes = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+        return torch.from_numpy(np.ascontiguousarray(planes) if floats else planes.copy(order="C"))
+
+    return decode
+
+
+def _npz(data: bytes) -> dict[str, Any]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def _lines(data: bytes) -> list[Any]:
+    return [json.loads(line) for line in data.splitlines() if line.strip()]
+
+
+def _msgpack(data: bytes) -> Any:
+    return library("msgpack", "msgpack", "a MessagePack field").unpackb(data)
+
+
+def _cbor(data: bytes) -> Any:
+    return library("cbor2", "cbor2", "a CBOR field").loads(data)
+
+
+def _safetensors(data: bytes) -> Any:
+    return library("safetensors.torch", "safetensors", "a safetensors field").load(data)
+
+
+def _torch(data: bytes) -> Any:
+    import torch  # noqa: PLC0415 - rule 1
+
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+def _yaml(data: bytes) -> Any:
+    return library("yaml", "pyyaml", "a YAML field").safe_load(data)
+
+
+# The tensors of webdataset's "tenbin": chunks of 8 bytes magic, 8 bytes length and the content padded to 64; a header chunk (dtype, name, ndim, shape as
+# int64) before each data chunk.
+_TEN_MAGIC = b"~TenBin~"
+_TEN_DTYPES = {code: np.dtype(code) for code in "f2 f4 f8 i1 i2 i4 i8 u1 u2 u4 u8".split()}
+
+
+def _tenbin(data: bytes) -> list[Any]:
+    chunks, place = [], 0
+    while place < len(data):
+        if data[place : place + 8] != _TEN_MAGIC or len(data) < place + 16:
+            raise ValueError(f"no tensor starts at byte {place}")
+        (length,) = struct.unpack_from("<q", data, place + 8)
+        if length < 0 or place + 16 + length > len(data):
+            raise ValueError(f"the chunk at byte {place} is cut short")
+        chunks.append(data[place + 16 : place + 16 + length])
+        place += 16 + length + (-length & 63)
+    if len(chunks) % 2:
+        raise ValueError("a header has no data")
+    arrays = []
+    for header, content in zip(chunks[::2], chunks[1::2], strict=True):
+        code = header[:8].rstrip(b"\0").decode("ascii", "replace")
+        ndim = struct.unpack_from("<q", header, 16)[0] if len(header) >= 24 else -1
+        if code not in _TEN_DTYPES or len(header) < 24 + 8 * ndim or ndim < 0:
+            raise ValueError(f"unknown tensor type {code!r}")
+        shape = struct.unpack_from(f"<{ndim}q", header, 24)
+        arrays.append(np.frombuffer(content, dtype=_TEN_DTYPES[code]).reshape(shape).copy())
+    return arrays
+
+
+DECODERS: dict[str, Decoder] = {
+    **dict.fromkeys(TEXT, lambda data: data.decode("utf-8")),
+    **dict.fromkeys(INTEGER, int),
+    **dict.fromkeys(("json", "jsn"), json.loads),
+    "jsonl": _lines,
+    "npy": lambda data: np.load(io.BytesIO(data), allow_pickle=False),
+    "npz": _npz,
+    **dict.fromkeys(("ten", "tenbin", "tb"), _tenbin),
+    **dict.fromkeys(("mp", "msg", "msgpack"), _msgpack),
+    "cbor": _cbor,
+    "safetensors": _safetensors,
+    **dict.fromkeys(("pt", "pth"), _torch),
+    "csv": lambda data: list(csv.reader(io.StringIO(data.decode("utf-8"), newline=""))),
+    **dict.fromkeys(("yaml", "yml"), _yaml),
+}
+
+
+def _refuse_pickle(data: bytes) -> Any:
+    raise NotAllowedError("unpickling runs code from the data; pass allow_pickle=True only if you trust whoever wrote the shards, or leave the field out with fields=")
+
+
+def _pickled_arrays(data: bytes) -> Any:
+    return np.load(io.BytesIO(data), allow_pickle=True)
+
+
+def _pickled_tensors(data: bytes) -> Any:
+    import torch  # noqa: PLC0415 - rule 1
+
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+
+
+def unpack(data: bytes, kind: str) -> bytes:
+    """A compressed field, unpacked, of at most MAX_DECODED_BYTES."""
+    with compression.decompress(io.BytesIO(data), kind) as stream:
+        content = stream.read(MAX_DECODED_BYTES + 1)
+    if len(content) > MAX_DECODED_BYTES:
+        raise ValueError(f"it unpacks to more than {MAX_DECODED_BYTES} bytes")
+    return content
+
+
+class Decoding:
+    """Which decoder a field gets, by the specs of ``decode_by_ext``.
+
+    Raises:
+        ValueError: a spec is unknown, or two of them want the images.
+        TypeError: a spec is neither a name nor a dict of functions.
+    """
+
+    def __init__(self, specs: tuple[str | Mapping[str, Decoder], ...], *, allow_pickle: bool, max_image_pixels: int) -> None:
+        self._own: dict[str, Decoder] = {}
+        self._known = {name: decode for name, decode in DECODERS.items() if name not in ON_REQUEST}
+        images: str | None = None
+        for spec in specs:
+            if isinstance(spec, Mapping):
+                for name, decode in spec.items():
+                    if not isinstance(name, str) or not callable(decode):
+                        raise TypeError(f"a decoder is given as {{'ext': function}}, not {name!r}: {decode!r}")
+                    self._own[name.lower().lstrip(".")] = decode
+            elif not isinstance(spec, str):
+                raise TypeError(f"a spec is a name or a dict of functions by extension, not {spec!r}")
+            elif spec in ON_REQUEST:
+                self._known[spec] = DECODERS[spec]
+            elif spec in IMAGE_SPECS and images is None:
+                images = spec
+            elif spec in IMAGE_SPECS:
+                raise ValueError(f"images cannot be both {images!r} and {spec!r}: choose one, or give a function by extension")
+            else:
+                raise ValueError(f"unknown spec {spec!r}: use one of {', '.join(sorted(IMAGE_SPECS))}, {', '.join(sorted(ON_REQUEST))}, or {{'ext': function}}")
+        if images is not None:
+            self._known.update(dict.fromkeys(IMAGE, image_decoder(images, max_image_pixels)))
+        if allow_pickle:
+            self._known.update({**dict.fromkeys(PICKLE, pickle.loads), "npy": _pickled_arrays, "pt": _pickled_tensors, "pth": _pickled_tensors})
+        else:
+            self._known.update(dict.fromkeys(PICKLE, _refuse_pickle))
+
+    def decoder(self, field: str) -> Decoder | None:
+        """The decoder of a field, or None if it stays as it is. A caller's own goes by the whole field, then by its last part; the table by the last part."""
+        *_, last = field.rpartition(".")
+        for name in (field, last):
+            if name in self._own:
+                return self._own[name]
+        if last in PACKED:
+            inner = field[: -len(last) - 1]
+            decode = self.decoder(inner) if inner else None
+            return lambda data: unpack(data, PACKED[last]) if decode is None else decode(unpack(data, PACKED[last]))
+        return self._known.get(last)
+
+
+def _encode_text(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError(f"text must be str, not {type(value).__name__}")
+    return value.encode("utf-8")
+
+
+def _encode_integer(value: Any) -> bytes:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"it must be an integer, not {type(value).__name__}")
+    return str(int(value)).encode()
+
+
+def _encode_json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode("utf-8")
+
+
+def _encode_npy(value: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.asarray(value), allow_pickle=False)
+    return file.getvalue()
+
+
+def _encode_npz(value: Any) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **value)
+    return file.getvalue()
+
+
+def _image_encoder(extension: str) -> Encoder:
+    formats = {"jpg": "JPEG", "tif": "TIFF", "ppm": "PPM", "pgm": "PPM", "pbm": "PPM"}
+    name = formats.get(extension, extension.upper())
+
+    def encode(value: Any) -> bytes:
+        from PIL import Image  # noqa: PLC0415 - rule 1
+
+        image = Image.fromarray(value) if isinstance(value, np.ndarray) else value
+        if not isinstance(image, Image.Image):
+            raise TypeError(f"an image must be a uint8 array of shape (H, W) or (H, W, 3 or 4), a PIL image or bytes, not {type(value).__name__}")
+        file = io.BytesIO()
+        image.save(file, name, **({"quality": 95} if name in ("JPEG", "WEBP") else {}))
+        return file.getvalue()
+
+    return encode
+
+
+ENCODERS: dict[str, Encoder] = {
+    **dict.fromkeys(TEXT, _encode_text),
+    **dict.fromkeys(INTEGER, _encode_integer),
+    **dict.fromkeys(("json", "jsn"), _encode_json),
+    "jsonl": lambda value: b"".join(_encode_json(item) + b"\n" for item in value),
+    "npy": _encode_npy,
+    "npz": _encode_npz,
+    **{extension: _image_encoder(extension) for extension in IMAGE},
+}
+
+
+def encode(field: str, value: Any) -> bytes:
+    """The bytes of a field; bytes stay as they are.
+
+    Raises:
+        TypeError: the value does not suit the field, or the field has no encoder and the value is not bytes.
+    """
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    encoder = ENCODERS.get(field.rpartition(".")[2])
+    if encoder is None:
+        raise TypeError(f"there is no encoder for {field!r} and {type(value).__name__}: pass bytes, or use one of {', '.join(sorted(ENCODERS))}")
+    return encoder(value)

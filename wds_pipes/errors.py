@@ -1,0 +1,78 @@
+"""What can go wrong, as a tree.
+
+WdsError
+  ShardError        a shard cannot be opened, read or parsed            (.url .offset)
+  SampleError       one sample is bad                                   (.url .key .offset)
+    DecodeError     one field of it cannot be decoded                   (.field)
+  StateError        a checkpoint does not fit this pipeline
+
+ShardWarning        a shard is odd but was read to its end
+
+Every message says what happened, where, and what to do. The facts are attributes too (None where unknown). All errors survive pickling, so a worker
+process can hand them to its parent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class WdsError(Exception):
+    """The base of all errors of this package."""
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self._facts = facts
+        for name, value in facts.items():
+            setattr(self, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), self._facts)
+
+
+def _rebuild(kind: type[WdsError], message: str, facts: dict[str, Any]) -> WdsError:
+    return kind(message, **facts)
+
+
+class ShardError(WdsError):
+    """A shard cannot be opened, read or parsed.
+
+    Attributes:
+        url: the shard, without credentials.
+        offset: the byte in the (decompressed) tar stream where it happened.
+    """
+
+    def __init__(self, message: str, *, url: str | None = None, offset: int | None = None) -> None:
+        super().__init__(message, url=url, offset=offset)
+
+
+class SampleError(WdsError):
+    """One sample is bad.
+
+    Attributes:
+        url: its shard, without credentials.
+        key: its key.
+        offset: the byte in the (decompressed) tar stream where the bad member starts.
+    """
+
+    def __init__(self, message: str, *, url: str | None = None, key: str | None = None, offset: int | None = None, **more: Any) -> None:
+        super().__init__(message, url=url, key=key, offset=offset, **more)
+
+
+class DecodeError(SampleError):
+    """One field of a sample cannot be decoded.
+
+    Attributes:
+        field: the field's name, such as ``"jpg"``.
+    """
+
+    def __init__(self, message: str, *, url: str | None = None, key: str | None = None, field: str | None = None, offset: int | None = None) -> None:
+        super().__init__(message, url=url, key=key, offset=offset, field=field)
+
+
+class StateError(WdsError):
+    """A checkpoint does not fit this pipeline, or a pipeline's state cannot be known."""
+
+
+class ShardWarning(UserWarning):
+    """A shard is odd (no end-of-archive mark, bytes after its end) but was read to its end."""

@@ -1,0 +1,156 @@
+"""The stages as nodes of torchdata.nodes: the same names, the same options, each with a node as its source.
+
+Rules:
+1. A node here is a shell: options go to its stage, iterating and state to a Stream.
+2. ``reset(None)`` may come several times before an item is asked for: an epoch begins with the first ``next()``.
+3. A resumed pass that has nothing left goes on with the next epoch, which is what Loader would do; but Loader would then keep an old state for all of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torchdata.nodes import BaseNode
+
+from wds_pipes import stages
+from wds_pipes.errors import StateError
+from wds_pipes.stage import Host, Lane, Mark, Stage, State, Stream
+
+
+class WdsNode(BaseNode[Any]):
+    """The base of all nodes of this package: a node with a position of a few hundred bytes.
+
+    Iterate it through ``torchdata.nodes.Loader``, and take the state from there.
+    """
+
+    _kind: type[Stage[Any]]
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__()
+        if self._kind is not stages.ShardList:
+            if not args or not isinstance(args[0], BaseNode):
+                raise TypeError(f"nodes.{self._kind.__name__}() needs a node as its source, not {args[0] if args else None!r}")
+            args = (as_stage(args[0]), *args[1:])
+        self._begin(self._kind(*args, **options))
+
+    @classmethod
+    def of(cls, stage: Stage[Any]) -> WdsNode:
+        """A node that gives what ``stage`` gives."""
+        node = cls.__new__(cls)
+        BaseNode.__init__(node)
+        node._begin(stage)
+        return node
+
+    def _begin(self, stage: Stage[Any]) -> None:
+        self._stream: Stream[Any] = Stream(stage)
+        self._stream.hosted = True
+        self._items: Iterator[Any] = iter(self._stream)
+        self._maybe_over = False
+
+    def reset(self, initial_state: State | None = None) -> None:
+        """Begin the next epoch, or go on from a state; at the first ``next()``."""
+        super().reset(initial_state)
+        if initial_state is not None:
+            self._stream.load_state_dict(initial_state)
+        self._maybe_over = initial_state is not None
+        self._items = iter(self._stream)
+
+    def next(self) -> Any:
+        """The next item, or StopIteration at the end of the epoch."""
+        try:
+            item = next(self._items)
+        except StopIteration:
+            if not self._maybe_over:
+                raise
+            self._maybe_over = False
+            self._items = iter(self._stream)
+            return next(self._items)
+        self._maybe_over = False
+        return item
+
+    def get_state(self) -> State:
+        """The position behind the item that was given last, as a small dict of plain JSON types, new at each call."""
+        return self._stream.state_dict()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be ``epoch``, from its beginning; a loaded state of that epoch still continues where it was."""
+        self._stream.set_epoch(epoch)
+
+    def counts(self) -> dict[str, int]:
+        """The samples of the current epoch, or the one that just ended, by what became of them: delivered, filtered, skipped, dropped."""
+        return self._stream.counts()
+
+    def __repr__(self) -> str:
+        return " > ".join(self._stream.stage.graph())
+
+
+class ForeignNode(Stage[Any]):
+    """What a node of torchdata's, or anybody's, gives, as the source of a stage.
+
+    Checkpoint: the node's own state, taken at each item. How much a resume reads again is the node's affair.
+    """
+
+    @dataclass(slots=True)
+    class At:
+        node: Any = None
+
+    def __init__(self, node: BaseNode[Any]) -> None:
+        super().__init__()
+        self.node = node
+        self._host = Host()
+
+    @property
+    def host(self) -> Host:
+        return self._host
+
+    @property
+    def seed(self) -> int:
+        return 0
+
+    def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Any]:
+        running = copy.copy(self)
+        running.lane, running.at = lane, self.At()
+        running.items = running.run()
+        running._state = mark[0][0] if mark else None
+        return running
+
+    _state: Any = None
+
+    def run(self) -> Iterator[Any]:
+        self.node.reset(self._state)
+        yield from self.node
+
+    def mark(self) -> Mark:
+        return (self.node.state_dict(),), None
+
+    def load(self, entries: list[dict[str, Any]]) -> Mark:
+        if len(entries) != 1 or entries[0].keys() - {"node"}:
+            raise StateError("the state is damaged: it has no state of the node below this one. Use an untouched checkpoint.")
+        return (entries[0].get("node"),), None
+
+    def graph(self) -> list[str]:
+        return [f"node({type(self.node).__name__})"]
+
+
+def as_stage(node: BaseNode[Any]) -> Stage[Any]:
+    """The stage of a node, ours or anybody's."""
+    return node._stream.stage if isinstance(node, WdsNode) else ForeignNode(node)
+
+
+def _node_class(kind: type[Stage[Any]]) -> type[WdsNode]:
+    """The node of a stage: same name, same help."""
+    return type(
+        kind.__name__,
+        (WdsNode,),
+        {"__doc__": kind.__doc__, "__module__": __name__, "__signature__": inspect.signature(kind), "_kind": kind},
+    )
+
+
+for _name in stages.__all__:
+    globals()[_name] = _node_class(getattr(stages, _name))
+
+__all__ = ["WdsNode", *stages.__all__]

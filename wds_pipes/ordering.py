@@ -1,0 +1,57 @@
+"""Everything random is a pure function of integers, through one hash.
+
+The hash is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): output number i of the stream seeded with
+k is ``finalize(k + (i + 1) * GAMMA)``, so any place of the stream is reached at once. The block form with numpy gives the same bits as the integer form.
+
+Rules:
+1. No global generator is read, and nothing here depends on hash(), set order or a library's random streams, which may change between versions.
+2. The values are part of the checkpoint format: a change of one bit changes everybody's order. The tests hold golden vectors.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+_MASK = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+
+
+def _finalize(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def mix(*values: int) -> int:
+    """One 64-bit hash of several integers of any size; their order matters."""
+    state = len(values)
+    for value in values:
+        state = _finalize((state + _GAMMA) & _MASK ^ _finalize(value & _MASK))
+    return state
+
+
+def mix_text(text: str) -> int:
+    """A 64-bit hash of a text."""
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "little")
+
+
+def stream(key: int, start: int, count: int) -> npt.NDArray[np.uint64]:
+    """Outputs ``start`` to ``start + count - 1`` of the SplitMix64 stream seeded with ``key``: uint64, shape (count,)."""
+    z = np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(_GAMMA) + np.uint64(key & _MASK)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def below(limit: int, key: int, start: int, count: int) -> npt.NDArray[np.int64]:
+    """``count`` integers in [0, limit), numbers ``start`` and on of the stream ``key``; limit is at most 2**31."""
+    high = stream(key, start, count) >> np.uint64(32)
+    return ((high * np.uint64(limit)) >> np.uint64(32)).astype(np.int64)
+
+
+def permutation(count: int, key: int) -> npt.NDArray[np.int64]:
+    """The numbers 0 to count - 1 in an order that ``key`` decides."""
+    return np.argsort(stream(key, 0, count), kind="stable").astype(np.int64)

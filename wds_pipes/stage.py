@@ -1,0 +1,479 @@
+"""The contract of a stage, and the stream that runs a chain of them.
+
+Rules:
+1. A stage is a recipe: options only, checked when it is built, never changed after. ``open`` makes a running copy of it with a position of its own, so any
+   number of streams can run over one recipe.
+2. A running stage is a generator (``run``) over its source. At each yield everything it needs to go on is in ``self.at`` (a dataclass of numbers and
+   strings whose defaults are the beginning) and in the position of its source. Data is never part of a position.
+3. A stage that has read ahead keeps an *earlier* position of its source, overrides ``mark`` to give that one, and drops what was already given when it is
+   opened there again. It documents how much it may read again.
+4. A mark is a nest of tuples, ``(own values, mark of the source)``: cheap enough to take for each item. Dicts are built only when a state is asked for.
+5. The stream commits a position when an item is handed out, not before: a state is right at any time, also after an exception.
+6. A state that does not fit is refused in words; nothing ever starts again silently.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from wds_pipes.errors import StateError, WdsError
+from wds_pipes.ordering import mix
+
+logger = logging.getLogger("wds_pipes")
+
+STATE_VERSION = 1
+
+Out = TypeVar("Out")
+Mark = tuple[tuple[Any, ...], Any]
+State = dict[str, Any]
+
+
+class Lane(NamedTuple):
+    """Which part of which epoch a running chain gives: lane ``index`` of ``count``."""
+
+    seed: int
+    epoch: int
+    index: int = 0
+    count: int = 1
+
+    def key(self, *salt: int) -> int:
+        """The 64-bit key of this lane's random decisions; ``salt`` tells one use from another."""
+        return mix(self.seed, self.epoch, self.index, self.count, *salt)
+
+
+@dataclass(slots=True)
+class Host:
+    """What whoever iterates decides for a whole chain: the epoch of the next pass, and which lane of how many this process gives."""
+
+    epoch: int = 0
+    lane: int = 0
+    lanes: int = 1
+
+
+def check_count(what: str, value: object, *, least: int = 1) -> int:
+    """``value`` as an int of at least ``least``, else an error that names the option."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be an int, not {value!r}")
+    if value < least:
+        raise ValueError(f"{what} must be at least {least}, not {value}")
+    return value
+
+
+def check_choice(what: str, value: object, *choices: str) -> str:
+    """``value`` if it is one of ``choices``, else an error that lists them."""
+    if value not in choices:
+        raise ValueError(f"{what} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+    return str(value)
+
+
+def functional_name(kind: type) -> str:
+    """The method name of a class: ``LoadTar`` is ``load_tar``."""
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in kind.__name__).lstrip("_")
+
+
+class Stage(Generic[Out]):
+    """One step of a pipeline. Subclasses write ``__init__`` (options), ``At`` (the position) and ``run`` (the generator).
+
+    Attributes:
+        source: the stage before this one; None for the first.
+        lane: while running, which part of which epoch this is.
+        at: while running, the own position.
+        items: while running, the generator of this stage's items.
+        order_options: names of the options that decide which items come in which order: a state is refused where they differ.
+    """
+
+    @dataclass(slots=True)
+    class At:
+        pass
+
+    order_options: ClassVar[tuple[str, ...]] = ()
+    _own: ClassVar[Callable[[Any], tuple[Any, ...]]] = staticmethod(lambda at: ())
+    source: Stage[Any] | None
+    lane: Lane
+    at: Any
+    items: Iterator[Out]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "At" in cls.__dict__:
+            names = [field.name for field in fields(cls.At)]
+            get: Callable[[Any], Any] = attrgetter(*names) if names else lambda at: ()
+            cls._own = staticmethod((lambda at: (get(at),)) if len(names) == 1 else get)
+
+    def __init__(self, source: Stage[Any] | None = None) -> None:
+        if source is not None and not isinstance(source, Stage):
+            raise TypeError(f"{type(self).__name__} needs a stage as its source, not {type(source).__name__}")
+        self.source = source
+
+    def run(self) -> Iterator[Out]:
+        """Give the items that come after ``self.at``."""
+        raise NotImplementedError
+
+    def mark(self) -> Mark:
+        """The position after the item given last."""
+        return self._own(self.at), self.source.mark() if self.source is not None else None
+
+    def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Out]:
+        """A running copy of this stage and all before it, at ``mark`` (None: the beginning)."""
+        own, before = mark or (None, None)
+        running = copy.copy(self)
+        running.lane = lane
+        running.at = self.At() if own is None else self.At(*own)
+        if self.source is not None:
+            running.source = self.source.open(lane, before)
+        running.items = running.run()
+        return running
+
+    def close(self) -> None:
+        """Stop a running stage and all before it; files are closed before this returns."""
+        close = getattr(self.items, "close", None)
+        if close is not None:
+            close()
+        if self.source is not None:
+            self.source.close()
+
+    # What the whole chain shares is asked of its first stage.
+
+    @property
+    def root(self) -> Stage[Any]:
+        """The first stage of the chain."""
+        return self if self.source is None else self.source.root
+
+    @property
+    def depth(self) -> int:
+        """How many stages come before this one."""
+        return 0 if self.source is None else self.source.depth + 1
+
+    @property
+    def host(self) -> Host:
+        return self.root.host
+
+    @property
+    def seed(self) -> int:
+        return self.root.seed
+
+    @property
+    def deals(self) -> bool:
+        """Whether this stage, the first of a chain, deals what it gives to the lanes."""
+        return True
+
+    def shards(self) -> tuple[int | None, str]:
+        """How many shards the chain reads (None: unknown) and the fingerprint of their list."""
+        return (None, "") if self.source is None else self.source.shards()
+
+    def where(self, mark: Mark | None, lane: Lane) -> str | None:
+        """The URL of the shard at a position, for people; None where there is none."""
+        return self.source.where(mark and mark[1], lane) if self.source is not None else None
+
+    def check_resumable(self) -> None:
+        """Raise StateError if the position of this chain cannot be known exactly."""
+        if self.source is not None:
+            self.source.check_resumable()
+
+    def graph(self) -> list[str]:
+        """The chain in words, from its first stage: names and the options that decide the order."""
+        before = self.source.graph() if self.source is not None else []
+        chosen = {name: getattr(self, name) for name in self.order_options}
+        options = ", ".join(f"{name}={value!r}" for name, value in chosen.items() if value is not None and value is not False)
+        return [*before, f"{functional_name(type(self))}({options})" if options else functional_name(type(self))]
+
+    def dump(self, mark: Mark | None) -> list[dict[str, Any]]:
+        """A mark as JSON types: one dict a stage, from the first, without the values that are still the default."""
+        own, before = mark or (None, None)
+        entries = self.source.dump(before) if self.source is not None else []
+        at = () if own is None else zip(fields(self.At), own, strict=True)
+        return [*entries, {field.name: value for field, value in at if value != field.default}]
+
+    def load(self, entries: list[dict[str, Any]]) -> Mark:
+        """The mark that ``dump`` wrote."""
+        *before, entry = entries
+        known = {field.name: field.default for field in fields(self.At)}
+        for name, value in entry.items():
+            if name not in known or not _alike(known[name], value):
+                raise StateError(f"the state is damaged: {functional_name(type(self))} cannot stand at {name}={value!r}. Use an untouched checkpoint.")
+        own = tuple(entry.get(name, default) for name, default in known.items())
+        return own, self.source.load(before) if self.source is not None else None
+
+
+def _alike(default: object, value: object) -> bool:
+    """Whether ``value`` can stand where ``default`` stood."""
+    if isinstance(default, int) and not isinstance(default, bool):
+        return isinstance(value, int) and not isinstance(value, bool) and value >= min(default, 0)
+    return isinstance(value, type(default))
+
+
+class Tolerant(Stage[Out]):
+    """A stage that can meet bad data: ``on_error="raise"`` stops there, ``"skip"`` counts it and goes on, up to ``max_errors``."""
+
+    @dataclass(slots=True)
+    class At:
+        skipped: int = 0
+
+    def __init__(self, source: Stage[Any] | None, on_error: str, max_errors: int | None) -> None:
+        super().__init__(source)
+        self.on_error = check_choice("on_error", on_error, "raise", "skip")
+        self.max_errors = None if max_errors is None else check_count("max_errors", max_errors, least=0)
+
+    counter: ClassVar[str] = "skipped"
+
+    def skip(self, error: WdsError) -> None:
+        """Count ``error`` and return, or raise it."""
+        if self.on_error == "raise":
+            raise error
+        count = getattr(self.at, self.counter) + 1
+        setattr(self.at, self.counter, count)
+        if self.max_errors is not None and count > self.max_errors:
+            error.add_note(f"That is error {count} in this epoch, and max_errors={self.max_errors}.")
+            raise error
+        logger.warning("skipped: %s", error)
+
+
+class Position(NamedTuple):
+    """Where a stream stands: ``delivered`` items of ``epoch`` were handed out, and ``mark`` is behind the last of them."""
+
+    epoch: int
+    delivered: int = 0
+    mark: Mark | None = None
+    ended: bool = False
+
+
+class Stream(Generic[Out]):
+    """A chain of stages that can be iterated, and whose state can be taken and loaded at any time.
+
+    Each ``iter()`` is the next epoch; a loaded state continues its own. ``iter()`` does nothing until the first ``next()``, so a loaded state waits for the
+    newest iterator that is really used, and starting one ends the one before. After an exception the iterator raises it again, and ``state_dict()`` is the
+    position before the item that failed: load it to try again.
+    """
+
+    def __init__(self, stage: Stage[Out]) -> None:
+        self.stage = stage
+        self.at: Position | None = None
+        self.hosted = False  # whether something that knows of states iterates it
+        self._resume = False
+        self._live: weakref.ref[Pass[Out]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_live": None}
+
+    def __iter__(self) -> Pass[Out]:
+        return Pass(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next ``iter()`` be ``epoch``, from its beginning; a loaded state of that same epoch still continues where it was."""
+        check_count("epoch", epoch, least=0)
+        if self._resume and self.position.epoch == epoch:
+            return
+        self.stage.host.epoch = epoch
+        self.at, self._resume = Position(epoch), False
+
+    @property
+    def position(self) -> Position:
+        """Where the stream stands."""
+        return self.at if self.at is not None else Position(self.stage.host.epoch)
+
+    def seek(self, position: Position) -> None:
+        """Let the next ``iter()`` go on from ``position``."""
+        self._stop_live("a state was loaded: continue with a new iter()")
+        self.at, self._resume = position, True
+        self.stage.host.epoch = position.epoch
+
+    def begin(self) -> Position:
+        """The position that the pass which starts now goes on from."""
+        host = self.stage.host
+        position = self.position if self._resume else Position(host.epoch)
+        host.epoch = position.epoch + 1
+        self.at, self._resume = position, False
+        return position
+
+    def close(self) -> None:
+        """End the current iterator and close what it has open."""
+        self._stop_live("it was closed")
+
+    def counts(self, position: Position | None = None) -> dict[str, int]:
+        """The samples of the current epoch, or the one that just ended, by what became of them: delivered, filtered, skipped, dropped."""
+        position = self.position if position is None else position
+        counts = {"delivered": position.delivered, "filtered": 0, "skipped": 0, "dropped": 0}
+        stage: Stage[Any] | None = self.stage
+        mark = position.mark
+        while stage is not None and mark is not None:
+            own, mark = mark
+            for field, value in zip(fields(stage.At), own, strict=True):
+                if field.name == "delivered":
+                    counts["delivered"] = value
+                elif field.name in counts:
+                    counts[field.name] += value
+            stage = stage.source
+        return counts
+
+    def state_dict(self) -> State:
+        """The position as a small dict of plain JSON types, new at each call. It belongs to the last item that was handed out."""
+        self.stage.check_resumable()
+        position = self.position
+        if position.ended:
+            position = Position(position.epoch + 1)
+        shards, fingerprint = self.stage.shards()
+        host = self.stage.host
+        return {
+            "version": STATE_VERSION,
+            "epoch": position.epoch,
+            "seed": self.stage.seed,
+            "shards": shards,
+            "fingerprint": fingerprint,
+            "graph": self.stage.graph(),
+            "lane_count": host.lanes,
+            "lanes": {
+                str(host.lane): {
+                    "url": self.stage.where(position.mark, Lane(self.stage.seed, position.epoch, host.lane, host.lanes)),
+                    "delivered": position.delivered,
+                    "position": self.stage.dump(position.mark),
+                }
+            },
+            "counts": self.counts(position),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Let the next ``iter()`` continue from ``state``.
+
+        Raises:
+            StateError: the state was made by another version, over other shards, with another seed or another chain of stages; the message says what differs.
+        """
+        self.stage.check_resumable()
+        lane = check_state(state, self)
+        mark = self.stage.load(lane["position"])
+        self.seek(Position(state["epoch"], lane["delivered"], mark))
+
+    def _stop_live(self, why: str) -> None:
+        live = self._live and self._live()
+        if live is not None:
+            live.stop(StateError(f"this iterator has been replaced: {why}."))
+
+
+class Pass(Generic[Out]):
+    """One iteration of a stream; ``next()`` commits the position of the item that it returns."""
+
+    def __init__(self, stream: Stream[Out]) -> None:
+        self._stream = stream
+        self._running: Stage[Out] | None = None
+        self._items: Iterator[Out] = iter(())
+        self._error: Exception | None = None
+        self._epoch = self._delivered = 0
+
+    def __iter__(self) -> Pass[Out]:
+        return self
+
+    def __next__(self) -> Out:
+        if self._running is None:
+            self._start()
+        try:
+            item = next(self._items)
+        except StopIteration:
+            self._end()
+            raise
+        except BaseException as error:
+            interrupted = RuntimeError(f"this iterator was interrupted by {type(error).__name__}; load_state_dict(state_dict()) and iter() go on")
+            self.stop(error if isinstance(error, Exception) else interrupted)
+            raise
+        self._delivered += 1
+        self._stream.at = Position(self._epoch, self._delivered, self._mark())
+        return item
+
+    def _start(self) -> None:
+        if self._error is not None:
+            raise self._error
+        stream = self._stream
+        stream._stop_live("a newer one was started, and a pipe has one at a time")
+        position, host = stream.begin(), stream.stage.host
+        self._epoch, self._delivered = position.epoch, position.delivered
+        self._running = stream.stage.open(Lane(stream.stage.seed, position.epoch, host.lane, host.lanes), position.mark)
+        self._items, self._mark = self._running.items, self._running.mark
+        stream._live = weakref.ref(self)
+
+    def _end(self) -> None:
+        self._stream.at = Position(self._epoch, self._delivered, self._mark(), ended=True)
+        self.stop(StopIteration())
+
+    def stop(self, error: Exception) -> None:
+        """Let every further ``next()`` raise ``error``."""
+        self.close()
+        self._error, self._running = error, None
+
+    def close(self) -> None:
+        """Close what is open."""
+        if self._running is not None:
+            self._running.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+_FIELDS = {"version": int, "epoch": int, "seed": int, "shards": (int, type(None)), "fingerprint": str, "graph": list, "lane_count": int, "lanes": dict}
+
+
+def check_state(state: State, stream: Stream[Any]) -> dict[str, Any]:
+    """The part of ``state`` for the stream's lane; StateError where the state does not fit the stream."""
+    if not isinstance(state, dict) or "version" not in state:
+        raise StateError(f"this is not a state of a wds_pipes pipeline but {_short(state)}. Pass what state_dict() returned.")
+    if state["version"] != STATE_VERSION:
+        raise StateError(f"the state has format version {state['version']!r}, this wds_pipes reads version {STATE_VERSION}. Resume with the wds_pipes that wrote it.")
+    for name, kind in _FIELDS.items():
+        if not isinstance(state.get(name), kind):  # type: ignore[arg-type]
+            raise StateError(f"the state is damaged: {name!r} is {_short(state.get(name))}. Use an untouched checkpoint.")
+    (shards, fingerprint), host = stream.stage.shards(), stream.stage.host
+    differences = []
+    if state["graph"] != stream.stage.graph():
+        differences.append(f"its pipeline was {' > '.join(map(str, state['graph']))}, this one is {' > '.join(stream.stage.graph())}")
+    if state["shards"] != shards:
+        differences.append(f"it was made over {state['shards']} shards, this pipeline has {shards}")
+    elif state["fingerprint"] != fingerprint:
+        differences.append("its list of shards has other URLs or another order")
+    if state["seed"] != stream.stage.seed:
+        differences.append(f"it was made with seed={state['seed']}, this pipeline has seed={stream.stage.seed}")
+    if state["lane_count"] != host.lanes or str(host.lane) not in state["lanes"]:
+        lanes = ", ".join(state["lanes"])
+        differences.append(f"it holds lane {lanes} of {state['lane_count']}, this process gives lane {host.lane} of {host.lanes}: keep the number of workers")
+    if differences:
+        raise StateError(f"the state does not fit this pipeline: {'; '.join(differences)}. Build the pipeline as it was when the state was saved.")
+    lane = state["lanes"][str(host.lane)]
+    position = lane.get("position") if isinstance(lane, dict) else None
+    if not isinstance(position, list) or len(position) != len(stream.stage.dump(None)) or not isinstance(lane.get("delivered"), int):
+        raise StateError(f"the state is damaged: lane {host.lane} is {_short(lane)}. Use an untouched checkpoint.")
+    if not all(isinstance(entry, dict) for entry in position) or state["epoch"] < 0:
+        raise StateError("the state is damaged: its position is not made of numbers. Use an untouched checkpoint.")
+    return lane
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def describe_state(state: State) -> str:
+    """A state for people: epoch, shard and its URL, sample, byte, place in the shuffle; one line a lane, then the counts.
+
+    Raises:
+        StateError: this is not a state of a wds_pipes pipeline.
+    """
+    if not isinstance(state, dict) or not {"version", "epoch", "lanes", "graph"} <= state.keys():
+        raise StateError(f"this is not a state of a wds_pipes pipeline but {_short(state)}. Pass what state_dict() returned.")
+    names = [entry.split("(")[0] for entry in state["graph"]]
+    lines = [f"epoch {state['epoch']}, seed {state['seed']}: {' > '.join(names)}"]
+    for index, lane in state["lanes"].items():
+        facts = []
+        for name, entry in zip(names, lane["position"], strict=False):
+            if name == "shard_list":
+                per_lane = -(-(state["shards"] - int(index)) // state["lane_count"])
+                facts.append(f"shard {min(entry.get('next', 0) + 1, per_lane)} of {per_lane} ({lane['url']})")
+            elif name == "load_tar":
+                facts.append(f"byte {entry.get('offset', 0):,}")
+            elif name == "shuffle_buffer":
+                facts.append(f"shuffle at {entry.get('turn', -1) + 1:,}, read again from its sample {entry.get('first', 0):,}")
+        facts.append(f"{lane['delivered']:,} delivered")
+        lines.append(f"lane {index} of {state['lane_count']}: " + ", ".join(facts))
+    lines.append("samples: " + ", ".join(f"{count:,} {what}" for what, count in state["counts"].items()))
+    return "\n".join(lines)

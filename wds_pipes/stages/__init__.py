@@ -1,0 +1,25 @@
+"""The stages: one functional name is one file and one class. They need no torch; ``wds_pipes.datapipes`` and ``wds_pipes.nodes`` put them into torch's forms."""
+
+from wds_pipes.stages.batch_samples import BatchSamples
+from wds_pipes.stages.decode_by_ext import DecodeByExt
+from wds_pipes.stages.filter_samples import FilterSamples
+from wds_pipes.stages.group_by_key import GroupByKey
+from wds_pipes.stages.load_tar import LoadTar
+from wds_pipes.stages.map_samples import MapSamples
+from wds_pipes.stages.open_shards import OpenShards
+from wds_pipes.stages.shard_list import ShardList
+from wds_pipes.stages.shuffle_buffer import ShuffleBuffer
+from wds_pipes.stages.to_tuple import ToTuple
+
+__all__ = [
+    "BatchSamples",
+    "DecodeByExt",
+    "FilterSamples",
+    "GroupByKey",
+    "LoadTar",
+    "MapSamples",
+    "OpenShards",
+    "ShardList",
+    "ShuffleBuffer",
+    "ToTuple",
+]

@@ -1,0 +1,65 @@
+"""BatchSamples: samples to batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from wds_pipes.collate import stack_samples
+from wds_pipes.stage import Stage, check_count
+
+
+class BatchSamples(Stage[Any]):
+    """Collect samples into batches (functional name: ``batch_samples``).
+
+    Samples as dicts give a dict of columns, tuples a tuple of columns, anything else one column. Numbers, arrays and tensors of one shape are stacked into
+    a tensor of shape (batch, ...); ints become int64, floats float64, bools bool. Strings, bytes and everything else are listed.
+
+    Args:
+        source: any pipe.
+        size: how many samples make a batch.
+        drop_last: leave out the last batch of an epoch if it is smaller; its samples are counted as dropped.
+        collate: ``None`` for tensors, ``"numpy"`` for arrays instead, ``"list"`` for the list of samples as it is, or a function of that list.
+
+    Raises:
+        SampleError: from the iteration: a column does not stack; the message says which, at which sample, and why.
+
+    Checkpoint: the numbers of delivered and dropped samples. A batch is given as soon as it is full, so a resume reads nothing again.
+    """
+
+    @dataclass(slots=True)
+    class At:
+        delivered: int = 0
+        dropped: int = 0
+
+    def __init__(self, source: Stage[Any], size: int, *, drop_last: bool = False, collate: Callable[[list[Any]], Any] | str | None = None) -> None:
+        super().__init__(source)
+        self.size = check_count("size", size)
+        self.drop_last = bool(drop_last)
+        if not callable(collate) and collate not in (None, "numpy", "list"):
+            raise ValueError(f"collate must be None, 'numpy', 'list' or a function, not {collate!r}")
+        self.collate = collate
+
+    def run(self) -> Iterator[Any]:
+        assert self.source is not None
+        at, size = self.at, self.size
+        batch: list[Any] = []
+        for sample in self.source.items:
+            batch.append(sample)
+            if len(batch) == size:
+                collated = self._collate(batch)
+                at.delivered += size
+                yield collated
+                batch = []
+        if batch and self.drop_last:
+            at.dropped += len(batch)
+        elif batch:
+            collated = self._collate(batch)
+            at.delivered += len(batch)
+            yield collated
+
+    def _collate(self, batch: list[Any]) -> Any:
+        if callable(self.collate):
+            return self.collate(batch)
+        return batch if self.collate == "list" else stack_samples(batch, tensors=self.collate is None)

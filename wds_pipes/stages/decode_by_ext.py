@@ -1,0 +1,100 @@
+"""DecodeByExt: bytes to objects, by extension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from wds_pipes.codecs import Decoder, Decoding, NotAllowedError
+from wds_pipes.errors import DecodeError
+from wds_pipes.stage import Stage, Tolerant, check_count
+
+
+class DecodeByExt(Tolerant[dict[str, Any]]):
+    """Decode the fields of samples by their extensions (functional name: ``decode_by_ext``).
+
+    The last part of a field's name decides: ``seg.png`` is a png. An outer ``gz``, ``bz2``, ``xz`` or ``zst`` is unpacked first (``txt.gz``).
+
+    ===========================================  =================================================================
+    txt text transcript html htm                 str
+    cls cls2 class count index inx id            int
+    json jsn; jsonl                              object; list of objects
+    npy; npz                                     ndarray; dict of ndarrays
+    ten tenbin tb                                list of ndarrays (the format of webdataset)
+    mp msg msgpack; cbor; safetensors            object; object; dict of tensors (each needs its package)
+    pt pth                                       what torch.load(weights_only=True) gives
+    csv; yaml yml                                list of rows; object: only if named in the call
+    jpg jpeg png ppm pgm pbm bmp tif webp gif    by the image spec; bytes without one
+    pyd pkl pickle                               refused, unless allow_pickle
+    anything else                                bytes
+    ===========================================  =================================================================
+
+    Args:
+        source: a pipe of samples: ``group_by_key()`` or a ``shuffle_buffer`` behind it.
+        specs: an image spec, names of formats that are only decoded on request, and dicts of functions by extension, ``{"seg.png": function}``, which come
+            first. Image specs: ``l8 rgb8 rgba8`` give uint8 arrays of shape (H, W) or (H, W, C); ``l rgb rgba`` the same as float32 in 0 to 1; ``torchl8
+            torchrgb8 torchrgba8 torchl torchrgb torchrgba`` tensors of shape (C, H, W); ``pill pil pilrgba`` PIL images.
+        allow_pickle: decode pickles, object arrays and whole pickled models too. They can run any code: only for data that you wrote.
+        max_image_pixels: refuse a larger image before decoding it.
+        on_error: for a field that cannot be decoded: ``"raise"``, or ``"skip"`` its sample and count it.
+        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: any number.
+
+    Raises:
+        DecodeError: from the iteration, with ``.url``, ``.key`` and ``.field``.
+        ValueError: when built: an unknown spec.
+
+    Checkpoint: the number of skipped samples. A resume reads nothing again.
+    """
+
+    def __init__(
+        self,
+        source: Stage[Any],
+        *specs: str | Mapping[str, Decoder],
+        allow_pickle: bool = False,
+        max_image_pixels: int = 1 << 27,
+        on_error: str = "raise",
+        max_errors: int | None = None,
+    ) -> None:
+        super().__init__(source, on_error, max_errors)
+        self.specs = specs
+        self.allow_pickle = bool(allow_pickle)
+        self.max_image_pixels = check_count("max_image_pixels", max_image_pixels)
+        self._decoding()
+
+    def _decoding(self) -> Decoding:
+        return Decoding(self.specs, allow_pickle=self.allow_pickle, max_image_pixels=self.max_image_pixels)
+
+    def run(self) -> Iterator[dict[str, Any]]:
+        assert self.source is not None
+        decoder = self._decoding().decoder
+        decoders: dict[str, Decoder | None] = {}
+        for sample in self.source.items:
+            if not isinstance(sample, dict):
+                raise TypeError(f"decode_by_ext() takes samples as dicts, and its source gave {type(sample).__name__}: put it before to_tuple()")
+            decoded = dict(sample)
+            field = ""
+            try:
+                for field, data in sample.items():
+                    if field[:2] == "__":
+                        continue
+                    if field not in decoders:
+                        if len(decoders) > 4096:
+                            decoders.clear()
+                        decoders[field] = decoder(field)
+                    decode = decoders[field]
+                    if decode is not None:
+                        decoded[field] = decode(data)
+            except (ImportError, NotAllowedError) as error:
+                raise _error(sample, field, error) from error
+            except Exception as error:
+                self.skip(_error(sample, field, error))
+                continue
+            yield decoded
+
+
+def _error(sample: dict[str, Any], field: str, cause: Exception) -> DecodeError:
+    key, url = sample.get("__key__"), sample.get("__url__")
+    message = f"field {field!r} of sample {key!r} in shard {url} cannot be decoded: {type(cause).__name__}: {cause}"
+    error = DecodeError(message, url=url, key=key, field=field)
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,39 @@
+"""FilterSamples: keep the samples that a function wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from wds_pipes.stage import Out, Stage
+
+
+class FilterSamples(Stage[Out]):
+    """Keep the samples for which a function is true (functional name: ``filter_samples``).
+
+    Args:
+        source: any pipe.
+        predicate: a function of a sample; what it gives is taken as true or false.
+
+    Checkpoint: the number of samples that were filtered out. A resume reads nothing again.
+    """
+
+    @dataclass(slots=True)
+    class At:
+        filtered: int = 0
+
+    def __init__(self, source: Stage[Out], predicate: Callable[[Out], Any]) -> None:
+        super().__init__(source)
+        if not callable(predicate):
+            raise TypeError(f"filter_samples() needs a function, not {predicate!r}")
+        self.predicate = predicate
+
+    def run(self) -> Iterator[Out]:
+        assert self.source is not None
+        at, predicate = self.at, self.predicate
+        for sample in self.source.items:
+            if predicate(sample):
+                yield sample
+            else:
+                at.filtered += 1

@@ -1,0 +1,189 @@
+"""GroupByKey: members to samples."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from wds_pipes.errors import SampleError, ShardWarning
+from wds_pipes.io.urls import redact
+from wds_pipes.stage import Lane, Mark, Stage, Tolerant, check_choice
+from wds_pipes.stages.load_tar import LoadTar
+from wds_pipes.tar.keys import KeySplit, split_key
+from wds_pipes.tar.reader import TarMember
+
+Sample = dict[str, Any]
+
+
+class GroupByKey(Tolerant[Sample]):
+    """Neighbouring members with one key to samples (functional name: ``group_by_key``).
+
+    A sample is a dict ``{"__key__": str, "__url__": str, field: bytes, ...}`` with the fields in the order of the tar. By default the key of
+    ``dir/a.seg.png`` is ``dir/a`` and its field ``seg.png`` (in lower case). Hidden files, names without a dot and a top-level ``__meta__`` belong to no
+    sample. Members group only inside one shard.
+
+    Args:
+        source: a pipe of members: ``load_tar()``.
+        fields: keep only these fields; the data of others is passed over, not read, where the stream can seek. A sample with none of them is not given, and
+            counted as filtered.
+        key_split: ``"first-dot"``, ``"last-dot"``, or a function from a member's name to (key, field), or None for a member to leave out.
+        on_repeated_key: for a key that comes again later in the same shard, so that its sample is given in pieces: ``"raise"``, ``"warn"`` (ShardWarning) or
+            ``"ignore"``. Sort such a shard. After a resume only the shard's part from there on is compared.
+        on_error: for a sample with a field twice, or one beside a damaged place of the shard: ``"raise"``, or ``"skip"`` it and count it.
+        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: any number.
+
+    Raises:
+        SampleError: from the iteration, with ``.url``, ``.key`` and ``.offset``: a field twice, or a repeated key.
+
+    Checkpoint: where the first member of the next sample starts. A resume reads that one member again.
+    """
+
+    @dataclass(slots=True)
+    class At:
+        skipped: int = 0
+        filtered: int = 0
+
+    order_options = ("fields", "key_split")
+
+    def __init__(
+        self,
+        source: Stage[Any],
+        *,
+        fields: Iterable[str] | None = None,
+        key_split: KeySplit = "first-dot",
+        on_repeated_key: str = "raise",
+        on_error: str = "raise",
+        max_errors: int | None = None,
+    ) -> None:
+        super().__init__(source, on_error, max_errors)
+        if isinstance(fields, str):
+            raise TypeError(f"fields must be a list of names, not {fields!r}: write fields=[{fields!r}]")
+        self.fields = None if fields is None else tuple(sorted({field.lower().lstrip(".") for field in fields}))
+        if self.fields == ():
+            raise ValueError("fields is empty: name at least one field to keep")
+        self.split = key_split
+        self.key_split = "callable" if callable(key_split) else check_choice("key_split", key_split, "first-dot", "last-dot")
+        self.on_repeated_key = check_choice("on_repeated_key", on_repeated_key, "raise", "warn", "ignore")
+        self._before: Mark | None = None  # while running, the position of the source to resume at
+
+    def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Sample]:
+        if self.fields is None or not isinstance(self.source, LoadTar):
+            return super().open(lane, mark)
+        choosy = copy.copy(self)
+        choosy.source = copy.copy(self.source)
+        choosy.source.want = self._wants(set(self.fields))
+        return super(GroupByKey, choosy).open(lane, mark)
+
+    def _wants(self, fields: set[str]) -> Callable[[str], bool]:
+        def want(name: str) -> bool:
+            parts = split_key(name, self.split)
+            return parts is not None and parts[1] in fields
+
+        return want
+
+    def run(self) -> Iterator[Sample]:
+        assert self.source is not None
+        split, wanted, mark = self.split, None if self.fields is None else set(self.fields), self.source.mark
+        names: dict[str, str] = {}  # a field as it is written: in lower case, one object for all samples
+        seen: set[str] = set()  # the keys of this shard
+        sample: Sample | None = None
+        key = stem = url = ""
+        last = -1
+        bad = False  # the sample being built is not to be given
+        suspect = False  # the next sample may have lost its first members
+        self._before = before = mark()
+        for member in self.source.items:
+            if not isinstance(member, TarMember):
+                raise TypeError(f"group_by_key() takes the members of tars, and its source gave {member!r}: put .load_tar() before it")
+            shard, name, data, offset = member
+            if shard is not url or offset <= last:
+                ready, sample = self._finish(sample, bad), None
+                key = stem = ""
+                bad, suspect, url = False, False, shard
+                seen.clear()
+                if ready is not None:
+                    self._before = before
+                    yield ready
+            last = offset
+            # The common case first: the rest of the name behind a known key is a field.
+            if stem and name.startswith(stem) and "/" not in (field := name[len(stem) :]):
+                pass
+            elif name == "":
+                self._finish(sample, True)
+                sample, bad, suspect = None, False, True
+                key = stem = ""
+                before = mark()
+                continue
+            else:
+                parts = split_key(name, split)
+                if parts is None:
+                    before = mark()
+                    continue
+                if parts[0] != key or sample is None:
+                    ready = self._finish(sample, bad)
+                    key, bad, suspect = parts[0], suspect, False
+                    stem = f"{key}." if split == "first-dot" else ""
+                    sample = {"__key__": key, "__url__": url}
+                    if ready is not None:
+                        self._before = before
+                        yield ready
+                    if key in seen:
+                        self._repeated(sample, offset)
+                    seen.add(key)
+                field = parts[1]
+            try:
+                field = names[field]
+            except KeyError:
+                if len(names) > 4096:
+                    names.clear()
+                field = names[field] = field.lower()
+            if field in sample:
+                if not bad:
+                    self._twice(sample, field, name, offset)
+                bad = True
+            elif wanted is None or field in wanted:
+                sample[field] = data
+            before = mark()
+        ready = self._finish(sample, bad)
+        self._before = before
+        if ready is not None:
+            yield ready
+
+    def _finish(self, sample: Sample | None, bad: bool) -> Sample | None:
+        """The sample if it is to be given, else count it."""
+        if sample is None:
+            return None
+        if bad:
+            self.at.skipped += 1
+            return None
+        if self.fields is not None and len(sample) == 2:
+            self.at.filtered += 1
+            return None
+        return sample
+
+    def _twice(self, sample: Sample, field: str, name: str, offset: int) -> None:
+        """A sample has a field a second time: raise, or see that it may be skipped."""
+        url, key = redact(sample["__url__"]), sample["__key__"]
+        message = f"sample {key!r} of shard {url} has field {field!r} twice (again at byte {offset}, as {name!r}). Rename or remove one."
+        self.skip(SampleError(message, url=url, key=key, offset=offset))
+        self.at.skipped -= 1  # _finish counts the sample, once
+
+    def _repeated(self, sample: Sample, offset: int) -> None:
+        """A key was seen before in this shard."""
+        url = redact(sample["__url__"])
+        message = (
+            f"key {sample['__key__']!r} comes again in shard {url} at byte {offset}, apart from its other members, so that its sample is in pieces. Sort the "
+            "shard by name, or pass on_repeated_key='ignore' to take the pieces as samples."
+        )
+        if self.on_repeated_key == "raise":
+            raise SampleError(message, url=url, key=sample["__key__"], offset=offset)
+        if self.on_repeated_key == "warn":
+            warnings.warn(message, ShardWarning, stacklevel=2)
+
+    def mark(self) -> Mark:
+        at = self.at
+        return (at.skipped, at.filtered), self._before or self.source.mark()  # type: ignore[union-attr]
+

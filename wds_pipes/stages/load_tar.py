@@ -1,0 +1,92 @@
+"""LoadTar: open shards to the members of their tars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from wds_pipes.errors import ShardError
+from wds_pipes.stage import Mark, Stage, Tolerant, check_choice, check_count
+from wds_pipes.stages.open_shards import Shard
+from wds_pipes.tar.reader import TarMember, TarReader
+
+
+class LoadTar(Tolerant[TarMember]):
+    """Open shards to the regular files in their tars (functional name: ``load_tar``).
+
+    Gives a ``TarMember(url, name, data, offset)`` for each, ``data`` as bytes. Reads ustar, v7, GNU and pax archives, whole-shard gz, bz2, xz and zst by
+    content; checks every header's checksum; never passes a truncated shard off as a whole one.
+
+    Args:
+        source: a pipe of open shards: ``open_shards()``.
+        max_member_bytes: refuse a larger member before taking memory for it.
+        on_truncated: for a shard that is cut inside a header or a member: ``"raise"``, ``"warn"`` (ShardWarning) or ``"ignore"``. The cut member is not given,
+            and ``group_by_key`` drops its sample. A shard that only lacks its end-of-archive mark is a ShardWarning at most.
+        on_error: for damage: ``"raise"``, or ``"skip"``: count it, search the next valid header and go on there. A lost place is given as a member with
+            an empty name, by which ``group_by_key`` drops the samples around it, since they may be incomplete.
+        max_errors: with ``"skip"``, how many damaged places an epoch may have; None: any number.
+
+    Raises:
+        ShardError: from the iteration, with ``.url`` and ``.offset``: no tar, a wrong checksum, a member too large, a shard cut short, a read error.
+
+    Checkpoint: the byte where the next member's headers start, and the compression. A resume seeks there: it reads nothing again in a plain shard that can
+    be sought; a compressed shard is decompressed from its start.
+    """
+
+    @dataclass(slots=True)
+    class At:
+        offset: int = 0
+        compression: str = ""
+        damaged: int = 0
+
+    counter = "damaged"
+
+    def __init__(
+        self,
+        source: Stage[Any],
+        *,
+        max_member_bytes: int = 4 << 30,
+        on_truncated: str = "raise",
+        on_error: str = "raise",
+        max_errors: int | None = None,
+    ) -> None:
+        super().__init__(source, on_error, max_errors)
+        self.max_member_bytes = check_count("max_member_bytes", max_member_bytes)
+        self.on_truncated = check_choice("on_truncated", on_truncated, "raise", "warn", "ignore")
+        self.want: Callable[[str], bool] | None = None
+        self._reader: TarReader | None = None
+        self._before: Mark | None = None  # while running, the position of the source to resume at
+
+    def run(self) -> Iterator[TarMember]:
+        at, source = self.at, self.source
+        assert source is not None
+        while True:
+            self._before = source.mark()
+            shard = next(source.items, None)
+            if shard is None:
+                return
+            if not isinstance(shard, Shard):
+                raise TypeError(f"load_tar() takes open shards, and its source gave {shard!r}: put .open_shards() before it")
+            try:
+                resumed = at.offset > 0
+                stream, at.compression = shard.tar(at.offset, at.compression if resumed else None)
+                self._reader = TarReader(
+                    stream,
+                    url=shard.url,
+                    offset=at.offset,
+                    want=self.want,
+                    max_member_bytes=self.max_member_bytes,
+                    on_truncated=self.on_truncated,
+                    on_error=self.skip,
+                )
+                yield from self._reader
+            except (ModuleNotFoundError, EOFError, OSError) as error:
+                self.skip(ShardError(f"shard {shard.url} cannot be read: {error}", url=shard.url, offset=at.offset))
+            finally:
+                shard.close()
+            self._reader, at.offset, at.compression = None, 0, ""
+
+    def mark(self) -> Mark:
+        at, reader = self.at, self._reader
+        return (at.offset if reader is None else reader.offset, at.compression, at.damaged), self._before or self.source.mark()  # type: ignore[union-attr]

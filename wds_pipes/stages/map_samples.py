@@ -1,0 +1,91 @@
+"""MapSamples: a function of each sample, with its own random generator."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wds_pipes.errors import SampleError, WdsError
+from wds_pipes.ordering import mix, mix_text
+from wds_pipes.stage import Stage, Tolerant
+
+_RNG = 3  # the salt of the generators
+
+
+class MapSamples(Tolerant[Any]):
+    """Apply a function to each sample (functional name: ``map_samples``).
+
+    A function with a second parameter, ``fn(sample, rng)``, gets a ``numpy.random.Generator`` made for this sample alone, a function of (seed, epoch,
+    sample): what it draws is the same after a resume and whatever came before. A dict sample is told by its ``__url__`` and ``__key__``, so it also draws the
+    same under another order or number of workers; anything else by its number in the lane.
+
+    Args:
+        source: any pipe.
+        fn: ``fn(sample)`` or ``fn(sample, rng)``. Draw from ``rng``, not from global generators, whose state nobody saves.
+        on_error: for a sample on which ``fn`` raises: ``"raise"`` what it raised, or ``"skip"`` the sample and count it.
+        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: any number.
+
+    Checkpoint: the number of samples so far. A resume reads nothing again.
+    """
+
+    @dataclass(slots=True)
+    class At:
+        number: int = 0
+        skipped: int = 0
+
+    def __init__(self, source: Stage[Any], fn: Callable[..., Any], *, on_error: str = "raise", max_errors: int | None = None) -> None:
+        super().__init__(source, on_error, max_errors)
+        if not callable(fn):
+            raise TypeError(f"map_samples() needs a function, not {fn!r}")
+        self.fn = fn
+        self.takes_rng = _takes_rng(fn)
+
+    def run(self) -> Iterator[Any]:
+        assert self.source is not None
+        at, fn, takes_rng = self.at, self.fn, self.takes_rng
+        for sample in self.source.items:
+            at.number += 1
+            try:
+                result = fn(sample, self._rng(sample)) if takes_rng else fn(sample)
+            except Exception as error:
+                if self.on_error == "raise":
+                    error.add_note(f"raised by the function of map_samples() on {_name(sample, at.number)}")
+                    raise
+                self.skip(_wrapped(sample, at.number, error))
+                continue
+            yield result
+
+    def _rng(self, sample: Any) -> np.random.Generator:
+        lane = self.lane
+        if isinstance(sample, dict) and "__key__" in sample:
+            key = mix(lane.seed, lane.epoch, self.depth, _RNG, mix_text(f"{sample.get('__url__')}\0{sample['__key__']}"))
+        else:
+            key = lane.key(self.depth, _RNG, self.at.number)
+        return np.random.Generator(np.random.Philox(key=key))
+
+
+def _takes_rng(fn: Callable[..., Any]) -> bool:
+    """Whether ``fn`` must be given a second argument, or has a parameter called rng in its place."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    places = [parameter for parameter in parameters if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)]
+    return len(places) > 1 and (places[1].name == "rng" or places[1].default is inspect.Parameter.empty)
+
+
+def _name(sample: Any, number: int) -> str:
+    if isinstance(sample, dict) and "__key__" in sample:
+        return f"sample {sample['__key__']!r} of shard {sample.get('__url__')}"
+    return f"sample {number} of this lane and epoch"
+
+
+def _wrapped(sample: Any, number: int, cause: Exception) -> WdsError:
+    key, url = (sample.get("__key__"), sample.get("__url__")) if isinstance(sample, dict) else (None, None)
+    error = SampleError(f"the function of map_samples() raised {type(cause).__name__} on {_name(sample, number)}: {cause}", url=url, key=key)
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,96 @@
+"""ShardList: which shards, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+from wds_pipes.io.urls import Urls, expand, redact
+from wds_pipes.ordering import mix, permutation
+from wds_pipes.stage import Host, Lane, Mark, Stage, check_count
+
+_ORDER = 1  # the salt of the shard order; shuffle_buffer and map_samples have their own
+
+
+class ShardList(Stage[str]):
+    """The source of a pipeline: the URLs of its shards, as str.
+
+    Each epoch gives every shard once. With ``shuffle`` their order is a function of (seed, epoch) alone, another in every epoch. Each new ``iter()`` of a
+    pipeline is the next epoch, ``set_epoch(n)`` chooses one, and a loaded state continues its own.
+
+    Args:
+        urls: a URL or path, or a list of them. Each may hold braces (``train-{000000..000999}.tar``, ``{a,b}``), or ``*``, ``?`` and ``[...]``, sorted, local
+            or remote; a directory means the ``*.tar*`` files in it, ``@list.txt`` the lines of a text file, ``-`` standard input.
+        shuffle: give the shards in a random order.
+        seed: the integer that everything random in the pipeline derives from.
+        storage_options: for listing remote patterns: a dict, as fsspec takes it. (``open_shards`` has its own for reading.)
+
+    Raises:
+        ValueError: nothing matches, or the list is empty.
+        TypeError: ``urls`` holds something other than strings and paths.
+
+    Checkpoint: the number of shards that were given. A resume reads nothing again.
+    """
+
+    @dataclass(slots=True)
+    class At:
+        next: int = 0  # the place in the lane's order
+
+    order_options = ("shuffle",)
+
+    def __init__(self, urls: Urls, *, shuffle: bool = False, seed: int = 0, storage_options: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.urls = expand(urls, storage_options)
+        self.shuffle = bool(shuffle)
+        self._seed = check_count("seed", seed, least=-(1 << 63))
+        self._host = Host()
+
+    @property
+    def host(self) -> Host:
+        return self._host
+
+    @property
+    def seed(self) -> int:
+        return self._seed
+
+    def run(self) -> Iterator[str]:
+        at = self.at
+        order = self.order(self.lane)
+        while at.next < len(order):
+            at.next += 1
+            yield order[at.next - 1]
+
+    def order(self, lane: Lane) -> list[str]:
+        """The URLs that a lane gives, in order."""
+        if not self.shuffle:
+            return self.urls[lane.index :: lane.count]
+        shuffled = permutation(len(self.urls), mix(lane.seed, lane.epoch, _ORDER))
+        return [self.urls[number] for number in shuffled[lane.index :: lane.count].tolist()]
+
+    def shards(self) -> tuple[int | None, str]:
+        return len(self.urls), self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = blake2b(digest_size=8)
+        for url in self.urls:
+            digest.update(redact(url).encode("utf-8", "surrogateescape") + b"\0")
+        return digest.hexdigest()
+
+    def where(self, mark: Mark | None, lane: Lane) -> str | None:
+        if self._asked[0] != lane:
+            self._asked = lane, self.order(lane)
+        order = self._asked[1]
+        place = mark[0][0] if mark else 0
+        return _shorten(redact(order[place])) if place < len(order) else None
+
+    _asked: tuple[Lane | None, list[str]] = (None, [])
+
+
+def _shorten(url: str) -> str:
+    """At most 200 characters of a URL that survive JSON and printing."""
+    url = url.encode("utf-8", "backslashreplace").decode()
+    return url if len(url) <= 200 else f"...{url[-197:]}"

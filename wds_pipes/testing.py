@@ -1,0 +1,144 @@
+"""For tests of pipelines and of stages of your own: shards to read, and a check that resuming is exact."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from wds_pipes.tar.writer import TarWriter
+
+_FIELDS: dict[str, Callable[[random.Random, int], Any]] = {
+    "txt": lambda rng, number: f"text {number} " + "".join(rng.choices("abcdefgh ", k=rng.randrange(5, 40))),
+    "cls": lambda rng, number: rng.randrange(10),
+    "json": lambda rng, number: {"number": number, "weight": rng.random()},
+}
+
+
+def make_shards(
+    directory: str | os.PathLike[str],
+    *,
+    shards: int,
+    samples: int | Sequence[int],
+    fields: Sequence[str] | Mapping[str, Callable[[random.Random, int], Any]] = ("txt", "cls"),
+    seed: int = 0,
+) -> list[str]:
+    """Write small shards, the same for the same arguments, and give their paths.
+
+    Args:
+        directory: where; it is made if need be.
+        shards: how many.
+        samples: how many samples each has, or the number for each shard (which may be 0).
+        fields: names of fields that have a ready-made content (txt, cls, json; jpg for an 8 x 8 image, npy for 3 floats), or functions ``(rng, number)``
+            that give a field's content.
+        seed: decides the content.
+    """
+    os.makedirs(directory, exist_ok=True)
+    makers = dict(fields) if isinstance(fields, Mapping) else {name: _FIELDS.get(name) or _maker(name) for name in fields}
+    counts = [samples] * shards if isinstance(samples, int) else list(samples)
+    if len(counts) != shards:
+        raise ValueError(f"samples names {len(counts)} shards, and shards is {shards}")
+    rng, number, paths = random.Random(seed), 0, []
+    for shard, count in enumerate(counts):
+        path = Path(directory) / f"shard-{shard:06d}.tar"
+        paths.append(str(path))
+        if count == 0:
+            path.write_bytes(bytes(10240))
+            continue
+        with TarWriter(path) as writer:
+            for _ in range(count):
+                writer.write({"__key__": f"{number:08d}", **{name: make(rng, number) for name, make in makers.items()}})
+                number += 1
+    return paths
+
+
+def _maker(name: str) -> Callable[[random.Random, int], Any]:
+    import numpy as np  # noqa: PLC0415 - only for these fields
+
+    if name in ("jpg", "png"):
+        return lambda rng, number: np.frombuffer(rng.randbytes(8 * 8 * 3), np.uint8).reshape(8, 8, 3)
+    if name == "npy":
+        return lambda rng, number: np.array([rng.random() for _ in range(3)], np.float32)
+    raise ValueError(f"there is no ready-made content for {name!r}: give a function, fields={{{name!r}: lambda rng, number: ...}}")
+
+
+def check_resume(make: Callable[[], Any], *, epochs: int = 2) -> list[list[Any]]:
+    """Cut a pipeline at every position, resume it in a new one, and compare; then cut the resumed ones at every position again.
+
+    The state goes through JSON each time, must be the same right after it was loaded, and what the resumed pipeline gives must be what the uninterrupted one
+    gave from there on, into the next epoch.
+
+    Args:
+        make: builds the pipeline anew, each time the same: something that can be iterated and has ``state_dict()`` and ``load_state_dict()``.
+        epochs: how many epochs to run through; the cuts go through the first ``epochs - 1`` of them.
+
+    Returns:
+        The items of each epoch.
+
+    Raises:
+        AssertionError: a resumed run differs; the message says where it was cut.
+    """
+    pipeline = make()
+    whole: list[list[Any]] = []
+    cuts = [(0, _dump(pipeline))]
+    place = 0
+    for epoch in range(epochs):
+        whole.append([])
+        for item in pipeline:
+            whole[-1].append(item)
+            place += 1
+            if epoch < epochs - 1:
+                cuts.append((place, _dump(pipeline)))
+        if epoch < epochs - 1:
+            cuts.append((place, _dump(pipeline)))
+    flat = [item for items in whole for item in items]
+    ends = {sum(map(len, whole[:epoch])) for epoch in range(epochs + 1)}
+    last_cut = len(flat) - len(whole[-1])
+    checked = set()
+    while cuts:
+        cut = cuts.pop()
+        if cut not in checked:
+            checked.add(cut)
+            cuts += _resume(make, *cut, flat, ends, last_cut)
+    return whole
+
+
+def _resume(make: Callable[[], Any], place: int, state: str, flat: list[Any], ends: set[int], last_cut: int) -> list[tuple[int, str]]:
+    """Resume at ``place`` and compare with the rest of ``flat``; the cuts on the way."""
+    pipeline = make()
+    pipeline.load_state_dict(json.loads(state))
+    again = _dump(pipeline)
+    assert again == state, f"cut at {place}: the state differs right after it was loaded:\n{state}\n{again}"
+    start, cuts, empty = place, [], 0
+    while place < len(flat) and empty < 2:
+        empty += 1
+        for item in pipeline:
+            assert same(item, flat[place]), f"cut at {start}, resumed from {state}: item {place} is {item!r:.200}, not {flat[place]!r:.200}"
+            place, empty = place + 1, 0
+            if place <= last_cut:
+                cuts.append((place, _dump(pipeline)))
+            if place == len(flat):
+                break
+        assert place in ends, f"cut at {start}, resumed from {state}: the epoch ends after item {place}, not at one of {sorted(ends)}"
+    assert place == len(flat), f"cut at {start}, resumed from {state}: nothing comes after item {place} of {len(flat)}"
+    return cuts
+
+
+def _dump(pipeline: Any) -> str:
+    return json.dumps(pipeline.state_dict())
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two items are equal: of one type, with equal numbers in arrays and tensors of one dtype and shape."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if hasattr(one, "dtype") and hasattr(one, "shape"):
+        return bool(one.dtype == other.dtype and one.shape == other.shape and (one == other).all())
+    return bool(one == other)
