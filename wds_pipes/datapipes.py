@@ -96,6 +96,8 @@ class WdsPipe(IterDataPipe[Any]):
     def __repr__(self) -> str:
         return " > ".join(self._stream.stage.graph())
 
+    __str__ = __repr__
+
 
 def _iterate(self: WdsPipe) -> Iterator[Any]:
     """Begin the next epoch, or go on from a loaded state, at the first ``next()``."""

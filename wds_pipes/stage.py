@@ -19,6 +19,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -93,6 +94,7 @@ class Stage(Generic[Out]):
         pass
 
     order_options: ClassVar[tuple[str, ...]] = ()
+    _defaults: ClassVar[dict[str, Any]] = {}  # of the fields of At
     _own: ClassVar[Callable[[Any], tuple[Any, ...]]] = staticmethod(lambda at: ())
     source: Stage[Any] | None
     lane: Lane
@@ -102,9 +104,9 @@ class Stage(Generic[Out]):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "At" in cls.__dict__:
-            names = [field.name for field in fields(cls.At)]
-            get: Callable[[Any], Any] = attrgetter(*names) if names else lambda at: ()
-            cls._own = staticmethod((lambda at: (get(at),)) if len(names) == 1 else get)
+            cls._defaults = {field.name: field.default for field in fields(cls.At)}
+            get: Callable[[Any], Any] = attrgetter(*cls._defaults) if cls._defaults else lambda at: ()
+            cls._own = staticmethod((lambda at: (get(at),)) if len(cls._defaults) == 1 else get)
 
     def __init__(self, source: Stage[Any] | None = None) -> None:
         if source is not None and not isinstance(source, Stage):
@@ -185,15 +187,16 @@ class Stage(Generic[Out]):
 
     def dump(self, mark: Mark | None) -> list[dict[str, Any]]:
         """A mark as JSON types: one dict a stage, from the first, without the values that are still the default."""
-        own, before = mark or (None, None)
+        own, before = mark or ((), None)
         entries = self.source.dump(before) if self.source is not None else []
-        at = () if own is None else zip(fields(self.At), own, strict=True)
-        return [*entries, {field.name: value for field, value in at if value != field.default}]
+        defaults = self._defaults
+        entries.append({name: value for name, value in zip(defaults, own, strict=False) if value != defaults[name]})
+        return entries
 
     def load(self, entries: list[dict[str, Any]]) -> Mark:
         """The mark that ``dump`` wrote."""
         *before, entry = entries
-        known = {field.name: field.default for field in fields(self.At)}
+        known = self._defaults
         for name, value in entry.items():
             if name not in known or not _alike(known[name], value):
                 raise StateError(f"the state is damaged: {functional_name(type(self))} cannot stand at {name}={value!r}. Use an untouched checkpoint.")
@@ -234,6 +237,15 @@ class Tolerant(Stage[Out]):
         logger.warning("skipped: %s", error)
 
 
+class Recipe(NamedTuple):
+    """What a state must fit: see ``Stage.shards`` and ``Stage.graph``."""
+
+    seed: int
+    shards: int | None
+    fingerprint: str
+    graph: tuple[str, ...]
+
+
 class Position(NamedTuple):
     """Where a stream stands: ``delivered`` items of ``epoch`` were handed out, and ``mark`` is behind the last of them."""
 
@@ -253,7 +265,7 @@ class Stream(Generic[Out]):
 
     def __init__(self, stage: Stage[Out]) -> None:
         self.stage = stage
-        self.at: Position | None = None
+        self.at: tuple[int, int, Mark | None, bool] | None = None  # a Position, as a plain tuple where it is set at each item
         self.hosted = False  # whether something that knows of states iterates it
         self._resume = False
         self._live: weakref.ref[Pass[Out]] | None = None
@@ -275,7 +287,7 @@ class Stream(Generic[Out]):
     @property
     def position(self) -> Position:
         """Where the stream stands."""
-        return self.at if self.at is not None else Position(self.stage.host.epoch)
+        return Position(*self.at) if self.at is not None else Position(self.stage.host.epoch)
 
     def seek(self, position: Position) -> None:
         """Let the next ``iter()`` go on from ``position``."""
@@ -303,33 +315,32 @@ class Stream(Generic[Out]):
         mark = position.mark
         while stage is not None and mark is not None:
             own, mark = mark
-            for field, value in zip(fields(stage.At), own, strict=True):
-                if field.name == "delivered":
-                    counts["delivered"] = value
-                elif field.name in counts:
-                    counts[field.name] += value
+            for name, value in zip(stage._defaults, own, strict=True):
+                if name == "delivered":
+                    counts[name] = value
+                elif name in counts:
+                    counts[name] += value
             stage = stage.source
         return counts
 
     def state_dict(self) -> State:
         """The position as a small dict of plain JSON types, new at each call. It belongs to the last item that was handed out."""
-        self.stage.check_resumable()
+        recipe = self._recipe
         position = self.position
         if position.ended:
             position = Position(position.epoch + 1)
-        shards, fingerprint = self.stage.shards()
         host = self.stage.host
         return {
             "version": STATE_VERSION,
             "epoch": position.epoch,
-            "seed": self.stage.seed,
-            "shards": shards,
-            "fingerprint": fingerprint,
-            "graph": self.stage.graph(),
+            "seed": recipe.seed,
+            "shards": recipe.shards,
+            "fingerprint": recipe.fingerprint,
+            "graph": list(recipe.graph),
             "lane_count": host.lanes,
             "lanes": {
                 str(host.lane): {
-                    "url": self.stage.where(position.mark, Lane(self.stage.seed, position.epoch, host.lane, host.lanes)),
+                    "url": self.stage.where(position.mark, Lane(recipe.seed, position.epoch, host.lane, host.lanes)),
                     "delivered": position.delivered,
                     "position": self.stage.dump(position.mark),
                 }
@@ -337,14 +348,19 @@ class Stream(Generic[Out]):
             "counts": self.counts(position),
         }
 
+    @cached_property
+    def _recipe(self) -> Recipe:
+        """What never changes; StateError if the chain's position cannot be known."""
+        self.stage.check_resumable()
+        return Recipe(self.stage.seed, *self.stage.shards(), tuple(self.stage.graph()))
+
     def load_state_dict(self, state: State) -> None:
         """Let the next ``iter()`` continue from ``state``.
 
         Raises:
             StateError: the state was made by another version, over other shards, with another seed or another chain of stages; the message says what differs.
         """
-        self.stage.check_resumable()
-        lane = check_state(state, self)
+        lane = check_state(state, self._recipe, self.stage)
         mark = self.stage.load(lane["position"])
         self.seek(Position(state["epoch"], lane["delivered"], mark))
 
@@ -356,6 +372,8 @@ class Stream(Generic[Out]):
 
 class Pass(Generic[Out]):
     """One iteration of a stream; ``next()`` commits the position of the item that it returns."""
+
+    __slots__ = ("__weakref__", "_delivered", "_epoch", "_error", "_items", "_mark", "_running", "_stream")
 
     def __init__(self, stream: Stream[Out]) -> None:
         self._stream = stream
@@ -379,8 +397,8 @@ class Pass(Generic[Out]):
             interrupted = RuntimeError(f"this iterator was interrupted by {type(error).__name__}; load_state_dict(state_dict()) and iter() go on")
             self.stop(error if isinstance(error, Exception) else interrupted)
             raise
-        self._delivered += 1
-        self._stream.at = Position(self._epoch, self._delivered, self._mark())
+        self._delivered = delivered = self._delivered + 1
+        self._stream.at = (self._epoch, delivered, self._mark(), False)
         return item
 
     def _start(self) -> None:
@@ -415,8 +433,8 @@ class Pass(Generic[Out]):
 _FIELDS = {"version": int, "epoch": int, "seed": int, "shards": (int, type(None)), "fingerprint": str, "graph": list, "lane_count": int, "lanes": dict}
 
 
-def check_state(state: State, stream: Stream[Any]) -> dict[str, Any]:
-    """The part of ``state`` for the stream's lane; StateError where the state does not fit the stream."""
+def check_state(state: State, recipe: Recipe, stage: Stage[Any]) -> dict[str, Any]:
+    """The part of ``state`` for the lane that this process gives; StateError where the state does not fit."""
     if not isinstance(state, dict) or "version" not in state:
         raise StateError(f"this is not a state of a wds_pipes pipeline but {_short(state)}. Pass what state_dict() returned.")
     if state["version"] != STATE_VERSION:
@@ -424,28 +442,28 @@ def check_state(state: State, stream: Stream[Any]) -> dict[str, Any]:
     for name, kind in _FIELDS.items():
         if not isinstance(state.get(name), kind):  # type: ignore[arg-type]
             raise StateError(f"the state is damaged: {name!r} is {_short(state.get(name))}. Use an untouched checkpoint.")
-    (shards, fingerprint), host = stream.stage.shards(), stream.stage.host
-    differences = []
-    if state["graph"] != stream.stage.graph():
-        differences.append(f"its pipeline was {' > '.join(map(str, state['graph']))}, this one is {' > '.join(stream.stage.graph())}")
-    if state["shards"] != shards:
-        differences.append(f"it was made over {state['shards']} shards, this pipeline has {shards}")
-    elif state["fingerprint"] != fingerprint:
+    differences, host, graph = [], stage.host, tuple(state["graph"])
+    if graph != recipe.graph:
+        differences.append(f"its pipeline was {' > '.join(map(str, graph))}, this one is {' > '.join(recipe.graph)}")
+    if state["shards"] != recipe.shards:
+        differences.append(f"it was made over {state['shards']} shards, this pipeline has {recipe.shards}")
+    elif state["fingerprint"] != recipe.fingerprint:
         differences.append("its list of shards has other URLs or another order")
-    if state["seed"] != stream.stage.seed:
-        differences.append(f"it was made with seed={state['seed']}, this pipeline has seed={stream.stage.seed}")
+    if state["seed"] != recipe.seed:
+        differences.append(f"it was made with seed={state['seed']}, this pipeline has seed={recipe.seed}")
     if state["lane_count"] != host.lanes or str(host.lane) not in state["lanes"]:
-        lanes = ", ".join(state["lanes"])
+        lanes = ", ".join(map(str, state["lanes"]))
         differences.append(f"it holds lane {lanes} of {state['lane_count']}, this process gives lane {host.lane} of {host.lanes}: keep the number of workers")
     if differences:
         raise StateError(f"the state does not fit this pipeline: {'; '.join(differences)}. Build the pipeline as it was when the state was saved.")
     lane = state["lanes"][str(host.lane)]
     position = lane.get("position") if isinstance(lane, dict) else None
-    if not isinstance(position, list) or len(position) != len(stream.stage.dump(None)) or not isinstance(lane.get("delivered"), int):
+    entries = len(stage.dump(None))
+    if not isinstance(position, list) or len(position) != entries or not all(isinstance(entry, dict) for entry in position):
         raise StateError(f"the state is damaged: lane {host.lane} is {_short(lane)}. Use an untouched checkpoint.")
-    if not all(isinstance(entry, dict) for entry in position) or state["epoch"] < 0:
-        raise StateError("the state is damaged: its position is not made of numbers. Use an untouched checkpoint.")
-    return lane
+    if not _alike(0, lane.get("delivered")) or not _alike(0, state["epoch"]):
+        raise StateError("the state is damaged: its counts are no numbers. Use an untouched checkpoint.")
+    return lane  # type: ignore[no-any-return]
 
 
 def _short(value: object) -> str:

@@ -12,7 +12,7 @@ from wds_pipes.errors import SampleError, ShardWarning
 from wds_pipes.io.urls import redact
 from wds_pipes.stage import Lane, Mark, Stage, Tolerant, check_choice
 from wds_pipes.stages.load_tar import LoadTar
-from wds_pipes.tar.keys import KeySplit, split_key
+from wds_pipes.tar.keys import KeySplit, splitter
 from wds_pipes.tar.reader import TarMember
 
 Sample = dict[str, Any]
@@ -65,90 +65,98 @@ class GroupByKey(Tolerant[Sample]):
         if self.fields == ():
             raise ValueError("fields is empty: name at least one field to keep")
         self.split = key_split
-        self.key_split = "callable" if callable(key_split) else check_choice("key_split", key_split, "first-dot", "last-dot")
+        name = "callable" if callable(key_split) else check_choice("key_split", key_split, "first-dot", "last-dot")
+        self.key_split = None if name == "first-dot" else name
         self.on_repeated_key = check_choice("on_repeated_key", on_repeated_key, "raise", "warn", "ignore")
-        self._before: Mark | None = None  # while running, the position of the source to resume at
+        # While running, where the source is to be resumed: the offset of a member of its current shard if that says it all, else a mark.
+        self._offset = -1
+        self._before: Mark | None = None
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Sample]:
-        if self.fields is None or not isinstance(self.source, LoadTar):
+        if not isinstance(self.source, LoadTar):
             return super().open(lane, mark)
-        choosy = copy.copy(self)
-        choosy.source = copy.copy(self.source)
-        choosy.source.want = self._wants(set(self.fields))
-        return super(GroupByKey, choosy).open(lane, mark)
+        group = copy.copy(self)
+        group.source = load = copy.copy(self.source)
+        load.named = False
+        load.want = self._wants(set(self.fields)) if self.fields else None
+        return super(GroupByKey, group).open(lane, mark)
 
     def _wants(self, fields: set[str]) -> Callable[[str], bool]:
+        split = splitter(self.split)
+
         def want(name: str) -> bool:
-            parts = split_key(name, self.split)
-            return parts is not None and parts[1] in fields
+            parts = split(name)
+            return parts is not None and parts[1].lower() in fields
 
         return want
 
     def run(self) -> Iterator[Sample]:
-        assert self.source is not None
-        split, wanted, mark = self.split, None if self.fields is None else set(self.fields), self.source.mark
+        source = self.source
+        assert source is not None
+        split, by_stem, wanted = splitter(self.split), self.split == "first-dot", self.fields and set(self.fields)
+        mark = None if isinstance(source, LoadTar) else source.mark
         names: dict[str, str] = {}  # a field as it is written: in lower case, one object for all samples
         seen: set[str] = set()  # the keys of this shard
         sample: Sample | None = None
         key = stem = url = ""
-        last = -1
+        last, length = -1, 0
         bad = False  # the sample being built is not to be given
         suspect = False  # the next sample may have lost its first members
-        self._before = before = mark()
-        for member in self.source.items:
-            if not isinstance(member, TarMember):
-                raise TypeError(f"group_by_key() takes the members of tars, and its source gave {member!r}: put .load_tar() before it")
-            shard, name, data, offset = member
+        before: Mark | None = None if mark is None else mark()
+        for member in source.items:
+            try:
+                shard, name, data, offset = member
+            except (TypeError, ValueError):
+                raise _no_member(member) from None
             if shard is not url or offset <= last:
-                ready, sample = self._finish(sample, bad), None
-                key = stem = ""
-                bad, suspect, url = False, False, shard
-                seen.clear()
-                if ready is not None:
-                    self._before = before
+                if mark and not isinstance(member, TarMember):
+                    raise _no_member(member)
+                if sample is not None and (ready := self._finish(sample, bad)) is not None:
+                    self._offset, self._before = offset if mark is None else -1, before
                     yield ready
+                sample, key, stem, url = None, "", "", shard
+                bad = suspect = False
+                seen.clear()
             last = offset
-            # The common case first: the rest of the name behind a known key is a field.
-            if stem and name.startswith(stem) and "/" not in (field := name[len(stem) :]):
-                pass
-            elif name == "":
-                self._finish(sample, True)
-                sample, bad, suspect = None, False, True
-                key = stem = ""
-                before = mark()
-                continue
-            else:
-                parts = split_key(name, split)
+            # The common case first: behind the key of the sample a field that is known.
+            field = names.get(name[length:]) if stem and name[:length] == stem else None
+            if field is None:
+                parts = split(name) if name else None
                 if parts is None:
-                    before = mark()
+                    if not name:  # a gap
+                        self._finish(sample, True)
+                        sample, key, stem = None, "", ""
+                        bad, suspect = False, True
+                    if mark:
+                        before = mark()
                     continue
                 if parts[0] != key or sample is None:
-                    ready = self._finish(sample, bad)
-                    key, bad, suspect = parts[0], suspect, False
-                    stem = f"{key}." if split == "first-dot" else ""
-                    sample = {"__key__": key, "__url__": url}
+                    ready = sample if wanted is None and not bad else self._finish(sample, bad)
                     if ready is not None:
-                        self._before = before
+                        self._offset, self._before = offset if mark is None else -1, before
                         yield ready
+                    key, bad, suspect = parts[0], suspect, False
+                    if by_stem:
+                        stem, length = f"{key}.", len(key) + 1
+                    sample = {"__key__": key, "__url__": url}
                     if key in seen:
                         self._repeated(sample, offset)
                     seen.add(key)
-                field = parts[1]
-            try:
-                field = names[field]
-            except KeyError:
-                if len(names) > 4096:
-                    names.clear()
-                field = names[field] = field.lower()
-            if field in sample:
+                field = names.get(parts[1])
+                if field is None:
+                    if len(names) > 4096:
+                        names.clear()
+                    field = names[parts[1]] = parts[1].lower()
+            if field in sample:  # type: ignore[operator]
                 if not bad:
-                    self._twice(sample, field, name, offset)
+                    self._twice(sample, field, name, offset)  # type: ignore[arg-type]
                 bad = True
             elif wanted is None or field in wanted:
-                sample[field] = data
-            before = mark()
+                sample[field] = data  # type: ignore[index]
+            if mark:
+                before = mark()
         ready = self._finish(sample, bad)
-        self._before = before
+        self._offset, self._before = -1, source.mark()
         if ready is not None:
             yield ready
 
@@ -185,5 +193,10 @@ class GroupByKey(Tolerant[Sample]):
 
     def mark(self) -> Mark:
         at = self.at
+        if self._offset >= 0:
+            return (at.skipped, at.filtered), self.source.mark_at(self._offset)  # type: ignore[union-attr]
         return (at.skipped, at.filtered), self._before or self.source.mark()  # type: ignore[union-attr]
 
+
+def _no_member(item: object) -> TypeError:
+    return TypeError(f"group_by_key() takes the members of tars, and its source gave {item!r:.200}: put .load_tar() before it")

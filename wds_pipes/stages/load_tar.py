@@ -54,7 +54,8 @@ class LoadTar(Tolerant[TarMember]):
         super().__init__(source, on_error, max_errors)
         self.max_member_bytes = check_count("max_member_bytes", max_member_bytes)
         self.on_truncated = check_choice("on_truncated", on_truncated, "raise", "warn", "ignore")
-        self.want: Callable[[str], bool] | None = None
+        self.want: Callable[[str], bool] | None = None  # these two are set by a group_by_key that reads from here
+        self.named = True
         self._reader: TarReader | None = None
         self._before: Mark | None = None  # while running, the position of the source to resume at
 
@@ -79,6 +80,7 @@ class LoadTar(Tolerant[TarMember]):
                     max_member_bytes=self.max_member_bytes,
                     on_truncated=self.on_truncated,
                     on_error=self.skip,
+                    named=self.named,
                 )
                 yield from self._reader
             except (ModuleNotFoundError, EOFError, OSError) as error:
@@ -90,3 +92,7 @@ class LoadTar(Tolerant[TarMember]):
     def mark(self) -> Mark:
         at, reader = self.at, self._reader
         return (at.offset if reader is None else reader.offset, at.compression, at.damaged), self._before or self.source.mark()  # type: ignore[union-attr]
+
+    def mark_at(self, offset: int) -> Mark:
+        """The position before the member at ``offset``, which was given last."""
+        return (offset, self.at.compression, self.at.damaged), self._before

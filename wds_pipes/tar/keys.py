@@ -18,14 +18,34 @@ def split_key(name: str, rule: KeySplit = "first-dot") -> tuple[str, str] | None
         rule: ``"first-dot"`` (the rule of webdataset: ``a.seg.png`` is key ``a``, field ``seg.png``), ``"last-dot"`` (key ``a.seg``, field ``png``) or a
             function from the name to a (key, field) pair or None.
     """
+    parts = splitter(rule)(name)
+    return parts and (parts[0], parts[1].lower())
+
+
+def splitter(rule: KeySplit) -> Callable[[str], tuple[str, str] | None]:
+    """``split_key`` by one rule, but with the field as it is written."""
     if callable(rule):
-        parts = rule(name)
-        return parts and (parts[0], parts[1].lower())
-    slash = name.rfind("/") + 1
-    dot = name.find(".", slash) if rule == "first-dot" else name.rfind(".", slash)
-    if dot <= slash or name[slash] == "." or (name.startswith("__") and _is_meta(name)):
+        return rule
+    return _first_dot if rule == "first-dot" else _last_dot
+
+
+def _first_dot(name: str) -> tuple[str, str] | None:
+    key, dot, field = name.partition(".")
+    if "/" in field:  # the first dot is in a directory's name
+        slash = name.rfind("/") + 1
+        key, dot, field = name[slash:].partition(".")
+        key = key and name[:slash] + key
+    if not dot or not key or key[-1] == "/" or (key[:2] == "__" and _is_meta(name)):
         return None
-    return name[:dot], name[dot + 1 :].lower()
+    return key, field
+
+
+def _last_dot(name: str) -> tuple[str, str] | None:
+    slash = name.rfind("/") + 1
+    dot = name.rfind(".", slash)
+    if dot <= slash or name[slash] == "." or (name[:2] == "__" and _is_meta(name)):
+        return None
+    return name[:dot], name[dot + 1 :]
 
 
 def _is_meta(name: str) -> bool:
