@@ -21,6 +21,7 @@ import numpy as np
 
 from wds_pipes.io import compression
 
+
 class NotAllowedError(Exception):
     """A field is not decoded by choice, not because it is bad: never skipped."""
 
@@ -28,12 +29,12 @@ class NotAllowedError(Exception):
 Decoder = Callable[[bytes], Any]
 Encoder = Callable[[Any], bytes]
 
-TEXT = frozenset("txt text transcript html htm".split())
-INTEGER = frozenset("cls cls2 class count index inx id".split())
-IMAGE = frozenset("jpg jpeg png ppm pgm pbm bmp tif tiff webp gif".split())
-PICKLE = frozenset("pyd pkl pickle".split())
+TEXT = frozenset(["txt", "text", "transcript", "html", "htm"])
+INTEGER = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
+IMAGE = frozenset(["jpg", "jpeg", "png", "ppm", "pgm", "pbm", "bmp", "tif", "tiff", "webp", "gif"])
+PICKLE = frozenset(["pyd", "pkl", "pickle"])
 PACKED = {"gz": "gz", "bz2": "bz2", "xz": "xz", "zst": "zst"}
-ON_REQUEST = frozenset("csv yaml yml".split())
+ON_REQUEST = frozenset(["csv", "yaml", "yml"])
 MAX_DECODED_BYTES = 1 << 30
 
 # What an image spec gives: Pillow's mode, floats in 0..1 instead of uint8, and the kind of object.
@@ -59,7 +60,7 @@ def image_decoder(spec: str, max_pixels: int) -> Decoder:
     mode, floats, kind = IMAGE_SPECS[spec]
 
     def decode(data: bytes) -> Any:
-        from PIL import Image  # noqa: PLC0415 - rule 1
+        from PIL import Image
 
         with Image.open(io.BytesIO(data)) as image:
             if image.width * image.height > max_pixels:
@@ -72,7 +73,7 @@ def image_decoder(spec: str, max_pixels: int) -> Decoder:
             array = array.astype(np.float32) / np.float32(255)
         if kind == "numpy":
             return array if array.flags.writeable else array.copy()
-        import torch  # noqa: PLC0415 - rule 1
+        import torch
 
         planes = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
         return torch.from_numpy(np.ascontiguousarray(planes) if floats else planes.copy(order="C"))
@@ -102,7 +103,7 @@ def _safetensors(data: bytes) -> Any:
 
 
 def _torch(data: bytes) -> Any:
-    import torch  # noqa: PLC0415 - rule 1
+    import torch
 
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
@@ -114,7 +115,7 @@ def _yaml(data: bytes) -> Any:
 # The tensors of webdataset's "tenbin": chunks of 8 bytes magic, 8 bytes length and the content padded to 64; a header chunk (dtype, name, ndim, shape as
 # int64) before each data chunk.
 _TEN_MAGIC = b"~TenBin~"
-_TEN_DTYPES = {code: np.dtype(code) for code in "f2 f4 f8 i1 i2 i4 i8 u1 u2 u4 u8".split()}
+_TEN_DTYPES = {code: np.dtype(code) for code in ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]}
 
 
 def _tenbin(data: bytes) -> list[Any]:
@@ -158,7 +159,9 @@ DECODERS: dict[str, Decoder] = {
 
 
 def _refuse_pickle(data: bytes) -> Any:
-    raise NotAllowedError("unpickling runs code from the data; pass allow_pickle=True only if you trust whoever wrote the shards, or leave the field out with fields=")
+    raise NotAllowedError(
+        "unpickling runs code from the data; pass allow_pickle=True only if you trust whoever wrote the shards, or leave the field out with fields="
+    )
 
 
 def _pickled_arrays(data: bytes) -> Any:
@@ -166,7 +169,7 @@ def _pickled_arrays(data: bytes) -> Any:
 
 
 def _pickled_tensors(data: bytes) -> Any:
-    import torch  # noqa: PLC0415 - rule 1
+    import torch
 
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
@@ -261,7 +264,7 @@ def _image_encoder(extension: str) -> Encoder:
     name = formats.get(extension, extension.upper())
 
     def encode(value: Any) -> bytes:
-        from PIL import Image  # noqa: PLC0415 - rule 1
+        from PIL import Image
 
         image = Image.fromarray(value) if isinstance(value, np.ndarray) else value
         if not isinstance(image, Image.Image):

@@ -48,7 +48,9 @@ def _column(values: list[Any], name: str | int | None, batch: list[Any], tensors
         stacked = np.stack(values)
     elif isinstance(first, (bool, int, float, complex, np.number, np.bool_)):
         if not all(isinstance(value, (bool, int, float, complex, np.number, np.bool_)) for value in values):
-            raise _unstackable(values, name, batch, next(place for place, value in enumerate(values) if not np.isscalar(value) or isinstance(value, (str, bytes))))
+            raise _unstackable(
+                values, name, batch, next(place for place, value in enumerate(values) if not np.isscalar(value) or isinstance(value, (str, bytes)))
+            )
         stacked = np.array(values)
         if stacked.dtype.kind == "O":
             return values
@@ -56,7 +58,7 @@ def _column(values: list[Any], name: str | int | None, batch: list[Any], tensors
         return values
     if not tensors:
         return stacked
-    import torch as to  # noqa: PLC0415 - numpy batches do not need it
+    import torch as to
 
     return to.from_numpy(stacked if stacked.dtype.isnative else stacked.astype(stacked.dtype.newbyteorder("=")))
 

@@ -78,7 +78,7 @@ class WdsPipe(IterDataPipe[Any]):
 
     def as_node(self) -> WdsNode:
         """This pipe as a node of torchdata.nodes."""
-        from wds_pipes.nodes import WdsNode  # noqa: PLC0415 - torchdata is imported where it is used
+        from wds_pipes.nodes import WdsNode
 
         return WdsNode.of(self._stream.stage)
 
@@ -109,7 +109,7 @@ def _iterate(self: WdsPipe) -> Iterator[Any]:
     return iter(self._stream)
 
 
-WdsPipe.__iter__ = _iterate  # type: ignore[method-assign]  # rule 2: set here, torch's metaclass does not see it
+WdsPipe.__iter__ = _iterate  # type: ignore[assignment]  # rule 2: set here, torch's metaclass does not see it
 
 
 def _below_stateful_dataloader() -> bool:
@@ -157,7 +157,7 @@ def register_stage(kind: type[Stage[Any]]) -> type[WdsPipe]:
     return pipe
 
 
-class ShardList(WdsPipe):
+class ShardList(WdsPipe):  # noqa: D101 - its docstring is the stage's
     _kind = stages.ShardList
     __doc__ = stages.ShardList.__doc__
     __signature__ = inspect.signature(stages.ShardList)
@@ -201,7 +201,7 @@ class TorchPipe(Stage[Any]):
     """
 
     @dataclass(slots=True)
-    class At:
+    class At:  # noqa: D106 - see Stage
         taken: int = 0
         delivered: int = 0
         ended: bool = False
@@ -229,7 +229,7 @@ class TorchPipe(Stage[Any]):
         own, before = mark or (None, None)
         running = copy.copy(self)
         running.lane = lane
-        running.at = self.At() if own is None else self.At(*own)
+        running.at = self._at(own)
         if self.base is not None:
             self.base._stream.hosted = True
             self.base._stream.seek(Position(lane.epoch, running.at.delivered, before, running.at.ended))
@@ -242,7 +242,7 @@ class TorchPipe(Stage[Any]):
             if not at.ended:
                 yield from self.pipe
             return
-        for item in islice(self.pipe, lane.index + at.taken * lane.count, None, lane.count):
+        for item in islice(self.pipe, lane.number + at.taken * lane.of, None, lane.of):
             at.taken += 1
             yield item
 
@@ -274,7 +274,7 @@ class TorchPipe(Stage[Any]):
         for pipe in self._below(self.pipe):
             known = _HOLD_NOTHING if self.base is not None else _REPEATABLE
             name = type(pipe).__name__
-            if type(pipe) not in known or len(_children(pipe)) > 1 and self.base is not None:
+            if type(pipe) not in known or (len(_children(pipe)) > 1 and self.base is not None):
                 mend = _INSTEAD.get(type(pipe), "use a pipe of wds_pipes instead, or write it as a Stage and register_stage() it")
                 raise StateError(f"the state of torch's {name} in this chain cannot be known exactly, so the chain has no state: {mend}.")
             if isinstance(pipe, torch_pipes.IterableWrapper) and isinstance(pipe.iterable, Iterator):
@@ -337,6 +337,6 @@ def _stream(pipe: IterDataPipe[Any]) -> Stream[Any]:
 
 def as_dataset(pipe: IterDataPipe[Any]) -> WdsDataset:
     """A plain IterableDataset with a pipe's state, for DataLoader and StatefulDataLoader: see ``WdsDataset``."""
-    from wds_pipes.dataset import WdsDataset  # noqa: PLC0415 - it imports this module
+    from wds_pipes.dataset import WdsDataset
 
     return WdsDataset(as_stage(pipe))

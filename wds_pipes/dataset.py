@@ -64,7 +64,8 @@ class _WorkerStream(Stream[Any]):
         super().__init__(stage)
         self.hosted = True
         self.over = False  # the loaded state was taken when this lane had ended
-        self.epochs = torch.full((MAX_WORKERS,), stage.host.epoch, dtype=torch.int64).share_memory_()
+        self.epochs = torch.full((MAX_WORKERS,), stage.host.epoch, dtype=torch.int64)
+        self.epochs.share_memory_()  # type: ignore[no-untyped-call]
 
     def settle(self) -> None:
         """Take the lane and the epoch of this process."""

@@ -153,4 +153,4 @@ def _node_class(kind: type[Stage[Any]]) -> type[WdsNode]:
 for _name in stages.__all__:
     globals()[_name] = _node_class(getattr(stages, _name))
 
-__all__ = ["WdsNode", *stages.__all__]
+__all__ = ["WdsNode", *stages.__all__]  # noqa: PLE0604 - names, all of them

@@ -35,17 +35,18 @@ Mark = tuple[tuple[Any, ...], Any]
 State = dict[str, Any]
 
 
-class Lane(NamedTuple):
-    """Which part of which epoch a running chain gives: lane ``index`` of ``count``."""
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Which part of which epoch a running chain gives: lane ``number`` of ``of``."""
 
     seed: int
     epoch: int
-    index: int = 0
-    count: int = 1
+    number: int = 0
+    of: int = 1
 
     def key(self, *salt: int) -> int:
         """The 64-bit key of this lane's random decisions; ``salt`` tells one use from another."""
-        return mix(self.seed, self.epoch, self.index, self.count, *salt)
+        return mix(self.seed, self.epoch, self.number, self.of, *salt)
 
 
 @dataclass(slots=True)
@@ -91,7 +92,7 @@ class Stage(Generic[Out]):
 
     @dataclass(slots=True)
     class At:
-        pass
+        """The position: numbers and strings whose defaults are the beginning."""
 
     order_options: ClassVar[tuple[str, ...]] = ()
     _defaults: ClassVar[dict[str, Any]] = {}  # of the fields of At
@@ -126,11 +127,16 @@ class Stage(Generic[Out]):
         own, before = mark or (None, None)
         running = copy.copy(self)
         running.lane = lane
-        running.at = self.At() if own is None else self.At(*own)
+        running.at = self._at(own)
         if self.source is not None:
             running.source = self.source.open(lane, before)
         running.items = running.run()
         return running
+
+    def _at(self, own: tuple[Any, ...] | None) -> Any:
+        """The position with these values; None: the beginning."""
+        at: Any = self.At
+        return at(*(own or ()))
 
     def close(self) -> None:
         """Stop a running stage and all before it; files are closed before this returns."""
@@ -215,7 +221,7 @@ class Tolerant(Stage[Out]):
     """A stage that can meet bad data: ``on_error="raise"`` stops there, ``"skip"`` counts it and goes on, up to ``max_errors``."""
 
     @dataclass(slots=True)
-    class At:
+    class At:  # noqa: D106 - see Stage
         skipped: int = 0
 
     def __init__(self, source: Stage[Any] | None, on_error: str, max_errors: int | None) -> None:
@@ -365,7 +371,7 @@ class Stream(Generic[Out]):
         self.seek(Position(state["epoch"], lane["delivered"], mark))
 
     def _stop_live(self, why: str) -> None:
-        live = self._live and self._live()
+        live = None if self._live is None else self._live()
         if live is not None:
             live.stop(StateError(f"this iterator has been replaced: {why}."))
 
@@ -438,7 +444,9 @@ def check_state(state: State, recipe: Recipe, stage: Stage[Any]) -> dict[str, An
     if not isinstance(state, dict) or "version" not in state:
         raise StateError(f"this is not a state of a wds_pipes pipeline but {_short(state)}. Pass what state_dict() returned.")
     if state["version"] != STATE_VERSION:
-        raise StateError(f"the state has format version {state['version']!r}, this wds_pipes reads version {STATE_VERSION}. Resume with the wds_pipes that wrote it.")
+        raise StateError(
+            f"the state has format version {state['version']!r}, this wds_pipes reads version {STATE_VERSION}. Resume with the wds_pipes that wrote it."
+        )
     for name, kind in _FIELDS.items():
         if not isinstance(state.get(name), kind):  # type: ignore[arg-type]
             raise StateError(f"the state is damaged: {name!r} is {_short(state.get(name))}. Use an untouched checkpoint.")

@@ -56,7 +56,7 @@ def make_shards(
 
 
 def _maker(name: str) -> Callable[[random.Random, int], Any]:
-    import numpy as np  # noqa: PLC0415 - only for these fields
+    import numpy as np
 
     if name in ("jpg", "png"):
         return lambda rng, number: np.frombuffer(rng.randbytes(8 * 8 * 3), np.uint8).reshape(8, 8, 3)
@@ -102,12 +102,13 @@ def check_resume(make: Callable[[], Any], *, epochs: int = 2) -> list[list[Any]]
         cut = cuts.pop()
         if cut not in checked:
             checked.add(cut)
-            cuts += _resume(make, *cut, flat, ends, last_cut)
+            cuts += _resume(make, cut, flat, ends, last_cut)
     return whole
 
 
-def _resume(make: Callable[[], Any], place: int, state: str, flat: list[Any], ends: set[int], last_cut: int) -> list[tuple[int, str]]:
-    """Resume at ``place`` and compare with the rest of ``flat``; the cuts on the way."""
+def _resume(make: Callable[[], Any], cut: tuple[int, str], flat: list[Any], ends: set[int], last_cut: int) -> list[tuple[int, str]]:
+    """Resume at a cut and compare with the rest of ``flat``; the cuts on the way."""
+    place, state = cut
     pipeline = make()
     pipeline.load_state_dict(json.loads(state))
     again = _dump(pipeline)

@@ -63,7 +63,7 @@ def _zstd(stream: BinaryIO) -> Any:
 
 def damage() -> tuple[type[Exception], ...]:
     """Every exception by which a damaged compressed stream shows, for the libraries that are loaded."""
-    import sys  # noqa: PLC0415
+    import sys
 
     found = list(DAMAGE)
     for module, name in (("compression.zstd", "ZstdError"), ("zstandard", "ZstdError")):

@@ -41,7 +41,7 @@ def _open_remote(url: str, storage_options: dict[str, Any], buffer_bytes: int) -
     protocol = url.partition(":")[0]
     if protocol == "pipe":
         raise ShardError(f"shard {url!r} would run a shell command, which this package does not do. Read the command's output from '-'.", url=url)
-    import fsspec  # noqa: PLC0415 - a second of imports that local shards do not need
+    import fsspec
 
     try:
         fs, path = fsspec.core.url_to_fs(url, **storage_options)

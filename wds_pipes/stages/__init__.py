@@ -1,4 +1,7 @@
-"""The stages: one functional name is one file and one class. They need no torch; ``wds_pipes.datapipes`` and ``wds_pipes.nodes`` put them into torch's forms."""
+"""The stages: one functional name is one file and one class.
+
+They need no torch; ``wds_pipes.datapipes`` and ``wds_pipes.nodes`` put them into torch's forms.
+"""
 
 from wds_pipes.stages.batch_samples import BatchSamples
 from wds_pipes.stages.decode_by_ext import DecodeByExt

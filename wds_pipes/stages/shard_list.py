@@ -66,9 +66,9 @@ class ShardList(Stage[str]):
     def order(self, lane: Lane) -> list[str]:
         """The URLs that a lane gives, in order."""
         if not self.shuffle:
-            return self.urls[lane.index :: lane.count]
+            return self.urls[lane.number :: lane.of]
         shuffled = permutation(len(self.urls), mix(lane.seed, lane.epoch, _ORDER))
-        return [self.urls[number] for number in shuffled[lane.index :: lane.count].tolist()]
+        return [self.urls[number] for number in shuffled[lane.number :: lane.of].tolist()]
 
     def shards(self) -> tuple[int | None, str]:
         return len(self.urls), self._fingerprint

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,18 +49,18 @@ class ShuffleBuffer(Stage[Out]):
     def run(self) -> Iterator[Out]:
         at, source, window = self.at, self.source, 2 * self.size
         assert source is not None
-        lane = self.lane if self.own_seed is None else self.lane._replace(seed=self.own_seed)
+        lane = self.lane if self.own_seed is None else replace(self.lane, seed=self.own_seed)
         key = lane.key(_JITTER, self.depth)
         step = max(1, window // 8)
         # Bucket k % window holds the samples with key k: at most `window` keys are waiting at a time.
         buckets: list[list[Out]] = [[] for _ in range(window)]
         marks = self._marks = deque()
         number, resumed = at.first, at.turn
-        taken = step
-        while taken == step:
+        full = True
+        while full:
+            start = number
             marks.append((number, source.mark()))
             places = np.arange(number, number + step) + below(window, key, number, step)
-            taken = 0
             for place, slot, item in zip(places.tolist(), (places % window).tolist(), source.items, strict=False):
                 if place >= resumed:
                     buckets[slot].append(item)
@@ -70,11 +69,11 @@ class ShuffleBuffer(Stage[Out]):
                     if ready:
                         given = at.given if number == resumed else 0
                         at.turn = number
-                        for at.given, item in enumerate(ready[given:], given + 1):  # noqa: B020, PLW2901
+                        for at.given, item in enumerate(ready[given:], given + 1):
                             yield item
                         ready.clear()
                 number += 1
-                taken += 1
+            full = number == start + step
         for turn in range(max(number, resumed), number + window):
             ready = buckets[turn % window]
             given = at.given if turn == resumed else 0
@@ -84,12 +83,13 @@ class ShuffleBuffer(Stage[Out]):
             ready.clear()
 
     def mark(self) -> Mark:
-        at, marks = self.at, self._marks
+        at, marks, source = self.at, self._marks, self.source
+        assert source is not None
         # What waits, or leaves in this turn, came in at most `window - 1` samples before it.
         oldest = at.turn - 2 * self.size + 1
         while len(marks) > 1 and marks[1][0] <= oldest:
             marks.popleft()
         if not marks:
-            return (at.first, at.turn, at.given), self.source.mark()
+            return (at.first, at.turn, at.given), source.mark()
         first, before = marks[0]
         return (first, at.turn, at.given), before

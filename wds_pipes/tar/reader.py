@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from struct import Struct
-from struct import error as StructError
+from struct import error as struct_error
 from typing import BinaryIO, NamedTuple
 
 from wds_pipes.errors import ShardError, ShardWarning
@@ -144,12 +144,12 @@ class TarReader:
                         plain = (
                             # a short name, no ustar prefix, NUL or space behind the size, no extended header before
                             not (last or prefix or behind & 223 or extended)
-                            and (kind == 48 or kind == 0)
+                            and (kind == 48 or kind == 0)  # noqa: PLR1714 - a set is slower
                             and size <= limit
                             and adler(head) & 0xFFFF == sums[checksum]
                             and (name := short[: short.index(0)].decode())[-1] != "/"
                         )
-                    except (ValueError, IndexError, StructError):
+                    except (ValueError, IndexError, struct_error):
                         pass
                     if plain:
                         padding = -size & 511
@@ -165,7 +165,7 @@ class TarReader:
                             self._pass_over(size + padding, name)
                         member = (url, name, data, offset)
                         self.offset = offset = offset + BLOCK + size + padding
-                        yield new(TarMember, member) if named else member
+                        yield new(TarMember, member) if named else member  # type: ignore[misc]
                     else:
                         self._here = offset + len(head)
                         if len(head) < BLOCK:
@@ -184,8 +184,8 @@ class TarReader:
                         if rare is not None:
                             yield rare
                     head = read(BLOCK)
-            except _Damage as error:
-                found = error
+            except _Damage as damaged:
+                found = damaged
             except EOFError as error:
                 found = _Damage(f"is cut short inside its compressed data ({error}): write or fetch it again", self.offset, error, cut=True)
             except damage() as error:
@@ -321,15 +321,14 @@ class TarReader:
                 if found.skip is not None or _is_header(head):
                     return head
                 self._here += BLOCK
-        except (EOFError, OSError, *damage()) as error:
-            message = f"shard {redact(self.url)}, byte {self._here}: it cannot be read on: {type(error).__name__}: {error}."
-            logger.warning(message)
+        except _unreadable() as error:
+            logger.warning("shard %s, byte %d: it cannot be read on: %s: %s.", redact(self.url), self._here, type(error).__name__, error)
         except _Damage as cut:
             logger.warning("shard %s, byte %d: it %s.", redact(self.url), cut.offset, cut.what)
         return None
 
 
-class _Damage(Exception):
+class _Damage(Exception):  # noqa: N818 - it becomes a ShardError
     """Something is wrong at ``offset``; ``what`` continues a sentence about the shard.
 
     ``cut``: nothing can be read behind it, since the stream was cut or, if ``lost``, broke. ``skip``: pass over so many bytes instead of searching a header.
@@ -338,6 +337,10 @@ class _Damage(Exception):
     def __init__(self, what: str, offset: int, cause: Exception | None = None, *, cut: bool = False, lost: bool = False, skip: int | None = None) -> None:
         super().__init__(what)
         self.what, self.offset, self.cause, self.cut, self.lost, self.skip = what.rstrip("."), offset, cause, cut, lost, skip
+
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    return (EOFError, OSError, *damage())
 
 
 def _cut_member(name: str, size: int, offset: int) -> _Damage:
@@ -461,7 +464,7 @@ class _Extra:
     pieces: list[bytes] = field(default_factory=list)
 
     def read_pax(self, content: bytes, offset: int) -> None:
-        """Take in the records ``b"<length> <key>=<value>\\n"`` of a pax header."""
+        """Take in the records of a pax header: length, space, key, equals sign, value, newline."""
         content = content.rstrip(b"\0")
         while content:
             digits, _, _ = content.partition(b" ")

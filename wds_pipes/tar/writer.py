@@ -27,8 +27,8 @@ _RECORD = 10240  # tar files end on a multiple of it
 class TarWriter:
     """Write samples into one tar.
 
-    A sample is a dict with ``"__key__"`` and its fields: bytes stay as they are, other values are encoded by the field's extension (text, integers, JSON, npy, npz,
-    images from uint8 arrays or PIL). Other names in double underscores are left out.
+    A sample is a dict with ``"__key__"`` and its fields: bytes stay as they are, other values are encoded by the field's extension (text, integers, JSON,
+    npy, npz, images from uint8 arrays or PIL). Other names in double underscores are left out.
 
     Use it as a context manager: the file gets its name when the block ends well, and is thrown away if it raises.
 
