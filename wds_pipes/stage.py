@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 from wds_pipes.errors import StateError, WdsError
 from wds_pipes.ordering import mix
@@ -96,7 +96,7 @@ class Stage(Generic[Out]):
 
     order_options: ClassVar[tuple[str, ...]] = ()
     _defaults: ClassVar[dict[str, Any]] = {}  # of the fields of At
-    _own: ClassVar[Callable[[Any], tuple[Any, ...]]] = staticmethod(lambda at: ())
+    _own: ClassVar[staticmethod[[Any], tuple[Any, ...]]] = staticmethod(lambda at: ())
     source: Stage[Any] | None
     lane: Lane
     at: Any
@@ -135,7 +135,7 @@ class Stage(Generic[Out]):
 
     def _at(self, own: tuple[Any, ...] | None) -> Any:
         """The position with these values; None: the beginning."""
-        at: Any = self.At
+        at = cast(Any, self.At)
         return at(*(own or ()))
 
     def close(self) -> None:
