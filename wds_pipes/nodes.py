@@ -101,6 +101,7 @@ class ForeignNode(Stage[Any]):
     def __init__(self, node: BaseNode[Any]) -> None:
         super().__init__()
         self.node = node
+        self._ours = _below(node)
         self._host = Host()
 
     @property
@@ -109,23 +110,30 @@ class ForeignNode(Stage[Any]):
 
     @property
     def seed(self) -> int:
-        return 0
+        return self._ours[0]._stream.stage.seed if self._ours else 0
+
+    def shards(self) -> tuple[int | None, str]:
+        return self._ours[0]._stream.stage.shards() if len(self._ours) == 1 else (None, "")
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Any]:
         running = copy.copy(self)
         running.lane, running.at = lane, self.At()
         running.items = running.run()
         running._state = mark[0][0] if mark else None
+        for ours in self._ours:
+            ours.set_epoch(lane.epoch)
         return running
 
     _state: Any = None
+    _started = False
 
     def run(self) -> Iterator[Any]:
         self.node.reset(self._state)
+        self._started = True
         yield from self.node
 
     def mark(self) -> Mark:
-        return (self.node.state_dict(),), None
+        return (self.node.state_dict() if self._started else self._state,), None
 
     def load(self, entries: list[dict[str, Any]]) -> Mark:
         if len(entries) != 1 or entries[0].keys() - {"node"}:
@@ -134,6 +142,16 @@ class ForeignNode(Stage[Any]):
 
     def graph(self) -> list[str]:
         return [f"node({type(self.node).__name__})"]
+
+
+def _below(node: Any) -> list[WdsNode]:
+    """The nodes of ours that a node of somebody else's reads from."""
+    if isinstance(node, WdsNode):
+        return [node]
+    if isinstance(node, BaseNode):
+        return [ours for part in vars(node).values() for ours in _below(part)]
+    parts = node.values() if isinstance(node, dict) else node if isinstance(node, (list, tuple)) else ()
+    return [ours for part in parts for ours in _below(part)]
 
 
 def as_stage(node: BaseNode[Any]) -> Stage[Any]:

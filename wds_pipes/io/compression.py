@@ -8,6 +8,7 @@ import importlib
 import io
 import lzma
 import re
+import sys
 import zlib
 from typing import Any, BinaryIO
 
@@ -63,8 +64,6 @@ def _zstd(stream: BinaryIO) -> Any:
 
 def damage() -> tuple[type[Exception], ...]:
     """Every exception by which a damaged compressed stream shows, for the libraries that are loaded."""
-    import sys
-
     found = list(DAMAGE)
     for module, name in (("compression.zstd", "ZstdError"), ("zstandard", "ZstdError")):
         if module in sys.modules:

@@ -1,0 +1,48 @@
+"""The pipelines that the resume tests run: every registered stage takes part."""
+
+from typing import Any
+
+from wds_pipes import stages
+
+
+
+def double(sample: dict[str, Any], rng: Any) -> dict[str, Any]:
+    return {**sample, "draw": int(rng.integers(1 << 30))}
+
+
+def keep(sample: dict[str, Any]) -> bool:
+    return sample["__key__"][-1] not in "37"
+
+
+# The arguments that a stage is tried with; a stage that is registered later and needs none joins by itself.
+ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "ShuffleBuffer": ((3,), {}),
+    "MapSamples": ((double,), {}),
+    "FilterSamples": ((keep,), {}),
+    "BatchSamples": ((2,), {"collate": "list"}),
+    "ToTuple": (("txt", "cls", "__key__"), {}),
+}
+BASE = ("OpenShards", "LoadTar", "GroupByKey")
+AFTER = tuple(name for name in stages.__all__ if name not in ("ShardList", *BASE))
+
+
+def chains() -> dict[str, tuple[str, ...]]:
+    """Names of stages by the name of the chain: each prefix of the base, each stage behind it, and long ones."""
+    found = {"ShardList": (), "OpenLoad": BASE[:2], "Group": BASE}
+    found |= {name: (*BASE, name) for name in AFTER}
+    found["ShuffleBatch"] = (*BASE, "ShuffleBuffer", "BatchSamples")
+    found["BatchShuffle"] = (*BASE, "BatchSamples", "ShuffleBuffer")
+    found["TwoShuffles"] = (*BASE, "ShuffleBuffer", "FilterSamples", "ShuffleBuffer")
+    found["All"] = (*BASE, "ShuffleBuffer", "DecodeByExt", "MapSamples", "FilterSamples", "ToTuple", "BatchSamples", "ShuffleBuffer")
+    return found
+
+
+def build(module: Any, names: tuple[str, ...], urls: list[str], **options: Any) -> Any:
+    """A chain of the classes of ``module``: ``wds_pipes.stages``, ``.datapipes`` or ``.nodes``."""
+    chain = module.ShardList(urls, **{"shuffle": True, "seed": 5, **options})
+    for name in names:
+        arguments, keywords = ARGUMENTS.get(name, ((), {}))
+        chain = getattr(module, name)(chain, *arguments, **keywords)
+    return chain
+
+
