@@ -190,7 +190,7 @@ def assemble(urls, steps, options):
     return pipe
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(pipelines())
 def test_random_pipelines_at_every_pair_of_cuts(pipeline):
     samples, steps, options = pipeline

@@ -423,9 +423,9 @@ class Pass(Generic[Out]):
         self.stop(StopIteration())
 
     def stop(self, error: Exception) -> None:
-        """Let every further ``next()`` raise ``error``."""
+        """Let every further ``next()`` raise ``error``, unless the iterator has stopped already."""
         self.close()
-        self._error, self._running = error, None
+        self._error, self._running = self._error or error, None
 
     def close(self) -> None:
         """Close what is open."""

@@ -1,0 +1,194 @@
+"""The IterDataPipe skin: registration, help, torch's own pipes around ours, and torch's DataLoader."""
+
+import importlib
+import inspect
+import pickle
+
+import pytest
+from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.graph import traverse_dps
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import wds_pipes as wp
+from wds_pipes import datapipes, nodes, stages
+from wds_pipes.stage import Stage, functional_name
+
+
+def make(urls):
+    return wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().shuffle_buffer(3)
+
+
+def same_sample(sample):
+    return sample
+
+
+def keys(source):
+    return [sample["__key__"] for sample in source]
+
+
+NAMES = [name for name in stages.__all__ if name != "ShardList"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_stage_is_a_method_a_pipe_and_a_node_of_one_name(name, urls):
+    method = getattr(wp.ShardList(urls), functional_name(getattr(stages, name)))
+    stage, pipe, node = getattr(stages, name), getattr(datapipes, name), getattr(nodes, name)
+    assert pipe.__doc__ == node.__doc__ == stage.__doc__
+    assert f"(functional name: ``{functional_name(stage)}``)" in stage.__doc__
+    assert "Checkpoint:" in stage.__doc__
+    assert method.__doc__ == stage.__doc__
+    assert inspect.signature(pipe) == inspect.signature(node) == inspect.signature(stage)
+    assert pickle.loads(pickle.dumps(pipe)) is pipe
+    assert functional_name(stage) in dir(wp.ShardList(urls))
+
+
+def test_importing_again_registers_again():
+    importlib.reload(datapipes)
+    try:
+        assert IterDataPipe.functions["load_tar"]._wds_kind is stages.LoadTar
+    finally:
+        importlib.reload(wp)
+
+
+def test_a_name_that_somebody_else_took_is_an_error():
+    class Map(Stage):
+        """Takes a name of torch's."""
+
+        def run(self):
+            yield from self.source.items
+
+    with pytest.raises(RuntimeError, match=r"map\(\) of IterDataPipe is taken"):
+        wp.register_stage(Map)
+
+
+class EveryOther(Stage):
+    """Every other item (functional name: ``every_other``)."""
+
+    def run(self):
+        for number, item in enumerate(self.source.items):
+            if number % 2:
+                yield item
+
+
+def test_a_stage_of_ones_own(urls):
+    wp.register_stage(EveryOther)
+    wp.register_stage(EveryOther)
+    try:
+        assert keys(make(urls).every_other()) == keys(make(urls))[1::2]
+    finally:
+        del IterDataPipe.functions["every_other"]
+
+
+def test_wrong_sources_and_arguments_fail_when_built(urls):
+    with pytest.raises(TypeError, match="needs a pipe as its source"):
+        datapipes.LoadTar(urls)
+    with pytest.raises(TypeError, match="needs a node as its source"):
+        nodes.LoadTar(urls)
+    with pytest.raises(ValueError, match="size must be at least 1"):
+        make(urls).batch_samples(0)
+    with pytest.raises(ValueError, match="on_error must be one of"):
+        make(urls).decode_by_ext(on_error="ignore")
+    with pytest.raises(TypeError):
+        make(urls).shuffle_buffer(4, sede=1)
+
+
+@pytest.mark.parametrize(
+    ("chain", "message"),
+    [
+        (lambda pipe: pipe.load_tar(), r"load_tar\(\) takes open shards.*put .open_shards\(\) before"),
+        (lambda pipe: pipe.group_by_key(), r"group_by_key\(\) takes the members"),
+        (lambda pipe: pipe.open_shards().open_shards(), r"open_shards\(\) takes URLs"),
+        (lambda pipe: pipe.decode_by_ext(), r"decode_by_ext\(\) takes samples"),
+        (lambda pipe: pipe.to_tuple("txt"), r"to_tuple\(\) takes samples"),
+    ],
+)
+def test_steps_in_the_wrong_order_say_so(chain, message, urls):
+    with pytest.raises(TypeError, match=message):
+        list(chain(wp.ShardList(urls)))
+
+
+def test_repr_reads_as_the_chain(urls):
+    assert repr(make(urls)) == str(make(urls)) == "shard_list(shuffle=True) > open_shards > load_tar > group_by_key > shuffle_buffer(size=3)"
+
+
+def test_two_pipes_over_one_source_do_not_disturb_each_other(urls):
+    source = wp.ShardList(urls).open_shards().load_tar().group_by_key()
+    one, other = source.shuffle_buffer(2), source.batch_samples(2, collate="list")
+    together = [(a["__key__"], b[0]["__key__"]) for a, b in zip(one, other, strict=False)]
+    assert len(together) == 7
+
+
+# torch's pipes
+
+
+def test_pipes_that_hold_something_are_named(urls):
+    for chain, name in (
+        (make(urls).shuffle().batch_samples(2), "Shuffler"),
+        (make(urls).batch(2).unbatch().batch_samples(2), "UnBatcher"),
+        (make(urls).sharding_filter().batch_samples(2), "ShardingFilter"),
+        (make(urls).zip(make(urls)).batch_samples(2, collate="list"), "Zipper"),
+    ):
+        assert len(list(chain)) > 0
+        with pytest.raises(wp.StateError, match=f"torch's {name}"):
+            chain.state_dict()
+    with pytest.raises(wp.StateError, match=r"Shuffler.*use shuffle_buffer\(size\)"):
+        wp.state_dict(make(urls).shuffle())
+    with pytest.raises(wp.StateError, match="no pipe of wds_pipes"):
+        wp.state_dict(IterableWrapper([1]))
+    with pytest.raises(wp.StateError, match="holds an iterator"):
+        IterableWrapper(iter(urls), deepcopy=False).open_shards().state_dict()
+    with pytest.raises(TypeError, match="an IterDataPipe is needed"):
+        wp.state_dict([1])
+
+
+def test_a_state_of_other_urls_from_torch_is_refused(urls):
+    state = IterableWrapper(urls).open_shards().load_tar().state_dict()
+    with pytest.raises(wp.StateError, match="other URLs"):
+        IterableWrapper(urls[::-1]).open_shards().load_tar().load_state_dict(state)
+    with pytest.raises(wp.StateError, match="made over 5 shards"):
+        IterableWrapper(urls[:2]).open_shards().load_tar().load_state_dict(state)
+
+
+def test_graph_walk_finds_every_pipe(urls):
+    pipe = make(urls).map(str).batch_samples(2)
+    found, graph = [], traverse_dps(pipe)
+    while graph:
+        [(_, (part, graph))] = graph.items()
+        found.append(type(part).__name__)
+    assert found == ["BatchSamples", "MapperIterDataPipe", "ShuffleBuffer", "GroupByKey", "LoadTar", "OpenShards", "ShardList"]
+
+
+# DataLoader
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_bare_pipe_in_a_plain_dataloader_gives_each_sample_once(workers, urls):
+    """torch deals the workers; the pipes beneath take their lanes."""
+    expected = sorted(keys(make(urls)))
+    assert sorted(keys(DataLoader(make(urls), batch_size=None, num_workers=workers))) == expected
+    from_torch = IterableWrapper(urls).open_shards().load_tar().group_by_key()
+    assert sorted(keys(DataLoader(from_torch, batch_size=None, num_workers=workers))) == expected
+    filtered = IterableWrapper(urls).sharding_filter().open_shards().load_tar().group_by_key()
+    assert sorted(keys(DataLoader(filtered, batch_size=None, num_workers=workers))) == expected
+    ending = make(urls).map(same_sample)
+    assert sorted(keys(DataLoader(ending, batch_size=None, num_workers=workers))) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("ending", [lambda pipe: pipe, lambda pipe: pipe.map(same_sample)])
+def test_a_bare_pipe_in_a_stateful_dataloader_fails_loudly_with_the_mend(workers, ending, urls):
+    loader = StatefulDataLoader(ending(make(urls)), batch_size=None, num_workers=workers)
+    with pytest.raises(wp.StateError, match=r"pipe.as_dataset\(\)"):
+        list(loader)
+    mended = StatefulDataLoader(wp.as_dataset(ending(make(urls))), batch_size=None, num_workers=workers)
+    assert sorted(keys(mended)) == sorted(keys(make(urls)))
+
+
+def test_a_state_of_another_number_of_workers_is_refused_in_words(urls):
+    loader = StatefulDataLoader(make(urls).as_dataset(), batch_size=None, num_workers=2)
+    next(iter(loader))
+    state = loader.state_dict()
+    worker = state["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
+    with pytest.raises(wp.StateError, match="holds lane 0 of 2, this process gives lane 0 of 1: keep the number of workers"):
+        make(urls).as_dataset().load_state_dict(worker)

@@ -1,0 +1,316 @@
+"""States: what they hold, what is refused and in which words, and what epochs and iterators do."""
+
+import copy
+import io
+import json
+import pickle
+import threading
+
+import pytest
+import torch
+
+import wds_pipes as wp
+from wds_pipes.stage import STATE_VERSION
+
+
+def make(urls, **options):
+    return wp.ShardList(urls, **{"shuffle": True, "seed": 5, **options}).open_shards().load_tar().group_by_key().shuffle_buffer(3).decode_by_ext()
+
+
+def keys(pipe):
+    return [sample["__key__"] for sample in pipe]
+
+
+def after(pipe, count):
+    items = iter(pipe)
+    for _ in range(count):
+        next(items)
+    return items
+
+
+def test_state_is_plain_json_and_survives_torch_save(urls):
+    pipe = make(urls)
+    items = after(pipe, 5)
+    state = pipe.state_dict()
+    assert json.loads(json.dumps(state)) == state
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == state
+    assert len(json.dumps(state)) < 700
+    rest = [sample["__key__"] for sample in items]
+    resumed = make(urls)
+    resumed.load_state_dict(state)
+    assert keys(resumed) == rest
+
+
+def test_state_never_aliases_what_is_alive(urls):
+    pipe = make(urls)
+    items = after(pipe, 2)
+    state = pipe.state_dict()
+    kept = copy.deepcopy(state)
+    next(items)
+    assert state == kept
+    state["graph"].clear()
+    state["lanes"]["0"]["position"].clear()
+    other = pipe.state_dict()
+    assert other["graph"]
+    assert len(other["lanes"]["0"]["position"]) == 6
+
+
+def test_state_before_the_first_item_and_after_the_last(urls):
+    """Before: the beginning. After the end: the beginning of the next epoch."""
+    pipe = make(urls)
+    beginning = pipe.state_dict()
+    first, second = keys(pipe), None
+    end = pipe.state_dict()
+    assert (beginning["epoch"], end["epoch"]) == (0, 1)
+    second = keys(pipe)
+    for state, expected in ((beginning, first), (end, second)):
+        resumed = make(urls)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        assert keys(resumed) == expected
+
+
+def test_each_iter_is_the_next_epoch_and_set_epoch_chooses(urls):
+    pipe = make(urls)
+    epochs = [keys(pipe) for _ in range(3)]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert {tuple(sorted(epoch)) for epoch in epochs} == {tuple(sorted(epochs[0]))}
+    pipe.set_epoch(1)
+    assert keys(pipe) == epochs[1]
+    assert keys(pipe) == epochs[2]
+    fresh = make(urls)
+    fresh.set_epoch(2)
+    assert fresh.state_dict()["epoch"] == 2
+    assert keys(fresh) == epochs[2]
+    with pytest.raises(ValueError, match="epoch must be at least 0"):
+        pipe.set_epoch(-1)
+
+
+def test_set_epoch_of_a_loaded_epoch_continues_it(urls):
+    pipe = make(urls)
+    rest = [sample["__key__"] for sample in after(pipe, 4)]
+    pipe.set_epoch(0)
+    state = make(urls)
+    after(state, 4)
+    resumed = make(urls)
+    resumed.load_state_dict(state.state_dict())
+    resumed.set_epoch(0)
+    assert keys(resumed) == rest
+    other = make(urls)
+    other.load_state_dict(state.state_dict())
+    other.set_epoch(1)
+    assert keys(other) != rest
+
+
+def test_iter_is_lazy(urls):
+    """An iter() that is never used takes no epoch, and leaves a loaded state to the next one."""
+    pipe = make(urls)
+    iter(pipe)
+    assert pipe.state_dict()["epoch"] == 0
+    reference = make(urls)
+    rest = [sample["__key__"] for sample in after(reference, 3)]
+    half = make(urls)
+    after(half, 3)
+    pipe.load_state_dict(half.state_dict())
+    iter(pipe)
+    assert keys(pipe) == rest
+
+
+def test_a_new_iterator_ends_the_one_before(urls):
+    pipe = make(urls)
+    old = after(pipe, 1)
+    new = after(pipe, 1)
+    with pytest.raises(wp.StateError, match="replaced"):
+        next(old)
+    next(new)
+    pipe.load_state_dict(pipe.state_dict())
+    with pytest.raises(wp.StateError, match="a state was loaded"):
+        next(new)
+
+
+def test_an_ended_iterator_stays_ended(urls):
+    pipe = make(urls)
+    items = iter(pipe)
+    list(items)
+    after(pipe, 2)
+    state = pipe.state_dict()
+    with pytest.raises(StopIteration):
+        next(items)
+    assert pipe.state_dict() == state
+
+
+def test_after_an_exception_the_state_is_before_the_item_that_failed(urls):
+    """The iterator raises it again instead of looking exhausted; loading the state tries again."""
+    bad = True
+
+    def fragile(sample):
+        if bad and sample["__key__"] == expected[6]:
+            raise ValueError("cannot")
+        return sample
+
+    make_fragile = lambda: make(urls).map_samples(fragile).batch_samples(2, collate="list")  # noqa: E731
+    expected = keys(make(urls))
+    pipe = make_fragile()
+    items = iter(pipe)
+    got = [next(items) for _ in range(3)]
+    for _ in range(3):
+        with pytest.raises(ValueError, match="cannot") as caught:
+            next(items)
+    assert expected[6] in str(caught.value.__notes__)
+    state = pipe.state_dict()
+    assert pipe.counts()["delivered"] == 6
+    bad = False
+    for again in (pipe, make_fragile()):
+        again.load_state_dict(state)
+        assert [sample["__key__"] for batch in (*got, *again) for sample in batch] == expected
+
+
+def test_an_interrupted_iterator_says_so(urls):
+    stop = True
+
+    def interrupt(sample):
+        if stop:
+            raise KeyboardInterrupt
+        return sample
+
+    pipe = make(urls).map_samples(interrupt)
+    items = iter(pipe)
+    with pytest.raises(KeyboardInterrupt):
+        next(items)
+    with pytest.raises(RuntimeError, match="interrupted by KeyboardInterrupt"):
+        next(items)
+    stop = False
+    pipe.load_state_dict(pipe.state_dict())
+    assert len(keys(pipe)) == 14
+
+
+def test_state_may_be_taken_from_another_thread(urls):
+    """Each such state is one of the positions between items."""
+    pipe = make(urls)
+    states, done = [], threading.Event()
+
+    def take():
+        while not done.is_set():
+            states.append(pipe.state_dict())
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    epochs = [keys(pipe) for _ in range(20)]
+    done.set()
+    thread.join()
+    for state in states[:: max(1, len(states) // 50)]:
+        resumed = make(urls)
+        resumed.load_state_dict(state)
+        delivered = state["lanes"]["0"]["delivered"]
+        if state["epoch"] < 20:
+            assert keys(resumed) == epochs[state["epoch"]][delivered:]
+
+
+def test_pickled_pipe_keeps_a_loaded_state_and_starts_afresh_otherwise(urls):
+    pipe = make(urls)
+    rest = [sample["__key__"] for sample in after(pipe, 4)]
+    half = make(urls)
+    after(half, 4)
+    loaded = make(urls)
+    loaded.load_state_dict(half.state_dict())
+    assert keys(pickle.loads(pickle.dumps(loaded))) == rest
+    copied = pickle.loads(pickle.dumps(half))
+    assert keys(copied) == keys(half)  # the next epoch
+
+
+def test_counts_add_up_to_the_epoch(urls):
+    pipe = make(urls).filter_samples(lambda sample: sample["cls"] % 2).batch_samples(4, drop_last=True, collate="list")
+    batches = list(pipe)
+    counts = pipe.counts()
+    assert counts["delivered"] == 4 * len(batches)
+    assert sum(counts.values()) == 14
+    assert counts["filtered"] > 0
+
+
+# What is refused
+
+
+def test_another_pipeline_is_refused_in_words(urls, tmp_path):
+    state = make(urls).state_dict()
+    other = make(urls[:-1])
+    with pytest.raises(wp.StateError, match="made over 5 shards, this pipeline has 4"):
+        other.load_state_dict(state)
+    with pytest.raises(wp.StateError, match="other URLs or another order"):
+        make([*urls[1:], urls[0]]).load_state_dict(state)
+    with pytest.raises(wp.StateError, match="seed=5, this pipeline has seed=6"):
+        make(urls, seed=6).load_state_dict(state)
+    with pytest.raises(wp.StateError, match=r"its pipeline was .*shuffle_buffer\(size=3\).*, this one is .*shuffle_buffer\(size=4\)"):
+        wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().shuffle_buffer(4).decode_by_ext().load_state_dict(state)
+    with pytest.raises(wp.StateError, match="this one is .* > batch_samples"):
+        make(urls).batch_samples(2).load_state_dict(state)
+
+
+def test_another_batch_size_or_function_is_not(urls):
+    """What does not change which samples come in which order may change."""
+    pipe = make(urls).map_samples(lambda sample: sample).batch_samples(2, collate="list")
+    after(pipe, 2)
+    other = make(urls).map_samples(lambda sample, rng: sample).batch_samples(5, collate="list")
+    other.load_state_dict(pipe.state_dict())
+    assert [sample["__key__"] for batch in other for sample in batch] == keys(make(urls))[4:]
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda state: [], "not a state"),
+        (lambda state: {}, "not a state"),
+        (lambda state: {**state, "version": STATE_VERSION + 1}, f"format version {STATE_VERSION + 1}"),
+        (lambda state: {**state, "epoch": -1}, "damaged"),
+        (lambda state: {**state, "epoch": "1"}, "damaged"),
+        (lambda state: {**state, "lanes": {"0": {}}}, "damaged"),
+        (lambda state: {**state, "lanes": {}}, "holds lane  of 1"),
+        (lambda state: {**state, "lane_count": 2}, "keep the number of workers"),
+        (lambda state: {name: value for name, value in state.items() if name != "seed"}, "'seed' is None"),
+        (lambda state: lane(state, position=[]), "damaged"),
+        (lambda state: lane(state, position=[0] * 6), "damaged"),
+        (lambda state: lane(state, delivered=None), "damaged"),
+        (lambda state: lane(state, position=[{"next": -3}, {}, {}, {}, {}, {}]), "shard_list cannot stand at next=-3"),
+        (lambda state: lane(state, position=[{"next": "1"}, {}, {}, {}, {}, {}]), "shard_list cannot stand at next='1'"),
+        (lambda state: lane(state, position=[{}, {}, {"offzet": 512}, {}, {}, {}]), "load_tar cannot stand at offzet=512"),
+    ],
+)
+def test_damaged_states_are_refused(edit, message, urls):
+    pipe = make(urls)
+    items = after(pipe, 2)
+    with pytest.raises(wp.StateError, match=message):
+        make(urls).load_state_dict(edit(pipe.state_dict()))
+    with pytest.raises(wp.StateError, match=message):
+        pipe.load_state_dict(edit(pipe.state_dict()))
+    next(items)  # a refused state changes nothing
+
+
+def lane(state, **changes):
+    return {**state, "lanes": {"0": {**state["lanes"]["0"], **changes}}}
+
+
+def test_describe_state_is_for_people(urls):
+    pipe = make(urls)
+    after(pipe, 6)
+    text = wp.describe_state(pipe.state_dict())
+    assert "epoch 0" in text
+    assert "of 5 (" in text
+    assert "shard-00000" in text
+    assert "6 delivered" in text
+    assert "shuffle at" in text
+    with pytest.raises(wp.StateError, match="not a state"):
+        wp.describe_state({"a": 1})
+
+
+def test_secrets_are_not_in_the_state():
+    url = "https://user:pa55@host/a.tar?X-Amz-Signature=5ecret&part=1"
+    pipe = wp.ShardList([url]).open_shards().load_tar()
+    text = json.dumps(pipe.state_dict())
+    assert "pa55" not in text
+    assert "5ecret" not in text
+    again = wp.ShardList(["https://other:x@host/a.tar?X-Amz-Signature=new&part=1"]).open_shards().load_tar()
+    again.load_state_dict(pipe.state_dict())
+    with pytest.raises(wp.StateError, match="other URLs"):
+        wp.ShardList(["https://host/a.tar?part=2"]).open_shards().load_tar().load_state_dict(pipe.state_dict())
