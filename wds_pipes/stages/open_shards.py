@@ -55,9 +55,12 @@ class Shard:
         return stream, kind
 
     def close(self) -> None:
-        """Close its streams."""
+        """Close its streams; a shard that is dropped is closed too."""
         for stream in reversed(self._opened):
             stream.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class OpenShards(Tolerant[Shard]):
