@@ -113,4 +113,9 @@ class OpenShards(Tolerant[Shard]):
             except ShardError as error:
                 self.skip(error)
                 continue
-            yield Shard(os.fspath(url), raw)
+            shard = Shard(os.fspath(url), raw)
+            try:
+                yield shard
+            except GeneratorExit:
+                shard.close()
+                raise
