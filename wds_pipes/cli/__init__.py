@@ -1,0 +1,14 @@
+"""The command line: ``wds-pipes``."""
+
+import click
+
+from wds_pipes.cli import demo
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="wds_pipes", prog_name="wds-pipes")
+def main() -> None:
+    """Stream training data from WebDataset tar shards, and resume exactly."""
+
+
+main.add_command(demo.demo)

@@ -1,0 +1,348 @@
+"""``wds-pipes demo``: a training that is killed and resumed, compared with one that was not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL import Image
+
+    from wds_pipes.cli.train import Plan
+
+SHAPES = ("disc", "ring", "square", "frame", "triangle", "plus", "cross", "rows", "columns", "checks")
+MAX_CLASSES = 1000  # for shards that do not say how many they have
+STEPS_WITH_DATA = 200
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step of the training was made of, and what came out. ``seconds`` is when its batch was in hand, counted from the start of the loader."""
+
+    step: int
+    epoch: int
+    loss: float
+    keys: list[str]
+    seconds: float = field(compare=False)
+
+
+@dataclass
+class Run:
+    """What a trainer did until its end."""
+
+    steps: list[Step] = field(default_factory=list)
+    state_bytes: int = 0
+
+    @property
+    def samples(self) -> int:
+        return sum(len(step.keys) for step in self.steps)
+
+    @property
+    def samples_per_second(self) -> float:
+        """Counted from the first batch on, without the start of the workers."""
+        first, last = self.steps[0], self.steps[-1]
+        return (self.samples - len(first.keys)) / (last.seconds - first.seconds)
+
+
+@click.command()
+@click.option("--data", "urls", metavar="URL", multiple=True, help="Train on these shards instead: a path or URL, with {000..011} or * in quotes. Repeatable.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="wds-pipes-demo", show_default=True, help="The directory to write to.")
+@click.option("--samples", type=click.IntRange(min=1), default=3072, show_default=True, help="How many images to make.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True)
+@click.option("--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Processes that read and decode.")
+@click.option("--epochs", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--steps", type=click.IntRange(min=1), help=f"Stop after this many.  [default: all; {STEPS_WITH_DATA} with --data]")
+@click.option("--checkpoint-every", type=click.IntRange(min=2), default=10, show_default=True, help="Steps from one checkpoint to the next.")
+def demo(*, urls: tuple[str, ...], out: Path, samples: int, batch_size: int, workers: int, epochs: int, steps: int | None, checkpoint_every: int) -> None:
+    """Kill a training in mid-epoch, resume it, and compare.
+
+    A small CNN is trained twice on images made on the spot: once without interruption, and once killed with SIGKILL and resumed from its last checkpoint.
+    Prints EXACT if all sample keys and losses are equal; otherwise the first difference, and exits with 1.
+    """
+    from wds_pipes.cli.train import Plan
+
+    start = time.perf_counter()
+    if not hasattr(os, "killpg"):
+        raise click.ClickException("the demo kills processes with SIGKILL, which this system does not have: run it on Linux or macOS")
+    out.mkdir(parents=True, exist_ok=True)
+    if urls:
+        shards, image, label = inspect_shards(urls)
+        steps = steps or STEPS_WITH_DATA
+        click.echo(f"data           {len(shards):,} shards, {f'labels in {label!r}' if label else 'no label field: labels are made of the keys'}")
+    else:
+        shards, image, label = write_images(out / "shards", samples), "jpg", "cls"
+        click.echo(f"data           {samples:,} JPEGs of {len(SHAPES)} classes in {len(shards)} shards")
+    plan = Plan(
+        urls=shards,
+        image=image,
+        label=label,
+        classes=MAX_CLASSES if urls else len(SHAPES),
+        batch_size=batch_size,
+        workers=min(workers, len(shards)),
+        epochs=epochs,
+        steps=steps,
+        checkpoint=str(out / "uninterrupted.pt"),
+        checkpoint_every=checkpoint_every,
+    )
+
+    Path(plan.checkpoint).unlink(missing_ok=True)
+    expected = steps if urls else epochs * -(-samples // batch_size)
+    whole = run_trainer(plan, "uninterrupted", out / "uninterrupted.jsonl", expected)
+    kill_at = choose_kill(whole.steps, checkpoint_every)
+    say(f"{len(whole.steps)} steps, loss {whole.steps[0].loss:.2f} to {whole.steps[-1].loss:.2f}")
+
+    plan = replace(plan, checkpoint=str(out / "interrupted.pt"))
+    Path(plan.checkpoint).unlink(missing_ok=True)
+    killed = run_trainer(plan, "to be killed", out / "killed.jsonl", len(whole.steps), kill_at=kill_at)
+    say(f"killed with SIGKILL after step {killed.steps[-1].step}, in epoch {killed.steps[-1].epoch + 1}")
+
+    resumed = run_trainer(plan, "resumed", out / "resumed.jsonl", len(whole.steps))
+    say(f"resumed from the checkpoint of step {resumed.steps[0].step - 1}")
+
+    picture = draw_losses(out / "demo.png", whole.steps, killed.steps, resumed.steps)
+    found = difference(whole.steps, killed.steps, resumed.steps)
+    if found is not None:
+        click.echo(f"\nDIFFERENT: {found}")
+        raise SystemExit(1)
+    twice = killed.steps[-1].step - resumed.steps[0].step + 1
+    ends = len({step.epoch for step in resumed.steps}) - 1
+    click.echo(f"\nEXACT: {len(whole.steps)} steps, {whole.samples:,} samples: the same keys and the same losses, to the last bit")
+    say(f"{twice} steps done again after the crash; {ends} epoch {'end' if ends == 1 else 'ends'} passed after it")
+    click.echo(f"speed          {whole.samples_per_second:,.0f} samples/s with {plan.workers} workers")
+    click.echo(f"state          {killed.state_bytes:,} bytes as JSON, for all workers")
+    click.echo(f"first batch    {resumed.steps[0].seconds:.2f} s after load_state_dict()")
+    click.echo(f"picture        {picture or 'none without matplotlib: ' + INSTALL}")
+    click.echo(f"took           {time.perf_counter() - start:.0f} s")
+
+
+INSTALL = "pip install 'wds_pipes[demo]'"
+
+
+def say(text: str) -> None:
+    """Print a line below the one before."""
+    click.echo(f"{'':15}{text}")
+
+
+# Data
+
+
+def write_images(directory: Path, samples: int) -> list[str]:
+    """Write images of ten kinds of shapes into about a dozen shards, always the same, and give their paths."""
+    import numpy as np
+
+    from wds_pipes.tar import ShardWriter
+
+    rng = np.random.default_rng(0)
+    directory.mkdir(exist_ok=True)
+    with ShardWriter(directory / "shapes-%06d.tar", max_samples=-(-samples // 12)) as writer:
+        for number in range(samples):
+            label = int(rng.integers(len(SHAPES)))
+            writer.write({"__key__": f"{number:06d}", "jpg": draw_shape(SHAPES[label], rng), "cls": label})
+    return list(writer.shards)
+
+
+def draw_shape(shape: str, rng: np.random.Generator, size: int = 32) -> Image.Image:
+    """A shape of any colour, somewhere on a noisy ground."""
+    from PIL import Image, ImageDraw
+
+    image = Image.fromarray(rng.integers(0, 160, (size, size, 3), dtype="uint8"))
+    pen = ImageDraw.Draw(image)
+    colour = tuple(rng.integers(96, 256, 3).tolist())
+    radius = int(rng.integers(size // 5, size // 3))
+    x, y = rng.integers(radius, size - radius, 2).tolist()
+    left, top, right, bottom = box = (x - radius, y - radius, x + radius, y + radius)
+    lines = range(-radius, radius + 1, 4)
+    match shape:
+        case "disc":
+            pen.ellipse(box, fill=colour)
+        case "ring":
+            pen.ellipse(box, outline=colour, width=2)
+        case "square":
+            pen.rectangle(box, fill=colour)
+        case "frame":
+            pen.rectangle(box, outline=colour, width=2)
+        case "triangle":
+            pen.polygon([(x, top), (right, bottom), (left, bottom)], fill=colour)
+        case "plus":
+            pen.line([(x, top), (x, bottom)], fill=colour, width=3)
+            pen.line([(left, y), (right, y)], fill=colour, width=3)
+        case "cross":
+            pen.line([(left, top), (right, bottom)], fill=colour, width=3)
+            pen.line([(right, top), (left, bottom)], fill=colour, width=3)
+        case "rows":
+            for offset in lines:
+                pen.line([(left, y + offset), (right, y + offset)], fill=colour, width=2)
+        case "columns":
+            for offset in lines:
+                pen.line([(x + offset, top), (x + offset, bottom)], fill=colour, width=2)
+        case "checks":
+            for row in lines:
+                for column in lines:
+                    if (row + column + 2 * radius) % 8 == 0:
+                        pen.rectangle((x + column, y + row, x + column + 3, y + row + 3), fill=colour)
+    return image
+
+
+def inspect_shards(urls: Sequence[str]) -> tuple[list[str], str, str | None]:
+    """The shards that ``urls`` name, and by the first sample the image field (with its likely alternatives) and the label field, if any.
+
+    Raises:
+        click.BadParameter: nothing can be read there, or there is no image.
+    """
+    import wds_pipes as wp
+    from wds_pipes.codecs import IMAGE
+    from wds_pipes.stages import ShardList
+
+    try:
+        shards = ShardList(urls).urls
+        first = next(iter(wp.ShardList(shards).open_shards().load_tar().group_by_key()), None)  # type: ignore[abstract]
+    except Exception as error:  # what a storage raises is its own affair
+        raise click.BadParameter(str(error) or repr(error), param_hint="--data") from error
+    if first is None:
+        raise click.BadParameter(f"there is no sample in {shards[0]}", param_hint="--data")
+    names = [name for name in first if not name.startswith("__")]
+    common = [name for name in ("jpg", "jpeg", "png", "webp") if name in names]
+    images = common + [name for name in names if name.rpartition(".")[2] in IMAGE]
+    if not images:
+        message = f"sample {first['__key__']!r} of {first['__url__']} has no image (jpg, png, ...); its fields are: {', '.join(names)}"
+        raise click.BadParameter(message, param_hint="--data")
+    label = next((name for name in ("cls", "class", "cls2") if name in names), None)
+    return shards, ";".join(dict.fromkeys([images[0], "jpg", "jpeg", "png", "webp"])), label
+
+
+# Runs
+
+
+def run_trainer(plan: Plan, label: str, log: Path, total: int | None, *, kill_at: int | None = None) -> Run:
+    """Train in a process of its own, with a progress bar, and give what it did; ``kill_at`` is the step after which it and its workers are killed.
+
+    What it prints comes through a pipe that its workers hold too, so at the end of that all of them are gone.
+
+    Raises:
+        click.ClickException: it failed.
+    """
+    run = Run()
+    command = [sys.executable, "-m", "wds_pipes.cli.train"]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True) as trainer,
+    ):
+        assert trainer.stdin is not None
+        assert trainer.stdout is not None
+        try:
+            with contextlib.suppress(BrokenPipeError), trainer.stdin:
+                json.dump(asdict(plan), trainer.stdin)
+            with log.open("w") as copy, click.progressbar(length=total or 1, label=f"{label:13}", show_pos=True) as bar:
+                for line in trainer.stdout:
+                    if not line.endswith("\n"):
+                        break  # it was killed while it wrote this
+                    copy.write(line)
+                    event = json.loads(line)
+                    if event.pop("event") == "checkpoint":
+                        run.state_bytes = event["state_bytes"]
+                        continue
+                    run.steps.append(Step(**event))
+                    bar.update(run.steps[-1].step - bar.pos)
+                    if run.steps[-1].step == kill_at:
+                        os.killpg(trainer.pid, signal.SIGKILL)
+            code = trainer.wait()
+        except BaseException:
+            os.killpg(trainer.pid, signal.SIGKILL)
+            raise
+        if code != (0 if kill_at is None else -signal.SIGKILL):
+            errors.seek(0)
+            reason = [line for line in errors.read().splitlines() if line.strip()]
+            raise click.ClickException(f"the trainer failed with exit code {code}: {reason[-1] if reason else 'it did not say why'}")
+    return run
+
+
+def choose_kill(steps: Sequence[Step], checkpoint_every: int) -> int:
+    """The step after which to kill: between two checkpoints, near the middle of the last epoch but one.
+
+    Raises:
+        click.ClickException: there is no such step.
+    """
+    epochs = sorted({step.epoch for step in steps})
+    inside = [step.step for step in steps if step.epoch == epochs[max(0, len(epochs) - 2)]]
+    between = [step for step in inside[1:-1] if step > checkpoint_every and step % checkpoint_every == checkpoint_every // 2]
+    if not between:
+        raise click.ClickException(
+            f"{len(steps)} steps are too few to kill the training in mid-epoch, between two checkpoints: "
+            "use more --epochs, or a smaller --batch-size or --checkpoint-every"
+        )
+    middle = inside[len(inside) // 2]
+    return min(between, key=lambda step: abs(step - middle))
+
+
+def difference(whole: Sequence[Step], killed: Sequence[Step], resumed: Sequence[Step]) -> str | None:
+    """Where the killed and the resumed run first differ from the uninterrupted one, in words; None if nowhere."""
+    expected = {step.step: step for step in whole}
+    for name, run in (("killed", killed), ("resumed", resumed)):
+        for step in run:
+            other = expected.get(step.step)
+            if other is None:
+                return f"the {name} run did step {step.step}, but the uninterrupted run ended after step {len(whole)}"
+            where = f"step {step.step} of the {name} run"
+            if step.epoch != other.epoch:
+                return f"{where} is in epoch {step.epoch + 1}, not {other.epoch + 1}"
+            if step.keys != other.keys:
+                place = next((place for place, (a, b) in enumerate(zip(step.keys, other.keys)) if a != b), min(len(step.keys), len(other.keys)))
+                return f"{where} has other samples, from place {place} of the batch on: {step.keys[place : place + 3]}, not {other.keys[place : place + 3]}"
+            if step != other:
+                return f"{where} has the same samples but the loss {step.loss!r}, not {other.loss!r}"
+    missing = expected.keys() - {step.step for step in (*killed, *resumed)}
+    if missing:
+        return f"step {min(missing)} was done neither before the crash nor after it"
+    return None
+
+
+# Picture
+
+
+def draw_losses(path: Path, whole: Sequence[Step], killed: Sequence[Step], resumed: Sequence[Step]) -> Path | None:
+    """Draw the losses of the three runs, with the crash and the resume; None if matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+    except ModuleNotFoundError:
+        return None
+    crash, resume = killed[-1].step, resumed[0].step - 1
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    figure.suptitle("Killed in mid-epoch and resumed from the last checkpoint")
+    everything, close = figure.subplots(1, 2, width_ratios=[2, 1])
+    for axes, first, last, style in ((everything, 0, len(whole), "-"), (close, resume - 5, crash + 5, ".-")):
+        for name, steps, look in (
+            ("without interruption", whole, {"color": "0.8", "linewidth": 7}),
+            ("until it was killed", killed, {"color": "tab:red", "linewidth": 3.5, "markersize": 16}),
+            ("after it was resumed", resumed, {"color": "tab:blue", "linewidth": 1.5, "markersize": 8}),
+        ):
+            shown = [step for step in steps if first <= step.step <= last]
+            axes.plot([step.step for step in shown], [step.loss for step in shown], style, label=name, **look)
+        axes.axvline(resume, color="tab:blue", linestyle="--", linewidth=1, label=f"checkpoint of step {resume}: resumed here")
+        axes.axvline(crash, color="tab:red", linestyle="--", linewidth=1, label=f"killed (SIGKILL) after step {crash}")
+        axes.set_xlabel("step")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+    ends = [step.step + 0.5 for step, after in pairwise(whole) if step.epoch != after.epoch]
+    for place, end in enumerate(ends):
+        everything.axvline(end, color="0.5", linestyle=":", linewidth=1, label=None if place else "end of an epoch")
+    everything.set_ylabel("loss")
+    everything.set_title("The whole training")
+    everything.legend()
+    close.set_title("Around the crash")
+    figure.savefig(path, dpi=120)
+    return path

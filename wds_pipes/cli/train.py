@@ -1,0 +1,158 @@
+"""The training program of ``wds-pipes demo``: a small CNN that can be killed at any moment and goes on from its last checkpoint.
+
+``python -m wds_pipes.cli.train`` reads a Plan as JSON from standard input and prints what it does as JSON, a line each. It knows nothing of the demo around it:
+this is what a training script with wds_pipes looks like.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import zlib
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import nn
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import wds_pipes as wp
+
+SIZE = 32  # pixels, of the square images that the model sees
+SEED = 7
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to train on, how long, and where the checkpoint is.
+
+    Attributes:
+        urls: the shards.
+        image: the field with the image, or several of which the first that is there is taken: ``"jpg;png"``.
+        label: the field with the integer label; None: a label is made from the key.
+        classes: how many classes the model tells apart; a label is taken modulo this.
+        batch_size: samples in a batch.
+        workers: worker processes that read and decode.
+        epochs: how many.
+        steps: stop after this many, even within an epoch; None: do all epochs.
+        checkpoint: the file to save to; if it is there, training goes on from it.
+        checkpoint_every: steps from one checkpoint to the next.
+    """
+
+    urls: list[str]
+    image: str
+    label: str | None
+    classes: int
+    batch_size: int
+    workers: int
+    epochs: int
+    steps: int | None
+    checkpoint: str
+    checkpoint_every: int
+
+
+def build_pipeline(plan: Plan) -> wp.WdsPipe:
+    """Shards to batches of (keys, images as uint8 of shape (batch, 3, SIZE, SIZE), labels)."""
+    fields = plan.image.split(";") + ([plan.label] if plan.label else [])
+    pipe: wp.WdsPipe = (
+        wp.ShardList(plan.urls, shuffle=True, seed=SEED)  # type: ignore[abstract]
+        .open_shards()
+        .load_tar()
+        .group_by_key(fields=fields)
+        .shuffle_buffer(200)
+        .decode_by_ext("pil")
+        .to_tuple("__key__", plan.image, plan.label or "__key__")
+        .map_samples(partial(augment, classes=plan.classes))
+        .batch_samples(plan.batch_size)
+    )
+    return pipe
+
+
+def augment(sample: tuple[str, Image.Image, int | str], rng: np.random.Generator, *, classes: int) -> tuple[str, np.ndarray[Any, Any], int]:
+    """The image cropped at random, mirrored or not, and the label. All chance comes from ``rng``, which is the same for this sample after a resume."""
+    key, image, label = sample
+    left, top = rng.integers(5, size=2).tolist()
+    image = ImageOps.fit(image, (SIZE + 4, SIZE + 4)).crop((left, top, left + SIZE, top + SIZE))
+    if rng.random() < 0.5:
+        image = ImageOps.mirror(image)
+    number = label if isinstance(label, int) else zlib.crc32(label.encode())
+    return key, np.asarray(image).transpose(2, 0, 1), number % classes
+
+
+def build_model(classes: int) -> nn.Module:
+    """A CNN of three layers."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((3, 16), (16, 32), (32, 64)):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, classes))
+
+
+def train(plan: Plan) -> None:
+    """Train from the last checkpoint, or from the beginning if there is none."""
+    torch.set_num_threads(1)  # sums of floats depend on how they are split
+    torch.manual_seed(SEED)
+    model = build_model(plan.classes)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    # The loader draws from a generator of its own, not from torch's global one, which is the dropout's.
+    loader = StatefulDataLoader(build_pipeline(plan).as_dataset(), batch_size=None, num_workers=plan.workers, generator=torch.Generator())
+
+    step = first_epoch = 0
+    start = time.perf_counter()
+    if os.path.exists(plan.checkpoint):
+        checkpoint = torch.load(plan.checkpoint, weights_only=True)
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        torch.set_rng_state(checkpoint["rng"])
+        step, first_epoch = checkpoint["step"], checkpoint["epoch"]
+        start = time.perf_counter()
+        loader.load_state_dict(checkpoint["loader"])
+
+    for epoch in range(first_epoch, plan.epochs):
+        for keys, images, labels in loader:
+            seconds = time.perf_counter() - start
+            loss = nn.functional.cross_entropy(model(images.float() / 255), labels)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            step += 1
+            tell(event="step", step=step, epoch=epoch, loss=loss.item(), keys=keys, seconds=seconds)
+            if step % plan.checkpoint_every == 0:
+                state = loader.state_dict()
+                save(
+                    plan.checkpoint,
+                    {
+                        "step": step,
+                        "epoch": epoch,
+                        "model": model.state_dict(),
+                        "optimizer": optimizer.state_dict(),
+                        "rng": torch.get_rng_state(),
+                        "loader": state,
+                    },
+                )
+                tell(event="checkpoint", step=step, state_bytes=len(json.dumps(state)))
+            if step == plan.steps:
+                return
+
+
+def save(path: str, checkpoint: dict[str, Any]) -> None:
+    """Write a checkpoint so that a crash at any moment leaves the old one or the new one, never half of one."""
+    with open(f"{path}.partial", "wb") as file:
+        torch.save(checkpoint, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(f"{path}.partial", path)
+
+
+def tell(**facts: Any) -> None:
+    """Print a line that a program can read."""
+    click.echo(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    train(Plan(**json.load(sys.stdin)))
