@@ -298,7 +298,7 @@ def test_describe_state_is_for_people(urls):
     assert "epoch 0" in text
     assert "of 5 (" in text
     assert "shard-00000" in text
-    assert "6 delivered" in text
+    assert "6 items delivered" in text
     assert "shuffle at" in text
     with pytest.raises(wp.StateError, match="not a state"):
         wp.describe_state({"a": 1})

@@ -499,7 +499,7 @@ def describe_state(state: State) -> str:
                 facts.append(f"byte {entry.get('offset', 0):,}")
             elif name == "shuffle_buffer":
                 facts.append(f"shuffle at {entry.get('turn', -1) + 1:,}, read again from its sample {entry.get('first', 0):,}")
-        facts.append(f"{lane['delivered']:,} delivered")
+        facts.append(f"{lane['delivered']:,} items delivered")
         lines.append(f"lane {index} of {state['lane_count']}: " + ", ".join(facts))
     lines.append("samples: " + ", ".join(f"{count:,} {what}" for what, count in state["counts"].items()))
     return "\n".join(lines)

@@ -1,0 +1,120 @@
+"""Raw reading in one process, warm cache: this package against webdataset and the plain walker, in one run, alternating; medians.
+
+    python tests/bench/raw.py [DIRECTORY]      writes about 280 MB there (default: a temporary directory), takes two minutes
+
+Prints the rates and ratios, what shuffling and a state cost, and memory over 20 epochs; exits with 1 if a bar is missed.
+"""
+
+import gc
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import psutil
+import webdataset
+from data import images, tiny
+from walker import walk
+
+import wds_pipes as wp
+
+MISSED = []
+
+
+def bar(what: str, value: float, bound: float, *, least: bool = True) -> None:
+    """Print a figure beside its bar."""
+    met = value >= bound if least else value <= bound
+    print(f"  {what}: {value:.2f} ({'at least' if least else 'at most'} {bound:g}){'' if met else '   MISSED'}")
+    if not met:
+        MISSED.append(what)
+
+
+def rate(source) -> float:
+    """Samples per second of one pass."""
+    start = time.perf_counter()
+    count = sum(1 for _ in source)
+    return count / (time.perf_counter() - start)
+
+
+def measure(makers, rounds: int) -> dict[str, float]:
+    """The median rate of each way, taken in turn."""
+    rates = {name: [] for name in makers}
+    for _ in range(rounds):
+        for name, make in makers.items():
+            gc.collect()
+            rates[name].append(rate(make()))
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    for name, value in medians.items():
+        print(f"  {name:<22}{value:>12,.0f} samples/s")
+    return medians
+
+
+def raw(urls):
+    return wp.ShardList(urls).open_shards().load_tar().group_by_key()
+
+
+def ways(urls):
+    return {
+        "plain walker": lambda: (sample for url in urls for sample in walk(url)),
+        "webdataset": lambda: webdataset.WebDataset(urls, shardshuffle=False, empty_check=False),
+        "wds_pipes": lambda: raw(urls),
+    }
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")  # of webdataset, which leaves files open
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(temporary)
+        small, large = tiny(directory), images(directory)
+
+        print("tiny samples (200-byte text, class)")
+        found = measure({**ways(small), "wds_pipes, shuffle 10k": lambda: raw(small).shuffle_buffer(10_000)}, 7)
+        bar("against webdataset", found["wds_pipes"] / found["webdataset"], 10)
+        bar("against the walker", found["wds_pipes"] / found["plain walker"], 0.45)
+        bar("shuffle_buffer(10_000), us per sample", 1e6 / found["wds_pipes, shuffle 10k"] - 1e6 / found["wds_pipes"], 1.5, least=False)
+
+        print("images (110 KB JPEG, class, JSON)")
+        found = measure(ways(large), 7)
+        bar("against webdataset", found["wds_pipes"] / found["webdataset"], 4.5)
+
+        print("state (seven stages, shuffle 10 000)")
+        pipe = raw(small).shuffle_buffer(10_000).decode_by_ext().batch_samples(64, collate="list")
+        items = iter(pipe)
+        for _ in range(800):
+            next(items)
+        turns = 20_000
+        start = time.perf_counter()
+        for _ in range(turns):
+            state = pipe.state_dict()
+        bar("state_dict(), us", (time.perf_counter() - start) / turns * 1e6, 30, least=False)
+        bar("size, bytes", len(json.dumps(state)), 1024, least=False)
+        start = time.perf_counter()
+        resumed = raw(small).shuffle_buffer(10_000).decode_by_ext().batch_samples(64, collate="list")
+        resumed.load_state_dict(state)
+        next(iter(resumed))
+        bar("load to first batch at half of the epoch, s", time.perf_counter() - start, 0.25, least=False)
+        del items, resumed
+
+        print("20 epochs")
+        process, descriptors = psutil.Process(), len(os.listdir("/proc/self/fd"))
+        pipe, sizes = raw(large).shuffle_buffer(100), []
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            for _ in range(20):
+                for _sample in pipe:
+                    pass
+                gc.collect()
+                sizes.append(process.memory_info().rss)
+        bar("warnings", len(warned), 0, least=False)
+        bar("memory after the last epoch against the first", sizes[-1] / sizes[0], 1.05, least=False)
+        bar("file descriptors left", len(os.listdir("/proc/self/fd")) - descriptors, 0, least=False)
+    if MISSED:
+        sys.exit(f"missed: {', '.join(MISSED)}")
+
+
+if __name__ == "__main__":
+    main()
