@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 SHAPES = ("disc", "ring", "square", "frame", "triangle", "plus", "cross", "rows", "columns", "checks")
 MAX_CLASSES = 1000  # for shards that do not say how many they have
 STEPS_WITH_DATA = 200
+COLUMN = 15  # characters
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,9 @@ class Run:
 
 @click.command()
 @click.option("--data", "urls", metavar="URL", multiple=True, help="Train on these shards instead: a path or URL, with {000..011} or * in quotes. Repeatable.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="wds-pipes-demo", show_default=True, help="The directory to write to.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, writable=True, path_type=Path), default="wds-pipes-demo", show_default=True, help="The directory to write to."
+)
 @click.option("--samples", type=click.IntRange(min=1), default=3072, show_default=True, help="How many images to make.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True)
 @click.option("--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Processes that read and decode.")
@@ -78,14 +81,18 @@ def demo(*, urls: tuple[str, ...], out: Path, samples: int, batch_size: int, wor
     start = time.perf_counter()
     if not hasattr(os, "killpg"):
         raise click.ClickException("the demo kills processes with SIGKILL, which this system does not have: run it on Linux or macOS")
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.BadParameter(str(error), param_hint="--out") from error
     if urls:
         shards, image, label = inspect_shards(urls)
-        steps = steps or STEPS_WITH_DATA
-        click.echo(f"data           {len(shards):,} shards, {f'labels in {label!r}' if label else 'no label field: labels are made of the keys'}")
+        steps = expected = steps or STEPS_WITH_DATA
+        say("data", f"{count(len(shards), 'shard')}, {f'labels in {label!r}' if label else 'no label field: labels are made of the keys'}")
     else:
         shards, image, label = write_images(out / "shards", samples), "jpg", "cls"
-        click.echo(f"data           {samples:,} JPEGs of {len(SHAPES)} classes in {len(shards)} shards")
+        expected = min(steps or sys.maxsize, epochs * -(-samples // batch_size))
+        say("data", f"{count(samples, 'JPEG')} of {len(SHAPES)} classes in {count(len(shards), 'shard')}")
     plan = Plan(
         urls=shards,
         image=image,
@@ -100,41 +107,44 @@ def demo(*, urls: tuple[str, ...], out: Path, samples: int, batch_size: int, wor
     )
 
     Path(plan.checkpoint).unlink(missing_ok=True)
-    expected = steps if urls else epochs * -(-samples // batch_size)
     whole = run_trainer(plan, "uninterrupted", out / "uninterrupted.jsonl", expected)
-    kill_at = choose_kill(whole.steps, checkpoint_every)
-    say(f"{len(whole.steps)} steps, loss {whole.steps[0].loss:.2f} to {whole.steps[-1].loss:.2f}")
+    total = len(whole.steps)
+    say("", f"{count(total, 'step')}, loss {whole.steps[0].loss:.2f} to {whole.steps[-1].loss:.2f}")
 
     plan = replace(plan, checkpoint=str(out / "interrupted.pt"))
     Path(plan.checkpoint).unlink(missing_ok=True)
-    killed = run_trainer(plan, "to be killed", out / "killed.jsonl", len(whole.steps), kill_at=kill_at)
-    say(f"killed with SIGKILL after step {killed.steps[-1].step}, in epoch {killed.steps[-1].epoch + 1}")
+    killed = run_trainer(plan, "to be killed", out / "killed.jsonl", total, kill_at=choose_kill(whole.steps, checkpoint_every))
+    say("", f"killed with SIGKILL after step {killed.steps[-1].step}, in epoch {killed.steps[-1].epoch + 1}")
 
-    resumed = run_trainer(plan, "resumed", out / "resumed.jsonl", len(whole.steps))
-    say(f"resumed from the checkpoint of step {resumed.steps[0].step - 1}")
+    resumed = run_trainer(plan, "resumed", out / "resumed.jsonl", total)
+    say("", f"went on from the checkpoint of step {resumed.steps[0].step - 1}")
 
     picture = draw_losses(out / "demo.png", whole.steps, killed.steps, resumed.steps)
-    found = difference(whole.steps, killed.steps, resumed.steps)
-    if found is not None:
-        click.echo(f"\nDIFFERENT: {found}")
+    unequal = difference(whole.steps, killed.steps, resumed.steps)
+    if unequal is None:
+        twice = killed.steps[-1].step - resumed.steps[0].step + 1
+        ends = resumed.steps[-1].epoch - resumed.steps[0].epoch
+        click.echo(f"\nEXACT: {count(total, 'step')}, {count(whole.samples, 'sample')}: the same keys and the same losses, to the last bit")
+        say("", f"{count(twice, 'step')} done again after the crash; {count(ends, 'epoch end')} passed after it")
+    else:
+        click.echo(f"\nDIFFERENT: {unequal}")
+    say("speed", f"{whole.samples_per_second:,.0f} samples/s with {count(plan.workers, 'worker')}")
+    say("state", f"{count(killed.state_bytes, 'byte')} as JSON, all workers together")
+    say("first batch", f"{resumed.steps[0].seconds:.2f} s after load_state_dict()")
+    say("picture", str(picture or "none, for want of matplotlib: pip install 'wds_pipes[demo]'"))
+    say("took", f"{time.perf_counter() - start:.0f} s")
+    if unequal is not None:
         raise SystemExit(1)
-    twice = killed.steps[-1].step - resumed.steps[0].step + 1
-    ends = len({step.epoch for step in resumed.steps}) - 1
-    click.echo(f"\nEXACT: {len(whole.steps)} steps, {whole.samples:,} samples: the same keys and the same losses, to the last bit")
-    say(f"{twice} steps done again after the crash; {ends} epoch {'end' if ends == 1 else 'ends'} passed after it")
-    click.echo(f"speed          {whole.samples_per_second:,.0f} samples/s with {plan.workers} workers")
-    click.echo(f"state          {killed.state_bytes:,} bytes as JSON, for all workers")
-    click.echo(f"first batch    {resumed.steps[0].seconds:.2f} s after load_state_dict()")
-    click.echo(f"picture        {picture or 'none without matplotlib: ' + INSTALL}")
-    click.echo(f"took           {time.perf_counter() - start:.0f} s")
 
 
-INSTALL = "pip install 'wds_pipes[demo]'"
+def say(what: str, text: str) -> None:
+    """Print a fact, in two columns."""
+    click.echo(f"{what:{COLUMN}}{text}")
 
 
-def say(text: str) -> None:
-    """Print a line below the one before."""
-    click.echo(f"{'':15}{text}")
+def count(number: int, what: str) -> str:
+    """A number with its noun: ``1 step``, ``2,000 steps``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 # Data
@@ -227,7 +237,7 @@ def inspect_shards(urls: Sequence[str]) -> tuple[list[str], str, str | None]:
 # Runs
 
 
-def run_trainer(plan: Plan, label: str, log: Path, total: int | None, *, kill_at: int | None = None) -> Run:
+def run_trainer(plan: Plan, label: str, log: Path, total: int, *, kill_at: int | None = None) -> Run:
     """Train in a process of its own, with a progress bar, and give what it did; ``kill_at`` is the step after which it and its workers are killed.
 
     What it prints comes through a pipe that its workers hold too, so at the end of that all of them are gone.
@@ -238,7 +248,7 @@ def run_trainer(plan: Plan, label: str, log: Path, total: int | None, *, kill_at
     run = Run()
     command = [sys.executable, "-m", "wds_pipes.cli.train"]
     with (
-        tempfile.TemporaryFile("w+") as errors,
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True) as trainer,
     ):
         assert trainer.stdin is not None
@@ -246,7 +256,7 @@ def run_trainer(plan: Plan, label: str, log: Path, total: int | None, *, kill_at
         try:
             with contextlib.suppress(BrokenPipeError), trainer.stdin:
                 json.dump(asdict(plan), trainer.stdin)
-            with log.open("w") as copy, click.progressbar(length=total or 1, label=f"{label:13}", show_pos=True) as bar:
+            with log.open("w", buffering=1) as copy, click.progressbar(length=total, label=f"{label:{COLUMN - 2}}", show_pos=True) as bar:
                 for line in trainer.stdout:
                     if not line.endswith("\n"):
                         break  # it was killed while it wrote this
@@ -261,7 +271,8 @@ def run_trainer(plan: Plan, label: str, log: Path, total: int | None, *, kill_at
                         os.killpg(trainer.pid, signal.SIGKILL)
             code = trainer.wait()
         except BaseException:
-            os.killpg(trainer.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(trainer.pid, signal.SIGKILL)
             raise
         if code != (0 if kill_at is None else -signal.SIGKILL):
             errors.seek(0)
