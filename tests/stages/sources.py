@@ -1,0 +1,30 @@
+"""A first stage for tests that need other items than samples of shards, or need to know how many were taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wds_pipes.stage import Host, Stage
+
+
+class Given(Stage[Any]):
+    """Gives ``items`` in their order; ``taken`` counts them over all runs. Lane l of n gives every n-th, from number l."""
+
+    @dataclass(slots=True)
+    class At:
+        number: int = 0
+
+    host = seed = None
+
+    def __init__(self, items: Sequence[Any], *, seed: int = 0) -> None:
+        super().__init__()
+        self.given, self.seed, self.host, self.taken = items, seed, Host(), [0]
+
+    def run(self) -> Iterator[Any]:
+        own = self.given[self.lane.number :: self.lane.of]
+        while self.at.number < len(own):
+            self.at.number += 1
+            self.taken[0] += 1
+            yield own[self.at.number - 1]
