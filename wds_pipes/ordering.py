@@ -26,7 +26,7 @@ def _finalize(z: int) -> int:
 
 
 def mix(*values: int) -> int:
-    """One 64-bit hash of several integers of any size; their order matters."""
+    """One 64-bit hash of several integers, each taken modulo 2**64; their order and number matter."""
     state = len(values)
     for value in values:
         state = _finalize((state + _GAMMA) & _MASK ^ _finalize(value & _MASK))
