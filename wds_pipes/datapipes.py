@@ -1,30 +1,25 @@
-"""The stages as torch IterDataPipes, and torch's own pipes as sources of stages.
+"""The stages as torch IterDataPipes.
 
 Rules:
 1. A pipe here is a shell: options go to its stage, iterating and state to a Stream. Its class is made from the stage's, with the same name and help.
 2. ``__iter__`` is not torch's hooked one: that would cost more per item than the stages do, and makes a generator that raised look exhausted.
-3. torch's pipes that hold nothing at a yield (map, filter, batch, collate) are looked through; a chain of torch's pipes alone is replayed from its start, if
-   that gives the same again. Others make ``state_dict()`` fail with their name.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes import iter as torch_pipes
 
 from wds_pipes import stages
 from wds_pipes.errors import StateError
-from wds_pipes.stage import Host, Lane, Mark, Position, Stage, State, Stream, functional_name
+from wds_pipes.stage import Stage, State, Stream, functional_name
+from wds_pipes.torch_pipes import HOLD_NOTHING, TorchSource, TorchStep, walk
 
 if TYPE_CHECKING:
     from wds_pipes.dataset import WdsDataset
@@ -85,7 +80,8 @@ class WdsPipe(IterDataPipe[Any]):
     @property
     def apply_sharding(self) -> Callable[..., None]:
         """What torch's DataLoader calls in each worker: only the first pipe of a chain answers, since a chain is dealt once."""
-        if isinstance(getattr(self, "_source", None), WdsPipe) or not self._stream.stage.root.deals:
+        source = getattr(self, "_source", None)
+        if (source is not None and find_ours(source) is not None) or not self._stream.stage.root.deals:
             raise AttributeError("apply_sharding")
         return self._deal
 
@@ -101,7 +97,7 @@ class WdsPipe(IterDataPipe[Any]):
 
 def _iterate(self: WdsPipe) -> Iterator[Any]:
     """Begin the next epoch, or go on from a loaded state, at the first ``next()``."""
-    if not self._stream.hosted and _below_stateful_dataloader():
+    if _below_stateful_dataloader():
         raise StateError(
             "StatefulDataLoader does not see the state of an IterDataPipe: it would replay from the start and say nothing. Give it pipe.as_dataset(), or "
             "wds_pipes.as_dataset(pipe) for a chain that ends in a pipe of torch's."
@@ -168,135 +164,18 @@ for _name in stages.__all__:
         globals()[_name] = register_stage(getattr(stages, _name))
 
 
-# torch's own pipes
-
-_HOLD_NOTHING = (torch_pipes.Mapper, torch_pipes.Filter, torch_pipes.Batcher, torch_pipes.Collator)
-_REPEATABLE = (*_HOLD_NOTHING, torch_pipes.IterableWrapper, torch_pipes.FileLister, torch_pipes.ShardingFilter, torch_pipes.UnBatcher, torch_pipes.Concater)
-_INSTEAD = {
-    torch_pipes.Shuffler: "use shuffle_buffer(size), or ShardList(urls, shuffle=True) for the shards",
-    torch_pipes.UnBatcher: "put batch() last",
-    torch_pipes.ShardingFilter: "leave it out: ShardList deals the shards to the workers",
-}
-
-
-def _children(pipe: IterDataPipe[Any]) -> list[IterDataPipe[Any]]:
-    """The pipes that a pipe of torch's reads from."""
-    found = []
-    for value in vars(pipe).values():
-        found += [part for part in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(part, IterDataPipe)]
-    return found
-
-
-def _base(pipe: IterDataPipe[Any]) -> WdsPipe | None:
-    """The nearest pipe of ours at or below ``pipe``."""
-    if isinstance(pipe, WdsPipe):
-        return pipe
-    return next((base for base in map(_base, _children(pipe)) if base is not None), None)
-
-
-class TorchPipe(Stage[Any]):
-    """What a pipe of torch's gives, as the source of a stage.
-
-    Checkpoint: the position of the nearest pipe of ours below it or, if there is none, how many items were taken: a resume takes them again.
-    """
-
-    @dataclass(slots=True)
-    class At:  # noqa: D106 - see Stage
-        taken: int = 0
-        delivered: int = 0
-        ended: bool = False
-
-    def __init__(self, pipe: IterDataPipe[Any]) -> None:
-        self.pipe = pipe
-        self.base = _base(pipe)
-        super().__init__(None if self.base is None else self.base._stream.stage)
-        self._host = Host()
-
-    @property
-    def host(self) -> Host:
-        return self._host if self.source is None else self.source.host
-
-    @property
-    def seed(self) -> int:
-        return 0 if self.source is None else self.source.seed
-
-    @property
-    def deals(self) -> bool:
-        """Whether the items are dealt to the lanes here: not if a sharding_filter does."""
-        return not any(isinstance(pipe, torch_pipes.ShardingFilter) for pipe in self._below(self.pipe))
-
-    def open(self, lane: Lane, mark: Mark | None = None) -> TorchPipe:
-        own, before = mark or (None, None)
-        running = copy.copy(self)
-        running.lane = lane
-        running.at = self._at(own)
-        if self.base is not None:
-            self.base._stream.hosted = True
-            self.base._stream.seek(Position(lane.epoch, running.at.delivered, before, running.at.ended))
-        running.items = running.run()
-        return running
-
-    def run(self) -> Iterator[Any]:
-        at, lane = self.at, self.lane
-        if self.base is not None:
-            if not at.ended:
-                yield from self.pipe
-            return
-        for item in islice(self.pipe, lane.number + at.taken * lane.of, None, lane.of):
-            at.taken += 1
-            yield item
-
-    def mark(self) -> Mark:
-        if self.base is None:
-            return self._own(self.at), None
-        position = self.base._stream.position
-        return (0, position.delivered, position.ended), position.mark
-
-    def close(self) -> None:
-        self.items.close()  # type: ignore[attr-defined]
-        if self.base is not None:
-            self.base._stream.close()
-
-    def shards(self) -> tuple[int | None, str]:
-        if self.source is not None:
-            return self.source.shards()
-        listed = [pipe.iterable for pipe in self._below(self.pipe) if isinstance(pipe, torch_pipes.IterableWrapper)]
-        if len(listed) != 1 or not isinstance(listed[0], (list, tuple)) or not all(isinstance(url, str) for url in listed[0]):
-            return None, ""
-        return stages.ShardList(listed[0]).shards() if listed[0] else (0, "")
-
-    def graph(self) -> list[str]:
-        names = [type(pipe).__name__.removesuffix("IterDataPipe") for pipe in self._below(self.pipe)]
-        return [*(self.source.graph() if self.source is not None else []), f"torch({' < '.join(names)})"]
-
-    def check_resumable(self) -> None:
-        super().check_resumable()
-        for pipe in self._below(self.pipe):
-            known = _HOLD_NOTHING if self.base is not None else _REPEATABLE
-            name = type(pipe).__name__
-            if type(pipe) not in known or (len(_children(pipe)) > 1 and self.base is not None):
-                mend = _INSTEAD.get(type(pipe), "use a pipe of wds_pipes instead, or write it as a Stage and register_stage() it")
-                raise StateError(f"the state of torch's {name} in this chain cannot be known exactly, so the chain has no state: {mend}.")
-            if isinstance(pipe, torch_pipes.IterableWrapper) and isinstance(pipe.iterable, Iterator):
-                raise StateError("IterableWrapper holds an iterator, which cannot be read again after a crash: give it a list.")
-
-    def _below(self, pipe: IterDataPipe[Any]) -> list[IterDataPipe[Any]]:
-        """The pipes of torch's from ``pipe`` down."""
-        if isinstance(pipe, WdsPipe):
-            return []
-        return [pipe, *(below for child in _children(pipe) for below in self._below(child))]
-
-    def position(self) -> Position:
-        """Where the chain stands when torch iterates it, not a stage."""
-        if self.base is None:
-            raise StateError("this chain has no pipe of wds_pipes in it, so its state cannot be known")
-        position = self.base._stream.position
-        return position._replace(mark=self.mark())
-
-
 def as_stage(pipe: IterDataPipe[Any]) -> Stage[Any]:
     """The stage of a pipe, ours or torch's."""
-    return pipe._stream.stage if isinstance(pipe, WdsPipe) else TorchPipe(pipe)
+    if isinstance(pipe, WdsPipe):
+        return pipe._stream.stage
+    if type(pipe) in HOLD_NOTHING and find_ours(pipe) is not None:
+        return TorchStep(as_stage(pipe.datapipe), pipe)  # type: ignore[attr-defined]
+    return TorchSource(pipe, find_ours(pipe) is not None)
+
+
+def find_ours(pipe: IterDataPipe[Any]) -> WdsPipe | None:
+    """The nearest pipe of ours at or below ``pipe``."""
+    return next((below for below in walk(pipe) if isinstance(below, WdsPipe)), None)
 
 
 def state_dict(pipe: IterDataPipe[Any]) -> State:
@@ -305,7 +184,7 @@ def state_dict(pipe: IterDataPipe[Any]) -> State:
     Raises:
         StateError: it cannot be known exactly; the message names the pipe.
     """
-    return _stream(pipe).state_dict()
+    return _stream(pipe)[0].state_dict()
 
 
 def load_state_dict(pipe: IterDataPipe[Any], state: State) -> None:
@@ -314,25 +193,35 @@ def load_state_dict(pipe: IterDataPipe[Any], state: State) -> None:
     Raises:
         StateError: the state does not fit; the message says what differs.
     """
-    stream = _stream(pipe)
+    stream, base, steps = _stream(pipe)
     stream.load_state_dict(state)
-    if isinstance(stream.stage, TorchPipe):
+    if base._stream is not stream:
         position = stream.position
-        stream.stage.open(Lane(stream.stage.seed, position.epoch), position.mark)
-        stream.stage.base._stream.hosted = False  # type: ignore[union-attr]
+        mark = position.mark
+        for _ in range(steps if mark else 0):
+            mark = mark[1]  # type: ignore[index]
+        base._stream.seek(position._replace(mark=mark))
 
 
-def _stream(pipe: IterDataPipe[Any]) -> Stream[Any]:
-    """The stream of our pipe, or one that stands where a chain that ends in a pipe of torch's does."""
+def _stream(pipe: IterDataPipe[Any]) -> tuple[Stream[Any], WdsPipe, int]:
+    """A stream that stands where ``pipe`` does, the nearest pipe of ours, and how many of torch's are before it."""
     if isinstance(pipe, WdsPipe):
-        return pipe._stream
+        return pipe._stream, pipe, 0
     if not isinstance(pipe, IterDataPipe):
         raise TypeError(f"an IterDataPipe is needed, not {type(pipe).__name__}")
-    stage = TorchPipe(pipe)
-    stream = Stream(stage)
+    base = find_ours(pipe)
+    if base is None:
+        raise StateError("this chain has no pipe of wds_pipes in it, so its state cannot be known")
+    stage = as_stage(pipe)
     stage.check_resumable()
-    stream.at = stage.position()
-    return stream
+    steps = stage.depth - base._stream.stage.depth
+    position = base._stream.position
+    mark = position.mark
+    for _ in range(steps if mark else 0):
+        mark = (), mark
+    stream = Stream(stage)
+    stream.at = position._replace(mark=mark)
+    return stream, base, steps
 
 
 def as_dataset(pipe: IterDataPipe[Any]) -> WdsDataset:

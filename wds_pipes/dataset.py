@@ -62,7 +62,6 @@ class _WorkerStream(Stream[Any]):
 
     def __init__(self, stage: Stage[Any]) -> None:
         super().__init__(stage)
-        self.hosted = True
         self.over = False  # the loaded state was taken when this lane had ended
         self.epochs = torch.full((MAX_WORKERS,), stage.host.epoch, dtype=torch.int64)
         self.epochs.share_memory_()  # type: ignore[no-untyped-call]

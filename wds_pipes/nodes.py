@@ -47,7 +47,6 @@ class WdsNode(BaseNode[Any]):
 
     def _begin(self, stage: Stage[Any]) -> None:
         self._stream: Stream[Any] = Stream(stage)
-        self._stream.hosted = True
         self._items: Iterator[Any] = iter(self._stream)
         self._maybe_over = False
 

@@ -272,7 +272,6 @@ class Stream(Generic[Out]):
     def __init__(self, stage: Stage[Out]) -> None:
         self.stage = stage
         self.at: tuple[int, int, Mark | None, bool] | None = None  # a Position, as a plain tuple where it is set at each item
-        self.hosted = False  # whether something that knows of states iterates it
         self._resume = False
         self._live: weakref.ref[Pass[Out]] | None = None
 

@@ -1,0 +1,126 @@
+"""torch's own pipes as stages, so that they can stand before, between and behind ours.
+
+Rules:
+1. map, filter, batch and collate hold nothing at a yield: each is a stage without a position, run by torch's own code over our source.
+2. A chain of torch's pipes alone is the first stage of ours. If iterating it again gives the same again, its position is how many items were taken.
+3. All others keep their state to themselves: they run, but a state of such a chain is refused with the name of the pipe.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes import iter as pipes
+
+from wds_pipes import stages
+from wds_pipes.errors import StateError
+from wds_pipes.stage import Host, Stage
+
+HOLD_NOTHING = (pipes.Mapper, pipes.Filter, pipes.Batcher, pipes.Collator)
+_REPEATABLE = (*HOLD_NOTHING, pipes.IterableWrapper, pipes.FileLister, pipes.ShardingFilter, pipes.UnBatcher, pipes.Concater)
+_INSTEAD = {
+    pipes.Shuffler: "use shuffle_buffer(size), or ShardList(urls, shuffle=True) for the shards",
+    pipes.UnBatcher: "put batch() last",
+    pipes.ShardingFilter: "leave it out: ShardList deals the shards to the workers",
+}
+
+
+def walk(pipe: IterDataPipe[Any]) -> Iterator[IterDataPipe[Any]]:
+    """``pipe`` and all pipes that it reads from."""
+    yield pipe
+    for value in vars(pipe).values():
+        for part in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(part, IterDataPipe):
+                yield from walk(part)
+
+
+class TorchStep(Stage[Any]):
+    """A pipe of torch's that holds nothing at a yield, over a stage of ours."""
+
+    def __init__(self, source: Stage[Any], pipe: IterDataPipe[Any]) -> None:
+        super().__init__(source)
+        self.pipe = pipe
+
+    def run(self) -> Iterator[Any]:
+        assert self.source is not None
+        pipe = copy.copy(self.pipe)
+        pipe.datapipe = _Once(self.source.items)  # type: ignore[attr-defined]
+        yield from pipe
+
+    def graph(self) -> list[str]:
+        assert self.source is not None
+        return [*self.source.graph(), f"torch.{_name(self.pipe)}"]
+
+
+class _Once:
+    """The items of a running stage in the place of the pipe that torch would iterate."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self._items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+
+class TorchSource(Stage[Any]):
+    """A chain that ends in a pipe of torch's, as the first stage of ours. Rules 2 and 3.
+
+    Args:
+        pipe: its last pipe.
+        ours: whether a pipe of ours is somewhere in it.
+    """
+
+    @dataclass(slots=True)
+    class At:  # noqa: D106 - see Stage
+        taken: int = 0
+
+    def __init__(self, pipe: IterDataPipe[Any], ours: bool) -> None:
+        super().__init__()
+        self.pipe = pipe
+        self._ours = ours
+        self._host = Host()
+
+    @property
+    def host(self) -> Host:
+        return self._host
+
+    @property
+    def seed(self) -> int:
+        return 0
+
+    @property
+    def deals(self) -> bool:
+        """Whether the items are dealt to the lanes here: not if a sharding_filter or a pipe of ours does."""
+        return not self._ours and not any(isinstance(pipe, pipes.ShardingFilter) for pipe in walk(self.pipe))
+
+    def run(self) -> Iterator[Any]:
+        at, lane = self.at, self.lane
+        for item in islice(self.pipe, lane.number + at.taken * lane.of, None, lane.of):
+            at.taken += 1
+            yield item
+
+    def shards(self) -> tuple[int | None, str]:
+        listed = [pipe.iterable for pipe in walk(self.pipe) if isinstance(pipe, pipes.IterableWrapper)]
+        if len(listed) == 1 and isinstance(listed[0], (list, tuple)) and listed[0] and all(isinstance(url, str) for url in listed[0]):
+            return stages.ShardList(listed[0]).shards()
+        return None, ""
+
+    def graph(self) -> list[str]:
+        return [f"torch({' < '.join(map(_name, walk(self.pipe)))})"]
+
+    def check_resumable(self) -> None:
+        for pipe in walk(self.pipe):
+            if type(pipe) not in _REPEATABLE or self._ours:
+                name, mend = type(pipe).__name__, _INSTEAD.get(type(pipe), "use a pipe of wds_pipes instead, or write it as a Stage and register_stage() it")
+                raise StateError(f"the state of torch's {name} in this chain cannot be known exactly, so the chain has no state: {mend}.")
+            if isinstance(pipe, pipes.IterableWrapper) and isinstance(pipe.iterable, Iterator):
+                raise StateError("IterableWrapper holds an iterator, which cannot be read again after a crash: give it a list.")
+
+
+def _name(pipe: IterDataPipe[Any]) -> str:
+    return type(pipe).__name__.removesuffix("IterDataPipe")
