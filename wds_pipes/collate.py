@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 
 from wds_pipes.errors import SampleError
+from wds_pipes.io.urls import redact
+
+_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
 
 def stack_samples(batch: list[Any], *, tensors: bool = True) -> Any:
@@ -18,7 +21,7 @@ def stack_samples(batch: list[Any], *, tensors: bool = True) -> Any:
         tensors: stack numbers and arrays into torch tensors; otherwise into numpy arrays.
 
     Raises:
-        SampleError: the samples differ in form, or the values of a column in shape.
+        SampleError: the samples differ in form, or the values of a column in kind, shape or dtype.
     """
     first = batch[0]
     if isinstance(first, dict):
@@ -36,47 +39,48 @@ def stack_samples(batch: list[Any], *, tensors: bool = True) -> Any:
 
 
 def _column(values: list[Any], name: str | int | None, batch: list[Any], tensors: bool) -> Any:
-    """One column: stacked if all its values can be, else as a list."""
-    first = values[0]
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(first, torch.Tensor):
-        _check(values, name, batch, torch.Tensor)
-        stacked = torch.stack(values)
-        return stacked if tensors else stacked.numpy()
-    if isinstance(first, np.ndarray) and first.dtype.kind in "biufc":
-        _check(values, name, batch, np.ndarray)
-        stacked = np.stack(values)
-    elif isinstance(first, (bool, int, float, complex, np.number, np.bool_)):
-        if not all(isinstance(value, (bool, int, float, complex, np.number, np.bool_)) for value in values):
-            raise _unstackable(
-                values, name, batch, next(place for place, value in enumerate(values) if not np.isscalar(value) or isinstance(value, (str, bytes)))
-            )
-        stacked = np.array(values)
-        if stacked.dtype.kind == "O":
-            return values
-    else:
-        return values
-    if not tensors:
-        return stacked
-    import torch as to
-
-    return to.from_numpy(stacked if stacked.dtype.isnative else stacked.astype(stacked.dtype.newbyteorder("=")))
-
-
-def _check(values: list[Any], name: str | int | None, batch: list[Any], kind: type) -> None:
-    """All values must be of one kind, shape and dtype."""
-    first = values[0]
+    """One column: stacked if its values are numbers, arrays or tensors, else as a list; an error if only some are."""
+    first, kind = values[0], _kind(values[0])
     for place, value in enumerate(values):
-        if not isinstance(value, kind) or value.shape != first.shape or value.dtype != first.dtype:  # type: ignore[attr-defined]
+        if _kind(value) is not kind or (kind in ("array", "tensor") and (value.shape != first.shape or value.dtype != first.dtype)):
             raise _unstackable(values, name, batch, place)
+    if kind is None:
+        return values
+    try:
+        if kind == "tensor":
+            stacked = sys.modules["torch"].stack(values)
+            return stacked if tensors else stacked.numpy()
+        stacked = np.stack(values) if kind == "array" else _numbers(values)
+        if not tensors:
+            return stacked
+        import torch
+
+        return torch.from_numpy(stacked if stacked.dtype.isnative else stacked.astype(stacked.dtype.newbyteorder("=")))
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise _unstackable(values, name, batch, 0, f"{_describe(first)} in {_name(batch, 0)} and the others: {error}") from error
 
 
-def _unstackable(values: list[Any], name: str | int | None, batch: list[Any], place: int) -> SampleError:
+def _kind(value: Any) -> str | None:
+    """What a value is to ``_column``; None: something to list."""
+    if isinstance(value, _NUMBERS):
+        return "number"
+    if isinstance(value, np.ndarray):
+        return "array" if value.dtype.kind in "biufc" else None
+    torch = sys.modules.get("torch")
+    return "tensor" if torch is not None and isinstance(value, torch.Tensor) else None
+
+
+def _numbers(values: list[Any]) -> Any:
+    """Numbers as an array; Python's ints always as int64."""
+    return np.array(values, np.int64 if all(type(value) is int for value in values) else None)
+
+
+def _unstackable(values: list[Any], name: str | int | None, batch: list[Any], place: int, why: str | None = None) -> SampleError:
     column = "the samples" if name is None else f"field {name!r}" if isinstance(name, str) else f"place {name} of the tuples"
-    key, url = _identity(batch[place])
+    key, url = identity(batch[place])
+    why = why or f"{_describe(values[0])} in {_name(batch, 0)}, but {_describe(values[place])} in {_name(batch, place)}"
     return SampleError(
-        f"{column} cannot be stacked into a batch: {_describe(values[0])} in {_name(batch, 0)}, but {_describe(values[place])} in {_name(batch, place)}. "
-        "Bring them to one shape and type with map_samples(), or pass collate=.",
+        f"{column} cannot be stacked into a batch: {why}. Bring them to one shape and type with map_samples(), or pass collate=.",
         url=url,
         key=key,
     )
@@ -84,7 +88,7 @@ def _unstackable(values: list[Any], name: str | int | None, batch: list[Any], pl
 
 def _uneven(batch: list[Any], sample: Any) -> SampleError:
     place = next(place for place, other in enumerate(batch) if other is sample)
-    key, url = _identity(sample)
+    key, url = identity(sample)
     return SampleError(
         f"the samples of a batch differ in form: {_form(batch[0])} in {_name(batch, 0)}, but {_form(sample)} in {_name(batch, place)}. Choose the fields with "
         "to_tuple() or group_by_key(fields=...), or pass collate=.",
@@ -105,10 +109,14 @@ def _form(sample: Any) -> str:
     return f"{type(sample).__name__} of {len(sample)}" if isinstance(sample, tuple) else type(sample).__name__
 
 
-def _identity(sample: Any) -> tuple[str | None, str | None]:
-    return (sample.get("__key__"), sample.get("__url__")) if isinstance(sample, dict) else (None, None)
+def identity(sample: Any) -> tuple[str | None, str | None]:
+    """The key of a sample and the URL of its shard, as messages show them; None where unknown."""
+    if not isinstance(sample, dict):
+        return None, None
+    key, url = sample.get("__key__"), sample.get("__url__")
+    return key, redact(url) if isinstance(url, str) else None
 
 
 def _name(batch: list[Any], place: int) -> str:
-    key, _ = _identity(batch[place])
+    key, _ = identity(batch[place])
     return f"sample {place} of the batch" if key is None else f"sample {key!r}"

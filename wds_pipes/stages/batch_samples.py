@@ -14,7 +14,8 @@ class BatchSamples(Stage[Any]):
     """Collect samples into batches (functional name: ``batch_samples``).
 
     Samples as dicts give a dict of columns, tuples a tuple of columns, anything else one column. Numbers, arrays and tensors of one shape are stacked into
-    a tensor of shape (batch, ...); ints become int64, floats float64, bools bool. Strings, bytes and everything else are listed.
+    a tensor of shape (batch, ...); ints become int64, floats float64, bools bool, numpy's numbers keep their dtype. Strings, bytes, None, dicts and everything
+    else are listed.
 
     Args:
         source: any pipe.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from wds_pipes.collate import identity
 from wds_pipes.stage import Out, Stage
 
 
@@ -33,7 +34,14 @@ class FilterSamples(Stage[Out]):
         assert self.source is not None
         at, predicate = self.at, self.predicate
         for sample in self.source.items:
-            if predicate(sample):
+            try:
+                keep = predicate(sample)
+            except Exception as error:
+                key, url = identity(sample)
+                name = f"{sample!r:.80}" if key is None else f"sample {key!r} of shard {url}"
+                error.add_note(f"raised by the function of filter_samples() on {name}")
+                raise
+            if keep:
                 yield sample
             else:
                 at.filtered += 1

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from wds_pipes.collate import identity
 from wds_pipes.errors import SampleError, WdsError
 from wds_pipes.ordering import mix, mix_text
 from wds_pipes.stage import Stage, Tolerant
@@ -47,6 +48,7 @@ class MapSamples(Tolerant[Any]):
     def run(self) -> Iterator[Any]:
         assert self.source is not None
         at, fn, takes_rng = self.at, self.fn, self.takes_rng
+        self._place = _maps(self.source)
         for sample in self.source.items:
             at.number += 1
             try:
@@ -62,30 +64,39 @@ class MapSamples(Tolerant[Any]):
     def _rng(self, sample: Any) -> np.random.Generator:
         lane = self.lane
         if isinstance(sample, dict) and "__key__" in sample:
-            key = mix(lane.seed, lane.epoch, self.depth, _RNG, mix_text(f"{sample.get('__url__')}\0{sample['__key__']}"))
+            key = mix(lane.seed, lane.epoch, self._place, _RNG, mix_text(f"{sample.get('__url__')}\0{sample['__key__']}"))
         else:
-            key = lane.key(self.depth, _RNG, self.at.number)
+            key = lane.key(self._place, _RNG, self.at.number)
         return np.random.Generator(np.random.Philox(key=key))
+
+
+def _maps(stage: Stage[Any] | None) -> int:
+    """How many steps of this kind a chain has: what tells the generators of one from those of another, wherever else a chain is changed."""
+    return 0 if stage is None else _maps(stage.source) + isinstance(stage, MapSamples)
 
 
 def _takes_rng(fn: Callable[..., Any]) -> bool:
     """Whether ``fn`` must be given a second argument, or has a parameter called rng in its place."""
     try:
-        parameters = list(inspect.signature(fn).parameters.values())
+        signature = inspect.signature(fn)
     except (TypeError, ValueError):
         return False
-    places = [parameter for parameter in parameters if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)]
-    return len(places) > 1 and (places[1].name == "rng" or places[1].default is inspect.Parameter.empty)
+    places = [parameter for parameter in signature.parameters.values() if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)]
+    takes = len(places) > 1 and (places[1].name == "rng" or places[1].default is inspect.Parameter.empty)
+    try:
+        signature.bind(*["sample", "rng"][: 1 + takes])
+    except TypeError as error:
+        raise TypeError(f"map_samples() needs fn(sample) or fn(sample, rng), not {fn!r}: {error}") from error
+    return takes
 
 
 def _name(sample: Any, number: int) -> str:
-    if isinstance(sample, dict) and "__key__" in sample:
-        return f"sample {sample['__key__']!r} of shard {sample.get('__url__')}"
-    return f"sample {number} of this lane and epoch"
+    key, url = identity(sample)
+    return f"sample {number} of this lane and epoch" if key is None else f"sample {key!r} of shard {url}"
 
 
 def _wrapped(sample: Any, number: int, cause: Exception) -> WdsError:
-    key, url = (sample.get("__key__"), sample.get("__url__")) if isinstance(sample, dict) else (None, None)
+    key, url = identity(sample)
     error = SampleError(f"the function of map_samples() raised {type(cause).__name__} on {_name(sample, number)}: {cause}", url=url, key=key)
     error.__cause__ = cause
     return error

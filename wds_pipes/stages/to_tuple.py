@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from wds_pipes.collate import identity
 from wds_pipes.errors import SampleError
 from wds_pipes.stage import Stage, Tolerant
 
@@ -54,6 +55,6 @@ class ToTuple(Tolerant[tuple[Any, ...]]):
 
 
 def _missing(sample: dict[str, Any], field: str) -> SampleError:
-    key, url = sample.get("__key__"), sample.get("__url__")
-    there = ", ".join(name for name in sample if not name.startswith("__")) or "none"
+    key, url = identity(sample)
+    there = ", ".join(repr(name) for name in sample if name not in ("__key__", "__url__")) or "no fields"
     return SampleError(f"sample {key!r} of shard {url} has no field {field!r}; it has: {there}", url=url, key=key)

@@ -1,0 +1,239 @@
+"""map_samples: any function of a sample, and random draws that depend on (seed, epoch, sample) alone."""
+
+import functools
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from sources import Given
+
+import wds_pipes as wp
+from wds_pipes.stage import Stream
+from wds_pipes.stages import MapSamples
+from wds_pipes.testing import check_resume
+
+
+def shards(urls, **options):
+    return wp.ShardList(urls, **{"seed": 5, **options}).open_shards().load_tar().group_by_key()
+
+
+def draw(sample, rng):
+    return sample["__key__"], int(rng.integers(1 << 60))
+
+
+def draw_number(number, rng):
+    return number, int(rng.integers(1 << 60))
+
+
+@pytest.mark.parametrize("fn", [draw, len], ids=["with rng", "without"])
+def test_resumes_exactly(urls, fn):
+    check_resume(lambda: shards(urls).shuffle_buffer(3).map_samples(fn))
+
+
+def test_resumes_exactly_with_skipped_samples(urls):
+    def fn(sample, rng):
+        return draw(sample, rng) if int(sample["cls"]) % 3 else 1 / 0
+
+    epochs = check_resume(lambda: shards(urls).map_samples(fn, on_error="skip").shuffle_buffer(2))
+    assert 0 < len(epochs[0]) < 14
+
+
+def test_items_that_are_no_dicts_resume_exactly():
+    """They are told by their number in the lane."""
+    check_resume(lambda: Stream(MapSamples(Given(range(9)), draw_number)))
+
+
+# What is called, and how
+
+
+def scale(sample, factor=2):
+    return sample * factor
+
+
+class Callable:
+    def __call__(self, sample, rng):
+        return sample, type(rng).__name__
+
+
+class Method:
+    def one(self, sample):
+        return sample + 1
+
+    def two(self, sample, generator):
+        return sample, type(generator).__name__
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (lambda sample: sample + 1, 4),
+        (lambda *samples: samples, (3,)),
+        (scale, 6),
+        (functools.partial(scale, factor=5), 15),
+        (functools.partial(pow, 2), 8),
+        (str, "3"),
+        (float, 3.0),
+        (int.bit_length, 2),
+        (Method().one, 4),
+        (np.sqrt, np.sqrt(3)),
+        (functools.partial(lambda sample, rng: rng, rng=7), 7),
+    ],
+)
+def test_functions_of_a_sample(fn, expected):
+    """Optional further parameters stay at their defaults."""
+    assert list(Stream(MapSamples(Given([3]), fn))) == [expected]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda sample, rng: (sample, type(rng).__name__),
+        lambda sample, rng=None: (sample, type(rng).__name__),
+        lambda sample, anything, /: (sample, type(anything).__name__),
+        functools.partial(lambda strength, sample, rng: (sample, type(rng).__name__), 0.5),
+        functools.partial(lambda sample, rng, strength: (sample, type(rng).__name__), strength=0.5),
+        Callable(),
+        Method().two,
+    ],
+)
+def test_functions_of_a_sample_and_a_generator(fn):
+    assert list(Stream(MapSamples(Given([3]), fn))) == [(3, "Generator")]
+
+
+@pytest.mark.parametrize("fn", [None, "name", 3, lambda: 1, lambda one, two, three: 1, lambda sample, *, rng: 1])
+def test_what_cannot_be_called_so_is_refused_when_it_is_built(fn):
+    with pytest.raises(TypeError, match="map_samples"):
+        MapSamples(Given([3]), fn)
+
+
+def test_wrong_options_are_refused_when_it_is_built():
+    with pytest.raises(ValueError, match="on_error must be one of 'raise', 'skip'"):
+        MapSamples(Given([3]), str, on_error="ignore")
+    with pytest.raises(ValueError, match="max_errors"):
+        MapSamples(Given([3]), str, max_errors=-1)
+
+
+# What is drawn
+
+
+def test_draws_differ_between_samples_epochs_seeds_and_steps(urls):
+    pipe = shards(urls).map_samples(draw)
+    epochs = [dict(pipe), dict(pipe), dict(shards(urls, seed=6).map_samples(draw))]
+    assert len({value for epoch in epochs for value in epoch.values()}) == 3 * 14
+    first, second = dict(shards(urls).map_samples(draw)), dict(shards(urls).map_samples(dict).map_samples(draw))
+    assert not set(first.values()) & set(second.values())
+
+
+@pytest.mark.parametrize("chain", [lambda pipe: pipe.shuffle_buffer(5), lambda pipe: pipe.filter_samples(bool), lambda pipe: pipe.decode_by_ext()])
+def test_a_dict_sample_draws_the_same_in_another_order(urls, chain):
+    """Shards shuffled or not, with or without other steps before."""
+    plain = dict(shards(urls).map_samples(draw))
+    assert dict(chain(shards(urls, shuffle=True)).map_samples(draw)) == plain
+
+
+@pytest.mark.parametrize("lanes", [2, 3])
+def test_a_dict_sample_draws_the_same_with_any_number_of_lanes(urls, lanes):
+    plain = dict(shards(urls).map_samples(draw))
+    dealt = {}
+    for lane in range(lanes):
+        source = wp.ShardList(urls, seed=5)
+        source.apply_sharding(lanes, lane)
+        dealt |= dict(source.open_shards().load_tar().group_by_key().map_samples(draw))
+    assert dealt == plain
+
+
+def test_other_items_draw_by_lane_and_number():
+    """No two of them alike."""
+    drawn = []
+    for lane in (0, 1):
+        source = Given(range(20))
+        source.host.lane, source.host.lanes = lane, 2
+        drawn += [value for _, value in Stream(MapSamples(source, draw_number))]
+    assert len(set(drawn)) == 20
+
+
+def test_golden_key():
+    """The key of a sample's generator never changes; numpy's Philox is a published function of it."""
+    keys = []
+    sample = {"__key__": "0001", "__url__": "s3://bucket/a.tar"}
+    list(Stream(MapSamples(Given([sample, 1], seed=3), lambda sample, rng: keys.append(rng.bit_generator.state["state"]["key"].tolist()))))
+    assert keys == [[1685911290127790245, 0], [2697846336622512274, 0]]
+
+
+def test_global_generators_are_left_alone(urls):
+    """Neither read nor seeded."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    one = list(shards(urls).map_samples(draw))
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    seeded = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    assert list(shards(urls).map_samples(draw)) == one
+    after = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    assert after[0] == seeded[0]
+    assert all(map(np.array_equal, after[1], seeded[1]))
+    assert torch.equal(after[2], seeded[2])
+    random.setstate(before[0])
+    np.random.set_state(before[1])
+    torch.set_rng_state(before[2])
+
+
+# Errors
+
+
+class OwnError(Exception):
+    pass
+
+
+def bad(sample):
+    if sample["__key__"] == "00000004":
+        raise OwnError("no good")
+    return sample["__key__"]
+
+
+def test_errors_are_raised_as_they_are_with_a_note(urls):
+    """The note names the sample and its shard, without credentials."""
+    with pytest.raises(OwnError, match="no good") as caught:
+        list(shards(urls).map_samples(bad))
+    assert caught.value.__notes__ == [f"raised by the function of map_samples() on sample '00000004' of shard {urls[2]}"]
+    sample = {"__key__": "00000004", "__url__": "https://me:secret@host/a.tar"}
+    with pytest.raises(OwnError) as caught:
+        list(Stream(MapSamples(Given([sample]), bad)))
+    assert "secret" not in "".join(caught.value.__notes__)
+
+
+def test_a_number_names_an_item_without_a_key():
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(Stream(MapSamples(Given([2, 1, 0]), lambda number: 1 / number)))
+    assert caught.value.__notes__ == ["raised by the function of map_samples() on sample 3 of this lane and epoch"]
+
+
+def test_stop_iteration_of_the_function_is_no_end_of_the_data():
+    """It would otherwise cut the epoch short silently."""
+    with pytest.raises(RuntimeError):
+        list(Stream(MapSamples(Given([1, 2]), lambda number: next(iter(())))))
+
+
+def test_skip_counts_and_logs(urls, caplog):
+    pipe = shards(urls).map_samples(bad, on_error="skip")
+    assert len(list(pipe)) == 13
+    assert pipe.counts() == {"delivered": 13, "filtered": 0, "skipped": 1, "dropped": 0}
+    assert f"raised OwnError on sample '00000004' of shard {urls[2]}: no good" in caplog.text
+
+
+def test_max_errors_is_the_number_that_may_be_skipped():
+    numbers = [1, 0, 2, 0, 3, 0]
+    assert list(Stream(MapSamples(Given(numbers), lambda number: 6 // number, on_error="skip", max_errors=3))) == [6, 3, 2]
+    with pytest.raises(wp.SampleError, match="ZeroDivisionError on sample 6") as caught:
+        list(Stream(MapSamples(Given(numbers), lambda number: 6 // number, on_error="skip", max_errors=2)))
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert "max_errors=2" in caught.value.__notes__[0]
+
+
+def test_is_a_method_with_help_that_pickles(urls, capsys):
+    pipe = shards(urls).map_samples(draw)
+    assert list(pickle.loads(pickle.dumps(pipe))) == list(pipe)
+    help(pipe.map_samples)
+    assert "Apply a function to each sample" in capsys.readouterr().out

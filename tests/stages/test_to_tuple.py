@@ -1,0 +1,94 @@
+"""to_tuple: chosen fields, alternatives, and what is said when one is missing."""
+
+import pickle
+
+import pytest
+from sources import Given
+
+import wds_pipes as wp
+from wds_pipes.stage import Stream
+from wds_pipes.stages import ToTuple
+from wds_pipes.testing import check_resume
+
+SAMPLES = [
+    {"__key__": "a", "__url__": "https://me:secret@host/x.tar", "jpg": b"1", "cls": b"2"},
+    {"__key__": "b", "__url__": "https://me:secret@host/x.tar", "png": b"3", "jpeg": b"4", "cls": b"5"},
+    {"__key__": "c", "__url__": "https://me:secret@host/x.tar", "txt": b"6"},
+]
+
+
+def shards(urls):
+    return wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key()
+
+
+@pytest.mark.parametrize("fields", [("txt",), ("__key__", "png;json", "cls")])
+def test_resumes_exactly(urls, fields):
+    epochs = check_resume(lambda: shards(urls).shuffle_buffer(2).to_tuple(*fields))
+    assert {len(item) for item in epochs[0]} == {len(fields)}
+
+
+def test_resumes_exactly_with_skipped_samples():
+    check_resume(lambda: Stream(ToTuple(Given(SAMPLES * 3), "jpg", on_error="skip")))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (("jpg;png", "cls"), [(b"1", b"2"), (b"3", b"5")]),
+        (("jpg;jpeg;png",), [(b"1",), (b"4",)]),
+        (("png;jpeg;jpg",), [(b"1",), (b"3",)]),
+        (("cls", "cls", "__key__"), [(b"2", b"2", "a"), (b"5", b"5", "b")]),
+    ],
+)
+def test_takes_the_first_alternative_that_is_there(fields, expected):
+    assert list(Stream(ToTuple(Given(SAMPLES[:2]), *fields))) == expected
+
+
+def test_none_and_empty_values_are_there():
+    """A field is missing only if the sample does not have it."""
+    assert list(Stream(ToTuple(Given([{"a": None, "b": b""}]), "a;c", "b;c"))) == [(None, b"")]
+
+
+def test_a_missing_field_is_named_with_what_is_there():
+    """And with key and shard, the latter without credentials."""
+    with pytest.raises(wp.SampleError) as caught:
+        list(Stream(ToTuple(Given(SAMPLES), "jpg;png", "cls")))
+    assert str(caught.value) == "sample 'c' of shard https://host/x.tar has no field 'jpg;png'; it has: 'txt'"
+    assert (caught.value.key, caught.value.url) == ("c", "https://host/x.tar")
+    with pytest.raises(wp.SampleError, match="sample None of shard None has no field 'a'; it has: no fields"):
+        list(Stream(ToTuple(Given([{}]), "a")))
+
+
+def test_skip_counts_each_sample_once(caplog):
+    """Also one that lacks two fields."""
+    stream = Stream(ToTuple(Given(SAMPLES), "jpg", "cls", on_error="skip"))
+    assert list(stream) == [(b"1", b"2")]
+    assert stream.counts() == {"delivered": 1, "filtered": 0, "skipped": 2, "dropped": 0}
+    assert "sample 'b'" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_max_errors_is_the_number_that_may_be_skipped():
+    assert len(list(Stream(ToTuple(Given(SAMPLES), "jpg", on_error="skip", max_errors=2)))) == 1
+    with pytest.raises(wp.SampleError, match="sample 'c'") as caught:
+        list(Stream(ToTuple(Given(SAMPLES), "jpg", on_error="skip", max_errors=1)))
+    assert "max_errors=1" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("fields", [(), ("",), ("jpg;",), (";",), ("jpg;;png",), (3,), (["jpg", "cls"],), (None,)])
+def test_wrong_fields_are_refused_when_it_is_built(fields):
+    with pytest.raises((TypeError, ValueError), match=r"to_tuple\('jpg;png', 'cls'\)|such as 'jpg;png'"):
+        ToTuple(Given(SAMPLES), *fields)
+
+
+def test_items_that_are_no_samples_are_refused():
+    with pytest.raises(TypeError, match=r"to_tuple\(\) takes samples as dicts, and its source gave tuple"):
+        list(Stream(ToTuple(Given([(1, 2)]), "jpg", on_error="skip")))
+
+
+def test_is_a_method_with_help_that_pickles(urls, capsys):
+    pipe = shards(urls).to_tuple("txt", "cls")
+    again = pickle.loads(pickle.dumps(pipe))
+    assert list(again) == list(pipe)
+    help(pipe.to_tuple)
+    assert "Samples to tuples of chosen fields" in capsys.readouterr().out
