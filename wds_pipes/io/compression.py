@@ -13,7 +13,7 @@ import zlib
 from typing import Any, BinaryIO
 
 # What a damaged compressed stream raises, besides OSError and EOFError.
-DAMAGE: tuple[type[Exception], ...] = (zlib.error, lzma.LZMAError)
+DAMAGE: tuple[type[Exception], ...] = (zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 MAGIC_BYTES = 10
 _MAGICS = (
@@ -46,7 +46,26 @@ def decompress(stream: BinaryIO, kind: str, *, buffer_bytes: int = 1 << 20) -> B
         opened = _zstd(stream)
     else:
         raise ValueError(f"unknown compression {kind!r}")
-    return io.BufferedReader(opened, buffer_bytes)
+    return io.BufferedReader(_Decompressed(opened), buffer_bytes)
+
+
+class _Decompressed(io.RawIOBase):
+    """A decompressing stream that gives what it has as soon as it has some: then damage takes away only what is behind it."""
+
+    def __init__(self, opened: Any) -> None:
+        self._opened = opened
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._opened.read1(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._opened.close()
+        super().close()
 
 
 def _zstd(stream: BinaryIO) -> Any:
@@ -69,3 +88,8 @@ def damage() -> tuple[type[Exception], ...]:
         if module in sys.modules:
             found.append(getattr(sys.modules[module], name))
     return tuple(found)
+
+
+def unreadable() -> tuple[type[Exception], ...]:
+    """Every exception by which a stream shows that it cannot be read on."""
+    return EOFError, OSError, *damage()

@@ -108,7 +108,7 @@ class GroupByKey(Tolerant[Sample]):
                 shard, name, data, offset = member
             except (TypeError, ValueError):
                 raise _no_member(member) from None
-            if shard is not url or offset <= last:
+            if (shard is not url and shard != url) or offset <= last:
                 if mark and not isinstance(member, TarMember):
                     raise _no_member(member)
                 if sample is not None and (ready := self._finish(sample, bad)) is not None:
@@ -123,10 +123,8 @@ class GroupByKey(Tolerant[Sample]):
             if field is None:
                 parts = split(name) if name else None
                 if parts is None:
-                    if not name:  # a gap
-                        self._finish(sample, True)
-                        sample, key, stem = None, "", ""
-                        bad, suspect = False, True
+                    if not name:  # a gap: the sample may go on behind it
+                        stem, bad, suspect = "", True, True
                     if mark:
                         before = mark()
                     continue
@@ -142,6 +140,8 @@ class GroupByKey(Tolerant[Sample]):
                     if key in seen:
                         self._repeated(sample, offset)
                     seen.add(key)
+                elif suspect:
+                    suspect = False
                 field = names.get(parts[1])
                 if field is None:
                     if len(names) > 4096:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from wds_pipes.errors import ShardError
+from wds_pipes.io.compression import unreadable
+from wds_pipes.io.urls import redact
 from wds_pipes.stage import Mark, Stage, Tolerant, check_choice, check_count
 from wds_pipes.stages.open_shards import Shard
 from wds_pipes.tar.reader import TarMember, TarReader
@@ -58,6 +60,7 @@ class LoadTar(Tolerant[TarMember]):
         self.named = True
         self._reader: TarReader | None = None
         self._before: Mark | None = None  # while running, the position of the source to resume at
+        self._damage_at = -1  # while running, where the last damage of this shard begins
 
     def run(self) -> Iterator[TarMember]:
         at, source = self.at, self.source
@@ -66,6 +69,7 @@ class LoadTar(Tolerant[TarMember]):
             self._before = source.mark()
             shard = next(source.items, None)
             if shard is None:
+                self._before = None
                 return
             if not isinstance(shard, Shard):
                 raise TypeError(f"load_tar() takes open shards, and its source gave {shard!r}: put .open_shards() before it")
@@ -79,20 +83,28 @@ class LoadTar(Tolerant[TarMember]):
                     want=self.want,
                     max_member_bytes=self.max_member_bytes,
                     on_truncated=self.on_truncated,
-                    on_error=self.skip,
+                    on_error=self._damaged,
                     named=self.named,
                 )
                 yield from self._reader
-            except (ModuleNotFoundError, EOFError, OSError) as error:
-                self.skip(ShardError(f"shard {shard.url} cannot be read: {error}", url=shard.url, offset=at.offset))
+            except unreadable() as error:
+                url = redact(shard.url)
+                self.skip(ShardError(f"shard {url} cannot be read ({type(error).__name__}: {error}). Write or fetch it again.", url=url, offset=at.offset))
             finally:
                 shard.close()
-            self._reader, at.offset, at.compression = None, 0, ""
+            self._reader, self._damage_at, at.offset, at.compression = None, -1, 0, ""
+
+    def _damaged(self, error: ShardError) -> None:
+        self.skip(error)
+        self._damage_at = self._reader.offset  # type: ignore[union-attr]
 
     def mark(self) -> Mark:
         at, reader = self.at, self._reader
-        return (at.offset if reader is None else reader.offset, at.compression, at.damaged), self._before or self.source.mark()  # type: ignore[union-attr]
+        assert self.source is not None
+        if reader is not None and reader.ended:
+            return (0, "", at.damaged), self.source.mark()
+        return (at.offset if reader is None else reader.offset, at.compression, at.damaged), self._before or self.source.mark()
 
     def mark_at(self, offset: int) -> Mark:
-        """The position before the member at ``offset``, which was given last."""
-        return (offset, self.at.compression, self.at.damaged), self._before
+        """The position before the member at ``offset``, which was given last; if that is a gap, its damage will be met again."""
+        return (offset, self.at.compression, self.at.damaged - (offset == self._damage_at)), self._before

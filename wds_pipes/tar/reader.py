@@ -21,13 +21,14 @@ from struct import error as struct_error
 from typing import BinaryIO, NamedTuple
 
 from wds_pipes.errors import ShardError, ShardWarning
-from wds_pipes.io.compression import damage
+from wds_pipes.io.compression import damage, unreadable
 from wds_pipes.io.urls import redact
 
 logger = logging.getLogger("wds_pipes")
 
 BLOCK = 512
-MAX_HEADER_BYTES = 1 << 20  # of an extended header: names and attributes
+MAX_HEADER_BYTES = 1 << 20  # of all extended headers of a member: names, attributes, the map of a sparse file
+MAX_SIZE = 1 << 60  # a larger one cannot be meant
 _ZEROS = bytes(BLOCK)
 _REGULAR = b"0\x007"  # regular, the same in v7, contiguous
 _NO_DATA = b"123456"  # links, devices, directories: whatever their size says
@@ -102,6 +103,7 @@ class TarReader:
 
     Attributes:
         offset: where to go on: a new reader with a stream that stands there gives what this one has not given yet.
+        ended: nothing can be read on: the stream was cut or broke.
     """
 
     def __init__(
@@ -124,7 +126,8 @@ class TarReader:
         self._on_truncated = on_truncated
         self._on_error = on_error
         self._named = named
-        self._begin = self._here = offset  # where the walk began; where the stream stands, kept only on the rare paths
+        self.ended = False
+        self._here = offset  # where the stream stands; kept only on the rare paths
         self._extra: _Extra | None = None
 
     def __iter__(self) -> Iterator[TarMember]:
@@ -161,8 +164,7 @@ class TarReader:
                                 read(padding)
                         else:
                             data = None
-                            self._here = offset
-                            self._pass_over(size + padding, name)
+                            self._pass_over(size, name, offset)
                         member = (url, name, data, offset)
                         self.offset = offset = offset + BLOCK + size + padding
                         yield new(TarMember, member) if named else member  # type: ignore[misc]
@@ -187,13 +189,16 @@ class TarReader:
             except _Damage as damaged:
                 found = damaged
             except EOFError as error:
-                found = _Damage(f"is cut short inside its compressed data ({error}): write or fetch it again", self.offset, error, cut=True)
+                found = _Damage(f"is cut short inside its compressed data ({error}). Write or fetch it again", self.offset, error, cut=True)
             except damage() as error:
-                found = _Damage(f"has damaged compressed data ({error}): write or fetch it again", self.offset, error, cut=True, lost=True)
+                found = _Damage(f"has damaged compressed data ({error}). Write or fetch it again", self.offset, error, cut=True, lost=True)
             except OSError as error:
-                found = _Damage(f"cannot be read on: {type(error).__name__}: {error}", self.offset, error, cut=True, lost=True)
-            yield self._report(found)
+                what = f"cannot be read on ({type(error).__name__}: {error}). Check that it can be reached and is whole"
+                found = _Damage(what, self.offset, error, cut=True, lost=True)
+            gap = self._report(found)
             head = None if found.cut else self._go_on(found)
+            self.ended = head is None
+            yield gap
             if head is None:
                 return
 
@@ -202,74 +207,68 @@ class TarReader:
         header = _parse(head, start)
         kind, size = header.kind, header.size
         if kind in b"xXgLK":
-            if size > MAX_HEADER_BYTES:
-                raise _Damage(f"has an extended header of {size} bytes; names and attributes take at most {MAX_HEADER_BYTES}", start)
-            content = self._take(size, "an extended header")
-            self._take(-size & 511, "an extended header")
-            self._extend(kind, content, start)
+            extra = self._extra = self._extra or _Extra(start)
+            extra.size += size
+            if extra.size > MAX_HEADER_BYTES:
+                raise _Damage(f"has extended headers of {extra.size} bytes, more than {MAX_HEADER_BYTES}. Write or fetch it again", start)
+            content = self._take(size + (-size & 511), "an extended header", start)[:size]
+            self._extend(extra, kind, content, start)
             return None
         extra, self._extra = self._extra or _Extra(start), None
         name, size = extra.apply(header, start)
-        padded = size + (-size & 511)
         text = name.decode("utf-8", "surrogateescape")
-        if kind == 0 and text.endswith("/"):
-            return None
         if kind not in _REGULAR and kind != 83:  # S: sparse
             if kind not in _NO_DATA:
-                self._pass_over(padded, text)
+                self._pass_over(size, text, start)
             return None
-        sparse = _Sparse.old_gnu(head, self._take) if kind == 83 else extra.sparse()
+        if kind == 0 and text.endswith("/"):  # a directory of v7
+            return None
+        sparse = _Sparse.old_gnu(head, self._take, start) if kind == 83 else extra.sparse()
         real_size = sparse.size if sparse else size
         if max(size, real_size) > self._max:
-            raise _Damage(
-                f"has a member {text!r} of {max(size, real_size)} bytes, more than max_member_bytes={self._max}: raise that limit if the size is right",
-                extra.start,
-                skip=padded,
-            )
-        if self._want is not None and not self._want(text):
-            self._pass_over(padded, text)
-            return TarMember(self.url, text, None, extra.start)
-        data = self._take(size, f"member {text!r}")
-        self._take(min(-size & 511, BLOCK), None)
+            what = f"has a member {text!r} of {max(size, real_size)} bytes, more than max_member_bytes={self._max}. Raise that limit if the size is right"
+            raise _Damage(what, extra.start, passed=size)
+        if not text or (self._want is not None and not self._want(text)):
+            self._pass_over(size, text, start)
+            return TarMember(self.url, text, None, extra.start) if text else None
+        data = self._take(size, f"member {text!r}", start)
+        self._take(-size & 511, None, start)
         return TarMember(self.url, text, sparse.expand(data, start) if sparse else data, extra.start)
 
-    def _extend(self, kind: int, content: bytes, start: int) -> None:
+    def _extend(self, extra: _Extra, kind: int, content: bytes, start: int) -> None:
         """Keep what an extended header says for the member behind it."""
-        if self._extra is None:
-            self._extra = _Extra(start)
         if kind == 76:  # L: GNU long name
-            self._extra.long_name = content.partition(b"\0")[0]
+            extra.long_name = content.partition(b"\0")[0]
         elif kind in b"xX":
-            self._extra.read_pax(content, start)
+            extra.read_pax(content, start)
         elif kind == 103:  # g: global
             said = _Extra(start)
             said.read_pax(content, start)
-            if said.pax.keys() & {b"path", b"size"} or said.sparse_words():
-                raise _Damage("has a global pax header that names or sizes all its members, which makes no sense: write the shard again", start)
-            if self._extra.start == start:
+            if any(key in (b"path", b"size") or key.startswith(b"GNU.sparse.") for key in said.pax):
+                raise _Damage("has a global pax header that names or sizes all its members, which makes no sense. Write the shard again", start)
+            if extra.start == start:
                 self._extra = None
 
-    def _take(self, count: int, what: str | None) -> bytes:
-        """The next bytes; a cut if there are fewer, unless ``what`` is None."""
+    def _take(self, count: int, what: str | None, start: int) -> bytes:
+        """The next bytes; if there are fewer, ``what`` at ``start`` is cut, unless it is None."""
         data = self._stream.read(count)
         if len(data) != count and what is not None:
-            raise _Damage(f"is cut inside {what}: {len(data)} of {count} bytes are there. Write or fetch it again", self._here, cut=True)
+            raise _Damage(f"is cut inside {what}: {len(data)} of {count} bytes are there. Write or fetch it again", start, cut=True)
         self._here += count
         return data
 
-    def _pass_over(self, count: int, name: str) -> None:
-        """Go past the data of a member; by seeking where that saves reading."""
-        if count > _READ_PAST and self._stream.seekable():
-            self._stream.seek(count - 1, 1)
-            whole = len(self._stream.read(1)) == 1
-        else:
-            left = count
-            while left and (got := len(self._stream.read(min(left, 1 << 20)))):
-                left -= got
-            whole = left < BLOCK
-        if not whole:
-            raise _cut_member(name, count, self._here)
-        self._here += count
+    def _pass_over(self, size: int, name: str, start: int) -> None:
+        """Go past the data of the member at ``start``; by seeking where that saves reading."""
+        left = size
+        if size > _READ_PAST and self._stream.seekable():
+            self._stream.seek(size - 1, 1)
+            left = 1
+        while left and (got := len(self._stream.read(min(left, 1 << 20)))):
+            left -= got
+        if left:
+            raise _cut_member(name, size, start)
+        self._stream.read(-size & 511)
+        self._here += size + (-size & 511)
 
     def _at_end(self, rest: bytes, offset: int) -> None:
         """The stream has ended with fewer bytes than a header."""
@@ -278,8 +277,8 @@ class TarReader:
         if offset == 0 and not rest:
             raise _Damage("is empty (0 bytes), not even an archive without members. Write or fetch it again", 0, cut=True)
         if rest.strip(b"\0"):
-            if offset == 0:
-                raise _Damage(_no_tar(rest), 0, cut=True)
+            if offset == 0 and b"\0" not in rest:  # a name is followed by NUL
+                raise _Damage(_no_tar(rest), 0, cut=True, lost=True)
             raise _Damage(f"is cut inside a header: {len(rest)} of {BLOCK} bytes are there. Write or fetch it again", offset, cut=True)
         if self._on_truncated != "ignore":
             warnings.warn(f"shard {redact(self.url)} has no end-of-archive mark at byte {offset}: it may have been cut there.", ShardWarning, stacklevel=2)
@@ -290,11 +289,20 @@ class TarReader:
             raise _Damage("ends behind an extended header, before its member. Write or fetch it again", offset, cut=True)
         while (head := self._stream.read(BLOCK)) == _ZEROS:
             self._here += BLOCK
-        if len(head) == BLOCK and _is_header(head):
+        end = self._here
+        while len(head) == BLOCK and not _is_header(head):
+            head = self._stream.read(BLOCK)
+            self._here += BLOCK
+        if len(head) == BLOCK:
+            if self._here == offset + BLOCK:
+                raise _Damage("has a lone block of zeros where a header is missing. Write or fetch it again", offset, head=head)
+            if self._here > end:
+                what = f"has a hole: what looks like its end is not, for members come again at byte {self._here}. Write or fetch it again"
+                raise _Damage(what, offset, head=head)
             self.offset = self._here
             return head
-        if head.strip(b"\0"):
-            warnings.warn(f"shard {redact(self.url)} has bytes after its end, from byte {self._here} on: they are ignored.", ShardWarning, stacklevel=2)
+        if self._here > end or head.strip(b"\0"):
+            warnings.warn(f"shard {redact(self.url)} has bytes after its end, from byte {end} on: they are ignored.", ShardWarning, stacklevel=2)
         return None
 
     def _report(self, found: _Damage) -> TarMember:
@@ -309,19 +317,22 @@ class TarReader:
         else:
             error.__cause__ = found.cause
             self._on_error(error)
-        return TarMember(self.url, "", None, found.offset)
+        return TarMember(self.url, "", None, self.offset)
 
     def _go_on(self, found: _Damage) -> bytes | None:
         """The next valid header behind damage, or None at the end."""
+        if found.head is not None:
+            self.offset = self._here
+            return found.head
         try:
-            if found.skip is not None:
-                self._pass_over(found.skip, "too large")
+            if found.passed is not None:
+                self._pass_over(found.passed, "that is too large", found.offset)
             while len(head := self._stream.read(BLOCK)) == BLOCK:
                 self.offset = self._here
-                if found.skip is not None or _is_header(head):
+                if found.passed is not None or _is_header(head):
                     return head
                 self._here += BLOCK
-        except _unreadable() as error:
+        except unreadable() as error:
             logger.warning("shard %s, byte %d: it cannot be read on: %s: %s.", redact(self.url), self._here, type(error).__name__, error)
         except _Damage as cut:
             logger.warning("shard %s, byte %d: it %s.", redact(self.url), cut.offset, cut.what)
@@ -331,16 +342,23 @@ class TarReader:
 class _Damage(Exception):  # noqa: N818 - it becomes a ShardError
     """Something is wrong at ``offset``; ``what`` continues a sentence about the shard.
 
-    ``cut``: nothing can be read behind it, since the stream was cut or, if ``lost``, broke. ``skip``: pass over so many bytes instead of searching a header.
+    ``cut``: nothing can be read behind it, since the stream was cut or, if ``lost``, broke. Otherwise the walk can go on at ``head``, a header that was read
+    already, or behind the ``passed`` bytes of a member, or at the next valid header.
     """
 
-    def __init__(self, what: str, offset: int, cause: Exception | None = None, *, cut: bool = False, lost: bool = False, skip: int | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        offset: int,
+        cause: Exception | None = None,
+        *,
+        cut: bool = False,
+        lost: bool = False,
+        head: bytes | None = None,
+        passed: int | None = None,
+    ) -> None:
         super().__init__(what)
-        self.what, self.offset, self.cause, self.cut, self.lost, self.skip = what.rstrip("."), offset, cause, cut, lost, skip
-
-
-def _unreadable() -> tuple[type[Exception], ...]:
-    return (EOFError, OSError, *damage())
+        self.what, self.offset, self.cause, self.cut, self.lost, self.head, self.passed = what, offset, cause, cut, lost, head, passed
 
 
 def _cut_member(name: str, size: int, offset: int) -> _Damage:
@@ -364,7 +382,7 @@ def _parse(head: bytes, offset: int) -> _Header:
     if prefix and head[257:263] == b"ustar\0":
         name = prefix + b"/" + name
     size = _number(head[124:136])
-    if size is None:
+    if size is None or size > MAX_SIZE:
         raise _Damage("has a header with an unreadable size. Write or fetch it again", offset)
     return _Header(name, head[156], size)
 
@@ -374,7 +392,7 @@ def _is_header(head: bytes) -> bool:
     stored = _number(head[148:156])
     unsigned = sum(head) - sum(head[148:156]) + 256
     if stored == unsigned:
-        return head != _ZEROS
+        return True
     return stored is not None and stored == unsigned - 256 * sum(byte > 127 for byte in head[:148] + head[156:])
 
 
@@ -391,14 +409,14 @@ def _number(text: bytes) -> int | None:
 def _no_tar(head: bytes) -> str:
     """What a stream that starts with ``head`` may be instead of a tar."""
     start = head.lstrip()[:64].lower()
-    if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<error", b"<")):
+    if start.startswith(b"<"):
         guess = "it looks like a web page or an error answer of a server; check the URL and the credentials"
     elif start.startswith(b"pk\3\4"):
-        guess = "it looks like a zip file"
+        guess = "it looks like a zip file, so check the URL"
     elif start.startswith((b"{", b"version https://git-lfs")):
-        guess = "it looks like a text file, perhaps a pointer to the data"
+        guess = "it looks like a text file, perhaps a pointer to the data; check how it was fetched"
     else:
-        guess = "check that it is one"
+        guess = "check the URL, and that it is one"
     return f"is not a tar: its first bytes are {head[:24]!r}; {guess}"
 
 
@@ -411,15 +429,17 @@ class _Sparse:
     inline: bool = False
 
     @classmethod
-    def old_gnu(cls, head: bytes, take: Callable[[int, str], bytes]) -> _Sparse:
-        """From an old GNU sparse header and the blocks behind it."""
+    def old_gnu(cls, head: bytes, take: Callable[[int, str, int], bytes], start: int) -> _Sparse:
+        """From an old GNU sparse header at ``start`` and the blocks behind it."""
         size = _number(head[483:495])
         pieces = _pieces(head[386:482])
-        extended = head[482]
+        extended, taken = head[482], 0
         while extended:
-            block = take(BLOCK, "a sparse map")
+            block = take(BLOCK, "a sparse map", start)
             pieces += _pieces(block[:504])
-            extended = block[504]
+            extended, taken = block[504], taken + BLOCK
+            if taken > MAX_HEADER_BYTES:
+                raise _Damage(f"has a sparse map of more than {MAX_HEADER_BYTES} bytes. Write or fetch it again", start)
         return cls(size or 0, pieces)
 
     def expand(self, data: bytes, offset: int) -> bytes:
@@ -429,6 +449,8 @@ class _Sparse:
             if self.inline:
                 count, _, rest = data.partition(b"\n")
                 *numbers, _ = rest.split(b"\n", 2 * int(count))
+                if len(numbers) != 2 * int(count):
+                    raise ValueError("it is shorter than it says")
                 pieces = list(zip(map(int, numbers[::2]), map(int, numbers[1::2]), strict=True))
                 length = len(count) + 1 + sum(len(number) + 1 for number in numbers)
                 data = data[length + (-length & 511) :]
@@ -438,7 +460,7 @@ class _Sparse:
                     raise ValueError("a piece lies outside of the file")
                 whole[place : place + count_] = data[taken : taken + count_]
                 taken += count_
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise _Damage(f"has a sparse member whose map does not fit ({error}). Write or fetch it again", offset, error) from error
         return bytes(whole)
 
@@ -456,54 +478,51 @@ def _pieces(block: bytes) -> list[tuple[int, int]]:
 
 @dataclass(slots=True)
 class _Extra:
-    """What extended headers, the first of them at ``start``, said of the member behind them."""
+    """What extended headers, the first of them at ``start`` and of ``size`` bytes together, said of the member behind them."""
 
     start: int
+    size: int = 0
     long_name: bytes | None = None
     pax: dict[bytes, bytes] = field(default_factory=dict)
     pieces: list[bytes] = field(default_factory=list)
 
     def read_pax(self, content: bytes, offset: int) -> None:
         """Take in the records of a pax header: length, space, key, equals sign, value, newline."""
-        content = content.rstrip(b"\0")
-        while content:
-            digits, _, _ = content.partition(b" ")
-            length = int(digits) if digits.isdigit() and len(digits) < 8 else 0
-            record = content[len(digits) + 1 : length]
-            key, equals, value = record.partition(b"=")
-            if not equals or value[-1:] != b"\n" or length > len(content):
+        content, place = content.rstrip(b"\0"), 0
+        while place < len(content):
+            space = content.find(b" ", place, place + 8)
+            digits = content[place : max(space, place)]
+            end = place + int(digits) if digits.isdigit() else place
+            key, equals, value = content[space + 1 : end].partition(b"=")
+            if not equals or value[-1:] != b"\n" or end > len(content):
                 raise _Damage("has a pax header that cannot be read. Write or fetch it again", offset)
             if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes"):
                 self.pieces.append(value[:-1])
             self.pax[key] = value[:-1]
-            content = content[length:]
+            place = end
 
     def apply(self, header: _Header, offset: int) -> tuple[bytes, int]:
         """Name and stored size of the member with ``header``."""
         name = self.pax.get(b"GNU.sparse.name") or self.pax.get(b"path") or self.long_name or header.name
         return name, self._integer(b"size", header.size, offset)
 
-    def sparse_words(self) -> bool:
-        """Whether something is said of a sparse file."""
-        return any(key.startswith(b"GNU.sparse.") for key in self.pax)
-
     def sparse(self) -> _Sparse | None:
         """The sparse map of pax formats 0.0, 0.1 and 1.0; None for a plain member."""
-        if not self.sparse_words():
+        major = self.pax.get(b"GNU.sparse.major", b"0")
+        if major == b"1":
+            return _Sparse(self._integer(b"GNU.sparse.realsize", 0, self.start), [], inline=True)
+        if major == b"0" and b"GNU.sparse.size" not in self.pax:
             return None
-        inline = self.pax.get(b"GNU.sparse.major") == b"1"
-        size = self._integer(b"GNU.sparse.realsize" if inline else b"GNU.sparse.size", 0, self.start)
         numbers = self.pax[b"GNU.sparse.map"].split(b",") if b"GNU.sparse.map" in self.pax else self.pieces
-        if inline:
-            return _Sparse(size, [], inline=True)
-        if len(numbers) % 2 or not all(number.isdigit() for number in numbers):
+        if major != b"0" or len(numbers) % 2 or not all(number.isdigit() and len(number) < 20 for number in numbers):
             raise _Damage("has a sparse map that cannot be read. Write or fetch it again", self.start)
+        size = self._integer(b"GNU.sparse.size", 0, self.start)
         return _Sparse(size, list(zip(map(int, numbers[::2]), map(int, numbers[1::2]), strict=True)))
 
     def _integer(self, key: bytes, default: int, offset: int) -> int:
         text = self.pax.get(key)
-        if text is None:
+        if not text:
             return default
-        if not text.isdigit() or len(text) > 20:
+        if not text.isdigit() or len(text) > 18:
             raise _Damage(f"has a pax header with {key.decode()}={text[:40]!r}. Write or fetch it again", offset)
         return int(text)

@@ -1,0 +1,139 @@
+"""TarReader by itself: what it gives, where it can go on, and what it reads."""
+
+import io
+import tarfile
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tars import END, KINDS, by_reader, by_tarfile, header, padded, pairs, pax, tar
+
+from wds_pipes.tar import TarMember, TarReader
+from wds_pipes.tar.reader import _SIZES, _SUMS
+
+LINK = tarfile.TarInfo("link.txt")
+LINK.type, LINK.linkname = tarfile.SYMTYPE, "a" * 150
+FOLDER = tarfile.TarInfo("folder.d")
+FOLDER.type = tarfile.DIRTYPE
+
+SORTS = {
+    "plain": tar(pairs(5)),
+    "links, folders, hidden": tar([FOLDER, ("0.txt", b"0"), (".hidden", b"h" * 600), ("1.txt", b"1"), ("1.cls", b"")]),
+    "gnu": tar([("n" * 200 + ".txt", b"x" * 513), LINK, ("0.txt", b"0"), ("m" * 200 + ".txt", b"")], format=tarfile.GNU_FORMAT),
+    "pax": tar([("n" * 200 + ".txt", b"x" * 513), LINK, ("0.txt", b"0"), ("m" * 200 + ".txt", b"")], format=tarfile.PAX_FORMAT),
+    "global": pax((b"comment", b"x"), kind=b"g") + tar(pairs(2)) + pax((b"comment", b"x"), kind=b"g") + tar(pairs(2)),
+    "sparse": pax((b"GNU.sparse.size", b"9"), (b"GNU.sparse.map", b"1,2,5,1")) + header(b"a.txt", 3) + padded(b"xyz") + tar(pairs(2)),
+    "several": tar(pairs(2)) + tar(pairs(3)) + tar([]) + tar(pairs(1)),
+    "no end": tar(pairs(3), end=False) + END,
+    "empty": tar([]),
+    "unknown kinds": header(b"V", kind=b"V") + header(b"z", 700, kind=b"Z") + bytes(1024) + header(b"a.txt", 1) + padded(b"x") + END,
+}
+
+
+def test_a_member():
+    """Its url, name, bytes and the offset of its first header."""
+    data = tar([("a.txt", b"one"), ("n" * 200 + ".txt", b"two"), ("c.txt", b"")], format=tarfile.GNU_FORMAT)
+    assert list(TarReader(io.BytesIO(data), url="u")) == [
+        TarMember("u", "a.txt", b"one", 0),
+        TarMember("u", "n" * 200 + ".txt", b"two", 1024),
+        TarMember("u", "c.txt", b"", 1024 + 1024 + 1024),
+    ]
+    assert list(TarReader(io.BytesIO(data), url="u", named=False))[0] == ("u", "a.txt", b"one", 0)
+
+
+@pytest.mark.parametrize("name", SORTS)
+def test_the_walk_can_be_taken_up_at_the_offset_behind_every_member(name):
+    """A new reader that starts there gives the rest, also behind folders, long names and ends."""
+    data = SORTS[name]
+    reader = TarReader(io.BytesIO(data))
+    members, offsets = [], [0]
+    for member in reader:
+        members.append(member)
+        offsets.append(reader.offset)
+    for number, offset in enumerate(offsets):
+        stream = io.BytesIO(data)
+        stream.seek(offset)
+        assert list(TarReader(stream, offset=offset)) == members[number:]
+    for number, member in enumerate(members):
+        stream = io.BytesIO(data)
+        stream.seek(member.offset)
+        assert list(TarReader(stream, offset=member.offset)) == members[number:]
+
+
+def test_a_sparse_member_has_its_holes():
+    assert by_reader(SORTS["sparse"])[0] == by_tarfile(SORTS["sparse"])[0] == ("a.txt", b"\0xy\0\0z\0\0\0")
+
+
+@pytest.mark.parametrize("size", [10, 513, 70_000, 3_000_000])
+def test_data_that_is_not_wanted_is_passed_over(size):
+    """None for its data; it is sought over where that saves reading, and read over where the stream cannot seek."""
+    members = [("a.txt", b"a"), ("a.big", bytes(size)), ("n" * 200 + ".big", bytes(size)), ("b.txt", b"b")]
+    data = tar(members, format=tarfile.GNU_FORMAT)
+    expected = [(name, None if name.endswith("big") else content) for name, content in members]
+
+    def want(name):
+        return not name.endswith("big")
+
+    assert by_reader(data, want=want) == expected
+    pipe = Pipe(data)
+    assert [(member.name, member.data) for member in TarReader(pipe, want=want)] == expected
+    seeking = Reads(data)
+    assert [(member.name, member.data) for member in TarReader(seeking, want=want)] == expected
+    assert seeking.count < 2 * 65536 + 20_000
+    assert max(pipe.sizes) <= 1 << 20
+
+
+class Reads(io.BytesIO):
+    """Counts the bytes that are read."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.count, self.sizes = 0, []
+
+    def read(self, size=-1):
+        data = super().read(size)
+        self.count += len(data)
+        self.sizes.append(size)
+        return data
+
+
+class Pipe(Reads):
+    """Cannot seek."""
+
+    def seekable(self):
+        return False
+
+    def seek(self, *where):
+        raise io.UnsupportedOperation
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=60).filter(lambda name: not name.endswith("/")),
+            st.binary(max_size=1100),
+            st.integers(1, 6),
+        ),
+        max_size=5,
+    ),
+    st.sampled_from(list(KINDS.values())[1:]),
+)
+def test_any_names_and_bytes_are_read_as_tarfile_reads_them(members, format):
+    data = tar([(name * repeat, content) for name, content, repeat in members], format=format)
+    assert by_reader(data) == by_tarfile(data)
+
+
+def test_the_caches_of_sizes_and_checksums_do_not_grow_without_bound():
+    """20 000 different ones."""
+    for number in range(20_000):
+        _ = _SIZES[b"%011o" % number], _SUMS[b"%06o\0 " % number]
+    assert len(_SIZES) <= 8193
+    assert len(_SUMS) <= 8193
+    assert by_reader(tar(pairs(3))) == pairs(3)
+
+
+def test_ten_thousand_members():
+    """With as many sizes."""
+    members = [(f"{number:05d}.x", bytes(number % 2000)) for number in range(10_000)]
+    assert by_reader(tar(members)) == members
