@@ -1,0 +1,112 @@
+"""batch_samples: sizes, collating, counts. What a batch becomes is in test_collate.py."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sources import Given
+
+import wds_pipes as wp
+from wds_pipes.stage import Stream
+from wds_pipes.stages import BatchSamples
+from wds_pipes.testing import check_resume
+
+
+def shards(urls):
+    return wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key()
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"collate": "numpy"}, {"collate": "list"}, {"collate": len}], ids=str)
+@pytest.mark.parametrize("size", [1, 4, 7, 20])
+def test_resumes_exactly(urls, size, options):
+    check_resume(lambda: shards(urls).shuffle_buffer(3).decode_by_ext().batch_samples(size, **options))
+
+
+def test_resumes_exactly_before_a_shuffle(urls):
+    check_resume(lambda: shards(urls).decode_by_ext().to_tuple("cls").batch_samples(2).shuffle_buffer(3))
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(1, [1] * 7), (2, [2, 2, 2, 1]), (3, [3, 3, 1]), (7, [7]), (8, [7])])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_sizes_and_counts(size, sizes, drop_last):
+    """Every sample once, in order; only the last batch is smaller; dropped samples are counted."""
+    stream = Stream(BatchSamples(Given(range(7)), size, drop_last=drop_last, collate="list"))
+    expected = [length for length in sizes if length == size or not drop_last]
+    for _ in range(2):
+        batches = list(stream)
+        assert list(map(len, batches)) == expected
+        assert [number for batch in batches for number in batch] == list(range(sum(expected)))
+        assert stream.counts() == {"delivered": sum(expected), "filtered": 0, "skipped": 0, "dropped": 7 - sum(expected)}
+
+
+def test_no_samples_give_no_batch():
+    assert list(Stream(BatchSamples(Given([]), 3))) == []
+
+
+def test_a_batch_is_given_as_soon_as_it_is_full():
+    """So that nothing is read again."""
+    source = Given(range(10))
+    next(iter(Stream(BatchSamples(source, 4))))
+    assert source.taken == [4]
+
+
+@pytest.mark.parametrize(
+    ("collate", "expected"),
+    [(None, torch.Tensor), ("numpy", np.ndarray), ("list", list), (sum, int), (lambda batch: {"sum": sum(batch)}, dict)],
+)
+def test_collate(collate, expected):
+    [batch] = Stream(BatchSamples(Given([1, 2]), 2, collate=collate))
+    assert type(batch) is expected
+
+
+def test_batches_given_to_the_caller_are_his():
+    """A list that the caller changes does not change the next one."""
+    given = []
+    for batch in Stream(BatchSamples(Given(range(6)), 2, collate="list")):
+        given.append(list(batch))
+        batch.clear()
+    assert given == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_of_real_samples(urls):
+    """Keys and texts are lists, numbers a tensor; the counts are samples, not batches."""
+    pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key().decode_by_ext().batch_samples(4)
+    batches = list(pipe)
+    assert batches[0]["__key__"] == ["00000000", "00000001", "00000002", "00000003"]
+    assert [len(batch["txt"]) for batch in batches] == [4, 4, 4, 2]
+    assert batches[0]["cls"].dtype == torch.int64
+    assert isinstance(batches[0]["json"][0], dict)
+    assert pipe.counts()["delivered"] == 14
+
+
+def test_a_batch_that_does_not_stack_is_an_error_that_names_the_sample():
+    """And the state is still that of the batch before."""
+    samples = [{"__key__": str(number), "__url__": "u.tar", "x": np.zeros(number // 4)} for number in range(6)]
+    stream = Stream(BatchSamples(Given(samples), 3))
+    items = iter(stream)
+    next(items)
+    state = stream.state_dict()
+    with pytest.raises(wp.SampleError, match=r"field 'x' .* in sample '4'|but .* in sample '4'"):
+        next(items)
+    assert stream.state_dict() == state
+
+
+@pytest.mark.parametrize("size", [0, -3, 2.0, None, True, "4"])
+def test_wrong_sizes_are_refused_when_it_is_built(size):
+    with pytest.raises((TypeError, ValueError), match="size must be"):
+        BatchSamples(Given([]), size)
+
+
+@pytest.mark.parametrize("collate", ["tensor", 3, ["list"]])
+def test_wrong_collates_are_refused_when_it_is_built(collate):
+    with pytest.raises(ValueError, match="collate must be None, 'numpy', 'list' or a function"):
+        BatchSamples(Given([]), 2, collate=collate)
+
+
+def test_is_a_method_with_help_that_pickles(urls, capsys):
+    pipe = shards(urls).to_tuple("txt").batch_samples(3)
+    again = pickle.loads(pickle.dumps(pipe))
+    assert list(again) == list(pipe)
+    help(pipe.batch_samples)
+    assert "Collect samples into batches" in capsys.readouterr().out
