@@ -14,6 +14,7 @@ import io
 import json
 import pickle
 import struct
+import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,6 +27,9 @@ class NotAllowedError(Exception):
     """A field is not decoded by choice, not because it is bad: never skipped."""
 
 
+UNPICKLING = "unpickling runs code from the data; pass allow_pickle=True only if you trust whoever wrote the shards, or leave the field out with fields="
+TOO_LARGE = "it unpacks to more than {} bytes"
+
 Decoder = Callable[[bytes], Any]
 Encoder = Callable[[Any], bytes]
 
@@ -35,6 +39,7 @@ IMAGE = frozenset(["jpg", "jpeg", "png", "ppm", "pgm", "pbm", "bmp", "tif", "tif
 PICKLE = frozenset(["pyd", "pkl", "pickle"])
 PACKED = {"gz": "gz", "bz2": "bz2", "xz": "xz", "zst": "zst"}
 ON_REQUEST = frozenset(["csv", "yaml", "yml"])
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM")  # as Pillow calls them
 MAX_DECODED_BYTES = 1 << 30
 
 # What an image spec gives: Pillow's mode, floats in 0..1 instead of uint8, and the kind of object.
@@ -60,12 +65,10 @@ def image_decoder(spec: str, max_pixels: int) -> Decoder:
     mode, floats, kind = IMAGE_SPECS[spec]
 
     def decode(data: bytes) -> Any:
-        from PIL import Image
-
-        with Image.open(io.BytesIO(data)) as image:
+        with open_image(data) as image:
             if image.width * image.height > max_pixels:
                 raise ValueError(f"the image has {image.width} x {image.height} pixels, more than max_image_pixels={max_pixels}")
-            converted = image.convert(mode)
+            converted = _in_8_bits(image).convert(mode)
         if kind == "pil":
             return converted
         array = np.asarray(converted)
@@ -81,9 +84,61 @@ def image_decoder(spec: str, max_pixels: int) -> Decoder:
     return decode
 
 
-def _npz(data: bytes) -> dict[str, Any]:
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        return {name: arrays[name] for name in arrays.files}
+def open_image(data: bytes) -> Any:
+    """The image in ``data`` as Pillow opens it: not decoded yet.
+
+    Pillow's own ``open`` would warn of large images before their size can be checked, and try formats that run other programs, such as EPS.
+    """
+    from PIL import Image, TiffImagePlugin, WebPImagePlugin  # noqa: F401 - these two register their formats
+
+    Image.preinit()
+    for name in IMAGE_FORMATS:
+        factory, accept = Image.OPEN[name]
+        if accept is None or accept(data[:16]) is True:
+            return factory(io.BytesIO(data), "")
+    raise ValueError(f"the data are none of {', '.join(IMAGE_FORMATS)}")
+
+
+def _in_8_bits(image: Any) -> Any:
+    """``image`` as one that Pillow converts well: it clips 16 bits instead of scaling them, and warns of palettes with transparency."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        from PIL import Image
+
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("the image has 32-bit pixels, of which nobody knows the range: decode it with a function of your own, {'tif': function}")
+    if image.mode == "P" and "transparency" in image.info:
+        return image.convert("RGBA")
+    return image
+
+
+def _arrays(load: Callable[[], Any]) -> Any:
+    """What numpy loads without unpickling."""
+    try:
+        return load()
+    except ValueError as error:
+        if "Object arrays cannot be loaded" in str(error):
+            raise NotAllowedError(f"it holds Python objects, and {UNPICKLING}") from error
+        raise
+
+
+def _npy(data: bytes) -> Any:
+    return _arrays(lambda: np.lib.format.read_array(io.BytesIO(data), allow_pickle=False))
+
+
+def _npz(data: bytes, allow_pickle: bool = False) -> dict[str, Any]:
+    check_zip(data)
+    with np.load(io.BytesIO(data), allow_pickle=allow_pickle) as arrays:
+        return {name: _arrays(lambda name=name: arrays[name]) for name in arrays.files}  # type: ignore[misc]
+
+
+def check_zip(data: bytes) -> list[str]:
+    """The names in a zip that unpacks to at most MAX_DECODED_BYTES."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        entries = archive.infolist()
+    if sum(entry.file_size for entry in entries) > MAX_DECODED_BYTES:
+        raise ValueError(TOO_LARGE.format(MAX_DECODED_BYTES))
+    return [entry.filename for entry in entries]
 
 
 def _lines(data: bytes) -> list[Any]:
@@ -103,9 +158,18 @@ def _safetensors(data: bytes) -> Any:
 
 
 def _torch(data: bytes) -> Any:
-    import torch
-
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    torch = library("torch", "torch", "a pt field")
+    archive = data[:2] == b"PK"
+    if archive and any(name.endswith("/constants.pkl") for name in check_zip(data)):
+        raise NotAllowedError(f"it is a TorchScript archive, and {UNPICKLING}")
+    if data[:1] == b"\x80" and data[:2] != b"\x80\x02":  # torch.save writes protocol 2
+        raise NotAllowedError(f"it is a plain pickle, and {UNPICKLING}")
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if archive or data[:1] == b"\x80":
+            raise NotAllowedError(f"it holds more than tensors and plain objects, and {UNPICKLING}") from error
+        raise
 
 
 def _yaml(data: bytes) -> Any:
@@ -133,10 +197,12 @@ def _tenbin(data: bytes) -> list[Any]:
     arrays = []
     for header, content in zip(chunks[::2], chunks[1::2], strict=True):
         code = header[:8].rstrip(b"\0").decode("ascii", "replace")
-        ndim = struct.unpack_from("<q", header, 16)[0] if len(header) >= 24 else -1
-        if code not in _TEN_DTYPES or len(header) < 24 + 8 * ndim or ndim < 0:
+        if code not in _TEN_DTYPES:
             raise ValueError(f"unknown tensor type {code!r}")
-        shape = struct.unpack_from(f"<{ndim}q", header, 24)
+        ndim = struct.unpack_from("<q", header, 16)[0] if len(header) >= 24 else -1
+        shape = struct.unpack_from(f"<{ndim}q", header, 24) if 0 <= ndim <= (len(header) - 24) // 8 else (-1,)
+        if min(shape, default=0) < 0:
+            raise ValueError("a header is damaged")
         arrays.append(np.frombuffer(content, dtype=_TEN_DTYPES[code]).reshape(shape).copy())
     return arrays
 
@@ -146,7 +212,7 @@ DECODERS: dict[str, Decoder] = {
     **dict.fromkeys(INTEGER, int),
     **dict.fromkeys(("json", "jsn"), json.loads),
     "jsonl": _lines,
-    "npy": lambda data: np.load(io.BytesIO(data), allow_pickle=False),
+    "npy": _npy,
     "npz": _npz,
     **dict.fromkeys(("ten", "tenbin", "tb"), _tenbin),
     **dict.fromkeys(("mp", "msg", "msgpack"), _msgpack),
@@ -159,28 +225,30 @@ DECODERS: dict[str, Decoder] = {
 
 
 def _refuse_pickle(data: bytes) -> Any:
-    raise NotAllowedError(
-        "unpickling runs code from the data; pass allow_pickle=True only if you trust whoever wrote the shards, or leave the field out with fields="
-    )
+    raise NotAllowedError(UNPICKLING)
 
 
 def _pickled_arrays(data: bytes) -> Any:
     return np.load(io.BytesIO(data), allow_pickle=True)
 
 
-def _pickled_tensors(data: bytes) -> Any:
-    import torch
+def _pickled_npz(data: bytes) -> Any:
+    return _npz(data, allow_pickle=True)
 
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+
+def _pickled_tensors(data: bytes) -> Any:
+    return library("torch", "torch", "a pt field").load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
 def unpack(data: bytes, kind: str) -> bytes:
     """A compressed field, unpacked, of at most MAX_DECODED_BYTES."""
+    content = io.BytesIO()
     with compression.decompress(io.BytesIO(data), kind) as stream:
-        content = stream.read(MAX_DECODED_BYTES + 1)
-    if len(content) > MAX_DECODED_BYTES:
-        raise ValueError(f"it unpacks to more than {MAX_DECODED_BYTES} bytes")
-    return content
+        while chunk := stream.read(1 << 20):
+            if content.tell() + len(chunk) > MAX_DECODED_BYTES:
+                raise ValueError(TOO_LARGE.format(MAX_DECODED_BYTES))
+            content.write(chunk)
+    return content.getvalue()
 
 
 class Decoding:
@@ -214,16 +282,20 @@ class Decoding:
         if images is not None:
             self._known.update(dict.fromkeys(IMAGE, image_decoder(images, max_image_pixels)))
         if allow_pickle:
-            self._known.update({**dict.fromkeys(PICKLE, pickle.loads), "npy": _pickled_arrays, "pt": _pickled_tensors, "pth": _pickled_tensors})
+            self._known.update(
+                {**dict.fromkeys(PICKLE, pickle.loads), "npy": _pickled_arrays, "npz": _pickled_npz, "pt": _pickled_tensors, "pth": _pickled_tensors}
+            )
         else:
             self._known.update(dict.fromkeys(PICKLE, _refuse_pickle))
 
     def decoder(self, field: str) -> Decoder | None:
-        """The decoder of a field, or None if it stays as it is. A caller's own goes by the whole field, then by its last part; the table by the last part."""
-        *_, last = field.rpartition(".")
-        for name in (field, last):
-            if name in self._own:
-                return self._own[name]
+        """The decoder of a field, or None if it stays as it is. A caller's own goes by the longest end of the name that it has, the table by the last part."""
+        parts = field.lower().split(".")
+        for start in range(len(parts)):
+            own = self._own.get(".".join(parts[start:]))
+            if own is not None:
+                return own
+        last = parts[-1]
         if last in PACKED:
             inner = field[: -len(last) - 1]
             decode = self.decoder(inner) if inner else None
@@ -254,6 +326,8 @@ def _encode_npy(value: Any) -> bytes:
 
 
 def _encode_npz(value: Any) -> bytes:
+    if any(np.asarray(array).dtype.hasobject for array in value.values()):
+        raise ValueError("object arrays cannot be saved: they would be pickled")
     file = io.BytesIO()
     np.savez(file, **value)
     return file.getvalue()

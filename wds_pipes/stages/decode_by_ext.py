@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wds_pipes.codecs import Decoder, Decoding, NotAllowedError
+from wds_pipes.collate import identity
 from wds_pipes.errors import DecodeError
 from wds_pipes.stage import Stage, Tolerant, check_count
 
@@ -13,7 +14,7 @@ from wds_pipes.stage import Stage, Tolerant, check_count
 class DecodeByExt(Tolerant[dict[str, Any]]):
     """Decode the fields of samples by their extensions (functional name: ``decode_by_ext``).
 
-    The last part of a field's name decides: ``seg.png`` is a png. An outer ``gz``, ``bz2``, ``xz`` or ``zst`` is unpacked first (``txt.gz``).
+    The last part of a field's name decides: ``seg.png`` is a png. An outer ``gz``, ``bz2``, ``xz`` or ``zst`` is unpacked first (``txt.gz``), to at most 1 GiB.
 
     ===========================================  =================================================================
     txt text transcript html htm                 str
@@ -24,7 +25,8 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
     mp msg msgpack; cbor; safetensors            object; object; dict of tensors (each needs its package)
     pt pth                                       what torch.load(weights_only=True) gives
     csv; yaml yml                                list of rows; object: only if named in the call
-    jpg jpeg png ppm pgm pbm bmp tif webp gif    by the image spec; bytes without one
+    jpg jpeg png ppm pgm pbm bmp tif tiff
+    webp gif                                     by the image spec; bytes without one
     pyd pkl pickle                               refused, unless allow_pickle
     anything else                                bytes
     ===========================================  =================================================================
@@ -32,11 +34,12 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
     Args:
         source: a pipe of samples: ``group_by_key()`` or a ``shuffle_buffer`` behind it.
         specs: an image spec, names of formats that are only decoded on request, and dicts of functions by extension, ``{"seg.png": function}``, which come
-            first. Image specs: ``l8 rgb8 rgba8`` give uint8 arrays of shape (H, W) or (H, W, C); ``l rgb rgba`` the same as float32 in 0 to 1; ``torchl8
-            torchrgb8 torchrgba8 torchl torchrgb torchrgba`` tensors of shape (C, H, W); ``pill pil pilrgba`` PIL images.
+            first, the longest extension before the others. Image specs: ``l8 rgb8 rgba8`` give uint8 arrays of shape (H, W) or (H, W, C); ``l rgb rgba`` the
+            same as float32 in 0 to 1; ``torchl8 torchrgb8 torchrgba8 torchl torchrgb torchrgba`` tensors of shape (C, H, W); ``pill pil pilrgba`` PIL images.
+            Of 16-bit images the upper 8 bits are given.
         allow_pickle: decode pickles, object arrays and whole pickled models too. They can run any code: only for data that you wrote.
         max_image_pixels: refuse a larger image before decoding it.
-        on_error: for a field that cannot be decoded: ``"raise"``, or ``"skip"`` its sample and count it.
+        on_error: for a field that cannot be decoded: ``"raise"``, or ``"skip"`` its sample and count it. What is refused, and a missing package, always raises.
         max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: any number.
 
     Raises:
@@ -93,7 +96,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
 
 
 def _error(sample: dict[str, Any], field: str, cause: Exception) -> DecodeError:
-    key, url = sample.get("__key__"), sample.get("__url__")
+    key, url = identity(sample)
     message = f"field {field!r} of sample {key!r} in shard {url} cannot be decoded: {type(cause).__name__}: {cause}"
     error = DecodeError(message, url=url, key=key, field=field)
     error.__cause__ = cause

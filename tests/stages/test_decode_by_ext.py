@@ -1,0 +1,199 @@
+"""decode_by_ext: the stage around the codecs: which fields, errors, skipping, counts. The formats are in test_codecs.py."""
+
+import gzip
+import json
+import os
+import pickle
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sources import Given
+
+import wds_pipes as wp
+from wds_pipes.stage import Stream
+from wds_pipes.stages import DecodeByExt
+from wds_pipes.testing import check_resume, make_shards
+
+URL = "https://me:secret@host/x.tar"
+
+
+def shards(urls):
+    return wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key()
+
+
+def decoded(samples, *specs, **options):
+    return Stream(DecodeByExt(Given(samples), *specs, **options))
+
+
+def numbered(*values, field="cls"):
+    return [{"__key__": str(number), "__url__": URL, field: value} for number, value in enumerate(values)]
+
+
+@pytest.mark.parametrize("samples", [4, [3, 0, 2]])
+def test_resumes_exactly(tmp_path, samples):
+    urls = make_shards(tmp_path, shards=3, samples=samples, fields=("txt", "cls", "json", "jpg", "npy"))
+    epochs = check_resume(lambda: shards(urls).shuffle_buffer(3).decode_by_ext("torchrgb8"))
+    assert {type(value) for value in epochs[0][0].values()} == {str, int, dict, torch.Tensor, np.ndarray}
+
+
+def test_resumes_exactly_with_skipped_samples():
+    check_resume(lambda: decoded(numbered(b"1", b"x", b"2", b"x", b"x", b"3"), on_error="skip"))
+
+
+def test_each_field_goes_its_way_and_the_sample_stays_as_it_was():
+    """Key, URL and other names in double underscores are not touched; the order of the fields is kept."""
+    sample = {
+        "__key__": "a.txt",
+        "__url__": "u.tar",
+        "__more.json__": b"{",
+        "__x.txt": b"\xff",
+        "cls": b"3",
+        "seg.json": b"[1]",
+        "bin": b"\xff",
+        "txt.gz": gzip.compress(b"x"),
+    }
+    before = dict(sample)
+    [result] = decoded([sample])
+    assert result == {**before, "cls": 3, "seg.json": [1], "txt.gz": "x"}
+    assert list(result) == list(before)
+    assert sample == before
+
+
+def test_own_decoders_come_first():
+    samples = numbered(b"abc", field="seg.png")
+    assert [sample["seg.png"] for sample in decoded(samples, "rgb8", {"png": len, "seg.png": bytes.decode})] == ["abc"]
+
+
+def test_many_different_fields_do_not_pile_up():
+    """A shard may name a new field in each sample."""
+    samples = [{"__key__": str(number), f"{number}.cls": str(number).encode()} for number in range(9_000)]
+    assert [sample[f"{number}.cls"] for number, sample in enumerate(decoded(samples))] == list(range(9_000))
+
+
+def test_an_error_names_url_key_field_and_cause():
+    """The URL without credentials; the same in the attributes; it survives pickling."""
+    with pytest.raises(wp.DecodeError) as caught:
+        list(decoded(numbered(b"1", b"x")))
+    error = caught.value
+    assert str(error).startswith("field 'cls' of sample '1' in shard https://host/x.tar cannot be decoded: ValueError: invalid literal for int()")
+    assert (error.url, error.key, error.field) == ("https://host/x.tar", "1", "cls")
+    assert isinstance(error.__cause__, ValueError)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.field) == (str(error), "cls")
+
+
+def test_an_error_of_an_own_decoder_is_one_too():
+    def broken(data):
+        raise KeyError("no such thing")
+
+    with pytest.raises(wp.DecodeError, match="field 'png' of sample '0' .* KeyError: 'no such thing'"):
+        list(decoded(numbered(b"", field="png"), {"png": broken}))
+
+
+def test_keys_and_fields_of_any_bytes_can_be_printed():
+    """A name that is not UTF-8 does not break the message."""
+    with pytest.raises(wp.DecodeError) as caught:
+        list(decoded([{"__key__": "\udcff", "\udcfe.cls": b"x"}]))
+    str(caught.value).encode()
+
+
+def test_skip_counts_and_logs(caplog):
+    stream = decoded(numbered(b"1", b"x", b"2", b""), on_error="skip")
+    for _ in range(2):
+        assert [sample["cls"] for sample in stream] == [1, 2]
+        assert stream.counts() == {"delivered": 2, "filtered": 0, "skipped": 2, "dropped": 0}
+    assert "field 'cls' of sample '1'" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_max_errors_is_the_number_that_may_be_skipped():
+    samples = numbered(b"x", b"1", b"x")
+    assert len(list(decoded(samples, on_error="skip", max_errors=2))) == 1
+    with pytest.raises(wp.DecodeError, match="sample '2'") as caught:
+        list(decoded(samples, on_error="skip", max_errors=1))
+    assert caught.value.__notes__ == ["That is error 2 in this epoch, and max_errors=1."]
+
+
+class Creates:
+    """Unpickling it creates a folder."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("field", ["pkl", "pickle", "pyd", "a.pkl", "pkl.gz", "PKL"])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_refused_field_always_raises_and_nothing_runs(field, on_error, tmp_path):
+    """It is a choice of the caller's, not bad data, so it is not skipped."""
+    data = pickle.dumps(Creates(tmp_path / "made"))
+    samples = numbered(gzip.compress(data) if field.endswith("gz") else data, field=field)
+    with pytest.raises(wp.DecodeError, match=f"field '{field}' of sample '0' .*allow_pickle=True"):
+        list(decoded(samples, on_error=on_error))
+    assert not (tmp_path / "made").exists()
+    list(decoded(samples, allow_pickle=True))
+    assert (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_missing_package_always_raises(on_error, monkeypatch):
+    monkeypatch.setitem(sys.modules, "msgpack", None)
+    with pytest.raises(wp.DecodeError, match="pip install msgpack"):
+        list(decoded(numbered(b"\x01", field="mp"), on_error=on_error))
+
+
+def test_images_of_real_shards(tmp_path):
+    """Of the shape and type that the spec says; bytes without a spec."""
+    urls = make_shards(tmp_path, shards=1, samples=3, fields=("jpg", "cls"))
+    chain = wp.ShardList(urls).open_shards().load_tar().group_by_key()
+    assert all(type(sample["jpg"]) is bytes for sample in chain.decode_by_ext())
+    images = [sample["jpg"] for sample in chain.decode_by_ext("torchrgb")]
+    assert {(image.shape, image.dtype) for image in images} == {((3, 8, 8), torch.float32)}
+
+
+def test_the_image_limit_is_an_option(tmp_path):
+    urls = make_shards(tmp_path, shards=1, samples=3, fields=("jpg",))
+    pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key().decode_by_ext("rgb8", max_image_pixels=63, on_error="skip")
+    assert list(pipe) == []
+    assert pipe.counts()["skipped"] == 3
+
+
+@pytest.mark.parametrize(
+    ("specs", "options", "message"),
+    [
+        (("rgb9",), {}, "unknown spec 'rgb9'"),
+        (("rgb", "pil"), {}, "images cannot be both"),
+        ((), {"on_error": "warn"}, "on_error must be one of"),
+        ((), {"max_errors": -1}, "max_errors must be at least 0"),
+        ((), {"max_image_pixels": 0}, "max_image_pixels must be at least 1"),
+        ((), {"max_image_pixels": "1"}, "max_image_pixels must be an int"),
+    ],
+)
+def test_wrong_arguments_are_refused_when_it_is_built(specs, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        DecodeByExt(Given([]), *specs, **options)
+
+
+def test_items_that_are_no_samples_are_refused():
+    with pytest.raises(TypeError, match=r"decode_by_ext\(\) takes samples as dicts, and its source gave tuple: put it before to_tuple\(\)"):
+        list(decoded([(1, 2)], on_error="skip"))
+
+
+def test_every_extension_of_the_table_is_in_the_docstring():
+    """One place for people, one for the machine."""
+    from wds_pipes import codecs
+
+    words = set(DecodeByExt.__doc__.replace(";", " ").split())
+    assert set(codecs.DECODERS) | codecs.IMAGE | codecs.PICKLE <= words
+
+
+def test_is_a_method_with_help_that_pickles(urls, capsys):
+    pipe = shards(urls).decode_by_ext("rgb8", {"txt": bytes.decode, "json": json.loads})
+    again = pickle.loads(pickle.dumps(pipe))
+    assert list(again) == list(pipe)
+    help(pipe.decode_by_ext)
+    assert "Decode the fields of samples by their extensions" in capsys.readouterr().out

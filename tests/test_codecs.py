@@ -1,0 +1,528 @@
+"""Decoders by extension, compared with the libraries that define the formats; encoders; limits; what is refused."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import os
+import pickle
+import struct
+import tracemalloc
+import zipfile
+import zlib
+
+import cbor2
+import msgpack
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import webdataset.autodecode
+import webdataset.tenbin
+import yaml
+import zstandard
+from PIL import Image, features
+
+from wds_pipes import codecs
+from wds_pipes.codecs import DECODERS, ENCODERS, IMAGE, IMAGE_SPECS, Decoding, NotAllowedError, encode
+from wds_pipes.testing import same
+
+PACK = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.compress}
+
+
+def decode(field, data, *specs, allow_pickle=False, max_image_pixels=1 << 27):
+    """What a field becomes; the bytes themselves if it has no decoder."""
+    decoder = Decoding(specs, allow_pickle=allow_pickle, max_image_pixels=max_image_pixels).decoder(field)
+    return data if decoder is None else decoder(data)
+
+
+def written(write, *args, **options):
+    """The bytes that a function writes to a file."""
+    file = io.BytesIO()
+    write(file, *args, **options)
+    return file.getvalue()
+
+
+def torch_bytes(value, **options):
+    file = io.BytesIO()
+    torch.save(value, file, **options)
+    return file.getvalue()
+
+
+ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
+ARRAYS = [ARRAY, np.zeros((0, 2), np.uint8), np.arange(5, dtype=np.float16), np.arange(70, dtype=np.uint64)]
+OBJECT = {"a": [1, 2.5, None, True], "ü": {"b": "x"}}
+
+
+# Every row of the table of fields
+
+CASES = [
+    *[(field, "Grüße\r\n".encode(), "Grüße\r\n") for field in ("txt", "text", "transcript", "html", "htm")],
+    *[(field, b" 42\n", 42) for field in ("cls", "cls2", "class", "count", "index", "inx", "id")],
+    *[(field, json.dumps(OBJECT).encode(), OBJECT) for field in ("json", "jsn")],
+    ("jsonl", b'{"a": 1}\n\n[2]\r\n"x"', [{"a": 1}, [2], "x"]),
+    ("npy", written(np.save, ARRAY), ARRAY),
+    ("npz", written(np.savez, a=ARRAY, b=np.arange(3)), {"a": ARRAY, "b": np.arange(3)}),
+    ("npz", written(np.savez_compressed, ARRAY), {"arr_0": ARRAY}),
+    *[(field, bytes(webdataset.tenbin.encode_buffer(ARRAYS)), ARRAYS) for field in ("ten", "tenbin", "tb")],
+    *[(field, msgpack.packb(OBJECT), OBJECT) for field in ("mp", "msg", "msgpack")],
+    ("cbor", cbor2.dumps(OBJECT), OBJECT),
+    ("safetensors", safetensors.torch.save({"a": torch.from_numpy(ARRAY)}), {"a": torch.from_numpy(ARRAY)}),
+    *[(field, torch_bytes({"a": torch.from_numpy(ARRAY), "b": [1, "x"]}), {"a": torch.from_numpy(ARRAY), "b": [1, "x"]}) for field in ("pt", "pth")],
+    ("pt", torch_bytes(torch.arange(3), _use_new_zipfile_serialization=False), torch.arange(3)),
+]
+
+
+@pytest.mark.parametrize(("field", "data", "expected"), CASES, ids=[case[0] for case in CASES])
+def test_fields_decode(field, data, expected):
+    """In any case of the letters, and with anything before the last dot."""
+    for name in (field, field.upper(), f"left.png.{field}"):
+        assert same(decode(name, data), expected)
+
+
+@pytest.mark.parametrize(("field", "data"), [case[:2] for case in CASES if case[0] in webdataset.autodecode.decoders and case[0] != "cbor"])
+def test_fields_decode_as_webdataset_does(field, data):
+    """Where it knows the field; for cbor it needs a package that is not kept up."""
+    assert same(decode(field, data), webdataset.autodecode.decoders[field](data))
+
+
+def test_tenbin_scalars_decode():
+    """webdataset writes them, and cannot read them."""
+    assert same(decode("ten", bytes(webdataset.tenbin.encode_buffer([np.array(3, np.int64)]))), [np.array(3, np.int64)])
+
+
+@pytest.mark.parametrize("field", ["npy", "npz", "ten"])
+def test_arrays_can_be_written_to(field):
+    data = next(data for name, data, _ in CASES if name == field)
+    value = decode(field, data)
+    arrays = value.values() if field == "npz" else value if field == "ten" else [value]
+    assert all(array.flags.writeable for array in arrays)
+
+
+def test_csv_and_yaml_only_on_request():
+    """They are bytes otherwise; yaml is loaded safely."""
+    rows = [["a", "b,c", 'd"'], ["1", "", "x\ny"]]
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)
+    table, document = text.getvalue().encode(), yaml.safe_dump(OBJECT, allow_unicode=True).encode()
+    assert decode("csv", table) == table
+    assert decode("yaml", document) == decode("yml", document) == document
+    assert decode("csv", table, "csv") == rows
+    assert decode("yaml", document, "csv", "yaml") == OBJECT
+    assert decode("yml", document, "yml") == OBJECT
+    with pytest.raises(yaml.YAMLError):
+        decode("yaml", b"!!python/object/apply:os.getcwd []", "yaml")
+
+
+@pytest.mark.parametrize("field", ["", "bin", "xyz", "jpg", "seg.png", "mp4", "wav", "tar", "py", "txt~"])
+def test_what_is_unknown_stays_bytes(field):
+    assert decode(field, b"\x00\xff") == b"\x00\xff"
+
+
+@pytest.mark.parametrize(
+    ("field", "data"),
+    [
+        ("txt", b"\xff\xfe"),
+        ("cls", b"4.5"),
+        ("cls", b""),
+        ("cls", b"9" * 10_000),
+        ("json", b"{"),
+        ("json", b"[" * 200_000),
+        ("jsonl", b"{}\n{"),
+        ("npy", b"garbage"),
+        ("npy", b""),
+        ("npy", written(np.save, ARRAY)[:-4]),
+        ("npz", written(np.savez, ARRAY)[:-40]),
+        ("ten", b"garbage, garbage"),
+        ("ten", bytes(webdataset.tenbin.encode_buffer([ARRAY]))[:-64]),
+        ("ten", bytes(webdataset.tenbin.encode_buffer([ARRAY])).replace(b"f4\0", b"O8\0")),
+        ("ten", bytes(webdataset.tenbin.encode_buffer([ARRAY])).replace(struct.pack("<q", 3), struct.pack("<q", -1))),
+        ("ten", bytes(webdataset.tenbin.encode_buffer([ARRAY])).replace(struct.pack("<qq", 2, 2), struct.pack("<qq", 1 << 60, 2))),
+        ("ten", bytes(webdataset.tenbin.encode_buffer([ARRAY])).replace(struct.pack("<q", 3), struct.pack("<q", 4))),
+        ("mp", b"\x92\x01"),
+        ("cbor", b"\x82\x01"),
+        ("safetensors", b"\xff" * 20),
+        ("pt", b""),
+        ("pt", b"garbage"),
+        ("pt", torch_bytes(torch.arange(3))[:-20]),
+        ("txt.gz", b"no gzip"),
+        ("txt.gz", gzip.compress(bytes(1000))[:-12]),
+        ("txt.bz2", b"no bzip"),
+        ("txt.xz", b"no xz"),
+        ("txt.zst", b"no zstd"),
+    ],
+)
+def test_damaged_fields_are_an_error(field, data):
+    """One that may be skipped: not NotAllowedError, and no crash of the interpreter."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - each library has its own
+        decode(field, data)
+    assert not isinstance(caught.value, (NotAllowedError, ImportError))
+
+
+# Packed fields
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_packed_fields_are_unpacked_first(kind):
+    """Also unknown ones, twice packed ones and those with a decoder of the caller's."""
+    pack = PACK[kind]
+    assert decode(f"txt.{kind}", pack(b"abc")) == "abc"
+    assert decode(f"left.JSON.{kind.upper()}", pack(b"[1]")) == [1]
+    assert decode(f"bin.{kind}", pack(b"\xff")) == decode(kind, pack(b"\xff")) == b"\xff"
+    assert decode(f"cls.gz.{kind}", pack(gzip.compress(b"7"))) == 7
+    assert decode(f"seg.png.{kind}", pack(b"abc"), {"seg.png": len}) == 3
+    assert decode(f"txt.{kind}", b"abcd", {kind: len}) == decode(f"txt.{kind}", b"abcd", {f"txt.{kind}": len}) == 4
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_a_bomb_is_an_error_and_does_not_take_the_memory(kind, monkeypatch):
+    """64 MiB of zeros against a limit of 1 MiB; xz alone takes a dictionary of 8 MiB."""
+    monkeypatch.setattr(codecs, "MAX_DECODED_BYTES", 1 << 20)
+    assert len(decode(f"bin.{kind}", PACK[kind](bytes(1 << 20)))) == 1 << 20
+    bomb = PACK[kind](bytes(64 << 20))
+    assert peak_bytes(lambda: decode(f"bin.{kind}", bomb), "it unpacks to more than 1048576 bytes") < 16 << 20
+
+
+@pytest.mark.parametrize(
+    ("field", "bomb"),
+    [
+        ("npz", written(np.savez_compressed, np.zeros(64 << 20, np.uint8))),
+        ("npz", written(np.savez_compressed, *[np.zeros(1 << 20, np.uint8)] * 20)),
+        ("pt", None),
+    ],
+)
+def test_a_bomb_in_a_zip_is_an_error_and_does_not_take_the_memory(field, bomb, monkeypatch):
+    """npz and pt are zips; their entries may be deflated."""
+    monkeypatch.setattr(codecs, "MAX_DECODED_BYTES", 10 << 20)
+    if bomb is None:
+        packed = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(torch_bytes(torch.zeros(16 << 20)))) as plain, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as deflated:
+            for name in plain.namelist():
+                deflated.writestr(name, plain.read(name))
+        bomb = packed.getvalue()
+    assert peak_bytes(lambda: decode(field, bomb), "it unpacks to more than 10485760 bytes") < 4 << 20
+
+
+def peak_bytes(call, message):
+    """How much memory Python took at most until ``call`` raised."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=message):
+            call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+# Pickles
+
+
+class Creates:
+    """Unpickling it creates a file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def objects(value):
+    array = np.empty(1, object)
+    array[0] = value
+    return array
+
+
+PICKLES = {
+    "pyd": pickle.dumps,
+    "pkl": pickle.dumps,
+    "pickle": lambda value: pickle.dumps(value, 0),
+    "pkl.gz": lambda value: gzip.compress(pickle.dumps(value)),
+    "npy": lambda value: written(np.save, objects(value), allow_pickle=True),
+    "npz": lambda value: written(np.savez, objects(value)),
+    "pt": torch_bytes,
+    "pth": lambda value: torch_bytes({"a": value}, _use_new_zipfile_serialization=False),
+    "x.pt": pickle.dumps,
+}
+
+
+@pytest.mark.parametrize("field", PICKLES)
+def test_pickles_are_refused_and_do_nothing(field, tmp_path):
+    """The error says how to allow them."""
+    path = tmp_path / "made"
+    with pytest.raises(NotAllowedError, match="allow_pickle=True only if you trust"):
+        decode(field, PICKLES[field](Creates(path)))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("field", [field for field in PICKLES if field != "x.pt"])
+def test_pickles_run_if_the_caller_allows_it(field, tmp_path):
+    """Which shows that the refusal above is what protects."""
+    path = tmp_path / "made"
+    decode(field, PICKLES[field](Creates(path)), allow_pickle=True)
+    assert path.exists()
+
+
+def test_a_plain_pickle_in_an_npy_field_does_nothing(tmp_path):
+    with pytest.raises(ValueError, match="magic"):
+        decode("npy", pickle.dumps(Creates(tmp_path / "made")))
+    assert not (tmp_path / "made").exists()
+
+
+def test_torchscript_is_refused():
+    """It is code, in a zip that torch.load would hand to torch.jit.load."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in ("a/data.pkl", "a/constants.pkl", "a/version"):
+            archive.writestr(name, b"3")
+    with pytest.raises(NotAllowedError, match="TorchScript"):
+        decode("pt", file.getvalue())
+
+
+@pytest.mark.parametrize(("field", "value"), [("pkl", {1, 2}), ("npy", np.array([1, 2])), ("npz", {"a": np.array([1])}), ("pt", {"a": 1})])
+def test_allow_pickle_still_reads_what_is_harmless(field, value):
+    data = {"pkl": pickle.dumps, "npy": lambda value: written(np.save, value), "npz": lambda value: written(np.savez, **value), "pt": torch_bytes}[field](value)
+    assert same(decode(field, data, allow_pickle=True), value)
+
+
+# Decoders of the caller's
+
+
+def test_own_decoders_go_by_the_longest_end_of_the_name():
+    """Before the table and before the image spec; in any case of the letters."""
+    own = {"png": lambda data: "png", ".SEG.png": lambda data: "seg", "txt": len}
+    assert [decode(name, b"abc", "rgb8", own) for name in ("png", "a.PNG", "seg.png", "left.seg.png", "txt")] == ["png", "png", "seg", "seg", 3]
+    assert decode("bin", b"abc", {"txt": len}, {"bin": bytes.decode}) == "abc"
+    assert decode("txt", b"abc", {"txt": len}, {"txt": bytes.decode}) == "abc"
+
+
+@pytest.mark.parametrize(
+    ("specs", "error", "message"),
+    [
+        (("rgb9",), ValueError, "unknown spec 'rgb9': use one of l, l8, .*, csv, yaml"),
+        (("RGB",), ValueError, "unknown spec 'RGB'"),
+        (("rgb", "l8"), ValueError, "images cannot be both 'rgb' and 'l8'"),
+        (("rgb", "rgb"), ValueError, "images cannot be both"),
+        (({"png": "rgb"},), TypeError, "a decoder is given as"),
+        (({3: len},), TypeError, "a decoder is given as"),
+        ((len,), TypeError, "a spec is a name or a dict"),
+        ((["rgb"],), TypeError, "a spec is a name or a dict"),
+    ],
+)
+def test_wrong_specs_are_refused(specs, error, message):
+    with pytest.raises(error, match=message):
+        Decoding(specs, allow_pickle=False, max_image_pixels=1)
+
+
+# Images
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (5, 7, 4), np.uint8)
+LOSSLESS = {"png": "PNG", "bmp": "BMP", "tif": "TIFF", "tiff": "TIFF", "ppm": "PPM"}
+
+
+def image_bytes(image, form, **options):
+    file = io.BytesIO()
+    (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(file, form, **options)
+    return file.getvalue()
+
+
+def png(mode="RGB", **options):
+    image = Image.fromarray(PIXELS)
+    return image_bytes((image.convert("RGB") if mode == "P" else image).convert(mode), "PNG", **options)
+
+
+@pytest.mark.parametrize("spec", IMAGE_SPECS)
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
+def test_image_specs_give_what_webdataset_gives(spec, mode):
+    """The same numbers, dtype and shape for every mode of image; an L tensor of ours has its channel dimension."""
+    data = png(mode)
+    expected = webdataset.autodecode.ImageHandler(spec)("png", data)
+    value = decode("png", data, spec)
+    assert type(value) is type(expected)
+    if isinstance(value, Image.Image):
+        assert value.mode == expected.mode
+        value, expected = np.asarray(value), np.asarray(expected)
+    if spec in ("torchl", "torchl8"):
+        expected = expected[None]
+    assert same(value, expected)
+
+
+@pytest.mark.parametrize("spec", IMAGE_SPECS)
+def test_image_specs_give_what_their_names_say(spec):
+    """dtype, layout, range; memory that can be written to and, for tensors, without gaps."""
+    value = decode("png", png("RGBA"), spec)
+    channels = {"l": 1, "rgb": 3, "rgba": 4}[IMAGE_SPECS[spec][0].lower()]
+    if spec.startswith("pil"):
+        assert value.size == (7, 5)
+        assert len(value.getbands()) == channels
+        return
+    if spec.startswith("torch"):
+        assert value.shape == (channels, 5, 7)
+        assert value.is_contiguous()
+        value = value.numpy()
+    else:
+        assert value.shape == ((5, 7) if channels == 1 else (5, 7, channels))
+    assert value.flags.writeable
+    assert value.flags.c_contiguous
+    assert value.dtype == (np.uint8 if spec.endswith("8") else np.float32)
+    assert 0.9 < value.max() / (255 if spec.endswith("8") else 1) <= 1
+    value[...] = 0
+
+
+@pytest.mark.parametrize("extension", LOSSLESS)
+def test_lossless_images_keep_their_pixels(extension):
+    data = image_bytes(PIXELS[..., :3].copy(), LOSSLESS[extension])
+    assert same(decode(f"seg.{extension}", data, "rgb8"), PIXELS[..., :3].copy())
+
+
+@pytest.mark.parametrize("extension", sorted(IMAGE))
+def test_the_content_decides_not_the_extension(extension):
+    """A png that is called jpg is common."""
+    assert decode(extension, png(), "rgb8").shape == (5, 7, 3)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "WEBP", "GIF"])
+def test_other_images_decode_as_pillow_does(form):
+    if form == "WEBP" and not features.check("webp"):
+        pytest.skip("this Pillow has no WebP")
+    data = image_bytes(PIXELS[..., :3].copy(), form)
+    assert same(decode("jpg", data, "rgb8"), np.array(Image.open(io.BytesIO(data)).convert("RGB")))
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM"])
+@pytest.mark.parametrize("spec", ["l8", "rgb8", "l", "torchl8"])
+def test_16_bits_are_scaled_not_clipped(form, spec):
+    """The upper 8 bits, as Pillow does for colours."""
+    pixels = np.arange(0, 65536, 512, dtype=np.uint16).reshape(8, 16)
+    value = np.asarray(decode("png", image_bytes(pixels, form), spec)).squeeze()
+    value = value if spec.endswith("8") else np.round(value * 255)
+    value = value[..., 0] if spec == "rgb8" else value
+    assert np.array_equal(value, pixels >> 8)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_32_bit_images_are_a_clear_error(dtype):
+    with pytest.raises(ValueError, match="32-bit pixels.* a function of your own"):
+        decode("tif", image_bytes(np.ones((2, 2), dtype), "TIFF"), "rgb8")
+
+
+@pytest.mark.parametrize("form", ["JPEG", "TIFF"])
+def test_cmyk_becomes_rgb(form):
+    data = image_bytes(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), form, **({"quality": 100} if form == "JPEG" else {}))
+    assert np.abs(decode("jpg", data, "rgb8").astype(int) - (255, 0, 0)).max() <= 3
+
+
+def test_a_palette_with_transparency_gives_no_warning():
+    """Its colours are kept, its transparency is the alpha channel."""
+    image = Image.fromarray(PIXELS).convert("RGB").quantize(16)
+    data = image_bytes(image, "PNG", transparency=bytes(range(0, 256, 16)))
+    assert same(decode("png", data, "rgb8"), np.array(image.convert("RGB")))
+    assert len(np.unique(decode("png", data, "rgba8")[..., 3])) > 4
+
+
+def chunk(kind, content):
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def large_png(width, height):
+    """The head of a png that claims to be large, with hardly any data."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("size", [(10_000, 10_000), (13_000, 13_000), (60_000, 60_000), (2_000_000_000, 2)])
+def test_too_large_images_are_refused_before_they_are_decoded(size):
+    """Without Pillow's own warning, which the test run would make an error."""
+    data = large_png(*size)
+    assert peak_bytes(lambda: decode("png", data, "rgb8", max_image_pixels=1 << 20), f"has {size[0]} x {size[1]} pixels, more than max_image_pixels") < 1 << 20
+
+
+def test_an_image_below_the_limit_decodes_without_pillows_warning(monkeypatch):
+    """The limit is ours alone."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4)
+    assert decode("png", png(), "rgb8", max_image_pixels=35).shape == (5, 7, 3)
+    with pytest.raises(ValueError, match="7 x 5 pixels"):
+        decode("png", png(), "rgb8", max_image_pixels=34)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP", "GIF", "TIFF", "PPM", "WEBP"])
+@pytest.mark.parametrize("part", [0.02, 0.5, 0.9])
+def test_truncated_images_are_an_error(form, part):
+    """Not an image that is grey below."""
+    data = image_bytes(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8), form)
+    with pytest.raises((OSError, ValueError, SyntaxError, IndexError, struct.error, UserWarning)):
+        decode("jpg", data[: int(len(data) * part)], "rgb8")
+
+
+@pytest.mark.parametrize("data", [b"", b"GIF", b"<html>404</html>", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"])
+def test_what_is_no_image_is_an_error(data):
+    """EPS too, for which Pillow would start another program."""
+    with pytest.raises(ValueError, match="the data are none of JPEG"):
+        decode("jpg", data, "rgb8")
+
+
+# Libraries that are not there
+
+
+@pytest.mark.parametrize(
+    ("field", "modules", "package"),
+    [
+        ("mp", ["msgpack"], "pip install msgpack"),
+        ("cbor", ["cbor2"], "pip install cbor2"),
+        ("safetensors", ["safetensors", "safetensors.torch"], "pip install safetensors"),
+        ("yaml", ["yaml"], "pip install pyyaml"),
+        ("txt.zst", ["zstandard", "compression.zstd"], "pip install"),
+        ("pt", ["torch"], "pip install torch"),
+    ],
+)
+def test_a_missing_library_says_what_to_install(field, modules, package, monkeypatch):
+    for module in modules:
+        monkeypatch.setitem(__import__("sys").modules, module, None)
+    with pytest.raises(ModuleNotFoundError, match=package):
+        decode(field, b"(\xb5/\xfd", "yaml")
+
+
+# Encoders
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("txt", "Grüße\n"),
+        ("cls", -3),
+        ("json", OBJECT),
+        ("jsonl", [OBJECT, 1, "x"]),
+        ("npy", ARRAY),
+        ("npz", {"a": ARRAY, "b": np.arange(2)}),
+        ("left.png", PIXELS[..., :3].copy()),
+        ("bmp", PIXELS[..., :3].copy()),
+        ("ppm", PIXELS[..., :3].copy()),
+        ("tif", PIXELS[..., :3].copy()),
+    ],
+)
+def test_what_is_encoded_decodes_to_the_same(field, value):
+    assert same(decode(field, encode(field, value), "rgb8"), value)
+
+
+@pytest.mark.parametrize("data", [b"\xff", bytearray(b"\xff"), memoryview(b"\xff")])
+@pytest.mark.parametrize("field", ["jpg", "txt", "bin", ""])
+def test_bytes_are_encoded_as_they_are(field, data):
+    assert encode(field, data) == b"\xff"
+
+
+@pytest.mark.parametrize(("field", "value"), [("txt", 3), ("cls", "3"), ("cls", True), ("cls", 3.0), ("json", {1, 2}), ("jpg", "x"), ("bin", "x"), ("pkl", 3)])
+def test_values_that_do_not_suit_their_field_are_refused(field, value):
+    with pytest.raises(TypeError):
+        encode(field, value)
+
+
+def test_object_arrays_are_not_written():
+    for field, value in (("npy", objects(3)), ("npz", {"a": objects(3)})):
+        with pytest.raises(ValueError, match="Object arrays|object arrays"):
+            encode(field, value)
+
+
+def test_every_encoder_has_its_decoder():
+    assert set(ENCODERS) <= set(DECODERS) | IMAGE
