@@ -139,6 +139,8 @@ def test_images_are_always_the_same(tmp_path: Path) -> None:
 def test_no_difference() -> None:
     """Equal runs differ nowhere, whenever their batches came."""
     assert difference(STEPS, KILLED, [replace(step, seconds=99) for step in RESUMED]) is None
+    diverged = [replace(step, loss=float("nan")) for step in STEPS]
+    assert difference(diverged, diverged[:25], [replace(step, loss=float("nan")) for step in diverged[20:]]) is None
 
 
 @pytest.mark.parametrize(
