@@ -3,7 +3,7 @@
 Rules:
 1. Members carry uid and gid 0, mode 0444 and mtime 0, and the fields of a sample are sorted, so that nothing of the machine or the moment gets in.
 2. A ustar header where the name fits, a pax header only where it does not.
-3. A shard has its name only when it is complete: it is written beside it and renamed. A shard without samples is never left.
+3. A shard has its name only when it is complete: it is written beside it and renamed. ShardWriter never leaves one without samples.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from wds_pipes.codecs import encode
 from wds_pipes.errors import SampleError
 from wds_pipes.tar.keys import split_key
 
-_END = bytes(1024)
+_END = 1024  # zeros
 _RECORD = 10240  # tar files end on a multiple of it
 
 
@@ -36,8 +36,8 @@ class TarWriter:
         target: a path, or a binary stream to write to (it is not closed).
 
     Raises:
-        SampleError: from ``write``: no key or no field, a key or a field that would not read back as it is, a value that cannot be encoded. Nothing of the
-            sample is written.
+        SampleError: from ``write``: no key or no field, a key that was written before, a key or a field that would not read back as it is, a value that
+            cannot be encoded. Nothing of the sample is written.
 
     Attributes:
         samples: how many were written.
@@ -46,7 +46,8 @@ class TarWriter:
 
     def __init__(self, target: str | os.PathLike[str] | BinaryIO) -> None:
         self.samples = self.size = 0
-        self._last_key: str | None = None
+        self._keys: set[str] = set()
+        self._closed = False
         self._path: Path | None = None
         if isinstance(target, (str, os.PathLike)):
             self._path = Path(target)
@@ -57,51 +58,45 @@ class TarWriter:
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add a sample behind the ones before it."""
-        members = self._members(sample)
-        self._last_key = sample["__key__"]
-        for header, data in members:
-            self._file.write(header)
-            self._file.write(data)
-            self._file.write(bytes(-len(data) & 511))
-            self.size += len(header) + len(data) + (-len(data) & 511)
+        self._write(_Encoded(sample))
+
+    def _write(self, sample: _Encoded) -> None:
+        if self._closed:
+            raise ValueError("this writer is closed: open another one")
+        if sample.key in self._keys:
+            raise SampleError(f"key {sample.key!r} was written to this shard before: its samples would be read as one. Give each its own key.", key=sample.key)
+        self._keys.add(sample.key)
+        for block in sample.blocks:
+            self._file.write(block)
+        self.size += sample.size
         self.samples += 1
 
-    def _members(self, sample: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
-        """The headers and data of a sample, checked."""
-        key = sample.get("__key__")
-        if not isinstance(key, str) or not key:
-            raise SampleError(f"a sample needs a '__key__' that is a string, not {key!r}; it has: {', '.join(map(str, sample))}")
-        if key == self._last_key:
-            raise SampleError(f"key {key!r} was just written: the two samples would be read as one. Give each its own key.", key=key)
-        members = []
-        for field in sorted(name for name in sample if not name.startswith("__")):
-            name = f"{key}.{field}"
-            if not field or split_key(name) != (key, field):
-                raise SampleError(f"sample {key!r} with field {field!r} would not be read back as that: {_mend(key, field)}.", key=key)
-            try:
-                data = encode(field, sample[field])
-            except Exception as error:
-                raise SampleError(f"field {field!r} of sample {key!r} cannot be encoded: {error}", key=key) from error
-            members.append((_header(name, len(data)), data))
-        if not members:
-            raise SampleError(f"sample {key!r} has no fields: it would not be in the shard at all.", key=key)
-        return members
-
     def close(self) -> None:
-        """Write the end, and give the file its name."""
-        end = _END + bytes(-(self.size + len(_END)) % _RECORD)
-        self._file.write(end)
-        self._file.flush()
-        if self._path is not None:
-            os.fsync(self._file.fileno())
-            self._file.close()
-            os.replace(self._partial, self._path)
+        """Write the end, and give the file its name. Closing again does nothing."""
+        if self._closed:
+            return
+        try:
+            self._file.write(bytes(_whole(self.size) - self.size))
+            self._file.flush()
+            if self._path is not None:
+                os.fsync(self._file.fileno())
+                self._file.close()
+                os.replace(self._partial, self._path)
+        except BaseException:
+            self.discard()
+            raise
+        self._closed = True
 
     def discard(self) -> None:
-        """Throw away what was written, if it went to a path."""
+        """Throw away what was written, if it went to a path and is not closed."""
+        if self._closed:
+            return
+        self._closed = True
         if self._path is not None:
-            self._file.close()
-            self._partial.unlink(missing_ok=True)
+            try:
+                self._file.close()
+            finally:
+                self._partial.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self
@@ -111,6 +106,41 @@ class TarWriter:
             self.close()
         else:
             self.discard()
+
+
+class _Encoded:
+    """A sample as it stands in a tar, checked: its ``key``, its ``blocks`` and their ``size``."""
+
+    def __init__(self, sample: Mapping[str, Any]) -> None:
+        key = sample.get("__key__")
+        if not isinstance(key, str) or not key:
+            raise SampleError(f"a sample needs a '__key__' that is a string, not {key!r}; it has: {', '.join(map(str, sample))}")
+        self.key = key
+        self.blocks: list[bytes] = []
+        for field in sorted(str(name) for name in sample if not str(name).startswith("__")):
+            if field not in sample or split_key(f"{key}.{field}") != (key, field) or not field or not _encodable(f"{key}.{field}"):
+                raise SampleError(f"sample {key!r} with field {field!r} would not be read back as that: {_mend(key, field)}.", key=key)
+            try:
+                data = encode(field, sample[field])
+            except Exception as error:
+                raise SampleError(f"field {field!r} of sample {key!r} cannot be encoded: {error}", key=key) from error
+            self.blocks += [_header(f"{key}.{field}", len(data)), data, bytes(-len(data) & 511)]
+        if not self.blocks:
+            raise SampleError(f"sample {key!r} has no fields: it would not be in the shard at all. Give it one, or leave it out.", key=key)
+        self.size = sum(map(len, self.blocks))
+
+
+def _whole(size: int) -> int:
+    """How large a tar is whose members take ``size`` bytes."""
+    return -(-(size + _END) // _RECORD) * _RECORD
+
+
+def _encodable(name: str) -> bool:
+    """Whether a name comes out of a tar as it was put in."""
+    try:
+        return "\0" not in name and name.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape") == name
+    except UnicodeEncodeError:
+        return False
 
 
 def _header(name: str, size: int) -> bytes:
@@ -124,14 +154,21 @@ def _header(name: str, size: int) -> bytes:
 
 def _mend(key: str, field: str) -> str:
     """What to do about a name that does not read back."""
-    base = key.rpartition("/")[2]
+    folder, slash, base = key.rpartition("/")
+    if not _encodable(f"{key}.{field}"):
+        return "names hold no NUL and nothing that UTF-8 cannot write; leave such characters out"
     if "." in base:
-        return f"its key has a dot, which would start the field; write it as {key.replace('.', '_')!r}"
+        return f"its key has a dot, which would start the field; write it as {folder + slash + base.replace('.', '_')!r}"
     if field != field.lower():
         return f"fields are in lower case; write {field.lower()!r}"
+    if not field or "/" in field:
+        return "a field must not be empty or hold '/'; name it by what it is, such as 'txt'"
     if key.startswith("__"):
-        return "names in double underscores are kept for metadata"
-    return "a key must not be empty or end with '/', and a field must not be empty or hold '/'"
+        return "names in double underscores are kept for metadata; begin the key otherwise"
+    return "a key must not end with '/', and a field's name is a string; write them so"
+
+
+_PLACE = re.compile(r"%0\d+d|%d|\{(:0?\d*d?)?\}")  # not "%20d", which is in names that hold "%20"
 
 
 class ShardWriter:
@@ -167,8 +204,10 @@ class ShardWriter:
         self.pattern = os.fspath(pattern)
         if max_samples < 1 or max_bytes < 1 or start < 0:
             raise ValueError(f"max_samples and max_bytes must be positive and start not negative, not {max_samples}, {max_bytes} and {start}")
-        if len(re.findall(r"%0?\d*d|\{:?0?\d*d?\}", self.pattern)) != 1:
+        places = list(_PLACE.finditer(self.pattern))
+        if len(places) != 1:
             raise ValueError(f"the pattern needs one place for the shard's number, such as 'train-%06d.tar', not {self.pattern!r}")
+        self._place = places[0]
         self.max_samples, self.max_bytes, self.on_shard = max_samples, max_bytes, on_shard
         self.shards: dict[str, int] = {}
         self.samples = 0
@@ -177,25 +216,19 @@ class ShardWriter:
 
     def path(self, number: int) -> str:
         """The path of shard ``number``."""
-        return self.pattern % number if "%" in self.pattern else self.pattern.format(number)
+        place = self._place
+        text = place.group() % number if place.group()[0] == "%" else place.group().format(number)
+        return self.pattern[: place.start()] + text + self.pattern[place.end() :]
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add a sample to the current shard, or to the next if that one is full."""
+        encoded = _Encoded(sample)
         writer = self._writer
-        if writer is not None:
-            room = self.max_bytes - writer.size - len(_END)
-            if writer.samples >= self.max_samples or sum(len(header) + len(data) + (-len(data) & 511) for header, data in writer._members(sample)) > room:
-                self._finish()
-                writer = None
-        if writer is None:
-            writer = self._writer = TarWriter(self.path(self._number))
-        try:
-            writer.write(sample)
-        except SampleError:
-            if writer.samples == 0:
-                writer.discard()
-                self._writer = None
-            raise
+        if writer is not None and (writer.samples >= self.max_samples or _whole(writer.size + encoded.size) > self.max_bytes):
+            self._finish()
+        if self._writer is None:
+            self._writer = TarWriter(self.path(self._number))
+        self._writer._write(encoded)
         self.samples += 1
 
     def _finish(self) -> None:

@@ -1,0 +1,360 @@
+"""What TarWriter and ShardWriter write, refuse and leave behind."""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from tars import by_reader, by_tarfile, by_webdataset, samples
+
+from wds_pipes import SampleError, ShardWriter, TarWriter
+from wds_pipes.tar import split_key
+
+GOLDEN = "47a2ed20336a15709acd5e8c3a972f21d5d44cb147ae6c79c979292deadf7554"
+HUNDRED = [{"__key__": f"{number:06d}", "txt": f"text {number}", "cls": number % 10} for number in range(100)]
+
+
+def written(items) -> bytes:
+    """The tar of some samples."""
+    file = io.BytesIO()
+    with TarWriter(file) as writer:
+        for item in items:
+            writer.write(item)
+    return file.getvalue()
+
+
+def test_the_same_samples_give_the_same_bytes_and_no_more_than_needed():
+    """512 bytes of header a member; golden: a change of one byte changes everybody's shards."""
+    data = written(HUNDRED)
+    assert len(data) == 215_040
+    assert data == written([dict(reversed(sample.items())) for sample in HUNDRED])
+    assert hashlib.sha256(data).hexdigest() == GOLDEN
+
+
+def test_nothing_of_the_machine_or_the_moment_gets_in():
+    """uid, gid and mtime 0, no owner's name, mode 0444, fields sorted."""
+    infos = tarfile.open(fileobj=io.BytesIO(written(HUNDRED))).getmembers()
+    assert {(info.uid, info.gid, info.mtime, info.mode, info.uname, info.gname, info.type) for info in infos} == {(0, 0, 0, 0o444, "", "", b"0")}
+    assert [info.name for info in infos[:3]] == ["000000.cls", "000000.txt", "000001.cls"]
+
+
+@pytest.mark.parametrize(
+    ("key", "headers"),
+    [
+        ("a", 1),
+        ("n" * 96, 1),  # 100 with .txt
+        ("n" * 97, 3),
+        ("d" * 155 + "/" + "n" * 96, 1),
+        ("d" * 156 + "/" + "n" * 96, 3),
+        ("ü" * 48, 1),
+        ("ü" * 49, 3),
+        ("größe/日本", 1),
+        ("\udcff\udcfe", 1),
+        ("\udcff" * 120, 3),
+        ("n" * 3000, 8),
+    ],
+)
+def test_a_pax_header_only_where_the_name_does_not_fit(tmp_path, key, headers):
+    """100 bytes, or 155 and 100 around a slash; everybody reads both."""
+    path = tmp_path / "x.tar"
+    with TarWriter(path) as writer:
+        writer.write({"__key__": key, "txt": b""})
+        assert writer.size == 512 * headers
+    assert by_tarfile(path) == by_reader(path.read_bytes()) == [(f"{key}.txt", b"")]
+    assert [sample["__key__"] for sample in by_webdataset(path)] == [key]
+    assert [sample["__key__"] for sample in samples([str(path)])] == [key]
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="tar is not installed")
+def test_gnu_tar_reads_it(tmp_path):
+    """The same names and contents, without a complaint."""
+    items = [*HUNDRED[:5], {"__key__": "n" * 150, "txt": "long"}, {"__key__": "d/größe", "bin": bytes(1000)}]
+    path = tmp_path / "x.tar"
+    path.write_bytes(written(items))
+    (tmp_path / "out").mkdir()
+    done = subprocess.run(["tar", "-xvf", path, "-C", tmp_path / "out"], check=True, capture_output=True, text=True)
+    assert done.stderr == ""
+    for name, data in by_tarfile(path):
+        assert (tmp_path / "out" / name).read_bytes() == data
+    assert len(done.stdout.splitlines()) == len(by_tarfile(path)) == 12
+
+
+def test_values_are_encoded_by_their_field(tmp_path):
+    """And webdataset decodes them to the same."""
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    image = np.random.default_rng(0).integers(0, 256, (8, 9, 3), np.uint8)
+    sample = {
+        "__key__": "a",
+        "txt": "größe",
+        "cls": 7,
+        "count": np.int64(8),
+        "json": {"x": [1, None, "ü"]},
+        "npy": array,
+        "png": image,
+        "seg.png": Image.fromarray(image[..., 0]),
+        "jpg": b"not touched",
+        "bin": bytearray(b"xy"),
+        "mem": memoryview(b"z"),
+        "__url__": "left out",
+    }
+    path = tmp_path / "x.tar"
+    path.write_bytes(written([sample]))
+    (read,) = samples([str(path)])
+    assert list(read) == ["__key__", "__url__", "bin", "cls", "count", "jpg", "json", "mem", "npy", "png", "seg.png", "txt"]
+    assert (read["txt"], read["cls"], read["count"], read["jpg"], read["bin"], read["mem"]) == ("größe".encode(), b"7", b"8", b"not touched", b"xy", b"z")
+    assert json.loads(read["json"]) == sample["json"]
+    assert (np.load(io.BytesIO(read["npy"])) == array).all()
+    assert (np.asarray(Image.open(io.BytesIO(read["png"]))) == image).all()
+    assert (np.asarray(Image.open(io.BytesIO(read["seg.png"]))) == image[..., 0]).all()
+    assert by_webdataset(path) == [read]
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ({"txt": "x"}, "needs a '__key__' that is a string, not None; it has: txt"),
+        ({"__key__": 7, "txt": "x"}, "needs a '__key__' that is a string, not 7"),
+        ({"__key__": "", "txt": "x"}, "needs a '__key__'"),
+        ({"__key__": "a.b", "txt": "x"}, "write it as 'a_b'"),
+        ({"__key__": "v1.0/a.b", "txt": "x"}, "write it as 'v1.0/a_b'"),
+        ({"__key__": ".a", "txt": "x"}, "write it as '_a'"),
+        ({"__key__": "dir/", "txt": "x"}, "must not end with '/'"),
+        ({"__key__": "__x__/a", "txt": "x"}, "double underscores are kept for metadata"),
+        ({"__key__": "a", "JPG": b"x"}, "write 'jpg'"),
+        ({"__key__": "a", "": b"x"}, "a field must not be empty"),
+        ({"__key__": "a", "x/y": b"x"}, "a field must not be empty or hold '/'"),
+        ({"__key__": "a", 1: b"x"}, "a field's name is a string"),
+        ({"__key__": "a\0b", "txt": "x"}, "names hold no NUL"),
+        ({"__key__": "a", "t\0xt": b"x"}, "names hold no NUL"),
+        ({"__key__": "\ud800", "txt": "x"}, "nothing that UTF-8 cannot write"),
+        ({"__key__": "\udcc3\udca9", "txt": "x"}, "nothing that UTF-8 cannot write"),
+        ({"__key__": "a"}, "has no fields"),
+        ({"__key__": "a", "__url__": "x"}, "has no fields"),
+        ({"__key__": "a", "txt": 5}, "field 'txt' of sample 'a' cannot be encoded: text must be str, not int"),
+        ({"__key__": "a", "cls": "7"}, "field 'cls' of sample 'a' cannot be encoded"),
+        ({"__key__": "a", "json": {1, 2}}, "field 'json' of sample 'a' cannot be encoded"),
+        ({"__key__": "a", "xyz": "text"}, "there is no encoder for 'xyz' and str"),
+        ({"__key__": "good", "txt": "x"}, "key 'good' was written to this shard before"),
+        ({"__key__": "first", "txt": "x"}, "key 'first' was written to this shard before"),
+    ],
+)
+def test_what_would_not_read_back_is_refused_with_the_mend(sample, message):
+    """Nothing of it is written, and the writer goes on."""
+    good = [{"__key__": "first", "txt": "1"}, {"__key__": "good", "txt": "2"}]
+    file = io.BytesIO()
+    with TarWriter(file) as writer:
+        for item in good:
+            writer.write(item)
+        with pytest.raises(SampleError) as caught:
+            writer.write(sample)
+        assert message in str(caught.value)
+        assert caught.value.key == (sample.get("__key__") if isinstance(sample.get("__key__"), str) and sample["__key__"] else None)
+        writer.write({"__key__": "last", "txt": "3"})
+        assert writer.samples == 3
+    assert file.getvalue() == written([*good, {"__key__": "last", "txt": "3"}])
+
+
+def test_a_file_appears_when_it_is_complete(tmp_path):
+    """And not before; closing again changes nothing."""
+    path = tmp_path / "x.tar"
+    with TarWriter(path) as writer:
+        writer.write(HUNDRED[0])
+        assert not path.exists()
+        writer.close()
+        assert path.exists()
+        with pytest.raises(ValueError, match="closed"):
+            writer.write(HUNDRED[1])
+    writer.close()
+    writer.discard()
+    assert os.listdir(tmp_path) == ["x.tar"]
+    assert path.read_bytes() == written(HUNDRED[:1])
+
+
+def test_an_exception_in_the_block_leaves_no_file(tmp_path):
+    """Neither the unfinished one nor under another name; an older file of that name stays."""
+    path = tmp_path / "x.tar"
+    for older in (None, b"older"):
+        if older:
+            path.write_bytes(older)
+        with pytest.raises(KeyError), TarWriter(path) as writer:
+            writer.write(HUNDRED[0])
+            raise KeyError
+        assert os.listdir(tmp_path) == (["x.tar"] if older else [])
+    assert path.read_bytes() == b"older"
+
+
+def test_a_failed_close_leaves_nothing_open(tmp_path):
+    """The folder has gone in the meantime."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    writer = TarWriter(folder / "x.tar")
+    writer.write(HUNDRED[0])
+    shutil.rmtree(folder)
+    with pytest.raises(FileNotFoundError):
+        writer.close()
+
+
+def test_a_killed_process_leaves_no_shard_that_looks_whole(tmp_path):
+    """Only whole ones have a name that ends in .tar."""
+    code = """if True:
+        import itertools, sys
+        from wds_pipes.tar import ShardWriter
+        with ShardWriter(sys.argv[1] + "/s-%03d.tar", max_samples=50) as writer:
+            for number in itertools.count():
+                writer.write({"__key__": str(number), "txt": "x" * 3000})
+                if number == 120:
+                    print("now", flush=True)
+    """
+    process = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"now\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    shards = sorted(tmp_path.glob("*.tar"))
+    assert len(shards) >= 2
+    assert [len(samples([str(path)])) for path in shards] == [50] * len(shards)
+
+
+def test_an_empty_tar_is_a_valid_one(tmp_path):
+    """TarWriter was asked for this file."""
+    with TarWriter(tmp_path / "x.tar"):
+        pass
+    assert by_tarfile(tmp_path / "x.tar") == []
+    assert samples([str(tmp_path / "x.tar")]) == []
+
+
+@pytest.mark.parametrize("pattern", ["s-%02d.tar", "s-{:02d}.tar"])
+def test_shards_are_full_and_none_is_empty(tmp_path, pattern):
+    """7 samples in shards of 3: 3, 3, 1; and 6: 3, 3."""
+    for count, expected in ((7, [3, 3, 1]), (6, [3, 3]), (0, [])):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        done = []
+        with ShardWriter(folder / pattern, max_samples=3, start=5, on_shard=done.append) as writer:
+            for sample in HUNDRED[:count]:
+                writer.write(sample)
+        paths = [str(folder / f"s-{number + 5:02d}.tar") for number in range(len(expected))]
+        assert sorted(os.listdir(folder)) == [os.path.basename(path) for path in paths]
+        assert writer.shards == dict(zip(paths, expected))
+        assert done == paths
+        assert writer.samples == count
+        if paths:
+            assert [sample["__key__"] for sample in samples(paths)] == [sample["__key__"] for sample in HUNDRED[:count]]
+
+
+@pytest.mark.parametrize("max_bytes", [10_240, 20_480, 25_000, 40_960])
+def test_no_shard_is_larger_than_max_bytes(tmp_path, max_bytes):
+    """As the file is on the disk, filled up to its record; a sample that is larger by itself has a shard of its own."""
+    with ShardWriter(tmp_path / "s-{}.tar", max_bytes=max_bytes) as writer:
+        for number in range(60):
+            writer.write({"__key__": str(number), "bin": bytes(number * 97)})
+        writer.write({"__key__": "huge", "bin": bytes(100_000)})
+        writer.write({"__key__": "after", "bin": b""})
+    *sizes, huge, _ = [os.path.getsize(path) for path in writer.shards]
+    assert max(sizes) <= max_bytes < huge
+    assert list(writer.shards.values())[-2:] == [1, 1]
+    assert len(samples(list(writer.shards))) == 62
+    assert len(sizes) <= 60 * 97 * 60 // 2 // max_bytes * 2 + 2
+
+
+def test_an_exception_keeps_the_complete_shards_only(tmp_path):
+    with pytest.raises(KeyError), ShardWriter(tmp_path / "s-%d.tar", max_samples=3) as writer:
+        for sample in HUNDRED[:5]:
+            writer.write(sample)
+        raise KeyError
+    assert os.listdir(tmp_path) == ["s-0.tar"]
+    assert writer.shards == {str(tmp_path / "s-0.tar"): 3}
+
+
+def test_a_refused_first_sample_leaves_no_shard(tmp_path):
+    """The block goes on, and there is nothing to finish."""
+    with ShardWriter(tmp_path / "s-%d.tar") as writer, pytest.raises(SampleError):
+        writer.write({"__key__": "a.b", "txt": "x"})
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_same_key_may_be_in_another_shard(tmp_path):
+    """Samples never group across shards."""
+    with ShardWriter(tmp_path / "s-%d.tar", max_samples=1) as writer:
+        writer.write({"__key__": "a", "txt": "1"})
+        writer.write({"__key__": "a", "txt": "2"})
+    assert [sample["txt"] for sample in samples(list(writer.shards))] == [b"1", b"2"]
+
+
+def test_each_value_is_encoded_once(tmp_path):
+    """Also where it is written to the next shard."""
+    encoded = []
+
+    class Text(str):
+        def encode(self, *how):
+            encoded.append(str(self))
+            return super().encode(*how)
+
+    with ShardWriter(tmp_path / "s-%d.tar", max_samples=2, max_bytes=20_480) as writer:
+        for number in range(9):
+            writer.write({"__key__": str(number), "txt": Text(str(number) * 1000 * number)})
+    assert len(encoded) == 9
+
+
+def test_percent_signs_and_braces_elsewhere_in_the_path_stay(tmp_path):
+    folder = tmp_path / "my%20{x} 100%"
+    folder.mkdir()
+    with ShardWriter(folder / "s-{:03d}.tar") as writer:
+        writer.write(HUNDRED[0])
+    assert os.listdir(folder) == ["s-000.tar"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "options", "message"),
+    [
+        ("s.tar", {}, "one place for the shard's number"),
+        ("s-%d-%d.tar", {}, "one place for the shard's number"),
+        ("s-%s.tar", {}, "one place for the shard's number"),
+        ("s-%d.tar", {"max_samples": 0}, "must be positive"),
+        ("s-%d.tar", {"max_bytes": 0}, "must be positive"),
+        ("s-%d.tar", {"start": -1}, "must be positive"),
+    ],
+)
+def test_wrong_arguments_are_told_at_once(pattern, options, message):
+    with pytest.raises(ValueError, match=message):
+        ShardWriter(pattern, **options)
+
+
+KEYS = st.text(min_size=1, max_size=150).filter(lambda key: split_key(f"{key}.x") == (key, "x") and "\0" not in key)
+FIELDS = st.text(min_size=1, max_size=20).filter(lambda field: split_key(f"a.{field}") == ("a", field) and "\0" not in field and not field.startswith("__"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(KEYS, st.dictionaries(FIELDS, st.binary(max_size=1200), min_size=1, max_size=3), max_size=4))
+def test_whatever_is_accepted_reads_back_the_same(tmp_path_factory, contents):
+    """Any keys, fields and bytes: by us and by the standard library."""
+    items = [{"__key__": key, **fields} for key, fields in contents.items()]
+    data = written(items)
+    path = tmp_path_factory.getbasetemp() / "whatever.tar"
+    path.write_bytes(data)
+    read = [{name: value for name, value in sample.items() if name != "__url__"} for sample in samples([str(path)])]
+    assert read == items
+    assert by_tarfile(data) == [(f"{key}.{field}", fields[field]) for key, fields in contents.items() for field in sorted(fields)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(st.characters(), max_size=20), st.text(st.characters(), max_size=10))
+def test_any_name_is_either_refused_or_reads_back(key, field):
+    """No other exception, and no name that comes back as another."""
+    assume(not field.startswith("__"))
+    try:
+        data = written([{"__key__": key, field: b"x"}])
+    except SampleError:
+        return
+    assert by_reader(data) == [(f"{key}.{field}", b"x")]
+    assert split_key(f"{key}.{field}") == (key, field)
