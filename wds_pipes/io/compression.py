@@ -85,7 +85,7 @@ def damage() -> tuple[type[Exception], ...]:
     """Every exception by which a damaged compressed stream shows, for the libraries that are loaded."""
     found = list(DAMAGE)
     for module, name in (("compression.zstd", "ZstdError"), ("zstandard", "ZstdError")):
-        if module in sys.modules:
+        if sys.modules.get(module) is not None:
             found.append(getattr(sys.modules[module], name))
     return tuple(found)
 

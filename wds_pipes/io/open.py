@@ -40,7 +40,7 @@ def open_url(url: str, *, storage_options: dict[str, Any] | None = None, buffer_
 def _open_remote(url: str, storage_options: dict[str, Any], buffer_bytes: int) -> BinaryIO:
     protocol = url.partition(":")[0]
     if protocol == "pipe":
-        raise ShardError(f"shard {url!r} would run a shell command, which this package does not do. Read the command's output from '-'.", url=url)
+        raise ShardError(f"shard {redact(url)} would run a shell command, which this package does not do. Read the command's output from '-'.", url=redact(url))
     import fsspec
 
     try:

@@ -13,7 +13,7 @@ import braceexpand
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _SCHEME = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]+:(//|:)")
-_SECRET = re.compile(r"(?i)(sig|signature|token|credential|password|secret|key|accesskeyid)$")
+_SECRET = re.compile(r"(?i)(sig|signature|token|credential|password|passwd|pwd|auth|secret|key|accesskeyid)$")
 _BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")
 
 
@@ -30,7 +30,9 @@ def redact(url: str) -> str:
     """``url`` without user, password and secret query values (``...token=x``, ``X-Amz-Signature=x``): for messages, states and fingerprints."""
     if local_path(url) is not None:
         return url
-    url = re.sub(r"(://)[^/@?#]*@", r"\1", url)
+    if url.startswith("pipe:"):
+        return f"{url.split(maxsplit=1)[0]} ..." if " " in url else url
+    url = re.sub(r"(://)[^/?#]*@", r"\1", url)
     path, question, query = url.partition("?")
     if not question:
         return url
@@ -73,7 +75,10 @@ def _expand_one(item: str | os.PathLike[str], storage_options: dict[str, Any] | 
         return [url]
     if url.startswith("@"):
         with open(url[1:], encoding="utf-8") as lines:
-            return [shard for line in lines if line.strip() for shard in _expand_one(line.strip(), storage_options)]
+            names = [line.strip() for line in lines if line.strip()]
+        if any(name.startswith("@") for name in names):
+            raise ValueError(f"the list {url[1:]!r} names another list: name the shards themselves")
+        return [shard for name in names for shard in _expand_one(name, storage_options)]
     path = local_path(url)
     if path is not None and os.path.isfile(path):
         return [url]
@@ -81,9 +86,9 @@ def _expand_one(item: str | os.PathLike[str], storage_options: dict[str, Any] | 
         return _found(url, sorted(glob.glob(os.path.join(glob.escape(path), "*.tar*"))))
     if isinstance(item, str) and _BRACES.search(url):
         try:
-            parts = list(braceexpand.braceexpand(url))
+            parts = list(braceexpand.braceexpand(url, escape=False))
         except ValueError as error:
-            raise ValueError(f"the braces in {redact(url)!r} do not match: {error}") from error
+            raise ValueError(f"the braces in {redact(url)!r} do not match") from error
         return [shard for part in parts for shard in _expand_glob(part, storage_options)]
     return _expand_glob(url, storage_options)
 

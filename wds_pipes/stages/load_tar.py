@@ -87,6 +87,8 @@ class LoadTar(Tolerant[TarMember]):
                     named=self.named,
                 )
                 yield from self._reader
+            except ModuleNotFoundError as error:  # not the shard's fault, so never skipped
+                raise ShardError(f"shard {redact(shard.url)} cannot be read: {error}", url=redact(shard.url)) from error
             except unreadable() as error:
                 url = redact(shard.url)
                 self.skip(ShardError(f"shard {url} cannot be read ({type(error).__name__}: {error}). Write or fetch it again.", url=url, offset=at.offset))

@@ -112,6 +112,8 @@ class OpenShards(Tolerant[Shard]):
             try:
                 raw = open_url(os.fspath(url), storage_options=self.storage_options, buffer_bytes=self.buffer_bytes)
             except ShardError as error:
+                if isinstance(error.__cause__, ImportError):  # not the shard's fault, so never skipped
+                    raise
                 self.skip(error)
                 continue
             shard = Shard(os.fspath(url), raw)

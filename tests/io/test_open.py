@@ -1,0 +1,91 @@
+"""Opening shards: what can be opened, and what is said where it cannot."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import fsspec
+import pytest
+from tars import pairs, put, samples, tar
+
+from wds_pipes import ShardError
+from wds_pipes.io import open_url
+from wds_pipes.stage import Stream
+from wds_pipes.stages import OpenShards, ShardList
+
+
+@pytest.mark.parametrize("name", ["x.tar", "a b.tar", "a#b.tar", "a?b=c.tar", "a%20b.tar", "größe.tar", "{a}.tar", "[a].tar", "a:b.tar", "\udcff.tar"])
+def test_local_paths_stay_what_they_are(tmp_path, name):
+    """Also as a file:// URL."""
+    path = put(tmp_path / name, tar(pairs(2)))
+    assert len(samples([path])) == 2
+    with open_url(f"file://{path}") as stream:
+        assert stream.read() == tar(pairs(2))
+
+
+def test_a_url_of_fsspec():
+    fsspec.filesystem("memory").pipe("/opened/x.tar", tar(pairs(3)))
+    (first, *rest) = samples(["memory://opened/x.tar"])
+    assert first["__url__"] == "memory://opened/x.tar"
+    assert len(rest) == 2
+
+
+def test_storage_options_go_to_the_file_system(tmp_path):
+    """Here fsspec's dir file system over the local one."""
+    put(tmp_path / "x.tar", b"content")
+    with open_url("dir://x.tar", storage_options={"path": str(tmp_path), "target_protocol": "file"}) as stream:
+        assert stream.read() == b"content"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("missing.tar", "shard missing.tar does not exist. The working directory is {folder}. Check its name."),
+        ("memory://missing/x.tar", "shard memory://missing/x.tar does not exist. Check its name."),
+        ("folder.tar", "shard folder.tar cannot be opened: IsADirectoryError"),
+        ("nosuch://user:secret@x/y.tar", "cannot be opened: Protocol not known: nosuch. Write a local path without '://'."),
+        ("pipe:cat secret.tar", "shard pipe:cat ... would run a shell command, which this package does not do. Read the command's output from '-'."),
+    ],
+)
+def test_what_cannot_be_opened(tmp_path, monkeypatch, url, message):
+    """A ShardError that says which, why and what to do, without secrets."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.tar").mkdir()
+    with pytest.raises(ShardError) as caught:
+        open_url(url)
+    assert message.format(folder=os.getcwd()) in str(caught.value)
+    assert "secret" not in str(caught.value) + caught.value.url
+
+
+def test_a_file_that_may_not_be_read(tmp_path):
+    path = put(tmp_path / "x.tar", b"")
+    os.chmod(path, 0)
+    if os.access(path, os.R_OK):
+        pytest.skip("this user may read everything")
+    with pytest.raises(ShardError, match="may not be read: check its permissions or your credentials"):
+        open_url(path)
+
+
+def test_a_missing_package_says_what_to_install(monkeypatch):
+    """For a protocol whose package is one of ours to install."""
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
+    with pytest.raises(ShardError, match=r"pip install 'wds_pipes\[s3\]'"):
+        samples(["s3://bucket/x.tar"])
+    with pytest.raises(ShardError, match="pip install"):  # never skipped: it is not the shard's fault
+        list(Stream(OpenShards(ShardList("s3://bucket/x.tar"), on_error="skip")))
+
+
+def test_standard_input():
+    """A shard from a pipe, compressed or not; it is told by content."""
+    code = """
+        from wds_pipes.stage import Stream
+        from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
+        print([sample["__key__"] for sample in Stream(GroupByKey(LoadTar(OpenShards(ShardList("-")))))])
+    """
+    import gzip
+
+    for data in (tar(pairs(3)), gzip.compress(tar(pairs(3)))):
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], input=data, capture_output=True, check=False)
+        assert done.stdout.decode().strip() == "['0000', '0001', '0002']", done.stderr.decode()
