@@ -35,6 +35,10 @@ class WdsPipe(IterDataPipe[Any]):
     _is_child_datapipe = False  # torch asks for it at each item; without this, through __getattr__
     _kind: type[Stage[Any]]
 
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[Any]: ...  # rule 2: see below
+
     def __init__(self, *args: Any, **options: Any) -> None:
         if self._kind is not stages.ShardList:
             if not args or not isinstance(args[0], IterDataPipe):
@@ -105,7 +109,7 @@ def _iterate(self: WdsPipe) -> Iterator[Any]:
     return iter(self._stream)
 
 
-WdsPipe.__iter__ = _iterate  # type: ignore[assignment]  # rule 2: set here, torch's metaclass does not see it
+WdsPipe.__iter__ = _iterate  # type: ignore[method-assign]  # rule 2: set here, torch's metaclass does not see it
 
 
 def _below_stateful_dataloader() -> bool:
@@ -169,7 +173,7 @@ def as_stage(pipe: IterDataPipe[Any]) -> Stage[Any]:
     if isinstance(pipe, WdsPipe):
         return pipe._stream.stage
     if type(pipe) in HOLD_NOTHING and find_ours(pipe) is not None:
-        return TorchStep(as_stage(pipe.datapipe), pipe)  # type: ignore[attr-defined]
+        return TorchStep(as_stage(pipe.datapipe), pipe)
     return TorchSource(pipe, find_ours(pipe) is not None)
 
 

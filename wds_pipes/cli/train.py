@@ -61,7 +61,7 @@ def build_pipeline(plan: Plan) -> wp.WdsPipe:
     """Shards to batches of (keys, images as uint8 of shape (batch, 3, SIZE, SIZE), labels)."""
     fields = plan.image.split(";") + ([plan.label] if plan.label else [])
     pipe: wp.WdsPipe = (
-        wp.ShardList(plan.urls, shuffle=True, seed=SEED)  # type: ignore[abstract]
+        wp.ShardList(plan.urls, shuffle=True, seed=SEED)
         .open_shards()
         .load_tar()
         .group_by_key(fields=fields)
