@@ -38,7 +38,7 @@ def test_a_member():
         TarMember("u", "n" * 200 + ".txt", b"two", 1024),
         TarMember("u", "c.txt", b"", 1024 + 1024 + 1024),
     ]
-    assert list(TarReader(io.BytesIO(data), url="u", named=False))[0] == ("u", "a.txt", b"one", 0)
+    assert next(iter(TarReader(io.BytesIO(data), url="u", named=False))) == ("u", "a.txt", b"one", 0)
 
 
 @pytest.mark.parametrize("name", SORTS)

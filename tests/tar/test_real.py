@@ -99,9 +99,11 @@ def run_tar(program: str, path: Path, root: Path, *options: str) -> None:
     subprocess.run([program, *options, "-cf", path, "-C", root, "."], check=True, capture_output=True, timeout=60)
 
 
-needs_gnu_tar = pytest.mark.skipif(
-    "GNU" not in ((shutil.which("tar") and subprocess.run(["tar", "--version"], capture_output=True, text=True).stdout) or ""), reason="tar is not GNU tar"
-)
+def is_gnu_tar() -> bool:
+    return shutil.which("tar") is not None and "GNU" in subprocess.run(["tar", "--version"], capture_output=True, text=True, check=False).stdout
+
+
+needs_gnu_tar = pytest.mark.skipif(not is_gnu_tar(), reason="tar is not GNU tar")
 needs_bsdtar = pytest.mark.skipif(shutil.which("bsdtar") is None, reason="bsdtar is not installed (package libarchive-tools)")
 
 

@@ -22,6 +22,7 @@ _MAGICS = (
     ("xz", re.compile(rb"\xfd7zXZ\x00")),
     ("zst", re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")),
 )
+KINDS = tuple(name for name, _ in _MAGICS)
 
 
 def detect(head: bytes) -> str:

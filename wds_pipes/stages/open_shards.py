@@ -38,6 +38,8 @@ class Shard:
         Raises:
             StateError: the shard ends before ``offset``.
         """
+        if kind and kind not in compression.KINDS:
+            raise StateError(f"the state is damaged: shard {redact(self.url)} cannot have the compression {kind!r}. Use an untouched checkpoint.")
         if kind is None:
             kind = compression.detect(self.raw.peek(compression.MAGIC_BYTES)[: compression.MAGIC_BYTES])  # type: ignore[attr-defined]
         stream = self.raw

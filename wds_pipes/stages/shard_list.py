@@ -25,7 +25,7 @@ class ShardList(Stage[str]):
         urls: a URL or path, or a list of them. Each may hold braces (``train-{000000..000999}.tar``, ``{a,b}``), or ``*``, ``?`` and ``[...]``, sorted, local
             or remote; a directory means the ``*.tar*`` files in it, ``@list.txt`` the lines of a text file, ``-`` standard input.
         shuffle: give the shards in a random order.
-        seed: the integer that everything random in the pipeline derives from.
+        seed: the integer, of 64 bits, that everything random in the pipeline derives from.
         storage_options: for listing remote patterns: a dict, as fsspec takes it. (``open_shards`` has its own for reading.)
 
     Raises:
@@ -46,6 +46,8 @@ class ShardList(Stage[str]):
         self.urls = expand(urls, storage_options)
         self.shuffle = bool(shuffle)
         self._seed = check_count("seed", seed, least=-(1 << 63))
+        if seed >= 1 << 63:
+            raise ValueError(f"seed must fit into 64 bits, unlike {seed}")
         self._host = Host()
 
     @property

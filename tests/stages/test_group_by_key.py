@@ -1,0 +1,188 @@
+"""Members to samples: grouping, fields, repeated keys, and what is counted."""
+
+import bz2
+import gzip
+import json
+import lzma
+from dataclasses import dataclass
+
+import pytest
+import zstandard
+from tars import END, by_webdataset, group, header, load, padded, pairs, put, samples, tar
+
+from wds_pipes import SampleError, ShardWarning, Stage
+from wds_pipes.stage import Stream
+from wds_pipes.stages import GroupByKey, ShardList
+from wds_pipes.tar import TarMember
+from wds_pipes.testing import check_resume
+
+COMPRESS = {"": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.ZstdCompressor().compress}
+
+
+def keys(found) -> list[str]:
+    return [sample["__key__"] for sample in found]
+
+
+@pytest.mark.parametrize("kind", COMPRESS)
+def test_resume_is_exact(tmp_path, kind):
+    """Cut behind every sample, with fields of any number, members of no sample, an empty shard and a shard twice in the list."""
+    data = [tar([*pairs(4), (".x", b""), ("z", b"")]), tar([]), tar([(".x", b""), ("a.a", b""), ("a.b", b""), (".y", b""), ("a.c", b""), ("b.a", b"x" * 999)])]
+    urls = [put(tmp_path / f"{number}.tar", COMPRESS[kind](content)) for number, content in enumerate(data)]
+    epoch, _ = check_resume(lambda: Stream(group([*urls, urls[0], urls[0], urls[2]])))
+    assert len(epoch) == 4 + 2 + 4 + 4 + 2
+
+
+@pytest.mark.parametrize("options", [{"fields": ["cls"]}, {"fields": ["none"]}, {"key_split": "last-dot"}, {"key_split": lambda name: tuple(name.split("."))}])
+def test_resume_is_exact_with_options(tmp_path, options):
+    urls = [put(tmp_path / f"{number}.tar", tar([*pairs(3), ("x.txt", b""), ("y.cls", b"")])) for number in range(2)]
+    (epoch, *_) = check_resume(lambda: Stream(group(urls, **options)))
+    assert len(epoch) == (0 if options.get("fields") == ["none"] else 8 if options.get("fields") else 10)
+
+
+def test_a_sample(tmp_path):
+    """Key, URL, and the fields in the order of the tar, in lower case."""
+    path = put(tmp_path / "x.tar", tar([("dir/A.txt", b"1"), ("dir/A.Seg.PNG", b"2"), ("dir/A.", b"3"), ("b.txt", b"4")]))
+    first, second = samples([path])
+    assert first == {"__key__": "dir/A", "__url__": path, "txt": b"1", "seg.png": b"2", "": b"3"}
+    assert list(first) == ["__key__", "__url__", "txt", "seg.png", ""]
+    assert second == {"__key__": "b", "__url__": path, "txt": b"4"}
+    assert [first, second] == by_webdataset(path)
+
+
+def test_members_group_only_inside_a_shard(tmp_path):
+    """The same key at the end of one and the start of the next: two samples; also where it is the same shard."""
+    urls = [put(tmp_path / "0.tar", tar([("a.txt", b"1")])), put(tmp_path / "1.tar", tar([("a.cls", b"2")]))]
+    assert [list(sample)[2:] for sample in samples([*urls, urls[1], urls[1]])] == [["txt"], ["cls"], ["cls"], ["cls"]]
+
+
+def test_members_of_no_sample_do_not_part_one(tmp_path):
+    path = put(tmp_path / "x.tar", tar([("a.txt", b"1"), ("._a.cls", b""), ("__meta__/x.y", b""), ("readme", b""), ("a.cls", b"2")]))
+    assert keys(samples([path])) == ["a"]
+
+
+@pytest.mark.parametrize("second", ["a.jpg", "a.JPG", "a.__key__", "a.__url__"])
+def test_a_field_twice_is_told_or_its_sample_skipped(tmp_path, second):
+    """The error says where; skipped, it counts once, and the others are given."""
+    path = put(tmp_path / "x.tar", tar([("0.jpg", b""), ("a.jpg", b"1"), (second, b"2"), (second, b"3"), ("b.jpg", b"")]))
+    with pytest.raises(SampleError, match="twice") as caught:
+        samples([path])
+    assert (caught.value.url, caught.value.key, caught.value.offset) == (path, "a", 512 + 1024)
+    stream = Stream(group([path], on_error="skip"))
+    assert keys(stream) == ["0", "b"]
+    assert stream.counts() == {"delivered": 2, "filtered": 0, "skipped": 1, "dropped": 0}
+    with pytest.raises(SampleError) as caught:
+        list(Stream(group([path], on_error="skip", max_errors=0)))
+    assert "max_errors=0" in caught.value.__notes__[0]
+
+
+def test_a_key_that_comes_again(tmp_path):
+    """Told by default, as a sample in pieces; warned of or taken as it is on request."""
+    path = put(tmp_path / "x.tar", tar([("a.txt", b"1"), ("b.txt", b"2"), ("a.cls", b"3")]))
+    with pytest.raises(SampleError, match=r"key 'a' comes again .* Sort the shard by name, or pass on_repeated_key='ignore'") as caught:
+        samples([path])
+    assert (caught.value.url, caught.value.key, caught.value.offset) == (path, "a", 2048)
+    with pytest.warns(ShardWarning, match="comes again"):
+        assert keys(samples([path], on_repeated_key="warn")) == ["a", "b", "a"]
+    assert keys(samples([path], on_repeated_key="ignore")) == ["a", "b", "a"]
+    assert keys(samples([path, path], on_repeated_key="ignore")) == ["a", "b", "a"] * 2
+
+
+@pytest.mark.parametrize(("size", "share"), [(100, 1.1), (3_000_000, 0.5)])
+def test_unwanted_data_is_passed_over_where_that_saves_reading(tmp_path, counted, size, share):
+    """Of 3 MB members, at most the buffer around their headers is read."""
+    path = put(tmp_path / "x.tar", tar([(f"{number}.{field}", bytes(size if field == "big" else 3)) for number in range(8) for field in ("big", "cls")]))
+    stream = Stream(group([f"counted://{path}"], fields=["cls"]))
+    assert [list(sample)[2:] for sample in stream] == [["cls"]] * 8
+    assert sum(count for _, count in counted) <= share * (tmp_path / "x.tar").stat().st_size
+
+
+def test_fields_keep_what_they_name(tmp_path):
+    """In any case and with or without a dot; a sample with none of them is counted as filtered."""
+    path = put(tmp_path / "x.tar", tar([("a.txt", b"1"), ("a.cls", b"2"), ("b.txt", b"3"), ("c.JPG", b"4"), ("c.x.jpg", b"5")]))
+    stream = Stream(group([path], fields=[".CLS", "jpg"]))
+    assert [{name: value for name, value in sample.items() if name != "__url__"} for sample in stream] == [
+        {"__key__": "a", "cls": b"2"},
+        {"__key__": "c", "jpg": b"4"},
+    ]
+    assert stream.counts() == {"delivered": 2, "filtered": 1, "skipped": 0, "dropped": 0}
+
+
+def test_key_split(tmp_path):
+    """By the last dot, or by a function that may leave members out."""
+    path = put(tmp_path / "x.tar", tar([("a.v1.txt", b"1"), ("a.v1.cls", b"2"), ("a.v2.txt", b"3"), ("Other", b"4")]))
+    assert [list(sample)[:1] + list(sample)[2:] for sample in samples([path], key_split="last-dot")] == [["__key__", "txt", "cls"], ["__key__", "txt"]]
+    assert keys(samples([path], key_split="last-dot")) == ["a.v1", "a.v2"]
+    (sample,) = samples([path], key_split=lambda name: ("all", name.upper()) if "." in name else None)
+    assert list(sample) == ["__key__", "__url__", "a.v1.txt", "a.v1.cls", "a.v2.txt"]
+
+
+def test_names_that_are_not_utf_8(tmp_path):
+    """They keep their bytes, and survive JSON, printing and errors."""
+    name = b"\xff\xfe.txt"
+    data = header(name, 1) + padded(b"x") + header(name, 1) + padded(b"y") + END
+    path = put(tmp_path / "\udcff.tar", data[:1024] + END)
+    stream = Stream(group([path]))
+    state = stream.state_dict()
+    (sample,) = stream
+    assert sample["__key__"].encode("utf-8", "surrogateescape") == b"\xff\xfe"
+    assert json.loads(json.dumps(sample["__key__"])) == sample["__key__"]
+    assert json.loads(json.dumps(state)) == state
+    state["lanes"]["0"]["url"].encode("ascii")
+    assert sample["__key__"].encode("ascii", "backslashreplace") == b"\\udcff\\udcfe"
+    path = put(tmp_path / "x.tar", data)
+    with pytest.raises(SampleError) as caught:
+        samples([path])
+    str(caught.value).encode("ascii")
+
+
+class Renewed(Stage):
+    """Members whose URL is a new text each, as from another process."""
+
+    @dataclass(slots=True)
+    class At:
+        given: int = 0
+
+    def run(self):
+        for member in self.source.items:
+            self.at.given += 1
+            yield TarMember("".join(list(member.url)), member.name, member.data, member.offset)
+
+
+def test_members_may_come_through_another_stage(tmp_path):
+    """Grouped the same, with exact resume."""
+    urls = [put(tmp_path / f"{number}.tar", tar(pairs(4))) for number in range(2)]
+    epoch, _ = check_resume(lambda: Stream(GroupByKey(Renewed(load(urls)))))
+    assert epoch == samples(urls)
+
+
+def test_a_resume_reads_one_member_again(tmp_path, counted):
+    """The first of the next sample."""
+    path = put(tmp_path / "x.tar", tar([(f"{number}.{field}", bytes(1000)) for number in range(50) for field in "abc"]))
+    stream = Stream(group([f"counted://{path}"]))
+    iterator = iter(stream)
+    for _ in range(40):
+        next(iterator)
+    state = stream.state_dict()
+    assert state["lanes"]["0"]["position"][2] == {"offset": 40 * 3 * 1536}
+    stream.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"fields": "cls"}, TypeError, r"write fields=\['cls'\]"),
+        ({"fields": []}, ValueError, "fields is empty"),
+        ({"key_split": "middle"}, ValueError, "key_split must be one of"),
+        ({"on_repeated_key": "skip"}, ValueError, "on_repeated_key must be one of"),
+        ({"on_error": "warn"}, ValueError, "on_error must be one of"),
+        ({"max_errors": 1.0}, TypeError, "max_errors must be an int"),
+    ],
+)
+def test_wrong_options_are_told_when_the_pipe_is_built(options, error, message):
+    with pytest.raises(error, match=message):
+        group(["x.tar"], **options)
+
+
+def test_what_is_no_member_is_told():
+    with pytest.raises(TypeError, match=r"group_by_key\(\) takes the members of tars, and its source gave 'x.tar': put .load_tar\(\) before it"):
+        list(Stream(GroupByKey(ShardList("x.tar"))))

@@ -1,0 +1,147 @@
+"""Members in the middle of shards: resuming is exact in every kind of tar and compression."""
+
+import bz2
+import gzip
+import lzma
+import tarfile
+
+import pytest
+import zstandard
+from tars import END, header, load, padded, pairs, pax, put, tar
+
+from wds_pipes import ShardError, ShardWarning, StateError
+from wds_pipes.stage import Stream
+from wds_pipes.stages import LoadTar, ShardList
+from wds_pipes.testing import check_resume
+
+COMPRESS = {"": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.ZstdCompressor().compress}
+
+
+def link(name: str) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = tarfile.SYMTYPE, "x" * len(name)
+    return info
+
+
+MIXED = (
+    tar([(".hidden", b"h"), *pairs(2), link("l.txt"), ("9.a", b"")])
+    + tar([link("m" * 130 + ".txt"), ("n" * 130 + ".a", b"x" * 600), ("o.a", b"1"), link("last")], format=tarfile.GNU_FORMAT)
+    + tar([("p" * 130 + ".a", b"y"), ("dir/._q.a", b""), ("q.a", b"2")], format=tarfile.PAX_FORMAT)
+    + pax((b"comment", b"c"), kind=b"g")
+    + pax((b"GNU.sparse.size", b"9"), (b"GNU.sparse.map", b"1,2,5,1"))
+    + header(b"s.a", 3)
+    + padded(b"xyz")
+    + END
+)
+
+
+@pytest.mark.parametrize("kind", COMPRESS)
+def test_resume_is_exact(tmp_path, kind):
+    """Cut behind every member: concatenated tars, long names of both sorts, links, hidden files, a global header, holes, an empty shard."""
+    urls = [put(tmp_path / f"{number}.tar", COMPRESS[kind](data)) for number, data in enumerate((MIXED, tar([]), tar(pairs(2)), MIXED[:-1024] + END))]
+    epoch, _ = check_resume(lambda: Stream(load(urls)))
+    assert len(epoch) == 28
+    assert {member.url for member in epoch} == {urls[0], urls[2], urls[3]}
+
+
+@pytest.mark.parametrize("cut", [1, 300, 511, 512])
+def test_resume_is_exact_where_the_last_padding_is_missing(tmp_path, cut):
+    """The last member's data is there, so is its place behind it."""
+    data = tar([("a.a", b"1" * 700), ("b.a", b"2")], end=False)
+    urls = [put(tmp_path / "0.tar", data[: -cut if cut < 512 else None]), put(tmp_path / "1.tar", tar(pairs(1)))]
+    epoch, _ = check_resume(lambda: Stream(load(urls, on_truncated="ignore")))
+    assert len(epoch) == 4
+
+
+@pytest.mark.parametrize("kind", COMPRESS)
+def test_a_resume_goes_to_its_place(tmp_path, kind, counted):
+    """A plain shard is sought, not read again; a compressed one is read from its start."""
+    data = COMPRESS[kind](tar([(f"{number}.bin", bytes((number * place * place) % 253 for place in range(20_000))) for number in range(100)]))
+    path = put(tmp_path / "x.tar", data)
+    stream = Stream(load([f"counted://{path}"]))
+    iterator = iter(stream)
+    for _ in range(95):
+        next(iterator)
+    state = stream.state_dict()
+    rest = [member.name for member in iterator]
+    counted.clear()
+    stream = Stream(load([f"counted://{path}"]))
+    stream.load_state_dict(state)
+    assert [member.name for member in stream] == rest
+    if kind == "":
+        assert sum(count for _, count in counted) < 200_000
+        assert min(offset for offset, _ in counted) > 1_900_000
+    else:
+        assert sum(count for _, count in counted) == len(data)
+
+
+@pytest.mark.parametrize("kind", COMPRESS)
+def test_a_shard_that_became_shorter_is_refused(tmp_path, kind):
+    """It is not the shard that the state was made with."""
+    path = put(tmp_path / "x.tar", COMPRESS[kind](tar(pairs(20))))
+    stream = Stream(load([path]))
+    iterator = iter(stream)
+    for _ in range(35):
+        next(iterator)
+    state = stream.state_dict()
+    stream.close()
+    put(tmp_path / "x.tar", COMPRESS[kind](tar(pairs(3))))
+    stream = Stream(load([path]))
+    stream.load_state_dict(state)
+    with pytest.raises(StateError, match=r"the state stands at byte \d+ of shard .*, which has only 10240: it was changed since"):
+        list(stream)
+
+
+def test_a_shard_that_was_changed_is_told_where_it_shows(tmp_path):
+    """No header is at the place any more."""
+    path = put(tmp_path / "x.tar", tar([("a.a", b""), ("b.a", b"")]))
+    stream = Stream(load([path]))
+    next(iter(stream))
+    state = stream.state_dict()
+    stream.close()
+    put(tmp_path / "x.tar", tar([("a.a", b"x" * 5000)]))
+    stream = Stream(load([path]))
+    stream.load_state_dict(state)
+    with pytest.raises(ShardError, match="byte 512"):
+        list(stream)
+
+
+@pytest.mark.parametrize("value", ["lzip", "gz"])
+def test_a_state_with_another_compression_is_refused(tmp_path, value):
+    """Not taken for bad data."""
+    path = put(tmp_path / "x.tar", tar(pairs(2)))
+    stream = Stream(load([path]))
+    next(iter(stream))
+    state = stream.state_dict()
+    stream.close()
+    state["lanes"]["0"]["position"][2]["compression"] = value
+    stream = Stream(load([path]))
+    stream.load_state_dict(state)
+    with pytest.raises((StateError, ShardError), match=r"cannot have the compression 'lzip'|damaged|gzip"):
+        list(stream)
+
+
+def test_each_shard_without_an_end_warns_once(tmp_path):
+    urls = [put(tmp_path / f"{number}.tar", tar(pairs(2), end=False)) for number in range(3)]
+    with pytest.warns(ShardWarning, match="no end-of-archive mark") as caught:
+        list(Stream(load(urls)))
+    assert [str(warning.message).split()[1] for warning in caught] == urls
+
+
+def test_what_is_no_shard_is_told():
+    with pytest.raises(TypeError, match=r"load_tar\(\) takes open shards, and its source gave 'x.tar': put .open_shards\(\) before it"):
+        list(Stream(LoadTar(ShardList("x.tar"))))
+
+
+def test_a_broken_shard_does_not_look_as_if_it_had_ended(tmp_path):
+    """The iterator raises its error again, and the state stands before the damage."""
+    data = bytearray(tar(pairs(3)))
+    data[2 * 512] ^= 1
+    stream = Stream(load([put(tmp_path / "x.tar", bytes(data))]))
+    iterator = iter(stream)
+    assert [next(iterator).name, next(iterator).name] == ["0000.txt", "0000.cls"]
+    state = stream.state_dict()
+    for _ in range(3):
+        with pytest.raises(ShardError):
+            next(iterator)
+    assert stream.state_dict() == state

@@ -1,0 +1,106 @@
+"""URLs to open shards."""
+
+import gzip
+import logging
+import warnings
+
+import fsspec
+import pytest
+from tars import group, load, pairs, put, tar
+
+from wds_pipes import ShardError
+from wds_pipes.stage import Stream
+from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
+from wds_pipes.testing import check_resume
+
+
+class Listed(ShardList):
+    """Items that are no URLs."""
+
+    def order(self, lane):
+        return [5]
+
+
+@pytest.fixture
+def some(tmp_path) -> list[str]:
+    """Missing, good, missing, good, missing."""
+    good = [put(tmp_path / f"{number}.tar", tar([(f"{number}{name}", data) for name, data in pairs(3)])) for number in range(2)]
+    missing = str(tmp_path / "missing.tar")
+    return [missing, good[0], missing, good[1], missing]
+
+
+def test_resume_is_exact_over_shards_that_are_skipped(some):
+    """The count too is what it was."""
+    (epoch, *_) = check_resume(lambda: Stream(GroupByKey(LoadTar(OpenShards(ShardList(some), on_error="skip")))))
+    assert len(epoch) == 6
+
+
+def test_a_missing_shard_is_raised_or_skipped_and_counted(some, caplog):
+    with pytest.raises(ShardError, match="does not exist"):
+        list(Stream(group(some)))
+    stream = Stream(LoadTar(OpenShards(ShardList(some), on_error="skip")))
+    with caplog.at_level(logging.WARNING, "wds_pipes"):
+        assert len(list(stream)) == 12
+    assert stream.stage.dump(stream.position.mark)[1] == {"skipped_shards": 3}
+    assert len(caplog.records) == 3
+
+
+def test_max_errors(some):
+    """Three are missing."""
+    assert len(list(Stream(LoadTar(OpenShards(ShardList(some), on_error="skip", max_errors=3))))) == 12
+    with pytest.raises(ShardError, match="does not exist") as caught:
+        list(Stream(LoadTar(OpenShards(ShardList(some), on_error="skip", max_errors=2))))
+    assert caught.value.__notes__ == ["That is error 3 in this epoch, and max_errors=2."]
+
+
+def test_nothing_is_opened_before_its_turn(tmp_path):
+    """The second shard is made while the first is read."""
+    first = put(tmp_path / "0.tar", tar(pairs(3)))
+    iterator = iter(Stream(group([first, str(tmp_path / "1.tar")])))
+    next(iterator)
+    put(tmp_path / "1.tar", tar(pairs(2)))
+    assert len(list(iterator)) == 4
+
+
+def test_files_are_closed_when_a_pass_ends_or_is_given_up(tmp_path):
+    """Plain and compressed: no ResourceWarning."""
+    urls = [put(tmp_path / "0.tar", tar(pairs(3))), put(tmp_path / "1.tar", gzip.compress(tar(pairs(3))))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for steps in (0, 1, 4, 6):
+            stream = Stream(group(urls))
+            iterator = iter(stream)
+            for _ in range(steps):
+                next(iterator)
+            stream.close()
+
+
+def test_storage_options_and_buffers(tmp_path):
+    """Storage options reach fsspec; the buffer is what is read at once."""
+    fsspec.filesystem("memory").pipe("/o/x.tar", tar(pairs(2)))
+    chain = LoadTar(OpenShards(ShardList("memory://o/x.tar"), storage_options={"skip_instance_cache": True}, buffer_bytes=512))
+    assert len(list(Stream(chain))) == 4
+
+
+def test_reads_are_of_the_size_of_the_buffer(tmp_path, counted):
+    """One read of a MiB is cheaper than two thousand of a block."""
+    path = put(tmp_path / "x.tar", tar([(f"{number}.bin", bytes(50_000)) for number in range(60)]))
+    list(Stream(load([f"counted://{path}"])))
+    assert len(counted) <= 8
+    counted.clear()
+    list(Stream(LoadTar(OpenShards(ShardList(f"counted://{path}"), buffer_bytes=4096))))
+    assert len(counted) > 50
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"storage_options": "anon"}, TypeError), ({"buffer_bytes": 0}, ValueError), ({"buffer_bytes": 1.5}, TypeError), ({"on_error": "warn"}, ValueError)],
+)
+def test_wrong_options_are_told_when_the_pipe_is_built(options, error):
+    with pytest.raises(error, match=next(iter(options))):
+        OpenShards(ShardList("x.tar"), **options)
+
+
+def test_what_is_no_url_is_told():
+    with pytest.raises(TypeError, match=r"open_shards\(\) takes URLs and paths, and its source gave 5: put it behind"):
+        list(Stream(OpenShards(Listed("x"))))
