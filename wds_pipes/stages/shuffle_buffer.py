@@ -53,7 +53,7 @@ class ShuffleBuffer(Stage[Out]):
         lane = self.lane if self.own_seed is None else replace(self.lane, seed=self.own_seed)
         key = lane.key(_JITTER, self.depth)
         step = max(1, window // 16)  # a position of the source is kept for each step
-        block = step * (1 + 512 // step)  # the order is worked out for a block at a time
+        block = step * (1 + 2048 // step)  # the order is worked out for a block at a time
         held: list[Any] = [None] * window  # sample i at place i % window: it leaves before sample i + window comes
         numbers = keys = np.empty(0, np.int64)  # of the samples that wait, in the order in which they leave
         left, resumed = at.first, at.left  # what had left before this position is dropped again
