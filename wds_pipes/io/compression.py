@@ -60,9 +60,7 @@ class _Decompressed(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._opened.read1(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+        return int(self._opened.readinto1(buffer))
 
     def close(self) -> None:
         self._opened.close()

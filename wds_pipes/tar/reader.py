@@ -301,7 +301,7 @@ class TarReader:
                 raise _Damage(what, offset, head=head)
             self.offset = self._here
             return head
-        if self._here > end or head.strip(b"\0"):
+        if self._here > end or head:
             warnings.warn(f"shard {redact(self.url)} has bytes after its end, from byte {end} on: they are ignored.", ShardWarning, stacklevel=2)
         return None
 
