@@ -190,5 +190,5 @@ def test_a_state_of_another_number_of_workers_is_refused_in_words(urls):
     next(iter(loader))
     state = loader.state_dict()
     worker = state["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
-    with pytest.raises(wp.StateError, match="holds lane 0 of 2, this process gives lane 0 of 1: keep the number of workers"):
+    with pytest.raises(wp.StateError, match="holds lane 0 of 2, and this process gives lane 0 of 1: keep the number of workers"):
         make(urls).as_dataset().load_state_dict(worker)

@@ -5,6 +5,7 @@ WdsError
   SampleError       one sample is bad                                   (.url .key .offset)
     DecodeError     one field of it cannot be decoded                   (.field)
   StateError        a checkpoint does not fit this pipeline
+  WorkerError       a worker process died
 
 ShardWarning        a shard is odd but was read to its end
 
@@ -27,7 +28,7 @@ class WdsError(Exception):
             setattr(self, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), str(self), self._facts)
+        return _rebuild, (type(self), str(self), self._facts), {"__notes__": list(getattr(self, "__notes__", []))}
 
 
 def _rebuild(kind: type[WdsError], message: str, facts: dict[str, Any]) -> WdsError:
@@ -72,6 +73,10 @@ class DecodeError(SampleError):
 
 class StateError(WdsError):
     """A checkpoint does not fit this pipeline, or a pipeline's state cannot be known."""
+
+
+class WorkerError(WdsError):
+    """A worker process died, for want of memory perhaps. The loader's state is still good."""
 
 
 class ShardWarning(UserWarning):

@@ -37,16 +37,23 @@ State = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Which part of which epoch a running chain gives: lane ``number`` of ``of``."""
+    """Which part of which epoch a running chain gives: lane ``number`` of ``of``.
+
+    ``generation`` counts how often the epoch was dealt again, and ``shards`` are the numbers of the shards to read, where they are not those of the epoch's
+    own deal (None): see ``wds_pipes.lanes``.
+    """
 
     seed: int
     epoch: int
     number: int = 0
     of: int = 1
+    generation: int = 0
+    shards: tuple[int, ...] | None = None
 
     def key(self, *salt: int) -> int:
         """The 64-bit key of this lane's random decisions; ``salt`` tells one use from another."""
-        return mix(self.seed, self.epoch, self.number, self.of, *salt)
+        again = (self.generation,) if self.generation else ()
+        return mix(self.seed, self.epoch, self.number, self.of, *again, *salt)
 
 
 @dataclass(slots=True)
@@ -56,6 +63,11 @@ class Host:
     epoch: int = 0
     lane: int = 0
     lanes: int = 1
+
+
+def damaged(what: str) -> StateError:
+    """The error for a state that no pipeline wrote."""
+    return StateError(f"the state is damaged: {what}. Use an untouched checkpoint.")
 
 
 def check_count(what: str, value: object, *, least: int = 1) -> int:
@@ -88,6 +100,7 @@ class Stage(Generic[Out]):
         at: while running, the own position.
         items: while running, the generator of this stage's items.
         order_options: names of the options that decide which items come in which order: a state is refused where they differ.
+        holds_nothing: whether the stage has nothing of its source in hand when it yields, so that what is behind it may be run over several sources.
     """
 
     @dataclass(slots=True)
@@ -95,6 +108,7 @@ class Stage(Generic[Out]):
         """The position: numbers and strings whose defaults are the beginning."""
 
     order_options: ClassVar[tuple[str, ...]] = ()
+    holds_nothing: ClassVar[bool] = False
     _defaults: ClassVar[dict[str, Any]] = {}  # of the fields of At
     _own: ClassVar[staticmethod[[Any], tuple[Any, ...]]] = staticmethod(lambda at: ())
     source: Stage[Any] | None
@@ -191,6 +205,20 @@ class Stage(Generic[Out]):
         options = ", ".join(f"{name}={value!r}" for name, value in chosen.items() if value is not None and value is not False)
         return [*before, f"{functional_name(type(self))}({options})" if options else functional_name(type(self))]
 
+    def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
+        """What became of the samples up to ``mark``, behind which ``delivered`` items were given."""
+        counts = {"delivered": delivered, "filtered": 0, "skipped": 0, "dropped": 0}
+        stage: Stage[Any] | None = self
+        while stage is not None and mark is not None:
+            own, mark = mark
+            for name, value in zip(stage._defaults, own, strict=True):
+                if name == "delivered":
+                    counts[name] = value
+                elif name in counts:
+                    counts[name] += value
+            stage = stage.source
+        return counts
+
     def dump(self, mark: Mark | None) -> list[dict[str, Any]]:
         """A mark as JSON types: one dict a stage, from the first, without the values that are still the default."""
         own, before = mark or ((), None)
@@ -205,7 +233,7 @@ class Stage(Generic[Out]):
         known = self._defaults
         for name, value in entry.items():
             if name not in known or not _alike(known[name], value):
-                raise StateError(f"the state is damaged: {functional_name(type(self))} cannot stand at {name}={value!r}. Use an untouched checkpoint.")
+                raise damaged(f"{functional_name(type(self))} cannot stand at {name}={value!r}")
         own = tuple(entry.get(name, default) for name, default in known.items())
         return own, self.source.load(before) if self.source is not None else None
 
@@ -315,22 +343,11 @@ class Stream(Generic[Out]):
     def counts(self, position: Position | None = None) -> dict[str, int]:
         """The samples of the current epoch, or the one that just ended, by what became of them: delivered, filtered, skipped, dropped."""
         position = self.position if position is None else position
-        counts = {"delivered": position.delivered, "filtered": 0, "skipped": 0, "dropped": 0}
-        stage: Stage[Any] | None = self.stage
-        mark = position.mark
-        while stage is not None and mark is not None:
-            own, mark = mark
-            for name, value in zip(stage._defaults, own, strict=True):
-                if name == "delivered":
-                    counts[name] = value
-                elif name in counts:
-                    counts[name] += value
-            stage = stage.source
-        return counts
+        return self.stage.counts(position.mark, position.delivered)
 
     def state_dict(self) -> State:
         """The position as a small dict of plain JSON types, new at each call. It belongs to the last item that was handed out."""
-        recipe = self._recipe
+        recipe = self.recipe
         position = self.position
         if position.ended:
             position = Position(position.epoch + 1)
@@ -354,7 +371,7 @@ class Stream(Generic[Out]):
         }
 
     @cached_property
-    def _recipe(self) -> Recipe:
+    def recipe(self) -> Recipe:
         """What never changes; StateError if the chain's position cannot be known."""
         self.stage.check_resumable()
         return Recipe(self.stage.seed, *self.stage.shards(), tuple(self.stage.graph()))
@@ -365,7 +382,18 @@ class Stream(Generic[Out]):
         Raises:
             StateError: the state was made by another version, over other shards, with another seed or another chain of stages; the message says what differs.
         """
-        lane = check_state(state, self._recipe, self.stage)
+        host, differences = self.stage.host, []
+        if (
+            isinstance(state, dict)
+            and isinstance(state.get("lanes"), dict)
+            and not (state.get("lane_count") == host.lanes and str(host.lane) in state["lanes"])
+        ):
+            lanes = ", ".join(map(str, state["lanes"]))
+            differences.append(
+                f"it holds lane {lanes} of {state.get('lane_count')}, this process gives lane {host.lane} of {host.lanes}: keep the number of workers"
+            )
+        check_recipe(state, self.recipe, *differences)
+        lane = check_lane(state["lanes"][str(host.lane)], host.lane, self.stage)
         mark = self.stage.load(lane["position"])
         self.seek(Position(state["epoch"], lane["delivered"], mark))
 
@@ -438,8 +466,8 @@ class Pass(Generic[Out]):
 _FIELDS = {"version": int, "epoch": int, "seed": int, "shards": (int, type(None)), "fingerprint": str, "graph": list, "lane_count": int, "lanes": dict}
 
 
-def check_state(state: State, recipe: Recipe, stage: Stage[Any]) -> dict[str, Any]:
-    """The part of ``state`` for the lane that this process gives; StateError where the state does not fit."""
+def check_recipe(state: State, recipe: Recipe) -> None:
+    """StateError, saying all that differs, where a state was made by another pipeline."""
     if not isinstance(state, dict) or "version" not in state:
         raise StateError(f"this is not a state of a wds_pipes pipeline but {_short(state)}. Pass what state_dict() returned.")
     if state["version"] != STATE_VERSION:
@@ -448,8 +476,10 @@ def check_state(state: State, recipe: Recipe, stage: Stage[Any]) -> dict[str, An
         )
     for name, kind in _FIELDS.items():
         if not isinstance(state.get(name), kind):  # type: ignore[arg-type]
-            raise StateError(f"the state is damaged: {name!r} is {_short(state.get(name))}. Use an untouched checkpoint.")
-    differences, host, graph = [], stage.host, tuple(state["graph"])
+            raise damaged(f"{name!r} is {_short(state.get(name))}")
+    if not _alike(0, state["epoch"]):
+        raise damaged(f"its epoch is {state['epoch']}")
+    differences, graph = [], tuple(state["graph"])
     if graph != recipe.graph:
         differences.append(f"its pipeline was {' > '.join(map(str, graph))}, this one is {' > '.join(recipe.graph)}")
     if state["shards"] != recipe.shards:
@@ -458,18 +488,18 @@ def check_state(state: State, recipe: Recipe, stage: Stage[Any]) -> dict[str, An
         differences.append("its list of shards has other URLs or another order")
     if state["seed"] != recipe.seed:
         differences.append(f"it was made with seed={state['seed']}, this pipeline has seed={recipe.seed}")
-    if state["lane_count"] != host.lanes or str(host.lane) not in state["lanes"]:
-        lanes = ", ".join(map(str, state["lanes"]))
-        differences.append(f"it holds lane {lanes} of {state['lane_count']}, this process gives lane {host.lane} of {host.lanes}: keep the number of workers")
     if differences:
         raise StateError(f"the state does not fit this pipeline: {'; '.join(differences)}. Build the pipeline as it was when the state was saved.")
-    lane = state["lanes"][str(host.lane)]
+
+
+def check_lane(lane: Any, number: int, stage: Stage[Any]) -> dict[str, Any]:
+    """What a state says of a lane; StateError where it is no position of the stage."""
     position = lane.get("position") if isinstance(lane, dict) else None
     entries = len(stage.dump(None))
     if not isinstance(position, list) or len(position) != entries or not all(isinstance(entry, dict) for entry in position):
-        raise StateError(f"the state is damaged: lane {host.lane} is {_short(lane)}. Use an untouched checkpoint.")
-    if not _alike(0, lane.get("delivered")) or not _alike(0, state["epoch"]):
-        raise StateError("the state is damaged: its counts are no numbers. Use an untouched checkpoint.")
+        raise damaged(f"lane {number} is {_short(lane)}")
+    if not _alike(0, lane.get("delivered")):
+        raise damaged("its counts are no numbers")
     return lane  # type: ignore[no-any-return]
 
 

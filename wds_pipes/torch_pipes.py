@@ -42,6 +42,8 @@ def walk(pipe: IterDataPipe[Any]) -> Iterator[IterDataPipe[Any]]:
 class TorchStep(Stage[Any]):
     """A pipe of torch's that holds nothing at a yield, over a stage of ours."""
 
+    holds_nothing = True
+
     def __init__(self, source: Stage[Any], pipe: IterDataPipe[Any]) -> None:
         super().__init__(source)
         self.pipe = pipe

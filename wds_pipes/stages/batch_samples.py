@@ -34,6 +34,8 @@ class BatchSamples(Stage[Any]):
         delivered: int = 0
         dropped: int = 0
 
+    holds_nothing = True
+
     def __init__(self, source: Stage[Any], size: int, *, drop_last: bool = False, collate: Callable[[list[Any]], Any] | str | None = None) -> None:
         super().__init__(source)
         self.size = check_count("size", size)

@@ -49,6 +49,8 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
     Checkpoint: the number of skipped samples. A resume reads nothing again.
     """
 
+    holds_nothing = True
+
     def __init__(
         self,
         source: Stage[Any],

@@ -24,6 +24,8 @@ class FilterSamples(Stage[Out]):
     class At:
         filtered: int = 0
 
+    holds_nothing = True
+
     def __init__(self, source: Stage[Out], predicate: Callable[[Out], Any]) -> None:
         super().__init__(source)
         if not callable(predicate):

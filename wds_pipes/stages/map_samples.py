@@ -38,6 +38,8 @@ class MapSamples(Tolerant[Any]):
         number: int = 0
         skipped: int = 0
 
+    holds_nothing = True
+
     def __init__(self, source: Stage[Any], fn: Callable[..., Any], *, on_error: str = "raise", max_errors: int | None = None) -> None:
         super().__init__(source, on_error, max_errors)
         if not callable(fn):

@@ -67,10 +67,15 @@ class ShardList(Stage[str]):
 
     def order(self, lane: Lane) -> list[str]:
         """The URLs that a lane gives, in order."""
-        if not self.shuffle:
-            return self.urls[lane.number :: lane.of]
-        shuffled = permutation(len(self.urls), mix(lane.seed, lane.epoch, _ORDER))
-        return [self.urls[number] for number in shuffled[lane.number :: lane.of].tolist()]
+        numbers = lane.shards
+        if numbers is None:
+            numbers = tuple(self.epoch_order(lane.seed, lane.epoch)[lane.number :: lane.of])
+        return [self.urls[number] for number in numbers]
+
+    def epoch_order(self, seed: int, epoch: int) -> list[int]:
+        """The numbers of all shards in the order of an epoch."""
+        count = len(self.urls)
+        return permutation(count, mix(seed, epoch, _ORDER)).tolist() if self.shuffle else list(range(count))
 
     def shards(self) -> tuple[int | None, str]:
         return len(self.urls), self._fingerprint

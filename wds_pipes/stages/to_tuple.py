@@ -26,6 +26,8 @@ class ToTuple(Tolerant[tuple[Any, ...]]):
     Checkpoint: the number of skipped samples. A resume reads nothing again.
     """
 
+    holds_nothing = True
+
     def __init__(self, source: Stage[Any], *fields: str, on_error: str = "raise", max_errors: int | None = None) -> None:
         super().__init__(source, on_error, max_errors)
         if not fields:

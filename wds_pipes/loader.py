@@ -1,0 +1,528 @@
+"""PipeLoader: batches from worker processes and ranks, with a state that fits any number of both.
+
+Rules:
+1. The main process is the only truth: which epoch, which lane stands where. Workers only host lanes: each command that they get names the lane, and the
+   first one of a lane brings where it begins.
+2. DataLoader gives command t to worker t mod n. A lane stays with one worker: where the next lane is not of the worker whose turn it is, the command is empty.
+3. Batches come in the order of (number of the batch in its lane, lane), whoever hosts the lanes.
+4. A batch carries its lane's position; the position counts from the moment that the batch is handed to the caller. All that is in flight does not count.
+5. One batch is fetched ahead of the one that is handed out, so that the state which comes with the last batch says that the epoch is over.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import itertools
+import pickle
+import traceback
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterDataPipe, Sampler
+
+from wds_pipes.datapipes import as_stage
+from wds_pipes.errors import StateError, WorkerError
+from wds_pipes.lanes import Deal, deal_again, lay_out, with_parts
+from wds_pipes.ranks import Rank, find_rank
+from wds_pipes.stage import STATE_VERSION, Lane, Stage, State, Stream, check_count, check_lane, check_recipe, damaged
+from wds_pipes.stages import BatchSamples, ShardList
+
+LaneState = dict[str, Any]  # url, delivered, ended, position (None: not begun), counts
+
+_NOT_BEGUN: LaneState = {"url": None, "delivered": 0, "ended": False, "position": None, "counts": {}}
+
+
+class Begin(NamedTuple):
+    """Where a lane begins: comes with the first command for it."""
+
+    epoch: int
+    deal: Deal
+    state: LaneState
+
+
+class Command(NamedTuple):
+    """What a worker is to do: give the next batch of a lane. ``run`` tells one pass over an epoch from another; lane -1 is nobody's turn."""
+
+    run: int
+    lane: int
+    begin: Begin | None
+
+
+class Result(NamedTuple):
+    """A batch of a lane with the lane's state behind it, or what went wrong."""
+
+    run: int
+    lane: int
+    batch: Any = None
+    state: LaneState | None = None
+    error: Exception | None = None
+
+
+class LaneHost(Dataset[Result]):
+    """The lanes that a worker process hosts, as a map-style dataset whose indices are commands."""
+
+    def __init__(self, stage: Stage[Any]) -> None:
+        self._stage = stage
+        self._run = -1
+        self._lanes: dict[int, _Running] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_stage": self._stage, "_run": -1, "_lanes": {}}
+
+    def __getitem__(self, command: Command) -> Result:
+        run, lane, begin = command
+        if run != self._run:
+            self.close()
+            self._run = run
+        if lane < 0:
+            return Result(run, lane)
+        try:
+            if begin is not None:
+                self._lanes[lane] = _Running(self._stage, lane, begin)
+            return self._lanes[lane].next(run)
+        except Exception as error:
+            return Result(run, lane, error=_portable(error))
+
+    def close(self) -> None:
+        """Close all that is open."""
+        for running in self._lanes.values():
+            running.stage.close()
+        self._lanes.clear()
+
+
+class _Running:
+    """A lane that is being read."""
+
+    def __init__(self, recipe: Stage[Any], number: int, begin: Begin) -> None:
+        source, deal, self._number = recipe.root, begin.deal, number
+        assert isinstance(source, ShardList)
+        self._lane = Lane(recipe.seed, begin.epoch, number, deal.lanes, len(deal.history))
+        chain = with_parts(recipe, deal.parts(number, source, recipe.seed, begin.epoch))
+        position = begin.state["position"]
+        self.stage = chain.open(self._lane, None if position is None else chain.load(position))
+        self._delivered: int = begin.state["delivered"]
+        self._end: Result | None = None
+
+    def next(self, run: int) -> Result:
+        """The next batch and the lane's state behind it; at the end, and from then on, no batch and the last state."""
+        if self._end is not None:
+            return self._end
+        batch = next(self.stage.items, _NONE)
+        ended = batch is _NONE
+        self._delivered += not ended
+        mark = self.stage.mark()
+        state = {
+            "url": self.stage.where(mark, self._lane),
+            "delivered": self._delivered,
+            "ended": ended,
+            "position": self.stage.dump(mark),
+            "counts": self.stage.counts(mark, self._delivered),
+        }
+        result = Result(run, self._number, None if ended else batch, state)
+        if ended:
+            self.stage.close()
+            self._end = result
+        return result
+
+
+_NONE = object()
+
+
+def _portable(error: Exception) -> Exception:
+    """``error`` with what led to it in words, so that it can leave the process."""
+    story = "".join(traceback.format_exception(error))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__} in a worker:\n{story}")
+    error.add_note(f"In the worker:\n{story}")
+    return error
+
+
+class _Commands(Sampler[Command]):
+    """The commands to the workers, without end: rules 2 and 3.
+
+    Args:
+        workers: how many there are, at least 1.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._run = -1
+        self._worker: dict[int, int] = {}  # of each lane that is going on
+        self._begins: dict[int, Begin] = {}
+        self._turns: list[tuple[int, int]] = []  # a heap of (number of the batch, lane)
+
+    def start(self, run: int, begins: dict[int, Begin]) -> None:
+        """Give the lanes of ``begins`` their turns from now on."""
+        self._run, self._begins = run, dict(begins)
+        self._worker = {lane: place % self._workers for place, lane in enumerate(begins)}
+        self._turns = [(begin.state["delivered"], lane) for lane, begin in begins.items()]
+        heapq.heapify(self._turns)
+
+    def end(self, lane: int) -> None:
+        """A lane has ended: it has no more turns."""
+        self._worker.pop(lane, None)
+
+    def __iter__(self) -> Iterator[Command]:
+        for worker in itertools.cycle(range(self._workers)):
+            while self._turns and self._turns[0][1] not in self._worker:
+                heapq.heappop(self._turns)
+            if not self._turns or self._worker[self._turns[0][1]] != worker:
+                yield Command(self._run, -1, None)
+                continue
+            number, lane = self._turns[0]
+            heapq.heapreplace(self._turns, (number + 1, lane))
+            yield Command(self._run, lane, self._begins.pop(lane, None))
+
+
+class _At(NamedTuple):
+    """Where a loader stands: in a word, so that it is always whole."""
+
+    epoch: int
+    deal: Deal
+    lanes: dict[int, LaneState]
+    step: int = 0
+
+
+class PipeLoader:
+    """Batches of a pipeline from worker processes, with an exact state for any number of workers and ranks.
+
+    An epoch is dealt into lanes: by default as many as ranks x workers at the first start; the number then travels in the state. Ranks and workers only host
+    lanes, a batch of each in turn. So with the same lanes the batches of a rank are the same whatever its number of workers, 0 included, and the lanes are the
+    same on any number of ranks that divides theirs. On other numbers, what is left of the epoch is dealt again: each remaining sample exactly once, in
+    another order.
+
+    Each ``iter(loader)`` is the next epoch (also after breaking out of a loop); a loaded state continues its own. ``iter()`` does nothing until the first
+    ``next()``. A state taken with the last batch in hand means the beginning of the next epoch.
+
+    Args:
+        pipe: a pipeline that starts with ``ShardList``; torch's ``.map``, ``.filter``, ``.batch`` and ``.collate`` may be in it.
+        batch_size: samples in a batch, stacked as ``batch_samples`` does; None: the items of the pipe are the batches.
+        num_workers: worker processes; 0: everything in this process.
+        lanes: into how many lanes to deal; a multiple of the number of ranks. There should be at least as many shards as lanes.
+        drop_last: with ``batch_size``, leave out the last batch of each lane if it is smaller.
+        collate: with ``batch_size``, as in ``batch_samples``.
+        prefetch_factor: batches that each worker reads ahead.
+        pin_memory: copy tensors into pinned memory; needs an accelerator.
+        multiprocessing_context: ``"fork"``, ``"spawn"`` or ``"forkserver"``; None: Python's default.
+        persistent_workers: keep the workers from one epoch to the next.
+        rank: the data-parallel rank of this process, with ``world_size``; None: by torch.distributed if it is initialised when the loader is first used,
+            else by RANK and WORLD_SIZE, else the only one.
+        world_size: the number of data-parallel ranks.
+        timeout_seconds: how long to wait for a worker's batch before an error; 0: for ever.
+
+    Raises:
+        TypeError, ValueError: when built: the pipeline does not start with ``ShardList``, or an argument does not fit.
+        ShardError, SampleError: from the iteration, also out of a worker, with its url, key and offset.
+        WorkerError: from the iteration: a worker process died. The state is still good.
+    """
+
+    def __init__(
+        self,
+        pipe: IterDataPipe[Any],
+        *,
+        batch_size: int | None = None,
+        num_workers: int = 0,
+        lanes: int | None = None,
+        drop_last: bool = False,
+        collate: Callable[[list[Any]], Any] | str | None = None,
+        prefetch_factor: int = 2,
+        pin_memory: bool = False,
+        multiprocessing_context: str | None = None,
+        persistent_workers: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+        timeout_seconds: float = 0,
+    ) -> None:
+        if not isinstance(pipe, IterDataPipe):
+            raise TypeError(f"PipeLoader takes a pipe, not {type(pipe).__name__}")
+        stage: Stage[Any] = as_stage(pipe)
+        if batch_size is not None:
+            stage = BatchSamples(stage, batch_size, drop_last=drop_last, collate=collate)
+        elif drop_last or collate is not None:
+            raise ValueError("drop_last and collate go with batch_size; without it the items of the pipe are the batches")
+        if rank is not None or world_size is not None:
+            find_rank(rank, world_size)
+        self._stage = lay_out(stage)
+        self._recipe = Stream(self._stage).recipe
+        self._num_workers = check_count("num_workers", num_workers, least=0)
+        self._lanes = None if lanes is None else check_count("lanes", lanes)
+        self._prefetch_factor = check_count("prefetch_factor", prefetch_factor)
+        self._persistent = bool(persistent_workers)
+        self._given = rank, world_size
+        self._rank: Rank | None = None
+        self._host = LaneHost(self._stage)
+        self._commands = _Commands(max(1, num_workers))
+        self._loader = DataLoader(
+            self._host,
+            batch_size=None,
+            sampler=self._commands,
+            num_workers=num_workers,
+            collate_fn=_as_it_is,  # type: ignore[arg-type]
+            prefetch_factor=prefetch_factor if num_workers else None,
+            pin_memory=pin_memory,
+            multiprocessing_context=multiprocessing_context if num_workers else None,
+            timeout=timeout_seconds,
+            generator=torch.Generator(),  # the global one is the model's
+        )
+        self._results: Iterator[Result] | None = None
+        self._runs = 0
+        self._epoch = 0
+        self._at: _At | None = None
+        self._resume = False
+        self._live: weakref.ref[LoaderPass] | None = None
+
+    @property
+    def rank(self) -> Rank:
+        """The data-parallel rank, found at the first use."""
+        if self._rank is None:
+            self._rank = find_rank(*self._given)
+            if self._lanes is not None and self._lanes % self._rank.of:
+                raise ValueError(f"lanes={self._lanes} must be a multiple of the {self._rank.of} ranks")
+        return self._rank
+
+    def __iter__(self) -> LoaderPass:
+        return LoaderPass(self)
+
+    def _new_lanes(self) -> int:
+        return self._lanes or self.rank.of * max(1, self._num_workers)
+
+    def _beginning(self, epoch: int, lanes: int | None = None) -> _At:
+        """The beginning of an epoch."""
+        lanes = lanes or self._new_lanes()
+        return _At(epoch, Deal(lanes), dict.fromkeys(range(self.rank.number, lanes, self.rank.of), _NOT_BEGUN))
+
+    @property
+    def _position(self) -> _At:
+        """Where the loader stands; if every lane of the epoch has ended, at the beginning of the next."""
+        at = self._at or self._beginning(self._epoch)
+        if len(at.lanes) == at.deal.lanes and all(lane["ended"] for lane in at.lanes.values()):
+            return self._beginning(at.epoch + 1, at.deal.lanes)
+        return at
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next ``iter()`` be ``epoch``, from its beginning; a loaded state of that same epoch still continues where it was."""
+        check_count("epoch", epoch, least=0)
+        if self._resume and self._position.epoch == epoch:
+            return
+        lanes = self._at.deal.lanes if self._at is not None else None
+        self._epoch, self._at, self._resume = epoch, self._beginning(epoch, lanes), False
+
+    def state_dict(self) -> State:
+        """The positions of this rank's lanes behind the batch that was handed out last, as a dict of plain JSON types, new at each call.
+
+        It is right at any time: before the first batch, after the last, after an exception, in a signal handler, from another thread.
+        """
+        at, recipe = self._position, self._recipe
+        state = {
+            "version": STATE_VERSION,
+            "epoch": at.epoch,
+            "seed": recipe.seed,
+            "shards": recipe.shards,
+            "fingerprint": recipe.fingerprint,
+            "graph": list(recipe.graph),
+            "lane_count": at.deal.lanes,
+            "rank": self.rank.number,
+            "world_size": self.rank.of,
+            "step": at.step,
+            "lanes": {str(number): _copied(lane) for number, lane in at.lanes.items()},
+            "counts": _total(at.lanes.values(), at.deal.counts if self.rank.number == 0 else {}),
+        }
+        if at.deal.history:
+            state["deal"] = at.deal.as_json()
+        return state
+
+    def load_state_dict(self, state: State | list[State]) -> None:
+        """Let the next ``iter()`` continue from a state: of this rank of as many ranks, or of all ranks (``merge_states``) for any number of them.
+
+        Raises:
+            StateError: it was made by another pipeline, or it is the state of one rank of another number; the message says what to do.
+        """
+        if isinstance(state, (list, tuple)):
+            state = merge_states(list(state))
+        check_recipe(state, self._recipe)
+        epoch, count, rank = state["epoch"], state["lane_count"], self.rank
+        lanes = {}
+        for name, lane in state["lanes"].items():
+            if not isinstance(lane, dict) or not isinstance(lane.get("ended"), bool) or not str(name).isdigit():
+                raise damaged(f"lane {name} is not one of a PipeLoader")
+            if lane.get("position") is not None:
+                check_lane(lane, int(name), self._stage)
+            lanes[int(name)] = lane
+        whole = lanes.keys() == set(range(count))
+        if not whole and (state.get("rank"), state.get("world_size")) != tuple(rank):
+            raise StateError(
+                f"this is the state of rank {state.get('rank')} of {state.get('world_size')} alone, and this process is rank {rank.number} of {rank.of}: "
+                "collect the states of all ranks and load merge_states(states) on each."
+            )
+        deal = Deal.from_json(count, state.get("deal", {"history": [], "tails": [], "counts": {}}), self._recipe.seed, epoch)
+        hosts = self._new_lanes()
+        if all(lane["ended"] for lane in lanes.values()):
+            at = self._beginning(epoch + 1, count if count % rank.of == 0 and count >= hosts else None)
+        elif count % rank.of == 0 and (count >= hosts or not whole) and self._lanes in (None, count):
+            at = _At(
+                epoch, deal, {number: lanes[number] for number in range(rank.number, count, rank.of)}, state.get("step", 0) if not whole or rank.of == 1 else 0
+            )
+        else:
+            again = deal_again(deal, hosts, lanes, self._stage, epoch)
+            at = self._beginning(epoch)._replace(deal=again)
+        self._stop_live("a state was loaded: continue with a new iter()")
+        self._at, self._epoch, self._resume = at, at.epoch, True
+
+    def close(self) -> None:
+        """Stop the workers and close what is open; the state stays, and a further ``iter()`` starts new workers."""
+        self._stop_live("it was closed")
+        self._results = None
+        self._host.close()
+
+    def __len__(self) -> int:
+        raise TypeError("the number of batches is not known: the shards would have to be counted")
+
+    def _begin(self) -> tuple[_At, Iterator[Result]]:
+        """Start a pass: its position, and the results of its commands."""
+        at = self._position if self._resume else self._beginning(self._epoch, self._at.deal.lanes if self._at is not None else None)
+        self._at, self._epoch, self._resume = at, at.epoch + 1, False
+        self._runs += 1
+        begins = {number: Begin(at.epoch, at.deal, lane) for number, lane in at.lanes.items() if not lane["ended"]}
+        self._commands.start(self._runs, begins)
+        if self._results is None or not self._persistent:
+            self._results = None  # the old workers stop first
+            self._results = iter(self._loader)
+        return at, self._results
+
+    def _stop_live(self, why: str) -> None:
+        live = None if self._live is None else self._live()
+        if live is not None:
+            live.stop(StateError(f"this iterator has been replaced: {why}."))
+
+
+class LoaderPass:
+    """One iteration of a PipeLoader."""
+
+    def __init__(self, loader: PipeLoader) -> None:
+        self._loader = loader
+        self._error: Exception | None = None
+        self._ahead: Result | None = None
+        self._waiting: set[int] = set()  # the lanes that have not ended
+        self._ended: dict[int, LaneState] = {}  # those that have, since the last batch was handed out
+        self._at: _At | None = None  # None: not started
+        self._results: Iterator[Result] = iter(())
+
+    def __iter__(self) -> LoaderPass:
+        return self
+
+    def __next__(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        at = self._at or self._start()
+        result = self._ahead
+        if result is None or result.error is not None:
+            self._commit(at._replace(lanes={**at.lanes, **self._ended}))
+            self.stop(StopIteration() if result is None else result.error)  # type: ignore[arg-type]
+            return self.__next__()
+        self._ahead = self._fetch()  # rule 5; what goes wrong with it is for the next call
+        assert result.state is not None
+        lanes = {**at.lanes, result.lane: result.state, **self._ended}
+        self._commit(_At(at.epoch, at.deal, lanes, at.step + 1))
+        return result.batch
+
+    def _commit(self, at: _At) -> None:
+        self._at = self._loader._at = at
+        self._ended = {}
+
+    def _start(self) -> _At:
+        loader = self._loader
+        loader._stop_live("a newer one was started, and a loader has one at a time")
+        self._at, self._results = at, _ = loader._begin()
+        self._run = loader._runs
+        self._waiting = {number for number, lane in at.lanes.items() if not lane["ended"]}
+        loader._live = weakref.ref(self)
+        self._ahead = self._fetch()
+        return at
+
+    def _fetch(self) -> Result | None:
+        """The next batch, or what went wrong instead of it; None at the end of the epoch."""
+        while self._waiting:
+            try:
+                result = next(self._results)
+            except Exception as error:
+                return Result(self._run, -1, error=_worker_error(error))
+            if result.run != self._run or result.lane not in self._waiting:
+                continue
+            if result.error is None and result.state is not None and result.state["ended"]:
+                self._waiting.discard(result.lane)
+                self._loader._commands.end(result.lane)
+                self._ended[result.lane] = result.state
+                continue
+            return result
+        return None
+
+    def stop(self, error: Exception) -> None:
+        """Let every further ``next()`` raise ``error``, unless the iterator has stopped already."""
+        self._error = self._error or error
+        if not self._loader._persistent:
+            self._loader._results = None
+        self._results = iter(())
+        self._ahead = None
+
+
+def _worker_error(error: Exception) -> Exception:
+    """What DataLoader raises when a worker dies, as an error of ours."""
+    if isinstance(error, RuntimeError) and "DataLoader" in str(error):
+        died = WorkerError(
+            f"{error}. A worker that is killed has often run out of memory: use fewer workers or a smaller shuffle_buffer. state_dict() is still good."
+        )
+        died.__cause__ = error
+        return died
+    return error
+
+
+def merge_states(states: list[State]) -> State:
+    """The states of all ranks, taken at the same step, as one that any number of ranks and workers can load.
+
+    Raises:
+        StateError: a rank is missing or there twice, or they were taken at different steps or by different pipelines.
+    """
+    if not states or not all(isinstance(state, dict) and {"rank", "world_size", "step", "lanes"} <= state.keys() for state in states):
+        raise StateError("merge_states() takes the list of what state_dict() of each rank's PipeLoader returned")
+    world, first = states[0]["world_size"], states[0]
+    ranks = sorted(state["rank"] for state in states)
+    if ranks != list(range(world)):
+        missing, double = sorted(set(range(world)) - set(ranks)), sorted({rank for rank in ranks if ranks.count(rank) > 1})
+        facts = [f"rank {', '.join(map(str, missing))} is missing"] if missing else []
+        facts += [f"rank {', '.join(map(str, double))} is there more than once"] if double else []
+        raise StateError(f"these are not the states of ranks 0 to {world - 1}: {' and '.join(facts) or f'ranks {ranks}'}.")
+    for name in ("version", "seed", "shards", "fingerprint", "graph", "lane_count", "world_size", "deal", "epoch"):
+        if any(state.get(name) != first.get(name) for state in states):
+            raise StateError(f"the states differ in {name!r}: {', '.join(str(state.get(name)) for state in states)[:200]}. Take them of one run, at one step.")
+    going = [state for state in states if not all(lane["ended"] for lane in state["lanes"].values())]
+    if len({state["step"] for state in going}) > 1:
+        steps = ", ".join(f"rank {state['rank']} at {state['step']}" for state in states)
+        raise StateError(f"the states were taken at different steps ({steps}): samples would be lost or repeated. Save all ranks at the same step.")
+    counts: dict[str, int] = {}
+    for state in states:
+        for name, count in state["counts"].items():
+            counts[name] = counts.get(name, 0) + count
+    lanes = {number: lane for state in states for number, lane in state["lanes"].items()}
+    return copy.deepcopy({**first, "rank": 0, "world_size": 1, "lanes": {number: lanes[number] for number in sorted(lanes, key=int)}, "counts": counts})
+
+
+def _as_it_is(result: Result) -> Result:
+    return result
+
+
+def _copied(lane: LaneState) -> LaneState:
+    position = lane["position"]
+    return {**lane, "position": None if position is None else [dict(entry) for entry in position], "counts": dict(lane["counts"])}
+
+
+def _total(lanes: Iterable[LaneState], before: dict[str, int]) -> dict[str, int]:
+    total = {"delivered": 0, "filtered": 0, "skipped": 0, "dropped": 0}
+    for counts in (before, *(lane["counts"] for lane in lanes)):
+        for name, count in counts.items():
+            total[name] += count
+    return total
