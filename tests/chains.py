@@ -5,7 +5,6 @@ from typing import Any
 from wds_pipes import stages
 
 
-
 def double(sample: dict[str, Any], rng: Any) -> dict[str, Any]:
     return {**sample, "draw": int(rng.integers(1 << 30))}
 
@@ -44,5 +43,3 @@ def build(module: Any, names: tuple[str, ...], urls: list[str], **options: Any) 
         arguments, keywords = ARGUMENTS.get(name, ((), {}))
         chain = getattr(module, name)(chain, *arguments, **keywords)
     return chain
-
-

@@ -14,7 +14,7 @@ def test_all_is_sorted_and_complete():
 
 
 def test_errors_survive_pickling():
-    import pickle  # noqa: PLC0415
+    import pickle
 
     error = wp.DecodeError("no", url="a.tar", key="k", field="jpg")
     again = pickle.loads(pickle.dumps(error))

@@ -46,7 +46,7 @@ def test_a_node_by_itself(urls):
 @pytest.mark.parametrize("cut", [3, 14])
 def test_a_second_resume_after_the_end_of_an_epoch_is_exact(cut, wrap, urls):
     """Loader keeps an old state for the whole epoch after it has resumed at an end, if the node below it says so once."""
-    expected = sum(epochs(urls, 3), [])
+    expected = [key for epoch in epochs(urls, 3) for key in epoch]
     first = Loader(wrap(node(urls)))
     items = iter(first)
     got = [next(items)["__key__"] for _ in range(cut)]

@@ -299,7 +299,8 @@ def test_describe_state_is_for_people(urls):
     assert "of 5 (" in text
     assert "shard-00000" in text
     assert "6 items delivered" in text
-    assert "shuffle at" in text
+    assert "shuffle at 6" in text
+    assert "6 delivered, 0 filtered" in text
     with pytest.raises(wp.StateError, match="not a state"):
         wp.describe_state({"a": 1})
 

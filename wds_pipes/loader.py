@@ -27,7 +27,7 @@ from wds_pipes.datapipes import as_stage
 from wds_pipes.errors import StateError, WorkerError
 from wds_pipes.lanes import Deal, deal_again, lay_out, with_parts
 from wds_pipes.ranks import Rank, find_rank
-from wds_pipes.stage import STATE_VERSION, Lane, Stage, State, Stream, check_count, check_lane, check_recipe, damaged
+from wds_pipes.stage import COUNTED, STATE_VERSION, Lane, Stage, State, Stream, check_count, check_lane, check_recipe, damaged
 from wds_pipes.stages import BatchSamples, ShardList
 
 LaneState = dict[str, Any]  # url, delivered, ended, position (None: not begun), counts
@@ -521,8 +521,8 @@ def _copied(lane: LaneState) -> LaneState:
 
 
 def _total(lanes: Iterable[LaneState], before: dict[str, int]) -> dict[str, int]:
-    total = {"delivered": 0, "filtered": 0, "skipped": 0, "dropped": 0}
+    total = dict.fromkeys(COUNTED, 0)
     for counts in (before, *(lane["counts"] for lane in lanes)):
         for name, count in counts.items():
-            total[name] += count
+            total[name] = total.get(name, 0) + count
     return total

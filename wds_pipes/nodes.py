@@ -80,7 +80,7 @@ class WdsNode(BaseNode[Any]):
         self._stream.set_epoch(epoch)
 
     def counts(self) -> dict[str, int]:
-        """The samples of the current epoch, or the one that just ended, by what became of them: delivered, filtered, skipped, dropped."""
+        """The samples of the current epoch, or the one that just ended, by what became of them; see ``Stream.counts``."""
         return self._stream.counts()
 
     def __repr__(self) -> str:

@@ -29,6 +29,9 @@ from wds_pipes.ordering import mix
 logger = logging.getLogger("wds_pipes")
 
 STATE_VERSION = 1
+LOGGED = 20  # so many skipped things a stage and epoch are logged
+COUNTED = ("delivered", "filtered", "skipped", "dropped")  # samples; these are always told
+TROUBLE = ("skipped_shards", "damaged")  # these where there are any
 
 Out = TypeVar("Out")
 Mark = tuple[tuple[Any, ...], Any]
@@ -207,15 +210,16 @@ class Stage(Generic[Out]):
 
     def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
         """What became of the samples up to ``mark``, behind which ``delivered`` items were given."""
-        counts = {"delivered": delivered, "filtered": 0, "skipped": 0, "dropped": 0}
+        counts = dict.fromkeys(COUNTED, 0)
+        counts["delivered"] = delivered
         stage: Stage[Any] | None = self
         while stage is not None and mark is not None:
             own, mark = mark
             for name, value in zip(stage._defaults, own, strict=True):
                 if name == "delivered":
                     counts[name] = value
-                elif name in counts:
-                    counts[name] += value
+                elif name in COUNTED or (value and name in TROUBLE):
+                    counts[name] = counts.get(name, 0) + value
             stage = stage.source
         return counts
 
@@ -268,7 +272,8 @@ class Tolerant(Stage[Out]):
         if self.max_errors is not None and count > self.max_errors:
             error.add_note(f"That is error {count} in this epoch, and max_errors={self.max_errors}.")
             raise error
-        logger.warning("skipped: %s", error)
+        if count <= LOGGED:
+            logger.warning("skipped: %s%s", error, " Further ones are only counted." if count == LOGGED else "")
 
 
 class Recipe(NamedTuple):
@@ -341,7 +346,10 @@ class Stream(Generic[Out]):
         self._stop_live("it was closed")
 
     def counts(self, position: Position | None = None) -> dict[str, int]:
-        """The samples of the current epoch, or the one that just ended, by what became of them: delivered, filtered, skipped, dropped."""
+        """The samples of the current epoch, or the one that just ended, by what became of them: delivered, filtered, skipped, dropped.
+
+        Where there are any, also the ``skipped_shards`` that could not be opened, and the number of ``damaged`` places where members were lost.
+        """
         position = self.position if position is None else position
         return self.stage.counts(position.mark, position.delivered)
 
@@ -382,17 +390,11 @@ class Stream(Generic[Out]):
         Raises:
             StateError: the state was made by another version, over other shards, with another seed or another chain of stages; the message says what differs.
         """
-        host, differences = self.stage.host, []
-        if (
-            isinstance(state, dict)
-            and isinstance(state.get("lanes"), dict)
-            and not (state.get("lane_count") == host.lanes and str(host.lane) in state["lanes"])
-        ):
-            lanes = ", ".join(map(str, state["lanes"]))
-            differences.append(
-                f"it holds lane {lanes} of {state.get('lane_count')}, this process gives lane {host.lane} of {host.lanes}: keep the number of workers"
-            )
-        check_recipe(state, self.recipe, *differences)
+        check_recipe(state, self.recipe)
+        host = self.stage.host
+        if state["lane_count"] != host.lanes or str(host.lane) not in state["lanes"]:
+            held = f"lane {', '.join(map(str, state['lanes']))} of {state['lane_count']}"
+            raise StateError(f"the state holds {held}, and this process gives lane {host.lane} of {host.lanes}: keep the number of workers.")
         lane = check_lane(state["lanes"][str(host.lane)], host.lane, self.stage)
         mark = self.stage.load(lane["position"])
         self.seek(Position(state["epoch"], lane["delivered"], mark))
@@ -527,7 +529,7 @@ def describe_state(state: State) -> str:
             elif name == "load_tar":
                 facts.append(f"byte {entry.get('offset', 0):,}")
             elif name == "shuffle_buffer":
-                facts.append(f"shuffle at {entry.get('turn', -1) + 1:,}, read again from its sample {entry.get('first', 0):,}")
+                facts.append(f"shuffle at {entry.get('left', 0):,}, read again from its sample {entry.get('first', 0):,}")
         facts.append(f"{lane['delivered']:,} items delivered")
         lines.append(f"lane {index} of {state['lane_count']}: " + ", ".join(facts))
     lines.append("samples: " + ", ".join(f"{count:,} {what}" for what, count in state["counts"].items()))
