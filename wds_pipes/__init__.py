@@ -6,14 +6,15 @@ only ``wds_pipes.tar``, ``wds_pipes.stages`` and ``wds_pipes.testing`` can be us
 
 from typing import TYPE_CHECKING, Any
 
-from wds_pipes.errors import DecodeError, SampleError, ShardError, ShardWarning, StateError, WdsError
+from wds_pipes.errors import DecodeError, SampleError, ShardError, ShardWarning, StateError, WdsError, WorkerError
 from wds_pipes.stage import Stage, describe_state
 from wds_pipes.tar import ShardWriter, TarWriter
 
 if TYPE_CHECKING:
     from wds_pipes.datapipes import ShardList, WdsPipe, as_dataset, load_state_dict, register_stage, state_dict
+    from wds_pipes.loader import PipeLoader, merge_states
 
-_NEED_TORCH = ("ShardList", "WdsPipe", "as_dataset", "load_state_dict", "register_stage", "state_dict")
+_NEED_TORCH = ("PipeLoader", "ShardList", "WdsPipe", "as_dataset", "load_state_dict", "merge_states", "register_stage", "state_dict")
 
 try:
     import torch as _torch  # noqa: F401 - only to see whether it is there
@@ -22,11 +23,13 @@ except ModuleNotFoundError as _error:
         raise
 else:
     from wds_pipes import datapipes as _datapipes
+    from wds_pipes import loader as _loader
 
-    globals().update({name: getattr(_datapipes, name) for name in _NEED_TORCH})
+    globals().update({name: getattr(_loader if hasattr(_loader, name) else _datapipes, name) for name in _NEED_TORCH})
 
 __all__ = [
     "DecodeError",
+    "PipeLoader",
     "SampleError",
     "ShardError",
     "ShardList",
@@ -37,9 +40,11 @@ __all__ = [
     "TarWriter",
     "WdsError",
     "WdsPipe",
+    "WorkerError",
     "as_dataset",
     "describe_state",
     "load_state_dict",
+    "merge_states",
     "register_stage",
     "state_dict",
 ]
