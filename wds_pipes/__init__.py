@@ -4,6 +4,7 @@ Importing this package makes the stages methods of every torch IterDataPipe: ``S
 only ``wds_pipes.tar``, ``wds_pipes.stages`` and ``wds_pipes.testing`` can be used.
 """
 
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.errors import DecodeError, SampleError, ShardError, ShardWarning, StateError, WdsError, WorkerError
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
     from wds_pipes.datapipes import ShardList, WdsPipe, as_dataset, load_state_dict, register_stage, state_dict
     from wds_pipes.loader import PipeLoader, merge_states
 
-_NEED_TORCH = ("PipeLoader", "ShardList", "WdsPipe", "as_dataset", "load_state_dict", "merge_states", "register_stage", "state_dict")
+_NEED_TORCH = {
+    "datapipes": ("ShardList", "WdsPipe", "as_dataset", "load_state_dict", "register_stage", "state_dict"),
+    "loader": ("PipeLoader", "merge_states"),
+}
 
 try:
     import torch as _torch  # noqa: F401 - only to see whether it is there
@@ -22,10 +26,8 @@ except ModuleNotFoundError as _error:
     if _error.name != "torch":
         raise
 else:
-    from wds_pipes import datapipes as _datapipes
-    from wds_pipes import loader as _loader
-
-    globals().update({name: getattr(_loader if hasattr(_loader, name) else _datapipes, name) for name in _NEED_TORCH})
+    for _module, _names in _NEED_TORCH.items():
+        globals().update({_name: getattr(_import_module(f"wds_pipes.{_module}"), _name) for _name in _names})
 
 __all__ = [
     "DecodeError",
@@ -51,6 +53,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NEED_TORCH:
+    if any(name in names for names in _NEED_TORCH.values()):
         raise AttributeError(f"wds_pipes.{name} needs torch, which is not installed: pip install torch")
     raise AttributeError(f"module 'wds_pipes' has no attribute {name!r}")
