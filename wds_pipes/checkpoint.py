@@ -95,7 +95,7 @@ def load(directory: str | os.PathLike[str], loader: PipeLoader, *, step: int | N
 
     Args:
         directory: where ``save`` wrote, the same for all ranks. It must exist: one that is not there may be one that is not mounted.
-        loader: the loader; with as many ranks as saved it gets its own state, else what all ranks left is dealt to those there are now.
+        loader: the loader, of any number of ranks and workers: where lanes and hosts fit it goes on as it would have, else what is left is dealt again.
         step: which checkpoint; None: the newest complete one. Give it where the model's checkpoint may be an older one than the newest here.
 
     Returns:
@@ -222,9 +222,8 @@ def _restore(loader: PipeLoader, states: list[State], where: str) -> None:
         whole = merge_states(states)
     except StateError as error:
         raise StateError(f"the ranks of {where} do not belong together: {error} Or load an older checkpoint.") from error
-    own = [state for state in states if (state["rank"], state["world_size"]) == tuple(loader.rank)]
     try:
-        loader.load_state_dict(own[0] if own else whole)
+        loader.load_state_dict(whole)
     except StateError as error:
         error.add_note(f"The state is from {where}.")
         raise

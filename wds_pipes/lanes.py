@@ -1,11 +1,13 @@
 """Lanes: an epoch dealt into parts that know nothing of processes, and dealt again when their number changes.
 
 Rules:
-1. An epoch is dealt into lanes by (seed, epoch, number of lanes) alone: lane i of n gives the shards i, i + n, i + 2n ... of the epoch's order.
+1. An epoch is dealt into lanes by (seed, epoch, number of lanes) alone: lane i of n gives the shards i, i + n, i + 2n ... of the epoch's order or, if the
+   samples of each shard are known, the i-th of n equal runs of samples.
 2. A chain is cut in two before its first ``batch_samples``: what stands before is run for each part of a lane by itself, what stands behind (it holds nothing
    between items) runs over the parts as one stream, so that no batch is cut short where a part ends.
 3. To deal the rest of an epoch again, each lane leaves a *tail* (the shards that it had opened, from its position on, under its old name, since its shuffle
-   goes by that) and the shards that it had not opened. Tails go to the new lanes in turn, unopened shards are dealt as in rule 1.
+   goes by that) and the shards that it had not opened. Tails go to the new lanes in turn, unopened shards are dealt as in rule 1, so that with known numbers
+   of samples the lanes are equal again.
 """
 
 from __future__ import annotations
@@ -15,25 +17,36 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from wds_pipes.stage import Lane, Mark, Out, Stage, damaged
+from wds_pipes.errors import ShardError
+from wds_pipes.stage import COUNTED, TROUBLE, Lane, Mark, Out, Stage, damaged
 from wds_pipes.stages import BatchSamples, ShardList
+from wds_pipes.stages.shard_list import Piece
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a lane: a lane's name, the shards to read under it, and where to begin (as ``Stage.dump`` wrote it; None: at the beginning)."""
+    """A piece of a lane: a lane's name and the pieces of shards to read under it.
+
+    ``position`` is where to begin, as ``Stage.dump`` wrote it (None: at the beginning); ``samples`` how many there are, if that is known.
+    """
 
     lane: Lane
     position: list[dict[str, Any]] | None = None
+    samples: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         lane = self.lane
-        return {"lane": [lane.number, lane.of, lane.generation], "shards": list(lane.shards or ()), "position": self.position}
+        pieces = [list(piece) for piece in lane.shards or ()]
+        return {"lane": [lane.number, lane.of, lane.generation], "shards": pieces, "position": self.position, "samples": self.samples}
 
     @classmethod
     def from_json(cls, entry: dict[str, Any], seed: int, epoch: int) -> Part:
         number, of, generation = entry["lane"]
-        return cls(Lane(seed, epoch, number, of, generation, tuple(entry["shards"])), entry["position"])
+        pieces = tuple((shard, start, stop) for shard, start, stop in entry["shards"])
+        return cls(Lane(seed, epoch, number, of, generation, pieces), entry["position"], entry["samples"])
+
+
+Sizes = tuple[int, ...] | None  # how many samples each lane gets of the shards that nobody has opened; None: whole shards in turn
 
 
 @dataclass(frozen=True)
@@ -42,56 +55,115 @@ class Deal:
 
     Attributes:
         lanes: into how many lanes.
-        history: for each earlier deal of this epoch, how many shards each of its lanes had opened when it was ended.
+        sizes: how the unopened shards are divided.
+        history: for each earlier deal of this epoch, its sizes, and how many pieces of shards each of its lanes had opened when it was ended.
         tails: what the lanes of earlier deals left half read.
         counts: what became of the samples that earlier deals delivered.
     """
 
     lanes: int
-    history: tuple[tuple[int, ...], ...] = ()
+    sizes: Sizes = None
+    history: tuple[tuple[Sizes, tuple[int, ...]], ...] = ()
     tails: tuple[Part, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def first(cls, lanes: int, source: ShardList) -> Deal:
+        """The deal at the beginning of an epoch: lanes that are equal to one sample, if the counts are known."""
+        if source.samples is None:
+            return cls(lanes)
+        total = sum(source.samples)
+        return cls(lanes, tuple((lane + 1) * total // lanes - lane * total // lanes for lane in range(lanes)))
+
     def parts(self, number: int, source: ShardList, seed: int, epoch: int) -> list[Part]:
         """The parts of lane ``number``: its tails, then its share of the shards that nobody has opened."""
-        shards = tuple(self._unopened(source, seed, epoch)[number :: self.lanes])
-        return [*self.tails[number :: self.lanes], Part(Lane(seed, epoch, number, self.lanes, len(self.history), shards))]
+        share = tuple(self.shares(source, seed, epoch)[number])
+        lane = Lane(seed, epoch, number, self.lanes, len(self.history), share)
+        return [*self.tails[number :: self.lanes], Part(lane, None, None if self.sizes is None else self.sizes[number])]
 
-    def _unopened(self, source: ShardList, seed: int, epoch: int) -> list[int]:
-        """The numbers of the shards that no lane of an earlier deal has opened, in the epoch's order."""
-        shards = source.epoch_order(seed, epoch)
-        for opened in self.history:
-            lanes = len(opened)
-            shards = [shard for place, shard in enumerate(shards) if place // lanes >= opened[place % lanes]]
-        return shards
+    def shares(self, source: ShardList, seed: int, epoch: int) -> list[list[Piece]]:
+        """What each lane gets of the pieces of shards that no lane of an earlier deal has opened."""
+        counts = source.samples
+        order = source.epoch_order(seed, epoch)
+        pieces = [(shard, 0, -1) for shard in order] if counts is None else [(shard, 0, counts[shard]) for shard in order if counts[shard]]
+        for sizes, opened in self.history:
+            divided = _divide(pieces, len(opened), sizes)
+            pieces = [piece for share, count in zip(divided, opened, strict=True) for piece in share[count:]]
+        return _divide(pieces, self.lanes, self.sizes)
+
+    def samples(self) -> list[int] | None:
+        """How many samples each lane gives, if that is known."""
+        if self.sizes is None:
+            return None
+        return [size + sum(tail.samples or 0 for tail in self.tails[lane :: self.lanes]) for lane, size in enumerate(self.sizes)]
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON types; ``from_json`` is the way back."""
-        return {"history": [list(opened) for opened in self.history], "tails": [tail.as_json() for tail in self.tails], "counts": dict(self.counts)}
+        return {
+            "sizes": self.sizes and list(self.sizes),
+            "history": [[sizes and list(sizes), list(opened)] for sizes, opened in self.history],
+            "tails": [tail.as_json() for tail in self.tails],
+            "counts": dict(self.counts),
+        }
 
     @classmethod
     def from_json(cls, lanes: int, entry: dict[str, Any], seed: int, epoch: int) -> Deal:
         try:
+            history = tuple((sizes and tuple(sizes), tuple(opened)) for sizes, opened in entry["history"])
             tails = tuple(Part.from_json(tail, seed, epoch) for tail in entry["tails"])
-            return cls(lanes, tuple(tuple(opened) for opened in entry["history"]), tails, dict(entry["counts"]))
+            return cls(lanes, entry["sizes"] and tuple(entry["sizes"]), history, tails, dict(entry["counts"]))
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(f"its deal cannot be read ({error})") from error
 
 
-class Parts(Stage[Out]):
-    """The parts of a lane as one stream.
+def _divide(pieces: list[Piece], lanes: int, sizes: Sizes) -> list[list[Piece]]:
+    """Pieces dealt in turn, or cut into runs of so many samples."""
+    if sizes is None:
+        return [pieces[lane::lanes] for lane in range(lanes)]
+    shares: list[list[Piece]] = []
+    rest = iter(pieces)
+    shard, start, stop = 0, 0, 0
+    for size in sizes:
+        share: list[Piece] = []
+        while size:
+            if start == stop:
+                shard, start, stop = next(rest)
+            end = min(stop, start + size)
+            share.append((shard, start, end))
+            size -= end - start
+            start = end
+        shares.append(share)
+    return shares
 
-    Checkpoint: which part, how many of its shards were opened, and the position in it.
+
+class Parts(Stage[Out]):
+    """The parts of a lane as one stream, and behind them, if asked for, its samples again without end.
+
+    Checkpoint: which part, how many pieces of its shards were opened, and the position in it.
     """
 
     @dataclass(slots=True)
     class At:  # noqa: D106 - see Stage
         part: int = 0
         opened: int = 0
+        padded: int = 0
+        filtered: int = 0  # these are of the parts that are done
+        skipped: int = 0
+        dropped: int = 0
+        skipped_shards: int = 0
+        damaged: int = 0
+
+    order_options = ("samples", "epoch_end", "batch_size")
 
     def __init__(self, source: Stage[Out]) -> None:
         super().__init__(source)
+        # How the epoch is dealt, where samples and not shards are dealt: set by PipeLoader.
+        self.samples: int | None = None
+        self.epoch_end: str | None = None
+        self.batch_size: int | None = None
+        # The lane that is to be run: see ``with_parts``.
         self.parts: list[Part] = []
+        self.padding: Part | None = None
         self._inner: Stage[Out] | None = None
         self._resume: Mark | None = None
 
@@ -103,30 +175,44 @@ class Parts(Stage[Out]):
         return running
 
     def run(self) -> Iterator[Out]:
-        at, recipe = self.at, self.source
+        at, recipe, parts = self.at, self.source, self.parts
         assert recipe is not None
         mark = self._resume
-        for number in range(at.part, len(self.parts)):
-            part = self.parts[number]
-            at.part = number
+        while at.part < len(parts) or self.padding is not None:
+            pads, whole, before = at.part >= len(parts), mark is None, at.padded
+            part = parts[at.part] if self.padding is None or not pads else self.padding
+            lane = part.lane if self.padding is None else replace(part.lane, padding=pads)
             if mark is None and part.position is not None:
                 mark = recipe.load(part.position)
-            self._inner = inner = recipe.open(part.lane, mark)
-            yield from inner.items
-            at.opened = 0
+            self._inner = inner = recipe.open(lane, mark)
+            for item in inner.items:
+                at.padded += pads
+                yield item
+            self._count(inner)
             inner.close()
-            mark = None
+            self._inner = None
+            if pads and whole and at.padded == before:
+                raise ShardError("there are no samples to fill up the epoch with: use epoch_end='drop', or look why the shards give none.")
+            at.part, at.opened = at.part + 1, 0
+            mark = self._resume = None
+
+    def _count(self, inner: Stage[Out]) -> None:
+        """Keep what became of the samples of a part that is done."""
+        for name, count in inner.counts(inner.mark(), 0).items():
+            if name != "delivered":
+                setattr(self.at, name, getattr(self.at, name) + count)
 
     def mark(self) -> Mark:
         at, inner = self.at, self._inner
         if inner is None:
             return self._own(at), self._resume
-        return (at.part, inner.root.at.next), inner.mark()
+        at.opened = inner.root.at.next
+        return self._own(at), inner.mark()
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
         if mark is None or not self.parts or self.source is None:
             return None
-        return self.source.where(mark[1], self.parts[mark[0][0]].lane)
+        return self.source.where(mark[1], self.parts[min(mark[0][0], len(self.parts) - 1)].lane)
 
     def close(self) -> None:
         self.items.close()  # type: ignore[attr-defined]
@@ -156,13 +242,19 @@ def lay_out(stage: Stage[Any]) -> Stage[Any]:
     return laid
 
 
-def with_parts(stage: Stage[Any], parts: list[Part]) -> Stage[Any]:
-    """A chain that ``lay_out`` made, with the parts of a lane."""
+def with_parts(stage: Stage[Any], deal: Deal, number: int, epoch: int) -> Stage[Any]:
+    """A chain that ``lay_out`` made, with the parts of lane ``number``."""
     again = copy.copy(stage)
     if isinstance(again, Parts):
-        again.parts = parts
+        source = again.root
+        assert isinstance(source, ShardList)
+        again.parts = deal.parts(number, source, again.seed, epoch)
+        if again.epoch_end == "pad":
+            whole = Deal.first(deal.lanes, source).shares(source, again.seed, epoch)
+            lane = replace(again.parts[-1].lane, shards=tuple(whole[number] or next((share for share in whole if share), [])))
+            again.padding = Part(lane)
     elif again.source is not None:
-        again.source = with_parts(again.source, parts)
+        again.source = with_parts(again.source, deal, number, epoch)
     return again
 
 
@@ -176,34 +268,55 @@ def deal_again(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: 
         stage: the chain that ``lay_out`` made.
         epoch: which.
     """
-    source, depth = stage.root, _parts_of(stage).depth
+    source, depth = stage.root, parts_of(stage).depth
     assert isinstance(source, ShardList)
-    tails, opened, counts = [], [], dict(old.counts)
+    shares, tails, opened, counts = old.shares(source, stage.seed, epoch), [], [], dict(old.counts)
     for number in range(old.lanes):
         state = states[number]
         for name, count in state["counts"].items():
             counts[name] = counts.get(name, 0) + count
+        share, position = shares[number], state["position"]
         parts = old.parts(number, source, stage.seed, epoch)
-        position = state["position"]
-        if position is None:
+        at = {} if position is None else position[depth]
+        place, given = at.get("part", 0), at.get("opened", 0)
+        if state["ended"] or place >= len(parts):
+            opened.append(len(share))
+        elif position is None:
             opened.append(0)
             tails += parts[:-1]
-            continue
-        at = position[depth]
-        place, given = at.get("part", 0), at.get("opened", 0)
-        if not isinstance(place, int) or not 0 <= place < len(parts):
-            raise damaged(f"lane {number} stands in part {place} of {len(parts)}")
-        if state["ended"]:
-            opened.append(len(parts[-1].lane.shards or ()))
-            continue
-        last = place == len(parts) - 1
-        opened.append(given if last else 0)
-        tail = _tail(parts[place], position[:depth], given if last else None)
-        tails += [*([tail] if tail else []), *(parts[place + 1 : -1])]
-    return Deal(lanes, (*old.history, tuple(opened)), tuple(tails), counts)
+        else:
+            last = place == len(parts) - 1
+            opened.append(given if last else 0)
+            tail = _tail(parts[place], position[:depth], given if last else None)
+            if tail is not None:
+                if old.sizes is not None:
+                    later = [*(part.samples or 0 for part in parts[place + 1 : -1]), *(stop - start for _, start, stop in share[opened[-1] :])]
+                    done = sum(state["counts"].get(name, 0) for name in COUNTED)
+                    tail = replace(tail, samples=max(0, old.samples()[number] - done - sum(later)))  # type: ignore[index]
+                tails.append(tail)
+            tails += parts[place + 1 : -1]
+    history = (*old.history, (old.sizes, tuple(opened)))
+    if old.sizes is None:
+        return Deal(lanes, None, history, tuple(tails), counts)
+    rest = sum(stop - start for share, count in zip(shares, opened, strict=True) for _, start, stop in share[count:])
+    ordered = sorted(tails, key=lambda tail: -(tail.samples or 0))
+    loads = [sum(tail.samples or 0 for tail in ordered[lane::lanes]) for lane in range(lanes)]
+    return Deal(lanes, tuple(_level(loads, rest)), history, tuple(ordered), counts)
 
 
-def _parts_of(stage: Stage[Any]) -> Parts[Any]:
+def _level(loads: list[int], rest: int) -> list[int]:
+    """How ``rest`` samples are given to lanes that have ``loads`` already, so that all have as equally many as can be."""
+    order = sorted(range(len(loads)), key=loads.__getitem__)
+    for count in range(len(order), 0, -1):
+        low = order[:count]
+        total = rest + sum(loads[lane] for lane in low)
+        if total // count >= loads[low[-1]]:
+            goals = {lane: total // count + (place < total % count) for place, lane in enumerate(sorted(low))}
+            return [goals.get(lane, load) - load for lane, load in enumerate(loads)]
+    raise AssertionError("the lowest lane can always be filled")
+
+
+def parts_of(stage: Stage[Any]) -> Parts[Any]:
     """The stage that ``lay_out`` put in."""
     while not isinstance(stage, Parts):
         assert stage.source is not None
@@ -212,10 +325,12 @@ def _parts_of(stage: Stage[Any]) -> Parts[Any]:
 
 
 def _tail(part: Part, position: list[dict[str, Any]], opened: int | None) -> Part | None:
-    """What a part leaves half read: its shards up to the ``opened`` ones (None: all), from its position on."""
+    """What a part leaves half read: its pieces up to the ``opened`` ones (None: all), from its position on."""
     first = position[0].get("next", 0)
-    shards = (part.lane.shards or ())[first:opened]
-    if not shards:
+    pieces = (part.lane.shards or ())[first:opened]
+    if not pieces:
         return None
-    rest = {name: value for name, value in position[0].items() if name != "next"}
-    return Part(replace(part.lane, shards=shards), [rest, *position[1:]])
+    # What was counted stays with the old lane.
+    counted = {"next", *COUNTED, *TROUBLE}
+    rest = [{name: value for name, value in entry.items() if name not in counted} for entry in position]
+    return Part(replace(part.lane, shards=pieces), rest)

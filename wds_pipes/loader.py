@@ -18,17 +18,33 @@ import pickle
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterDataPipe, Sampler
 
 from wds_pipes.datapipes import as_stage
-from wds_pipes.errors import StateError, WorkerError
-from wds_pipes.lanes import Deal, deal_again, lay_out, with_parts
+from wds_pipes.errors import ShardError, StateError, WorkerError
+from wds_pipes.lanes import Deal, Parts, deal_again, lay_out, parts_of, with_parts
 from wds_pipes.ranks import Rank, find_rank
-from wds_pipes.stage import COUNTED, STATE_VERSION, Lane, Stage, State, Stream, check_count, check_lane, check_recipe, damaged
-from wds_pipes.stages import BatchSamples, ShardList
+from wds_pipes.stage import (
+    COUNTED,
+    STATE_VERSION,
+    Lane,
+    Recipe,
+    Stage,
+    State,
+    Stream,
+    Tolerant,
+    check_choice,
+    check_count,
+    check_lane,
+    check_recipe,
+    damaged,
+    functional_name,
+)
+from wds_pipes.stages import BatchSamples, DecodeByExt, GroupByKey, LoadTar, MapSamples, OpenShards, ShardList, ShuffleBuffer, ToTuple
 
 LaneState = dict[str, Any]  # url, delivered, ended, position (None: not begun), counts
 
@@ -36,11 +52,12 @@ _NOT_BEGUN: LaneState = {"url": None, "delivered": 0, "ended": False, "position"
 
 
 class Begin(NamedTuple):
-    """Where a lane begins: comes with the first command for it."""
+    """Where a lane begins, and after how many batches it ends (None: when it is exhausted): comes with the first command for it."""
 
     epoch: int
     deal: Deal
     state: LaneState
+    batches: int | None
 
 
 class Command(NamedTuple):
@@ -97,10 +114,10 @@ class _Running:
     """A lane that is being read."""
 
     def __init__(self, recipe: Stage[Any], number: int, begin: Begin) -> None:
-        source, deal, self._number = recipe.root, begin.deal, number
-        assert isinstance(source, ShardList)
+        deal, self._number, self._batches = begin.deal, number, begin.batches
         self._lane = Lane(recipe.seed, begin.epoch, number, deal.lanes, len(deal.history))
-        chain = with_parts(recipe, deal.parts(number, source, recipe.seed, begin.epoch))
+        self._samples = (deal.samples() or {number: 0})[number]
+        chain = with_parts(recipe, deal, number, begin.epoch)
         position = begin.state["position"]
         self.stage = chain.open(self._lane, None if position is None else chain.load(position))
         self._delivered: int = begin.state["delivered"]
@@ -110,17 +127,26 @@ class _Running:
         """The next batch and the lane's state behind it; at the end, and from then on, no batch and the last state."""
         if self._end is not None:
             return self._end
-        batch = next(self.stage.items, _NONE)
+        full = self._batches is not None and self._delivered >= self._batches
+        batch = _NONE if full else next(self.stage.items, _NONE)
         ended = batch is _NONE
         self._delivered += not ended
+        if ended and self._batches is not None and not full:
+            raise ShardError(
+                f"lane {self._number} gave {self._delivered} batches instead of {self._batches}: the shards have fewer usable samples than samples_per_shard "
+                "says, so the ranks would not end together. Correct it, or use epoch_end='exact'."
+            )
         mark = self.stage.mark()
-        state = {
+        counts = self.stage.counts(mark, self._delivered)
+        state: LaneState = {
             "url": self.stage.where(mark, self._lane),
             "delivered": self._delivered,
             "ended": ended,
             "position": self.stage.dump(mark),
-            "counts": self.stage.counts(mark, self._delivered),
+            "counts": counts,
         }
+        if full:
+            counts["dropped"] += max(0, self._samples - sum(counts[name] for name in COUNTED))
         result = Result(run, self._number, None if ended else batch, state)
         if ended:
             self.stage.close()
@@ -203,7 +229,12 @@ class PipeLoader:
         pipe: a pipeline that starts with ``ShardList``; torch's ``.map``, ``.filter``, ``.batch`` and ``.collate`` may be in it.
         batch_size: samples in a batch, stacked as ``batch_samples`` does; None: the items of the pipe are the batches.
         num_workers: worker processes; 0: everything in this process.
-        lanes: into how many lanes to deal; a multiple of the number of ranks. There should be at least as many shards as lanes.
+        lanes: into how many lanes to deal; a multiple of the number of ranks. There should be at least as many shards as lanes, unless
+            ``ShardList(samples_per_shard=...)`` says how many samples there are: then lanes are equal to one sample.
+        epoch_end: ``"drop"``: every rank gives the same number of batches, all full; what is left over is counted as dropped. ``"pad"``: the same number, and
+            samples are repeated to fill the last ones; each sample has a field ``"__padding__"`` that says whether it is a repeat, and they are counted.
+            ``"exact"``: each sample once, so that ranks may differ by a few batches. None: ``"exact"`` for one rank, ``"drop"`` for several. The first two need
+            ``samples_per_shard``, and no steps that change the number of samples.
         drop_last: with ``batch_size``, leave out the last batch of each lane if it is smaller.
         collate: with ``batch_size``, as in ``batch_samples``.
         prefetch_factor: batches that each worker reads ahead.
@@ -228,6 +259,7 @@ class PipeLoader:
         batch_size: int | None = None,
         num_workers: int = 0,
         lanes: int | None = None,
+        epoch_end: str | None = None,
         drop_last: bool = False,
         collate: Callable[[list[Any]], Any] | str | None = None,
         prefetch_factor: int = 2,
@@ -248,7 +280,13 @@ class PipeLoader:
         if rank is not None or world_size is not None:
             find_rank(rank, world_size)
         self._stage = lay_out(stage)
-        self._recipe = Stream(self._stage).recipe
+        if epoch_end is not None:
+            check_choice("epoch_end", epoch_end, "drop", "pad", "exact")
+        self._epoch_end = epoch_end
+        self._mode = "exact"
+        self._uncounted = _why_uncounted(self._stage)
+        if epoch_end in ("drop", "pad") and self._uncounted:
+            raise ValueError(f"epoch_end={epoch_end!r} needs to know how many samples there are, and {self._uncounted}")
         self._num_workers = check_count("num_workers", num_workers, least=0)
         self._lanes = None if lanes is None else check_count("lanes", lanes)
         self._prefetch_factor = check_count("prefetch_factor", prefetch_factor)
@@ -278,12 +316,42 @@ class PipeLoader:
 
     @property
     def rank(self) -> Rank:
-        """The data-parallel rank, found at the first use."""
+        """The data-parallel rank, found at the first use; with it is settled how an epoch ends."""
         if self._rank is None:
             self._rank = find_rank(*self._given)
             if self._lanes is not None and self._lanes % self._rank.of:
                 raise ValueError(f"lanes={self._lanes} must be a multiple of the {self._rank.of} ranks")
+            if self._epoch_end is None and self._rank.of > 1 and self._uncounted:
+                raise ValueError(
+                    f"the {self._rank.of} ranks would not get the same number of batches, which lets training hang: {self._uncounted}. If that is meant, pass "
+                    "epoch_end='exact'."
+                )
+            parts, samples = parts_of(self._stage), self._source.samples
+            parts.samples = None if samples is None else sum(samples)
+            self._mode = self._epoch_end or ("exact" if self._rank.of == 1 else "drop")
+            if self._mode != "exact":
+                parts.epoch_end, parts.batch_size = self._mode, _batch_size(self._stage)[0]
         return self._rank
+
+    @cached_property
+    def _recipe(self) -> Recipe:
+        """What a state must fit; the rank, which has a say in it, comes first."""
+        self.rank  # noqa: B018 - it settles how an epoch ends
+        return Stream(self._stage).recipe
+
+    @property
+    def _source(self) -> ShardList:
+        source = self._stage.root
+        assert isinstance(source, ShardList)
+        return source
+
+    def _batches(self, deal: Deal) -> int | None:
+        """How many batches each lane of a deal gives, where all are to give the same number."""
+        samples = deal.samples()
+        if self._mode == "exact" or samples is None:
+            return None
+        size, _ = _batch_size(self._stage)
+        return min(samples) // size if self._mode == "drop" else -(-max(samples) // size)
 
     def __iter__(self) -> LoaderPass:
         return LoaderPass(self)
@@ -294,7 +362,7 @@ class PipeLoader:
     def _beginning(self, epoch: int, lanes: int | None = None) -> _At:
         """The beginning of an epoch."""
         lanes = lanes or self._new_lanes()
-        return _At(epoch, Deal(lanes), dict.fromkeys(range(self.rank.number, lanes, self.rank.of), _NOT_BEGUN))
+        return _At(epoch, Deal.first(lanes, self._source), dict.fromkeys(range(self.rank.number, lanes, self.rank.of), _NOT_BEGUN))
 
     @property
     def _position(self) -> _At:
@@ -354,24 +422,40 @@ class PipeLoader:
                 check_lane(lane, int(name), self._stage)
             lanes[int(name)] = lane
         whole = lanes.keys() == set(range(count))
-        if not whole and (state.get("rank"), state.get("world_size")) != tuple(rank):
+        own = (state.get("rank"), state.get("world_size")) == tuple(rank)
+        if not whole and not own:
             raise StateError(
                 f"this is the state of rank {state.get('rank')} of {state.get('world_size')} alone, and this process is rank {rank.number} of {rank.of}: "
                 "collect the states of all ranks and load merge_states(states) on each."
             )
-        deal = Deal.from_json(count, state.get("deal", {"history": [], "tails": [], "counts": {}}), self._recipe.seed, epoch)
+        again = state.get("deal")
+        deal = Deal.first(count, self._source) if again is None else Deal.from_json(count, again, self._recipe.seed, epoch)
         hosts = self._new_lanes()
         if all(lane["ended"] for lane in lanes.values()):
             at = self._beginning(epoch + 1, count if count % rank.of == 0 and count >= hosts else None)
-        elif count % rank.of == 0 and (count >= hosts or not whole) and self._lanes in (None, count):
-            at = _At(
-                epoch, deal, {number: lanes[number] for number in range(rank.number, count, rank.of)}, state.get("step", 0) if not whole or rank.of == 1 else 0
-            )
+        elif not whole or (count % rank.of == 0 and count >= hosts and self._lanes in (None, count) and self._even(deal, lanes)):
+            # Ranks that were merged begin to count anew: steps are only compared.
+            at = _At(epoch, deal, {number: lanes[number] for number in range(rank.number, count, rank.of)}, state["step"] if own else 0)
         else:
-            again = deal_again(deal, hosts, lanes, self._stage, epoch)
-            at = self._beginning(epoch)._replace(deal=again)
+            dealt = self._lanes or max(hosts, count // rank.of * rank.of)
+            at = self._beginning(epoch, dealt)._replace(deal=deal_again(deal, dealt, lanes, self._stage, epoch))
         self._stop_live("a state was loaded: continue with a new iter()")
         self._at, self._epoch, self._resume = at, at.epoch, True
+
+    def _even(self, deal: Deal, lanes: dict[int, LaneState]) -> bool:
+        """Whether all ranks have equally many batches left in these lanes, where that matters."""
+        batches = self._batches(deal)
+        if batches is None:
+            return True
+        left = [0] * self.rank.of
+        for number, lane in lanes.items():
+            left[number % self.rank.of] += 0 if lane["ended"] else batches - lane["delivered"]
+        return len(set(left)) == 1
+
+    def counts(self) -> dict[str, int]:
+        """This rank's samples of the current epoch, or the one that just ended, by what became of them; see ``Stream.counts``."""
+        at = self._at or self._position
+        return _total(at.lanes.values(), at.deal.counts if self.rank.number == 0 else {})
 
     def close(self) -> None:
         """Stop the workers and close what is open; the state stays, and a further ``iter()`` starts new workers."""
@@ -380,14 +464,23 @@ class PipeLoader:
         self._host.close()
 
     def __len__(self) -> int:
-        raise TypeError("the number of batches is not known: the shards would have to be counted")
+        """How many batches of an epoch this rank gives; TypeError if the samples are not counted."""
+        if self._uncounted:
+            raise TypeError(f"the number of batches is not known: {self._uncounted}")
+        lanes = self._at.deal.lanes if self._at is not None else self._new_lanes()
+        deal = Deal.first(lanes, self._source)
+        mine, batches, (size, drop_last) = (deal.samples() or [])[self.rank.number :: self.rank.of], self._batches(deal), _batch_size(self._stage)
+        if batches is not None:
+            return batches * len(mine)
+        return sum(samples // size if drop_last else -(-samples // size) for samples in mine)
 
     def _begin(self) -> tuple[_At, Iterator[Result]]:
         """Start a pass: its position, and the results of its commands."""
         at = self._position if self._resume else self._beginning(self._epoch, self._at.deal.lanes if self._at is not None else None)
         self._at, self._epoch, self._resume = at, at.epoch + 1, False
         self._runs += 1
-        begins = {number: Begin(at.epoch, at.deal, lane) for number, lane in at.lanes.items() if not lane["ended"]}
+        batches = self._batches(at.deal)
+        begins = {number: Begin(at.epoch, at.deal, lane, batches) for number, lane in at.lanes.items() if not lane["ended"]}
         self._commands.start(self._runs, begins)
         if self._results is None or not self._persistent:
             self._results = None  # the old workers stop first
@@ -509,6 +602,35 @@ def merge_states(states: list[State]) -> State:
             counts[name] = counts.get(name, 0) + count
     lanes = {number: lane for state in states for number, lane in state["lanes"].items()}
     return copy.deepcopy({**first, "rank": 0, "world_size": 1, "lanes": {number: lanes[number] for number in sorted(lanes, key=int)}, "counts": counts})
+
+
+def _batch_size(stage: Stage[Any]) -> tuple[int, bool]:
+    """How many samples make a batch, and whether a smaller last one is left out."""
+    step: Stage[Any] | None = stage
+    while step is not None:
+        if isinstance(step, BatchSamples):
+            return step.size, step.drop_last
+        step = step.source
+    return 1, False
+
+
+def _why_uncounted(stage: Stage[Any]) -> str | None:
+    """Why the number of samples of a lane is not known, with the mend; None if it is."""
+    step: Stage[Any] | None = stage
+    while step is not None:
+        if isinstance(step, ShardList) and step.samples is None:
+            return "the samples of the shards are not counted: pass ShardList(samples_per_shard=...), a number or a list of them"
+        name = functional_name(type(step))
+        if isinstance(step, Tolerant) and step.on_error == "skip":
+            return f"{name}(on_error='skip') changes their number"
+        if not isinstance(step, _KEEP_COUNT):
+            return f"{name}() may change their number"
+        step = step.source
+    return None
+
+
+# The steps that give as many samples as they take.
+_KEEP_COUNT = (ShardList, OpenShards, LoadTar, GroupByKey, ShuffleBuffer, DecodeByExt, ToTuple, MapSamples, BatchSamples, Parts)
 
 
 def _as_it_is(result: Result) -> Result:

@@ -31,7 +31,7 @@ logger = logging.getLogger("wds_pipes")
 STATE_VERSION = 1
 LOGGED = 20  # so many skipped things a stage and epoch are logged
 COUNTED = ("delivered", "filtered", "skipped", "dropped")  # samples; these are always told
-TROUBLE = ("skipped_shards", "damaged")  # these where there are any
+TROUBLE = ("skipped_shards", "damaged", "padded")  # these where there are any
 
 Out = TypeVar("Out")
 Mark = tuple[tuple[Any, ...], Any]
@@ -42,8 +42,8 @@ State = dict[str, Any]
 class Lane:
     """Which part of which epoch a running chain gives: lane ``number`` of ``of``.
 
-    ``generation`` counts how often the epoch was dealt again, and ``shards`` are the numbers of the shards to read, where they are not those of the epoch's
-    own deal (None): see ``wds_pipes.lanes``.
+    ``generation`` counts how often the epoch was dealt again, and ``shards`` are the pieces of shards to read, where they are not those of the plain deal
+    (None): see ``wds_pipes.lanes``. ``padding`` tells whether samples are repeats that fill up an epoch, where samples are to say so (None: they are not).
     """
 
     seed: int
@@ -51,7 +51,8 @@ class Lane:
     number: int = 0
     of: int = 1
     generation: int = 0
-    shards: tuple[int, ...] | None = None
+    shards: tuple[tuple[int, int, int], ...] | None = None
+    padding: bool | None = None
 
     def key(self, *salt: int) -> int:
         """The 64-bit key of this lane's random decisions; ``salt`` tells one use from another."""

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from wds_pipes.errors import SampleError, ShardWarning
+from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.urls import redact
 from wds_pipes.stage import Lane, Mark, Stage, Tolerant, check_choice
 from wds_pipes.stages.load_tar import LoadTar
+from wds_pipes.stages.shard_list import PartOfShard
 from wds_pipes.tar.keys import KeySplit, splitter
 from wds_pipes.tar.reader import TarMember
 
@@ -45,6 +46,7 @@ class GroupByKey(Tolerant[Sample]):
     class At:
         skipped: int = 0
         filtered: int = 0
+        number: int = 0  # how many samples of the shard came before this place, where only a part of the shard is meant
 
     order_options = ("fields", "key_split")
 
@@ -102,6 +104,10 @@ class GroupByKey(Tolerant[Sample]):
         last, length = -1, 0
         bad = False  # the sample being built is not to be given
         suspect = False  # the next sample may have lost its first members
+        flags = {} if self.lane.padding is None else {"__padding__": self.lane.padding}
+        part: PartOfShard | None = None
+        first = True
+        passing = False  # the wanted part of this shard is over
         before: Mark | None = None if mark is None else mark()
         for member in source.items:
             try:
@@ -111,13 +117,19 @@ class GroupByKey(Tolerant[Sample]):
             if (shard is not url and shard != url) or offset <= last:
                 if mark and not isinstance(member, TarMember):
                     raise _no_member(member)
-                if sample is not None and (ready := self._finish(sample, bad)) is not None:
+                ready = self._finish(sample, bad, part)
+                if not first:
+                    self._end_shard(part)
+                if ready is not None:
                     self._offset, self._before = offset if mark is None else -1, before
                     yield ready
                 sample, key, stem, url = None, "", "", shard
-                bad = suspect = False
+                part = shard if isinstance(shard, PartOfShard) else None
+                bad = suspect = first = passing = False
                 seen.clear()
             last = offset
+            if passing:
+                continue
             # The common case first: behind the key of the sample a field that is known.
             field = names.get(name[length:]) if stem and name[:length] == stem else None
             if field is None:
@@ -129,14 +141,18 @@ class GroupByKey(Tolerant[Sample]):
                         before = mark()
                     continue
                 if parts[0] != key or sample is None:
-                    ready = sample if wanted is None and not bad else self._finish(sample, bad)
+                    ready = sample if wanted is None and part is None and not bad else self._finish(sample, bad, part)
                     if ready is not None:
                         self._offset, self._before = offset if mark is None else -1, before
                         yield ready
+                    if part is not None and self.at.number >= part.stop:
+                        self._leave(part, offset)
+                        sample, stem, passing = None, "", True
+                        continue
                     key, bad, suspect = parts[0], suspect, False
                     if by_stem:
                         stem, length = f"{key}.", len(key) + 1
-                    sample = {"__key__": key, "__url__": url}
+                    sample = {"__key__": key, "__url__": url, **flags}
                     if key in seen:
                         self._repeated(sample, offset)
                     seen.add(key)
@@ -155,22 +171,44 @@ class GroupByKey(Tolerant[Sample]):
                 sample[field] = data  # type: ignore[index]
             if mark:
                 before = mark()
-        ready = self._finish(sample, bad)
+        ready = self._finish(sample, bad, part)
+        if not first:
+            self._end_shard(part)
         self._offset, self._before = -1, source.mark()
         if ready is not None:
             yield ready
 
-    def _finish(self, sample: Sample | None, bad: bool) -> Sample | None:
+    def _finish(self, sample: Sample | None, bad: bool, part: PartOfShard | None) -> Sample | None:
         """The sample if it is to be given, else count it."""
         if sample is None:
             return None
+        if part is not None:
+            self.at.number += 1
+            if self.at.number <= part.start:
+                return None
         if bad:
             self.at.skipped += 1
             return None
-        if self.fields is not None and len(sample) == 2:
+        if self.fields is not None and all(name[:2] == "__" for name in sample):
             self.at.filtered += 1
             return None
         return sample
+
+    def _leave(self, part: PartOfShard, offset: int) -> None:
+        """The wanted samples of a shard have come, and another one follows."""
+        if part.stop == part.of:
+            url = redact(part)
+            raise ShardError(f"shard {url} has more samples than the {part.of} that samples_per_shard says, from byte {offset} on.", url=url, offset=offset)
+        if isinstance(self.source, LoadTar):
+            self.source.leave = True
+
+    def _end_shard(self, part: PartOfShard | None) -> None:
+        """A shard is over; see that it had the samples it should, unless some were lost by damage that was skipped."""
+        number, self.at.number = self.at.number, 0
+        lost = isinstance(self.source, LoadTar) and self.source.at.damaged
+        if part is not None and number < part.stop and not lost:
+            url = redact(part)
+            raise ShardError(f"shard {url} has only {number} samples, and samples_per_shard says {part.of}.", url=url)
 
     def _twice(self, sample: Sample, field: str, name: str, offset: int) -> None:
         """A sample has a field a second time: raise, or see that it may be skipped."""
@@ -194,8 +232,8 @@ class GroupByKey(Tolerant[Sample]):
     def mark(self) -> Mark:
         at = self.at
         if self._offset >= 0:
-            return (at.skipped, at.filtered), self.source.mark_at(self._offset)  # type: ignore[union-attr]
-        return (at.skipped, at.filtered), self._before or self.source.mark()  # type: ignore[union-attr]
+            return self._own(at), self.source.mark_at(self._offset)  # type: ignore[union-attr]
+        return self._own(at), self._before or self.source.mark()  # type: ignore[union-attr]
 
 
 def _no_member(item: object) -> TypeError:

@@ -11,6 +11,7 @@ from wds_pipes.io.compression import unreadable
 from wds_pipes.io.urls import redact
 from wds_pipes.stage import Mark, Stage, Tolerant, check_choice, check_count
 from wds_pipes.stages.open_shards import Shard
+from wds_pipes.stages.shard_list import PartOfShard
 from wds_pipes.tar.reader import TarMember, TarReader
 
 
@@ -58,6 +59,7 @@ class LoadTar(Tolerant[TarMember]):
         self.on_truncated = check_choice("on_truncated", on_truncated, "raise", "warn", "ignore")
         self.want: Callable[[str], bool] | None = None  # these two are set by a group_by_key that reads from here
         self.named = True
+        self.leave = False  # set by it when the wanted samples of a shard have come
         self._reader: TarReader | None = None
         self._before: Mark | None = None  # while running, the position of the source to resume at
         self._damage_at = -1  # while running, where the last damage of this shard begins
@@ -86,7 +88,13 @@ class LoadTar(Tolerant[TarMember]):
                     on_error=self._damaged,
                     named=self.named,
                 )
-                yield from self._reader
+                if isinstance(shard.url, PartOfShard):
+                    for member in self._reader:
+                        yield member
+                        if self.leave:
+                            break
+                else:
+                    yield from self._reader
             except ModuleNotFoundError as error:  # not the shard's fault, so never skipped
                 raise ShardError(f"shard {redact(shard.url)} cannot be read: {error}", url=redact(shard.url)) from error
             except unreadable() as error:
@@ -95,6 +103,7 @@ class LoadTar(Tolerant[TarMember]):
             finally:
                 shard.close()
             self._reader, self._damage_at, at.offset, at.compression = None, -1, 0, ""
+            self.leave = False
 
     def _damaged(self, error: ShardError) -> None:
         self.skip(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -12,7 +12,26 @@ from wds_pipes.io.urls import Urls, expand, redact
 from wds_pipes.ordering import mix, permutation
 from wds_pipes.stage import Host, Lane, Mark, Stage, check_count
 
+Piece = tuple[int, int, int]  # a shard's number, and its samples from the first number up to, not including, the second; -1: to its end
+
 _ORDER = 1  # the salt of the shard order; shuffle_buffer and map_samples have their own
+
+
+class PartOfShard(str):
+    """The URL of a shard of which only some samples are meant: ``start`` to ``stop - 1`` of ``of``."""
+
+    __slots__ = ("of", "start", "stop")
+
+    start: int
+    stop: int
+    of: int
+
+    @classmethod
+    def make(cls, url: str, start: int, stop: int, of: int) -> PartOfShard:
+        """Samples ``start`` to ``stop - 1`` of the shard at ``url``."""
+        part = cls(url)
+        part.start, part.stop, part.of = start, stop, of
+        return part
 
 
 class ShardList(Stage[str]):
@@ -26,10 +45,12 @@ class ShardList(Stage[str]):
             or remote; a directory means the ``*.tar*`` files in it, ``@list.txt`` the lines of a text file, ``-`` standard input.
         shuffle: give the shards in a random order.
         seed: the integer, of 64 bits, that everything random in the pipeline derives from.
+        samples_per_shard: how many samples each shard has: one number, or a list with one for each. Then ``PipeLoader`` can deal samples instead of whole
+            shards, so that all ranks get the same number of batches, and knows its length. A shard with another number is an error when it is read.
         storage_options: for listing remote patterns: a dict, as fsspec takes it. (``open_shards`` has its own for reading.)
 
     Raises:
-        ValueError: nothing matches, or the list is empty.
+        ValueError: nothing matches, the list is empty, or ``samples_per_shard`` has another length.
         TypeError: ``urls`` holds something other than strings and paths.
 
     Checkpoint: the number of shards that were given. A resume reads nothing again.
@@ -41,9 +62,18 @@ class ShardList(Stage[str]):
 
     order_options = ("shuffle",)
 
-    def __init__(self, urls: Urls, *, shuffle: bool = False, seed: int = 0, storage_options: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        urls: Urls,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        samples_per_shard: int | Sequence[int] | None = None,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__()
         self.urls = expand(urls, storage_options)
+        self.samples = _samples(samples_per_shard, len(self.urls))
         self.shuffle = bool(shuffle)
         self._seed = check_count("seed", seed, least=-(1 << 63))
         if seed >= 1 << 63:
@@ -67,10 +97,12 @@ class ShardList(Stage[str]):
 
     def order(self, lane: Lane) -> list[str]:
         """The URLs that a lane gives, in order."""
-        numbers = lane.shards
-        if numbers is None:
-            numbers = tuple(self.epoch_order(lane.seed, lane.epoch)[lane.number :: lane.of])
-        return [self.urls[number] for number in numbers]
+        if lane.shards is None:
+            return [self.urls[number] for number in self.epoch_order(lane.seed, lane.epoch)[lane.number :: lane.of]]
+        counts = self.samples
+        if counts is None:
+            return [self.urls[number] for number, _, _ in lane.shards]
+        return [PartOfShard.make(self.urls[number], start, stop, counts[number]) for number, start, stop in lane.shards]
 
     def epoch_order(self, seed: int, epoch: int) -> list[int]:
         """The numbers of all shards in the order of an epoch."""
@@ -95,6 +127,18 @@ class ShardList(Stage[str]):
         return _shorten(redact(order[place])) if place < len(order) else None
 
     _asked: tuple[Lane | None, list[str]] = (None, [])
+
+
+def _samples(given: int | Sequence[int] | None, shards: int) -> list[int] | None:
+    """``samples_per_shard`` as one number for each shard."""
+    if given is None:
+        return None
+    if isinstance(given, int):
+        return [check_count("samples_per_shard", given)] * shards
+    counts = [check_count("samples_per_shard", count, least=0) for count in given]
+    if len(counts) != shards:
+        raise ValueError(f"samples_per_shard has {len(counts)} numbers, and there are {shards} shards")
+    return counts
 
 
 def _shorten(url: str) -> str:
