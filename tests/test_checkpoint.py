@@ -1,0 +1,595 @@
+"""Checkpoints: whole or not there, complete or passed over, right or refused; and exact onto any number of ranks."""
+
+import hashlib
+import json
+import logging
+import multiprocessing
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import wds_pipes as wp
+from wds_pipes import checkpoint
+from wds_pipes.testing import make_shards
+
+SAMPLES = [6, 5, 7, 6, 4, 8, 5, 5]
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["wds_pipes", "torch.distributed.checkpoint"])
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory) -> list[str]:
+    """Eight shards with 46 samples."""
+    return make_shards(tmp_path_factory.mktemp("checkpoint"), shards=8, samples=SAMPLES)
+
+
+def make_loader(urls, rank=0, ranks=1, *, seed=5, **options) -> wp.PipeLoader:
+    pipe = wp.ShardList(urls, shuffle=True, seed=seed, samples_per_shard=SAMPLES).open_shards().load_tar().group_by_key().shuffle_buffer(4)
+    return wp.PipeLoader(pipe, batch_size=2, collate="list", rank=rank, world_size=ranks, **{"epoch_end": "exact", **options})
+
+
+def take(batches, count=None) -> list[str]:
+    """The keys of the next ``count`` batches; None: of all."""
+    keys = []
+    for number, batch in enumerate(batches, 1):
+        keys += [sample["__key__"] for sample in batch]
+        if number == count:
+            break
+    return keys
+
+
+def run_ranks(urls, ranks, directory, batches, **options):
+    """Ranks that load if there is something, take so many batches each and save; the keys that each gave."""
+    given = []
+    for rank in range(ranks):
+        loader = make_loader(urls, rank, ranks, **options)
+        checkpoint.load(directory, loader)
+        given.append((loader, take(iter(loader), batches)))
+    for loader, _ in given:
+        checkpoint.save(directory, loader)
+    return [keys for _, keys in given]
+
+
+# Going on
+
+
+@pytest.mark.parametrize("batches", [0, 1, 5])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_same_ranks_go_on_exactly(shards, tmp_path, batches, workers):
+    """Each rank gives the batches that it would have given without the break; the state is its own alone."""
+    for rank in range(2):
+        loader = make_loader(shards, rank, 2, num_workers=workers, lanes=4)
+        if batches:
+            take(iter(loader), batches)
+        assert checkpoint.save(tmp_path, loader) == tmp_path / "step-0000000001"
+        loader.close()
+    for rank in range(2):
+        straight = take(make_loader(shards, rank, 2, lanes=4))
+        loader = make_loader(shards, rank, 2, lanes=4)
+        assert checkpoint.load(tmp_path, loader) == 1
+        assert take(loader) == straight[2 * batches :]
+
+
+def test_the_next_epoch_goes_on(shards, tmp_path):
+    """A checkpoint at the end of an epoch is the beginning of the next, and numbers grow over epochs."""
+    loader = make_loader(shards)
+    take(loader)
+    checkpoint.save(tmp_path, loader)
+    second = take(iter(loader), 3)
+    checkpoint.save(tmp_path, loader)
+    rest = take(make_loader_at(shards, tmp_path, 2))
+    whole = take(make_loader_at(shards, tmp_path, 1))
+    assert whole == second + rest
+    assert len(set(whole)) == 46
+
+
+def make_loader_at(urls, directory, step) -> wp.PipeLoader:
+    loader = make_loader(urls)
+    assert checkpoint.load(directory, loader, step=step) == step
+    return loader
+
+
+@pytest.mark.parametrize("worlds", [(2, 1), (1, 2), (2, 3), (3, 2, 1), (2, 3, 2, 4), (4, 2, 4, 1)])
+def test_other_ranks_go_on(shards, tmp_path, worlds):
+    """Onto any number of ranks, several times: each sample once."""
+    given = [keys for place, ranks in enumerate(worlds) for keys in run_ranks(shards, ranks, tmp_path, 2 if place < len(worlds) - 1 else None)]
+    assert sorted(key for keys in given for key in keys) == [f"{number:08d}" for number in range(46)]
+
+
+def test_step_chooses(shards, tmp_path):
+    """step= names the checkpoint and finds it again; from an older one save() goes on only where no newer one would be taken instead."""
+    loader = make_loader(shards)
+    live, keys = iter(loader), []
+    for step in (100, 200, 300):
+        keys += take(live, 1)
+        assert checkpoint.save(tmp_path, loader, step=step).name == f"step-{step:010d}"
+    again = make_loader_at(shards, tmp_path, 100)
+    assert take(iter(again), 2) == keys[2:6]
+    with pytest.raises(wp.StateError, match="holds checkpoint 300, and this one would be 200"):
+        checkpoint.save(tmp_path, again, step=200)
+    checkpoint.save(tmp_path, again, step=300)
+    assert checkpoint.save(tmp_path, again).name == "step-0000000301"
+    with pytest.raises(wp.StateError, match=r"no complete checkpoint 250 \(complete are 200, 300, 301"):
+        checkpoint.load(tmp_path, again, step=250)
+
+
+def test_a_new_run_in_a_used_directory_is_refused(shards, tmp_path):
+    """A loader that loaded nothing neither replaces what is there nor saves what would never be loaded."""
+    run_ranks(shards, 1, tmp_path, 1)
+    before = content_of(tmp_path)
+    with pytest.raises(wp.StateError, match="Continue from the newest with load"):
+        checkpoint.save(tmp_path, make_loader(shards))
+    assert content_of(tmp_path) == before
+
+
+def content_of(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+# Files
+
+
+def test_the_file(shards, tmp_path):
+    """Small JSON with its place, its format and a checksum; no temporary file stays."""
+    loader = make_loader(shards, 1, 3)
+    take(iter(loader), 2)
+    place = checkpoint.save(tmp_path / "made" / "of" / "need", loader, step=12)
+    assert list(content_of(tmp_path)) == ["made/of/need/step-0000000012/rank-0001-of-0003.json"]
+    content = json.loads((place / "rank-0001-of-0003.json").read_text("ascii"))
+    assert content["state"] == loader.state_dict()
+    assert {name: content[name] for name in ("format", "step", "rank", "world_size")} == {"format": 1, "step": 12, "rank": 1, "world_size": 3}
+    assert (place / "rank-0001-of-0003.json").stat().st_size < 4096
+
+
+def test_the_last_k_are_kept(shards, tmp_path):
+    """Older ones go when enough newer ones are complete, with what crashes left of them; what others put there stays."""
+    others = [
+        "notes.txt",
+        "step-0000000001/model.pt",
+        "step-12/rank-0000-of-0001.json",
+        "step-0000000000/.rank-0000-of-0001.json",
+        "epoch/rank-0000-of-0001.json",
+    ]
+    for name in others:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "step-0000000002").mkdir()
+    (tmp_path / "step-0000000002" / ".rank-0001-of-0002.json.0123456789abcdef.tmp").write_text("left by a crash")
+    loaders = [make_loader(shards, rank, 2) for rank in range(2)]
+    for step in range(1, 8):
+        for loader in loaders:
+            checkpoint.save(tmp_path, loader, keep=2)
+            names = {path.parent.name for path in tmp_path.rglob("rank-*-of-0002.json")}
+            expected = range(max(1, step - (2 if loader is loaders[0] else 1)), step + 1)
+            assert names == {f"step-{number:010d}" for number in expected}
+    left = {name for name in content_of(tmp_path) if not name.startswith(("step-0000000006", "step-0000000007"))}
+    assert left == set(others)
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"epoch", "step-12", *(f"step-{number:010d}" for number in (0, 1, 6, 7))}
+
+
+def test_ranks_save_at_their_own_pace(shards, tmp_path):
+    """Four ranks save at once and remove old checkpoints at once: nothing goes wrong, and the newest is whole."""
+    errors = []
+
+    def save(rank):
+        try:
+            loader = make_loader(shards, rank, 4)
+            for _ in range(15):
+                checkpoint.save(tmp_path, loader, keep=1)
+                time.sleep(random.random() / 500)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=save, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert sorted(content_of(tmp_path)) == [f"step-0000000015/rank-{rank:04d}-of-0004.json" for rank in range(4)]
+
+
+def test_incomplete_newer_ones_are_passed_over(shards, tmp_path, caplog):
+    """A crash in the middle of saving: the one before counts, and the log says so; saving goes on in its place."""
+    run_ranks(shards, 2, tmp_path, 1)
+    shutil.copytree(tmp_path / "step-0000000001", tmp_path / "step-0000000002")
+    (tmp_path / "step-0000000002" / "rank-0001-of-0002.json").unlink()
+    (tmp_path / "step-0000000003").mkdir()
+    with caplog.at_level(logging.WARNING, "wds_pipes"):
+        assert checkpoint.load(tmp_path, make_loader(shards)) == 1
+    assert "the newer checkpoint 2 is incomplete (step-0000000002 lacks rank 1 of 2)" in caplog.text
+    assert "the newer checkpoint 3 is incomplete (step-0000000003 has no files)" in caplog.text
+    run_ranks(shards, 2, tmp_path, 1)
+    assert checkpoint.load(tmp_path, make_loader(shards)) == 2
+    run_ranks(shards, 3, tmp_path, 1)
+    assert checkpoint.load(tmp_path, make_loader(shards)) == 3
+
+
+def test_what_is_left_by_other_ranks_is_passed_over(shards, tmp_path):
+    """Files of a checkpoint that another number of ranks did not finish do not disturb the one that this number finished."""
+    run_ranks(shards, 2, tmp_path, 1)
+    (tmp_path / "step-0000000001" / "rank-0000-of-0003.json").write_text("{}")
+    assert checkpoint.load(tmp_path, make_loader(shards)) == 1
+
+
+# Refusals
+
+
+def seal(path: Path, **changes) -> None:
+    """Change a file and make its checksum right."""
+    content = {**json.loads(path.read_text()), **changes}
+    sealed = {name: value for name, value in content.items() if name not in ("format", "checksum")}
+    content["checksum"] = hashlib.blake2b(json.dumps(sealed, sort_keys=True, separators=(",", ":")).encode(), digest_size=16).hexdigest()
+    path.write_text(json.dumps(content))
+
+
+def edited(path):
+    path.write_text(path.read_text().replace('"delivered": 1', '"delivered": 2', 1))
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def of_another_run(path):
+    state = json.loads(path.read_text())["state"]
+    seal(path, state={**state, "seed": 6})
+
+
+def of_another_step(path):
+    state = json.loads(path.read_text())["state"]
+    seal(path, state={**state, "step": 2})
+
+
+def swapped(path):
+    path.write_bytes(path.with_name("rank-0000-of-0002.json").read_bytes())
+
+
+def moved(path):
+    seal(path, step=7)
+
+
+DAMAGE = {
+    "truncated": (cut, "is truncated or damaged"),
+    "empty": (lambda path: path.write_bytes(b""), "is truncated or damaged"),
+    "zeros": (lambda path: path.write_bytes(bytes(4096)), "is truncated or damaged"),
+    "not text": (lambda path: path.write_bytes(b"\xff\xfe\xfd"), "is truncated or damaged"),
+    "deep": (lambda path: path.write_bytes(b"[" * 100_000), "is truncated or damaged"),
+    "a list": (lambda path: path.write_text("[1]"), "is not a checkpoint of wds_pipes"),
+    "no state": (lambda path: path.write_text('{"format": 1, "checksum": ""}'), "is not a checkpoint of wds_pipes"),
+    "edited": (edited, "has been edited or damaged: its checksum differs"),
+    "checksum of no kind": (lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "checksum": [1]})), "has been edited"),
+    "newer": (lambda path: seal(path, format=2, extra="new"), "has another format than 1"),
+    "format of no kind": (lambda path: seal(path, format="1"), "has another format than 1"),
+    "swapped": (swapped, "was written as rank 0 of 2 at step 1, and is not in its place"),
+    "moved": (moved, "was written as rank 1 of 2 at step 7, and is not in its place"),
+    "another run": (of_another_run, "do not belong together: the states differ in 'seed'"),
+    "another step": (of_another_step, "were taken at different steps"),
+    "a state of no kind": (lambda path: seal(path, state=[]), "do not belong together"),
+    "a directory": (lambda path: (path.unlink(), path.mkdir()), "cannot read the checkpoint"),
+    "a dead link": (lambda path: (path.unlink(), path.symlink_to("nowhere")), "cannot read the checkpoint"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damage_is_named(shards, tmp_path, what):
+    """Whichever rank loads, and though an older checkpoint is whole: the error says what is wrong with which file, and the loader stays as it was."""
+    run_ranks(shards, 2, tmp_path, 1)
+    shutil.copytree(tmp_path / "step-0000000001", tmp_path / "step-0000000000")
+    harm, message = DAMAGE[what]
+    harm(tmp_path / "step-0000000001" / "rank-0001-of-0002.json")
+    for rank, ranks in ((0, 2), (1, 2), (0, 1)):
+        loader = make_loader(shards, rank, ranks)
+        before = loader.state_dict()
+        with pytest.raises(wp.StateError) as error:
+            checkpoint.load(tmp_path, loader)
+        assert message in str(error.value)
+        assert "step-0000000001" in str(error.value)
+        assert loader.state_dict() == before
+
+
+def test_any_changed_byte_is_found(shards, tmp_path):
+    """One bit anywhere in the file: an error, or, where it is white space, the same state."""
+    run_ranks(shards, 1, tmp_path, 3)
+    path = tmp_path / "step-0000000001" / "rank-0000-of-0001.json"
+    whole, loader, refused = path.read_bytes(), make_loader(shards), 0
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 7]) + whole[place + 1 :])
+        try:
+            checkpoint.load(tmp_path, loader)
+        except wp.StateError:
+            refused += 1
+        else:
+            assert loader.state_dict() == json.loads(whole)["state"]
+    assert refused > 0.9 * len(whole)
+
+
+@pytest.mark.parametrize("length", [1, 10, 100, -2])
+def test_any_truncation_is_found(shards, tmp_path, length):
+    run_ranks(shards, 1, tmp_path, 3)
+    path = tmp_path / "step-0000000001" / "rank-0000-of-0001.json"
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(wp.StateError, match="is truncated or damaged"):
+        checkpoint.load(tmp_path, make_loader(shards))
+
+
+def test_a_loader_that_does_not_fit_is_told_where_the_state_is_from(shards, tmp_path):
+    run_ranks(shards, 1, tmp_path, 1)
+    with pytest.raises(wp.StateError) as error:
+        checkpoint.load(tmp_path, make_loader(shards, seed=6))
+    assert "step-0000000001" in error.value.__notes__[-1]
+
+
+def test_missing_ranks_are_named(shards, tmp_path):
+    """Where no checkpoint is complete, nothing starts again silently."""
+    checkpoint.save(tmp_path, make_loader(shards, 2, 4))
+    with pytest.raises(wp.StateError, match=r"no complete checkpoint at all \(none is complete; step-0000000001 lacks rank 0, 1, 3 of 4\)"):
+        checkpoint.load(tmp_path, make_loader(shards))
+
+
+def test_directories(shards, tmp_path):
+    """Nothing saved yet is None; a directory that is not there, or is none, is an error; URLs are refused."""
+    loader = make_loader(shards)
+    assert checkpoint.load(tmp_path, loader) is None
+    assert checkpoint.load(str(tmp_path), loader) is None
+    with pytest.raises(wp.StateError, match="no complete checkpoint 3"):
+        checkpoint.load(tmp_path, loader, step=3)
+    with pytest.raises(wp.StateError, match="does not exist: for a first start make it"):
+        checkpoint.load(tmp_path / "no", loader)
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(wp.StateError, match="cannot read checkpoints from"):
+        checkpoint.load(file, loader)
+    for place in (file, file / "below"):
+        with pytest.raises(wp.StateError, match="cannot save a checkpoint to"):
+            checkpoint.save(place, loader)
+    for function in (checkpoint.load, checkpoint.save):
+        with pytest.raises(ValueError, match="not at a URL"):
+            function("s3://bucket/run", loader)
+
+
+@pytest.mark.parametrize("options", [{"keep": 0}, {"step": -1}])
+def test_arguments(shards, tmp_path, options):
+    with pytest.raises(ValueError, match="must be at least"):
+        checkpoint.save(tmp_path, make_loader(shards), **options)
+
+
+def test_a_full_disk(shards, tmp_path):
+    """An error that says so, no file half written, the older checkpoint as it was, and the numbers go on as on the other ranks."""
+    resource = pytest.importorskip("resource")
+    loader = make_loader(shards)
+    checkpoint.save(tmp_path, loader)
+    before = content_of(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(wp.StateError, match="cannot save a checkpoint to .*too large"):
+            checkpoint.save(tmp_path, loader)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert content_of(tmp_path) == before
+    assert checkpoint.save(tmp_path, loader).name == "step-0000000003"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_without_leave_to_write(shards, tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(wp.StateError, match="cannot save a checkpoint to"):
+            checkpoint.save(tmp_path, make_loader(shards))
+    finally:
+        tmp_path.chmod(0o700)
+
+
+# Killed
+
+
+def save_for_ever(urls, rank, ranks, directory, connection):
+    """Load, then save behind each batch, over epochs, and tell of each."""
+    loader = make_loader(urls, rank, ranks, epoch_end="drop")
+    checkpoint.load(directory, loader)
+    while True:
+        for _ in loader:
+            connection.send(int(checkpoint.save(directory, loader, keep=2).name.removeprefix("step-")))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_at_any_moment(shards, tmp_path, ranks):
+    """SIGKILL at random moments of ranks that do nothing but save: the newest complete checkpoint always loads, and is the last that all have told of."""
+    random_delay, last = random.Random(3), 0
+    (tmp_path / "step-0000000000").mkdir()
+    for rank in range(ranks):
+        checkpoint.save(tmp_path, make_loader(shards, rank, ranks, epoch_end="drop"), step=0)
+    for _ in range(8):
+        processes, told = [], []
+        for rank in range(ranks):
+            receiver, sender = CONTEXT.Pipe(duplex=False)
+            processes.append(CONTEXT.Process(target=save_for_ever, args=(shards, rank, ranks, tmp_path, sender)))
+            processes[-1].start()
+            sender.close()
+            told.append((receiver, [receiver.recv()]))
+        time.sleep(random_delay.uniform(0, 0.3))
+        for process in processes:
+            process.kill()
+            process.join()
+        for receiver, steps in told:
+            try:
+                while True:
+                    steps.append(receiver.recv())
+            except (EOFError, OSError):
+                receiver.close()
+        loaders = [make_loader(shards, rank, ranks, epoch_end="drop") for rank in range(ranks)]
+        found = checkpoint.load(tmp_path, loaders[0])
+        newest = min(steps[-1] for _, steps in told)
+        assert found in (newest, newest + 1), "the last that all told of, or the one that the kill kept from being told of"
+        assert found > last
+        last = found
+        for rank, loader in enumerate(loaders):
+            assert checkpoint.load(tmp_path, loader) == last
+            assert next_batches(loader, 3) == next_batches(make_loader(shards, rank, ranks, epoch_end="drop"), last + 3)[-3:]
+
+
+def next_batches(loader, count):
+    """The keys of the next batches, over epochs."""
+    batches = []
+    while len(batches) < count:
+        batches += [[sample["__key__"] for sample in batch] for batch in loader]
+    return batches[:count]
+
+
+# All ranks as one
+
+
+def test_gather_alone(shards, tmp_path):
+    """One rank needs no torch.distributed, and the state survives torch.save; several ranks without it are told."""
+    loader = make_loader(shards)
+    given = take(iter(loader), 4)
+    torch.save(checkpoint.gather(loader), tmp_path / "all.pt")
+    again = make_loader(shards)
+    again.load_state_dict(torch.load(tmp_path / "all.pt", weights_only=True))
+    assert given + take(again) == take(make_loader(shards))
+    for collective in (checkpoint.gather, lambda loader: checkpoint.DCPState(loader).state_dict()):
+        with pytest.raises(wp.StateError, match=r"rank 0 of 2, and torch.distributed.* is not initialised"):
+            collective(make_loader(shards, 0, 2))
+
+
+def on_ranks(ranks, function, *arguments):
+    """Run ``function(rank, ranks, *arguments)`` in so many processes of one gloo group; what each returned."""
+    results = CONTEXT.Queue()
+    rendezvous = f"{arguments[-1]}/group-{random.randrange(1 << 40)}"
+    processes = [CONTEXT.Process(target=on_rank, args=((rank, ranks), rendezvous, results, function, arguments)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    try:
+        found = dict(results.get(timeout=60) for _ in processes)
+    finally:
+        for process in processes:
+            process.join(10)
+            process.kill()
+    for rank, result in found.items():
+        assert not isinstance(result, BaseException), f"rank {rank}: {result!r}"
+    return [found[rank] for rank in range(ranks)]
+
+
+def on_rank(of, rendezvous, results, function, arguments):
+    import torch.distributed as dist
+
+    rank, ranks = of
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
+        result = function(rank, ranks, *arguments)
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException as error:
+        result = RuntimeError(repr(error))
+    results.put((rank, result))
+
+
+def gather_and_go_on(rank, ranks, urls, path):
+    """Ranks that take their number from torch.distributed."""
+    loader = make_loader(urls, None, None)
+    straight = take(make_loader(urls, rank, ranks))
+    given = take(iter(loader), 2)
+    state = checkpoint.gather(loader)
+    again = make_loader(urls, None, None)
+    again.load_state_dict(state)
+    return state, given, given + take(again) == straight
+
+
+def test_gather_over_ranks(shards, tmp_path):
+    """Every rank has the same state of all, which continues each rank exactly and fits one rank too."""
+    (state, first, same), (other, second, same_too) = on_ranks(2, gather_and_go_on, shards, tmp_path)
+    assert state == other == json.loads(json.dumps(state))
+    assert same
+    assert same_too
+    loader = make_loader(shards)
+    loader.load_state_dict(state)
+    assert sorted(first + second + take(loader)) == [f"{number:08d}" for number in range(46)]
+
+
+def gather_with_tensor_parallel(rank, ranks, urls, path):
+    """Two data-parallel ranks of two processes each; then all at different steps."""
+    loader = make_loader(urls, rank // 2, 2)
+    batches = iter(loader)
+    take(batches, 2)
+    state = checkpoint.gather(loader)
+    take(batches, 1 + rank % 2)
+    try:
+        checkpoint.gather(loader)
+    except wp.StateError as error:
+        return state, str(error)
+
+
+def test_gather_of_processes_that_share_a_rank(shards, tmp_path):
+    """They give one state where they agree, and are refused where they do not."""
+    results = on_ranks(4, gather_with_tensor_parallel, shards, tmp_path)
+    assert len({json.dumps(state) for state, _ in results}) == 1
+    assert sorted(results[0][0]["lanes"]) == ["0", "1"]
+    assert all("rank 0, 1 is there more than once" in message for _, message in results)
+
+
+def use_dcp(rank, ranks, urls, run, path):
+    """Load if there is something, take so many batches, and save beside a tensor."""
+    import torch.distributed.checkpoint as dcp
+
+    loads, batches = run
+    loader, weight = make_loader(urls, None, None), torch.zeros(3)
+    if loads:
+        if rank:
+            take(iter(loader), 1)  # where a loader stands before does not matter
+        content = {"weight": weight, "data": checkpoint.DCPState(loader)}
+        dcp.load(content, checkpoint_id=path / str(loads))
+        assert weight.tolist() == [float(loads)] * 3
+    given = take(iter(loader), batches)
+    dcp.save({"weight": torch.full((3,), loads + 1.0), "data": checkpoint.DCPState(loader)}, checkpoint_id=path / str(loads + 1))
+    return given
+
+
+@pytest.mark.parametrize("worlds", [(2, 2, 2), (2, 1, 2), (2, 3, 2)])
+def test_dcp(shards, tmp_path, worlds):
+    """dcp.save and dcp.load of torch, onto the same and other numbers of ranks, twice in a row: each sample once, and in order where the ranks stay."""
+    given = [on_ranks(ranks, use_dcp, shards, (place, 2 if place < 2 else None), tmp_path) for place, ranks in enumerate(worlds)]
+    assert sorted(key for run in given for keys in run for key in keys) == [f"{number:08d}" for number in range(46)]
+    if len(set(worlds)) == 1:
+        for rank in range(2):
+            assert [key for run in given for key in run[rank]] == take(make_loader(shards, rank, 2))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_dcp_in_one_process(shards, tmp_path):
+    """Without a process group; and async, where the state is the one of the moment."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.stateful import Stateful
+
+    loader = make_loader(shards)
+    batches = iter(loader)
+    given = take(batches, 3)
+    assert isinstance(checkpoint.DCPState(loader), Stateful)
+    dcp.save({"data": checkpoint.DCPState(loader)}, checkpoint_id=tmp_path / "one")
+    take(batches, 3)
+    again = make_loader(shards)
+    dcp.load({"data": checkpoint.DCPState(again)}, checkpoint_id=tmp_path / "one")
+    assert given + take(again) == take(make_loader(shards))
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"ranks": 3}, {"ranks": "{"}, {"ranks": '{"dp_rank_1": {}}'}, {"ranks": "[1]"}, {"ranks": "{}"}, {"ranks": '{"dp_rank_0": 1}'}]
+)
+def test_dcp_of_no_kind(shards, content):
+    with pytest.raises(wp.StateError, match=r"not what DCPState.state_dict\(\) gave|do not belong together"):
+        checkpoint.DCPState(make_loader(shards)).load_state_dict(content)
+
+
+def test_importing_is_light():
+    """Nobody pays for torch.distributed.checkpoint who does not use it."""
+    code = "import sys, wds_pipes.checkpoint; print('torch.distributed.checkpoint' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
