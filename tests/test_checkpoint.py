@@ -104,14 +104,16 @@ def test_other_ranks_go_on(shards, tmp_path, worlds):
     assert sorted(key for keys in given for key in keys) == [f"{number:08d}" for number in range(46)]
 
 
-def test_step_chooses(shards, tmp_path):
+def test_step_chooses(shards, tmp_path, caplog):
     """step= names the checkpoint and finds it again; from an older one save() goes on only where no newer one would be taken instead."""
     loader = make_loader(shards)
     live, keys = iter(loader), []
     for step in (100, 200, 300):
         keys += take(live, 1)
         assert checkpoint.save(tmp_path, loader, step=step).name == f"step-{step:010d}"
-    again = make_loader_at(shards, tmp_path, 100)
+    with caplog.at_level(logging.WARNING, "wds_pipes"):
+        again = make_loader_at(shards, tmp_path, 100)
+    assert "newer ones are there: 200 is complete, and save() refuses to go on before it; 300 is" in caplog.text
     assert take(iter(again), 2) == keys[2:6]
     with pytest.raises(wp.StateError, match="holds checkpoint 300, and this one would be 200"):
         checkpoint.save(tmp_path, again, step=200)
@@ -205,8 +207,7 @@ def test_incomplete_newer_ones_are_passed_over(shards, tmp_path, caplog):
     (tmp_path / "step-0000000003").mkdir()
     with caplog.at_level(logging.WARNING, "wds_pipes"):
         assert checkpoint.load(tmp_path, make_loader(shards)) == 1
-    assert "the newer checkpoint 2 is incomplete (step-0000000002 lacks rank 1 of 2)" in caplog.text
-    assert "the newer checkpoint 3 is incomplete (step-0000000003 has no files)" in caplog.text
+    assert "although newer ones are there: step-0000000002 lacks rank 1 of 2; step-0000000003 has no files" in caplog.text
     run_ranks(shards, 2, tmp_path, 1)
     assert checkpoint.load(tmp_path, make_loader(shards)) == 2
     run_ranks(shards, 3, tmp_path, 1)
@@ -403,8 +404,11 @@ def save_for_ever(urls, rank, ranks, directory, connection):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_at_any_moment(shards, tmp_path, ranks):
-    """SIGKILL at random moments of ranks that do nothing but save: the newest complete checkpoint always loads, and is the last that all have told of."""
-    random_delay, last = random.Random(3), 0
+    """SIGKILL at random moments of ranks that do nothing but save: the newest complete checkpoint always loads, and no rank has told of more.
+
+    A rank may be far ahead of another here, so that what it left in one round is completed in a later one.
+    """
+    random_delay, last, most = random.Random(3), 0, [0] * ranks
     (tmp_path / "step-0000000000").mkdir()
     for rank in range(ranks):
         checkpoint.save(tmp_path, make_loader(shards, rank, ranks, epoch_end="drop"), step=0)
@@ -428,8 +432,8 @@ def test_killed_at_any_moment(shards, tmp_path, ranks):
                 receiver.close()
         loaders = [make_loader(shards, rank, ranks, epoch_end="drop") for rank in range(ranks)]
         found = checkpoint.load(tmp_path, loaders[0])
-        newest = min(steps[-1] for _, steps in told)
-        assert found in (newest, newest + 1), "the last that all told of, or the one that the kill kept from being told of"
+        most = [max(before, steps[-1]) for before, (_, steps) in zip(most, told)]
+        assert min(steps[-1] for _, steps in told) <= found <= min(most) + 1, "one more than told of is what the kill kept from being told of"
         assert found > last
         last = found
         for rank, loader in enumerate(loaders):

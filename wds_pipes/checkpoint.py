@@ -123,9 +123,10 @@ def load(directory: str | os.PathLike[str], loader: PipeLoader, *, step: int | N
             "Bring the missing files back, or remove what is there to start again."
         )
     number = max(complete) if step is None else step
-    for newer in sorted(at for at in found if at > number):
-        why = f"is incomplete ({_missing(found[newer], newer)})" if newer not in complete else "must be removed before save() can go on from here"
-        logger.warning("loading checkpoint %d of %s; the newer checkpoint %d %s", number, root, newer, why)
+    if newer := [at for at in sorted(found) if at > number]:
+        facts = [f"{at} is complete, and save() refuses to go on before it" if at in complete else _missing(found[at], at) for at in newer]
+        more = f" and {len(facts) - 3} more" if len(facts) > 3 else ""
+        logger.warning("loading checkpoint %d of %s although newer ones are there: %s%s", number, root, "; ".join(facts[:3]), more)
     place = _place(root, number)
     try:
         world = max(_complete(found[number]), key=lambda world: (place / _file(0, world)).stat().st_mtime_ns)
