@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -68,11 +68,11 @@ class Deal:
     counts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def first(cls, lanes: int, source: ShardList) -> Deal:
+    def first(cls, lanes: int, source: ShardList, epoch: int) -> Deal:
         """The deal at the beginning of an epoch: lanes that are equal to one sample, if the counts are known."""
         if source.samples is None:
             return cls(lanes)
-        total = sum(source.samples)
+        total = sum(source.samples[shard] for shard in source.epoch_order(source.seed, epoch))
         return cls(lanes, tuple((lane + 1) * total // lanes - lane * total // lanes for lane in range(lanes)))
 
     def parts(self, number: int, source: ShardList, seed: int, epoch: int) -> list[Part]:
@@ -164,6 +164,7 @@ class Parts(Stage[Out]):
         # The lane that is to be run: see ``with_parts``.
         self.parts: list[Part] = []
         self.padding: Part | None = None
+        self.watch: Callable[[Stage[Out]], None] | None = None  # is shown each part's chain before it starts
         self._inner: Stage[Out] | None = None
         self._resume: Mark | None = None
 
@@ -185,6 +186,8 @@ class Parts(Stage[Out]):
             if mark is None and part.position is not None:
                 mark = recipe.load(part.position)
             self._inner = inner = recipe.open(lane, mark)
+            if self.watch is not None:
+                self.watch(inner)
             for item in inner.items:
                 at.padded += pads
                 yield item
@@ -250,7 +253,7 @@ def with_parts(stage: Stage[Any], deal: Deal, number: int, epoch: int) -> Stage[
         assert isinstance(source, ShardList)
         again.parts = deal.parts(number, source, again.seed, epoch)
         if again.epoch_end == "pad":
-            whole = Deal.first(deal.lanes, source).shares(source, again.seed, epoch)
+            whole = Deal.first(deal.lanes, source, epoch).shares(source, again.seed, epoch)
             lane = replace(again.parts[-1].lane, shards=tuple(whole[number] or next((share for share in whole if share), [])))
             again.padding = Part(lane)
     elif again.source is not None:

@@ -15,6 +15,7 @@ import copy
 import heapq
 import itertools
 import pickle
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -22,8 +23,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+from torch.profiler import record_function
 from torch.utils.data import DataLoader, Dataset, IterDataPipe, Sampler
 
+from wds_pipes.codecs import library
 from wds_pipes.datapipes import as_stage
 from wds_pipes.errors import ShardError, StateError, WorkerError
 from wds_pipes.lanes import Deal, Parts, deal_again, lay_out, parts_of, with_parts
@@ -45,6 +48,7 @@ from wds_pipes.stage import (
     functional_name,
 )
 from wds_pipes.stages import BatchSamples, DecodeByExt, GroupByKey, LoadTar, MapSamples, OpenShards, ShardList, ShuffleBuffer, ToTuple
+from wds_pipes.stats import Meter, Spent, Tally
 
 LaneState = dict[str, Any]  # url, delivered, ended, position (None: not begun), counts
 
@@ -76,6 +80,7 @@ class Result(NamedTuple):
     batch: Any = None
     state: LaneState | None = None
     error: Exception | None = None
+    spent: Spent = Spent()
 
 
 class LaneHost(Dataset[Result]):
@@ -122,13 +127,17 @@ class _Running:
         self.stage = chain.open(self._lane, None if position is None else chain.load(position))
         self._delivered: int = begin.state["delivered"]
         self._end: Result | None = None
+        self._meter = Meter()
+        parts_of(self.stage).watch = self._meter.watch
 
     def next(self, run: int) -> Result:
         """The next batch and the lane's state behind it; at the end, and from then on, no batch and the last state."""
         if self._end is not None:
             return self._end
         full = self._batches is not None and self._delivered >= self._batches
+        start = time.perf_counter()
         batch = _NONE if full else next(self.stage.items, _NONE)
+        self._meter.busy += time.perf_counter() - start
         ended = batch is _NONE
         self._delivered += not ended
         if ended and self._batches is not None and not full:
@@ -147,7 +156,7 @@ class _Running:
         }
         if full:
             counts["dropped"] += max(0, self._samples - sum(counts[name] for name in COUNTED))
-        result = Result(run, self._number, None if ended else batch, state)
+        result = Result(run, self._number, None if ended else batch, state, None, self._meter.spent())
         if ended:
             self.stage.close()
             self._end = result
@@ -212,6 +221,7 @@ class _At(NamedTuple):
     deal: Deal
     lanes: dict[int, LaneState]
     step: int = 0
+    given: int = 0  # batches since the last cut of with_epoch
 
 
 class PipeLoader:
@@ -244,6 +254,7 @@ class PipeLoader:
         rank: the data-parallel rank of this process, with ``world_size``; None: by torch.distributed if it is initialised when the loader is first used,
             else by RANK and WORLD_SIZE, else the only one.
         world_size: the number of data-parallel ranks.
+        progress: show a progress bar; needs tqdm.
         timeout_seconds: how long to wait for a worker's batch before an error; 0: for ever.
 
     Raises:
@@ -268,6 +279,7 @@ class PipeLoader:
         persistent_workers: bool = True,
         rank: int | None = None,
         world_size: int | None = None,
+        progress: bool = False,
         timeout_seconds: float = 0,
     ) -> None:
         if not isinstance(pipe, IterDataPipe):
@@ -307,12 +319,16 @@ class PipeLoader:
             timeout=timeout_seconds,
             generator=torch.Generator(),  # the global one is the model's
         )
+        self._progress = library("tqdm", "tqdm", "progress=True").tqdm if progress else None
         self._results: Iterator[Result] | None = None
+        self._cut: int | None = None
+        self._paused: LoaderPass | None = None
         self._runs = 0
         self._epoch = 0
         self._at: _At | None = None
         self._resume = False
         self._live: weakref.ref[LoaderPass] | None = None
+        self._last: Tally | None = None
 
     @property
     def rank(self) -> Rank:
@@ -362,14 +378,16 @@ class PipeLoader:
     def _beginning(self, epoch: int, lanes: int | None = None) -> _At:
         """The beginning of an epoch."""
         lanes = lanes or self._new_lanes()
-        return _At(epoch, Deal.first(lanes, self._source), dict.fromkeys(range(self.rank.number, lanes, self.rank.of), _NOT_BEGUN))
+        return _At(epoch, Deal.first(lanes, self._source, epoch), dict.fromkeys(range(self.rank.number, lanes, self.rank.of), _NOT_BEGUN))
 
     @property
     def _position(self) -> _At:
         """Where the loader stands; if every lane of the epoch has ended, at the beginning of the next."""
         at = self._at or self._beginning(self._epoch)
+        if self._cut is not None and at.given >= self._cut:
+            at = at._replace(given=0)
         if len(at.lanes) == at.deal.lanes and all(lane["ended"] for lane in at.lanes.values()):
-            return self._beginning(at.epoch + 1, at.deal.lanes)
+            return self._beginning(at.epoch + 1, at.deal.lanes)._replace(given=at.given)
         return at
 
     def set_epoch(self, epoch: int) -> None:
@@ -379,6 +397,29 @@ class PipeLoader:
             return
         lanes = self._at.deal.lanes if self._at is not None else None
         self._epoch, self._at, self._resume = epoch, self._beginning(epoch, lanes), False
+
+    def with_epoch(self, *, samples: int | None = None, batches: int | None = None) -> PipeLoader:
+        """Let each ``iter()`` give so many batches of all ranks together, and the next one go on where it was cut; gives the loader itself.
+
+        The order within is still that of the epochs of the data, which follow each other without a break.
+
+        Args:
+            samples: of all ranks together; a multiple of ranks x batch size.
+            batches: of all ranks together; a multiple of the ranks.
+
+        Raises:
+            ValueError: not one of the two is given, or it cannot be divided so, or ranks may end an epoch of the data at different times.
+        """
+        if (samples is None) == (batches is None):
+            raise ValueError("with_epoch() takes samples= or batches=, one of them")
+        ranks, size = self.rank.of, 1 if samples is None else _batch_size(self._stage)[0]
+        count = check_count("samples" if batches is None else "batches", samples if batches is None else batches)
+        if count % (ranks * size):
+            raise ValueError(f"{count} cannot be divided by {ranks} ranks{f' x {size} samples in a batch' if size > 1 else ''}")
+        if ranks > 1 and self._mode == "exact":
+            raise ValueError("with several ranks, with_epoch() needs epoch_end='drop' or 'pad', so that all ranks go on to the next epoch of the data together")
+        self._cut = count // (ranks * size)
+        return self
 
     def state_dict(self) -> State:
         """The positions of this rank's lanes behind the batch that was handed out last, as a dict of plain JSON types, new at each call.
@@ -400,6 +441,8 @@ class PipeLoader:
             "lanes": {str(number): _copied(lane) for number, lane in at.lanes.items()},
             "counts": _total(at.lanes.values(), at.deal.counts if self.rank.number == 0 else {}),
         }
+        if self._cut is not None:
+            state["given"] = at.given
         if at.deal.history:
             state["deal"] = at.deal.as_json()
         return state
@@ -429,7 +472,7 @@ class PipeLoader:
                 "collect the states of all ranks and load merge_states(states) on each."
             )
         again = state.get("deal")
-        deal = Deal.first(count, self._source) if again is None else Deal.from_json(count, again, self._recipe.seed, epoch)
+        deal = Deal.first(count, self._source, epoch) if again is None else Deal.from_json(count, again, self._recipe.seed, epoch)
         hosts = self._new_lanes()
         if all(lane["ended"] for lane in lanes.values()):
             at = self._beginning(epoch + 1, count if count % rank.of == 0 and count >= hosts else None)
@@ -440,7 +483,8 @@ class PipeLoader:
             dealt = self._lanes or max(hosts, count // rank.of * rank.of)
             at = self._beginning(epoch, dealt)._replace(deal=deal_again(deal, dealt, lanes, self._stage, epoch))
         self._stop_live("a state was loaded: continue with a new iter()")
-        self._at, self._epoch, self._resume = at, at.epoch, True
+        given = state.get("given", 0)
+        self._at, self._epoch, self._resume = at._replace(given=check_count("given", given, least=0)), at.epoch, True
 
     def _even(self, deal: Deal, lanes: dict[int, LaneState]) -> bool:
         """Whether all ranks have equally many batches left in these lanes, where that matters."""
@@ -457,6 +501,37 @@ class PipeLoader:
         at = self._at or self._position
         return _total(at.lanes.values(), at.deal.counts if self.rank.number == 0 else {})
 
+    def stats(self) -> dict[str, float]:
+        """How the current pass over the data goes, or the last one, as flat numbers for a logger.
+
+        ``samples`` and ``batches`` of this rank in this pass, both and ``bytes`` (of the decompressed tars) also ``_per_second`` since its first ``next()``;
+        ``wait_seconds`` that the caller waited for batches, and their share of the time; the shares of the workers' busy time in reading (up to and with
+        ``group_by_key``) and in what comes behind it; ``held_samples`` in shuffle buffers; ``epoch``, ``filtered``, ``skipped``, and ``lane_imbalance``, by
+        how many batches the first lane is ahead of the last.
+        """
+        live, counts = self._last, self.counts()
+        found = {"epoch": float(self._position.epoch), "filtered": float(counts["filtered"]), "skipped": float(counts["skipped"])}
+        if live is None:
+            return found
+        seconds = live.seconds
+        spent = live.spent.values()
+        busy, reading = sum(lane.busy for lane in spent), sum(lane.reading for lane in spent)
+        delivered = [lane["delivered"] for lane in self._at.lanes.values()] if self._at is not None else [0]
+        samples, read = counts["delivered"] - live.samples_before, sum(lane.bytes_read for lane in spent)
+        return found | {
+            "batches": float(live.batches),
+            "samples": float(samples),
+            "batches_per_second": live.batches / seconds,
+            "samples_per_second": samples / seconds,
+            "bytes_per_second": read / seconds,
+            "wait_seconds": live.waited,
+            "wait_share": live.waited / seconds,
+            "read_share": reading / busy if busy else 0.0,
+            "decode_share": 1 - reading / busy if busy else 0.0,
+            "held_samples": float(sum(lane.held for lane in spent)),
+            "lane_imbalance": float(max(delivered) - min(delivered)),
+        }
+
     def close(self) -> None:
         """Stop the workers and close what is open; the state stays, and a further ``iter()`` starts new workers."""
         self._stop_live("it was closed")
@@ -465,10 +540,12 @@ class PipeLoader:
 
     def __len__(self) -> int:
         """How many batches of an epoch this rank gives; TypeError if the samples are not counted."""
+        if self._cut is not None:
+            return self._cut
         if self._uncounted:
             raise TypeError(f"the number of batches is not known: {self._uncounted}")
         lanes = self._at.deal.lanes if self._at is not None else self._new_lanes()
-        deal = Deal.first(lanes, self._source)
+        deal = Deal.first(lanes, self._source, self._epoch)
         mine, batches, (size, drop_last) = (deal.samples() or [])[self.rank.number :: self.rank.of], self._batches(deal), _batch_size(self._stage)
         if batches is not None:
             return batches * len(mine)
@@ -499,11 +576,14 @@ class LoaderPass:
     def __init__(self, loader: PipeLoader) -> None:
         self._loader = loader
         self._error: Exception | None = None
+        self._at: _At | None = None  # None: not started
+        self._run = -1
+        self._results: Iterator[Result] = iter(())
         self._ahead: Result | None = None
         self._waiting: set[int] = set()  # the lanes that have not ended
         self._ended: dict[int, LaneState] = {}  # those that have, since the last batch was handed out
-        self._at: _At | None = None  # None: not started
-        self._results: Iterator[Result] = iter(())
+        self._bar: Any = None
+        self.tally = Tally()
 
     def __iter__(self) -> LoaderPass:
         return self
@@ -511,16 +591,31 @@ class LoaderPass:
     def __next__(self) -> Any:
         if self._error is not None:
             raise self._error
-        at = self._at or self._start()
+        start = time.perf_counter()
+        with record_function("wds_pipes.PipeLoader"):
+            batch = self._next()
+        self.tally.handed_over(start)
+        if self._bar is not None:
+            self._bar.update()
+        return batch
+
+    def _next(self) -> Any:
+        loader, at = self._loader, self._at or self._start()
+        cut = loader._cut
+        if cut is not None and at.given >= cut:
+            loader._at, loader._resume, loader._paused = at, True, self
+            raise self.stop(StopIteration())
+        if self._ahead is None and cut is not None:
+            self._commit(at._replace(lanes={**at.lanes, **self._ended}))
+            at = self._go_on(given=at.given)  # the next epoch of the data, without a break
         result = self._ahead
         if result is None or result.error is not None:
             self._commit(at._replace(lanes={**at.lanes, **self._ended}))
-            self.stop(StopIteration() if result is None else result.error)  # type: ignore[arg-type]
-            return self.__next__()
+            raise self.stop(StopIteration() if result is None or result.error is None else result.error)
         self._ahead = self._fetch()  # rule 5; what goes wrong with it is for the next call
         assert result.state is not None
         lanes = {**at.lanes, result.lane: result.state, **self._ended}
-        self._commit(_At(at.epoch, at.deal, lanes, at.step + 1))
+        self._commit(_At(at.epoch, at.deal, lanes, at.step + 1, at.given + 1))
         return result.batch
 
     def _commit(self, at: _At) -> None:
@@ -528,12 +623,31 @@ class LoaderPass:
         self._ended = {}
 
     def _start(self) -> _At:
+        self.tally.begin()
         loader = self._loader
+        paused, loader._paused = loader._paused, None
         loader._stop_live("a newer one was started, and a loader has one at a time")
-        self._at, self._results = at, _ = loader._begin()
-        self._run = loader._runs
+        at = paused._at if paused is not None and loader._resume and loader._at is paused._at else None
+        if paused is not None and at is not None:
+            # with_epoch() cut the stream there: take up what was fetched ahead.
+            self._run, self._results, self._ahead, self._waiting, self._ended = paused._run, paused._results, paused._ahead, paused._waiting, paused._ended
+            self._at = loader._at = at = at._replace(given=0)
+            loader._resume = False
+        else:
+            at = self._go_on(given=None)
+        loader._live, loader._last = weakref.ref(self), self.tally
+        self.tally.samples_before = loader.counts()["delivered"]
+        if loader._progress is not None:
+            self._bar = loader._progress(initial=at.given or at.step, total=None if loader._cut is None and loader._uncounted else len(loader), unit="batch")
+        return at
+
+    def _go_on(self, *, given: int | None) -> _At:
+        """Begin a run over an epoch of the data, or its rest."""
+        at, self._results = self._loader._begin()
+        if given is not None:
+            at = self._loader._at = at._replace(given=given)
+        self._at, self._run = at, self._loader._runs
         self._waiting = {number for number, lane in at.lanes.items() if not lane["ended"]}
-        loader._live = weakref.ref(self)
         self._ahead = self._fetch()
         return at
 
@@ -546,6 +660,7 @@ class LoaderPass:
                 return Result(self._run, -1, error=_worker_error(error))
             if result.run != self._run or result.lane not in self._waiting:
                 continue
+            self.tally.spent[result.lane] = result.spent
             if result.error is None and result.state is not None and result.state["ended"]:
                 self._waiting.discard(result.lane)
                 self._loader._commands.end(result.lane)
@@ -554,13 +669,17 @@ class LoaderPass:
             return result
         return None
 
-    def stop(self, error: Exception) -> None:
-        """Let every further ``next()`` raise ``error``, unless the iterator has stopped already."""
-        self._error = self._error or error
-        if not self._loader._persistent:
-            self._loader._results = None
-        self._results = iter(())
-        self._ahead = None
+    def stop(self, error: Exception) -> Exception:
+        """Let every further ``next()`` raise ``error``, unless the iterator has stopped already; gives what it will raise."""
+        if self._error is None:
+            self._error = error
+            self.tally.end()
+            if self._bar is not None:
+                self._bar.close()
+            broken = not isinstance(error, (StopIteration, StateError))
+            if self._loader._paused is not self and (broken or not self._loader._persistent):
+                self._loader._results = None
+        return self._error
 
 
 def _worker_error(error: Exception) -> Exception:

@@ -62,6 +62,8 @@ class LoadTar(Tolerant[TarMember]):
         self.leave = False  # set by it when the wanted samples of a shard have come
         self._reader: TarReader | None = None
         self._before: Mark | None = None  # while running, the position of the source to resume at
+        self.bytes_read = 0  # while running, of the shards that are done
+        self._began = 0  # at this byte of its shard
         self._damage_at = -1  # while running, where the last damage of this shard begins
 
     def run(self) -> Iterator[TarMember]:
@@ -78,6 +80,7 @@ class LoadTar(Tolerant[TarMember]):
             try:
                 resumed = at.offset > 0
                 stream, at.compression = shard.tar(at.offset, at.compression if resumed else None)
+                self._began = at.offset
                 self._reader = TarReader(
                     stream,
                     url=shard.url,
@@ -102,8 +105,14 @@ class LoadTar(Tolerant[TarMember]):
                 self.skip(ShardError(f"shard {url} cannot be read ({type(error).__name__}: {error}). Write or fetch it again.", url=url, offset=at.offset))
             finally:
                 shard.close()
+            self.bytes_read = self.bytes_so_far
             self._reader, self._damage_at, at.offset, at.compression = None, -1, 0, ""
             self.leave = False
+
+    @property
+    def bytes_so_far(self) -> int:
+        """How many bytes of (decompressed) tars were read since this started."""
+        return self.bytes_read + (self._reader.offset - self._began if self._reader is not None else 0)
 
     def _damaged(self, error: ShardError) -> None:
         self.skip(error)

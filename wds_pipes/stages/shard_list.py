@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 from wds_pipes.io.urls import Urls, expand, redact
-from wds_pipes.ordering import mix, permutation
+from wds_pipes.ordering import below, mix, permutation
 from wds_pipes.stage import Host, Lane, Mark, Stage, check_count
 
 Piece = tuple[int, int, int]  # a shard's number, and its samples from the first number up to, not including, the second; -1: to its end
@@ -45,6 +45,7 @@ class ShardList(Stage[str]):
             or remote; a directory means the ``*.tar*`` files in it, ``@list.txt`` the lines of a text file, ``-`` standard input.
         shuffle: give the shards in a random order.
         seed: the integer, of 64 bits, that everything random in the pipeline derives from.
+        resampled: draw the shards of an epoch at random with replacement, as many as there are: some come twice, others not at all.
         samples_per_shard: how many samples each shard has: one number, or a list with one for each. Then ``PipeLoader`` can deal samples instead of whole
             shards, so that all ranks get the same number of batches, and knows its length. A shard with another number is an error when it is read.
         storage_options: for listing remote patterns: a dict, as fsspec takes it. (``open_shards`` has its own for reading.)
@@ -60,7 +61,7 @@ class ShardList(Stage[str]):
     class At:
         next: int = 0  # the place in the lane's order
 
-    order_options = ("shuffle",)
+    order_options = ("shuffle", "resampled")
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class ShardList(Stage[str]):
         *,
         shuffle: bool = False,
         seed: int = 0,
+        resampled: bool = False,
         samples_per_shard: int | Sequence[int] | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
@@ -75,6 +77,7 @@ class ShardList(Stage[str]):
         self.urls = expand(urls, storage_options)
         self.samples = _samples(samples_per_shard, len(self.urls))
         self.shuffle = bool(shuffle)
+        self.resampled = bool(resampled)
         self._seed = check_count("seed", seed, least=-(1 << 63))
         if seed >= 1 << 63:
             raise ValueError(f"seed must fit into 64 bits, unlike {seed}")
@@ -106,8 +109,13 @@ class ShardList(Stage[str]):
 
     def epoch_order(self, seed: int, epoch: int) -> list[int]:
         """The numbers of all shards in the order of an epoch."""
-        count = len(self.urls)
-        return permutation(count, mix(seed, epoch, _ORDER)).tolist() if self.shuffle else list(range(count))
+        count, key = len(self.urls), mix(seed, epoch, _ORDER)
+        order: list[int] = list(range(count))
+        if self.resampled:
+            order = below(count, key, 0, count).tolist()
+        elif self.shuffle:
+            order = permutation(count, key).tolist()
+        return order
 
     def shards(self) -> tuple[int | None, str]:
         return len(self.urls), self._fingerprint

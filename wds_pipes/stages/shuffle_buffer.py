@@ -45,6 +45,7 @@ class ShuffleBuffer(Stage[Out]):
         if size > 1 << 30:
             raise ValueError(f"size must be at most 2**30, not {size}")
         self.own_seed = None if seed is None else check_count("seed", seed, least=-(1 << 63))
+        self.holds = 0  # while running, about how many samples it holds
         self._before: Mark | None = None  # while running, the position of the source at sample ``at.first``
 
     def run(self) -> Iterator[Out]:
@@ -90,6 +91,7 @@ class ShuffleBuffer(Stage[Out]):
             if number < start + block - 1:
                 break
             numbers, keys = numbers[leaving:], keys[leaving:]
+            self.holds = len(numbers)
         rest = numbers[numbers <= number][leaving - len(list(places)) :]
         for place in (rest % window).tolist():
             left += 1

@@ -1,0 +1,99 @@
+"""Where the time of a lane, and of whoever waits for it, goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import count
+from typing import Any, NamedTuple
+
+from wds_pipes.stage import Stage
+from wds_pipes.stages import GroupByKey, LoadTar, ShuffleBuffer
+
+_EVERY = 16  # one pull in so many is timed and stands for all of them: a clock costs as much as a tiny sample
+
+
+class Spent(NamedTuple):
+    """What a lane has used since it began in this pass.
+
+    Attributes:
+        busy: seconds in which its worker made batches of it.
+        reading: seconds of these up to and with ``group_by_key``.
+        bytes_read: of the decompressed tars.
+        held: samples in shuffle buffers.
+    """
+
+    busy: float = 0.0
+    reading: float = 0.0
+    bytes_read: int = 0
+    held: int = 0
+
+
+class Meter:
+    """Measures a lane's chain while it runs."""
+
+    def __init__(self) -> None:
+        self.busy = self._reading = 0.0
+        self._bytes_before = 0
+        self._chain: list[Stage[Any]] = []
+
+    def watch(self, chain: Stage[Any]) -> None:
+        """Measure a chain that was just opened and has given nothing yet."""
+        self._bytes_before = self.spent().bytes_read
+        self._chain = []
+        step: Stage[Any] | None = chain
+        while step is not None:
+            self._chain.append(step)
+            if isinstance(step, GroupByKey):
+                step.items = self._timed(step.items)
+            step = step.source
+
+    def _timed(self, items: Iterator[Any]) -> Iterator[Any]:
+        clock, end = time.perf_counter, object()
+        try:
+            for number in count():
+                if number % _EVERY != _EVERY // 2:  # not the first, which opens a shard
+                    item = next(items, end)
+                else:
+                    start = clock()
+                    item = next(items, end)
+                    self._reading += _EVERY * (clock() - start)
+                if item is end:
+                    return
+                yield item
+        finally:
+            items.close()  # type: ignore[attr-defined]
+
+    def spent(self) -> Spent:
+        """What was used so far."""
+        read = sum(step.bytes_so_far for step in self._chain if isinstance(step, LoadTar))
+        held = sum(step.holds for step in self._chain if isinstance(step, ShuffleBuffer))
+        return Spent(self.busy, min(self._reading, self.busy), self._bytes_before + read, held)
+
+
+class Tally:
+    """What a pass over a loader gave behind ``samples_before`` samples of its epoch, and how long its caller waited."""
+
+    def __init__(self) -> None:
+        self.batches = self.samples_before = 0
+        self.waited = 0.0
+        self.spent: dict[int, Spent] = {}
+        self._since = self._until = 0.0
+
+    def begin(self) -> None:
+        """The pass begins."""
+        self._since = time.perf_counter()
+
+    def handed_over(self, asked: float) -> None:
+        """A batch that was asked for at a time is handed over now."""
+        self.batches += 1
+        self.waited += time.perf_counter() - asked
+
+    def end(self) -> None:
+        """The pass is over."""
+        self._until = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """How long the pass has lasted."""
+        return max((self._until or time.perf_counter()) - self._since, 1e-9)
