@@ -77,7 +77,7 @@ def test_every_cut_below_threads(chain, tmp_path):
 
 
 def test_every_stage_is_in_the_matrix():
-    assert {name for names in CHAINS.values() for name in names} | {"ShardList"} == set(stages.__all__)
+    assert {name for names in CHAINS.values() for name in names} | {"ShardList", "Mix"} == set(stages.__all__)
     assert set(ARGUMENTS) <= set(AFTER)
 
 

@@ -12,11 +12,11 @@ from wds_pipes.stage import Stage, describe_state
 from wds_pipes.tar import ShardWriter, TarWriter
 
 if TYPE_CHECKING:
-    from wds_pipes.datapipes import ShardList, WdsPipe, as_dataset, load_state_dict, register_stage, state_dict
+    from wds_pipes.datapipes import ShardList, WdsPipe, as_dataset, load_state_dict, mix, register_stage, state_dict
     from wds_pipes.loader import PipeLoader, merge_states
 
 _NEED_TORCH = {
-    "datapipes": ("ShardList", "WdsPipe", "as_dataset", "load_state_dict", "register_stage", "state_dict"),
+    "datapipes": ("ShardList", "WdsPipe", "as_dataset", "load_state_dict", "mix", "register_stage", "state_dict"),
     "loader": ("PipeLoader", "merge_states"),
 }
 
@@ -47,6 +47,7 @@ __all__ = [
     "describe_state",
     "load_state_dict",
     "merge_states",
+    "mix",
     "register_stage",
     "state_dict",
 ]

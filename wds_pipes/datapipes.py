@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -163,8 +163,24 @@ class ShardList(WdsPipe):  # noqa: D101 - its docstring is the stage's
     __signature__ = inspect.signature(stages.ShardList)
 
 
+class Mix(WdsPipe):  # noqa: D101 - its docstring is the stage's
+    _kind = stages.Mix
+    __doc__ = stages.Mix.__doc__
+    __signature__ = inspect.signature(stages.Mix)
+
+    def __init__(self, sources: Mapping[str, IterDataPipe[Any]], *args: Any, **options: Any) -> None:
+        pipes = sources if isinstance(sources, Mapping) else {}
+        for name, pipe in pipes.items():
+            if not isinstance(pipe, IterDataPipe):
+                raise TypeError(f"mix() takes pipes by name, and {name!r} is {pipe!r:.80}")
+        self._sources = list(pipes.values())  # torch's graph walk looks for them
+        self._stream = Stream(stages.Mix({name: as_stage(pipe) for name, pipe in pipes.items()} or sources, *args, **options))  # type: ignore[arg-type]
+
+
+mix = Mix
+
 for _name in stages.__all__:
-    if _name != "ShardList":
+    if _name not in ("ShardList", "Mix"):
         globals()[_name] = register_stage(getattr(stages, _name))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,7 +167,23 @@ def _node_class(kind: type[Stage[Any]]) -> type[WdsNode]:
     )
 
 
+class Mix(WdsNode):
+    _kind = stages.Mix
+    __doc__ = stages.Mix.__doc__
+    __signature__ = inspect.signature(stages.Mix)
+
+    def __init__(self, sources: Mapping[str, BaseNode[Any]], *args: Any, **options: Any) -> None:
+        BaseNode.__init__(self)
+        nodes = sources if isinstance(sources, Mapping) else {}
+        for name, node in nodes.items():
+            if not isinstance(node, BaseNode):
+                raise TypeError(f"nodes.Mix() takes nodes by name, and {name!r} is {node!r:.80}")
+        self._begin(stages.Mix({name: as_stage(node) for name, node in nodes.items()} or sources, *args, **options))
+
+
 for _name in stages.__all__:
+    if _name == "Mix":  # above
+        continue
     globals()[_name] = _node_class(getattr(stages, _name))
 
 __all__ = ["WdsNode", *stages.__all__]  # noqa: PLE0604 - names, all of them

@@ -7,8 +7,10 @@ from wds_pipes.stages.batch_samples import BatchSamples
 from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.filter_samples import FilterSamples
 from wds_pipes.stages.group_by_key import GroupByKey
+from wds_pipes.stages.interleave_shards import InterleaveShards
 from wds_pipes.stages.load_tar import LoadTar
 from wds_pipes.stages.map_samples import MapSamples
+from wds_pipes.stages.mix import Mix
 from wds_pipes.stages.open_shards import OpenShards
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shuffle_buffer import ShuffleBuffer
@@ -19,8 +21,10 @@ __all__ = [
     "DecodeByExt",
     "FilterSamples",
     "GroupByKey",
+    "InterleaveShards",
     "LoadTar",
     "MapSamples",
+    "Mix",
     "OpenShards",
     "ShardList",
     "ShuffleBuffer",

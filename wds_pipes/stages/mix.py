@@ -1,12 +1,358 @@
 """Mix: several pipelines to one, in exact proportions.
 
-The order of draws is the earliest-deadline form of Tijdeman's algorithm (R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980). With n
-sources and shares s_i that sum to 1, let y_i(t) = s_i * t + e_i be what source i should have given after t draws; the phases e_i sum to 0 and are smaller
-than 1/m, where m = 2n - 2. Draw j of source i may come from the first t on with y_i(t) >= j - 1 + 1/m, and must have come at the first t with
-y_i(t) > j - 1/m; of those that may come, the one that must come first is drawn.
+The order of draws is R. Tijdeman's ("The chairman assignment problem", Discrete Mathematics 32, 1980) in its earliest-deadline form. Let n sources have shares
+s_i that sum to 1, and phases e_i that sum to 0 and are smaller than 1/m, where m = 2n - 2. After t draws, source i should have given y_i(t) = s_i * t + e_i.
+Its draw number j may come when y_i >= j - 1 + 1/m, and must have come when y_i > j - 1/m. Of those that may come, the one that must come first is drawn.
 
-Why that always works: in the draws p + 1 to q there must lie fewer than y_i(q) - y_i(p) + 2/m draws of source i. Over k < n sources that is together less than
-q - p + 1, so at most q - p. Over all n sources, the last of these draws have numbers below y_i(q) + 1/m, which sum to less than q + 2, hence to at most q
-as whole numbers below n places that sum to q; likewise from below. So there is always room, and taking the earliest deadline finds it (Hall; Jackson).
-Then the number of draws differs from y_i(t) by at most 1 - 1/m, and from s_i * t by less than 1.
+This never fails: of the draws of source i that must lie between p and q, the last has a number below y_i(q) + 1/m, and the first one above
+y_i(p) + 1 - 1/m. For fewer than n sources together these are less than (q - p) + 2 (n - 1) / m = (q - p) + 1 draws, so at most q - p. For all n, the numbers of
+the last ones add up to less than q + n/m <= q + 1, so at most q; those of the first ones likewise. Hence there is room for all, and taking the earliest
+deadline finds it. So a source is never further than 1 - 1/m from y_i, and always less than 1 from s_i * t.
 """
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
+from hashlib import blake2b
+from math import gcd, inf, isfinite, lcm
+from numbers import Integral, Rational, Real
+from typing import Any, NamedTuple, cast
+
+from wds_pipes.errors import StateError
+from wds_pipes.ordering import mix, mix_text
+from wds_pipes.stage import Host, Lane, Mark, Stage, check_choice, check_count, damaged
+
+logger = logging.getLogger("wds_pipes")
+
+_TURNS = 4  # the salt of the order of draws
+_PHASES = 1 << 16  # how finely the phases are told apart
+_NONE = object()
+
+
+def turns(weights: Sequence[int], hashes: Sequence[int], drawn: Sequence[int]) -> Iterator[int]:
+    """The numbers of the sources to draw from, one after the other, without end: see the head of this module.
+
+    Args:
+        weights: of each source, at least 1; the shares are these divided by their sum.
+        hashes: of each source, 64 bits: they decide the phases and the ties.
+        drawn: how often each was drawn already.
+    """
+    order = sorted(range(len(weights)), key=hashes.__getitem__)
+    ahead = dict(zip(order, [*order[1:], *order[:1]], strict=True))
+    phases = [hashes[source] % _PHASES - hashes[ahead[source]] % _PHASES for source in range(len(weights))]
+    total, m = sum(weights), max(2, 2 * len(weights) - 2)
+    # Draw x + 1 may come from the first t on with weight * t / total + phase / (m * _PHASES) >= x + 1/m, all times m * _PHASES * total.
+    rates = [m * _PHASES * weight for weight in weights]
+    step = m * _PHASES * total
+    may = [step * x + (_PHASES - phase) * total for x, phase in zip(drawn, phases, strict=True)]
+    late = (m - 2) * _PHASES * total  # from "may" to "must"
+    first = [-(-start // rate) for start, rate in zip(may, rates, strict=True)]
+    last = [(start + late) // rate + 1 for start, rate in zip(may, rates, strict=True)]
+    turn = sum(drawn)
+    while True:
+        turn += 1
+        chosen, deadline = -1, inf
+        for source in order:
+            if last[source] < deadline and first[source] <= turn:
+                chosen, deadline = source, last[source]
+        yield chosen
+        start = may[chosen] = may[chosen] + step
+        rate = rates[chosen]
+        first[chosen], last[chosen] = -(-start // rate), (start + late) // rate + 1
+
+
+class _Rest(NamedTuple):
+    """What seldom changes of a source's place."""
+
+    since: int = 0  # how often it had been drawn when the proportions last began
+    passes: int = 0  # how often it was exhausted
+    ended: bool = False  # whether it is left out from here on
+    done: dict[str, int] = {}  # noqa: RUF012 - what became of the samples of its earlier passes; replaced, never changed
+
+
+_Places = tuple[int, tuple[int, ...], tuple[Mark | None, ...], tuple[_Rest, ...]]  # the fields of Mix.At
+
+
+class Mix(Stage[Any]):
+    """Mix several pipelines to one, in exact proportions: ``wp.mix({"a": pipe_a, "b": pipe_b}, weights={"a": 9, "b": 1})``.
+
+    At every place of an epoch, each source has given less than one sample more or less than its share. Nothing is drawn at random: only who comes first where
+    several might is a function of (seed, epoch, lane). Each source gives what it would give by itself, by its own seed, and its epoch is that of the mix. In
+    several lanes (workers, ranks) each lane holds the proportions by itself, so each needs samples of every source: have at least as many shards in each.
+
+    Args:
+        sources: the pipelines by name.
+        weights: by name, or in the order of the sources: ints, fractions, or floats, which mean the decimal number that they are printed as. None: all alike.
+        exhausted: ``"stop"``: the epoch ends when a source that is to be drawn has nothing left. ``"drop"``: it goes on with the others, whose proportions
+            begin anew from there on. ``"repeat"``: that source begins again, in another order, and the epoch ends when each has been through once; a source
+            that gives nothing at all is left out.
+        seed: an integer for what is decided here, and for the steps behind.
+        without: names of sources that a loaded state may hold and that are no longer in the mix.
+
+    Raises:
+        TypeError, ValueError: when built: no sources, a weight that is not above 0, a name that is unknown, a source that torch's pipes deal to the workers.
+        StateError: when loading: a source was another pipeline under that name, or is missing and not named in ``without``.
+
+    Checkpoint: for each source by name how often it was drawn, and its position. A resume reads again what each source reads again. With other weights, or new
+    sources, the proportions begin anew from there on; a new source begins at its beginning. About 150 bytes a source, and its position.
+    """
+
+    @dataclass(slots=True)
+    class At:
+        last: int = -1  # the number of the source that was drawn last
+        draws: list[int] = field(default_factory=list)  # these have one entry a source
+        marks: list[Mark | None] = field(default_factory=list)  # None: nothing was drawn in this pass
+        rest: tuple[_Rest, ...] = ()
+
+    order_options = ("exhausted",)
+
+    def __init__(
+        self,
+        sources: Mapping[str, Stage[Any]],
+        weights: Mapping[str, float | Fraction] | Sequence[float | Fraction] | None = None,
+        *,
+        exhausted: str = "stop",
+        seed: int = 0,
+        without: Iterable[str] = (),
+    ) -> None:
+        super().__init__()
+        if not isinstance(sources, Mapping):
+            raise TypeError(f"mix() takes its sources by name, as a dict, not {sources!r:.80}")
+        if not sources:
+            raise ValueError("mix() needs at least one source")
+        for name, source in sources.items():
+            if not isinstance(name, str):
+                raise TypeError(f"the names of the sources of mix() must be str, not {name!r}")
+            if not isinstance(source, Stage):
+                raise TypeError(f"mix() cannot take {source!r:.80} as source {name!r}")
+            if not source.root.deals and not isinstance(source.root, Mix):
+                raise ValueError(f"mix() cannot take source {name!r}: pipes of torch's deal it to the workers; leave out sharding_filter() and the like")
+        self.sources = dict(sources)
+        self.weights = _whole_weights(list(sources), weights)
+        self.exhausted = check_choice("exhausted", exhausted, "stop", "drop", "repeat")
+        self._seed = check_count("seed", seed, least=-(1 << 63))
+        if isinstance(without, str):
+            raise TypeError(f"without must be a list of names, not {without!r}: write without=[{without!r}]")
+        self.without = frozenset(without)
+        if both := self.without & self.sources.keys():
+            raise ValueError(f"without names {sorted(both)}, which is in the mix")
+        self._running: list[Stage[Any]] = []  # while running, the sources
+
+    @property
+    def host(self) -> Host:
+        return next(iter(self.sources.values())).host
+
+    @property
+    def seed(self) -> int:
+        return self._seed
+
+    @property
+    def deals(self) -> bool:
+        """Not here: each source deals what it gives."""
+        return False
+
+    @cached_property
+    def _recipes(self) -> dict[str, list[Any]]:
+        return {name: _recipe(source) for name, source in self.sources.items()}
+
+    def check_resumable(self) -> None:
+        for source in self.sources.values():
+            source.check_resumable()
+
+    def open(self, lane: Lane, mark: Mark | None = None) -> Mix:
+        last, draws, marks, rest = self._places(mark)
+        running = copy.copy(self)
+        running.lane, running.at = lane, self.At(last, list(draws), list(marks), rest)
+        running._running = [
+            source.open(self._lane(lane, source, place.passes), before) for source, before, place in zip(self.sources.values(), marks, rest, strict=True)
+        ]
+        running.items = running.run()
+        return running
+
+    def _places(self, mark: Mark | None) -> _Places:
+        """The own values at a mark."""
+        count = len(self.sources)
+        return cast(_Places, mark[0]) if mark else (-1, (0,) * count, (None,) * count, (_Rest(),) * count)
+
+    @staticmethod
+    def _lane(lane: Lane, source: Stage[Any], passes: int) -> Lane:
+        """The lane of a source: its own seed, and another epoch for each further pass."""
+        return replace(lane, seed=source.seed, epoch=mix(lane.epoch, passes) >> 1 if passes else lane.epoch)
+
+    def run(self) -> Iterator[Any]:
+        at, running, key = self.at, self._running, self.lane.key(_TURNS)
+        weights, hashes = list(self.weights.values()), [mix(key, mix_text(name)) for name in self.sources]
+        draws, marks = at.draws, at.marks
+        while live := [number for number, place in enumerate(at.rest) if not place.ended]:
+            drawn = [draws[number] - at.rest[number].since for number in live]
+            for turn in turns([weights[number] for number in live], [hashes[number] for number in live], drawn):
+                number = live[turn]
+                item = next(running[number].items, _NONE)
+                while item is _NONE and self._begin_again(number):
+                    item = next(running[number].items, _NONE)
+                if item is _NONE:
+                    break
+                draws[number] += 1
+                marks[number] = running[number].mark()
+                at.last = number
+                yield item
+            if self.exhausted == "stop" or (self.exhausted == "repeat" and all(place.passes for place in at.rest)):
+                return
+
+    def _begin_again(self, number: int) -> bool:
+        """Source ``number`` is exhausted: begin it again, or leave it out; whether it begins again."""
+        at, source, running = self.at, list(self.sources.values())[number], self._running[number]
+        place, empty = at.rest[number], at.marks[number] is None
+        if empty:
+            name, lane = list(self.sources)[number], self.lane
+            logger.warning("source %r of mix() gives nothing in lane %d of %d: has it fewer shards than lanes?", name, lane.number, lane.of)
+        passes = place.passes + 1
+        done = _sum(place.done, source.counts(running.mark(), 0))
+        running.close()
+        at.marks[number] = None
+        at.rest = tuple(place._replace(passes=passes, done=done) if other == number else rest for other, rest in enumerate(at.rest))
+        if self.exhausted == "stop" or (self.exhausted == "repeat" and all(rest.passes for rest in at.rest)):
+            return False
+        if self.exhausted == "drop" or empty:
+            # Go on without it; the proportions of the others begin here.
+            at.rest = tuple(rest._replace(since=at.draws[other], ended=rest.ended or other == number) for other, rest in enumerate(at.rest))
+            return False
+        self._running[number] = source.open(self._lane(self.lane, source, passes))
+        return True
+
+    def mark(self) -> Mark:
+        at = self.at
+        return (at.last, tuple(at.draws), tuple(at.marks), at.rest), None
+
+    def close(self) -> None:
+        self.items.close()  # type: ignore[attr-defined]
+        for source in self._running:
+            source.close()
+
+    def where(self, mark: Mark | None, lane: Lane) -> str | None:
+        """The URL of the shard of the source that was drawn last."""
+        last, _, marks, rest = self._places(mark)
+        number = max(0, last)
+        source = list(self.sources.values())[number]
+        return source.where(marks[number], self._lane(lane, source, rest[number].passes))
+
+    def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
+        _, draws, marks, rest = self._places(mark)
+        counts = super().counts(None, 0)
+        batched = False
+        for source, drawn, before, place in zip(self.sources.values(), draws, marks, rest, strict=True):
+            own = _sum(place.done, source.counts(before, 0))
+            batched = batched or own["delivered"] > 0
+            own["delivered"] = own["delivered"] or drawn
+            counts = _sum(counts, own)
+        return {**counts, "delivered": counts["delivered"] if batched else delivered}
+
+    def dump(self, mark: Mark | None) -> list[dict[str, Any]]:
+        last, draws, marks, rest = self._places(mark)
+        sources: dict[str, dict[str, Any]] = {}
+        for (name, source), drawn, before, place in zip(self.sources.items(), draws, marks, rest, strict=True):
+            entry: dict[str, Any] = {"recipe": list(self._recipes[name]), "weight": str(self.weights[name])}
+            values = {"draws": drawn, **place._asdict(), "done": {what: count for what, count in place.done.items() if count}}
+            entry |= {what: value for what, value in values.items() if value}
+            if before is not None:
+                entry["position"] = source.dump(before)
+            sources[name] = entry
+        return [{"sources": sources, **({"last": list(self.sources)[last]} if last >= 0 else {})}]
+
+    def load(self, entries: list[dict[str, Any]]) -> Mark:
+        saved = entries[0].get("sources") if len(entries) == 1 else None
+        if not isinstance(saved, dict) or not all(map(_is_place, saved.values())):
+            raise damaged(f"mix cannot stand at {entries!r:.80}")
+        if gone := sorted(saved.keys() - self.sources.keys() - self.without):
+            raise StateError(f"the state has {', '.join(map(repr, gone))}, which is not in this mix. If that is meant, pass mix(..., without={gone}).")
+        draws: list[int] = []
+        marks: list[Mark | None] = []
+        places: list[_Rest] = []
+        for name, source in self.sources.items():
+            entry = saved.get(name)
+            if entry is None:
+                draws, marks, places = [*draws, 0], [*marks, None], [*places, _Rest()]
+                continue
+            _check_source(name, source, entry["recipe"], self._recipes[name])
+            position = entry.get("position")
+            if position is not None and len(position) != len(source.dump(None)):
+                raise damaged(f"source {name!r} of mix cannot stand at {position!r:.80}")
+            draws.append(entry.get("draws", 0))
+            marks.append(None if position is None else source.load(position))
+            places.append(_Rest(**{what: entry[what] for what in _Rest._fields if what in entry}))
+        weights = {name: entry["weight"] for name, entry in saved.items()}
+        if weights != {name: str(weight) for name, weight in self.weights.items()}:
+            places = [place._replace(since=drawn) for place, drawn in zip(places, draws, strict=True)]
+        names = list(self.sources)
+        last = entries[0].get("last")
+        return (names.index(last) if last in names else -1, tuple(draws), tuple(marks), tuple(places)), None
+
+
+def _whole_weights(names: list[str], weights: Any) -> dict[str, int]:
+    """The weights by name as the smallest whole numbers with the same ratios."""
+    if weights is None:
+        weights = dict.fromkeys(names, 1)
+    elif isinstance(weights, Sequence) and not isinstance(weights, str):
+        if len(weights) != len(names):
+            raise ValueError(f"mix() got {len(weights)} weights for {len(names)} sources")
+        weights = dict(zip(names, weights, strict=True))
+    elif not isinstance(weights, Mapping):
+        raise TypeError(f"the weights of mix() must be a dict or a list, not {weights!r:.80}")
+    for what, which in (("no weight for", set(names) - set(weights)), ("a weight for an unknown source", set(weights) - set(names))):
+        if which:
+            raise ValueError(f"mix() got {what} {', '.join(sorted(map(repr, which)))}; its sources are {', '.join(map(repr, names))}")
+    exact = {name: _fraction(name, weights[name]) for name in names}
+    common = lcm(*(weight.denominator for weight in exact.values()))
+    whole = {name: int(weight * common) for name, weight in exact.items()}
+    divisor = gcd(*whole.values())
+    return {name: weight // divisor for name, weight in whole.items()}
+
+
+def _fraction(name: str, weight: Any) -> Fraction:
+    """A weight as the exact number that is meant: 0.1 as 1/10."""
+    if isinstance(weight, bool) or not isinstance(weight, Real):
+        raise TypeError(f"the weight of {name!r} must be a number, not {weight!r}")
+    if not isfinite(weight) or weight <= 0:
+        raise ValueError(f"the weight of {name!r} must be above 0 and finite, not {weight!r}: leave out a source that is not to be drawn")
+    if isinstance(weight, Integral):
+        return Fraction(int(weight))
+    return Fraction(weight) if isinstance(weight, Rational) else Fraction(repr(float(weight)))
+
+
+def _recipe(source: Stage[Any]) -> list[Any]:
+    """What a source must be for its position to fit: the seed, the shards, the steps."""
+    return [source.seed, source.shards()[1], blake2b("\0".join(source.graph()).encode(), digest_size=4).hexdigest()]
+
+
+def _check_source(name: str, source: Stage[Any], saved: list[Any], now: list[Any]) -> None:
+    """StateError if a source was another pipeline."""
+    facts = [f"its seed was {saved[0]} and is {now[0]}"] if saved[0] != now[0] else []
+    facts += ["its shards have other URLs, another number or another order"] if saved[1] != now[1] else []
+    facts += [f"its steps were others than {' > '.join(source.graph())}"] if saved[2] != now[2] else []
+    if facts:
+        raise StateError(
+            f"source {name!r} of this mix is not the one of the state: {'; '.join(facts)}. Build it as it was, or give it another name to begin it at its "
+            f"beginning (and pass without=[{name!r}])."
+        )
+
+
+def _is_place(entry: Any) -> bool:
+    """Whether an entry of a state can be that of a source."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("weight"), str) or not isinstance(entry.get("ended", False), bool):
+        return False
+    recipe, position, done = entry.get("recipe"), entry.get("position", []), entry.get("done", {})
+    if not (isinstance(recipe, list) and len(recipe) == 3 and isinstance(position, list) and isinstance(done, dict)):
+        return False
+    counts = [*done.values(), *(entry.get(what, 0) for what in ("draws", "since", "passes"))]
+    known = {"recipe", "weight", "position", "draws", *_Rest._fields}
+    return entry.keys() <= known and all(isinstance(part, dict) for part in position) and all(type(count) is int and count >= 0 for count in counts)
+
+
+def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """Counts added up."""
+    return {what: one.get(what, 0) + other.get(what, 0) for what in {**one, **other}}

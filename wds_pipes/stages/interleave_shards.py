@@ -1,0 +1,174 @@
+"""InterleaveShards: several shards open at once, one item from each in turn."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from wds_pipes.stage import Lane, Mark, Out, Stage, check_count, damaged
+from wds_pipes.stages.shard_list import Piece, ShardList
+
+_NONE = object()
+
+
+class InterleaveShards(Stage[Out]):
+    """Keep several shards open and take one item from each in turn (functional name: ``interleave_shards``).
+
+    The steps before it are run for each shard by itself, ``count`` of them at once; when a shard has nothing left, the lane's next one takes its place in the
+    round. Neighbouring samples then come from different shards, so that a smaller ``shuffle_buffer`` behind it mixes as well. Put it behind
+    ``group_by_key()``. What the steps before it decide at random is a function of (seed, epoch, shard), and their ``max_errors`` holds for each shard.
+
+    Args:
+        source: a pipe that starts with ``ShardList``.
+        count: how many shards to keep open, at least 1.
+
+    Raises:
+        TypeError: when built: the pipe does not start with ``ShardList``, or ``count`` is no int.
+
+    Checkpoint: which shards are open and the position in each: about 60 bytes for an open shard behind ``group_by_key()``. A resume opens these shards again,
+    and reads again what the steps before read again for each.
+    """
+
+    @dataclass(slots=True)
+    class At:
+        opened: int = 0  # how many shards of the lane were opened
+        turn: int = 0  # the place in the round that is next
+        round: tuple[tuple[int, Mark | None], ...] = ()  # the open shards: their places in the lane's order, and the positions in them
+        batched: int = 0  # these are of the shards that are done; batched: samples that were delivered in batches
+        filtered: int = 0
+        skipped: int = 0
+        dropped: int = 0
+        skipped_shards: int = 0
+        damaged: int = 0
+
+    order_options = ("count",)
+
+    def __init__(self, source: Stage[Out], count: int) -> None:
+        super().__init__(source)
+        if not isinstance(self._before.root, ShardList):
+            raise TypeError("interleave_shards() opens the shards of ShardList: start the pipeline with it")
+        self.count = check_count("count", count)
+        self._list: ShardList | None = None  # while running, stands for the first stage: says how many shards were opened
+        self._chains: list[Stage[Out]] = []  # while running, the chains of the open shards
+        self._marks: list[tuple[int, Mark | None]] = []
+
+    @property
+    def _before(self) -> Stage[Out]:
+        assert self.source is not None
+        return self.source
+
+    @property
+    def root(self) -> Stage[Any]:
+        return self._list if self._list is not None else self._before.root
+
+    def open(self, lane: Lane, mark: Mark | None = None) -> InterleaveShards[Out]:
+        running = copy.copy(self)
+        running.lane, running.at = lane, self._at(mark and mark[0])
+        first = self._before.root.open(lane)
+        assert isinstance(first, ShardList)
+        first.at.next = running.at.opened
+        running._list, running._chains, running._marks = first, [], list(running.at.round)
+        running.items = running.run()
+        return running
+
+    def run(self) -> Iterator[Out]:
+        at, marks, chains, pieces = self.at, self._marks, self._chains, self._pieces()
+        for place, mark in marks:
+            if place >= len(pieces):
+                raise damaged(f"interleave_shards has shard {place} of a lane of {len(pieces)} open")
+            chains.append(self._chain(pieces[place], mark))
+        while len(chains) < self.count and at.opened < len(pieces):
+            marks.append((at.opened, None))
+            chains.append(self._next(pieces))
+        while chains:
+            chain = chains[at.turn]
+            item: Any = next(chain.items, _NONE)
+            if item is not _NONE:
+                marks[at.turn] = (marks[at.turn][0], chain.mark())
+                at.turn = (at.turn + 1) % len(chains)
+                yield item
+                continue
+            self._count(chain)
+            chain.close()
+            if at.opened < len(pieces):
+                marks[at.turn] = (at.opened, None)
+                chains[at.turn] = self._next(pieces)
+            else:
+                del marks[at.turn], chains[at.turn]
+                at.turn = 0 if at.turn == len(chains) else at.turn
+
+    def _pieces(self) -> tuple[Piece, ...]:
+        """The shards, or pieces of them, of this lane."""
+        lane, first = self.lane, self.root
+        assert isinstance(first, ShardList)
+        if lane.shards is not None:
+            return lane.shards
+        numbers = first.epoch_order(lane.seed, lane.epoch)[lane.number :: lane.of]
+        return tuple((number, 0, -1 if first.samples is None else first.samples[number]) for number in numbers)
+
+    def _next(self, pieces: tuple[Piece, ...]) -> Stage[Out]:
+        """The chain of the next unopened shard."""
+        self.at.opened += 1
+        self.root.at.next = self.at.opened
+        return self._chain(pieces[self.at.opened - 1], None)
+
+    def _chain(self, piece: Piece, mark: Mark | None) -> Stage[Out]:
+        """The steps before, over one shard. Its lane is named after the shard, so that its random decisions are the same in whatever lane it comes."""
+        lane, (shard, start, _), of = self.lane, piece, self.shards()[0]
+        return self._before.open(Lane(lane.seed, lane.epoch, shard, of or 1, start, (piece,), lane.padding), mark)
+
+    def _count(self, chain: Stage[Out]) -> None:
+        """Keep what became of the samples of a shard that is done."""
+        for name, count in chain.counts(chain.mark(), 0).items():
+            own = "batched" if name == "delivered" else name
+            setattr(self.at, own, getattr(self.at, own) + count)
+
+    def mark(self) -> Mark:
+        self.at.round = tuple(self._marks)
+        return self._own(self.at), None
+
+    def close(self) -> None:
+        self.items.close()  # type: ignore[attr-defined]
+        for chain in self._chains:
+            chain.close()
+
+    def where(self, mark: Mark | None, lane: Lane) -> str | None:
+        """The URL of the shard that is next."""
+        at = self._at(mark and mark[0])
+        place = at.round[at.turn][0] if at.round else at.opened
+        return self._before.root.where(((place,), None), lane)
+
+    def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
+        at = self._at(mark and mark[0])
+        counts = super().counts((mark[0], None) if mark else None, at.batched)
+        for _, before in at.round:
+            for name, count in self._before.counts(before, 0).items():
+                counts[name] = counts.get(name, 0) + count
+        return {**counts, "delivered": counts["delivered"] or delivered}
+
+    # The first of the open shards stands where ShardList has its position, and the places of the others count from there: then all that is opened and not
+    # done lies between the positions of ShardList, as it does in any chain.
+
+    def dump(self, mark: Mark | None) -> list[dict[str, Any]]:
+        at = self._at(mark and mark[0])
+        first = min((place for place, _ in at.round), default=at.opened)
+        own = {name: getattr(at, name) for name in self._defaults}
+        own["opened"] = at.opened - first
+        own["round"] = [[place - first, self._before.dump(before)] for place, before in at.round]
+        return [{"next": first} if first else {}, *({} for _ in range(self.depth - 1)), {name: value for name, value in own.items() if value}]
+
+    def load(self, entries: list[dict[str, Any]]) -> Mark:
+        first, own = entries[0].get("next", 0), dict(entries[-1])
+        saved = own.pop("round", [])
+        counts = {name: own.pop(name, 0) for name in self._defaults if name != "round"}
+        steps = self.depth
+        fits = not own and isinstance(saved, list) and all(type(count) is int and count >= 0 for count in (first, *counts.values()))
+        fits = fits and all(isinstance(shard, list) and len(shard) == 2 and type(shard[0]) is int and 0 <= shard[0] < counts["opened"] for shard in saved)
+        fits = fits and all(isinstance(shard[1], list) and len(shard[1]) == steps and all(isinstance(entry, dict) for entry in shard[1]) for shard in saved)
+        if not fits or len(saved) > self.count or counts["turn"] >= max(1, len(saved)):
+            raise damaged(f"interleave_shards cannot stand at {entries[-1]!r:.80}")
+        counts["opened"] += first
+        opened = tuple((first + place, self._before.load(steps)) for place, steps in saved)
+        return self._own(self.At(round=opened, **counts)), None
