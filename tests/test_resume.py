@@ -1,5 +1,6 @@
 """Resume is exact: the matrix of stages and hosts, random pipelines, and processes that are killed for real."""
 
+import itertools
 import json
 import os
 import random
@@ -143,6 +144,29 @@ def test_stateful_dataloader(workers, cuts, batch_size, urls):
             third = loader(urls, workers, batch_size=batch_size)
             third.load_state_dict(middle)
             assert run(third, epochs=2) == [whole[0][cut + 2 :], whole[1]]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_lanes_of_very_different_lengths_in_a_stateful_dataloader(persistent, tmp_path):
+    """One ends long before the other: states are taken while it waits, and again after a resume, and at the beginning of the next epoch."""
+    urls = make_shards(tmp_path, shards=2, samples=[1, 5])
+
+    def make():
+        return loader(urls, 2, names=BASE, persistent_workers=persistent)
+
+    expected = [key for epoch in run(make(), epochs=4) for key in epoch]
+    for cuts in ((4, 1), (4, 1, 1, 1), (7,), (5, 2, 4), (6, 1, 5)):
+        source, got = make(), []
+        for cut in cuts:
+            end = len(got) + cut
+            while len(got) < end:
+                got += [item["__key__"] for item in itertools.islice(source, end - len(got))]
+            state = json.loads(json.dumps(source.state_dict()))
+            source = make()
+            source.load_state_dict(state)
+        got += [key for epoch in run(source, epochs=2) for key in epoch]
+        assert got == expected[: len(got)]
+        assert len(got) >= sum(cuts) + 6
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -30,10 +30,13 @@ class WdsDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         stream = self._stream
         stream.settle()
-        if stream.over and get_worker_info() is not None:
+        if stream.waits and get_worker_info() is not None:
             # This worker's lane had ended when the state was taken, but not those of the others: it waits for the next epoch.
-            stream.over = False
+            stream.waits = False
             return iter(())
+        stream.over = stream.waits = False
+        if stream.position.ended:
+            stream.at = None  # a state of the coming iteration, taken before its first item, is not one of a lane that has ended
         return iter(stream)
 
     def set_epoch(self, epoch: int) -> None:
@@ -53,7 +56,7 @@ class WdsDataset(IterableDataset[Any]):
         stream = self._stream
         stream.settle()
         stream.load_state_dict(state)
-        stream.over = state.get("ended") is True
+        stream.over = stream.waits = state.get("ended") is True
         stream.epochs[stream.stage.host.lane] = stream.position.epoch
 
 
@@ -62,7 +65,8 @@ class _WorkerStream(Stream[Any]):
 
     def __init__(self, stage: Stage[Any]) -> None:
         super().__init__(stage)
-        self.over = False  # the loaded state was taken when this lane had ended
+        self.over = False  # the loaded state was taken when this lane had ended, and no other iteration has begun since
+        self.waits = False  # so the next iteration has nothing for it
         self.epochs = torch.full((MAX_WORKERS,), stage.host.epoch, dtype=torch.int64)
         self.epochs.share_memory_()  # type: ignore[no-untyped-call]
 
@@ -79,7 +83,6 @@ class _WorkerStream(Stream[Any]):
         host = self.stage.host
         if not self._resume:
             host.epoch = int(self.epochs[host.lane])
-        self.over = False
         position = super().begin()
         self.epochs[host.lane] = host.epoch
         return position
