@@ -62,6 +62,25 @@ def test_a_second_resume_after_the_end_of_an_epoch_is_exact(cut, wrap, urls):
     assert len(got) > cut + 14
 
 
+def text(sample):
+    return sample["__key__"]
+
+
+@pytest.mark.parametrize("wrap", [lambda source: Prefetcher(source, 2), lambda source: ParallelMapper(source, dict, 2, method="thread")])
+def test_a_resume_after_the_last_item_between_nodes_of_ours(wrap, urls):
+    """A node of ours below another's must not begin the next epoch by itself, as that of the one above is still the old."""
+
+    def graph():
+        return Loader(nodes.MapSamples(wrap(node(urls)), text))
+
+    first = graph()
+    items = iter(first)
+    assert len([next(items) for _ in range(14)]) == 14
+    second = graph()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert [list(second), list(second)] == epochs(urls, 3)[1:]
+
+
 def test_a_state_of_another_graph_is_refused(urls):
     state = node(urls).state_dict()
     other = nodes.BatchSamples(node(urls), 2)

@@ -4,6 +4,7 @@ Rules:
 1. A node here is a shell: options go to its stage, iterating and state to a Stream.
 2. ``reset(None)`` may come several times before an item is asked for: an epoch begins with the first ``next()``.
 3. A resumed pass that has nothing left goes on with the next epoch, which is what Loader would do; but Loader would then keep an old state for all of it.
+   Not so a node below another of ours (with one of somebody else's between them): its epochs are those of the one above.
 """
 
 from __future__ import annotations
@@ -49,13 +50,14 @@ class WdsNode(BaseNode[Any]):
         self._stream: Stream[Any] = Stream(stage)
         self._items: Iterator[Any] = iter(self._stream)
         self._maybe_over = False
+        self._below = False  # rule 3
 
     def reset(self, initial_state: State | None = None) -> None:
         """Begin the next epoch, or go on from a state; at the first ``next()``."""
         super().reset(initial_state)
         if initial_state is not None:
             self._stream.load_state_dict(initial_state)
-        self._maybe_over = initial_state is not None
+        self._maybe_over = initial_state is not None and not self._below
         self._items = iter(self._stream)
 
     def next(self) -> Any:
@@ -101,6 +103,8 @@ class ForeignNode(Stage[Any]):
         super().__init__()
         self.node = node
         self._ours = _below(node)
+        for ours in self._ours:
+            ours._below = True
         self._host = Host()
 
     @property
