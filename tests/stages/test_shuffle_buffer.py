@@ -171,6 +171,14 @@ def test_wrong_sizes_are_refused_when_it_is_built(size, error):
         ShuffleBuffer(Given([]), size)
 
 
+@pytest.mark.parametrize("size", [1, 4, 100])
+def test_counts_of_what_comes_before_are_whole_at_the_end(size):
+    """During the epoch they belong to the position that is kept."""
+    stream = Stream(ShuffleBuffer(FilterSamples(Given(range(50)), lambda number: number % 3), size))
+    assert len(list(stream)) == 33
+    assert stream.counts() == {"delivered": 33, "filtered": 17, "skipped": 0, "dropped": 0}
+
+
 def test_a_wrong_seed_is_refused_when_it_is_built():
     with pytest.raises(TypeError, match="seed must be an int"):
         ShuffleBuffer(Given([]), 3, seed="x")

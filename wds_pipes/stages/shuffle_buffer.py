@@ -99,6 +99,7 @@ class ShuffleBuffer(Stage[Out]):
                 at.left = left
                 yield held[place]
             held[place] = None
+        at.first, self._before = left, source.mark()  # for the counts of the whole epoch
 
     def mark(self) -> Mark:
         return self._own(self.at), self._before or self.source.mark()  # type: ignore[union-attr]
