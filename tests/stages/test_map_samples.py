@@ -154,6 +154,12 @@ def test_other_items_draw_by_lane_and_number():
     assert len(set(drawn)) == 20
 
 
+def test_credentials_do_not_decide_what_is_drawn():
+    """They may be others after a resume, of the same shards."""
+    drawn = [list(Stream(MapSamples(Given([{"__key__": "a", "__url__": f"https://x/a.tar?token={token}"}]), draw_number))) for token in ("one", "other")]
+    assert drawn[0][0][1] == drawn[1][0][1]
+
+
 def test_golden_key():
     """The key of a sample's generator never changes; numpy's Philox is a published function of it."""
     keys = []

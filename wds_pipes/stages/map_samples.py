@@ -66,7 +66,8 @@ class MapSamples(Tolerant[Any]):
     def _rng(self, sample: Any) -> np.random.Generator:
         lane = self.lane
         if isinstance(sample, dict) and "__key__" in sample:
-            key = mix(lane.seed, lane.epoch, self._place, _RNG, mix_text(f"{sample.get('__url__')}\0{sample['__key__']}"))
+            name, url = identity(sample)  # without credentials, which may be others after a resume
+            key = mix(lane.seed, lane.epoch, self._place, _RNG, mix_text(f"{url}\0{name}"))
         else:
             key = lane.key(self._place, _RNG, self.at.number)
         return np.random.Generator(np.random.Philox(key=key))
