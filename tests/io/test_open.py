@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import fsspec
 import pytest
@@ -57,6 +59,33 @@ def test_what_cannot_be_opened(tmp_path, monkeypatch, url, message):
         open_url(url)
     assert message.format(folder=os.getcwd()) in str(caught.value)
     assert "secret" not in str(caught.value) + caught.value.url
+
+
+@pytest.mark.parametrize("status", [None, 403, 404])
+def test_a_web_server_that_does_not_give_the_shard(status):
+    """fsspec calls all of these "not found"."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(status)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        url = f"http://user:secret@127.0.0.1:{server.server_port}/x.tar?token=secret"
+        if status is not None:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+        else:
+            server.server_close()
+        message = {None: "cannot be opened: ClientConnectorError: ", 403: "cannot be opened: ClientResponseError: 403", 404: "does not exist"}[status]
+        with pytest.raises(ShardError, match=message) as caught:
+            open_url(url)
+        if status is not None:
+            server.shutdown()
+    assert "secret" not in str(caught.value)
 
 
 def test_a_file_that_may_not_be_read(tmp_path):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from typing import Any, BinaryIO
 
 from wds_pipes.errors import ShardError
 from wds_pipes.io.urls import local_path, redact
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 
 
@@ -27,6 +29,9 @@ def open_url(url: str, *, storage_options: dict[str, Any] | None = None, buffer_
             return open(path, "rb", buffering=buffer_bytes)
         return _open_remote(url, storage_options or {}, buffer_bytes)
     except FileNotFoundError as error:
+        cause = error.__cause__  # fsspec says "not found" of whatever goes wrong with a web server, also where none answers
+        if getattr(cause, "status", 404) != 404 or (isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)):
+            raise _unopened(url, cause) from error
         here = f" The working directory is {os.getcwd()}." if local_path(url) is not None else ""
         raise ShardError(f"shard {redact(url)} does not exist.{here} Check its name.", url=redact(url)) from error
     except PermissionError as error:
@@ -34,7 +39,13 @@ def open_url(url: str, *, storage_options: dict[str, Any] | None = None, buffer_
     except ShardError:
         raise
     except Exception as error:
-        raise ShardError(f"shard {redact(url)} cannot be opened: {type(error).__name__}: {str(error).replace(url, redact(url))}", url=redact(url)) from error
+        raise _unopened(url, error) from error
+
+
+def _unopened(url: str, cause: BaseException | None) -> ShardError:
+    shown = redact(url)
+    reason = _URL.sub(lambda found: redact(found.group()), str(cause).replace(url, shown))  # a library may write the URL otherwise
+    return ShardError(f"shard {shown} cannot be opened: {type(cause).__name__}: {reason}", url=shown)
 
 
 def _open_remote(url: str, storage_options: dict[str, Any], buffer_bytes: int) -> BinaryIO:
