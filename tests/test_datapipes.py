@@ -119,6 +119,19 @@ def test_two_pipes_over_one_source_do_not_disturb_each_other(urls):
     assert len(together) == 7
 
 
+@pytest.mark.parametrize("build", [lambda pipe: pipe.as_dataset(), lambda pipe: pipe.as_node(), lambda pipe: pipe.batch_samples(2), wp.as_dataset])
+def test_a_loaded_state_is_not_lost_in_what_is_built_upon_the_pipe(build, urls):
+    pipe = make(urls)
+    next(iter(pipe))
+    state = pipe.state_dict()
+    build(pipe)
+    pipe.load_state_dict(state)
+    with pytest.raises(wp.StateError, match="load it into what you iterate"):
+        build(pipe)
+    assert len(list(pipe)) == 13
+    build(pipe)
+
+
 # torch's pipes
 
 

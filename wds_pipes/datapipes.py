@@ -43,6 +43,7 @@ class WdsPipe(IterDataPipe[Any]):
         if self._kind is not stages.ShardList:
             if not args or not isinstance(args[0], IterDataPipe):
                 raise TypeError(f"{functional_name(self._kind)}() needs a pipe as its source, not {args[0] if args else None!r}")
+            _check_not_loaded(args[0], f"{functional_name(self._kind)}()")
             self._source = args[0]  # torch's graph walk looks for it
             args = (as_stage(args[0]), *args[1:])
         self._stream: Stream[Any] = Stream(self._kind(*args, **options))
@@ -79,6 +80,7 @@ class WdsPipe(IterDataPipe[Any]):
         """This pipe as a node of torchdata.nodes."""
         from wds_pipes.nodes import WdsNode
 
+        _check_not_loaded(self, "as_node()")
         return WdsNode.of(self._stream.stage)
 
     @property
@@ -198,6 +200,13 @@ def find_ours(pipe: IterDataPipe[Any]) -> WdsPipe | None:
     return next((below for below in walk(pipe) if isinstance(below, WdsPipe)), None)
 
 
+def _check_not_loaded(pipe: IterDataPipe[Any], what: str) -> None:
+    """StateError where a state waits in ``pipe`` for an ``iter()`` that will not come: what is built upon a pipe has a position of its own."""
+    ours = find_ours(pipe)
+    if ours is not None and ours._stream._resume:
+        raise StateError(f"a state was loaded into this pipe, which {what} would not continue: load it into what you iterate, after that is built.")
+
+
 def state_dict(pipe: IterDataPipe[Any]) -> State:
     """The state of a pipe, also of one of torch's behind ours: see ``WdsPipe.state_dict``.
 
@@ -248,4 +257,5 @@ def as_dataset(pipe: IterDataPipe[Any]) -> WdsDataset:
     """A plain IterableDataset with a pipe's state, for DataLoader and StatefulDataLoader: see ``WdsDataset``."""
     from wds_pipes.dataset import WdsDataset
 
+    _check_not_loaded(pipe, "as_dataset()")
     return WdsDataset(as_stage(pipe))
