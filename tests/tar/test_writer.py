@@ -199,6 +199,36 @@ def test_an_exception_in_the_block_leaves_no_file(tmp_path):
     assert path.read_bytes() == b"older"
 
 
+class Full(io.BytesIO):
+    """A disk that is full for one moment."""
+
+    def write(self, data):
+        if self.tell() == 2048:
+            raise OSError("no space left on device")
+        return super().write(data)
+
+
+def test_nothing_can_be_written_behind_half_a_sample():
+    """Else it would stand where no reader expects a header."""
+    writer = TarWriter(Full())
+    writer.write({"__key__": "a", "txt": "x"})
+    writer.write({"__key__": "b", "txt": "y"})
+    with pytest.raises(OSError, match="no space left"):
+        writer.write({"__key__": "c", "txt": "z"})
+    with pytest.raises(ValueError, match="closed"):
+        writer.write({"__key__": "d", "txt": "z"})
+
+
+@pytest.mark.parametrize(("target", "mend"), [("missing/x.tar", "make its directory first"), ("s3://bucket/x.tar", "only local files are written")])
+def test_a_place_where_no_file_can_be_made(tmp_path, monkeypatch, target, mend):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError) as caught:
+        TarWriter(target)
+    [note] = caught.value.__notes__
+    assert target in note
+    assert mend in note
+
+
 def test_a_failed_close_leaves_nothing_open(tmp_path):
     """The folder has gone in the meantime."""
     folder = tmp_path / "gone"

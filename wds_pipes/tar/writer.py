@@ -52,7 +52,11 @@ class TarWriter:
         if isinstance(target, (str, os.PathLike)):
             self._path = Path(target)
             self._partial = self._path.with_name(f".{self._path.name}.{os.getpid()}.partial")
-            self._file: BinaryIO = open(self._partial, "wb")
+            try:
+                self._file: BinaryIO = open(self._partial, "wb")
+            except OSError as error:
+                error.add_note(f"raised when shard {os.fspath(target)} was to be written: {_cannot_write(os.fspath(target), self._path.parent)}")
+                raise
         else:
             self._file = target
 
@@ -66,8 +70,12 @@ class TarWriter:
         if sample.key in self._keys:
             raise SampleError(f"key {sample.key!r} was written to this shard before: its samples would be read as one. Give each its own key.", key=sample.key)
         self._keys.add(sample.key)
-        for block in sample.blocks:
-            self._file.write(block)
+        try:
+            for block in sample.blocks:
+                self._file.write(block)
+        except BaseException:
+            self.discard()  # half a sample may be there, behind which nothing could be read
+            raise
         self.size += sample.size
         self.samples += 1
 
@@ -88,7 +96,7 @@ class TarWriter:
         self._closed = True
 
     def discard(self) -> None:
-        """Throw away what was written, if it went to a path and is not closed."""
+        """Throw away what was written, if it went to a path and is not closed. Nothing can be written after it."""
         if self._closed:
             return
         self._closed = True
@@ -106,6 +114,13 @@ class TarWriter:
             self.close()
         else:
             self.discard()
+
+
+def _cannot_write(target: str, folder: Path) -> str:
+    """What to do where no file can be made."""
+    if "://" in target:
+        return "only local files are written; write it to a directory and copy it, or pass an open binary stream"
+    return "make its directory first" if not folder.is_dir() else "check the permissions of its directory, and that the disk is not full"
 
 
 class _Encoded:
