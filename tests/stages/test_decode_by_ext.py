@@ -179,7 +179,9 @@ def test_wrong_arguments_are_refused_when_it_is_built(specs, options, message):
 
 
 def test_items_that_are_no_samples_are_refused():
-    with pytest.raises(TypeError, match=r"decode_by_ext\(\) takes samples as dicts, and its source gave tuple: put it before to_tuple\(\)"):
+    with pytest.raises(
+        TypeError, match=r"decode_by_ext\(\) takes samples as dicts, and its source gave tuple: put it behind group_by_key\(\), before to_tuple\(\)"
+    ):
         list(decoded([(1, 2)], on_error="skip"))
 
 

@@ -75,7 +75,9 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
         decoders: dict[str, Decoder | None] = {}
         for sample in self.source.items:
             if not isinstance(sample, dict):
-                raise TypeError(f"decode_by_ext() takes samples as dicts, and its source gave {type(sample).__name__}: put it before to_tuple()")
+                raise TypeError(
+                    f"decode_by_ext() takes samples as dicts, and its source gave {type(sample).__name__}: put it behind group_by_key(), before to_tuple()"
+                )
             decoded = dict(sample)
             field = ""
             try:

@@ -110,7 +110,7 @@ class OpenShards(Tolerant[Shard]):
         assert self.source is not None
         for url in self.source.items:
             if not isinstance(url, (str, os.PathLike)):
-                raise TypeError(f"open_shards() takes URLs and paths, and its source gave {url!r}: put it behind ShardList(...) or IterableWrapper(urls)")
+                raise TypeError(f"open_shards() takes URLs and paths, and its source gave {url!r:.200}: put it behind ShardList(...) or IterableWrapper(urls)")
             try:
                 raw = open_url(os.fspath(url), storage_options=self.storage_options, buffer_bytes=self.buffer_bytes)
             except ShardError as error:
