@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -36,8 +37,8 @@ from wds_pipes.stage import State, check_count, logger
 
 FORMAT = 1
 
-_STEP = re.compile(r"step-(\d{10,})")
-_RANK = re.compile(r"rank-(\d{4,})-of-(\d{4,})\.json")
+_STEP = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,})")  # as _place writes them, and nothing else
+_RANK = re.compile(r"rank-([0-9]{4}|[1-9][0-9]{4,})-of-([0-9]{4}|[1-9][0-9]{4,})\.json")
 _OURS = re.compile(rf"{_RANK.pattern}|\.{_RANK.pattern}\.[0-9a-f]{{16}}\.tmp")
 
 _Found = dict[int, dict[int, set[int]]]  # step: world size: the ranks whose files are there
@@ -252,18 +253,23 @@ def _find(root: Path) -> _Found:
             worlds = found[int(match[1])] = {}
             with contextlib.suppress(FileNotFoundError):  # another rank has just removed it
                 for name in filter(None, map(_RANK.fullmatch, os.listdir(entry.path))):
-                    worlds.setdefault(int(name[2]), set()).add(int(name[1]))
+                    rank, world = int(name[1]), int(name[2])
+                    if rank < world:
+                        worlds.setdefault(world, set()).add(rank)
     return found
 
 
 def _complete(worlds: dict[int, set[int]]) -> list[int]:
     """The world sizes of which all ranks are there."""
-    return [world for world, ranks in worlds.items() if ranks == set(range(world))]
+    return [world for world, ranks in worlds.items() if len(ranks) == world]
 
 
 def _missing(worlds: dict[int, set[int]], number: int) -> str:
     """What is missing of an incomplete checkpoint, in words."""
-    gaps = [f"{', '.join(map(str, sorted(set(range(world)) - ranks)[:10]))} of {world}" for world, ranks in sorted(worlds.items())]
+    gaps = []
+    for world, ranks in sorted(worlds.items()):
+        absent = itertools.islice((rank for rank in range(world) if rank not in ranks), 10)
+        gaps.append(f"{', '.join(map(str, absent))} of {world}")
     return f"step-{number:010d} lacks rank {' and rank '.join(gaps)}" if gaps else f"step-{number:010d} has no files"
 
 
