@@ -591,6 +591,8 @@ class LoaderPass:
     def __next__(self) -> Any:
         if self._error is not None:
             raise self._error
+        if self._at is None:
+            self.tally.begin()
         start = time.perf_counter()
         with record_function("wds_pipes.PipeLoader"):
             batch = self._next()
@@ -623,7 +625,6 @@ class LoaderPass:
         self._ended = {}
 
     def _start(self) -> _At:
-        self.tally.begin()
         loader = self._loader
         paused, loader._paused = loader._paused, None
         loader._stop_live("a newer one was started, and a loader has one at a time")

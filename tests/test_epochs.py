@@ -1,0 +1,193 @@
+"""How an epoch is dealt by samples, how it ends on all ranks, and where with_epoch cuts it."""
+
+import json
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import wds_pipes as wp
+from wds_pipes.testing import check_resume, make_shards
+
+COUNTS = [3, 0, 5, 2, 9, 4, 6]
+ALL = [f"{number:08d}" for number in range(sum(COUNTS))]
+
+
+@pytest.fixture(scope="module")
+def counted_urls(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("counted"), shards=len(COUNTS), samples=COUNTS)
+
+
+def pipe(urls, **options):
+    options = {"shuffle": True, "seed": 3, "samples_per_shard": COUNTS, **options}
+    return wp.ShardList(urls, **options).open_shards().load_tar().group_by_key().shuffle_buffer(3)
+
+
+def loader(urls, *, pipe_options=None, **options):
+    return wp.PipeLoader(pipe(urls, **(pipe_options or {})), **{"batch_size": 2, "collate": "list", **options})
+
+
+def keys(batch):
+    return [sample["__key__"] for sample in batch]
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 5, 8, 40])
+def test_lanes_are_equal_to_one_sample_also_more_lanes_than_shards(lanes, counted_urls):
+    source = loader(counted_urls, lanes=lanes, batch_size=1)
+    assert sorted(key for batch in source for key in keys(batch)) == ALL
+    taken = [lane["delivered"] for lane in source.state_dict()["lanes"].values()]
+    assert len(source) == 29
+    assert source.counts()["delivered"] == 29
+    assert taken == [0] * lanes  # the beginning of the next epoch
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("end", ["drop", "pad", "exact"])
+def test_ranks_end_together_and_the_counts_add_up(end, ranks, batch_size, counted_urls):
+    loaders = [loader(counted_urls, batch_size=batch_size, rank=rank, world_size=ranks, lanes=2 * ranks, epoch_end=end) for rank in range(ranks)]
+    given = [list(source) for source in loaders]
+    assert [len(batches) for batches in given] == [len(source) for source in loaders]
+    if end != "exact":
+        assert len({len(batches) for batches in given}) == 1
+        assert {len(batch) for batches in given for batch in batches} <= {batch_size}
+    samples = [sample for batches in given for batch in batches for sample in batch]
+    padded = [sample for sample in samples if sample.get("__padding__")]
+    counts = [source.counts() for source in loaders]
+    total = {name: sum(count.get(name, 0) for count in counts) for name in ("delivered", "dropped", "padded")}
+    assert total["padded"] == len(padded)
+    assert total["delivered"] - total["padded"] + total["dropped"] == 29
+    real = sorted(sample["__key__"] for sample in samples if not sample.get("__padding__"))
+    assert len(set(real)) == len(real) == 29 - total["dropped"]
+    assert all(("__padding__" in sample) == (end == "pad") for sample in samples)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("end", ["drop", "pad", "exact"])
+def test_every_cut_resumes(end, lanes, counted_urls):
+    check_resume(lambda: loader(counted_urls, lanes=lanes, epoch_end=end))
+    check_resume(lambda: loader(counted_urls, lanes=lanes, epoch_end=end, pipe_options={"resampled": True}))
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 1 << 30))
+def test_any_history_of_topologies_keeps_ranks_together_and_each_sample_once(counted_urls, seed):
+    rng = random.Random(seed)
+    end, size = rng.choice(["drop", "pad", "exact"]), rng.choice([1, 2, 3])
+    got, state = [], None
+
+    def take(items):
+        try:
+            got.extend((sample["__key__"], sample.get("__padding__", False)) for sample in next(items))
+        except StopIteration:
+            return False
+        return True
+
+    for change in range(7):
+        ranks = rng.choice([1, 2, 3])
+        lanes = ranks * rng.choice([1, 2, 3])
+        loaders = [loader(counted_urls, batch_size=size, lanes=lanes, rank=rank, world_size=ranks, epoch_end=end) for rank in range(ranks)]
+        if state is not None:
+            for source in loaders:
+                source.load_state_dict(state)
+        running = [iter(source) for source in loaders]
+        for _ in range(rng.randrange(6) if change < 6 else 1000):
+            live = [take(items) for items in running]
+            assert end == "exact" or len(set(live)) == 1
+            if not any(live):
+                break
+        else:
+            state = wp.merge_states([json.loads(json.dumps(source.state_dict())) for source in loaders])
+            if state["epoch"] == 0 and not all(lane["ended"] for lane in state["lanes"].values()):
+                continue
+        break
+    real = sorted(key for key, padding in got if not padding)
+    assert len(set(real)) == len(real)
+    assert end == "drop" or real == ALL
+
+
+def test_without_counts_ranks_are_refused_in_words(counted_urls):
+    uncounted = wp.PipeLoader(pipe(counted_urls, samples_per_shard=None), rank=0, world_size=2)
+    with pytest.raises(ValueError, match=r"would not get the same number of batches.*samples_per_shard=.*epoch_end='exact'"):
+        next(iter(uncounted))
+    with pytest.raises(TypeError, match="number of batches is not known"):
+        len(wp.PipeLoader(pipe(counted_urls, samples_per_shard=None)))
+    for chain, name in (
+        (pipe(counted_urls).filter_samples(bool), r"filter_samples\(\)"),
+        (pipe(counted_urls).decode_by_ext(on_error="skip"), r"decode_by_ext\(on_error='skip'\)"),
+    ):
+        with pytest.raises(ValueError, match=name):
+            wp.PipeLoader(chain, epoch_end="drop")
+    with pytest.raises(ValueError, match="epoch_end must be one of"):
+        loader(counted_urls, epoch_end="stop")
+
+
+@pytest.mark.parametrize("wrong", [-1, 1])
+def test_wrong_counts_are_an_error_with_the_shard(wrong, counted_urls):
+    counts = [*COUNTS[:4], COUNTS[4] + wrong, *COUNTS[5:]]
+    source = loader(counted_urls, lanes=1, pipe_options={"samples_per_shard": counts, "shuffle": False})
+    with pytest.raises(wp.ShardError, match="samples_per_shard says") as caught:
+        list(source)
+    assert caught.value.url == counted_urls[4]
+
+
+def test_wrong_counts_are_refused_when_built(counted_urls):
+    with pytest.raises(ValueError, match="has 2 numbers, and there are 7 shards"):
+        wp.ShardList(counted_urls, samples_per_shard=[1, 2])
+    with pytest.raises(TypeError, match="samples_per_shard must be an int"):
+        wp.ShardList(counted_urls, samples_per_shard=[1.5] * 7)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_with_epoch_cuts_one_stream(workers, counted_urls):
+    whole = [keys(batch) for source in [loader(counted_urls, lanes=2)] for _ in range(4) for batch in source]
+    cut = loader(counted_urls, lanes=2, num_workers=workers).with_epoch(batches=7)
+    passes = [[keys(batch) for batch in cut] for _ in range(6)]
+    assert [len(batches) for batches in passes] == [7] * 6
+    assert len(cut) == 7
+    assert [batch for batches in passes for batch in batches] == whole[:42]
+    cut.close()
+
+
+def test_with_epoch_is_of_all_ranks_and_resumes(counted_urls):
+    check_resume(lambda: loader(counted_urls, lanes=2).with_epoch(batches=7), epochs=4)
+    ranks = [loader(counted_urls, rank=rank, world_size=2).with_epoch(samples=12) for rank in range(2)]
+    assert [len(list(source)) for source in ranks] == [3, 3]
+    with pytest.raises(ValueError, match="cannot be divided by 2 ranks"):
+        ranks[0].with_epoch(batches=3)
+    with pytest.raises(ValueError, match="one of them"):
+        ranks[0].with_epoch()
+    with pytest.raises(ValueError, match="needs epoch_end='drop' or 'pad'"):
+        loader(counted_urls, rank=0, world_size=2, epoch_end="exact").with_epoch(batches=4)
+
+
+def test_resampled_shards_come_with_replacement(counted_urls):
+    source = wp.ShardList(counted_urls, resampled=True, seed=1)
+    epochs = [list(source) for _ in range(20)]
+    assert all(len(epoch) == 7 for epoch in epochs)
+    assert any(len(set(epoch)) < 7 for epoch in epochs)
+    assert {url for epoch in epochs for url in epoch} == set(counted_urls)
+    check_resume(lambda: wp.ShardList(counted_urls, resampled=True, seed=1).open_shards().load_tar().group_by_key())
+
+
+def test_statistics_are_flat_numbers(counted_urls):
+    source = loader(counted_urls, lanes=2)
+    assert source.stats()["epoch"] == 0
+    items = iter(source)
+    for _ in range(5):
+        next(items)
+    found = source.stats()
+    assert all(type(value) is float for value in found.values())
+    assert (found["batches"], found["samples"], found["lane_imbalance"]) == (5, 10, 1)
+    assert found["bytes_per_second"] > found["samples_per_second"] > found["batches_per_second"] > 0
+    assert 0 <= found["wait_share"] <= 1
+    assert found["read_share"] + found["decode_share"] == pytest.approx(1)
+    list(items)
+    assert source.stats()["samples"] == 29
+
+
+def test_progress_needs_tqdm_and_says_so(counted_urls, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tqdm", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install tqdm"):
+        loader(counted_urls, progress=True)
