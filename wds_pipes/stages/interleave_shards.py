@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wds_pipes.stage import Lane, Mark, Out, Stage, check_count, damaged
+from wds_pipes.stages.load_tar import LoadTar
 from wds_pipes.stages.shard_list import Piece, ShardList
 
 _NONE = object()
@@ -53,6 +54,7 @@ class InterleaveShards(Stage[Out]):
         self._list: ShardList | None = None  # while running, stands for the first stage: says how many shards were opened
         self._chains: list[Stage[Out]] = []  # while running, the chains of the open shards
         self._marks: list[tuple[int, Mark | None]] = []
+        self._bytes = 0  # while running, how many were read of the shards that are done
 
     @property
     def _before(self) -> Stage[Out]:
@@ -91,6 +93,7 @@ class InterleaveShards(Stage[Out]):
                 yield item
                 continue
             self._count(chain)
+            self._bytes += _bytes(chain)
             chain.close()
             if at.opened < len(pieces):
                 marks[at.turn] = (at.opened, None)
@@ -98,6 +101,11 @@ class InterleaveShards(Stage[Out]):
             else:
                 del marks[at.turn], chains[at.turn]
                 at.turn = 0 if at.turn == len(chains) else at.turn
+
+    @property
+    def bytes_so_far(self) -> int:
+        """How many bytes of shards a running copy has read."""
+        return self._bytes + sum(map(_bytes, self._chains))
 
     def _pieces(self) -> tuple[Piece, ...]:
         """The shards, or pieces of them, of this lane."""
@@ -172,3 +180,11 @@ class InterleaveShards(Stage[Out]):
         counts["opened"] += first
         opened = tuple((first + place, self._before.load(steps)) for place, steps in saved)
         return self._own(self.At(round=opened, **counts)), None
+
+
+def _bytes(chain: Stage[Any]) -> int:
+    """How many bytes of shards a running chain has read."""
+    step: Stage[Any] | None = chain
+    while step is not None and not isinstance(step, LoadTar):
+        step = step.source
+    return step.bytes_so_far if step is not None else 0

@@ -1,0 +1,297 @@
+"""interleave_shards: several shards in turn, each sample once, and exact at every cut."""
+
+import itertools
+import json
+import pickle
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sources import Given
+from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torchdata import nodes as torchdata_nodes
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import wds_pipes as wp
+from wds_pipes import nodes
+from wds_pipes.stage import Stream
+from wds_pipes.stages import GroupByKey, InterleaveShards, LoadTar, OpenShards, ShardList
+from wds_pipes.testing import check_resume, make_shards
+
+# The samples that interleave_shards(3) gives of those shards in the order of seed 5, epochs 0 and 1: never to change.
+GOLDEN = [
+    [10, 8, 0, 11, 9, 1, 12, 3, 2, 13, 4, 5, 6, 7],
+    [8, 0, 3, 9, 1, 4, 10, 2, 5, 11, 6, 12, 7, 13],
+]
+
+
+def samples(urls, *, seed=5, **options):
+    return wp.ShardList(urls, shuffle=True, seed=seed, **options).open_shards().load_tar().group_by_key()
+
+
+def keys(pipe):
+    return [int(sample["__key__"]) for sample in pipe]
+
+
+def in_turn(shards, count):
+    """The oracle: lists of what is left of each open shard, one item from each in turn."""
+    waiting = [list(shard) for shard in shards]
+    held, waiting, given_, turn = waiting[:count], waiting[count:], [], 0
+    while held:
+        if held[turn]:
+            given_.append(held[turn].pop(0))
+            turn = (turn + 1) % len(held)
+        elif waiting:
+            held[turn] = waiting.pop(0)
+        else:
+            del held[turn]
+            turn = turn % len(held) if held else 0
+    return given_
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 50])
+def test_resumes_exactly(urls, count):
+    """At every position of real shards, as a stream, a pipe, a dataset and a node, with fewer and more than there are shards."""
+    stage = lambda: GroupByKey(LoadTar(OpenShards(ShardList(urls, shuffle=True, seed=5))))  # noqa: E731
+    node = lambda: nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls, shuffle=True, seed=5))))  # noqa: E731
+    hosts = [
+        lambda: Stream(InterleaveShards(stage(), count)),
+        lambda: samples(urls).interleave_shards(count),
+        lambda: samples(urls).interleave_shards(count).as_dataset(),
+        lambda: torchdata_nodes.Loader(nodes.InterleaveShards(node(), count)),
+    ]
+    given_ = [check_resume(make, epochs=3) for make in hosts]
+    assert all(one == given_[0] for one in given_)
+    assert all(sorted(keys(epoch)) == list(range(14)) for epoch in given_[0])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(1, 7), st.sampled_from(["", "before", "behind", "both"]))
+def test_random_shards_at_every_pair_of_cuts(tmp_path_factory, sizes, count, shuffle):
+    """Also with a shuffle in each shard, or behind."""
+    urls = make_shards(tmp_path_factory.mktemp("random"), shards=len(sizes), samples=sizes)
+
+    def make():
+        pipe = samples(urls)
+        pipe = pipe.shuffle_buffer(2) if shuffle in ("before", "both") else pipe
+        pipe = pipe.interleave_shards(count)
+        return pipe.shuffle_buffer(3) if shuffle in ("behind", "both") else pipe
+
+    assert all(sorted(keys(epoch)) == list(range(sum(sizes))) for epoch in check_resume(make))
+
+
+def test_golden_order(urls):
+    """The order is part of the checkpoint format."""
+    pipe = samples(urls).interleave_shards(3)
+    assert [keys(pipe), keys(pipe)] == GOLDEN
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_takes_one_from_each_in_turn(tmp_path, count):
+    """As the oracle does; one shard at a time leaves the order as it is."""
+    sizes = [3, 0, 0, 7, 1, 2, 5, 0]
+    urls = make_shards(tmp_path, shards=len(sizes), samples=sizes)
+    ends = list(itertools.accumulate(sizes))
+    numbers = {url: range(end - size, end) for url, end, size in zip(urls, ends, sizes, strict=True)}
+    interleaved = keys(samples(urls, seed=count).interleave_shards(count))
+    assert interleaved == in_turn([numbers[url] for url in Stream(ShardList(urls, shuffle=True, seed=count))], count)
+    if count == 1:
+        assert interleaved == keys(samples(urls, seed=count))
+
+
+def test_nothing_but_empty_shards(tmp_path):
+    """And fewer shards than lanes: an epoch without samples, not an endless one."""
+    urls = make_shards(tmp_path, shards=3, samples=0)
+    assert check_resume(lambda: samples(urls).interleave_shards(2)) == [[], []]
+    dataset = samples(urls[:1]).interleave_shards(2).as_dataset()
+    assert list(DataLoader(dataset, batch_size=None, num_workers=2)) == []
+
+
+def test_what_comes_before_is_decided_by_the_shard_alone(urls):
+    """A shuffle in front of it gives a shard the same order whatever else is open, and different orders to different shards."""
+    orders = []
+    for count in (1, 2, 5):
+        of = {}
+        for sample in samples(urls).shuffle_buffer(4).interleave_shards(count):
+            of.setdefault(sample["__url__"], []).append(int(sample["__key__"]))
+        orders.append(of)
+    assert orders[0] == orders[1] == orders[2]
+    assert len({tuple(number - min(shard) for number in shard)[:2] for shard in orders[0].values()}) > 1
+
+
+def test_epochs(urls):
+    """Each is another order, and set_epoch() chooses one."""
+    pipe = samples(urls).interleave_shards(2)
+    epochs = [keys(pipe) for _ in range(3)]
+    assert len(set(map(tuple, epochs))) == 3
+    pipe.set_epoch(1)
+    assert keys(pipe) == epochs[1]
+
+
+def test_batches_of_one_shard_each(urls):
+    """Behind batch_samples it takes turns by batches, and all samples are counted."""
+    make = lambda: samples(urls).batch_samples(2, collate="list").interleave_shards(2)  # noqa: E731
+    [epoch, _] = check_resume(make)
+    assert all(len({sample["__url__"] for sample in batch}) == 1 for batch in epoch)
+    pipe = make()
+    given_ = 0
+    for batch in pipe:
+        given_ += len(batch)
+        assert pipe.counts()["delivered"] == given_
+    assert given_ == 14
+
+
+def test_counts_include_open_and_finished_shards(urls):
+    """At every place: what was given, and what was filtered on the way."""
+    pipe = samples(urls).filter_samples(even).interleave_shards(3)
+    for number, _ in enumerate(pipe, 1):
+        counts = pipe.counts()
+        resumed = samples(urls).filter_samples(even).interleave_shards(3)
+        resumed.load_state_dict(pipe.state_dict())
+        assert counts["delivered"] == number
+        assert resumed.counts() == counts
+    assert pipe.counts() == {"delivered": 7, "filtered": 7, "skipped": 0, "dropped": 0}
+
+
+def even(sample):
+    return int(sample["__key__"]) % 2 == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_broken_shards_are_skipped_and_counted(tmp_path, count):
+    """One that is missing and one that is cut, at every cut; without on_error="skip" they are errors that name the shard."""
+    urls = make_shards(tmp_path, shards=4, samples=4)
+    with open(urls[1], "r+b") as file:
+        file.truncate(4 * 512 + 100)
+    urls.insert(2, str(tmp_path / "missing.tar"))
+
+    def make(on_error):
+        return wp.ShardList(urls).open_shards(on_error=on_error).load_tar(on_error=on_error).group_by_key(on_error=on_error).interleave_shards(count)
+
+    [epoch, _] = check_resume(lambda: make("skip"))
+    assert set(range(16)) - set(keys(epoch)) <= {4, 5, 6, 7}
+    pipe = make("skip")
+    assert len(list(pipe)) == len(epoch)
+    assert pipe.counts()["skipped_shards"] == 1
+    assert pipe.counts()["damaged"] == 1
+    broken = make("raise")
+    items = iter(broken)
+    with pytest.raises(wp.ShardError, match="shard-000001.tar") as caught:
+        list(items)
+    assert caught.value.url.endswith("shard-000001.tar")
+    with pytest.raises(wp.ShardError):
+        next(items)
+    resumed = make("raise")
+    resumed.load_state_dict(broken.state_dict())
+    with pytest.raises(wp.ShardError, match="shard-000001.tar"):
+        next(iter(resumed))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_lanes_in_workers_resume_exactly(urls, workers):
+    """Each worker interleaves its own shards; together they give each sample once; a resumed loader goes on."""
+    make = lambda: StatefulDataLoader(samples(urls).interleave_shards(2).as_dataset(), batch_size=None, num_workers=workers)  # noqa: E731
+    loader = make()
+    whole = [keys(loader), keys(loader)]
+    assert all(sorted(epoch) == list(range(14)) for epoch in whole)
+    for cut in (1, 5, 13):
+        first = make()
+        assert keys(itertools.islice(first, cut)) == whole[0][:cut]
+        state = json.loads(json.dumps(first.state_dict()))
+        second = make()
+        second.load_state_dict(state)
+        assert [keys(second), keys(second)] == [whole[0][cut:], whole[1]]
+    plain = DataLoader(samples(urls).interleave_shards(2), batch_size=None, num_workers=workers)
+    assert sorted(keys(plain)) == list(range(14))
+
+
+def test_a_resume_opens_the_open_shards_again(tmp_path, counted):
+    """Each from its position on: not from its head, and none that is done."""
+    blob = bytes(50_000)
+    urls = [f"counted://{url}" for url in make_shards(tmp_path, shards=4, samples=60, fields={"bin": lambda rng, number: blob})]
+    pipe = wp.ShardList(urls).open_shards(buffer_bytes=4096).load_tar().group_by_key().interleave_shards(2)
+    items = iter(pipe)
+    for _ in range(100):
+        next(items)
+    state, expected = pipe.state_dict(), next(items)["__key__"]
+    del items
+    counted.clear()
+    resumed = wp.ShardList(urls).open_shards(buffer_bytes=4096).load_tar().group_by_key().interleave_shards(2)
+    resumed.load_state_dict(state)
+    assert next(iter(resumed))["__key__"] == expected
+    assert min(offset for offset, _ in counted) > 40 * 50_000
+
+
+def test_state_is_small(tmp_path):
+    """At most 70 bytes for an open shard behind group_by_key()."""
+    urls = make_shards(tmp_path, shards=40, samples=30)
+    for count in (4, 40):
+        pipe = samples(urls).interleave_shards(count)
+        largest = 0
+        for _ in pipe:
+            largest = max(largest, len(json.dumps(pipe.state_dict()["lanes"]["0"]["position"])))
+        assert largest < 150 + 70 * count
+
+
+@pytest.mark.parametrize(
+    ("count", "error", "words"),
+    [(0, ValueError, "at least 1"), (-2, ValueError, "at least 1"), (2.0, TypeError, "an int"), (True, TypeError, "an int"), (None, TypeError, "an int")],
+)
+def test_wrong_counts_are_refused_when_it_is_built(urls, count, error, words):
+    with pytest.raises(error, match=words):
+        samples(urls).interleave_shards(count)
+
+
+def test_other_sources_are_refused_when_it_is_built(urls):
+    """It deals the shards of ShardList, so nothing else can be first."""
+    for source in (lambda: IterableWrapper(urls).open_shards().load_tar().group_by_key(), lambda: wp.mix({"a": samples(urls)})):
+        with pytest.raises(TypeError, match="start the pipeline with it"):
+            source().interleave_shards(2)
+    with pytest.raises(TypeError, match="ShardList"):
+        InterleaveShards(Given([1, 2]), 2)
+
+
+def test_another_count_does_not_fit_a_state(urls):
+    pipe = samples(urls).interleave_shards(2)
+    next(iter(pipe))
+    with pytest.raises(wp.StateError, match=r"interleave_shards\(count=2\)"):
+        samples(urls).interleave_shards(3).load_state_dict(pipe.state_dict())
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"opened": -1},
+        {"opened": "2"},
+        {"opened": 2, "turn": 2, "round": [[0, [{}, {}, {}, {}]], [1, [{}, {}, {}, {}]]]},
+        {"opened": 1, "round": [[1, [{}, {}, {}, {}]]]},
+        {"opened": 1, "round": [[0, [{}, {}]]]},
+        {"opened": 1, "round": [0]},
+        {"opened": 3, "round": [[place, [{}, {}, {}, {}]] for place in range(3)]},
+        {"round": {}},
+        {"more": 1},
+    ],
+)
+def test_damaged_states_are_refused(urls, own):
+    pipe = samples(urls).interleave_shards(2)
+    state = pipe.state_dict()
+    state["lanes"]["0"]["position"][-1] = own
+    with pytest.raises(wp.StateError, match="interleave_shards cannot stand at"):
+        pipe.load_state_dict(state)
+
+
+def test_a_state_beyond_the_lane_is_refused(urls):
+    pipe = samples(urls).interleave_shards(2)
+    state = pipe.state_dict()
+    state["lanes"]["0"]["position"][-1] = {"opened": 9, "round": [[8, [{}, {}, {}, {}]]]}
+    pipe.load_state_dict(state)
+    with pytest.raises(wp.StateError, match="shard 8 of a lane of 5"):
+        next(iter(pipe))
+
+
+def test_is_a_method_with_help_that_pickles(urls, capsys):
+    pipe = samples(urls).interleave_shards(2)
+    assert list(pickle.loads(pickle.dumps(pipe))) == list(pipe)
+    help(pipe.interleave_shards)
+    assert "Keep several shards open" in capsys.readouterr().out
