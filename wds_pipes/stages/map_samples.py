@@ -13,6 +13,7 @@ from wds_pipes.collate import identity
 from wds_pipes.errors import SampleError, WdsError
 from wds_pipes.ordering import mix, mix_text
 from wds_pipes.stage import Stage, Tolerant
+from wds_pipes.stages.mix import Mix
 
 _RNG = 3  # the salt of the generators
 
@@ -75,6 +76,8 @@ class MapSamples(Tolerant[Any]):
 
 def _maps(stage: Stage[Any] | None) -> int:
     """How many steps of this kind a chain has: what tells the generators of one from those of another, wherever else a chain is changed."""
+    if isinstance(stage, Mix):
+        return max(map(_maps, stage.sources.values()))
     return 0 if stage is None else _maps(stage.source) + isinstance(stage, MapSamples)
 
 

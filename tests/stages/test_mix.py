@@ -1,0 +1,593 @@
+"""mix: exact proportions at every prefix, exhaustion, states by name that other weights and sources fit, and exact resume."""
+
+import itertools
+import json
+import logging
+import pickle
+import random
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sources import Given
+from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torchdata import nodes as torchdata_nodes
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import wds_pipes as wp
+from wds_pipes import nodes, stages
+from wds_pipes.ordering import stream
+from wds_pipes.stage import Stream
+from wds_pipes.stages import BatchSamples, FilterSamples, MapSamples, Mix, ShuffleBuffer
+from wds_pipes.stages.mix import turns
+from wds_pipes.testing import check_resume, make_shards
+
+# The first draws for weights and the hashes stream(7, 0, ...): never to change, see ordering.py.
+GOLDEN = {
+    (1,): [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+    (1, 1): [1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0],
+    (3, 1): [0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0],
+    (1, 1, 1): [1, 0, 2, 1, 0, 2, 1, 0, 2, 1, 0, 2, 1, 0, 2, 1, 0, 2, 1, 0, 2, 1, 0, 2],
+    (5, 2, 1): [0, 1, 0, 0, 1, 0, 2, 0, 0, 1, 0, 0, 1, 0, 2, 0, 0, 1, 0, 0, 1, 0, 2, 0],
+    (7, 1, 1, 1, 2, 3): [0, 5, 0, 4, 0, 5, 0, 1, 0, 3, 0, 2, 5, 0, 4, 0, 5, 0, 4, 0, 5, 0, 1, 0],
+}
+# The sources in epochs 0 and 1 of lane 0 of 1, and epoch 0 of lane 1 of 2, with weights 5, 2, 1 and seed 0.
+GOLDEN_MIX = [
+    "aabacabaaabacabaaabacabaaabacabaaabacaba",
+    "abaabacaabaabacaabaabacaabaabacaabaabaca",
+    "abaacabaabaacabaabaacabaabaacabaabaacaba",
+]
+
+
+def hashes(count, key=7):
+    return [int(value) for value in stream(key, 0, count)]
+
+
+def shards(directory, name, sizes):
+    """Shards whose samples have keys with ``name`` in their URLs."""
+    return make_shards(directory / name, shards=len(sizes), samples=sizes, seed=len(name))
+
+
+def samples(urls, *, seed=3):
+    return wp.ShardList(urls, shuffle=True, seed=seed).open_shards().load_tar().group_by_key()
+
+
+@pytest.fixture
+def three(tmp_path):
+    """The shards of three sources: 10, 7 and no samples."""
+    return {"a": shards(tmp_path, "a", [3, 0, 5, 2]), "b": shards(tmp_path, "b", [4, 1, 2]), "none": shards(tmp_path, "none", [0])}
+
+
+def numbers(weights, length=1000, **options):
+    """A stream over a source for each name that gives (name, 0), (name, 1) ..."""
+    counts = length if isinstance(length, dict) else dict.fromkeys(weights, length)
+    return Stream(Mix({name: Given([(name, number) for number in range(counts[name])]) for name in weights}, weights, **options))
+
+
+def names(items):
+    return "".join(item[0] for item in items)
+
+
+def deviation(drawn, weights):
+    """The largest distance from the ideal of any source at any prefix, exactly as a fraction of integers."""
+    total, places = sum(weights), np.arange(1, len(drawn) + 1)
+    return max(int(np.abs(np.cumsum(drawn == source) * total - weight * places).max()) for source, weight in enumerate(weights)) / total
+
+
+# The order of draws
+
+
+@pytest.mark.parametrize("weights", [(7, 2, 1, 500_000, 3), (999_983, 1), (1, 1, 1, 1, 1, 1)])
+def test_proportions_hold_at_every_prefix_of_a_million_draws(weights):
+    drawn = np.fromiter(itertools.islice(turns(weights, hashes(len(weights)), [0] * len(weights)), 1_000_000), np.int64, 1_000_000)
+    assert deviation(drawn, weights) < 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.one_of(st.integers(1, 10), st.integers(1, 1_000_000)), min_size=1, max_size=6), st.integers(0, (1 << 64) - 1))
+def test_proportions_hold_at_every_prefix(weights, key):
+    """For 1 to 6 sources with weights up to 10^6, whatever the phases; and the draws go on from any place as if it had not been one."""
+    drawn = np.fromiter(itertools.islice(turns(weights, hashes(len(weights), key), [0] * len(weights)), 3_000), np.int64, 3_000)
+    assert deviation(drawn, weights) < 1
+    cut = key % 2_900
+    resumed = turns(weights, hashes(len(weights), key), [int((drawn[:cut] == source).sum()) for source in range(len(weights))])
+    assert list(itertools.islice(resumed, 100)) == drawn[cut : cut + 100].tolist()
+
+
+def test_many_sources():
+    """Exact also for a hundred sources of most unlike weights."""
+    weights = [1 + number**4 for number in range(100)]
+    drawn = np.fromiter(itertools.islice(turns(weights, hashes(100), [0] * 100), 20_000), np.int64, 20_000)
+    assert deviation(drawn, weights) < 1
+
+
+def test_golden_draws():
+    """The order is part of the checkpoint format."""
+    for weights, expected in GOLDEN.items():
+        assert list(itertools.islice(turns(weights, hashes(len(weights)), [0] * len(weights)), 24)) == expected
+    mixed = numbers({"a": 5, "b": 2, "c": 1})
+    epochs = [names(itertools.islice(mixed, 40)) for _ in range(2)]
+    lane = numbers({"a": 5, "b": 2, "c": 1})
+    lane.stage.host.lane, lane.stage.host.lanes = 1, 2
+    assert [*epochs, names(itertools.islice(lane, 40))] == GOLDEN_MIX
+
+
+def test_rare_sources_come_at_another_place_in_each_lane():
+    """Else all ranks would draw them in the same step."""
+    places = set()
+    for lane in range(16):
+        mixed = numbers({"a": 99, "b": 1}, 10_000)
+        mixed.stage.host.lane, mixed.stage.host.lanes = lane, 16
+        places.add(names(itertools.islice(mixed, 100)).index("b"))
+    assert len(places) >= 12
+    assert max(places) - min(places) > 40
+
+
+def test_order_depends_on_names_not_on_their_order():
+    """A dict that is written in another order, or weights that are multiples, are the same mix."""
+    one = names(itertools.islice(numbers({"a": 5, "b": 2, "c": 1}), 200))
+    assert names(itertools.islice(numbers({"c": 1, "a": 5, "b": 2}), 200)) == one
+    assert names(itertools.islice(numbers({"a": 0.5, "b": 0.2, "c": 0.1}), 200)) == one
+    assert names(itertools.islice(numbers({"a": 5, "b": 2, "c": 1}, seed=1), 200)) != one
+
+
+def test_weights_mean_what_is_written():
+    """Decimal numbers, fractions and numpy's numbers, exactly; none, or a list."""
+    sources = {"a": Given([]), "b": Given([]), "c": Given([])}
+    assert Mix(sources, {"a": 0.7, "b": 0.2, "c": 0.1}).weights == {"a": 7, "b": 2, "c": 1}
+    assert Mix(sources, [1e-9, 1, 0.5]).weights == {"a": 1, "b": 10**9, "c": 5 * 10**8}
+    assert Mix(sources, [Fraction(1, 3), Fraction(1, 6), Fraction(1, 2)]).weights == {"a": 2, "b": 1, "c": 3}
+    assert Mix(sources, [np.float64(0.25), np.int64(1), 3]).weights == {"a": 1, "b": 4, "c": 12}
+    assert Mix(sources).weights == {"a": 1, "b": 1, "c": 1}
+
+
+def test_each_source_gives_what_it_gives_by_itself(three):
+    """Same samples in the same order, in each epoch."""
+    mixed = wp.mix({name: samples(three[name]) for name in ("a", "b")}, exhausted="drop")
+    alone = {name: samples(three[name]) for name in ("a", "b")}
+    for _ in range(3):
+        given_ = list(mixed)
+        for name, pipe in alone.items():
+            assert [sample for sample in given_ if sample["__url__"].split("/")[-2] == name] == list(pipe)
+
+
+# Exact resume
+
+
+HOSTS = {
+    "stream": lambda urls, **options: Stream(Mix({name: chain(stages, urls[name]) for name in urls}, **options)),
+    "pipe": lambda urls, **options: wp.mix({name: samples(urls[name]) for name in urls}, **options),
+    "behind": lambda urls, **options: (
+        wp.mix({name: samples(urls[name]).map_samples(draw) for name in urls}, **options).shuffle_buffer(3).map_samples(draw).batch_samples(2, collate="list")
+    ),
+    "torch": lambda urls, **options: Torch(wp.mix({name: samples(urls[name]).map(repr) for name in urls}, **options).map(str).batch(2)),
+    "nested": lambda urls, **options: wp.mix(
+        {"plain": samples(urls["a"]), "mixed": wp.mix({name: samples(urls[name]).shuffle_buffer(3) for name in urls}, seed=4, **options)},
+        exhausted=options["exhausted"],
+    ),
+    "interleaved": lambda urls, **options: wp.mix({name: samples(urls[name]).interleave_shards(2) for name in urls}, **options),
+    "dataset": lambda urls, **options: wp.mix({name: samples(urls[name]) for name in urls}, **options).as_dataset(),
+    "loader": lambda urls, **options: torchdata_nodes.Loader(nodes.Mix({name: chain(nodes, urls[name]) for name in urls}, **options)),
+    "prefetcher": lambda urls, **options: torchdata_nodes.Loader(
+        nodes.Mix({name: torchdata_nodes.Prefetcher(chain(nodes, urls[name]), 2) for name in urls}, **options)
+    ),
+}
+
+
+class Torch:
+    """A chain that ends in a pipe of torch's."""
+
+    def __init__(self, pipe):
+        self.pipe = pipe
+
+    def __iter__(self):
+        return iter(self.pipe)
+
+    def state_dict(self):
+        return wp.state_dict(self.pipe)
+
+    def load_state_dict(self, state):
+        wp.load_state_dict(self.pipe, state)
+
+
+def chain(module, urls):
+    return module.GroupByKey(module.LoadTar(module.OpenShards(module.ShardList(urls, shuffle=True, seed=3))))
+
+
+def draw(sample, rng):
+    return {**sample, "draws": [*sample.get("draws", []), int(rng.integers(1 << 30))]}
+
+
+@pytest.mark.parametrize("exhausted", ["stop", "drop", "repeat"])
+@pytest.mark.parametrize("host", [host for host in HOSTS if host != "prefetcher"])
+def test_resumes_exactly(three, host, exhausted):
+    """At every cut, and again at every cut of the resumed ones, into the next epoch."""
+    urls = {name: three[name] for name in ("a", "b")}
+    epochs = check_resume(lambda: HOSTS[host](urls, weights={"a": 2.5, "b": 1}, exhausted=exhausted))
+    assert epochs[0] != epochs[1]
+
+
+def test_resumes_exactly_over_threads(three):
+    """Over torchdata's Prefetcher, whose read-ahead is not committed."""
+    check_resume(lambda: HOSTS["prefetcher"]({name: three[name] for name in ("a", "b")}, exhausted="drop"))
+
+
+@pytest.mark.parametrize("exhausted", ["stop", "drop", "repeat"])
+def test_resumes_exactly_with_an_empty_source(three, exhausted):
+    """Which must not make an endless epoch either."""
+    for chosen in (("a", "none"), ("none",), ("a", "b", "none")):
+        epochs = check_resume(lambda chosen=chosen: HOSTS["pipe"]({name: three[name] for name in chosen}, exhausted=exhausted))
+        if exhausted != "stop":
+            assert len(epochs[0]) >= {1: 0, 2: 10, 3: 17}[len(chosen)]
+            assert chosen != ("a", "none") or len(epochs[0]) == 10
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), min_size=1, max_size=4),
+    st.sampled_from(["stop", "drop", "repeat"]),
+    st.booleans(),
+)
+def test_random_mixes_at_every_pair_of_cuts(sources, exhausted, shuffle):
+    """Any lengths and weights, with sources that filter and shuffle."""
+
+    def make():
+        given_ = {str(number): Given([(str(number), item) for item in range(length)], seed=number) for number, (length, _) in enumerate(sources)}
+        chains = {name: ShuffleBuffer(source, 2) if shuffle else FilterSamples(source, third) for name, source in given_.items()}
+        return Stream(Mix(chains, [weight for _, weight in sources], exhausted=exhausted))
+
+    for epoch in check_resume(make):
+        found = Counter(epoch)
+        if exhausted == "drop":
+            assert set(found.values()) <= {1}
+        if exhausted != "stop":
+            whole = {(str(number), item) for number, (length, _) in enumerate(sources) for item in range(length) if shuffle or item % 3}
+            assert found.keys() == whole
+
+
+def third(item):
+    return item[1] % 3
+
+
+# Exhaustion
+
+
+def test_stop_ends_with_the_first_source_that_has_nothing_left():
+    """When it is to be drawn: the proportions hold to the end."""
+    mixed = numbers({"a": 2, "b": 1}, {"a": 100, "b": 5})
+    given_ = list(mixed)
+    assert Counter(names(given_))["b"] == 5
+    assert 10 <= Counter(names(given_))["a"] <= 12
+    assert deviation(np.array(["ab".index(name) for name in names(given_)]), [2, 1]) < 1
+    assert len(names(mixed)) > 10  # the next epoch begins anew
+
+
+def test_drop_goes_on_with_the_others_in_their_proportions():
+    mixed = numbers({"a": 3, "b": 1, "c": 2}, {"a": 600, "b": 200, "c": 100}, exhausted="drop")
+    given_ = names(mixed)
+    assert Counter(given_) == {"a": 600, "b": 200, "c": 100}
+    end = given_.rindex("c") + 1
+    assert deviation(np.array(["abc".index(name) for name in given_[:end]]), [3, 1, 2]) < 1
+    start = next(place for place in range(end, end + 5) if mixed_from(given_, place, [3, 1]))
+    assert start <= end + 3
+
+
+def mixed_from(given_, place, weights):
+    """Whether the proportions of a and b hold at every prefix from a place on, until one of them ends."""
+    rest = given_[place : min(given_.rindex("a"), given_.rindex("b")) + 1]
+    return deviation(np.array(["ab".index(name) for name in rest]), weights) < 1
+
+
+def test_repeat_begins_sources_again_in_another_order_until_all_were_through(three):
+    """The proportions hold all along; a source that is through first is repeated as often as it takes."""
+    mixed = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, weights={"a": 1, "b": 3}, exhausted="repeat")
+    given_ = [(sample["__url__"].split("/")[-2], sample["__key__"]) for sample in mixed]
+    assert deviation(np.array(["ab".index(name) for name, _ in given_]), [1, 3]) < 1
+    found = Counter(given_)
+    assert {key for name, key in found if name == "a"} == {f"{number:08d}" for number in range(10)}
+    assert {found[key] for key in found if key[0] == "a"} == {1}
+    assert {found[key] for key in found if key[0] == "b"} <= {4, 5}
+    of_b = [key for name, key in given_ if name == "b"]
+    assert len({tuple(of_b[start : start + 7]) for start in (0, 7, 14, 21)}) > 1
+
+
+def test_an_empty_source_is_told_of(caplog):
+    for exhausted in ("stop", "drop", "repeat"):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "wds_pipes"):
+            list(numbers({"a": 1, "b": 1}, {"a": 5, "b": 0}, exhausted=exhausted))
+        assert "source 'b' of mix() gives nothing in lane 0 of 1" in caplog.text
+
+
+# Other weights, other sources
+
+
+def after(stream_, count):
+    taken = list(itertools.islice(stream_, count))
+    return taken, json.loads(json.dumps(stream_.state_dict()))
+
+
+@pytest.mark.parametrize("cut", [0, 1, 7, 50, 333])
+def test_weights_may_change(cut):
+    """The sources go on where they were, and the new proportions hold from there on, also over a further resume."""
+    before, state = after(numbers({"a": 5, "b": 1}), cut)
+    changed = numbers({"a": 1, "b": 4})
+    changed.load_state_dict(state)
+    first, state = after(changed, 50)
+    again = numbers({"a": 1, "b": 4})
+    again.load_state_dict(state)
+    rest = [*first, *itertools.islice(again, 300)]
+    assert deviation(np.array(["ab".index(name) for name in names(rest)]), [1, 4]) < 1
+    for name in "ab":
+        assert [number for found, number in [*before, *rest] if found == name] == list(range(names([*before, *rest]).count(name)))
+
+
+@pytest.mark.parametrize("cut", [1, 7, 50])
+def test_sources_may_be_added(cut):
+    """A new one begins at its beginning; the proportions of all hold from there on."""
+    before, state = after(numbers({"a": 5, "b": 1}), cut)
+    more = numbers({"a": 5, "new": 2, "b": 1})
+    more.load_state_dict(state)
+    rest = list(itertools.islice(more, 300))
+    assert deviation(np.array([("a", "new", "b").index(name) for name, _ in rest]), [5, 2, 1]) < 1
+    for name in ("a", "b", "new"):
+        given_ = [number for found, number in [*before, *rest] if found == name]
+        assert given_ == list(range(len(given_)))
+
+
+def test_sources_may_be_left_out_if_that_is_meant():
+    _, state = after(numbers({"a": 5, "b": 1, "c": 1}), 20)
+    with pytest.raises(wp.StateError, match=r"the state has 'b', 'c', which is not in this mix. If that is meant, pass mix\(..., without=\['b', 'c'\]\)"):
+        numbers({"a": 1}).load_state_dict(state)
+    rest = numbers({"a": 5, "c": 1}, without=["b"])
+    rest.load_state_dict(state)
+    given_ = list(itertools.islice(rest, 60))
+    assert given_[0][1] > 0
+    assert deviation(np.array(["ac".index(name) for name in names(given_)]), [5, 1]) < 1
+
+
+def test_weights_and_sources_change_at_random():
+    """Twenty histories of cuts: every source gives each of its samples once, in order."""
+    rng = random.Random(5)
+    for _ in range(20):
+        state, given_ = None, []
+        chosen = ["a", "b"]
+        lengths = {name: rng.randrange(30, 90) for name in "abcde"}
+        while state is None or state["epoch"] == 0:
+            mixed = numbers({name: rng.randrange(1, 20) for name in chosen}, lengths, exhausted="drop")
+            if state is not None:
+                mixed.load_state_dict(state)
+            items = iter(mixed)
+            given_ += itertools.islice(items, rng.randrange(1, 40))
+            if len(chosen) < 5 and rng.random() < 0.5:
+                chosen.append("abcde"[len(chosen)])
+            state = json.loads(json.dumps(mixed.state_dict()))
+            if len(given_) == sum(lengths[name] for name in chosen):
+                break
+        for name in chosen:
+            of = [number for found, number in given_ if found == name]
+            assert of == list(range(len(of)))
+
+
+def test_a_changed_source_is_refused_in_words(three, tmp_path):
+    """Other shards, another seed or other steps under the same name; the message names the source."""
+    state = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}).state_dict()
+    for other, words in (
+        (samples(three["b"]), "'a' of this mix is not the one of the state: its shards have other URLs"),
+        (samples(three["a"], seed=4), "'a' of this mix is not the one of the state: its seed was 3 and is 4"),
+        (samples(three["a"]).shuffle_buffer(2), "its steps were others than shard_list.* > shuffle_buffer"),
+    ):
+        with pytest.raises(wp.StateError, match=words):
+            wp.mix({"a": other, "b": samples(three["b"])}).load_state_dict(state)
+    with pytest.raises(wp.StateError, match="mix.exhausted='stop'.*mix.exhausted='drop'"):
+        wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, exhausted="drop").load_state_dict(state)
+    with pytest.raises(wp.StateError, match="seed=0.*seed=1"):
+        wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, seed=1).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"draws": -1},
+        {"draws": True},
+        {"weight": 3},
+        {"recipe": []},
+        {"recipe": None},
+        {"position": {}},
+        {"position": [{}, {}]},
+        {"position": [1, {}, {}, {}]},
+        {"passes": "1"},
+        {"ended": 1},
+        {"done": {"skipped": -1}},
+        {"more": 1},
+    ],
+)
+def test_damaged_states_are_refused(three, change):
+    pipe = wp.mix({"a": samples(three["a"])})
+    state = pipe.state_dict()
+    state["lanes"]["0"]["position"][0]["sources"]["a"] |= change
+    with pytest.raises(wp.StateError, match="the state is damaged"):
+        pipe.load_state_dict(state)
+
+
+@pytest.mark.parametrize("position", [[{}], [{"sources": []}], [{"sources": {"a": None}}]])
+def test_damaged_positions_are_refused(three, position):
+    pipe = wp.mix({"a": samples(three["a"])})
+    state = pipe.state_dict()
+    state["lanes"]["0"]["position"] = position
+    with pytest.raises(wp.StateError, match="mix cannot stand at"):
+        pipe.load_state_dict(state)
+
+
+# Lanes, counts, errors, arguments
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_lanes_in_workers_resume_exactly(three, workers):
+    """Each worker mixes its own shards; together they give each sample once; a resumed loader goes on."""
+
+    def make():
+        pipe = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, exhausted="drop")
+        return StatefulDataLoader(pipe.as_dataset(), batch_size=None, num_workers=workers)
+
+    loader = make()
+    whole = [list(loader), list(loader)]
+    assert all(len({sample["__url__"] + sample["__key__"] for sample in epoch}) == len(epoch) == 17 for epoch in whole)
+    for cut in (1, 8, 16):
+        first = make()
+        assert list(itertools.islice(first, cut)) == whole[0][:cut]
+        second = make()
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert [list(second), list(second)] == [whole[0][cut:], whole[1]]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_plain_dataloader_deals_a_bare_mix(three, context):
+    """torch deals the sources' shards to the workers; also sources that are torch's own."""
+    pipe = wp.mix({"a": samples(three["a"]), "t": IterableWrapper(list(range(9))), "b": samples(three["b"])}, exhausted="drop").shuffle_buffer(2)
+    loader = DataLoader(pipe, batch_size=None, num_workers=2, multiprocessing_context=context)
+    for _ in range(2):
+        found = [item if isinstance(item, int) else item["__url__"] + item["__key__"] for item in loader]
+        assert len(found) == len(set(found)) == 10 + 9 + 7
+
+
+def test_hosts_agree(three):
+    """One recipe gives the same as stream, pipe, dataset and node."""
+    urls = {name: three[name] for name in ("a", "b")}
+    expected = list(HOSTS["stream"](urls, exhausted="repeat"))
+    for host in ("pipe", "dataset", "loader"):
+        assert list(HOSTS[host](urls, exhausted="repeat")) == expected, host
+
+
+def test_maps_behind_draw_otherwise_than_maps_in_the_sources(three):
+    """Else augmentation before and behind would be one and the same."""
+    for sample in HOSTS["behind"]({"a": three["a"]}):
+        assert all(part["draws"][0] != part["draws"][1] for part in sample)
+
+
+def test_counts_are_those_of_all_sources():
+    """Also over passes and dropped sources, and the same after a resume."""
+
+    def make(exhausted):
+        sources = {"a": FilterSamples(Given([("a", number) for number in range(9)]), third), "b": Given([("b", number) for number in range(30)])}
+        return Stream(Mix(sources, exhausted=exhausted))
+
+    for exhausted, filtered in (("stop", 3), ("drop", 3), ("repeat", 15)):
+        mixed = make(exhausted)
+        for number, _ in enumerate(mixed, 1):
+            counts = mixed.counts()
+            assert counts["delivered"] == number
+            resumed = make(exhausted)
+            resumed.load_state_dict(mixed.state_dict())
+            assert resumed.counts() == counts
+        assert mixed.counts()["filtered"] >= filtered
+        assert exhausted != "drop" or mixed.counts() == {"delivered": 36, "filtered": 3, "skipped": 0, "dropped": 0}
+
+
+def test_counts_of_batches():
+    """Samples, not batches, where a source gives batches."""
+    mixed = Stream(Mix({"a": BatchSamples(Given(range(10)), 4, collate="list"), "b": Given([[number] for number in range(4)])}, exhausted="drop"))
+    given_ = 0
+    for batch in mixed:
+        given_ += len(batch)
+        assert mixed.counts()["delivered"] == given_
+    assert given_ == 14
+
+
+def test_an_error_of_a_source_comes_through():
+    """Nothing looks like an end, and the state stands before what failed."""
+
+    def broken(item):
+        if item == ("b", 3):
+            raise RuntimeError("bad sample")
+        return item
+
+    def make():
+        return Stream(Mix({"a": Given([("a", number) for number in range(9)]), "b": MapSamples(Given([("b", number) for number in range(9)]), broken)}))
+
+    mixed, items = make(), []
+    iterator = iter(mixed)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="bad sample"):
+            items.extend(iterator)
+    assert names(items).count("b") == 3
+    resumed = make()
+    resumed.load_state_dict(mixed.state_dict())
+    with pytest.raises(RuntimeError, match="bad sample"):
+        next(iter(resumed))
+
+
+def test_state_is_small_and_by_name(three):
+    mixed = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, weights=[3, 1])
+    next(iter(mixed))
+    [entry] = mixed.state_dict()["lanes"]["0"]["position"]
+    assert entry["last"] in "ab"
+    assert {name: source["weight"] for name, source in entry["sources"].items()} == {"a": "3", "b": "1"}
+    assert sum(source.get("draws", 0) for source in entry["sources"].values()) == 1
+    assert len(json.dumps(entry)) < 2 * 200
+    assert mixed.state_dict()["lanes"]["0"]["url"].split("/")[-2] == entry["last"]
+
+
+def test_a_source_whose_state_cannot_be_known_is_named():
+    with pytest.raises(wp.StateError, match="torch's Shuffler"):
+        wp.mix({"a": IterableWrapper([1, 2]).shuffle()}).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("weights", "error", "words"),
+    [
+        ({"a": -1, "b": 1}, ValueError, "the weight of 'a' must be above 0"),
+        ({"a": 1, "b": 0}, ValueError, "the weight of 'b' must be above 0 and finite, not 0: leave out"),
+        ([1, float("nan")], ValueError, "the weight of 'b' must be above 0 and finite"),
+        ([float("inf"), 1], ValueError, "the weight of 'a' must be above 0 and finite"),
+        ({"a": "1", "b": 1}, TypeError, "the weight of 'a' must be a number"),
+        ({"a": True, "b": 1}, TypeError, "the weight of 'a' must be a number"),
+        ({"a": None, "b": 1}, TypeError, "the weight of 'a' must be a number"),
+        ({"a": 1}, ValueError, "no weight for 'b'"),
+        ({"a": 1, "b": 1, "c": 1}, ValueError, "a weight for an unknown source 'c'"),
+        ([1], ValueError, "1 weights for 2 sources"),
+        ("11", TypeError, "must be a dict or a list"),
+        (3, TypeError, "must be a dict or a list"),
+    ],
+)
+def test_wrong_weights_are_refused_when_it_is_built(weights, error, words):
+    with pytest.raises(error, match=words):
+        Mix({"a": Given([]), "b": Given([])}, weights)
+
+
+@pytest.mark.parametrize("module", [wp.mix, nodes.Mix, Mix])
+def test_wrong_sources_are_refused_when_it_is_built(module):
+    with pytest.raises(ValueError, match="at least one source"):
+        module({})
+    with pytest.raises(TypeError, match="by name"):
+        module([Given([])])
+    with pytest.raises(TypeError, match="'a'"):
+        module({"a": [1, 2]})
+
+
+def test_wrong_options_are_refused_when_it_is_built(urls):
+    source = {"a": Given([])}
+    with pytest.raises(ValueError, match="exhausted must be one of 'stop', 'drop', 'repeat', not 'loop'"):
+        Mix(source, exhausted="loop")
+    with pytest.raises(TypeError, match="seed must be an int"):
+        Mix(source, seed=1.5)
+    with pytest.raises(TypeError, match="must be str, not 3"):
+        Mix({3: Given([])})
+    with pytest.raises(TypeError, match="write without="):
+        Mix(source, without="b")
+    with pytest.raises(ValueError, match="without names .'a'., which is in the mix"):
+        Mix(source, without=["a"])
+    with pytest.raises(ValueError, match="leave out sharding_filter"):
+        wp.mix({"a": IterableWrapper(urls).sharding_filter().open_shards()})
+
+
+def test_is_a_function_with_help_that_pickles(three, capsys):
+    pipe = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}).shuffle_buffer(2)
+    assert list(pickle.loads(pickle.dumps(pipe))) == list(pipe)
+    assert repr(pipe) == "mix(exhausted='stop') > shuffle_buffer(size=2)"
+    help(wp.mix)
+    assert "Mix several pipelines to one" in capsys.readouterr().out
