@@ -594,7 +594,10 @@ class LoaderPass:
         if self._at is None:
             self.tally.begin()
         start = time.perf_counter()
-        with record_function("wds_pipes.PipeLoader"):
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            with record_function("wds_pipes.PipeLoader"):
+                batch = self._next()
+        else:
             batch = self._next()
         self.tally.handed_over(start)
         if self._bar is not None:

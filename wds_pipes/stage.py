@@ -114,6 +114,7 @@ class Stage(Generic[Out]):
     order_options: ClassVar[tuple[str, ...]] = ()
     holds_nothing: ClassVar[bool] = False
     _defaults: ClassVar[dict[str, Any]] = {}  # of the fields of At
+    _tallies: ClassVar[tuple[tuple[int, str], ...]] = ()  # those of them that count samples
     _own: ClassVar[staticmethod[[Any], tuple[Any, ...]]] = staticmethod(lambda at: ())
     source: Stage[Any] | None
     lane: Lane
@@ -124,6 +125,7 @@ class Stage(Generic[Out]):
         super().__init_subclass__(**options)
         if "At" in cls.__dict__:
             cls._defaults = {field.name: field.default for field in fields(cls.At)}
+            cls._tallies = tuple((place, name) for place, name in enumerate(cls._defaults) if name in (*COUNTED, *TROUBLE))
             get: Callable[[Any], Any] = attrgetter(*cls._defaults) if cls._defaults else lambda at: ()
             cls._own = staticmethod((lambda at: (get(at),)) if len(cls._defaults) == 1 else get)
 
@@ -216,10 +218,11 @@ class Stage(Generic[Out]):
         stage: Stage[Any] | None = self
         while stage is not None and mark is not None:
             own, mark = mark
-            for name, value in zip(stage._defaults, own, strict=True):
+            for place, name in stage._tallies:
+                value = own[place]
                 if name == "delivered":
                     counts[name] = value
-                elif name in COUNTED or (value and name in TROUBLE):
+                elif value:
                     counts[name] = counts.get(name, 0) + value
             stage = stage.source
         return counts
@@ -228,8 +231,7 @@ class Stage(Generic[Out]):
         """A mark as JSON types: one dict a stage, from the first, without the values that are still the default."""
         own, before = mark or ((), None)
         entries = self.source.dump(before) if self.source is not None else []
-        defaults = self._defaults
-        entries.append({name: value for name, value in zip(defaults, own, strict=False) if value != defaults[name]})
+        entries.append({name: value for (name, default), value in zip(self._defaults.items(), own, strict=False) if value != default} if own else {})
         return entries
 
     def load(self, entries: list[dict[str, Any]]) -> Mark:

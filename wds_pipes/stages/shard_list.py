@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
@@ -32,6 +32,15 @@ class PartOfShard(str):
         part = cls(url)
         part.start, part.stop, part.of = start, stop, of
         return part
+
+
+@dataclass(slots=True)
+class _Asked:
+    """The order of the lane that was asked for last, and the URL at a place of it as it is shown."""
+
+    lane: Lane | None
+    order: list[str]
+    shown: dict[int, str | None] = field(default_factory=dict)
 
 
 class ShardList(Stage[str]):
@@ -82,6 +91,7 @@ class ShardList(Stage[str]):
         if seed >= 1 << 63:
             raise ValueError(f"seed must fit into 64 bits, unlike {seed}")
         self._host = Host()
+        self._asked = _Asked(None, [])
 
     @property
     def host(self) -> Host:
@@ -128,13 +138,12 @@ class ShardList(Stage[str]):
         return digest.hexdigest()
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
-        if self._asked[0] != lane:
-            self._asked = lane, self.order(lane)
-        order = self._asked[1]
-        place = mark[0][0] if mark else 0
-        return _shorten(redact(order[place])) if place < len(order) else None
-
-    _asked: tuple[Lane | None, list[str]] = (None, [])
+        asked, place = self._asked, mark[0][0] if mark else 0
+        if asked.lane is not lane and asked.lane != lane:
+            asked = self._asked = _Asked(lane, self.order(lane))
+        if place not in asked.shown:
+            asked.shown = {place: _shorten(redact(asked.order[place])) if place < len(asked.order) else None}
+        return asked.shown[place]
 
 
 def _samples(given: int | Sequence[int] | None, shards: int) -> list[int] | None:
