@@ -386,7 +386,8 @@ class PipeLoader:
         at = self._at or self._beginning(self._epoch)
         if self._cut is not None and at.given >= self._cut:
             at = at._replace(given=0)
-        if len(at.lanes) == at.deal.lanes and all(lane["ended"] for lane in at.lanes.values()):
+        # Other ranks may still be in this epoch if they may end at different times.
+        if (len(at.lanes) == at.deal.lanes or self._mode != "exact") and all(lane["ended"] for lane in at.lanes.values()):
             return self._beginning(at.epoch + 1, at.deal.lanes)._replace(given=at.given)
         return at
 
@@ -474,7 +475,7 @@ class PipeLoader:
         again = state.get("deal")
         deal = Deal.first(count, self._source, epoch) if again is None else Deal.from_json(count, again, self._recipe.seed, epoch)
         hosts = self._new_lanes()
-        if all(lane["ended"] for lane in lanes.values()):
+        if (whole or self._mode != "exact") and all(lane["ended"] for lane in lanes.values()):
             at = self._beginning(epoch + 1, count if count % rank.of == 0 and count >= hosts else None)
         elif not whole or (count % rank.of == 0 and count >= hosts and self._lanes in (None, count) and self._even(deal, lanes)):
             # Ranks that were merged begin to count anew: steps are only compared.
@@ -703,8 +704,8 @@ def merge_states(states: list[State]) -> State:
     Raises:
         StateError: a rank is missing or there twice, or they were taken at different steps or by different pipelines.
     """
-    if not states or not all(isinstance(state, dict) and {"rank", "world_size", "step", "lanes"} <= state.keys() for state in states):
-        raise StateError("merge_states() takes the list of what state_dict() of each rank's PipeLoader returned")
+    if not states or not all(map(_is_of_a_rank, states)):
+        raise StateError("merge_states() takes the list of what state_dict() of each rank's PipeLoader returned, untouched")
     world, first = states[0]["world_size"], states[0]
     ranks = sorted(state["rank"] for state in states)
     if ranks != list(range(world)):
@@ -716,7 +717,7 @@ def merge_states(states: list[State]) -> State:
         if any(state.get(name) != first.get(name) for state in states):
             raise StateError(f"the states differ in {name!r}: {', '.join(str(state.get(name)) for state in states)[:200]}. Take them of one run, at one step.")
     going = [state for state in states if not all(lane["ended"] for lane in state["lanes"].values())]
-    if len({state["step"] for state in going}) > 1:
+    if len({state["step"] for state in going}) > 1 or (going and max(state["step"] for state in states) > going[0]["step"]):
         steps = ", ".join(f"rank {state['rank']} at {state['step']}" for state in states)
         raise StateError(f"the states were taken at different steps ({steps}): samples would be lost or repeated. Save all ranks at the same step.")
     counts: dict[str, int] = {}
@@ -754,6 +755,16 @@ def _why_uncounted(stage: Stage[Any]) -> str | None:
 
 # The steps that give as many samples as they take.
 _KEEP_COUNT = (ShardList, OpenShards, LoadTar, GroupByKey, ShuffleBuffer, DecodeByExt, ToTuple, MapSamples, BatchSamples, Parts)
+
+
+def _is_of_a_rank(state: Any) -> bool:
+    """Whether this can be what a PipeLoader said."""
+    if not isinstance(state, dict) or not all(type(state.get(name)) is int for name in ("rank", "world_size", "step")):
+        return False
+    lanes, counts = state.get("lanes"), state.get("counts")
+    return (
+        isinstance(counts, dict) and isinstance(lanes, dict) and all(isinstance(lane, dict) and isinstance(lane.get("ended"), bool) for lane in lanes.values())
+    )
 
 
 def _as_it_is(result: Result) -> Result:
