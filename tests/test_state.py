@@ -301,6 +301,10 @@ def test_describe_state_is_for_people(urls):
     assert "6 items delivered" in text
     assert "shuffle at 6" in text
     assert "6 delivered, 0 filtered" in text
+    loader = wp.PipeLoader(make(urls), lanes=2)
+    assert "lane 1 of 2: not begun, 0 items delivered" in wp.describe_state(loader.state_dict())
+    next(iter(loader))
+    assert "lane 0 of 2: in " in wp.describe_state(loader.state_dict())
     with pytest.raises(wp.StateError, match="not a state"):
         wp.describe_state({"a": 1})
 

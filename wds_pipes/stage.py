@@ -524,9 +524,11 @@ def describe_state(state: State) -> str:
     names = [entry.split("(")[0] for entry in state["graph"]]
     lines = [f"epoch {state['epoch']}, seed {state['seed']}: {' > '.join(names)}"]
     for index, lane in state["lanes"].items():
-        facts = []
-        for name, entry in zip(names, lane["position"], strict=False):
-            if name == "shard_list":
+        facts = ["ended"] if lane.get("ended") else [] if lane["position"] else ["not begun"]
+        for name, entry in zip(names, lane["position"] or [], strict=False):
+            if name == "shard_list" and "parts" in names:  # a lane of PipeLoader
+                facts.append(f"in {lane['url']}")
+            elif name == "shard_list":
                 per_lane = -(-(state["shards"] - int(index)) // state["lane_count"])
                 facts.append(f"shard {min(entry.get('next', 0) + 1, per_lane)} of {per_lane} ({lane['url']})")
             elif name == "load_tar":
