@@ -12,9 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from chains import AFTER, ARGUMENTS, BASE, build, chains
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata import nodes as torchdata_nodes
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -182,6 +184,42 @@ def test_workers_see_epochs(persistent, context, urls):
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert all(sorted(epoch) == sorted(epochs[0]) for epoch in epochs)
     assert sorted(epochs[0]) == sorted(item["__key__"] for item in build(datapipes, names, urls))
+
+
+def slow_second(number):
+    if number == 1:
+        time.sleep(1)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("look", ["another number", "main process", "one batch", "no batch", "slow worker"])
+def test_workers_are_never_in_different_epochs(look, urls):
+    """Whoever looked at the data before, with however many workers, and however short."""
+    dataset = build(datapipes, BASE, urls).as_dataset()
+    options = {"batch_size": None, "num_workers": 3, "worker_init_fn": slow_second if look == "slow worker" else None}
+    source = DataLoader(dataset, **options)
+    if look == "another number":
+        run(DataLoader(dataset, batch_size=None, num_workers=2))
+    elif look == "main process":
+        next(iter(dataset))
+    elif look == "no batch":
+        iter(source)
+    else:
+        next(iter(source))
+    for _ in range(2):
+        assert sorted(run(source)[0]) == [f"{number:08d}" for number in range(14)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_see_epochs_where_torch_is_seeded_anew_for_each(persistent, urls):
+    """The workers then cannot tell the iterations apart by torch's seed."""
+    source = DataLoader(build(datapipes, BASE, urls).as_dataset(), batch_size=None, num_workers=2, persistent_workers=persistent)
+    epochs = []
+    for _ in range(4):
+        torch.manual_seed(1)
+        epochs += run(source)
+    expected = run(loader(urls, 2, names=BASE), epochs=4)
+    assert epochs == expected
 
 
 # Random pipelines

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from wds_pipes.ordering import mix
 from wds_pipes.stage import Position, Stage, State, Stream, check_count
 
 MAX_WORKERS = 1024
+_EPOCHS = 1 << 32
 
 
 class WdsDataset(IterableDataset[Any]):
@@ -30,6 +32,7 @@ class WdsDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         stream = self._stream
         stream.settle()
+        stream.ask()
         if stream.waits and get_worker_info() is not None:
             # This worker's lane had ended when the state was taken, but not those of the others: it waits for the next epoch.
             stream.waits = False
@@ -37,13 +40,14 @@ class WdsDataset(IterableDataset[Any]):
         stream.over = stream.waits = False
         if stream.position.ended:
             stream.at = None  # a state of the coming iteration, taken before its first item, is not one of a lane that has ended
+            stream.settle()
         return iter(stream)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be ``epoch``, in all workers; a loaded state of that epoch still continues where it was."""
         check_count("epoch", epoch, least=0)
         self._stream.set_epoch(epoch)
-        self._stream.epochs.fill_(epoch)
+        self._stream.tell(epoch - 1)
 
     def state_dict(self) -> State:
         """The position in this process, as a small dict of plain JSON types, new at each call."""
@@ -57,18 +61,49 @@ class WdsDataset(IterableDataset[Any]):
         stream.settle()
         stream.load_state_dict(state)
         stream.over = stream.waits = state.get("ended") is True
-        stream.epochs[stream.stage.host.lane] = stream.position.epoch
+        stream.tell(stream.position.epoch - 1)
 
 
 class _WorkerStream(Stream[Any]):
-    """A stream that gives the lane of its worker process, and keeps the coming epoch where fresh workers find it: in shared memory, one number a worker."""
+    """A stream that gives the lane of its worker process, in the same epoch as the other workers.
+
+    Workers may be new at each iteration, and some may be stopped before they have begun, so none can count epochs for itself. What they share is one number
+    in shared memory: the epoch of the latest iteration, and a key by which its workers know it. The first worker that begins an iteration finds another key
+    there and writes its own with the next epoch; if several do so at once, they write the same.
+    """
 
     def __init__(self, stage: Stage[Any]) -> None:
         super().__init__(stage)
         self.over = False  # the loaded state was taken when this lane had ended, and no other iteration has begun since
         self.waits = False  # so the next iteration has nothing for it
-        self.epochs = torch.full((MAX_WORKERS,), stage.host.epoch, dtype=torch.int64)
-        self.epochs.share_memory_()  # type: ignore[no-untyped-call]
+        self.turns = self.key = 0  # how many iterations this process was asked for, and the key of the last
+        self.asked = torch.zeros(MAX_WORKERS, dtype=torch.int64)  # that key, for each lane
+        self.asked.share_memory_()  # type: ignore[no-untyped-call]
+        self.latest = torch.zeros(1, dtype=torch.int64)
+        self.latest.share_memory_()  # type: ignore[no-untyped-call]
+        self.tell(stage.host.epoch - 1)
+
+    def tell(self, epoch: int, key: int = 0) -> None:
+        """Let ``epoch`` be that of the latest iteration."""
+        if epoch >= _EPOCHS - 1:
+            raise ValueError(f"epochs are numbered below {_EPOCHS - 1}, unlike {epoch}")
+        self.latest[0] = key * _EPOCHS + epoch + 1
+
+    def ask(self) -> None:
+        """A new iteration is asked for: find its key, by what DataLoader draws for each."""
+        worker = get_worker_info()
+        if worker is None:
+            return
+        self.turns += 1
+        self.key = _key(worker.seed - worker.id, self.turns)
+        if self.asked[worker.id] == self.key:  # torch was seeded as it was for the iteration before
+            self.key = _key(self.key)
+        self.asked[worker.id] = self.key
+
+    def coming(self) -> int:
+        """The epoch of the iteration that this process is in or comes to."""
+        key, epoch = divmod(int(self.latest[0]), _EPOCHS)
+        return epoch - 1 if key == self.key != 0 else epoch
 
     def settle(self) -> None:
         """Take the lane and the epoch of this process."""
@@ -77,12 +112,17 @@ class _WorkerStream(Stream[Any]):
         if host.lanes > MAX_WORKERS:
             raise ValueError(f"at most {MAX_WORKERS} workers are possible, not {host.lanes}")
         if self.at is None:
-            host.epoch = int(self.epochs[host.lane])
+            host.epoch = self.coming()
 
     def begin(self) -> Position:
         host = self.stage.host
         if not self._resume:
-            host.epoch = int(self.epochs[host.lane])
+            host.epoch = self.coming()
         position = super().begin()
-        self.epochs[host.lane] = host.epoch
+        self.tell(position.epoch, self.key)
         return position
+
+
+def _key(*values: int) -> int:
+    """31 bits, not all of them zero."""
+    return mix(*values) >> 33 or 1
