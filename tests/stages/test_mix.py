@@ -350,6 +350,31 @@ def test_sources_may_be_left_out_if_that_is_meant():
     assert deviation(np.array(["ac".index(name) for name in names(given_)]), [5, 1]) < 1
 
 
+@pytest.mark.parametrize("exhausted", ["stop", "drop", "repeat"])
+def test_changes_are_refused_while_a_step_behind_holds_samples(exhausted):
+    """They were drawn by the old weights, and a resume draws them again; also at the end, where the buffer runs empty. Between epochs all is well."""
+
+    def make(weights):
+        sources = {name: Given([(name, number) for number in range(20)]) for name in weights}
+        return Stream(ShuffleBuffer(Mix(sources, weights, exhausted=exhausted), 4))
+
+    length = len(list(make({"a": 2, "b": 1})))
+    for cut in range(length + 1):
+        _, state = after(make({"a": 2, "b": 1}), cut)
+        same_weights = make({"b": 2, "a": 4})
+        same_weights.load_state_dict(state)
+        for weights in ({"a": 1, "b": 1}, {"a": 2, "b": 1, "c": 1}):
+            other = make(weights)
+            if cut > 0:
+                with pytest.raises(wp.StateError, match="a step behind it, such as shuffle_buffer, still held samples"):
+                    other.load_state_dict(state)
+    whole = make({"a": 2, "b": 1})
+    list(whole)
+    other = make({"a": 1, "b": 1, "c": 5})
+    other.load_state_dict(whole.state_dict())
+    assert {name for name, _ in other} == {"a", "b", "c"}
+
+
 def test_weights_and_sources_change_at_random():
     """Twenty histories of cuts: every source gives each of its samples once, in order."""
     rng = random.Random(5)
@@ -394,6 +419,7 @@ def test_a_changed_source_is_refused_in_words(three, tmp_path):
     [
         {"draws": -1},
         {"draws": True},
+        {"draws": 3, "since": 4},
         {"weight": 3},
         {"recipe": []},
         {"recipe": None},
@@ -414,7 +440,7 @@ def test_damaged_states_are_refused(three, change):
         pipe.load_state_dict(state)
 
 
-@pytest.mark.parametrize("position", [[{}], [{"sources": []}], [{"sources": {"a": None}}]])
+@pytest.mark.parametrize("position", [[{}], [{"sources": []}], [{"sources": {"a": None}}], [{"sources": {}, "ahead": -1}]])
 def test_damaged_positions_are_refused(three, position):
     pipe = wp.mix({"a": samples(three["a"])})
     state = pipe.state_dict()

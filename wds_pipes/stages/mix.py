@@ -75,7 +75,7 @@ class _Rest(NamedTuple):
     done: dict[str, int] = {}  # noqa: RUF012 - what became of the samples of its earlier passes; replaced, never changed
 
 
-_Places = tuple[int, tuple[int, ...], tuple[Mark | None, ...], tuple[_Rest, ...]]  # the fields of Mix.At
+_Places = tuple[int, tuple[int, ...], tuple[Mark | None, ...], tuple[_Rest, ...], list[int]]  # the fields of Mix.At
 
 
 class Mix(Stage[Any]):
@@ -96,10 +96,11 @@ class Mix(Stage[Any]):
 
     Raises:
         TypeError, ValueError: when built: no sources, a weight that is not above 0, a name that is unknown, a source that torch's pipes deal to the workers.
-        StateError: when loading: a source was another pipeline under that name, or is missing and not named in ``without``.
+        StateError: when loading: a source was another pipeline under that name, or is missing and not named in ``without``, or see below.
 
     Checkpoint: for each source by name how often it was drawn, and its position. A resume reads again what each source reads again. With other weights, or new
-    sources, the proportions begin anew from there on; a new source begins at its beginning. About 150 bytes a source, and its position.
+    sources, the proportions begin anew from there on; a new source begins at its beginning. In the middle of an epoch they may not change while a step behind
+    holds samples, as ``shuffle_buffer`` does: put it into the sources. About 150 bytes a source, and its position.
     """
 
     @dataclass(slots=True)
@@ -108,6 +109,7 @@ class Mix(Stage[Any]):
         draws: list[int] = field(default_factory=list)  # these have one entry a source
         marks: list[Mark | None] = field(default_factory=list)  # None: nothing was drawn in this pass
         rest: tuple[_Rest, ...] = ()
+        reached: list[int] = field(default_factory=lambda: [0])  # how many draws were made by now, in all marks alike: steps behind may stand at an earlier one
 
     order_options = ("exhausted",)
 
@@ -165,9 +167,9 @@ class Mix(Stage[Any]):
             source.check_resumable()
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Mix:
-        last, draws, marks, rest = self._places(mark)
+        last, draws, marks, rest, reached = self._places(mark)
         running = copy.copy(self)
-        running.lane, running.at = lane, self.At(last, list(draws), list(marks), rest)
+        running.lane, running.at = lane, self.At(last, list(draws), list(marks), rest, list(reached))
         running._running = [
             source.open(self._lane(lane, source, place.passes), before) for source, before, place in zip(self.sources.values(), marks, rest, strict=True)
         ]
@@ -177,7 +179,7 @@ class Mix(Stage[Any]):
     def _places(self, mark: Mark | None) -> _Places:
         """The own values at a mark."""
         count = len(self.sources)
-        return cast(_Places, mark[0]) if mark else (-1, (0,) * count, (None,) * count, (_Rest(),) * count)
+        return cast(_Places, mark[0]) if mark else (-1, (0,) * count, (None,) * count, (_Rest(),) * count, [0])
 
     @staticmethod
     def _lane(lane: Lane, source: Stage[Any], passes: int) -> Lane:
@@ -187,7 +189,8 @@ class Mix(Stage[Any]):
     def run(self) -> Iterator[Any]:
         at, running, key = self.at, self._running, self.lane.key(_TURNS)
         weights, hashes = list(self.weights.values()), [mix(key, mix_text(name)) for name in self.sources]
-        draws, marks = at.draws, at.marks
+        draws, marks, reached = at.draws, at.marks, at.reached
+        total = sum(draws)
         while live := [number for number, place in enumerate(at.rest) if not place.ended]:
             drawn = [draws[number] - at.rest[number].since for number in live]
             for turn in turns([weights[number] for number in live], [hashes[number] for number in live], drawn):
@@ -198,11 +201,14 @@ class Mix(Stage[Any]):
                 if item is _NONE:
                     break
                 draws[number] += 1
+                total += 1
+                reached[0] = max(reached[0], total)
                 marks[number] = running[number].mark()
                 at.last = number
                 yield item
             if self.exhausted == "stop" or (self.exhausted == "repeat" and all(place.passes for place in at.rest)):
-                return
+                break
+        reached[0] = max(reached[0], total + 1)  # the end was seen
 
     def _begin_again(self, number: int) -> bool:
         """Source ``number`` is exhausted: begin it again, or leave it out; whether it begins again."""
@@ -227,7 +233,7 @@ class Mix(Stage[Any]):
 
     def mark(self) -> Mark:
         at = self.at
-        return (at.last, tuple(at.draws), tuple(at.marks), at.rest), None
+        return (at.last, tuple(at.draws), tuple(at.marks), at.rest, at.reached), None
 
     def close(self) -> None:
         self.items.close()  # type: ignore[attr-defined]
@@ -236,13 +242,13 @@ class Mix(Stage[Any]):
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
         """The URL of the shard of the source that was drawn last."""
-        last, _, marks, rest = self._places(mark)
+        last, _, marks, rest, _ = self._places(mark)
         number = max(0, last)
         source = list(self.sources.values())[number]
         return source.where(marks[number], self._lane(lane, source, rest[number].passes))
 
     def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
-        _, draws, marks, rest = self._places(mark)
+        _, draws, marks, rest, _ = self._places(mark)
         counts = super().counts(None, 0)
         batched = False
         for source, drawn, before, place in zip(self.sources.values(), draws, marks, rest, strict=True):
@@ -253,7 +259,7 @@ class Mix(Stage[Any]):
         return {**counts, "delivered": counts["delivered"] if batched else delivered}
 
     def dump(self, mark: Mark | None) -> list[dict[str, Any]]:
-        last, draws, marks, rest = self._places(mark)
+        last, draws, marks, rest, reached = self._places(mark)
         sources: dict[str, dict[str, Any]] = {}
         for (name, source), drawn, before, place in zip(self.sources.items(), draws, marks, rest, strict=True):
             entry: dict[str, Any] = {"recipe": list(self._recipes[name]), "weight": str(self.weights[name])}
@@ -262,11 +268,13 @@ class Mix(Stage[Any]):
             if before is not None:
                 entry["position"] = source.dump(before)
             sources[name] = entry
-        return [{"sources": sources, **({"last": list(self.sources)[last]} if last >= 0 else {})}]
+        values = {"last": list(self.sources)[last] if last >= 0 else None, "ahead": reached[0] - sum(draws)}
+        return [{"sources": sources, **{what: value for what, value in values.items() if value}}]
 
     def load(self, entries: list[dict[str, Any]]) -> Mark:
-        saved = entries[0].get("sources") if len(entries) == 1 else None
-        if not isinstance(saved, dict) or not all(map(_is_place, saved.values())):
+        own = entries[0]
+        saved, last, ahead = own.get("sources"), own.get("last", ""), own.get("ahead", 0)
+        if not isinstance(saved, dict) or not all(map(_is_place, saved.values())) or not _is_count(ahead) or not isinstance(last, str):
             raise damaged(f"mix cannot stand at {entries!r:.80}")
         if gone := sorted(saved.keys() - self.sources.keys() - self.without):
             raise StateError(f"the state has {', '.join(map(repr, gone))}, which is not in this mix. If that is meant, pass mix(..., without={gone}).")
@@ -287,10 +295,14 @@ class Mix(Stage[Any]):
             places.append(_Rest(**{what: entry[what] for what in _Rest._fields if what in entry}))
         weights = {name: entry["weight"] for name, entry in saved.items()}
         if weights != {name: str(weight) for name, weight in self.weights.items()}:
+            if ahead:
+                raise StateError(
+                    "this mix has other weights or sources than the state, and a step behind it, such as shuffle_buffer, still held samples that were drawn by "
+                    "the old ones. Change them at the beginning of an epoch, or put that step into the sources."
+                )
             places = [place._replace(since=drawn) for place, drawn in zip(places, draws, strict=True)]
         names = list(self.sources)
-        last = entries[0].get("last")
-        return (names.index(last) if last in names else -1, tuple(draws), tuple(marks), tuple(places)), None
+        return (names.index(last) if last in names else -1, tuple(draws), tuple(marks), tuple(places), [sum(draws) + ahead]), None
 
 
 def _whole_weights(names: list[str], weights: Any) -> dict[str, int]:
@@ -349,8 +361,14 @@ def _is_place(entry: Any) -> bool:
     if not (isinstance(recipe, list) and len(recipe) == 3 and isinstance(position, list) and isinstance(done, dict)):
         return False
     counts = [*done.values(), *(entry.get(what, 0) for what in ("draws", "since", "passes"))]
+    if not all(map(_is_count, counts)) or entry.get("since", 0) > entry.get("draws", 0):
+        return False
     known = {"recipe", "weight", "position", "draws", *_Rest._fields}
-    return entry.keys() <= known and all(isinstance(part, dict) for part in position) and all(type(count) is int and count >= 0 for count in counts)
+    return entry.keys() <= known and all(isinstance(part, dict) for part in position)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
