@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from hashlib import blake2b
@@ -75,7 +75,9 @@ class _Rest(NamedTuple):
     done: dict[str, int] = {}  # noqa: RUF012 - what became of the samples of its earlier passes; replaced, never changed
 
 
-_Places = tuple[int, tuple[int, ...], tuple[Mark | None, ...], tuple[_Rest, ...], list[int]]  # the fields of Mix.At
+# The own values of a mark: the fields of Mix.At; and one number, alike in all marks of a run, how many draws were made by now: a step behind that has read
+# ahead stands at an earlier mark.
+_Places = tuple[int, tuple[int, ...], tuple[Mark | None, ...], tuple[_Rest, ...], list[int]]
 
 
 class Mix(Stage[Any]):
@@ -106,10 +108,9 @@ class Mix(Stage[Any]):
     @dataclass(slots=True)
     class At:
         last: int = -1  # the number of the source that was drawn last
-        draws: list[int] = field(default_factory=list)  # these have one entry a source
-        marks: list[Mark | None] = field(default_factory=list)  # None: nothing was drawn in this pass
+        draws: tuple[int, ...] = ()  # these have one entry a source
+        marks: tuple[Mark | None, ...] = ()  # None: nothing was drawn in this pass
         rest: tuple[_Rest, ...] = ()
-        reached: list[int] = field(default_factory=lambda: [0])  # how many draws were made by now, in all marks alike: steps behind may stand at an earlier one
 
     order_options = ("exhausted",)
 
@@ -143,7 +144,11 @@ class Mix(Stage[Any]):
         self.without = frozenset(without)
         if both := self.without & self.sources.keys():
             raise ValueError(f"without names {sorted(both)}, which is in the mix")
-        self._running: list[Stage[Any]] = []  # while running, the sources
+        # While running: the sources, how often each was drawn and where it stands, and the last value of a mark.
+        self._running: list[Stage[Any]] = []
+        self._draws: list[int] = []
+        self._marks: list[Mark | None] = []
+        self._reached = [0]
 
     @property
     def host(self) -> Host:
@@ -169,7 +174,8 @@ class Mix(Stage[Any]):
     def open(self, lane: Lane, mark: Mark | None = None) -> Mix:
         last, draws, marks, rest, reached = self._places(mark)
         running = copy.copy(self)
-        running.lane, running.at = lane, self.At(last, list(draws), list(marks), rest, list(reached))
+        running.lane, running.at = lane, self.At(last, draws, marks, rest)
+        running._draws, running._marks, running._reached = list(draws), list(marks), list(reached)
         running._running = [
             source.open(self._lane(lane, source, place.passes), before) for source, before, place in zip(self.sources.values(), marks, rest, strict=True)
         ]
@@ -189,7 +195,7 @@ class Mix(Stage[Any]):
     def run(self) -> Iterator[Any]:
         at, running, key = self.at, self._running, self.lane.key(_TURNS)
         weights, hashes = list(self.weights.values()), [mix(key, mix_text(name)) for name in self.sources]
-        draws, marks, reached = at.draws, at.marks, at.reached
+        draws, marks, reached = self._draws, self._marks, self._reached
         total = sum(draws)
         while live := [number for number, place in enumerate(at.rest) if not place.ended]:
             drawn = [draws[number] - at.rest[number].since for number in live]
@@ -213,27 +219,27 @@ class Mix(Stage[Any]):
     def _begin_again(self, number: int) -> bool:
         """Source ``number`` is exhausted: begin it again, or leave it out; whether it begins again."""
         at, source, running = self.at, list(self.sources.values())[number], self._running[number]
-        place, empty = at.rest[number], at.marks[number] is None
+        place, empty = at.rest[number], self._marks[number] is None
         if empty:
             name, lane = list(self.sources)[number], self.lane
             logger.warning("source %r of mix() gives nothing in lane %d of %d: has it fewer shards than lanes?", name, lane.number, lane.of)
         passes = place.passes + 1
         done = _sum(place.done, source.counts(running.mark(), 0))
         running.close()
-        at.marks[number] = None
+        self._marks[number] = None
         at.rest = tuple(place._replace(passes=passes, done=done) if other == number else rest for other, rest in enumerate(at.rest))
         if self.exhausted == "stop" or (self.exhausted == "repeat" and all(rest.passes for rest in at.rest)):
             return False
         if self.exhausted == "drop" or empty:
             # Go on without it; the proportions of the others begin here.
-            at.rest = tuple(rest._replace(since=at.draws[other], ended=rest.ended or other == number) for other, rest in enumerate(at.rest))
+            at.rest = tuple(rest._replace(since=self._draws[other], ended=rest.ended or other == number) for other, rest in enumerate(at.rest))
             return False
         self._running[number] = source.open(self._lane(self.lane, source, passes))
         return True
 
     def mark(self) -> Mark:
         at = self.at
-        return (at.last, tuple(at.draws), tuple(at.marks), at.rest, at.reached), None
+        return (at.last, tuple(self._draws), tuple(self._marks), at.rest, self._reached), None
 
     def close(self) -> None:
         self.items.close()  # type: ignore[attr-defined]
