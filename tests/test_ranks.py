@@ -1,0 +1,113 @@
+"""Which rank a process is: as given, else by torch.distributed, else by RANK and WORLD_SIZE, else the only one."""
+
+import pytest
+import torch.distributed as dist
+
+import wds_pipes as wp
+from wds_pipes.ranks import Rank, find_rank
+
+
+@pytest.fixture(autouse=True)
+def nothing_around(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def group(tmp_path, monkeypatch):
+    """A process group of one."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "5")
+
+
+def test_alone():
+    assert find_rank() == Rank(0, 1)
+
+
+def test_environment(environment):
+    assert find_rank() == Rank(3, 5)
+
+
+def test_one_name_of_the_environment_is_not_enough(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    assert find_rank() == Rank(0, 1)
+
+
+def test_slurm_is_not_asked(monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    monkeypatch.setenv("SLURM_NTASKS", "5")
+    assert find_rank() == Rank(0, 1)
+
+
+def test_a_process_group_comes_before_the_environment(environment, group):
+    assert find_rank() == Rank(0, 1)
+
+
+def test_given_comes_before_all(environment, group):
+    assert find_rank(1, 2) == Rank(1, 2)
+    assert find_rank(0, 1) == Rank(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "message"),
+    [
+        (0, None, "both rank and world_size"),
+        (None, 2, "both rank and world_size"),
+        (2, 2, "below world_size, not 2 of 2"),
+        (-1, 2, "at least 0"),
+        (0, 0, "not 0 of 0"),
+    ],
+)
+def test_wrong_values_are_refused(rank, world_size, message, environment):
+    with pytest.raises(ValueError, match=message):
+        find_rank(rank, world_size)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [("5", "5"), ("-1", "2"), ("one", "2")])
+def test_wrong_values_in_the_environment_are_refused(rank, world_size, monkeypatch):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    with pytest.raises(ValueError, match="rank|RANK|one"):
+        find_rank()
+
+
+def make(urls, **options):
+    pipe = wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().map_samples(lambda sample: sample["__key__"])
+    return wp.PipeLoader(pipe, epoch_end="exact", **options)
+
+
+def test_a_loader_takes_its_rank_at_the_first_use(urls, monkeypatch):
+    """It may be built before the process group is there; from then on the rank stays."""
+    expected = [list(make(urls, rank=rank, world_size=2)) for rank in range(2)]
+    assert sorted(expected[0] + expected[1]) == [f"{number:08d}" for number in range(14)]
+    loader = make(urls)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert list(loader) == expected[1]
+    monkeypatch.setenv("RANK", "0")
+    assert loader.rank == Rank(1, 2)
+    assert list(make(urls)) == expected[0]
+
+
+def test_the_number_of_lanes_must_fit_the_ranks(urls):
+    with pytest.raises(ValueError, match="lanes=3 must be a multiple of the 2 ranks"):
+        list(make(urls, rank=0, world_size=2, lanes=3))
+
+
+def test_a_process_group_is_seen_by_a_loader(urls, environment, group):
+    assert make(urls).state_dict()["world_size"] == 1
+
+
+def test_ranks_of_uncounted_shards_are_refused_unless_they_may_differ(urls):
+    """Ranks with different numbers of batches let training hang."""
+    pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key()
+    with pytest.raises(ValueError, match=r"samples_per_shard.*epoch_end='exact'"):
+        list(wp.PipeLoader(pipe, rank=0, world_size=2))
