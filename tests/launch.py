@@ -1,0 +1,163 @@
+"""Ranks as real processes in one torch.distributed group, and what they do to show that an epoch goes on from any topology to any other."""
+
+import json
+import multiprocessing
+import os
+import tempfile
+from collections import Counter
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+import wds_pipes as wp
+
+CUTS = (2, 6, None)  # in the middle of a shuffle, with half-filled batches in the workers; the same later; the end of the epoch
+STOP = 2  # the batches of each rank between the second start and the third
+
+
+def launch(ranks, function, *arguments, timeout_seconds=120):
+    """Run ``function(*arguments)`` on each of so many ranks."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["wds_pipes", "torch.distributed"])
+    with tempfile.TemporaryDirectory() as directory:
+        processes = [context.Process(target=_rank, args=(rank, ranks, f"file://{directory}/group", function, arguments)) for rank in range(ranks)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(timeout_seconds)
+        codes = [process.exitcode for process in processes]
+        for process in processes:
+            process.kill()
+    if codes != [0] * ranks:
+        raise RuntimeError(f"the ranks ended with {codes}; None is one that did not end in {timeout_seconds} seconds")
+
+
+def _rank(rank, ranks, rendezvous, function, arguments):
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=ranks)
+    try:
+        function(*arguments)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+class Topology(NamedTuple):
+    ranks: int
+    workers: int
+
+    def __str__(self):
+        return f"{self.ranks}x{self.workers}"
+
+
+def wanted(sample):
+    return sample["__key__"][-1] != "7"
+
+
+def keys_of(samples):
+    return [sample["__key__"] for sample in samples]
+
+
+def make(urls, workers):
+    pipe = wp.ShardList(urls, shuffle=True, seed=11).open_shards().load_tar().group_by_key().shuffle_buffer(6).filter_samples(wanted)
+    return wp.PipeLoader(pipe, batch_size=3, collate=keys_of, epoch_end="exact", num_workers=workers, multiprocessing_context="fork" if workers else None)
+
+
+def save(directory, name, loader, batches):
+    """Leave this rank's state and the batches that it has had."""
+    with open(f"{directory}/{name}-rank{dist.get_rank()}.json", "w") as file:
+        json.dump({"state": loader.state_dict(), "batches": batches}, file)
+
+
+def read(directory, name, ranks):
+    """What each rank has left."""
+    found = []
+    for rank in range(ranks):
+        with open(f"{directory}/{name}-rank{rank}.json") as file:
+            found.append(json.load(file))
+    return found
+
+
+def begin(directory, urls, topology):
+    """Two epochs from the start, with the states at three cuts of the first."""
+    loader = make(urls, topology.workers)
+    batches = []
+    for batch in loader:
+        batches.append(batch)
+        if len(batches) in CUTS:
+            save(directory, f"{topology}-{len(batches)}", loader, batches)
+    for cut in CUTS:
+        if cut is None or cut > len(batches):
+            save(directory, f"{topology}-{cut}", loader, batches)
+    save(directory, f"{topology}-second", loader, list(loader))
+    loader.close()
+
+
+def resume(directory, urls, topology, tasks):
+    """Go on from other states: (their name, of how many ranks, the name for what comes of it)."""
+    for number, (name, ranks, target) in enumerate(tasks):
+        states = [left["state"] for left in read(directory, name, ranks)]
+        loader = make(urls, topology.workers)
+        # The state of one rank alone; if that has ended, it would wait for the others to end too.
+        own = ranks == topology.ranks and number % 2 and not name.endswith("-None")
+        loader.load_state_dict(states[dist.get_rank()] if own else states)
+        batches = []
+        for batch in loader:
+            batches.append(batch)
+            if len(batches) == STOP:
+                save(directory, f"{target}-stopped", loader, batches)
+        if len(batches) < STOP:
+            save(directory, f"{target}-stopped", loader, batches)
+        save(directory, f"{target}-end", loader, batches)
+        loader.close()
+
+
+class Tally(NamedTuple):
+    pairs: int
+    runs: int
+    lost: int
+    repeated: int
+
+
+def run_pairs(directory, urls, keys, pairs):
+    """Each pair (before, after) of topologies at each cut, and from there onto a third: how many keys were lost and repeated.
+
+    Raises:
+        AssertionError: on the same topology the order differs from that of an uninterrupted run.
+    """
+    topologies = sorted({topology for pair in pairs for topology in pair})
+    for topology in topologies:
+        launch(topology.ranks, begin, directory, urls, topology)
+    second = {topology: [] for topology in topologies}
+    third = {topology: [] for topology in topologies}
+    checks = []  # the names of what makes up an epoch, each with its number of ranks
+    for number, (before, after) in enumerate(pairs):
+        last = topologies[number % len(topologies)]
+        for cut in CUTS:
+            name = f"{before}-{cut}"
+            second[after].append((name, before.ranks, f"{name}-{after}"))
+            third[last].append((f"{name}-{after}-stopped", after.ranks, f"{name}-{after}-{last}"))
+            start = [] if cut is None else [(name, before.ranks)]
+            checks.append([*start, (f"{name}-{after}-end", after.ranks)])
+            checks.append([*start, (f"{name}-{after}-stopped", after.ranks), (f"{name}-{after}-{last}-end", last.ranks)])
+    for tasks in (second, third):
+        for topology in topologies:
+            if tasks[topology]:
+                launch(topology.ranks, resume, directory, urls, topology, tasks[topology])
+    lost = repeated = 0
+    for check in checks:
+        given = [[key for left in read(directory, name, ranks) for batch in left["batches"] for key in batch] for name, ranks in check]
+        if sum(map(len, given[:-1])) == len(keys):
+            assert {key for part in given[:-1] for key in part} == keys
+            given = given[-1:]  # the epoch was over: what follows is the next one
+        counts = Counter(key for part in given for key in part)
+        lost += len(keys - counts.keys())
+        repeated += counts.total() - len(counts)
+        assert counts.keys() <= keys
+    for before, after in pairs:
+        if before == after:
+            for cut in CUTS:
+                whole = read(directory, f"{before}-None" if cut else f"{before}-second", before.ranks)
+                again = read(directory, f"{before}-{cut}-{after}-end", before.ranks)
+                assert [left["batches"] for left in again] == [left["batches"][cut or 0 :] for left in whole]
+    return Tally(len(pairs), len(checks), lost, repeated)
