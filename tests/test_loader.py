@@ -1,0 +1,780 @@
+"""PipeLoader: exact batches from worker processes, whatever starts, ends or kills them."""
+
+import contextlib
+import copy
+import gc
+import io
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+import wds_pipes as wp
+from wds_pipes.testing import check_resume, make_shards, same
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+def samples(urls, **options):
+    return wp.ShardList(urls, **{"shuffle": True, "seed": 5, **options}).open_shards().load_tar().group_by_key()
+
+
+def shuffled(urls):
+    return samples(urls).shuffle_buffer(3)
+
+
+def keys_of(batch):
+    return [sample["__key__"] for sample in batch]
+
+
+def key_of(sample):
+    return sample["__key__"]
+
+
+def wanted(sample):
+    return sample["__key__"][-1] not in "37"
+
+
+def draw(sample, rng):
+    return {**sample, "draw": int(rng.integers(1 << 30))}
+
+
+def loader(urls, **options):
+    """Batches of two keys."""
+    return wp.PipeLoader(shuffled(urls), **{"batch_size": 2, "collate": keys_of, "epoch_end": "exact", **options})
+
+
+def flat(batches):
+    return [key for batch in batches for key in batch]
+
+
+def after(source, count):
+    """An iterator that has given so many batches."""
+    items = iter(source)
+    for _ in range(count):
+        next(items)
+    return items
+
+
+def through_json(state):
+    return json.loads(json.dumps(state))
+
+
+EVERY = [f"{number:08d}" for number in range(14)]  # the keys of the fixture ``urls``
+
+# Resume is exact
+
+PIPES = {
+    "samples": lambda urls: (samples(urls), {}),
+    "shuffle": lambda urls: (shuffled(urls), {}),
+    "batch": lambda urls: (shuffled(urls).filter_samples(wanted).map_samples(draw), {"batch_size": 3, "collate": "list"}),
+    "drop_last": lambda urls: (shuffled(urls), {"batch_size": 3, "collate": "list", "drop_last": True}),
+    "tensors": lambda urls: (shuffled(urls).decode_by_ext().to_tuple("txt", "cls"), {"batch_size": 4}),
+    "batch in the pipe": lambda urls: (shuffled(urls).batch_samples(2, collate="list").map_samples(keys_of), {}),
+    "batches shuffled": lambda urls: (shuffled(urls).batch_samples(2, collate="list").shuffle_buffer(2), {}),
+    "batches of batches": lambda urls: (shuffled(urls).batch_samples(2, collate="list"), {"batch_size": 2, "collate": "list"}),
+    "torch's map and batch": lambda urls: (shuffled(urls).map(key_of).batch(2), {}),
+    "torch's filter and map": lambda urls: (shuffled(urls).filter(wanted).map(key_of).shuffle_buffer(2), {"batch_size": 2, "collate": "list"}),
+}
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 7])
+@pytest.mark.parametrize("pipe", PIPES)
+def test_every_pair_of_cuts(pipe, lanes, urls):
+    def make():
+        chain, options = PIPES[pipe](urls)
+        return wp.PipeLoader(chain, lanes=lanes, **options)
+
+    check_resume(make)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_cuts_with_workers_up_to_a_third_resume(workers, tmp_path):
+    """In a shuffle, with half-filled batches in flight, before and after the last batch; each resumed run is cut again, and that one too."""
+    urls = make_shards(tmp_path, shards=5, samples=[6, 0, 9, 5, 8])
+    make = lambda: wp.PipeLoader(shuffled(urls).filter_samples(wanted), batch_size=3, collate=keys_of, num_workers=workers, lanes=3 - workers % 2)  # noqa: E731
+    reference = make()
+    epochs = [list(reference) for _ in range(2)]
+    reference.close()
+    whole, last = epochs[0] + epochs[1], len(epochs[0])
+    for first in (1, 3, last - 1, last):
+        done, state = 0, None
+        for cut in (first, 2, 1, None):
+            resumed = make()
+            if state is not None:
+                resumed.load_state_dict(state)
+                assert resumed.state_dict() == state
+            batches = []
+            for batch in resumed:
+                batches.append(batch)
+                if len(batches) == cut:
+                    break
+            assert batches == whole[done : done + len(batches)], (first, cut)
+            done += len(batches)
+            state = through_json(resumed.state_dict())
+            resumed.close()
+        assert done in (last, len(whole))
+
+
+def test_epochs_after_a_resume_are_those_of_one_run(urls):
+    whole = [list(source) for source in [loader(urls, lanes=2)] for _ in range(4)]
+    for cut in range(len(whole[0]) + 1):
+        source = loader(urls, lanes=2)
+        after(source, cut)
+        resumed = loader(urls, lanes=2, num_workers=0)
+        resumed.load_state_dict(source.state_dict())
+        epochs = [list(resumed) for _ in range(3)]
+        assert epochs == ([whole[0][cut:], *whole[1:3]] if cut < len(whole[0]) else whole[1:4])
+
+
+# Epochs and iterators
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_new_loop_after_a_break_is_the_next_epoch(workers, urls):
+    source = loader(urls, num_workers=workers, lanes=2)
+    epochs = [list(source) for _ in range(3)]
+    assert [sorted(flat(epoch)) for epoch in epochs] == [EVERY] * 3
+    assert len({tuple(flat(epoch)) for epoch in epochs}) == 3
+    source.close()
+    again = loader(urls, num_workers=workers, lanes=2)
+    for batch in again:
+        assert batch == epochs[0][0]
+        break
+    assert list(again) == epochs[1]
+    after(again, 2)
+    assert again.state_dict()["epoch"] == 2
+    again.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_iter_is_lazy(workers, urls):
+    """An iterator that is never used takes no epoch, starts no worker, and leaves a loaded state to the next."""
+    source = loader(urls, num_workers=workers, lanes=2)
+    before = len(psutil.Process().children())
+    for _ in range(3):
+        iter(source)
+    assert len(psutil.Process().children()) == before
+    whole = list(source)
+    half = loader(urls, lanes=2)
+    after(half, 3)
+    iter(source)
+    source.load_state_dict(half.state_dict())
+    iter(source)
+    assert list(source) == whole[3:]
+    source.close()
+
+
+def test_a_newer_iterator_and_a_loaded_state_end_the_one_before(urls):
+    source = loader(urls)
+    old = after(source, 1)
+    new = after(source, 1)
+    with pytest.raises(wp.StateError, match="a newer one was started"):
+        next(old)
+    source.load_state_dict(source.state_dict())
+    with pytest.raises(wp.StateError, match="a state was loaded"):
+        next(new)
+
+
+def test_an_ended_iterator_stays_ended(urls):
+    source = loader(urls)
+    items = iter(source)
+    list(items)
+    after(source, 2)
+    state = source.state_dict()
+    with pytest.raises(StopIteration):
+        next(items)
+    assert source.state_dict() == state
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_set_epoch_chooses_the_next_and_leaves_a_loaded_one_alone(workers, urls):
+    source = loader(urls, num_workers=workers)
+    epochs = [list(source) for _ in range(3)]
+    source.set_epoch(1)
+    assert source.state_dict()["epoch"] == 1
+    assert list(source) == epochs[1]
+    assert list(source) == epochs[2]
+    source.set_epoch(1)
+    after(source, 3)
+    state = source.state_dict()
+    source.close()
+    resumed = loader(urls, num_workers=workers)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(1)  # the epoch that the state is in
+    assert list(resumed) == epochs[1][3:]
+    resumed.load_state_dict(state)
+    resumed.set_epoch(2)
+    assert list(resumed) == epochs[2]
+    resumed.close()
+    with pytest.raises(ValueError, match="epoch must be at least 0"):
+        resumed.set_epoch(-1)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_start_methods(context, persistent, urls, monkeypatch):
+    """Epochs differ and are functions of (seed, epoch), also where nothing tells the workers of a rank; a resume with workers of any kind is exact."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    plain = loader(urls, lanes=2)
+    epochs = [list(plain) for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    half = loader(urls, lanes=2)
+    after(half, 3)
+    source = loader(urls, lanes=2, num_workers=1, multiprocessing_context=context, persistent_workers=persistent)
+    source.load_state_dict(half.state_dict())
+    assert list(source) == epochs[0][3:]
+    assert list(source) == epochs[1]
+    source.close()
+
+
+# Batches
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_tensors_dicts_and_tuples(workers, tmp_path):
+    urls = make_shards(tmp_path, shards=2, samples=4, fields=("npy", "cls", "txt"))
+    decoded = lambda: samples(urls, shuffle=False).decode_by_ext()  # noqa: E731
+    options = {"batch_size": 2, "num_workers": workers, "lanes": 2}
+    dicts, tuples, tensors, single = (
+        wp.PipeLoader(decoded(), **options),
+        wp.PipeLoader(decoded().to_tuple("npy", "cls"), **options),
+        wp.PipeLoader(decoded().to_tuple("npy"), **options),
+        wp.PipeLoader(decoded().map_samples(number_of), num_workers=workers, lanes=2),
+    )
+    for batch in dicts:
+        assert set(batch) >= {"npy", "cls", "txt"}
+        assert batch["npy"].shape == (2, 3)
+        assert batch["npy"].dtype == torch.float32
+        assert isinstance(batch["txt"], list)
+    for batch in tuples:
+        assert isinstance(batch, tuple)
+        assert [part.shape for part in batch] == [(2, 3), (2,)]
+    expected = {tuple(np.asarray(sample["npy"]).tolist()) for sample in decoded()}
+    rows = [tuple(row.tolist()) for batch in tensors for row in (batch[0] if isinstance(batch, tuple) else batch)]
+    assert len(rows) == 8
+    assert set(rows) == expected
+    assert all(isinstance(item, np.ndarray) for item in single)
+    for source in (dicts, tuples, tensors, single):
+        source.close()
+
+
+def number_of(sample):
+    return sample["npy"]
+
+
+def test_the_items_of_a_pipe_are_its_batches_without_batch_size(urls):
+    source = wp.PipeLoader(shuffled(urls).batch_samples(4, collate="list"))
+    assert [len(batch) for batch in source] == [4, 4, 4, 2]
+    assert [len(batch) for batch in wp.PipeLoader(shuffled(urls), batch_size=4, collate="list", drop_last=True)] == [4, 4, 4]
+
+
+def test_one_lane_gives_the_order_of_the_pipe(urls):
+    assert list(wp.PipeLoader(shuffled(urls).map_samples(key_of))) == list(shuffled(urls).map_samples(key_of))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_draws_are_the_same_whatever_the_workers(workers, urls):
+    expected = {sample["__key__"]: sample["draw"] for sample in samples(urls, shuffle=False).map_samples(draw)}
+    source = wp.PipeLoader(samples(urls).map_samples(draw), num_workers=workers)
+    assert {sample["__key__"]: sample["draw"] for sample in source} == expected
+    source.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_global_generator_of_torch_is_untouched(workers, urls):
+    before = torch.get_rng_state()
+    source = loader(urls, num_workers=workers)
+    list(source)
+    after(source, 1)
+    source.close()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# States
+
+
+def test_state_survives_json_and_torch_save(urls):
+    source = loader(urls, lanes=3)
+    items = after(source, 4)
+    state = source.state_dict()
+    assert through_json(state) == state
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert loaded == state
+    resumed = loader(urls, lanes=3)
+    resumed.load_state_dict(loaded)
+    assert list(resumed) == list(items)
+
+
+def test_state_does_not_alias_what_is_alive(urls):
+    source = loader(urls, lanes=3)
+    items = after(source, 4)
+    state = source.state_dict()
+    kept = copy.deepcopy(state)
+    next(items)
+    assert state == kept
+    taken = source.state_dict()
+    ruin(source.state_dict())
+    assert source.state_dict() == taken
+    dealt = loader(urls, lanes=2)
+    dealt.load_state_dict(kept)
+    taken = dealt.state_dict()
+    ruin(dealt.state_dict())
+    assert dealt.state_dict() == taken
+
+
+def ruin(value):
+    """Empty each container of a state."""
+    for part in value.values() if isinstance(value, dict) else value:
+        if isinstance(part, (dict, list)):
+            ruin(part)
+    value.clear()
+
+
+def test_state_before_the_first_batch_and_after_the_last(urls):
+    """Before: the beginning. With the last batch in hand: the beginning of the next epoch."""
+    source = loader(urls, lanes=3)
+    beginning = source.state_dict()
+    first = []
+    for batch in source:
+        first.append(batch)
+        last = source.state_dict()
+    end = source.state_dict()
+    assert last == end
+    assert (beginning["epoch"], end["epoch"]) == (0, 1)
+    second = list(source)
+    for state, expected in ((beginning, first), (end, second)):
+        resumed = loader(urls, lanes=3)
+        resumed.load_state_dict(through_json(state))
+        assert resumed.state_dict() == state
+        assert list(resumed) == expected
+
+
+def check_states(states, epochs, make):
+    """Each of some states of the first epochs continues where one batch ends."""
+    distinct = list({json.dumps(state): state for state in states}.values())
+    assert distinct
+    for state in distinct[:: max(1, len(distinct) // 20)]:
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert list(resumed) == epochs[state["epoch"]][state["step"] :]
+    return len(distinct)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_state_in_a_signal_handler(workers, urls):
+    """At any moment, in the middle of our own code too."""
+    states = []
+    source = loader(urls, num_workers=workers, lanes=2)
+    before = signal.signal(signal.SIGALRM, lambda *_: states.append(source.state_dict()))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        epochs = [list(source) for _ in range(30)]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    source.close()
+    whole = loader(urls, lanes=2)
+    assert epochs == [list(whole) for _ in range(30)]
+    assert check_states([state for state in states if state["epoch"] < 30], epochs, lambda: loader(urls, lanes=2)) > 5
+
+
+def test_state_from_another_thread(urls):
+    states, done = [], threading.Event()
+    source = loader(urls, lanes=2)
+
+    def take():
+        while not done.wait(0.0002):
+            states.append(source.state_dict())
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    epochs = [list(source) for _ in range(20)]
+    done.set()
+    thread.join()
+    assert check_states([state for state in states if state["epoch"] < 20], epochs, lambda: loader(urls, lanes=2)) > 5
+
+
+@pytest.fixture(scope="module")
+def many_urls(tmp_path_factory):
+    """10 000 shards with 4 samples each, and long names."""
+    directory = tmp_path_factory.mktemp("many")
+    [real] = make_shards(directory / "real", shards=1, samples=4)
+    folder = directory / ("a-long-name-of-a-directory-" * 3)
+    folder.mkdir()
+    for number in range(10_000):
+        (folder / f"train-{number:06d}.tar").symlink_to(real)
+    return f"{folder}/train-{{000000..009999}}.tar"
+
+
+def test_state_is_small_and_quick_with_64_lanes(many_urls):
+    """At most 4 KB a lane over 10 000 shards with a shuffle of 10 000, also dealt again; it costs as good as nothing."""
+    make = lambda lanes: wp.PipeLoader(samples(many_urls).shuffle_buffer(10_000), batch_size=16, collate=keys_of, lanes=lanes)  # noqa: E731
+    source = make(64)
+    largest = spent = cuts = 0
+    for number, _ in enumerate(source):
+        if number % 50 == 0:
+            start = time.perf_counter()
+            state = source.state_dict()
+            spent, cuts = spent + time.perf_counter() - start, cuts + 1
+            largest = max(largest, *(len(json.dumps(lane).encode()) for lane in state["lanes"].values()), len(json.dumps(state).encode()) / 64)
+        if number == 1000:
+            middle = state
+    assert cuts > 40
+    assert largest <= 4096
+    assert spent / cuts < 0.005  # tens of microseconds are measured in a benchmark; this only finds a cost that grows
+    again = make(48)
+    again.load_state_dict(middle)
+    items = after(again, 100)
+    state = again.state_dict()
+    assert state["lane_count"] == 48
+    assert len(json.dumps(state).encode()) <= 48 * 4096
+    del items
+
+
+# Errors
+
+
+def fragile(sample):
+    if sample["__key__"] == "00000006":
+        raise KeyError("no such thing")
+    return sample
+
+
+class UnpicklableError(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+def unpicklable(sample):
+    if sample["__key__"] == "00000006":
+        raise UnpicklableError("this", "that")
+    return sample
+
+
+def until_error(source):
+    """The batches before an error, the error, and the iterator."""
+    items, batches = iter(source), []
+    while True:
+        try:
+            batches.append(next(items))
+        except StopIteration:
+            raise AssertionError("there was no error") from None
+        except Exception as error:
+            return batches, error, items
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_a_function_arrives_and_stays_and_the_state_is_before_it(workers, urls):
+    make = lambda function: wp.PipeLoader(  # noqa: E731
+        shuffled(urls).map_samples(function), batch_size=2, collate=keys_of, num_workers=workers, lanes=2
+    )
+    source = make(fragile)
+    batches, error, items = until_error(source)
+    assert type(error) is KeyError
+    notes = "\n".join(error.__notes__)
+    assert "00000006" in notes
+    assert workers == 0 or "in fragile" in notes  # the traceback of the worker
+    for _ in range(2):
+        with pytest.raises(KeyError, match="no such thing"):
+            next(items)
+    state = through_json(source.state_dict())
+    source.close()
+    assert source.state_dict() == state
+    mended = make(keep)
+    mended.load_state_dict(state)
+    rest = list(mended)
+    assert sorted(flat(batches + rest)) == EVERY
+    mended.close()
+    whole = loader(urls, lanes=2)
+    assert batches + rest == list(whole)
+
+
+def keep(sample):
+    return sample
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_that_cannot_be_pickled_arrives_in_words(workers, urls):
+    source = wp.PipeLoader(samples(urls).map_samples(unpicklable), num_workers=workers)
+    _, error, items = until_error(source)
+    text = "\n".join([str(error), *getattr(error, "__notes__", [])])
+    assert "UnpicklableError" in text or type(error) is UnpicklableError
+    assert "this and that" in text
+    assert "in unpicklable" in text or workers == 0
+    with pytest.raises(type(error), match="this and that"):
+        next(items)
+    source.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bad_shard_arrives_with_url_and_offset_and_a_bad_sample_with_its_key(workers, tmp_path):
+    urls = make_shards(tmp_path, shards=2, samples=4, fields={"cls": lambda rng, number: b"none" if number == 5 else b"1"})
+    source = wp.PipeLoader(samples(urls, shuffle=False).decode_by_ext(), num_workers=workers)
+    batches, error, _ = until_error(source)
+    source.close()
+    assert len(batches) == 5
+    assert type(error) is wp.DecodeError
+    assert (error.url, error.key, error.field) == (urls[1], "00000005", "cls")
+    data = Path(urls[1]).read_bytes()
+    Path(urls[1]).write_bytes(data[:1024] + b"\xff" * 512 + data[1536:])
+    source = wp.PipeLoader(samples(urls, shuffle=False), num_workers=workers)
+    batches, error, _ = until_error(source)
+    source.close()
+    assert type(error) is wp.ShardError
+    assert (error.url, error.offset) == (urls[1], 1024)
+    assert "1024" in str(error)
+
+
+def worker_processes(before):
+    return [child for child in psutil.Process().children(recursive=True) if child not in before and "resource_tracker" not in " ".join(child.cmdline())]
+
+
+def test_a_killed_worker_is_an_error_that_names_it_and_the_state_is_good(tmp_path):
+    urls = make_shards(tmp_path, shards=4, samples=20)
+    before = psutil.Process().children(recursive=True)
+    source = loader(urls, num_workers=2, multiprocessing_context="fork")
+    items, batches = iter(source), []
+    batches += [next(items) for _ in range(3)]
+    victim = worker_processes(before)[0]
+    victim.kill()
+    with pytest.raises(wp.WorkerError, match=str(victim.pid)):
+        batches.extend(items)
+    with pytest.raises(wp.WorkerError, match=r"state_dict\(\) is still good"):
+        next(items)
+    state = through_json(source.state_dict())
+    source.close()
+    whole = loader(urls, lanes=2)
+    resumed = loader(urls, num_workers=1)
+    resumed.load_state_dict(state)
+    rest = list(resumed)
+    resumed.close()
+    assert len(batches) < len(batches + rest)
+    assert batches + rest == list(whole)
+
+
+def test_a_loader_goes_on_after_its_worker_was_killed(tmp_path):
+    """The same loader: load its own state, and iterate again with new workers."""
+    urls = make_shards(tmp_path, shards=4, samples=20)
+    before = psutil.Process().children(recursive=True)
+    source = loader(urls, num_workers=2, multiprocessing_context="fork")
+    items, batches = iter(source), []
+    batches.append(next(items))
+    worker_processes(before)[0].kill()
+    with contextlib.suppress(wp.WorkerError):
+        batches.extend(items)
+    source.load_state_dict(source.state_dict())
+    batches += list(source)
+    source.close()
+    assert batches == list(loader(urls, lanes=2))
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_nothing_is_left(persistent, urls):
+    """No process and no file descriptor after a whole epoch, a broken-off one, an abandoned iterator, an error and close()."""
+    make = lambda **options: loader(urls, num_workers=2, multiprocessing_context="fork", persistent_workers=persistent, **options)  # noqa: E731
+    warm = make()  # what multiprocessing starts once
+    list(warm)
+    warm.close()
+    del warm
+    gc.collect()
+    processes, files = psutil.Process().children(recursive=True), sorted(os.listdir("/proc/self/fd"))
+    for use in (list, lambda source: after(source, 2), lambda source: next(iter(source)), lambda source: [list(source), after(source, 1)], lambda source: None):
+        source = make()
+        use(source)
+        source.close()
+        source.close()  # again
+        del source
+    abandoned = make()
+    items = after(abandoned, 1)
+    del items, abandoned
+    failing = wp.PipeLoader(shuffled(urls).map_samples(fragile), num_workers=2, multiprocessing_context="fork", persistent_workers=persistent)
+    error = until_error(failing)[1]
+    assert isinstance(error, KeyError)
+    failing.close()
+    del failing, error
+    gc.collect()
+    left = worker_processes(processes)
+    psutil.wait_procs(left, timeout=10)
+    assert worker_processes(processes) == []
+    assert len(os.listdir("/proc/self/fd")) <= len(files)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_closed_loader_keeps_its_state_and_may_go_on(workers, urls):
+    source = loader(urls, num_workers=workers)
+    whole = [list(source) for _ in range(2)]
+    source.set_epoch(0)
+    items = after(source, 2)
+    state = source.state_dict()
+    source.close()
+    assert source.state_dict() == state
+    with pytest.raises(wp.StateError, match="closed"):
+        next(items)
+    source.load_state_dict(state)
+    assert list(source) == whole[0][2:]
+    assert list(source) == whole[1]
+    source.close()
+
+
+# What is refused
+
+
+@pytest.fixture(scope="module")
+def even_urls(tmp_path_factory):
+    """Six shards of four samples: some for each of three ranks."""
+    return make_shards(tmp_path_factory.mktemp("even"), shards=6, samples=4)
+
+
+def ranks_of(urls, world_size, cut=1, **options):
+    """The states of all ranks after so many batches."""
+    states = []
+    for rank in range(world_size):
+        source = loader(urls, rank=rank, world_size=world_size, **options)
+        after(source, cut)
+        states.append(through_json(source.state_dict()))
+    return states
+
+
+def changed(state, **changes):
+    return {**state, **changes}
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda states: [], "takes the list"),
+        (lambda states: [{}], "takes the list"),
+        (lambda states: ["state"], "takes the list"),
+        (lambda states: states[:2], "ranks 0 to 2: rank 2 is missing"),
+        (lambda states: states[1:], "ranks 0 to 2: rank 0 is missing"),
+        (lambda states: [*states, states[1]], "rank 1 is there more than once"),
+        (lambda states: [states[0], states[1], states[1]], "rank 2 is missing and rank 1 is there more than once"),
+        (lambda states: [*states[:2], changed(states[2], step=2)], r"different steps \(rank 0 at 1, rank 1 at 1, rank 2 at 2\).*lost or repeated"),
+        (lambda states: [*states[:2], changed(states[2], epoch=1)], "differ in 'epoch': 0, 0, 1"),
+        (lambda states: [*states[:2], changed(states[2], seed=6)], "differ in 'seed': 5, 5, 6"),
+        (lambda states: [*states[:2], changed(states[2], fingerprint="x")], "differ in 'fingerprint'"),
+        (lambda states: [*states[:2], changed(states[2], graph=["shard_list"])], "differ in 'graph'"),
+        (lambda states: [*states[:2], changed(states[2], lane_count=6)], "differ in 'lane_count': 3, 3, 6"),
+        (lambda states: [*states[:2], changed(states[2], version=2)], "differ in 'version'"),
+    ],
+)
+def test_states_that_are_not_of_all_ranks_at_one_step_are_refused(edit, message, even_urls):
+    states = edit(ranks_of(even_urls, 3))
+    with pytest.raises(wp.StateError, match=message):
+        wp.merge_states(states)
+    with pytest.raises(wp.StateError, match=message):
+        loader(even_urls).load_state_dict(states)
+
+
+def test_merged_states_are_one_for_all_ranks(even_urls):
+    """In any order, and once for all: the counts are the sums, and the states that went in are left alone."""
+    states = ranks_of(even_urls, 3)
+    kept = copy.deepcopy(states)
+    merged = wp.merge_states(states)
+    assert wp.merge_states(states[::-1]) == merged
+    assert merged["counts"]["delivered"] == sum(state["counts"]["delivered"] for state in states) == 6
+    assert sorted(merged["lanes"]) == ["0", "1", "2"]
+    ruin(merged)
+    assert states == kept
+
+
+def test_the_state_of_one_rank_on_another_number_is_refused_with_what_to_do(urls):
+    states = ranks_of(urls, 2)
+    for other in ({}, {"rank": 0, "world_size": 3}, {"rank": 1, "world_size": 2}):
+        with pytest.raises(wp.StateError, match=r"rank 0 of 2 alone.*merge_states\(states\)"):
+            loader(urls, **other).load_state_dict(states[0])
+    loader(urls, rank=0, world_size=2).load_state_dict(states[0])
+
+
+def test_the_state_of_another_pipeline_is_refused_in_words(urls):
+    state = loader(urls).state_dict()
+    for other, message in (
+        (loader(urls[:-1]), "made over 5 shards, this pipeline has 4"),
+        (loader([*urls[1:], urls[0]]), "other URLs or another order"),
+        (wp.PipeLoader(samples(urls, seed=6).shuffle_buffer(3), batch_size=2), "seed=5, this pipeline has seed=6"),
+        (wp.PipeLoader(samples(urls).shuffle_buffer(4), batch_size=2), r"its pipeline was .*size=3.*, this one is .*size=4"),
+    ):
+        with pytest.raises(wp.StateError, match=message):
+            other.load_state_dict(state)
+    with pytest.raises(wp.StateError):
+        loader(urls).load_state_dict(shuffled(urls).state_dict())  # a pipe's, not a loader's
+
+
+def lane(state, **changes):
+    return {**state, "lanes": {**state["lanes"], "1": {**state["lanes"]["1"], **changes}}}
+
+
+DAMAGE = {
+    "no state": (lambda state: [1], "takes the list"),
+    "nothing": (lambda state: {}, "not a state"),
+    "version": (lambda state: {**state, "version": 99}, "version 99"),
+    "epoch": (lambda state: {**state, "epoch": -1}, "damaged"),
+    "lanes": (lambda state: {**state, "lanes": []}, "damaged"),
+    "lane": (lambda state: {**state, "lanes": {**state["lanes"], "1": None}}, "lane 1"),
+    "lane name": (lambda state: {**state, "lanes": {"x": state["lanes"]["1"], "0": state["lanes"]["0"]}}, "lane x"),
+    "ended": (lambda state: lane(state, ended="no"), "lane 1"),
+    "delivered": (lambda state: lane(state, delivered="2"), "damaged"),
+    "no position": (lambda state: lane(state, position=[]), "damaged"),
+    "position": (lambda state: lane(state, position=[0] * 7), "damaged"),
+}
+
+
+@pytest.mark.parametrize("lanes", [2, 3])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_state_is_refused_and_changes_nothing(damage, lanes, urls):
+    """When it is loaded, on the same lanes and on others; the iterator that is going on is left alone."""
+    edit, message = DAMAGE[damage]
+    source = loader(urls, lanes=2)
+    after(source, 3)
+    state = edit(through_json(source.state_dict()))
+    target = loader(urls, lanes=lanes)
+    items = after(target, 1)
+    kept = target.state_dict()
+    with pytest.raises(wp.StateError, match=message):
+        target.load_state_dict(state)
+    assert target.state_dict() == kept
+    next(items)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"num_workers": -1}, ValueError, "num_workers must be at least 0"),
+        ({"num_workers": "2"}, TypeError, "num_workers must be an int"),
+        ({"lanes": 0}, ValueError, "lanes must be at least 1"),
+        ({"batch_size": 0}, ValueError, "size must be at least 1"),
+        ({"batch_size": None}, ValueError, "go with batch_size"),
+        ({"epoch_end": "stop"}, ValueError, "epoch_end must be one of"),
+        ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be at least 1"),
+        ({"rank": 0}, ValueError, "both rank and world_size"),
+        ({"rank": 2, "world_size": 2}, ValueError, "below world_size"),
+        ({"collate": "columns"}, ValueError, "collate must be"),
+    ],
+)
+def test_wrong_arguments_are_refused_when_the_loader_is_built(options, kind, message, urls):
+    with pytest.raises(kind, match=message):
+        loader(urls, **options)
+
+
+def test_what_is_no_pipe_or_deals_no_shards_is_refused(urls):
+    with pytest.raises(TypeError, match="takes a pipe, not list"):
+        wp.PipeLoader(urls)
+    with pytest.raises(TypeError, match="ShardList"):
+        wp.PipeLoader(torch.utils.data.datapipes.iter.IterableWrapper(urls))
+
+
+def test_same_batches_for_the_same_arguments(urls):
+    make = lambda: wp.PipeLoader(shuffled(urls).decode_by_ext(), batch_size=4, lanes=2)  # noqa: E731
+    assert same(list(make()), list(make()))
