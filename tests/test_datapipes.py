@@ -155,6 +155,51 @@ def test_pipes_that_hold_something_are_named(urls):
         wp.state_dict([1])
 
 
+def test_a_pipe_of_torchs_that_was_built_from_its_class_is_told_to_use_the_method(urls):
+    from torch.utils.data.datapipes.iter import Mapper
+
+    with pytest.raises(wp.StateError, match=r"use the method, pipe.map\(\)"):
+        wp.state_dict(Mapper(make(urls), same_sample))
+
+
+@pytest.mark.parametrize("ending", ["map", "batch"])
+def test_after_an_exception_a_chain_that_ends_in_torchs_pipe_loses_nothing(ending, urls):
+    """What torch has pulled but not given is not part of the state."""
+    expected, bad = keys(make(urls)), True
+
+    def fragile(sample):
+        if bad and sample["__key__"] == expected[6]:
+            raise ValueError("cannot")
+        return sample
+
+    def chain():
+        pipe = make(urls).map_samples(fragile)
+        return pipe.map(same_sample) if ending == "map" else pipe.batch(4)
+
+    pipe, got = chain(), []
+    with pytest.raises(ValueError, match="cannot"):
+        for item in pipe:
+            got.append(item)
+    state = wp.state_dict(pipe)
+    bad = False
+    resumed = chain()
+    wp.load_state_dict(resumed, state)
+    items = [*got, *resumed]
+    assert [sample["__key__"] for item in items for sample in (item if ending == "batch" else [item])] == expected
+
+
+def test_help_shows_the_name_and_the_arguments(urls):
+    method = make(urls).shuffle_buffer
+    assert method.__name__ == "shuffle_buffer"
+    assert list(inspect.signature(method).parameters) == ["size", "seed"]
+
+
+def test_a_batch_that_a_shuffle_counts_keeps_its_size(urls):
+    state = make(urls).batch_samples(2, collate="list").shuffle_buffer(4).state_dict()
+    with pytest.raises(wp.StateError, match=r"batch_samples\(size=2.*batch_samples\(size=4"):
+        make(urls).batch_samples(4, collate="list").shuffle_buffer(4).load_state_dict(state)
+
+
 def test_a_state_of_other_urls_from_torch_is_refused(urls):
     state = IterableWrapper(urls).open_shards().load_tar().state_dict()
     with pytest.raises(wp.StateError, match="other URLs"):
@@ -169,7 +214,7 @@ def test_graph_walk_finds_every_pipe(urls):
     while graph:
         [(_, (part, graph))] = graph.items()
         found.append(type(part).__name__)
-    assert found == ["BatchSamples", "MapperIterDataPipe", "ShuffleBuffer", "GroupByKey", "LoadTar", "OpenShards", "ShardList"]
+    assert found == ["BatchSamples", "TorchEnded", "MapperIterDataPipe", "ShuffleBuffer", "GroupByKey", "LoadTar", "OpenShards", "ShardList"]
 
 
 # DataLoader
@@ -186,6 +231,21 @@ def test_a_bare_pipe_in_a_plain_dataloader_gives_each_sample_once(workers, urls)
     assert sorted(keys(DataLoader(filtered, batch_size=None, num_workers=workers))) == expected
     ending = make(urls).map(same_sample)
     assert sorted(keys(DataLoader(ending, batch_size=None, num_workers=workers))) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_bare_pipe_in_a_plain_dataloader_has_another_order_each_epoch(workers, persistent, urls):
+    pipe = make(urls)
+    loader = DataLoader(pipe, batch_size=None, num_workers=workers, persistent_workers=persistent and workers > 0)
+    epochs = [keys(loader) for _ in range(3)]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert all(sorted(epoch) == sorted(epochs[0]) for epoch in epochs)
+    if not persistent:
+        pipe.set_epoch(1)
+        assert keys(loader) == epochs[1]
+        pipe.set_epoch(1)
+        assert keys(loader) == epochs[1]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
+from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes import iter as torch_pipes
+from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
 
 from wds_pipes import stages
 from wds_pipes.errors import StateError
@@ -43,7 +46,7 @@ class WdsPipe(IterDataPipe[Any]):
         if self._kind is not stages.ShardList:
             if not args or not isinstance(args[0], IterDataPipe):
                 raise TypeError(f"{functional_name(self._kind)}() needs a pipe as its source, not {args[0] if args else None!r}")
-            _check_not_loaded(args[0], f"{functional_name(self._kind)}()")
+            check_not_loaded(args[0], f"{functional_name(self._kind)}()")
             self._source = args[0]  # torch's graph walk looks for it
             args = (as_stage(args[0]), *args[1:])
         self._stream: Stream[Any] = Stream(self._kind(*args, **options))
@@ -80,16 +83,57 @@ class WdsPipe(IterDataPipe[Any]):
         """This pipe as a node of torchdata.nodes."""
         from wds_pipes.nodes import WdsNode
 
-        _check_not_loaded(self, "as_node()")
+        check_not_loaded(self, "as_node()")
         return WdsNode.of(self._stream.stage)
+
+    # torch's own steps that hold nothing at a yield come back as pipes of ours, so that the position is that of what they have given.
+
+    def map(self, *args: Any, **options: Any) -> WdsPipe:
+        return TorchEnded(torch_pipes.Mapper(self, *args, **options))
+
+    def filter(self, *args: Any, **options: Any) -> WdsPipe:
+        return TorchEnded(torch_pipes.Filter(self, *args, **options))
+
+    def batch(self, *args: Any, **options: Any) -> WdsPipe:
+        return TorchEnded(torch_pipes.Batcher(self, *args, **options))
+
+    def collate(self, *args: Any, **options: Any) -> WdsPipe:
+        return TorchEnded(torch_pipes.Collator(self, *args, **options))
+
+    def __getattr__(self, name: str) -> Any:
+        # torch gives a partial here, whose help shows neither the name nor the arguments
+        method = IterDataPipe.functions.get(name)
+        return MethodType(method, self) if method is not None and hasattr(method, "_wds_kind") else super().__getattr__(name)
+
+    # What torch's DataLoader calls: only the first pipe of a chain answers, since a chain is dealt once.
+
+    def _is_first(self) -> bool:
+        source = self.__dict__.get("_source")
+        return (source is None or find_ours(source) is None) and self._stream.stage.root.deals
 
     @property
     def apply_sharding(self) -> Callable[..., None]:
-        """What torch's DataLoader calls in each worker: only the first pipe of a chain answers, since a chain is dealt once."""
-        source = getattr(self, "_source", None)
-        if (source is not None and find_ours(source) is not None) or not self._stream.stage.root.deals:
+        """In each worker, and without workers: which lane to give."""
+        if not self._is_first():
             raise AttributeError("apply_sharding")
         return self._deal
+
+    @property
+    def set_seed(self) -> Callable[[int], None]:
+        """At each iteration, in the main process first: fresh workers are copies that cannot count epochs. The seed itself is of no use here."""
+        if not self._is_first():
+            raise AttributeError("set_seed")
+        return self._count_epoch
+
+    def _count_epoch(self, seed: int) -> None:
+        host = self._stream.stage.host
+        host.pid = host.pid or os.getpid()
+        # A worker goes on from the epoch that it was started with; and an iterator of DataLoader's tells it twice, when it is made and when it is reset.
+        if host.pid != os.getpid() or sys._getframe(2).f_code.co_name != "__init__":
+            return
+        if host.hosted == host.epoch:  # workers have had this one
+            host.epoch += 1
+        host.hosted = host.epoch
 
     def _deal(self, num_of_instances: int, instance_id: int, sharding_group: Any = None) -> None:
         host = self._stream.stage.host
@@ -111,14 +155,19 @@ def _iterate(self: WdsPipe) -> Iterator[Any]:
     return iter(self._stream)
 
 
+for _method, _torchs in ((WdsPipe.map, "Mapper"), (WdsPipe.filter, "Filter"), (WdsPipe.batch, "Batcher"), (WdsPipe.collate, "Collator")):
+    _method.__doc__ = getattr(torch_pipes, _torchs).__doc__
+
 WdsPipe.__iter__ = _iterate  # type: ignore[method-assign]  # rule 2: set here, torch's metaclass does not see it
 
 
 def _below_stateful_dataloader() -> bool:
-    """Whether a StatefulDataLoader iterates a bare pipe right now: it wraps IterDataPipes so that this shows in the stack alone."""
+    """Whether a StatefulDataLoader iterates a bare pipe right now: it puts torch's wrapper around it, which shows in the stack alone."""
     frame: FrameType | None = sys._getframe(2)
+    wrapped = False
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("torchdata.stateful_dataloader"):
+        wrapped = wrapped or isinstance(frame.f_locals.get("self"), _IterDataPipeSerializationWrapper)
+        if wrapped and frame.f_globals.get("__name__", "").startswith("torchdata.stateful_dataloader"):
             return True
         frame = frame.f_back
     return False
@@ -157,6 +206,15 @@ def register_stage(kind: type[Stage[Any]]) -> type[WdsPipe]:
     pipe = _pipe_class(kind)
     _register(pipe)
     return pipe
+
+
+class TorchEnded(WdsPipe):
+    """A pipe of torch's behind ours, as a pipe of ours."""
+
+    def __init__(self, pipe: IterDataPipe[Any]) -> None:
+        check_not_loaded(pipe, f"torch's {type(pipe).__name__}")
+        self._source = pipe
+        self._stream = Stream(as_stage(pipe))
 
 
 class ShardList(WdsPipe):  # noqa: D101 - its docstring is the stage's
@@ -200,7 +258,7 @@ def find_ours(pipe: IterDataPipe[Any]) -> WdsPipe | None:
     return next((below for below in walk(pipe) if isinstance(below, WdsPipe)), None)
 
 
-def _check_not_loaded(pipe: IterDataPipe[Any], what: str) -> None:
+def check_not_loaded(pipe: IterDataPipe[Any], what: str) -> None:
     """StateError where a state waits in ``pipe`` for an ``iter()`` that will not come: what is built upon a pipe has a position of its own."""
     ours = find_ours(pipe)
     if ours is not None and ours._stream._resume:
@@ -213,7 +271,7 @@ def state_dict(pipe: IterDataPipe[Any]) -> State:
     Raises:
         StateError: it cannot be known exactly; the message names the pipe.
     """
-    return _stream(pipe)[0].state_dict()
+    return _ours(pipe).state_dict()
 
 
 def load_state_dict(pipe: IterDataPipe[Any], state: State) -> None:
@@ -222,40 +280,26 @@ def load_state_dict(pipe: IterDataPipe[Any], state: State) -> None:
     Raises:
         StateError: the state does not fit; the message says what differs.
     """
-    stream, base, steps = _stream(pipe)
-    stream.load_state_dict(state)
-    if base._stream is not stream:
-        position = stream.position
-        mark = position.mark
-        for _ in range(steps if mark else 0):
-            mark = mark[1]  # type: ignore[index]
-        base._stream.seek(position._replace(mark=mark))
+    _ours(pipe).load_state_dict(state)
 
 
-def _stream(pipe: IterDataPipe[Any]) -> tuple[Stream[Any], WdsPipe, int]:
-    """A stream that stands where ``pipe`` does, the nearest pipe of ours, and how many of torch's are before it."""
+def _ours(pipe: IterDataPipe[Any]) -> WdsPipe:
+    """``pipe`` if it is one of ours, else an error that says why its state cannot be known."""
     if isinstance(pipe, WdsPipe):
-        return pipe._stream, pipe, 0
+        return pipe
     if not isinstance(pipe, IterDataPipe):
         raise TypeError(f"an IterDataPipe is needed, not {type(pipe).__name__}")
-    base = find_ours(pipe)
-    if base is None:
+    if find_ours(pipe) is None:
         raise StateError("this chain has no pipe of wds_pipes in it, so its state cannot be known")
-    stage = as_stage(pipe)
-    stage.check_resumable()
-    steps = stage.depth - base._stream.stage.depth
-    position = base._stream.position
-    mark = position.mark
-    for _ in range(steps if mark else 0):
-        mark = (), mark
-    stream = Stream(stage)
-    stream.at = position._replace(mark=mark)
-    return stream, base, steps
+    as_stage(pipe).check_resumable()
+    name = type(pipe).__name__.removesuffix("IterDataPipe")
+    mend = "use the method, pipe.map(), .filter(), .batch() or .collate()"
+    raise StateError(f"torch's {name} was built from its class around a pipe, so nobody sees what it gave: {mend}.")
 
 
 def as_dataset(pipe: IterDataPipe[Any]) -> WdsDataset:
     """A plain IterableDataset with a pipe's state, for DataLoader and StatefulDataLoader: see ``WdsDataset``."""
     from wds_pipes.dataset import WdsDataset
 
-    _check_not_loaded(pipe, "as_dataset()")
+    check_not_loaded(pipe, "as_dataset()")
     return WdsDataset(as_stage(pipe))

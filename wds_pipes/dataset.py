@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +29,9 @@ class WdsDataset(IterableDataset[Any]):
 
     def __init__(self, stage: Stage[Any]) -> None:
         super().__init__()
+        ranks = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+        if ranks > 1 or (torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1):
+            warnings.warn("as_dataset() gives all samples to every rank: use wds_pipes.PipeLoader on several ranks.", stacklevel=3)
         self._stream = _WorkerStream(stage)
 
     def __iter__(self) -> Iterator[Any]:
@@ -48,6 +53,10 @@ class WdsDataset(IterableDataset[Any]):
         check_count("epoch", epoch, least=0)
         self._stream.set_epoch(epoch)
         self._stream.tell(epoch - 1)
+
+    def counts(self) -> dict[str, int]:
+        """The samples of the current epoch by what became of them, in this process; with workers, the counts are in their states."""
+        return self._stream.counts()
 
     def state_dict(self) -> State:
         """The position in this process, as a small dict of plain JSON types, new at each call."""

@@ -27,7 +27,7 @@ from torch.profiler import record_function
 from torch.utils.data import DataLoader, Dataset, IterDataPipe, Sampler
 
 from wds_pipes.codecs import library
-from wds_pipes.datapipes import as_stage
+from wds_pipes.datapipes import as_stage, check_not_loaded
 from wds_pipes.errors import ShardError, StateError, WorkerError
 from wds_pipes.lanes import Deal, Parts, deal_again, lay_out, parts_of, with_parts
 from wds_pipes.ranks import Rank, find_rank
@@ -284,6 +284,7 @@ class PipeLoader:
     ) -> None:
         if not isinstance(pipe, IterDataPipe):
             raise TypeError(f"PipeLoader takes a pipe, not {type(pipe).__name__}")
+        check_not_loaded(pipe, "PipeLoader()")
         stage: Stage[Any] = as_stage(pipe)
         if batch_size is not None:
             stage = BatchSamples(stage, batch_size, drop_last=drop_last, collate=collate)

@@ -143,7 +143,7 @@ class ForeignNode(Stage[Any]):
             raise StateError("the state is damaged: it has no state of the node below this one. Use an untouched checkpoint.")
         return (entries[0].get("node"),), None
 
-    def graph(self) -> list[str]:
+    def graph(self, *, counted: bool = False) -> list[str]:
         return [f"node({type(self.node).__name__})"]
 
 

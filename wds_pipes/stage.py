@@ -67,6 +67,8 @@ class Host:
     epoch: int = 0
     lane: int = 0
     lanes: int = 1
+    pid: int | None = None  # of the main process, and the epoch that it last gave to DataLoader's workers
+    hosted: int | None = None
 
 
 def damaged(what: str) -> StateError:
@@ -104,6 +106,7 @@ class Stage(Generic[Out]):
         at: while running, the own position.
         items: while running, the generator of this stage's items.
         order_options: names of the options that decide which items come in which order: a state is refused where they differ.
+        counts_items: whether what the stage gives depends on the number that an item of its source has.
         holds_nothing: whether the stage has nothing of its source in hand when it yields, so that what is behind it may be run over several sources.
     """
 
@@ -113,6 +116,7 @@ class Stage(Generic[Out]):
 
     order_options: ClassVar[tuple[str, ...]] = ()
     holds_nothing: ClassVar[bool] = False
+    counts_items: bool = False
     _defaults: ClassVar[dict[str, Any]] = {}  # of the fields of At
     _tallies: ClassVar[tuple[tuple[int, str], ...]] = ()  # those of them that count samples
     _own: ClassVar[staticmethod[[Any], tuple[Any, ...]]] = staticmethod(lambda at: ())
@@ -204,9 +208,12 @@ class Stage(Generic[Out]):
         if self.source is not None:
             self.source.check_resumable()
 
-    def graph(self) -> list[str]:
-        """The chain in words, from its first stage: names and the options that decide the order."""
-        before = self.source.graph() if self.source is not None else []
+    def graph(self, *, counted: bool = False) -> list[str]:
+        """The chain in words, from its first stage: names and the options that decide the order.
+
+        ``counted``: a stage behind this one goes by the numbers of its items, so that what makes an item matters too.
+        """
+        before = self.source.graph(counted=counted or self.counts_items) if self.source is not None else []
         chosen = {name: getattr(self, name) for name in self.order_options}
         options = ", ".join(f"{name}={value!r}" for name, value in chosen.items() if value is not None and value is not False)
         return [*before, f"{functional_name(type(self))}({options})" if options else functional_name(type(self))]
@@ -247,6 +254,10 @@ class Stage(Generic[Out]):
 
 def _alike(default: object, value: object) -> bool:
     """Whether ``value`` can stand where ``default`` stood."""
+    if default is None:
+        return True
+    if isinstance(default, float):
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
     if isinstance(default, int) and not isinstance(default, bool):
         return isinstance(value, int) and not isinstance(value, bool) and value >= min(default, 0)
     return isinstance(value, type(default))
@@ -322,7 +333,7 @@ class Stream(Generic[Out]):
         check_count("epoch", epoch, least=0)
         if self._resume and self.position.epoch == epoch:
             return
-        self.stage.host.epoch = epoch
+        self.stage.host.epoch, self.stage.host.hosted = epoch, None
         self.at, self._resume = Position(epoch), False
 
     @property
@@ -451,6 +462,10 @@ class Pass(Generic[Out]):
         stream._live = weakref.ref(self)
 
     def _end(self) -> None:
+        counts = self._stream.stage.counts(self._mark(), self._delivered)
+        if not counts.pop("delivered") and any(counts.values()) and self._stream.stage.host.lanes == 1:
+            told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+            logger.warning("this epoch gave nothing: %s. See what group_by_key(fields=...), filters and on_error='skip' leave.", told)
         self._stream.at = Position(self._epoch, self._delivered, self._mark(), ended=True)
         self.stop(StopIteration())
 
@@ -514,13 +529,34 @@ def _short(value: object) -> str:
 
 
 def describe_state(state: State) -> str:
-    """A state for people: epoch, shard and its URL, sample, byte, place in the shuffle; one line a lane, then the counts.
+    """A state for people: epoch, shard and its URL, byte, place in the shuffle, items; one line a lane, then the counts.
+
+    Args:
+        state: of a pipe, a node, a dataset or a PipeLoader, also inside of what StatefulDataLoader or torchdata's Loader gave.
 
     Raises:
-        StateError: this is not a state of a wds_pipes pipeline.
+        StateError: there is no state of a wds_pipes pipeline in it.
     """
-    if not isinstance(state, dict) or not {"version", "epoch", "lanes", "graph"} <= state.keys():
+    found = list(_states_in(state))
+    if not found:
         raise StateError(f"this is not a state of a wds_pipes pipeline but {_short(state)}. Pass what state_dict() returned.")
+    try:
+        return "\n".join(map(_describe, found))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(f"it cannot be described ({type(error).__name__}: {error})") from error
+
+
+def _states_in(state: Any) -> Iterator[State]:
+    """Every state of ours in what a loader made of them."""
+    if isinstance(state, dict):
+        if {"version", "epoch", "lanes", "graph"} <= state.keys():
+            yield state
+        else:
+            for part in state.values():
+                yield from _states_in(part)
+
+
+def _describe(state: State) -> str:
     names = [entry.split("(")[0] for entry in state["graph"]]
     lines = [f"epoch {state['epoch']}, seed {state['seed']}: {' > '.join(names)}"]
     for index, lane in state["lanes"].items():

@@ -17,9 +17,9 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes import iter as pipes
 
-from wds_pipes import stages
 from wds_pipes.errors import StateError
 from wds_pipes.stage import Host, Stage
+from wds_pipes.stages.shard_list import fingerprint
 
 HOLD_NOTHING = (pipes.Mapper, pipes.Filter, pipes.Batcher, pipes.Collator)
 _REPEATABLE = (*HOLD_NOTHING, pipes.IterableWrapper, pipes.FileLister, pipes.ShardingFilter, pipes.UnBatcher, pipes.Concater)
@@ -54,9 +54,10 @@ class TorchStep(Stage[Any]):
         pipe.datapipe = _Once(self.source.items)  # type: ignore[attr-defined]
         yield from pipe
 
-    def graph(self) -> list[str]:
+    def graph(self, *, counted: bool = False) -> list[str]:
         assert self.source is not None
-        return [*self.source.graph(), f"torch.{_name(self.pipe)}"]
+        size = f"({self.pipe.batch_size})" if counted and isinstance(self.pipe, pipes.Batcher) else ""
+        return [*self.source.graph(counted=counted), f"torch.{_name(self.pipe)}{size}"]
 
 
 class _Once:
@@ -108,11 +109,11 @@ class TorchSource(Stage[Any]):
 
     def shards(self) -> tuple[int | None, str]:
         listed = [pipe.iterable for pipe in walk(self.pipe) if isinstance(pipe, pipes.IterableWrapper)]
-        if len(listed) == 1 and isinstance(listed[0], (list, tuple)) and listed[0] and all(isinstance(url, str) for url in listed[0]):
-            return stages.ShardList(listed[0]).shards()
+        if len(listed) == 1 and isinstance(listed[0], (list, tuple)) and all(isinstance(url, str) for url in listed[0]):
+            return len(listed[0]), fingerprint(listed[0])
         return None, ""
 
-    def graph(self) -> list[str]:
+    def graph(self, *, counted: bool = False) -> list[str]:
         return [f"torch({' < '.join(map(_name, walk(self.pipe)))})"]
 
     def check_resumable(self) -> None:

@@ -104,7 +104,7 @@ def test_data_that_cannot_be_used(tmp_path: Path) -> None:
         ("no.tar", "it is not a tar"),
         ("missing.tar", "does not exist"),
         ("missing-*.tar", "no shard matches"),
-        ("@missing", "No such file"),
+        ("@missing", "does not exist"),
     ):
         result = demo("--data", f"@{tmp_path / data[1:]}" if data.startswith("@") else tmp_path / data, "--out", tmp_path / "out")
         assert result.exit_code == 2

@@ -112,7 +112,7 @@ def test_a_pattern_of_remote_shards():
         ([""], ValueError, "a shard needs a name"),
         ("{0..1}}.tar", ValueError, "the braces in .* do not match"),
         ("@empty.txt", ValueError, "the list of shards is empty"),
-        ("@missing.txt", FileNotFoundError, "missing.txt"),
+        ("@missing.txt", ValueError, "missing.txt"),
         ("@loop.txt", ValueError, "names another list"),
         ("empty", ValueError, "no shard matches 'empty'"),
         (b"a.tar", TypeError, "a URL, a path or a list of them"),

@@ -74,6 +74,8 @@ def _expand_one(item: str | os.PathLike[str], storage_options: dict[str, Any] | 
     if url == "-":
         return [url]
     if url.startswith("@"):
+        if not os.path.isfile(url[1:]):
+            raise ValueError(f"the list of shards {url[1:]!r} does not exist; after '@' comes the path of a text file")
         with open(url[1:], encoding="utf-8") as lines:
             names = [line.strip() for line in lines if line.strip()]
         if any(name.startswith("@") for name in names):

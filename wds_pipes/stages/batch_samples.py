@@ -36,6 +36,10 @@ class BatchSamples(Stage[Any]):
 
     holds_nothing = True
 
+    def graph(self, *, counted: bool = False) -> list[str]:
+        *before, name = super().graph(counted=counted)
+        return [*before, f"{name}(size={self.size}, drop_last={self.drop_last})" if counted else name]
+
     def __init__(self, source: Stage[Any], size: int, *, drop_last: bool = False, collate: Callable[[list[Any]], Any] | str | None = None) -> None:
         super().__init__(source)
         self.size = check_count("size", size)

@@ -222,7 +222,7 @@ class GroupByKey(Tolerant[Sample]):
         url = redact(sample["__url__"])
         message = (
             f"key {sample['__key__']!r} comes again in shard {url} at byte {offset}, apart from its other members, so that its sample is in pieces. Sort the "
-            "shard by name, or pass on_repeated_key='ignore' to take the pieces as samples."
+            "shard by name, or pass on_repeated_key='ignore' to take the pieces as samples. (A resume from here on does not see what came before.)"
         )
         if self.on_repeated_key == "raise":
             raise SampleError(message, url=url, key=sample["__key__"], offset=offset)

@@ -46,7 +46,7 @@ class MapSamples(Tolerant[Any]):
         if not callable(fn):
             raise TypeError(f"map_samples() needs a function, not {fn!r}")
         self.fn = fn
-        self.takes_rng = _takes_rng(fn)
+        self.takes_rng = self.counts_items = _takes_rng(fn)
 
     def run(self) -> Iterator[Any]:
         assert self.source is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -85,8 +85,9 @@ class ShardList(Stage[str]):
         super().__init__()
         self.urls = expand(urls, storage_options)
         self.samples = _samples(samples_per_shard, len(self.urls))
-        self.shuffle = bool(shuffle)
-        self.resampled = bool(resampled)
+        if not isinstance(shuffle, bool) or not isinstance(resampled, bool):
+            raise TypeError("shuffle and resampled must be True or False; a window of samples is shuffled by shuffle_buffer(size)")
+        self.shuffle, self.resampled = shuffle, resampled
         self._seed = check_count("seed", seed, least=-(1 << 63))
         if seed >= 1 << 63:
             raise ValueError(f"seed must fit into 64 bits, unlike {seed}")
@@ -132,10 +133,7 @@ class ShardList(Stage[str]):
 
     @cached_property
     def _fingerprint(self) -> str:
-        digest = blake2b(digest_size=8)
-        for url in self.urls:
-            digest.update(redact(url).encode("utf-8", "surrogateescape") + b"\0")
-        return digest.hexdigest()
+        return fingerprint(self.urls)
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
         asked, place = self._asked, mark[0][0] if mark else 0
@@ -144,6 +142,14 @@ class ShardList(Stage[str]):
         if place not in asked.shown:
             asked.shown = {place: _shorten(redact(asked.order[place])) if place < len(asked.order) else None}
         return asked.shown[place]
+
+
+def fingerprint(urls: Iterable[str]) -> str:
+    """16 hexadecimal digits that tell one list of URLs from another, whatever their credentials."""
+    digest = blake2b(digest_size=8)
+    for url in urls:
+        digest.update(redact(url).encode("utf-8", "surrogateescape") + b"\0")
+    return digest.hexdigest()
 
 
 def _samples(given: int | Sequence[int] | None, shards: int) -> list[int] | None:

@@ -38,6 +38,7 @@ class ShuffleBuffer(Stage[Out]):
         left: int = 0  # how many have left
 
     order_options = ("size", "own_seed")
+    counts_items = True
 
     def __init__(self, source: Stage[Out], size: int, *, seed: int | None = None) -> None:
         super().__init__(source)

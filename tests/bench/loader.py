@@ -1,0 +1,112 @@
+"""What keeping state costs in PipeLoader, and how long a resume takes: in one run, alternating, medians.
+
+    python tests/bench/loader.py [DIRECTORY]      writes about 60 MB there (default: a temporary directory), takes three minutes
+
+Prints the figures beside their bars; exits with 1 if one is missed.
+"""
+
+import gc
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+from data import tiny
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import wds_pipes as wp
+
+MISSED = []
+BATCH, WORKERS = 64, 2
+
+
+def bar(what: str, value: float, bound: float, *, least: bool = False) -> None:
+    """Print a figure beside its bar."""
+    met = value >= bound if least else value <= bound
+    print(f"  {what}: {value:.3f} ({'at least' if least else 'at most'} {bound:g}){'' if met else '   MISSED'}")
+    if not met:
+        MISSED.append(what)
+
+
+def pipe(urls):
+    return wp.ShardList(urls, shuffle=True, seed=1).open_shards().load_tar().group_by_key().shuffle_buffer(1000).decode_by_ext().to_tuple("txt", "cls")
+
+
+def plain(urls):
+    """The same pipeline in torch's DataLoader, without any state."""
+    return DataLoader(pipe(urls).batch_samples(BATCH), batch_size=None, num_workers=WORKERS)
+
+
+def stateful(urls):
+    """The same in StatefulDataLoader."""
+    return StatefulDataLoader(pipe(urls).batch_samples(BATCH).as_dataset(), batch_size=None, num_workers=WORKERS)
+
+
+def ours(urls):
+    """The same in PipeLoader."""
+    return wp.PipeLoader(pipe(urls), batch_size=BATCH, num_workers=WORKERS)
+
+
+def rate(source) -> float:
+    """Batches per second, from the first batch on: starting workers is not what is measured."""
+    items = iter(source)
+    next(items)
+    start = time.perf_counter()
+    count = sum(1 for _ in items)
+    return count / (time.perf_counter() - start)
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as temporary:
+        urls = tiny(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(temporary), shards=8)
+
+        print(f"tiny samples, batches of {BATCH}, {WORKERS} workers")
+        rates = {plain: [], stateful: [], ours: []}
+        for turn in range(7):
+            for make in list(rates)[:: 1 if turn % 2 else -1]:
+                gc.collect()
+                rates[make].append(rate(make(urls)))
+        medians = {make: statistics.median(values) for make, values in rates.items()}
+        for make, value in medians.items():
+            print(f"  {make.__name__:<10}{value * BATCH:>12,.0f} samples/s")
+        bar("ours against plain", medians[ours] / medians[plain], 0.98, least=True)
+        bar("ours against stateful", medians[ours] / medians[stateful], 1.0, least=True)
+
+        print("64 lanes")
+        loader = wp.PipeLoader(pipe(urls * 8), batch_size=BATCH, lanes=64)
+        items = iter(loader)
+        for _ in range(200):
+            next(items)
+        start = time.perf_counter()
+        for _ in range(1000):
+            loader.state_dict()
+        bar("state_dict(), us", (time.perf_counter() - start) * 1e3, 200)
+        del items
+
+        print("from load_state_dict to the first batch, 400 000 samples")
+        loader, states, total = ours(urls), {}, 400_000 // BATCH
+        for number, _ in enumerate(loader):
+            if number in (total // 10, total // 2, total * 9 // 10):
+                states[number] = loader.state_dict()
+        loader.close()
+        seconds = {number: [] for number in states}
+        for _ in range(5):
+            for number, state in states.items():
+                again = wp.PipeLoader(pipe(urls), batch_size=BATCH, num_workers=0, lanes=2)
+                start = time.perf_counter()
+                again.load_state_dict(state)
+                next(iter(again))
+                seconds[number].append(time.perf_counter() - start)
+        times = [statistics.median(values) for values in seconds.values()]
+        print("  at 10, 50 and 90 %:", ", ".join(f"{value * 1e3:.1f} ms" for value in times))
+        bar("slowest against fastest", max(times) / min(times), 1.5)
+    if MISSED:
+        sys.exit(f"missed: {', '.join(MISSED)}")
+
+
+if __name__ == "__main__":
+    main()
