@@ -177,9 +177,11 @@ def test_after_an_exception_a_chain_that_ends_in_torchs_pipe_loses_nothing(endin
         return pipe.map(same_sample) if ending == "map" else pipe.batch(4)
 
     pipe, got = chain(), []
+    items = iter(pipe)
+    for _ in range(6 if ending == "map" else 1):
+        got.append(next(items))
     with pytest.raises(ValueError, match="cannot"):
-        for item in pipe:
-            got.append(item)
+        next(items)
     state = wp.state_dict(pipe)
     bad = False
     resumed = chain()

@@ -191,3 +191,38 @@ def test_progress_needs_tqdm_and_says_so(counted_urls, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tqdm", None)
     with pytest.raises(ModuleNotFoundError, match="pip install tqdm"):
         loader(counted_urls, progress=True)
+
+
+# Several shards at once, and several data sets
+
+
+def interleaved(urls, **options):
+    chain = wp.ShardList(urls, shuffle=True, seed=3, **options).open_shards().load_tar().group_by_key()
+    return chain.interleave_shards(2).shuffle_buffer(3)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_interleaved_shards_resume_and_are_dealt_again(lanes, counted_urls):
+    check_resume(lambda: wp.PipeLoader(interleaved(counted_urls), batch_size=2, collate="list", lanes=lanes))
+    for cut in range(8):
+        first = wp.PipeLoader(interleaved(counted_urls), batch_size=2, collate="list", lanes=lanes)
+        items, got = iter(first), []
+        got += [key for _ in range(cut) for key in keys(next(items))]
+        second = wp.PipeLoader(interleaved(counted_urls), batch_size=3, collate="list", lanes=2)
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        got += [key for batch in second for key in keys(batch)]
+        assert sorted(got) == ALL
+
+
+def test_a_mix_resumes_with_its_lanes_and_says_that_it_is_not_dealt_again(counted_urls):
+    def mixed(lanes):
+        sources = {
+            name: wp.ShardList(part, seed=2).open_shards().load_tar().group_by_key() for name, part in (("a", counted_urls[:4]), ("b", counted_urls[4:]))
+        }
+        return wp.PipeLoader(wp.mix(sources, weights={"a": 1, "b": 2}, exhausted="drop").shuffle_buffer(3), batch_size=2, collate="list", lanes=lanes)
+
+    check_resume(lambda: mixed(2))
+    source = mixed(2)
+    next(iter(source))
+    with pytest.raises(wp.StateError, match=r"mix\(\) cannot be dealt to another number of lanes"):
+        mixed(3).load_state_dict(source.state_dict())

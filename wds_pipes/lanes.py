@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from wds_pipes.errors import ShardError
+from wds_pipes.errors import ShardError, StateError
 from wds_pipes.stage import COUNTED, TROUBLE, Lane, Mark, Out, Stage, damaged
-from wds_pipes.stages import BatchSamples, ShardList
+from wds_pipes.stages import BatchSamples, Mix, ShardList
 from wds_pipes.stages.shard_list import Piece
 
 
@@ -68,15 +68,17 @@ class Deal:
     counts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def first(cls, lanes: int, source: ShardList, epoch: int) -> Deal:
+    def first(cls, lanes: int, source: Stage[Any], epoch: int) -> Deal:
         """The deal at the beginning of an epoch: lanes that are equal to one sample, if the counts are known."""
-        if source.samples is None:
+        if not isinstance(source, ShardList) or source.samples is None:
             return cls(lanes)
         total = sum(source.samples[shard] for shard in source.epoch_order(source.seed, epoch))
         return cls(lanes, tuple((lane + 1) * total // lanes - lane * total // lanes for lane in range(lanes)))
 
-    def parts(self, number: int, source: ShardList, seed: int, epoch: int) -> list[Part]:
+    def parts(self, number: int, source: Stage[Any], seed: int, epoch: int) -> list[Part]:
         """The parts of lane ``number``: its tails, then its share of the shards that nobody has opened."""
+        if not isinstance(source, ShardList):  # a mix: each of its sources deals its own
+            return [Part(Lane(seed, epoch, number, self.lanes))]
         share = tuple(self.shares(source, seed, epoch)[number])
         lane = Lane(seed, epoch, number, self.lanes, len(self.history), share)
         return [*self.tails[number :: self.lanes], Part(lane, None, None if self.sizes is None else self.sizes[number])]
@@ -209,7 +211,7 @@ class Parts(Stage[Out]):
         at, inner = self.at, self._inner
         if inner is None:
             return self._own(at), self._resume
-        at.opened = inner.root.at.next
+        at.opened = getattr(inner.root.at, "next", 0)
         return self._own(at), inner.mark()
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
@@ -229,8 +231,8 @@ def lay_out(stage: Stage[Any]) -> Stage[Any]:
     Raises:
         TypeError: the chain does not start with a ShardList.
     """
-    if not isinstance(stage.root, ShardList):
-        raise TypeError("lanes are dealt by ShardList: start the pipeline with it")
+    if not isinstance(stage.root, (ShardList, Mix)):
+        raise TypeError("lanes are dealt by ShardList: start the pipeline with it, or with a mix() of such")
     chain: list[Stage[Any]] = [stage]
     while chain[0].source is not None:
         chain.insert(0, chain[0].source)
@@ -250,9 +252,8 @@ def with_parts(stage: Stage[Any], deal: Deal, number: int, epoch: int) -> Stage[
     again = copy.copy(stage)
     if isinstance(again, Parts):
         source = again.root
-        assert isinstance(source, ShardList)
         again.parts = deal.parts(number, source, again.seed, epoch)
-        if again.epoch_end == "pad":
+        if again.epoch_end == "pad" and isinstance(source, ShardList):
             whole = Deal.first(deal.lanes, source, epoch).shares(source, again.seed, epoch)
             lane = replace(again.parts[-1].lane, shards=tuple(whole[number] or next((share for share in whole if share), [])))
             again.padding = Part(lane)
@@ -272,7 +273,11 @@ def deal_again(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: 
         epoch: which.
     """
     source, depth = stage.root, parts_of(stage).depth
-    assert isinstance(source, ShardList)
+    if not isinstance(source, ShardList):
+        raise StateError(
+            f"what is left of a mix() cannot be dealt to another number of lanes: the state has {old.lanes} lanes, and {lanes} are wanted. Pass "
+            f"lanes={old.lanes}, on a number of ranks that divides it; any number of workers will do."
+        )
     shares, tails, opened, counts = old.shares(source, stage.seed, epoch), [], [], dict(old.counts)
     for number in range(old.lanes):
         state = states[number]
@@ -333,7 +338,13 @@ def _tail(part: Part, position: list[dict[str, Any]], opened: int | None) -> Par
     pieces = (part.lane.shards or ())[first:opened]
     if not pieces:
         return None
-    # What was counted stays with the old lane.
-    counted = {"next", *COUNTED, *TROUBLE}
-    rest = [{name: value for name, value in entry.items() if name not in counted} for entry in position]
+    rest = [_uncounted(entry) for entry in position]
+    rest[0].pop("next", None)
     return Part(replace(part.lane, shards=pieces), rest)
+
+
+def _uncounted(value: Any) -> Any:
+    """A position without its counts, which stay with the old lane."""
+    if isinstance(value, dict):
+        return {name: _uncounted(part) for name, part in value.items() if name not in (*COUNTED, *TROUBLE)}
+    return [_uncounted(part) for part in value] if isinstance(value, list) else value

@@ -47,7 +47,7 @@ from wds_pipes.stage import (
     damaged,
     functional_name,
 )
-from wds_pipes.stages import BatchSamples, DecodeByExt, GroupByKey, LoadTar, MapSamples, OpenShards, ShardList, ShuffleBuffer, ToTuple
+from wds_pipes.stages import BatchSamples, DecodeByExt, GroupByKey, InterleaveShards, LoadTar, MapSamples, Mix, OpenShards, ShardList, ShuffleBuffer, ToTuple
 from wds_pipes.stats import Meter, Spent, Tally
 
 LaneState = dict[str, Any]  # url, delivered, ended, position (None: not begun), counts
@@ -343,7 +343,7 @@ class PipeLoader:
                     f"the {self._rank.of} ranks would not get the same number of batches, which lets training hang: {self._uncounted}. If that is meant, pass "
                     "epoch_end='exact'."
                 )
-            parts, samples = parts_of(self._stage), self._source.samples
+            parts, samples = parts_of(self._stage), getattr(self._source, "samples", None)
             parts.samples = None if samples is None else sum(samples)
             self._mode = self._epoch_end or ("exact" if self._rank.of == 1 else "drop")
             if self._mode != "exact":
@@ -357,10 +357,8 @@ class PipeLoader:
         return Stream(self._stage).recipe
 
     @property
-    def _source(self) -> ShardList:
-        source = self._stage.root
-        assert isinstance(source, ShardList)
-        return source
+    def _source(self) -> Stage[Any]:
+        return self._stage.root
 
     def _batches(self, deal: Deal) -> int | None:
         """How many batches each lane of a deal gives, where all are to give the same number."""
@@ -745,6 +743,8 @@ def _why_uncounted(stage: Stage[Any]) -> str | None:
     while step is not None:
         if isinstance(step, ShardList) and step.samples is None:
             return "the samples of the shards are not counted: pass ShardList(samples_per_shard=...), a number or a list of them"
+        if isinstance(step, Mix):
+            return "how many samples a mix() gives is not known"
         name = functional_name(type(step))
         if isinstance(step, Tolerant) and step.on_error == "skip":
             return f"{name}(on_error='skip') changes their number"
@@ -755,7 +755,7 @@ def _why_uncounted(stage: Stage[Any]) -> str | None:
 
 
 # The steps that give as many samples as they take.
-_KEEP_COUNT = (ShardList, OpenShards, LoadTar, GroupByKey, ShuffleBuffer, DecodeByExt, ToTuple, MapSamples, BatchSamples, Parts)
+_KEEP_COUNT = (ShardList, OpenShards, LoadTar, GroupByKey, ShuffleBuffer, DecodeByExt, ToTuple, MapSamples, BatchSamples, InterleaveShards, Parts)
 
 
 def _is_of_a_rank(state: Any) -> bool:

@@ -116,6 +116,7 @@ class Stage(Generic[Out]):
 
     order_options: ClassVar[tuple[str, ...]] = ()
     holds_nothing: ClassVar[bool] = False
+    counts_itself: ClassVar[bool] = False
     counts_items: bool = False
     _defaults: ClassVar[dict[str, Any]] = {}  # of the fields of At
     _tallies: ClassVar[tuple[tuple[int, str], ...]] = ()  # those of them that count samples
@@ -203,6 +204,11 @@ class Stage(Generic[Out]):
         """The URL of the shard at a position, for people; None where there is none."""
         return self.source.where(mark and mark[1], lane) if self.source is not None else None
 
+    @property
+    def bytes_so_far(self) -> int:
+        """How many bytes of shards a running chain has read."""
+        return 0 if self.source is None else self.source.bytes_so_far
+
     def check_resumable(self) -> None:
         """Raise StateError if the position of this chain cannot be known exactly."""
         if self.source is not None:
@@ -224,6 +230,9 @@ class Stage(Generic[Out]):
         counts["delivered"] = delivered
         stage: Stage[Any] | None = self
         while stage is not None and mark is not None:
+            if stage.counts_itself and stage is not self:
+                inner = stage.counts(mark, counts["delivered"])
+                return {**counts, **{name: counts.get(name, 0) + count for name, count in inner.items()}, "delivered": inner["delivered"]}
             own, mark = mark
             for place, name in stage._tallies:
                 value = own[place]

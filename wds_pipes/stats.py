@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from wds_pipes.stage import Stage
-from wds_pipes.stages import GroupByKey, LoadTar, ShuffleBuffer
+from wds_pipes.stages import GroupByKey, InterleaveShards, Mix, ShuffleBuffer
 
 _EVERY = 16  # one pull in so many is timed and stands for all of them: a clock costs as much as a tiny sample
 
@@ -44,9 +44,10 @@ class Meter:
         step: Stage[Any] | None = chain
         while step is not None:
             self._chain.append(step)
-            if isinstance(step, GroupByKey):
+            if isinstance(step, (GroupByKey, InterleaveShards, Mix)):
                 step.items = self._timed(step.items)
-            step = step.source
+            # The steps before this one are run for each shard by itself.
+            step = None if isinstance(step, InterleaveShards) else step.source
 
     def _timed(self, items: Iterator[Any]) -> Iterator[Any]:
         clock, end = time.perf_counter, object()
@@ -66,7 +67,7 @@ class Meter:
 
     def spent(self) -> Spent:
         """What was used so far."""
-        read = sum(step.bytes_so_far for step in self._chain if isinstance(step, LoadTar))
+        read = self._chain[0].bytes_so_far if self._chain else 0
         held = sum(step.holds for step in self._chain if isinstance(step, ShuffleBuffer))
         return Spent(self.busy, min(self._reading, self.busy), self._bytes_before + read, held)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from wds_pipes.stage import Lane, Mark, Out, Stage, check_count, damaged
-from wds_pipes.stages.load_tar import LoadTar
 from wds_pipes.stages.shard_list import Piece, ShardList
 
 _NONE = object()
@@ -44,6 +43,7 @@ class InterleaveShards(Stage[Out]):
         skipped_shards: int = 0
         damaged: int = 0
 
+    counts_itself = True
     order_options = ("count",)
 
     def __init__(self, source: Stage[Out], count: int) -> None:
@@ -93,7 +93,7 @@ class InterleaveShards(Stage[Out]):
                 yield item
                 continue
             self._count(chain)
-            self._bytes += _bytes(chain)
+            self._bytes += chain.bytes_so_far
             chain.close()
             if at.opened < len(pieces):
                 marks[at.turn] = (at.opened, None)
@@ -105,7 +105,7 @@ class InterleaveShards(Stage[Out]):
     @property
     def bytes_so_far(self) -> int:
         """How many bytes of shards a running copy has read."""
-        return self._bytes + sum(map(_bytes, self._chains))
+        return self._bytes + sum(chain.bytes_so_far for chain in self._chains)
 
     def _pieces(self) -> tuple[Piece, ...]:
         """The shards, or pieces of them, of this lane."""
@@ -180,11 +180,3 @@ class InterleaveShards(Stage[Out]):
         counts["opened"] += first
         opened = tuple((first + place, self._before.load(steps)) for place, steps in saved)
         return self._own(self.At(round=opened, **counts)), None
-
-
-def _bytes(chain: Stage[Any]) -> int:
-    """How many bytes of shards a running chain has read."""
-    step: Stage[Any] | None = chain
-    while step is not None and not isinstance(step, LoadTar):
-        step = step.source
-    return step.bytes_so_far if step is not None else 0

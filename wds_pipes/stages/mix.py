@@ -112,6 +112,7 @@ class Mix(Stage[Any]):
         marks: tuple[Mark | None, ...] = ()  # None: nothing was drawn in this pass
         rest: tuple[_Rest, ...] = ()
 
+    counts_itself = True
     order_options = ("exhausted",)
 
     def __init__(
@@ -149,6 +150,7 @@ class Mix(Stage[Any]):
         self._draws: list[int] = []
         self._marks: list[Mark | None] = []
         self._reached = [0]
+        self._bytes = 0  # how many were read in passes that are over
 
     @property
     def host(self) -> Host:
@@ -181,6 +183,11 @@ class Mix(Stage[Any]):
         ]
         running.items = running.run()
         return running
+
+    @property
+    def bytes_so_far(self) -> int:
+        """How many bytes of shards a running copy has read."""
+        return self._bytes + sum(source.bytes_so_far for source in self._running)
 
     def _places(self, mark: Mark | None) -> _Places:
         """The own values at a mark."""
@@ -225,6 +232,7 @@ class Mix(Stage[Any]):
             logger.warning("source %r of mix() gives nothing in lane %d of %d: has it fewer shards than lanes?", name, lane.number, lane.of)
         passes = place.passes + 1
         done = _sum(place.done, source.counts(running.mark(), 0))
+        self._bytes += running.bytes_so_far
         running.close()
         self._marks[number] = None
         at.rest = tuple(place._replace(passes=passes, done=done) if other == number else rest for other, rest in enumerate(at.rest))
@@ -344,14 +352,14 @@ def _fraction(name: str, weight: Any) -> Fraction:
 
 def _recipe(source: Stage[Any]) -> list[Any]:
     """What a source must be for its position to fit: the seed, the shards, the steps."""
-    return [source.seed, source.shards()[1], blake2b("\0".join(source.graph()).encode(), digest_size=4).hexdigest()]
+    return [source.seed, source.shards()[1], blake2b("\0".join(source.graph(counted=True)).encode(), digest_size=4).hexdigest()]
 
 
 def _check_source(name: str, source: Stage[Any], saved: list[Any], now: list[Any]) -> None:
     """StateError if a source was another pipeline."""
     facts = [f"its seed was {saved[0]} and is {now[0]}"] if saved[0] != now[0] else []
     facts += ["its shards have other URLs, another number or another order"] if saved[1] != now[1] else []
-    facts += [f"its steps were others than {' > '.join(source.graph())}"] if saved[2] != now[2] else []
+    facts += [f"its steps were others than {' > '.join(source.graph(counted=True))}"] if saved[2] != now[2] else []
     if facts:
         raise StateError(
             f"source {name!r} of this mix is not the one of the state: {'; '.join(facts)}. Build it as it was, or give it another name to begin it at its "
