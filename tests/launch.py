@@ -11,16 +11,17 @@ import torch.distributed as dist
 
 import wds_pipes as wp
 
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["wds_pipes", "torch.distributed"])  # here, since it counts only before the first process that anybody starts so
+
 CUTS = (2, 6, None)  # in the middle of a shuffle, with half-filled batches in the workers; the same later; the end of the epoch
 STOP = 2  # the batches of each rank between the second start and the third
 
 
 def launch(ranks, function, *arguments, timeout_seconds=120):
     """Run ``function(*arguments)`` on each of so many ranks."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["wds_pipes", "torch.distributed"])
     with tempfile.TemporaryDirectory() as directory:
-        processes = [context.Process(target=_rank, args=(rank, ranks, f"file://{directory}/group", function, arguments)) for rank in range(ranks)]
+        processes = [CONTEXT.Process(target=_rank, args=(rank, ranks, f"file://{directory}/group", function, arguments)) for rank in range(ranks)]
         for process in processes:
             process.start()
         for process in processes:
