@@ -716,7 +716,23 @@ def lane(state, **changes):
     return {**state, "lanes": {**state["lanes"], "1": {**state["lanes"]["1"], **changes}}}
 
 
+def moved(state, number, **changes):
+    """The position of one stage is changed."""
+    position = [dict(entry) for entry in state["lanes"]["1"]["position"]]
+    position[number] = {**position[number], **changes}
+    return lane(state, position=position)
+
+
 DAMAGE = {
+    "no lanes": (lambda state: {**state, "lanes": {}}, "damaged"),
+    "lane too many": (lambda state: {**state, "lanes": {**state["lanes"], "7": state["lanes"]["1"]}}, "of 2"),
+    "lane count": (lambda state: {**state, "lane_count": 0}, "damaged"),
+    "counts": (lambda state: lane(state, counts=None), "damaged"),
+    "count": (lambda state: lane(state, counts={"delivered": "2"}), "damaged"),
+    "step": (lambda state: {**state, "step": -1}, "'step' is -1"),
+    "unknown name": (lambda state: moved(state, 2, offzet=512), "load_tar cannot stand at offzet=512"),
+    "wrong kind": (lambda state: moved(state, 0, next="1"), "shard_list cannot stand at next='1'"),
+    "negative": (lambda state: moved(state, 0, next=-3), "shard_list cannot stand at next=-3"),
     "no state": (lambda state: [1], "takes the list"),
     "nothing": (lambda state: {}, "not a state"),
     "version": (lambda state: {**state, "version": 99}, "version 99"),
@@ -773,6 +789,35 @@ def test_what_is_no_pipe_or_deals_no_shards_is_refused(urls):
         wp.PipeLoader(urls)
     with pytest.raises(TypeError, match="ShardList"):
         wp.PipeLoader(torch.utils.data.datapipes.iter.IterableWrapper(urls))
+    with pytest.raises(wp.StateError, match=r"Shuffler.*shuffle_buffer"):
+        wp.PipeLoader(shuffled(urls).shuffle())
+
+
+@pytest.mark.parametrize("lanes", [3, 2])
+def test_a_loaded_state_does_not_alias_what_was_passed(lanes, urls):
+    source = loader(urls, lanes=3)
+    after(source, 4)
+    state = source.state_dict()
+    expected, resumed = loader(urls, lanes=lanes), loader(urls, lanes=lanes)
+    expected.load_state_dict(copy.deepcopy(state))
+    resumed.load_state_dict(state)
+    ruin(state)
+    assert resumed.state_dict() == expected.state_dict()
+    assert list(resumed) == list(expected)
+
+
+def test_close_stops_the_workers_also_while_an_iterator_is_held(urls):
+    before = {child.pid for child in psutil.Process().children()}
+    source = loader(urls, num_workers=2)
+    items = iter(source)
+    next(items)
+    workers = {child.pid for child in psutil.Process().children()} - before
+    assert len(workers) >= 2
+    source.close()
+    time.sleep(0.5)
+    assert not {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE} & workers
+    with pytest.raises(wp.StateError, match="it was closed"):
+        next(items)
 
 
 def test_same_batches_for_the_same_arguments(urls):

@@ -259,6 +259,7 @@ class PipeLoader:
 
     Raises:
         TypeError, ValueError: when built: the pipeline does not start with ``ShardList``, or an argument does not fit.
+        StateError: when built: a pipe of torch's in the pipeline has a state that cannot be known.
         ShardError, SampleError: from the iteration, also out of a worker, with its url, key and offset.
         WorkerError: from the iteration: a worker process died. The state is still good.
     """
@@ -286,6 +287,7 @@ class PipeLoader:
             raise TypeError(f"PipeLoader takes a pipe, not {type(pipe).__name__}")
         check_not_loaded(pipe, "PipeLoader()")
         stage: Stage[Any] = as_stage(pipe)
+        stage.check_resumable()
         if batch_size is not None:
             stage = BatchSamples(stage, batch_size, drop_last=drop_last, collate=collate)
         elif drop_last or collate is not None:
@@ -457,15 +459,14 @@ class PipeLoader:
             state = merge_states(list(state))
         check_recipe(state, self._recipe)
         epoch, count, rank = state["epoch"], state["lane_count"], self.rank
-        lanes = {}
-        for name, lane in state["lanes"].items():
-            if not isinstance(lane, dict) or not isinstance(lane.get("ended"), bool) or not str(name).isdigit():
-                raise damaged(f"lane {name} is not one of a PipeLoader")
-            if lane.get("position") is not None:
-                check_lane(lane, int(name), self._stage)
-            lanes[int(name)] = lane
+        lanes = {int(name): self._checked_lane(name, lane) for name, lane in state["lanes"].items() if str(name).isdigit()}
         whole = lanes.keys() == set(range(count))
         own = (state.get("rank"), state.get("world_size")) == tuple(rank)
+        if count < 1 or len(lanes) != len(state["lanes"]) or (own and not whole and lanes.keys() != set(range(rank.number, count, rank.of))):
+            raise damaged(f"it has lane {', '.join(map(str, state['lanes'])) or 'none'} of {count}")
+        for name in ("step", "given"):
+            if type(state.get(name, 0)) is not int or state.get(name, 0) < 0:
+                raise damaged(f"{name!r} is {state[name]!r}")
         if not whole and not own:
             raise StateError(
                 f"this is the state of rank {state.get('rank')} of {state.get('world_size')} alone, and this process is rank {rank.number} of {rank.of}: "
@@ -483,8 +484,16 @@ class PipeLoader:
             dealt = self._lanes or max(hosts, count // rank.of * rank.of)
             at = self._beginning(epoch, dealt)._replace(deal=deal_again(deal, dealt, lanes, self._stage, epoch))
         self._stop_live("a state was loaded: continue with a new iter()")
-        given = state.get("given", 0)
-        self._at, self._epoch, self._resume = at._replace(given=check_count("given", given, least=0)), at.epoch, True
+        self._at, self._epoch, self._resume = at._replace(given=state.get("given", 0)), at.epoch, True
+
+    def _checked_lane(self, name: str, lane: Any) -> LaneState:
+        """A copy of what a state says of a lane; StateError if no PipeLoader said it."""
+        counts = lane.get("counts") if isinstance(lane, dict) else None
+        if not isinstance(counts, dict) or not isinstance(lane.get("ended"), bool) or not all(type(count) is int and count >= 0 for count in counts.values()):
+            raise damaged(f"lane {name} is not one of a PipeLoader")
+        if lane.get("position") is not None:
+            self._stage.load(check_lane(lane, int(name), self._stage)["position"])
+        return _copied({**_NOT_BEGUN, **lane})
 
     def _even(self, deal: Deal, lanes: dict[int, LaneState]) -> bool:
         """Whether all ranks have equally many batches left in these lanes, where that matters."""
@@ -681,8 +690,11 @@ class LoaderPass:
             if self._bar is not None:
                 self._bar.close()
             broken = not isinstance(error, (StopIteration, StateError))
-            if self._loader._paused is not self and (broken or not self._loader._persistent):
-                self._loader._results = None
+            if self._loader._paused is not self:
+                # Whoever holds the results keeps the workers alive.
+                self._results, self._ahead = iter(()), None
+                if broken or not self._loader._persistent:
+                    self._loader._results = None
         return self._error
 
 
