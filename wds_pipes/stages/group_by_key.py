@@ -232,7 +232,7 @@ class GroupByKey(Tolerant[Sample]):
     def mark(self) -> Mark:
         at = self.at
         if self._offset >= 0:
-            return self._own(at), self.source.mark_at(self._offset)  # type: ignore[union-attr]
+            return (at.skipped, at.filtered, at.number), self.source.mark_at(self._offset)  # type: ignore[union-attr]
         return self._own(at), self._before or self.source.mark()  # type: ignore[union-attr]
 
 

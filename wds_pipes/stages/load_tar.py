@@ -127,4 +127,5 @@ class LoadTar(Tolerant[TarMember]):
 
     def mark_at(self, offset: int) -> Mark:
         """The position before the member at ``offset``, which was given last; if that is a gap, its damage will be met again."""
-        return (offset, self.at.compression, self.at.damaged - (offset == self._damage_at)), self._before
+        at = self.at
+        return (offset, at.compression, at.damaged if offset != self._damage_at else at.damaged - 1), self._before
