@@ -130,6 +130,11 @@ class _Running:
         self._meter = Meter()
         parts_of(self.stage).watch = self._meter.watch
 
+    def __del__(self) -> None:
+        # The chain is a cycle of stages and generators; what it has open is not to wait for the garbage collector.
+        if hasattr(self, "stage"):
+            self.stage.close()
+
     def next(self, run: int) -> Result:
         """The next batch and the lane's state behind it; at the end, and from then on, no batch and the last state."""
         if self._end is not None:
