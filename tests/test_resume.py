@@ -331,7 +331,7 @@ def test_state_is_small_and_quick_at_any_cut(tmp_path):
     assert pipe.counts()["delivered"] == 40_000
     assert cuts > 700
     assert largest <= 1024
-    assert spent / cuts < 0.002  # 30 microseconds are measured in bench/state.py; this only finds a cost that grows
+    assert spent / cuts < 0.002  # 30 microseconds are measured in bench/raw.py; this only finds a cost that grows
 
 
 def test_resume_reads_from_its_position_on(tmp_path, counted):

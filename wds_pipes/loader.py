@@ -309,7 +309,7 @@ class PipeLoader:
             raise ValueError(f"epoch_end={epoch_end!r} needs to know how many samples there are, and {self._uncounted}")
         self._num_workers = check_count("num_workers", num_workers, least=0)
         self._lanes = None if lanes is None else check_count("lanes", lanes)
-        self._prefetch_factor = check_count("prefetch_factor", prefetch_factor)
+        check_count("prefetch_factor", prefetch_factor)
         self._persistent = bool(persistent_workers)
         self._given = rank, world_size
         self._rank: Rank | None = None
