@@ -13,9 +13,11 @@ Rules:
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import astuple, dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import Any, NoReturn, cast
 
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.stage import COUNTED, TROUBLE, Lane, Mark, Out, Stage, damaged
@@ -25,28 +27,27 @@ from wds_pipes.stages.shard_list import Piece
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a lane: a lane's name and the pieces of shards to read under it.
+    """A piece of a lane: so many of the pieces of shards that it was dealt, read under its name.
 
-    ``position`` is where to begin, as ``Stage.dump`` wrote it (None: at the beginning); ``samples`` how many there are, if that is known.
+    Attributes:
+        number: of the lane.
+        generation: of the deal that dealt it: how often the epoch had been dealt again.
+        start: the first of its pieces of shards.
+        stop: the one behind the last; None: all.
+        position: where to begin, as ``Stage.dump`` wrote it; None: at the beginning.
+        samples: how many there are, if that is known.
     """
 
-    lane: Lane
+    number: int
+    generation: int
+    start: int = 0
+    stop: int | None = None
     position: list[dict[str, Any]] | None = None
     samples: int | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        lane = self.lane
-        pieces = [list(piece) for piece in lane.shards or ()]
-        return {"lane": [lane.number, lane.of, lane.generation], "shards": pieces, "position": self.position, "samples": self.samples}
-
-    @classmethod
-    def from_json(cls, entry: dict[str, Any], seed: int, epoch: int) -> Part:
-        number, of, generation = entry["lane"]
-        pieces = tuple((shard, start, stop) for shard, start, stop in entry["shards"])
-        return cls(Lane(seed, epoch, number, of, generation, pieces), entry["position"], entry["samples"])
-
 
 Sizes = tuple[int, ...] | None  # how many samples each lane gets of the shards that nobody has opened; None: whole shards in turn
+History = tuple[tuple[Sizes, tuple[int, ...]], ...]  # see Deal
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Deal:
 
     lanes: int
     sizes: Sizes = None
-    history: tuple[tuple[Sizes, tuple[int, ...]], ...] = ()
+    history: History = ()
     tails: tuple[Part, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -75,23 +76,21 @@ class Deal:
         total = sum(source.samples[shard] for shard in source.epoch_order(source.seed, epoch))
         return cls(lanes, tuple((lane + 1) * total // lanes - lane * total // lanes for lane in range(lanes)))
 
-    def parts(self, number: int, source: Stage[Any], seed: int, epoch: int) -> list[Part]:
+    def parts(self, number: int) -> list[Part]:
         """The parts of lane ``number``: its tails, then its share of the shards that nobody has opened."""
+        rest = Part(number, len(self.history), samples=None if self.sizes is None else self.sizes[number])
+        return [*self.tails[number :: self.lanes], rest]
+
+    def lane(self, part: Part, source: Stage[Any], seed: int, epoch: int) -> Lane:
+        """The lane under whose name a part is read, with its pieces of shards."""
         if not isinstance(source, ShardList):  # a mix: each of its sources deals its own
-            return [Part(Lane(seed, epoch, number, self.lanes))]
-        share = tuple(self.shares(source, seed, epoch)[number])
-        lane = Lane(seed, epoch, number, self.lanes, len(self.history), share)
-        return [*self.tails[number :: self.lanes], Part(lane, None, None if self.sizes is None else self.sizes[number])]
+            return Lane(seed, epoch, part.number, self.lanes)
+        shares = _shares(source, (seed, epoch), self.lanes, self.sizes, self.history)[part.generation]
+        return Lane(seed, epoch, part.number, len(shares), part.generation, tuple(shares[part.number][part.start : part.stop]))
 
     def shares(self, source: ShardList, seed: int, epoch: int) -> list[list[Piece]]:
         """What each lane gets of the pieces of shards that no lane of an earlier deal has opened."""
-        counts = source.samples
-        order = source.epoch_order(seed, epoch)
-        pieces = [(shard, 0, -1) for shard in order] if counts is None else [(shard, 0, counts[shard]) for shard in order if counts[shard]]
-        for sizes, opened in self.history:
-            divided = _divide(pieces, len(opened), sizes)
-            pieces = [piece for share, count in zip(divided, opened, strict=True) for piece in share[count:]]
-        return _divide(pieces, self.lanes, self.sizes)
+        return _shares(source, (seed, epoch), self.lanes, self.sizes, self.history)[-1]
 
     def samples(self) -> list[int] | None:
         """How many samples each lane gives, if that is known."""
@@ -100,22 +99,46 @@ class Deal:
         return [size + sum(tail.samples or 0 for tail in self.tails[lane :: self.lanes]) for lane, size in enumerate(self.sizes)]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON types; ``from_json`` is the way back."""
-        return {
+        """Plain JSON types, new at each call; ``from_json`` is the way back."""
+        return cast(dict[str, Any], pickle.loads(self._packed))
+
+    @cached_property
+    def _packed(self) -> bytes:
+        """What ``as_json`` gives: a deal does not change, and to unpack it is quicker than to build it."""
+        entry = {
             "sizes": self.sizes and list(self.sizes),
             "history": [[sizes and list(sizes), list(opened)] for sizes, opened in self.history],
-            "tails": [tail.as_json() for tail in self.tails],
+            "tails": [list(astuple(tail)) for tail in self.tails],
             "counts": dict(self.counts),
         }
+        return pickle.dumps(entry)
 
     @classmethod
-    def from_json(cls, lanes: int, entry: dict[str, Any], seed: int, epoch: int) -> Deal:
+    def from_json(cls, lanes: int, entry: dict[str, Any]) -> Deal:
         try:
             history = tuple((sizes and tuple(sizes), tuple(opened)) for sizes, opened in entry["history"])
-            tails = tuple(Part.from_json(tail, seed, epoch) for tail in entry["tails"])
-            return cls(lanes, entry["sizes"] and tuple(entry["sizes"]), history, tails, dict(entry["counts"]))
+            tails = tuple(Part(*tail) for tail in entry["tails"])
+            deal = cls(lanes, entry["sizes"] and tuple(entry["sizes"]), history, tails, dict(entry["counts"]))
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(f"its deal cannot be read ({error})") from error
+        of = [len(opened) for _, opened in history]
+        if not all(0 <= tail.generation < len(of) and 0 <= tail.number < of[tail.generation] and tail.start >= 0 for tail in tails):
+            raise damaged("its deal goes on with lanes that there were not")
+        return deal
+
+
+@lru_cache(maxsize=1)  # each lane of a deal asks for it
+def _shares(source: ShardList, epoch: tuple[int, int], lanes: int, sizes: Sizes, history: History) -> list[list[list[Piece]]]:
+    """What each lane of each deal of an epoch (seed and number) got, from the first deal on."""
+    counts = source.samples
+    order = source.epoch_order(*epoch)
+    pieces = [(shard, 0, -1) for shard in order] if counts is None else [(shard, 0, counts[shard]) for shard in order if counts[shard]]
+    dealt = []
+    for earlier, opened in history:
+        shares = _divide(pieces, len(opened), earlier)
+        pieces = [piece for share, count in zip(shares, opened, strict=True) for piece in share[count:]]
+        dealt.append(shares)
+    return [*dealt, _divide(pieces, lanes, sizes)]
 
 
 def _divide(pieces: list[Piece], lanes: int, sizes: Sizes) -> list[list[Piece]]:
@@ -129,13 +152,17 @@ def _divide(pieces: list[Piece], lanes: int, sizes: Sizes) -> list[list[Piece]]:
         share: list[Piece] = []
         while size:
             if start == stop:
-                shard, start, stop = next(rest)
+                shard, start, stop = next(rest, None) or _no_piece()
             end = min(stop, start + size)
             share.append((shard, start, end))
             size -= end - start
             start = end
         shares.append(share)
     return shares
+
+
+def _no_piece() -> NoReturn:
+    raise damaged("its deal gives out more samples than there are")
 
 
 class Parts(Stage[Out]):
@@ -164,8 +191,8 @@ class Parts(Stage[Out]):
         self.epoch_end: str | None = None
         self.batch_size: int | None = None
         # The lane that is to be run: see ``with_parts``.
-        self.parts: list[Part] = []
-        self.padding: Part | None = None
+        self.parts: list[tuple[Lane, list[dict[str, Any]] | None]] = []  # each with the position where it begins
+        self.padding: Lane | None = None
         self.watch: Callable[[Stage[Out]], None] | None = None  # is shown each part's chain before it starts
         self._inner: Stage[Out] | None = None
         self._resume: Mark | None = None
@@ -183,10 +210,10 @@ class Parts(Stage[Out]):
         mark = self._resume
         while at.part < len(parts) or self.padding is not None:
             pads, whole, before = at.part >= len(parts), mark is None, at.padded
-            part = parts[at.part] if self.padding is None or not pads else self.padding
-            lane = part.lane if self.padding is None else replace(part.lane, padding=pads)
-            if mark is None and part.position is not None:
-                mark = recipe.load(part.position)
+            lane, position = parts[at.part] if self.padding is None or not pads else (self.padding, None)
+            lane = lane if self.padding is None else replace(lane, padding=pads)
+            if mark is None and position is not None:
+                mark = recipe.load(position)
             self._inner = inner = recipe.open(lane, mark)
             if self.watch is not None:
                 self.watch(inner)
@@ -217,7 +244,7 @@ class Parts(Stage[Out]):
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
         if mark is None or not self.parts or self.source is None:
             return None
-        return self.source.where(mark[1], self.parts[min(mark[0][0], len(self.parts) - 1)].lane)
+        return self.source.where(mark[1], self.parts[min(mark[0][0], len(self.parts) - 1)][0])
 
     def close(self) -> None:
         self.items.close()  # type: ignore[attr-defined]
@@ -252,11 +279,10 @@ def with_parts(stage: Stage[Any], deal: Deal, number: int, epoch: int) -> Stage[
     again = copy.copy(stage)
     if isinstance(again, Parts):
         source = again.root
-        again.parts = deal.parts(number, source, again.seed, epoch)
+        again.parts = [(deal.lane(part, source, again.seed, epoch), part.position) for part in deal.parts(number)]
         if again.epoch_end == "pad" and isinstance(source, ShardList):
             whole = Deal.first(deal.lanes, source, epoch).shares(source, again.seed, epoch)
-            lane = replace(again.parts[-1].lane, shards=tuple(whole[number] or next((share for share in whole if share), [])))
-            again.padding = Part(lane)
+            again.padding = replace(again.parts[-1][0], shards=tuple(whole[number] or next((share for share in whole if share), [])))
     elif again.source is not None:
         again.source = with_parts(again.source, deal, number, epoch)
     return again
@@ -284,7 +310,7 @@ def deal_again(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: 
         for name, count in state["counts"].items():
             counts[name] = counts.get(name, 0) + count
         share, position = shares[number], state["position"]
-        parts = old.parts(number, source, stage.seed, epoch)
+        parts = old.parts(number)
         at = {} if position is None else position[depth]
         place, given = at.get("part", 0), at.get("opened", 0)
         if state["ended"] or place >= len(parts):
@@ -334,13 +360,12 @@ def parts_of(stage: Stage[Any]) -> Parts[Any]:
 
 def _tail(part: Part, position: list[dict[str, Any]], opened: int | None) -> Part | None:
     """What a part leaves half read: its pieces up to the ``opened`` ones (None: all), from its position on."""
-    first = position[0].get("next", 0)
-    pieces = (part.lane.shards or ())[first:opened]
-    if not pieces:
+    start, stop = part.start + position[0].get("next", 0), part.stop if opened is None else part.start + opened
+    if stop is not None and start >= stop:
         return None
     rest = [_uncounted(entry) for entry in position]
     rest[0].pop("next", None)
-    return Part(replace(part.lane, shards=pieces), rest)
+    return replace(part, start=start, stop=stop, position=rest)
 
 
 def _uncounted(value: Any) -> Any:

@@ -478,7 +478,7 @@ class PipeLoader:
                 "collect the states of all ranks and load merge_states(states) on each."
             )
         again = state.get("deal")
-        deal = Deal.first(count, self._source, epoch) if again is None else Deal.from_json(count, again, self._recipe.seed, epoch)
+        deal = Deal.first(count, self._source, epoch) if again is None else Deal.from_json(count, again)
         hosts = self._new_lanes()
         if (whole or self._mode != "exact") and all(lane["ended"] for lane in lanes.values()):
             at = self._beginning(epoch + 1, count if count % rank.of == 0 and count >= hosts else None)
