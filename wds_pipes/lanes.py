@@ -217,9 +217,12 @@ class Parts(Stage[Out]):
             self._inner = inner = recipe.open(lane, mark)
             if self.watch is not None:
                 self.watch(inner)
-            for item in inner.items:
-                at.padded += pads
-                yield item
+            if pads:
+                for item in inner.items:
+                    at.padded += 1
+                    yield item
+            else:
+                yield from inner.items
             self._count(inner)
             inner.close()
             self._inner = None

@@ -119,6 +119,7 @@ class Stage(Generic[Out]):
     counts_itself: ClassVar[bool] = False
     counts_items: bool = False
     _defaults: ClassVar[dict[str, Any]] = {}  # of the fields of At
+    _beginning: ClassVar[tuple[Any, ...]] = ()  # their defaults
     _tallies: ClassVar[tuple[tuple[int, str], ...]] = ()  # those of them that count samples
     _own: ClassVar[staticmethod[[Any], tuple[Any, ...]]] = staticmethod(lambda at: ())
     source: Stage[Any] | None
@@ -130,6 +131,7 @@ class Stage(Generic[Out]):
         super().__init_subclass__(**options)
         if "At" in cls.__dict__:
             cls._defaults = {field.name: field.default for field in fields(cls.At)}
+            cls._beginning = tuple(cls._defaults.values())
             cls._tallies = tuple((place, name) for place, name in enumerate(cls._defaults) if name in (*COUNTED, *TROUBLE))
             get: Callable[[Any], Any] = attrgetter(*cls._defaults) if cls._defaults else lambda at: ()
             cls._own = staticmethod((lambda at: (get(at),)) if len(cls._defaults) == 1 else get)
@@ -247,7 +249,8 @@ class Stage(Generic[Out]):
         """A mark as JSON types: one dict a stage, from the first, without the values that are still the default."""
         own, before = mark or ((), None)
         entries = self.source.dump(before) if self.source is not None else []
-        entries.append({name: value for (name, default), value in zip(self._defaults.items(), own, strict=False) if value != default} if own else {})
+        first = not own or own == self._beginning  # as most of them are
+        entries.append({} if first else {name: value for (name, default), value in zip(self._defaults.items(), own, strict=False) if value != default})
         return entries
 
     def load(self, entries: list[dict[str, Any]]) -> Mark:
