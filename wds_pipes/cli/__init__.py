@@ -2,7 +2,7 @@
 
 import click
 
-from wds_pipes.cli import demo
+from wds_pipes.cli import demo, index
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -12,3 +12,4 @@ def main() -> None:
 
 
 main.add_command(demo.demo)
+main.add_command(index.index)

@@ -6,18 +6,35 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Self
 
 from wds_pipes.io.urls import Urls, expand, redact
 from wds_pipes.ordering import below, mix, permutation
 from wds_pipes.stage import Host, Lane, Mark, Stage, check_count
+from wds_pipes.tar.index import ShardFacts, find_facts, is_index, listed_shards
 
 Piece = tuple[int, int, int]  # a shard's number, and its samples from the first number up to, not including, the second; -1: to its end
 
 _ORDER = 1  # the salt of the shard order; shuffle_buffer and map_samples have their own
 
 
-class PartOfShard(str):
+class KnownShard(str):
+    """The URL of a shard of which an index tells the ``size`` in bytes as it is stored, or the ``md5`` of them in lower case; None for what is not known."""
+
+    __slots__ = ("md5", "size")
+
+    size: int | None
+    md5: str | None
+
+    @classmethod
+    def of_facts(cls, url: str, facts: ShardFacts | None) -> Self:
+        """The URL with what is known."""
+        known = cls(url)
+        known.size, known.md5 = (None, None) if facts is None else facts[1:]
+        return known
+
+
+class PartOfShard(KnownShard):
     """The URL of a shard of which only some samples are meant: ``start`` to ``stop - 1`` of ``of``."""
 
     __slots__ = ("of", "start", "stop")
@@ -27,9 +44,9 @@ class PartOfShard(str):
     of: int
 
     @classmethod
-    def make(cls, url: str, start: int, stop: int, of: int) -> PartOfShard:
+    def make(cls, url: str, start: int, stop: int, of: int, facts: ShardFacts | None = None) -> PartOfShard:
         """Samples ``start`` to ``stop - 1`` of the shard at ``url``."""
-        part = cls(url)
+        part = cls.of_facts(url, facts)
         part.start, part.stop, part.of = start, stop, of
         return part
 
@@ -51,17 +68,23 @@ class ShardList(Stage[str]):
 
     Args:
         urls: a URL or path, or a list of them. Each may hold braces (``train-{000000..000999}.tar``, ``{a,b}``), or ``*``, ``?`` and ``[...]``, sorted, local
-            or remote; a directory means the ``*.tar*`` files in it, ``@list.txt`` the lines of a text file, ``-`` standard input.
+            or remote; a directory means the ``*.tar*`` files in it, ``@list.txt`` the lines of a text file, ``-`` standard input. A name that ends in
+            ``.json`` is an index (see below) and means the shards that it lists, with what it says of them.
         shuffle: give the shards in a random order.
         seed: the integer, of 64 bits, that everything random in the pipeline derives from.
         resampled: draw the shards of an epoch at random with replacement, as many as there are: some come twice, others not at all.
         samples_per_shard: how many samples each shard has: one number, or a list with one for each. Then ``PipeLoader`` can deal samples instead of whole
             shards, so that all ranks get the same number of batches, and knows its length. A shard with another number is an error when it is read.
-        storage_options: for listing remote patterns: a dict, as fsspec takes it. (``open_shards`` has its own for reading.)
+        index: a file that says how many samples each shard has, instead of ``samples_per_shard``: a path or URL, or several, or a directory with one, or True
+            for the directories of the shards. Told by content: wids ``index.json``, which also gives sizes and MD5s and is what ``wds-pipes index`` writes;
+            ``sizes.json`` or, for a single shard, ``__len__``; timm's ``_info.json``; DALI's ``.idx``, one for each shard. An entry means the shard of the
+            same base name and, where several have that, the one with the most of the path in common. It may list more shards than there are here.
+        storage_options: for listing remote patterns and reading a remote index: a dict, as fsspec takes it. (``open_shards`` has its own for reading.)
 
     Raises:
-        ValueError: nothing matches, the list is empty, or ``samples_per_shard`` has another length.
+        ValueError: nothing matches, the list is empty, ``samples_per_shard`` has another length, or the index is damaged or not one of these shards.
         TypeError: ``urls`` holds something other than strings and paths.
+        ShardError: the index cannot be read.
 
     Checkpoint: the number of shards that were given. A resume reads nothing again.
     """
@@ -80,11 +103,13 @@ class ShardList(Stage[str]):
         seed: int = 0,
         resampled: bool = False,
         samples_per_shard: int | Sequence[int] | None = None,
+        index: Urls | bool | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.urls = expand(urls, storage_options)
-        self.samples = _samples(samples_per_shard, len(self.urls))
+        self.facts = self._known(samples_per_shard, index, storage_options)
+        self.samples = _samples(samples_per_shard, len(self.urls)) if self.facts is None else [facts.samples or 0 for facts in self.facts]
         if not isinstance(shuffle, bool) or not isinstance(resampled, bool):
             raise TypeError("shuffle and resampled must be True or False; a window of samples is shuffled by shuffle_buffer(size)")
         self.shuffle, self.resampled = shuffle, resampled
@@ -93,6 +118,22 @@ class ShardList(Stage[str]):
             raise ValueError(f"seed must fit into 64 bits, unlike {seed}")
         self._host = Host()
         self._asked = _Asked(None, [])
+
+    def _known(self, samples_per_shard: object, index: Urls | bool | None, storage_options: dict[str, Any] | None) -> list[ShardFacts] | None:
+        """What an index says of each shard; one in the place of URLs gives these too."""
+        listed = [url for url in self.urls if is_index(url)]
+        given = index is not None and index is not False
+        if given and samples_per_shard is not None:
+            raise ValueError("index and samples_per_shard both say how many samples there are: give one of them")
+        if listed and (given or samples_per_shard is not None):
+            raise ValueError(f"{redact(listed[0])} is an index already, which says how many samples there are: leave samples_per_shard and index out")
+        if listed:
+            if len(listed) < len(self.urls):
+                raise ValueError(f"the list names shards and index {redact(listed[0])}: name either, or pass the index as index=")
+            shards = listed_shards(listed, storage_options)
+            self.urls = [url for url, _ in shards]
+            return [facts for _, facts in shards]
+        return None if index is None or index is False else find_facts(self.urls, index, storage_options)
 
     @property
     def host(self) -> Host:
@@ -112,11 +153,19 @@ class ShardList(Stage[str]):
     def order(self, lane: Lane) -> list[str]:
         """The URLs that a lane gives, in order."""
         if lane.shards is None:
-            return [self.urls[number] for number in self.epoch_order(lane.seed, lane.epoch)[lane.number :: lane.of]]
+            return [self._url(number) for number in self.epoch_order(lane.seed, lane.epoch)[lane.number :: lane.of]]
         counts = self.samples
         if counts is None:
-            return [self.urls[number] for number, _, _ in lane.shards]
-        return [PartOfShard.make(self.urls[number], start, stop, counts[number]) for number, start, stop in lane.shards]
+            return [self._url(number) for number, _, _ in lane.shards]
+        return [PartOfShard.make(self.urls[number], start, stop, counts[number], self._facts(number)) for number, start, stop in lane.shards]
+
+    def _facts(self, number: int) -> ShardFacts | None:
+        return None if self.facts is None else self.facts[number]
+
+    def _url(self, number: int) -> str:
+        """The URL of a shard, with what is known."""
+        url, facts = self.urls[number], self._facts(number)
+        return url if facts is None or facts[1:] == (None, None) else KnownShard.of_facts(url, facts)
 
     def epoch_order(self, seed: int, epoch: int) -> list[int]:
         """The numbers of all shards in the order of an epoch."""

@@ -12,12 +12,14 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Mapping
+from hashlib import md5
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from wds_pipes.codecs import encode
 from wds_pipes.errors import SampleError
+from wds_pipes.tar.index import ShardFacts, check_output, listed_shards, write_index
 from wds_pipes.tar.keys import split_key
 
 _END = 1024  # zeros
@@ -48,6 +50,7 @@ class TarWriter:
         self.samples = self.size = 0
         self._keys: set[str] = set()
         self._closed = False
+        self._digest: Any = None  # the MD5 of what is written, where a ShardWriter wants to know it
         self._path: Path | None = None
         if isinstance(target, (str, os.PathLike)):
             self._path = Path(target)
@@ -72,19 +75,24 @@ class TarWriter:
         self._keys.add(sample.key)
         try:
             for block in sample.blocks:
-                self._file.write(block)
+                self._put(block)
         except BaseException:
             self.discard()  # half a sample may be there, behind which nothing could be read
             raise
         self.size += sample.size
         self.samples += 1
 
+    def _put(self, data: bytes) -> None:
+        self._file.write(data)
+        if self._digest is not None:
+            self._digest.update(data)
+
     def close(self) -> None:
         """Write the end, and give the file its name. Closing again does nothing."""
         if self._closed:
             return
         try:
-            self._file.write(bytes(_whole(self.size) - self.size))
+            self._put(bytes(_whole(self.size) - self.size))
             self._file.flush()
             if self._path is not None:
                 os.fsync(self._file.fileno())
@@ -196,11 +204,13 @@ class ShardWriter:
         max_samples: how many samples a shard holds at most.
         max_bytes: how many bytes a shard holds at most, unless its only sample is larger.
         start: the number of the first shard.
+        index: the path of an index to write: the samples, bytes and MD5 of each shard, in the form of wids (``index.json``), for ``ShardList(index=...)``.
+            It is written anew when a shard is complete; what an index that is there says of other shards stays. One writer at a time may write it.
         on_shard: called with the path of each complete shard, to upload it for example.
 
     Raises:
         SampleError: from ``write``, as ``TarWriter`` does.
-        ValueError: when built: the pattern has no place for a number, or a limit is not positive.
+        ValueError: when built: the pattern has no place for a number, a limit is not positive, or the index cannot be written or is damaged.
 
     Attributes:
         shards: the paths of the complete shards, with the number of samples in each.
@@ -214,6 +224,7 @@ class ShardWriter:
         max_samples: int = 100_000,
         max_bytes: int = 1 << 30,
         start: int = 0,
+        index: str | os.PathLike[str] | None = None,
         on_shard: Callable[[str], None] | None = None,
     ) -> None:
         self.pattern = os.fspath(pattern)
@@ -226,6 +237,8 @@ class ShardWriter:
         self.max_samples, self.max_bytes, self.on_shard = max_samples, max_bytes, on_shard
         self.shards: dict[str, int] = {}
         self.samples = 0
+        self._index = None if index is None else check_output(index)
+        self._facts = dict(listed_shards([self._index])) if self._index is not None and os.path.exists(self._index) else {}
         self._number = start
         self._writer: TarWriter | None = None
 
@@ -243,6 +256,8 @@ class ShardWriter:
             self._finish()
         if self._writer is None:
             self._writer = TarWriter(self.path(self._number))
+            if self._index is not None:
+                self._writer._digest = md5(usedforsecurity=False)
         self._writer._write(encoded)
         self.samples += 1
 
@@ -252,6 +267,9 @@ class ShardWriter:
         path = self.path(self._number)
         self._writer.close()
         self.shards[path] = self._writer.samples
+        if self._index is not None:
+            self._facts[path] = ShardFacts(self._writer.samples, _whole(self._writer.size), self._writer._digest.hexdigest())
+            write_index(self._index, self._facts)
         self._writer = None
         self._number += 1
         if self.on_shard is not None:

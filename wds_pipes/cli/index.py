@@ -1,0 +1,46 @@
+"""``wds-pipes index``: count the samples of shards once, so that nobody has to again."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+
+import click
+
+from wds_pipes.errors import ShardWarning, WdsError
+from wds_pipes.io.urls import expand, redact
+from wds_pipes.tar.index import ShardFacts, index_shards
+
+
+@click.command()
+@click.argument("urls", nargs=-1, required=True)
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="The index to write, such as index.json beside the shards.")
+@click.option("--threads", type=click.IntRange(min=1), default=4, show_default=True, help="How many shards are read at a time.")
+@click.option("--key-split", type=click.Choice(["first-dot", "last-dot"]), default="first-dot", show_default=True, help="As in group_by_key.")
+@click.option("--on-repeated-key", type=click.Choice(["raise", "warn", "ignore"]), default="raise", show_default=True, help="As in group_by_key.")
+def index(urls: tuple[str, ...], output: str, threads: int, key_split: str, on_repeated_key: str) -> None:
+    """Write an index of shards: the samples, bytes and MD5 of each.
+
+    URLS are paths or URLs, with {000..011} or * in quotes. Each shard is read once, to its end. ShardList(urls, index="index.json") and
+    ShardList("index.json") read the index, and so does the wids package.
+    """
+    try:
+        shards = expand(urls)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("always", ShardWarning)
+            warnings.showwarning = lambda message, *args, **options: click.echo(f"warning: {message}", err=True)
+            bar = None
+            if sys.stderr.isatty():
+                bar = stack.enter_context(click.progressbar(length=len(set(shards)), label="shards", show_pos=True, file=sys.stderr))
+
+            def on_shard(url: str, facts: ShardFacts) -> None:
+                if bar is not None:
+                    bar.update(1)
+
+            found = index_shards(shards, output, key_split=key_split, on_repeated_key=on_repeated_key, threads=threads, on_shard=on_shard)
+    except (WdsError, ValueError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    samples, size = sum(facts.samples or 0 for facts in found.values()), sum(facts.size or 0 for facts in found.values())
+    click.echo(f"{redact(output)}: {len(found):,} shards, {samples:,} samples, {size:,} bytes")
