@@ -84,3 +84,22 @@ def test_the_test_kit_works(tmp_path):
         print(len(check_resume(lambda: Stream(GroupByKey(LoadTar(OpenShards(ShardList(urls))))))[0]))
     """
     assert run(code, tmp_path) == "6\n"
+
+
+def test_an_index_is_made_and_read(tmp_path):
+    """By the functions and by the command."""
+    code = """
+        from click.testing import CliRunner
+        from wds_pipes.cli import main
+        from wds_pipes.stages import ShardList
+        from wds_pipes.tar import index_shards
+        from wds_pipes.testing import make_shards
+        urls = make_shards(sys.argv[1], shards=2, samples=[3, 4])
+        index_shards(urls, sys.argv[1] + "/index.json")
+        result = CliRunner().invoke(main, ["index", *urls, "-o", sys.argv[1] + "/again.json"])
+        assert result.exit_code == 0, result.output
+        assert ShardList(sys.argv[1] + "/again.json").facts == ShardList(urls, index=True).facts
+        assert "torch" not in sys.modules
+        print(ShardList(sys.argv[1] + "/index.json").samples)
+    """
+    assert run(code, tmp_path) == "[3, 4]\n"

@@ -1,11 +1,20 @@
 """Which shards, in which order."""
 
+import contextlib
+import json
+import pickle
+
+import fsspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tars import put
 
+import wds_pipes as wp
 from wds_pipes.stage import Lane, Stream
-from wds_pipes.stages import ShardList
-from wds_pipes.testing import check_resume
+from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
+from wds_pipes.tar import index_shards
+from wds_pipes.testing import check_resume, make_shards
 
 URLS = [f"x-{number}.tar" for number in range(7)]
 
@@ -83,3 +92,341 @@ def test_patterns_are_expanded(tmp_path):
     for name in "ba":
         put(tmp_path / f"{name}.tar", b"")
     assert order(ShardList(tmp_path / "*.tar")) == order(ShardList(tmp_path)) == [str(tmp_path / "a.tar"), str(tmp_path / "b.tar")]
+
+
+# An index
+
+
+def dali(count: int) -> bytes:
+    """What DALI's wds2idx writes, version 1.2."""
+    return f"v1.2 {count}\n".encode() + b"".join(
+        b"txt %d 4 %04d.txt cls %d 1 %04d.cls\n" % (number * 2048 + 512, number, number * 2048 + 1536, number) for number in range(count)
+    )
+
+
+def wids(counts: dict[str, int], **more) -> bytes:
+    """What wids_index writes."""
+    shardlist = [
+        {"url": name, "md5sum": f"{number:032x}", "nsamples": count, "filesize": 10240 * (count + 1)} for number, (name, count) in enumerate(counts.items())
+    ]
+    return json.dumps({"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": shardlist, "name": "train", **more}).encode()
+
+
+def timm(**splits: dict[str, int]) -> bytes:
+    entries = {
+        name: {"name": name, "num_samples": sum(counts.values()), "filenames": list(counts), "shard_lengths": list(counts.values())}
+        for name, counts in splits.items()
+    }
+    return json.dumps({"splits": entries}).encode()
+
+
+COUNTS = {f"x-{number}.tar": number * 3 for number in range(7)}
+FORMS = {
+    "wids": wids(COUNTS),
+    "wids of wids": json.dumps(
+        {"wids_version": 1, "datasets": [json.loads(wids(dict(list(COUNTS.items())[:3]))), json.loads(wids(dict(list(COUNTS.items())[3:])))]}
+    ).encode(),
+    "sizes.json": json.dumps(COUNTS).encode(),
+    "sizes.json with text": json.dumps({name: str(count) for name, count in COUNTS.items()}).encode(),
+    "timm": timm(validation={"y-0.tar": 5}, train=COUNTS),
+    "in another order": json.dumps({"other.tar": 99, **dict(reversed(COUNTS.items()))}).encode(),
+    "elsewhere": wids({f"s3://bucket/train/{name}": count for name, count in COUNTS.items()}),
+}
+
+
+@pytest.mark.parametrize("data", FORMS.values(), ids=FORMS)
+def test_an_index_in_any_form_gives_the_counts(data, tmp_path):
+    """Whatever its name."""
+    stage = ShardList([str(tmp_path / name) for name in COUNTS], index=put(tmp_path / "some index", data))
+    assert stage.samples == list(COUNTS.values())
+
+
+@pytest.mark.parametrize("name", ["x-{}.idx", "x-{}.tar.idx"])
+def test_dali_s_index_of_each_shard(name, tmp_path):
+    paths = [put(tmp_path / name.format(number), dali(count)) for number, count in enumerate(COUNTS.values())]
+    assert ShardList(URLS, index=paths).samples == list(COUNTS.values())
+    assert ShardList(URLS[3], index=paths[3]).samples == [9]
+    assert ShardList(URLS, index=str(tmp_path / name.format("{0..6}"))).samples == list(COUNTS.values())
+
+
+def test_the_total_is_enough_for_one_shard(tmp_path):
+    """Of several it says too little, and that is said."""
+    index = put(tmp_path / "__len__", b"123\n")
+    assert ShardList("x.tar", index=index).samples == [123]
+    with pytest.raises(ValueError, match="123 samples in all, not how many each of 7 shards has"):
+        ShardList(URLS, index=index)
+
+
+BESIDE = {"index.json": wids(COUNTS), "sizes.json": json.dumps(COUNTS).encode(), "_info.json": timm(train=COUNTS), "info.json": timm(train=COUNTS)}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_the_index_beside_the_shards(name, tmp_path, monkeypatch):
+    """By ``True``, by its directory, from the working directory, and where shards are in two."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    put(tmp_path / "a" / name, BESIDE[name])
+    put(tmp_path / "b" / "sizes.json", b'{"x-0.tar": 77}')
+    urls = [f"{tmp_path}/a/{url}" for url in URLS]
+    assert ShardList(urls, index=True).samples == ShardList(URLS, index=tmp_path / "a").samples == list(COUNTS.values())
+    assert ShardList(urls, index=f"file://{tmp_path}/a/").samples == list(COUNTS.values())
+    assert ShardList([*urls, f"{tmp_path}/b/x-0.tar"], index=True).samples == [*COUNTS.values(), 77]
+    monkeypatch.chdir(tmp_path / "a")
+    assert ShardList(URLS, index=True).samples == list(COUNTS.values())
+    assert ShardList(URLS, index=False).samples is None
+
+
+def test_dali_s_index_beside_the_shards(tmp_path):
+    for number, count in enumerate(COUNTS.values()):
+        put(tmp_path / f"x-{number}.idx", dali(count))
+    assert ShardList([tmp_path / url for url in URLS], index=True).samples == list(COUNTS.values())
+    assert ShardList([tmp_path / "x-1.tar.gz"], index=True).samples == [3]
+    (tmp_path / "x-5.idx").unlink()
+    with pytest.raises(wp.ShardError, match="index .*x-5.idx does not exist"):
+        ShardList([tmp_path / url for url in URLS], index=True)
+
+
+def test_no_index_beside_the_shards(tmp_path):
+    with pytest.raises(ValueError, match="there is no index in .*none of index.json, .* or x-0.idx for each shard. Make one with: wds-pipes index"):
+        ShardList([tmp_path / url for url in URLS], index=True)
+
+
+def test_a_remote_index():
+    """Through fsspec with its options; what it names lies beside it, and it names no file of this machine."""
+    fs = fsspec.filesystem("memory")
+    fs.pipe("/bucket/data/index.json", wids({"x-0.tar": 1, "../more/x-1.tar": 2, "/top/x-2.tar": 3, "s3://other/x-3.tar": 4}))
+    expected = ["memory://bucket/data/x-0.tar", "memory://bucket/more/x-1.tar", "memory://bucket/top/x-2.tar", "s3://other/x-3.tar"]
+    stage = ShardList("memory://bucket/data/index.json", storage_options={})
+    assert (stage.urls, stage.samples) == (expected, [1, 2, 3, 4])
+    assert ShardList(expected[0], index="memory://bucket/data/index.json").samples == [1]
+    assert ShardList(expected[0], index=True).samples == ShardList("x-0.tar", index="memory://bucket/data/").samples == [1]
+    fs.pipe("/bucket/data/index.json", wids({"file:///etc/x.tar": 1}))
+    with pytest.raises(ValueError, match="may not name the file 'file:///etc/x.tar' of this machine"):
+        ShardList("memory://bucket/data/index.json")
+    with pytest.raises(wp.ShardError, match="index memory://bucket/none.json does not exist"):
+        ShardList("x.tar", index="memory://bucket/none.json")
+
+
+def test_an_index_as_the_list(tmp_path):
+    """Gives the shards that it lists, the same as the list itself; several are one after another."""
+    (tmp_path / "sub").mkdir()
+    put(tmp_path / "index.json", wids({"x-0.tar": 1, "./x-1.tar": 2, "sub/x-2.tar": 3, "/abs/x-3.tar": 4}))
+    put(tmp_path / "sub" / "SIZES.JSON", b'{"y-0.tar": 5, "y-1.tar": 0}')
+    stage = ShardList(tmp_path / "index.json")
+    expected = [f"{tmp_path}/x-0.tar", f"{tmp_path}/x-1.tar", f"{tmp_path}/sub/x-2.tar", "/abs/x-3.tar"]
+    assert (stage.urls, stage.samples) == (expected, [1, 2, 3, 4])
+    assert stage.shards() == ShardList(expected, samples_per_shard=[1, 2, 3, 4]).shards()
+    several = ShardList([tmp_path / "index.json", str(tmp_path / "sub" / "*.JSON")])
+    assert several.urls == [*expected, f"{tmp_path}/sub/y-0.tar", f"{tmp_path}/sub/y-1.tar"]
+    assert several.samples == [1, 2, 3, 4, 5, 0]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (dali(3), "does not list shards"),
+        (b"5", "does not list shards"),
+        (wids({}), "does not list shards"),
+        (timm(train={"a.tar": 1}, validation={"b.tar": 1}), "lists 2 splits"),
+    ],
+)
+def test_an_index_that_is_no_list(data, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        ShardList(put(tmp_path / "i.json", data))
+
+
+def test_an_index_with_something_that_contradicts_it(tmp_path):
+    index = put(tmp_path / "i.json", b'{"x-0.tar": 5}')
+    for options in ({"index": index, "samples_per_shard": 5}, {"urls": index, "samples_per_shard": 5}, {"urls": index, "index": index}):
+        with pytest.raises(ValueError, match="how many samples there are"):
+            ShardList(**{"urls": "x-0.tar", **options})
+    with pytest.raises(ValueError, match="names shards and index"):
+        ShardList([index, "x-0.tar"])
+    for wrong in (5, b"i.json", {"x-0.tar": 5}):
+        with pytest.raises(TypeError, match="index must be the path"):
+            ShardList("x-0.tar", index=wrong)
+
+
+MANY = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "neither JSON nor"),
+        (b'{"x-0.tar": 1', "neither JSON nor"),
+        (b"<html>", "first bytes are b'<html>'"),
+        (b"\x80\x04\x95", "neither JSON nor"),
+        (MANY.encode(), "recursion"),
+        (b"9" * 5000, "neither JSON nor"),
+        (b"v1.2 many\n", "neither JSON nor"),
+        (b"-5", "its number is -5"),
+        (b"true", "no form"),
+        (b"[1, 2]", "no form"),
+        (b"{}", "no form"),
+        (b'{"a": {"b": 1}}', "no form"),
+        (b'{"x-0.tar": -1}', "the number for 'x-0.tar' is -1"),
+        (b'{"x-0.tar": 1.5}', "is 1.5, not a number"),
+        (b'{"x-0.tar": true}', "is True, not a number"),
+        (b'{"x-0.tar": NaN}', "is nan, not a number"),
+        (b'{"x-0.tar": null}', "is None, not a number"),
+        (b'{"x-0.tar": 1e99}', "not a number"),
+        (b'{"wids_version": 2, "shardlist": []}', "wids_version is 2"),
+        (b'{"wids_version": 1}', "its shardlist is None, not a list"),
+        (b'{"shardlist": [{"nsamples": 1}]}', "has no url"),
+        (b'{"shardlist": ["x-0.tar"]}', "has no url"),
+        (b'{"shardlist": [{"url": "x-0.tar"}]}', "nsamples of 'x-0.tar' is None"),
+        (b'{"shardlist": [{"url": "x-0.tar", "nsamples": 1, "filesize": "big"}]}', "filesize of 'x-0.tar' is 'big'"),
+        (b'{"shardlist": [{"url": "x-0.tar", "nsamples": 1, "md5sum": "abc"}]}', "not 32 hexadecimal digits"),
+        (b'{"wids_version": 1, "datasets": [{"source_url": "http://h/i.json"}]}', "is another index"),
+        (b'{"wids_version": 1, "datasets": [{}]}', "its shardlist is None"),
+        (b'{"splits": {"train": {"filenames": ["x-0.tar"], "shard_lengths": []}}}', "1 filenames and 0 shard_lengths"),
+        (b'{"splits": {"train": 5}}', "filenames is None"),
+        (b'{"shardlist": [{"url": "x-0.tar", "nsamples": 1}, {"url": "./x-0.tar", "nsamples": 2}]}', "says two things of shard"),
+        (b'{"x-1.tar": 1, "x-2.tar": 2}', "shard x-0.tar is not in index .* it lists 2 others, such as .*x-1.tar"),
+        (b'{"shardlist": []}', "is not in index .* it is empty"),
+    ],
+)
+def test_an_index_that_is_damaged_or_of_other_shards(data, message, tmp_path):
+    """An error when built, with its path and what to do."""
+    index = put(tmp_path / "i.json", data)
+    with pytest.raises(ValueError, match=message) as told:
+        ShardList("x-0.tar", index=index)
+    assert index in str(told.value)
+    assert "wds-pipes index SHARDS -o index.json" in str(told.value)
+    assert len(str(told.value)) < 1000
+
+
+def test_a_huge_index_is_not_read_to_its_end(tmp_path, counted):
+    """Only so far as to see that it is none."""
+    path = tmp_path / "i.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ValueError, match="more than 67108864 bytes"):
+        ShardList("x-0.tar", index=f"counted://{path}")
+    assert sum(count for _, count in counted) < 70 << 20
+
+
+def test_an_index_that_cannot_be_read(tmp_path):
+    for index in (tmp_path / "none.json", "nosuchprotocol://x/index.json"):
+        with pytest.raises(wp.ShardError, match="index .*(does not exist|cannot be opened)"):
+            ShardList("x-0.tar", index=index)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+)
+KEYS = st.sampled_from(
+    ["wids_version", "shardlist", "datasets", "splits", "url", "nsamples", "filesize", "md5sum", "filenames", "shard_lengths", "base", "x-0.tar"]
+)
+LIKE_AN_INDEX = st.recursive(VALUES | st.sampled_from([1, "x-0.tar"]), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4))
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(LIKE_AN_INDEX)
+def test_whatever_is_in_an_index_is_used_or_refused(tmp_path, content):
+    index = put(tmp_path / "i.json", json.dumps(content).encode())
+    for options in ({"urls": "x-0.tar", "index": index}, {"urls": index}):
+        with contextlib.suppress(ValueError):
+            stage = ShardList(**options)
+            assert len(stage.samples) == len(stage.urls) > 0
+            assert all(type(count) is int and count >= 0 for count in stage.samples)
+
+
+FOLDERS = st.lists(st.sampled_from("abc"), max_size=3).map("/".join)
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(FOLDERS, st.sampled_from(["0.tar", "1.tar"])), min_size=1, unique=True), st.data())
+def test_shards_of_one_name_are_told_by_their_path(tmp_path, names, data):
+    """Every shard of a tree gets its own facts, from an index of the tree wherever the tree is now, also where only some are read."""
+    counts = {"/".join(filter(None, name)): number for number, name in enumerate(names)}
+    index = put(tmp_path / "index.json", wids(counts))
+    chosen = data.draw(st.lists(st.sampled_from(sorted(counts)), min_size=1))
+    expected = [counts[name] for name in chosen]
+    for root in (str(tmp_path), "s3://bucket" + str(tmp_path), "https://host/path" + str(tmp_path)):
+        stage = ShardList([f"{root}/{name}" for name in chosen], index=index)
+        assert stage.samples == expected
+        assert [facts.md5 for facts in stage.facts] == [f"{count:032x}" for count in expected]
+
+
+def test_what_an_entry_could_mean_twice_is_an_error(tmp_path):
+    """Rather than somebody else's count."""
+    index = put(tmp_path / "i.json", wids({"a/0.tar": 1, "b/0.tar": 2}))
+    assert ShardList(["s3://x/b/0.tar", "a/0.tar", "a/0.tar"], index=index).samples == [2, 1, 1]
+    with pytest.raises(ValueError, match="has 2 entries that may mean shard c/0.tar: .*a/0.tar and .*b/0.tar"):
+        ShardList("c/0.tar", index=index)
+    with pytest.raises(ValueError, match="has one entry, .*1.tar, for two shards, a/1.tar and b/1.tar"):
+        ShardList(["a/1.tar", "b/1.tar"], index=put(tmp_path / "j.json", b'{"1.tar": 5}'))
+
+
+def test_signed_urls_are_matched_without_their_query(tmp_path):
+    index = put(tmp_path / "i.json", wids({"https://host/data/0.tar": 7}))
+    assert ShardList("https://host/data/0.tar?X-Amz-Signature=abc/0.tar", index=index).samples == [7]
+
+
+def test_urls_carry_what_is_known(tmp_path):
+    """For the reader of remote shards: plain str where that is nothing, also in parts of shards and after pickling."""
+    index = put(tmp_path / "i.json", wids({"x-0.tar": 4, "x-1.tar": 5}))
+    first, second = order(ShardList(["x-0.tar", "x-1.tar"], index=index))
+    assert (first, first.size, first.md5, second.size) == ("x-0.tar", 51200, "0" * 32, 61440)
+    assert (pickle.loads(pickle.dumps(second)).md5, hash(second), {second: 1}["x-1.tar"]) == (f"{1:032x}", hash("x-1.tar"), 1)
+    part = ShardList(["x-0.tar", "x-1.tar"], index=index).order(Lane(0, 0, shards=((1, 2, 4),)))[0]
+    assert (part, part.start, part.stop, part.of, part.size, part.md5) == ("x-1.tar", 2, 4, 5, 61440, f"{1:032x}")
+    by_hand = ShardList(["x-1.tar"], samples_per_shard=5)
+    assert by_hand.order(Lane(0, 0, shards=((0, 2, 4),)))[0].size is None
+    counted_only = ShardList(["x-0.tar"], index=put(tmp_path / "s.json", b'{"x-0.tar": 4}'))
+    assert [type(url) for stage in (by_hand, counted_only) for url in order(stage)] == [str, str]
+
+
+def test_states_are_the_same_with_an_index_and_by_hand(tmp_path):
+    """And are loaded by each other, in the middle of a lane of PipeLoader too."""
+    urls = make_shards(tmp_path, shards=5, samples=[3, 0, 7, 2, 9])
+    index_shards(urls, tmp_path / "index.json")
+
+    def loader(*of, **options):
+        pipe = (
+            wp.ShardList(*of, shuffle=True, seed=3, **options)
+            .open_shards()
+            .load_tar()
+            .group_by_key()
+            .shuffle_buffer(4)
+            .decode_by_ext()
+            .to_tuple("__key__", "cls")
+        )
+        return wp.PipeLoader(pipe, batch_size=2, lanes=2, rank=0, world_size=1, epoch_end="drop")
+
+    makers = [lambda: loader(urls, samples_per_shard=[3, 0, 7, 2, 9]), lambda: loader(urls, index=True), lambda: loader(tmp_path / "index.json")]
+    states, batches = [], []
+    for make in makers:
+        with contextlib.closing(make()) as running:
+            assert len(running) == 10
+            states.append([running.state_dict()])
+            batches.append([])
+            for keys, _ in running:
+                batches[-1].append(list(keys))
+                states[-1].append(running.state_dict())
+    assert states[0] == states[1] == states[2]
+    assert batches[0] == batches[1] == batches[2]
+    assert [len(batch) for batch in batches[0]] == [2] * 10
+    for make in makers:
+        with contextlib.closing(make()) as running:
+            running.load_state_dict(json.loads(json.dumps(states[0][4])))
+            assert [list(keys) for keys, _ in running] == batches[0][4:]
+
+
+def test_a_pipe_resumes_over_an_index(tmp_path):
+    urls = make_shards(tmp_path, shards=3, samples=[3, 0, 4])
+    index_shards(urls, tmp_path / "index.json")
+    make = lambda: Stream(GroupByKey(LoadTar(OpenShards(ShardList(tmp_path / "index.json", shuffle=True)))))  # noqa: E731
+    assert sorted(sample["__key__"] for sample in check_resume(make)[0]) == [f"{number:08d}" for number in range(7)]
+
+
+def test_an_index_that_counts_wrong_is_an_error_when_the_shard_is_read(tmp_path):
+    urls = make_shards(tmp_path, shards=2, samples=4)
+    for count, message in ((3, "more samples than the 3"), (5, "only 4 samples")):
+        index = put(tmp_path / "i.json", json.dumps({"shard-000000.tar": 4, "shard-000001.tar": count}).encode())
+        pipe = wp.ShardList(urls, index=index).open_shards().load_tar().group_by_key().to_tuple("__key__")
+        with contextlib.closing(wp.PipeLoader(pipe, batch_size=1)) as loader, pytest.raises(wp.ShardError, match=message):
+            list(loader)

@@ -1,0 +1,321 @@
+"""Making an index of shards: what it says, who can read it, and what happens where a shard is bad."""
+
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import threading
+from pathlib import Path
+
+import fsspec
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tars import pairs, put, samples, tar
+
+from wds_pipes.cli import main
+from wds_pipes.errors import SampleError, ShardError, ShardWarning
+from wds_pipes.stages import ShardList
+from wds_pipes.tar import ShardFacts, ShardWriter, index_shards
+from wds_pipes.testing import make_shards
+
+
+def true_facts(url: str) -> ShardFacts:
+    """By the pipeline and the standard library."""
+    data = Path(url).read_bytes()
+    return ShardFacts(len(samples([url])), len(data), hashlib.md5(data).hexdigest())
+
+
+def written(path) -> list[dict]:
+    content = json.loads(Path(path).read_text())
+    assert (content["__kind__"], content["wids_version"]) == ("wids-shard-index-v1", 1)
+    return content["shardlist"]
+
+
+def test_it_says_what_is_there(urls, tmp_path):
+    """Samples, bytes and MD5 of each, in order, as given back and as written; told of one by one."""
+    told = []
+    found = index_shards(urls, tmp_path / "index.json", threads=3, on_shard=lambda url, facts: told.append((url, facts)))
+    assert list(found) == urls
+    assert found == {url: true_facts(url) for url in urls}
+    assert [facts.samples for facts in found.values()] == [3, 0, 5, 2, 4]
+    assert told == list(found.items())
+    assert [(entry["url"], *(entry[name] for name in ("nsamples", "filesize", "md5sum"))) for entry in written(tmp_path / "index.json")] == [
+        (os.path.abspath(url), *facts) for url, facts in found.items()
+    ]
+    assert ShardList(urls, index=tmp_path / "index.json").facts == list(found.values())
+    assert [path.name for path in tmp_path.iterdir()] == ["index.json"]
+
+
+def test_the_wids_package_reads_it(tmp_path):
+    """The package whose form this is."""
+    wids = pytest.importorskip("wids")
+    urls = make_shards(tmp_path / "data", shards=3, samples=[3, 5, 2])
+    index_shards(urls, tmp_path / "data" / "index.json")
+    with ShardWriter(tmp_path / "data" / "more-%d.tar", max_samples=2, index=tmp_path / "data" / "index.json") as writer:
+        for number in range(3):
+            writer.write({"__key__": f"more-{number}", "txt": str(number)})
+    dataset = wids.ShardListDataset(str(tmp_path / "data" / "index.json"), transformations=[], cache_dir=str(tmp_path / "cache"))
+    try:
+        keys = [dataset[place]["__key__"] for place in range(len(dataset))]
+    finally:
+        dataset.close()
+    assert keys == [sample["__key__"] for sample in samples([*urls, *writer.shards])]
+
+
+COMPRESS = {"plain": bytes, "gz": gzip.compress, "xz": lzma.compress, "two gz": lambda data: gzip.compress(data[:700]) + gzip.compress(data[700:])}
+
+
+@pytest.mark.parametrize("compress", COMPRESS.values(), ids=COMPRESS)
+def test_compressed_shards(compress, tmp_path):
+    """The samples are those in it, bytes and MD5 those that are stored."""
+    url = put(tmp_path / "a.tar", compress(tar(pairs(30))))
+    assert index_shards(url) == {url: true_facts(url)}
+    assert index_shards(url)[url].samples == 30
+
+
+NAMES = st.builds(
+    "{}{}{}".format,
+    st.sampled_from(["", "d/", "d.e/", "./", "__meta__/", "."]),
+    st.sampled_from(["a", "b", "c"]),
+    st.sampled_from(["", ".", ".x", ".X", ".y", ".x.y"]),
+)
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(NAMES, max_size=12), st.sampled_from(["first-dot", "last-dot"]), st.sampled_from(["raise", "ignore"]))
+def test_it_counts_as_the_pipeline_does(tmp_path, names, key_split, on_repeated_key):
+    """Whatever the names; and what the pipeline refuses is refused."""
+    url = put(tmp_path / "a.tar", tar((name, b"data" * 300) for name in names))
+    options = {"key_split": key_split, "on_repeated_key": on_repeated_key}
+    by_pipeline = outcome(lambda: len(samples([url], **options)))
+    assert outcome(lambda: index_shards(url, **options)[url].samples) == by_pipeline
+
+
+def outcome(call):
+    """What a call gives, or what its error tells."""
+    try:
+        return call()
+    except SampleError as error:
+        return error.url, error.key, error.offset
+
+
+def test_other_keys(tmp_path):
+    """A function that splits names; a repeated key with a warning."""
+    url = put(tmp_path / "a.tar", tar((name, b"") for name in ("a.x", "b.x", "a.x")))
+    with pytest.warns(ShardWarning, match="'a' comes again in shard"):
+        assert index_shards(url, on_repeated_key="warn")[url].samples == 3
+    assert index_shards(url, key_split=lambda name: (name, "x"), on_repeated_key="ignore")[url].samples == 3
+    assert index_shards(url, key_split=lambda name: None)[url].samples == 0
+
+
+def test_bytes_behind_the_end_count(tmp_path):
+    """In the size and the MD5, which are of the whole file."""
+    url = put(tmp_path / "a.tar", tar(pairs(2)) + b"x" * 3_000_000)
+    with pytest.warns(ShardWarning, match="after its end"):
+        facts = index_shards(url)[url]
+    assert facts == (2, os.path.getsize(url), hashlib.md5(Path(url).read_bytes()).hexdigest())
+
+
+def test_a_large_member_takes_no_memory(tmp_path):
+    """It is read in pieces."""
+    import tracemalloc
+
+    url = put(tmp_path / "a.tar", tar([("a.bin", bytes(50_000_000))]))
+    tracemalloc.start()
+    try:
+        assert index_shards(url)[url].samples == 1
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (tar(pairs(3))[:1400], "is cut inside"),
+        (b"<html>no</html>" * 100, "is not a tar"),
+        (b"", "is empty"),
+        (gzip.compress(tar(pairs(300)))[:-500], "cut short inside its compressed data"),
+    ],
+)
+def test_a_damaged_shard_is_an_error_and_no_index_appears(data, message, tmp_path):
+    good = make_shards(tmp_path / "data", shards=3, samples=2)
+    bad = put(tmp_path / "bad.tar", data)
+    with pytest.raises(ShardError, match=message) as told:
+        index_shards([*good, bad], tmp_path / "index.json")
+    assert told.value.url == bad
+    assert not list(tmp_path.glob("*index*"))
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_an_error_ends_the_other_readers(tmp_path):
+    """They do not read their shards to the end."""
+
+    class Endless(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            started.set()
+            buffer[:] = block * (len(buffer) // len(block)) if len(buffer) % len(block) == 0 else bytes(len(buffer))
+            return len(buffer)
+
+    class EndlessFileSystem(fsspec.AbstractFileSystem):
+        protocol = "endless"
+        cachable = False
+
+        def _open(self, path, mode="rb", **options):
+            if path.endswith("missing.tar"):
+                assert started.wait(60)
+                raise FileNotFoundError(path)
+            return Endless()
+
+    block, started = tar([("__meta__/a.x", b"")])[:512], threading.Event()
+    fsspec.register_implementation("endless", EndlessFileSystem, clobber=True)
+    with pytest.raises(ShardError, match="missing.tar does not exist"):
+        index_shards(["endless://missing.tar", "endless://a.tar"], threads=2)
+
+
+def test_remote_shards(urls, counted, tmp_path):
+    """Each byte is read once, and they are named in full."""
+    remote = [f"counted://{url}" for url in urls]
+    found = index_shards(remote, tmp_path / "index.json")
+    assert list(found.values()) == [true_facts(url) for url in urls]
+    assert sum(count for _, count in counted) == sum(os.path.getsize(url) for url in urls)
+    assert [entry["url"] for entry in written(tmp_path / "index.json")] == remote
+
+
+def test_secrets_are_not_written(tmp_path):
+    """Neither of the user's part nor of the query."""
+    from wds_pipes.tar.index import write_index
+
+    write_index(str(tmp_path / "i.json"), {"s3://user:secret@b/x.tar": ShardFacts(1), "https://h/y.tar?X-Amz-Signature=secret&v=1": ShardFacts(2)})
+    assert "secret" not in (tmp_path / "i.json").read_text()
+
+
+NAMES_OF_FILES = ["a b.tar", "a#1?x=2.tar", "%20.tar", "{a,b}.tar", "a[1].tar", "\N{SNOWMAN}.tar", "\udcff.tar"]
+
+
+def test_any_file_name_comes_back(tmp_path, monkeypatch):
+    """From the index alone, as it was."""
+    for place, name in enumerate(NAMES_OF_FILES):
+        with ShardWriter(tmp_path / f"{place}-%d.tar") as writer:
+            for number in range(place + 1):
+                writer.write({"__key__": str(number), "txt": ""})
+        os.rename(next(iter(writer.shards)), tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    found = index_shards([Path(name) for name in NAMES_OF_FILES], "index.json")
+    assert [facts.samples for facts in found.values()] == list(range(1, 8))
+    stage = ShardList("index.json")
+    assert (stage.urls, stage.facts) == (NAMES_OF_FILES, list(found.values()))
+
+
+def test_index_and_shards_can_be_moved_together(tmp_path):
+    """Names in it are from its own directory; shards elsewhere are named in full."""
+    make_shards(tmp_path / "old" / "train", shards=2, samples=3)
+    elsewhere = make_shards(tmp_path / "other", shards=1, samples=4)
+    index_shards([tmp_path / "old" / "train", *elsewhere], tmp_path / "old" / "index.json")
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert ShardList(tmp_path / "new" / "index.json").urls == [*(f"{tmp_path}/new/train/shard-00000{number}.tar" for number in range(2)), *elsewhere]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threads": 0}, "threads must be at least 1"),
+        ({"key_split": "dot"}, "key_split must be"),
+        ({"on_repeated_key": "skip"}, "on_repeated_key must be"),
+        ({"output": "s3://b/index.json"}, "written to a local file"),
+        ({"output": "nowhere/index.json"}, "make it first"),
+        ({"urls": "-"}, "write it to a file"),
+        ({"urls": []}, "empty"),
+    ],
+)
+def test_wrong_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        index_shards(**{"urls": "a.tar", **options})
+
+
+# The writer
+
+
+def test_the_writer_writes_it_as_it_goes(tmp_path):
+    """At each complete shard it is right, also when the block raises later."""
+    index, seen = tmp_path / "index.json", []
+
+    def write(count):
+        with ShardWriter(tmp_path / "s-%d.tar", max_samples=2, index=index, on_shard=lambda path: seen.append(len(written(index)))) as writer:
+            for number in range(count):
+                writer.write({"__key__": str(number), "txt": "x" * number * 1000})
+                assert index.exists() == (number >= 2)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        write(7)
+    assert seen == [1, 2, 3]
+    stage = ShardList(index)
+    assert stage.urls == [str(tmp_path / f"s-{number}.tar") for number in range(3)]
+    assert dict(zip(stage.urls, stage.facts, strict=True)) == index_shards(tmp_path / "s-*.tar")
+
+
+def test_the_writer_keeps_what_is_there(tmp_path, monkeypatch):
+    """Of other shards; those that it writes again are replaced, whichever way they are named."""
+    monkeypatch.chdir(tmp_path)
+    for folder, start, count in (("", 0, 5), ("", 3, 4), (f"{tmp_path}/", 1, 1)):
+        with ShardWriter(f"{folder}s-%d.tar", max_samples=2, start=start, index=f"{folder}index.json") as writer:
+            for number in range(count):
+                writer.write({"__key__": str(number), "cls": start})
+    assert [(entry["url"], entry["nsamples"]) for entry in written("index.json")] == [(f"s-{shard}.tar", count) for shard, count in enumerate([2, 1, 1, 2, 2])]
+    assert ShardList("index.json").facts == list(index_shards("s-{0..4}.tar").values())
+
+
+def test_the_writer_refuses_an_index_that_it_would_ruin(tmp_path):
+    put(tmp_path / "index.json", b'{"my": ["own", "file"]}')
+    with pytest.raises(ValueError, match="index.json cannot be used"):
+        ShardWriter(tmp_path / "s-%d.tar", index=tmp_path / "index.json")
+    with pytest.raises(ValueError, match="make it first"):
+        ShardWriter(tmp_path / "s-%d.tar", index=tmp_path / "no" / "index.json")
+    assert (tmp_path / "index.json").read_bytes() == b'{"my": ["own", "file"]}'
+
+
+# The command line
+
+
+def test_the_command(tmp_path, monkeypatch):
+    """It writes the index, and says how much there is."""
+    make_shards(tmp_path, shards=3, samples=[3, 0, 4])
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["index", "shard-{000000..000001}.tar", "*2.tar", "-o", "index.json", "--threads", "2"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "index.json: 3 shards, 7 samples, 30,720 bytes\n"
+    assert not result.stderr
+    assert ShardList("index.json").samples == [3, 0, 4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no.tar", "-o", "i.json"], "Error: shard no.tar does not exist"),
+        (["*.tar", "-o", "i.json"], "no shard matches"),
+        (["a.tar"], "--output"),
+        ([], "URLS"),
+    ],
+)
+def test_the_command_says_what_is_wrong(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["index", *arguments])
+    assert result.exit_code
+    assert message in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_shows_warnings_as_a_line(tmp_path):
+    url = put(tmp_path / "a.tar", tar(pairs(2), end=False))
+    result = CliRunner().invoke(main, ["index", url, "-o", str(tmp_path / "i.json")])
+    assert result.exit_code == 0
+    assert result.stderr.startswith("warning: shard ")
+    assert len(result.stderr.splitlines()) == 1
