@@ -8,6 +8,7 @@ from typing import ClassVar
 import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from servers import Missing, Servers
 
 from wds_pipes.testing import make_shards
 
@@ -52,3 +53,45 @@ def counted():
     fsspec.register_implementation("counted", CountedFileSystem, clobber=True)
     CountedFileSystem.reads.clear()
     return CountedFileSystem.reads
+
+
+@pytest.fixture(scope="session")
+def servers():
+    """Stores that start when they are first used: see ``servers.Servers``. For fixtures that put data once for many tests."""
+    with Servers() as started:
+        yield started
+
+
+@pytest.fixture
+def s3(servers):
+    """An S3 store behind its fault proxy: Ceph, or moto where that is not installed (``s3.real`` tells)."""
+    yield from fresh(servers, "s3")
+
+
+@pytest.fixture
+def gcs(servers):
+    """A store of a GCS emulator behind its fault proxy."""
+    yield from fresh(servers, "gcs")
+
+
+@pytest.fixture
+def web(servers):
+    """A web server of files behind its fault proxy: nginx, or aiohttp's where that is not installed."""
+    yield from fresh(servers, "web")
+
+
+@pytest.fixture(params=["s3", "gcs", "web"])
+def remote(servers, request):
+    """Each of these stores in turn."""
+    yield from fresh(servers, request.param)
+
+
+def fresh(servers, name):
+    """A store whose proxy knows no rules and no requests, before the test and after it."""
+    try:
+        store = getattr(servers, name)
+    except Missing as error:
+        pytest.skip(str(error))
+    store.faults.clear()
+    yield store
+    store.faults.clear()
