@@ -1,6 +1,7 @@
 """S3: Ceph's gateway in front of a Ceph cluster of one, in memory; and moto where that is not installed."""
 
 import contextlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ KEY, SECRET, BUCKET = "testkey", "testsecret1234", "shards"
 
 class S3Store(Store):
     kind = "s3"
+    reads = f"^GET /{BUCKET}/."
 
     def __init__(self, endpoint, **options):
         super().__init__(endpoint, **options)
@@ -146,10 +148,8 @@ def moto():
     Raises:
         Missing: it is not installed.
     """
-    try:
-        import moto.server  # noqa: F401
-    except ImportError as error:
-        raise Missing(f"needs moto: pip install 'moto[server]' ({error})") from error
+    if not all(map(importlib.util.find_spec, ("moto", "flask_cors"))):
+        raise Missing("needs moto: pip install 'moto[server]'")
     with tempfile.TemporaryDirectory(prefix="moto-") as directory:
         port, log = free_port(), os.path.join(directory, "moto.log")
         endpoint = f"http://127.0.0.1:{port}"

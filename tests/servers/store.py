@@ -20,7 +20,7 @@ class Store:
     """
 
     kind: ClassVar[str]
-    reads: ClassVar[str] = "^GET "
+    reads: ClassVar[str]
     faults = None
 
     def __init__(self, endpoint, *, real):

@@ -42,6 +42,7 @@ class WebStore(Store):
     """
 
     kind = "http"
+    reads = "^GET /.*[^/]$"
 
     def __init__(self, endpoint, directory, **options):
         super().__init__(endpoint, **options)
