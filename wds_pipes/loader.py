@@ -64,12 +64,9 @@ class Begin(NamedTuple):
     batches: int | None
 
 
-class Command(NamedTuple):
-    """What a worker is to do: give the next batch of a lane. ``run`` tells one pass over an epoch from another; lane -1 is nobody's turn."""
-
-    run: int
-    lane: int
-    begin: Begin | None
+# What a worker is to do: in a run (which tells one pass over an epoch from another), give the next batch of a lane (-1: it is nobody's turn), which begins
+# there, if it is the first. A plain tuple, for one goes out with each batch.
+Command = tuple[int, int, Begin | None]
 
 
 class Result(NamedTuple):
@@ -80,7 +77,7 @@ class Result(NamedTuple):
     batch: Any = None
     state: LaneState | None = None
     error: Exception | None = None
-    spent: Spent = Spent()
+    spent: Spent | None = None  # comes with some of them
 
 
 class LaneHost(Dataset[Result]):
@@ -161,7 +158,8 @@ class _Running:
         }
         if full:
             counts["dropped"] += max(0, self._samples - sum(counts[name] for name in COUNTED))
-        result = Result(run, self._number, None if ended else batch, state, None, self._meter.spent())
+        spent = self._meter.spent() if ended or self._delivered % 8 == 1 else None
+        result = Result(run, self._number, None if ended else batch, state, None, spent)
         if ended:
             self.stage.close()
             self._end = result
@@ -212,11 +210,11 @@ class _Commands(Sampler[Command]):
             while self._turns and self._turns[0][1] not in self._worker:
                 heapq.heappop(self._turns)
             if not self._turns or self._worker[self._turns[0][1]] != worker:
-                yield Command(self._run, -1, None)
+                yield self._run, -1, None
                 continue
             number, lane = self._turns[0]
             heapq.heapreplace(self._turns, (number + 1, lane))
-            yield Command(self._run, lane, self._begins.pop(lane, None))
+            yield self._run, lane, self._begins.pop(lane, None)
 
 
 class _At(NamedTuple):
@@ -678,7 +676,8 @@ class LoaderPass:
                 return Result(self._run, -1, error=_worker_error(error))
             if result.run != self._run or result.lane not in self._waiting:
                 continue
-            self.tally.spent[result.lane] = result.spent
+            if result.spent is not None:
+                self.tally.spent[result.lane] = result.spent
             if result.error is None and result.state is not None and result.state["ended"]:
                 self._waiting.discard(result.lane)
                 self._loader._commands.end(result.lane)
