@@ -127,7 +127,7 @@ def test_without_counts_ranks_are_refused_in_words(counted_urls):
 def test_wrong_counts_are_an_error_with_the_shard(wrong, counted_urls):
     counts = [*COUNTS[:4], COUNTS[4] + wrong, *COUNTS[5:]]
     source = loader(counted_urls, lanes=1, pipe_options={"samples_per_shard": counts, "shuffle": False})
-    with pytest.raises(wp.ShardError, match="samples_per_shard says") as caught:
+    with pytest.raises(wp.ShardError, match="samples_per_shard or the index says") as caught:
         list(source)
     assert caught.value.url == counted_urls[4]
 

@@ -758,7 +758,7 @@ def _why_uncounted(stage: Stage[Any]) -> str | None:
     step: Stage[Any] | None = stage
     while step is not None:
         if isinstance(step, ShardList) and step.samples is None:
-            return "the samples of the shards are not counted: pass ShardList(samples_per_shard=...), a number or a list of them"
+            return "the samples of the shards are not counted: pass ShardList(index=...), or samples_per_shard=, a number or a list of them"
         if isinstance(step, Mix):
             return "how many samples a mix() gives is not known"
         name = functional_name(type(step))

@@ -14,6 +14,7 @@ Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _SCHEME = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]+:(//|:)")
 _SECRET = re.compile(r"(?i)(sig|signature|token|credential|password|passwd|pwd|auth|secret|key|accesskeyid)$")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
 _BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")
 
 
@@ -41,6 +42,11 @@ def redact(url: str) -> str:
         name, equals, _ = part.partition("=")
         shown.append(f"{name}=..." if equals and _SECRET.search(name) else part)
     return f"{path}?{'&'.join(shown)}"
+
+
+def hide(text: str, url: str) -> str:
+    """A message of some library without the credentials of ``url`` and of all other URLs in it."""
+    return _URL.sub(lambda found: redact(found.group()), text.replace(url, redact(url)))  # a library may write the URL otherwise
 
 
 def expand(urls: Urls, storage_options: dict[str, Any] | None = None) -> list[str]:

@@ -100,7 +100,7 @@ class GroupByKey(Tolerant[Sample]):
         names: dict[str, str] = {}  # a field as it is written: in lower case, one object for all samples
         seen: set[str] = set()  # the keys of this shard
         sample: Sample | None = None
-        key = stem = url = ""
+        key = stem = url = shown = ""
         last, length = -1, 0
         bad = False  # the sample being built is not to be given
         suspect = False  # the next sample may have lost its first members
@@ -123,7 +123,7 @@ class GroupByKey(Tolerant[Sample]):
                 if ready is not None:
                     self._offset, self._before = offset if mark is None else -1, before
                     yield ready
-                sample, key, stem, url = None, "", "", shard
+                sample, key, stem, url, shown = None, "", "", shard, str(shard)  # without what a URL may carry for the stages
                 part = shard if isinstance(shard, PartOfShard) else None
                 bad = suspect = first = passing = False
                 seen.clear()
@@ -152,7 +152,7 @@ class GroupByKey(Tolerant[Sample]):
                     key, bad, suspect = parts[0], suspect, False
                     if by_stem:
                         stem, length = f"{key}.", len(key) + 1
-                    sample = {"__key__": key, "__url__": url, **flags}
+                    sample = {"__key__": key, "__url__": shown, **flags}
                     if key in seen:
                         self._repeated(sample, offset)
                     seen.add(key)
@@ -198,7 +198,8 @@ class GroupByKey(Tolerant[Sample]):
         """The wanted samples of a shard have come, and another one follows."""
         if part.stop == part.of:
             url = redact(part)
-            raise ShardError(f"shard {url} has more samples than the {part.of} that samples_per_shard says, from byte {offset} on.", url=url, offset=offset)
+            said = f"the {part.of} that samples_per_shard or the index says"
+            raise ShardError(f"shard {url} has more samples than {said}, from byte {offset} on.", url=url, offset=offset)
         if isinstance(self.source, LoadTar):
             self.source.leave = True
 
@@ -208,7 +209,7 @@ class GroupByKey(Tolerant[Sample]):
         lost = isinstance(self.source, LoadTar) and self.source.at.damaged
         if part is not None and number < part.stop and not lost:
             url = redact(part)
-            raise ShardError(f"shard {url} has only {number} samples, and samples_per_shard says {part.of}.", url=url)
+            raise ShardError(f"shard {url} has only {number} samples, and samples_per_shard or the index says {part.of}.", url=url)
 
     def _twice(self, sample: Sample, field: str, name: str, offset: int) -> None:
         """A sample has a field a second time: raise, or see that it may be skipped."""
