@@ -1,0 +1,81 @@
+"""``wds-pipes cache``: see and clean up the local cache of remote shards."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from wds_pipes.io.cache_files import CacheDirectory
+
+_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
+_directory = click.option("--directory", type=click.Path(file_okay=False), help="The cache; without it, WDS_PIPES_CACHE_DIR.")
+
+
+@click.group()
+def cache() -> None:
+    """See and clean up the local cache of remote shards."""
+
+
+@cache.command("ls")
+@_directory
+def list_shards(directory: str | None) -> None:
+    """List the shards, those used least recently first."""
+    files = _open(directory)
+    entries = files.entries()
+    if entries:
+        click.echo(f"{'SIZE':>10}  {'LAST USED':<19}  {'STATE':<11}  SHARD")
+    for entry in entries:
+        used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.used))
+        click.echo(f"{_shown(entry.bytes):>10}  {used}  {entry.state:<11}  {entry.url or entry.path}")
+    click.echo(f"{files.path}: {len(entries):,} shards, {_shown(sum(entry.bytes for entry in entries))}")
+
+
+@cache.command()
+@_directory
+@click.option("--size", help="How much to keep, such as 200GB; without it, WDS_PIPES_CACHE_SIZE.")
+def prune(directory: str | None, size: str | None) -> None:
+    """Remove what stopped downloads have left, and the shards used least recently until the rest fits. What is in use stays."""
+    from wds_pipes.io.cache import cache_limit
+
+    try:
+        limit = cache_limit(size)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--size") from error
+    _prune(_open(directory), limit)
+
+
+@cache.command()
+@_directory
+def clear(directory: str | None) -> None:
+    """Remove all that is not in use."""
+    _prune(_open(directory), 0)
+
+
+def _open(directory: str | None) -> CacheDirectory:
+    from wds_pipes.io.cache import cache_path
+    from wds_pipes.io.cache_files import CacheDirectory
+
+    try:
+        return CacheDirectory(cache_path(directory))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--directory") from error
+
+
+def _prune(files: CacheDirectory, limit: int) -> None:
+    try:
+        count, freed = files.prune(limit)
+    except OSError as error:
+        raise click.ClickException(str(error)) from error
+    left = files.entries()
+    kept = f"{len(left):,} shards are left, {_shown(sum(entry.bytes for entry in left))}"
+    click.echo(f"{files.path}: removed {count:,} shards, {_shown(freed)}; {kept}")
+
+
+def _shown(size: float) -> str:
+    unit = 0
+    while size >= 999.5 and unit < len(_UNITS) - 1:
+        size, unit = size / 1000, unit + 1
+    return f"{size:.3g} {_UNITS[unit]}"

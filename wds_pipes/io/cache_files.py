@@ -1,0 +1,296 @@
+"""The files of a cache: what they are called, what is known of them, how many bytes they have, and which go first.
+
+A shard has two files, named by a readable part and a hash of its URL:
+
+    NAME.json     what is known of it. Locked (exclusively) by who downloads it, in all processes of the machine.
+    NAME.part     its bytes while they arrive, or those of a download that was stopped; or
+    NAME.shard    all its bytes.
+
+Who reads a .part or a .shard has it locked (shared), and nothing is removed that anybody has locked. A .part becomes a .shard by a rename, so its readers
+do not notice. Nothing waits for the disk (no fsync): what was written in another boot of the machine is not continued, and a .shard of another boot
+must have its size without a hole, which is what a loss of power leaves.
+
+``usage`` counts the bytes, those included that running downloads will need. It may be too high, after a SIGKILL, but not too low: only when it exceeds
+the limit are the files themselves looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from wds_pipes.io.locks import LockedFile, open_locked
+from wds_pipes.io.urls import redact
+
+STEP = 1 << 20  # a shard whose size is not known has room for the step that it is in and the next
+FACTS_BYTES = 1024  # room for what is known of a shard, besides its URL
+
+_NAME = re.compile(r"(.+-[0-9a-f]{32})\.(json|part|shard)")
+_PASSWORD = re.compile(r"(://[^/?#@:]*):[^/?#]*@")
+# What signs a URL, and differs each time that it is signed. Any other part of a query may say which object is meant.
+_SIGNING = re.compile(
+    r"(?i)(x-(amz|goog)-(algorithm|credential|date|expires|signedheaders|signature|security-token)|awsaccesskeyid|googleaccessid|expires|signature)="
+)
+
+
+def boot() -> str:
+    """A name of this boot of the machine; where none is told, each is taken for the same."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a stored shard.
+
+    Attributes:
+        url: where it is from, without credentials.
+        size: its bytes; None while that is not known.
+        tag: the store's tag of it (ETag).
+        md5: its checksum, if that was verified.
+        boot: the boot of the machine in which its bytes were written; empty while it is in doubt whether they are still right.
+    """
+
+    url: str
+    size: int | None = None
+    tag: str | None = None
+    md5: str | None = None
+    boot: str = ""
+
+
+def _facts(line: bytes) -> Facts | None:
+    """The facts in a file; None if it has none, as when its writer was killed."""
+    try:
+        found = json.loads(line)
+        facts = Facts(**found)
+    except (ValueError, TypeError):
+        return None
+    texts = (facts.url, facts.tag or "", facts.md5 or "", facts.boot)
+    return facts if type(facts.size) in (int, type(None)) and all(isinstance(text, str) for text in texts) else None
+
+
+class Entry:
+    """The files of one shard.
+
+    Attributes:
+        known: path of what is known of it.
+        part: path of its bytes while they arrive.
+        whole: path of all its bytes.
+    """
+
+    def __init__(self, stem: str) -> None:
+        self.known = f"{stem}.json"
+        self.part = f"{stem}.part"
+        self.whole = f"{stem}.shard"
+
+    def lock(self) -> LockedFile | None:
+        """The right to download it; None if somebody has that."""
+        return open_locked(self.known, os.O_RDWR | os.O_CREAT)
+
+    def growing(self) -> int:
+        """How many of its bytes have arrived; 0 if it does not arrive."""
+        try:
+            return os.stat(self.part).st_size
+        except FileNotFoundError:
+            return 0
+
+    def read(self) -> Facts | None:
+        """What is known of it."""
+        try:
+            with open(self.known, "rb") as file:
+                return _facts(file.readline())
+        except FileNotFoundError:
+            return None
+
+    def write(self, lock: LockedFile, facts: Facts) -> None:
+        """Note what is known of it; ``lock`` is that of this entry."""
+        line = json.dumps(asdict(facts)).encode() + b"\n"
+        os.pwrite(lock.fd, line, 0)
+        os.ftruncate(lock.fd, len(line))
+
+    def remove(self) -> bool:
+        """Remove it, unless somebody reads or downloads it."""
+        with contextlib.ExitStack() as held:
+            lock = self.lock()
+            if lock is None:
+                return False
+            held.callback(lock.close)
+            for path in (self.whole, self.part):
+                file = open_locked(path, os.O_RDWR)
+                if file is not None:
+                    held.callback(file.close)
+                elif os.path.exists(path):
+                    return False
+            for path in (self.whole, self.part, self.known):
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(path)
+            return True
+
+
+class Stored(NamedTuple):
+    """A shard in the cache, as ``entries`` lists it.
+
+    Attributes:
+        url: where it is from, without credentials; "" if that is not known.
+        bytes: on the disk.
+        used: when it was last opened, in seconds since 1970.
+        state: "complete", "partial" (a download that was stopped) or "downloading".
+        path: of its bytes.
+    """
+
+    url: str
+    bytes: int
+    used: float
+    state: str
+    path: str
+
+
+class CacheDirectory:
+    """The directory of a cache.
+
+    Args:
+        path: it is made when the first shard is stored.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._usage = os.path.join(path, "usage")
+
+    def entry(self, url: str, store: str = "") -> Entry:
+        """The files of the shard at ``url``; ``store`` tells stores apart in which a URL means different things."""
+        plain, _, query = _PASSWORD.sub(r"\1@", url).partition("?")
+        named = "&".join(part for part in query.split("&") if not _SIGNING.match(part))
+        digest = hashlib.sha256(f"{plain}?{named}\n{store}".encode(errors="surrogateescape")).hexdigest()[:32]
+        readable = re.sub(r"[^A-Za-z0-9._-]+", "_", os.path.basename(urlsplit(redact(url)).path))[-80:]
+        return Entry(os.path.join(self.path, f"{readable or 'shard'}-{digest}"))
+
+    def reserve(self, more: int, max_bytes: int) -> None:
+        """Make room for ``more`` bytes that are to be written, as far as there is something to remove."""
+        with self._counting() as counter:
+            used = self._count(counter)
+            if used is None or used + more > max_bytes:
+                self._evict(counter, max_bytes)
+            else:
+                self._set(counter, used + more)
+
+    def trim(self, max_bytes: int) -> None:
+        """Remove what is too much and in use no longer."""
+        try:
+            with open(self._usage, "rb") as file:
+                used = int(file.read(32) or -1)
+        except (FileNotFoundError, ValueError):
+            used = -1
+        if not 0 <= used <= max_bytes and os.path.isdir(self.path):
+            with self._counting() as counter:
+                self._evict(counter, max_bytes)
+
+    def prune(self, max_bytes: int) -> tuple[int, int]:
+        """Remove what is left of stopped downloads, and then the shards used least recently until ``max_bytes`` are left.
+
+        Returns:
+            How many shards were removed, and their bytes.
+        """
+        if not os.path.isdir(self.path):
+            return 0, 0
+        count = gone = 0
+        with self._counting() as counter:
+            for stem, files in self._scan().items():
+                if "shard" not in files and Entry(stem).remove():
+                    count += 1
+                    gone += _bytes(files)
+            evicted, freed = self._evict(counter, max_bytes)
+        return count + evicted, gone + freed
+
+    def entries(self) -> list[Stored]:
+        """What is in the cache, the shards used least recently first."""
+        found = []
+        for stem, files in self._scan().items():
+            entry = Entry(stem)
+            facts = entry.read()
+            state = "complete" if "shard" in files else "downloading" if self._busy(entry) else "partial"
+            path = entry.whole if "shard" in files else entry.part
+            found.append(Stored(facts.url if facts else "", _bytes(files), _used(files), state, path))
+        return sorted(found, key=lambda stored: stored.used)
+
+    def _scan(self) -> dict[str, dict[str, os.stat_result]]:
+        """The files of each entry by what they are."""
+        found: dict[str, dict[str, os.stat_result]] = defaultdict(dict)
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as items:
+            for item in items:
+                name = _NAME.fullmatch(item.name)
+                if name:
+                    with contextlib.suppress(FileNotFoundError):
+                        found[os.path.join(self.path, name[1])][name[2]] = item.stat()
+        return found
+
+    def _busy(self, entry: Entry) -> bool:
+        """Whether somebody downloads it."""
+        lock = open_locked(entry.known, os.O_RDWR)
+        if lock is not None:
+            lock.close()
+        return lock is None and os.path.exists(entry.known)
+
+    def _evict(self, counter: LockedFile, max_bytes: int) -> tuple[int, int]:
+        """Count the bytes, and remove what was used least recently until ``max_bytes`` are left; how many shards and bytes that were."""
+        found = self._scan()
+        sizes = {stem: _bytes(files) + self._expected(Entry(stem), files) for stem, files in found.items()}
+        total = sum(sizes.values())
+        used = total
+        count = 0
+        if used > max_bytes:
+            goal = max_bytes - max_bytes // 50  # a little more, so that with many small shards the files are not looked at for each
+            for stem in sorted(found, key=lambda stem: _used(found[stem])):
+                if used <= goal:
+                    break
+                with contextlib.suppress(PermissionError):
+                    if Entry(stem).remove():
+                        used -= sizes[stem]
+                        count += 1
+        self._set(counter, used)
+        return count, total - used
+
+    def _expected(self, entry: Entry, files: dict[str, os.stat_result]) -> int:
+        """How many bytes a running download of it has still to write."""
+        if "part" not in files or not self._busy(entry):
+            return 0
+        facts, have = entry.read(), files["part"].st_size
+        return 2 * STEP - have % STEP if facts is None or facts.size is None else max(0, facts.size - have) + FACTS_BYTES
+
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[LockedFile]:
+        """The right to count and to remove."""
+        counter = open_locked(self._usage, os.O_RDWR | os.O_CREAT, wait=True)
+        if counter is None:
+            raise FileNotFoundError(f"the cache {self.path} was removed while it was in use")
+        try:
+            yield counter
+        finally:
+            counter.close()
+
+    def _count(self, counter: LockedFile) -> int | None:
+        try:
+            return int(os.pread(counter.fd, 32, 0))
+        except ValueError:
+            return None
+
+    def _set(self, counter: LockedFile, used: int) -> None:
+        os.pwrite(counter.fd, b"%020d\n" % used, 0)
+
+
+def _bytes(files: dict[str, Any]) -> int:
+    return sum(stat.st_size for stat in files.values())
+
+
+def _used(files: dict[str, os.stat_result]) -> float:
+    return max(stat.st_mtime for kind, stat in files.items() if kind != "json" or len(files) == 1)
