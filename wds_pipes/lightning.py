@@ -28,7 +28,6 @@ from torch.utils.data import IterDataPipe
 
 from wds_pipes.checkpoint import gather
 from wds_pipes.datapipes import ShardList
-from wds_pipes.errors import StateError
 from wds_pipes.loader import PipeLoader, _batch_size
 from wds_pipes.stage import State
 
@@ -307,7 +306,7 @@ def _watch(trainer: Any, loaders: dict[str, _TrainLoader]) -> Any:
         def on_train_start(self, trainer: Any, model: Any) -> None:
             if trainer.global_step and trainer.ckpt_path and any(loader.at_start for loader in loaders.values()):
                 warnings.warn(
-                    f"{trainer.ckpt_path} has no state of this DataModule (Lightning keeps it under the name of the class), so its data start from the beginning.",
+                    f"{trainer.ckpt_path} has no state of this DataModule (it is kept under the name of the class), so its data start from the beginning.",
                     stacklevel=2,
                 )
             if trainer.is_last_batch and trainer.num_training_batches != float("inf") and any(loader.ended for loader in loaders.values()):
@@ -318,6 +317,12 @@ def _watch(trainer: Any, loaders: dict[str, _TrainLoader]) -> Any:
                     setattr(current, name, getattr(current, name) + more)
 
         def on_train_batch_start(self, trainer: Any, model: Any, *args: Any) -> None:
+            epochs = trainer.fit_loop.epoch_progress
+            if epochs.current.ready == epochs.current.processed:
+                # From a checkpoint behind the last batch of an epoch Lightning goes on without counting the next one, and would take a checkpoint of that one
+                # for one of its end.
+                epochs.increment_ready()
+                epochs.increment_started()
             for loader in loaders.values():
                 loader.taken()
 
@@ -417,7 +422,9 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         self._built: dict[str, PipeLoader] = {}
 
     def train_dataloader(self) -> Any:
-        return self.resumable(self._loader("train")) if self._sources["train"] is not None else []
+        if self._sources["train"] is None:
+            raise ValueError("WdsDataModule was given no train= to train on")
+        return self.resumable(self._loader("train"))
 
     def val_dataloader(self) -> Any:
         return _EvalLoader(self._loader("val")) if self._sources["val"] is not None else []

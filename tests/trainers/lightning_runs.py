@@ -1,4 +1,4 @@
-"""Trainings with Lightning as they are told by a file: rounds of ranks as real processes, each with several runs. Prints nothing; what was trained on is in files.
+"""Trainings with Lightning as they are told by a file: rounds of ranks as real processes, each with several runs. What was trained on is in files.
 
     python lightning_runs.py plan.json
 

@@ -1,0 +1,293 @@
+"""WdsDataModule as people meet it: from a command line, on their own DataModule, with the older package, and what it says when something is wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import wds_pipes as wp
+from wds_pipes.testing import make_shards
+
+pl = pytest.importorskip("lightning.pytorch", reason="needs Lightning: pip install 'wds_pipes[lightning]'")
+
+from wds_pipes.lightning import ResumableData, StatsCallback, WdsDataModule  # noqa: E402 - skipped without Lightning
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers", "ignore:.*LeafSpec.*:FutureWarning", "ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:GPU available", "ignore:Checkpoint directory", "ignore:The number of training batches"),
+    pytest.mark.filterwarnings("ignore:You defined a `.*_step` but have no"),
+]
+SAMPLES, BATCH = 6, 3
+
+
+class Model(pl.LightningModule):
+    """Notes what it is trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.batches, self.validated, self.tested = [], [], []
+
+    def training_step(self, batch, batch_idx):
+        self.batches.append(batch)
+        return self.layer(torch.ones(1)).sum()
+
+    def validation_step(self, batch, batch_idx):
+        self.validated.append(batch)
+
+    def test_step(self, batch, batch_idx):
+        self.tested.append(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Save(pl.Callback):
+    """Saves behind the batches of these numbers."""
+
+    def __init__(self, directory, *numbers):
+        self.directory, self.numbers = directory, numbers
+
+    def on_train_batch_end(self, trainer, model, *rest):
+        if len(model.batches) in self.numbers:
+            trainer.save_checkpoint(f"{self.directory}/{len(model.batches)}.ckpt")
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("train"), shards=4, samples=SAMPLES, fields=("jpg", "cls"))
+
+
+def fit(data, *callbacks, model=None, load=None, **options):
+    model = model or Model()
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(**{"accelerator": "cpu", "devices": 1, "max_epochs": 2, "callbacks": list(callbacks), **quiet, **options})
+    trainer.fit(model, data, ckpt_path=load)
+    return model, trainer
+
+
+def keys(batches):
+    return [list(batch[-1] if isinstance(batch, (tuple, list)) else batch["__key__"]) for batch in batches]
+
+
+def flat(batches):
+    return [key for batch in batches for key in batch]
+
+
+def test_urls_are_all_it_needs(shards, tmp_path):
+    """Images are decoded, in tuples of the named fields; validation and tests are the same each time; a resume is exact."""
+
+    def data():
+        return WdsDataModule(train=shards, val=shards[:2], test=shards[3], batch_size=BATCH, fields=["jpg;png", "cls", "__key__"], shuffle_buffer=5, seed=3)
+
+    model, trainer = fit(data(), Save(tmp_path, 5), num_sanity_val_steps=1)
+    images, labels, _ = model.batches[0]
+    assert (images.shape, images.dtype, labels.dtype) == ((BATCH, 3, 8, 8), torch.float32, torch.int64)
+    assert len(model.batches) == 16
+    assert sorted(flat(keys(model.batches[:8]))) == [f"{number:08d}" for number in range(24)] != flat(keys(model.batches[:8]))
+    assert keys(model.batches[:8]) != keys(model.batches[8:])
+    assert keys(model.validated[1:5]) == keys(model.validated[5:]) == [[f"{3 * batch + place:08d}" for place in range(3)] for batch in range(4)]
+    trainer.test(model, data(), verbose=False)
+    assert flat(keys(model.tested)) == [f"{number:08d}" for number in range(18, 24)]
+    again, _ = fit(data(), load=tmp_path / "5.ckpt")
+    assert keys(again.batches) == keys(model.batches[5:])
+
+
+class Own(ResumableData, pl.LightningDataModule):
+    """A DataModule of somebody's own, that builds its loader anew at each call."""
+
+    def __init__(self, urls, **options):
+        super().__init__()
+        self.urls, self.options = urls, options
+
+    def train_dataloader(self):
+        pipe = wp.ShardList(self.urls, shuffle=True, seed=3).open_shards().load_tar().group_by_key(fields=["cls"]).shuffle_buffer(5).decode_by_ext()
+        loader = wp.PipeLoader(pipe, batch_size=BATCH, epoch_end="exact")
+        return self.resumable(loader, **self.options)
+
+
+@pytest.mark.parametrize("reload", [0, 1, 2])
+@pytest.mark.parametrize("limit", [1.0, 3])
+def test_the_mixin(shards, tmp_path, reload, limit):
+    """With loaders that are built anew every few epochs, epochs that are cut short, and a second resume."""
+    options = {"reload_dataloaders_every_n_epochs": reload, "limit_train_batches": limit, "max_epochs": 4}
+    model, _ = fit(Own(shards), Save(tmp_path, 2, 3, 8), **options)
+    given = keys(model.batches)
+    assert len({tuple(batch) for batch in given}) > len(given) - 4
+    for number in (2, 3, 8):
+        first, _ = fit(Own(shards), Save(tmp_path / f"of-{number}", 1), load=tmp_path / f"{number}.ckpt", **options)
+        assert keys(first.batches) == given[number:]
+        second, _ = fit(Own(shards), load=tmp_path / f"of-{number}" / "1.ckpt", **options)
+        assert keys(second.batches) == given[number + 1 :]
+
+
+class Late(pl.strategies.SingleDeviceStrategy):
+    """Loads the checkpoint when the training data are set up already, as FSDP and DeepSpeed do."""
+
+    restore_checkpoint_after_setup = True
+
+
+class Estimating(Model):
+    def configure_optimizers(self):
+        assert self.trainer.estimated_stepping_batches
+        return super().configure_optimizers()
+
+
+def test_a_checkpoint_that_is_loaded_late(shards, tmp_path):
+    """Lightning has fetched a batch of the new run by then."""
+    model, _ = fit(Own(shards), Save(tmp_path, 3))
+    again, _ = fit(Own(shards), model=Estimating(), load=tmp_path / "3.ckpt", strategy=Late(device=torch.device("cpu")))
+    assert keys(again.batches) == keys(model.batches[3:])
+
+
+@pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step flavor")
+def test_a_step_that_takes_the_iterator(shards, tmp_path):
+    """training_step(dataloader_iter) fetches batches itself: all that it took count."""
+
+    class Taking(Model):
+        def training_step(self, dataloader_iter):
+            for _ in range(2):
+                self.batches.append(next(dataloader_iter)[0])
+            return self.layer(torch.ones(1)).sum()
+
+    model, _ = fit(Own(shards), Save(tmp_path, 4), model=Taking(), max_epochs=1)
+    again, _ = fit(Own(shards), model=Taking(), load=tmp_path / "4.ckpt", max_epochs=1)
+    assert keys(again.batches) == keys(model.batches[4:])
+
+
+def test_evaluating_a_checkpoint_leaves_the_training_data_alone(shards, tmp_path):
+    data = WdsDataModule(train=shards, val=shards[0], test=shards[0], batch_size=BATCH, seed=3)
+    model, trainer = fit(data, Save(tmp_path, 3), max_epochs=1)
+    trainer.test(model, data, ckpt_path=tmp_path / "3.ckpt", verbose=False)
+    again, _ = fit(data, max_epochs=1)
+    assert sorted(flat(keys(again.batches))) == sorted(flat(keys(model.batches)))
+    assert keys(again.batches) != keys(model.batches)
+
+
+def test_a_checkpoint_without_a_state_is_told(shards, tmp_path):
+    class Other(Own):
+        pass
+
+    fit(Own(shards), Save(tmp_path, 3))
+    with pytest.warns(UserWarning, match="3.ckpt has no state of this DataModule .* start from the beginning"):
+        fit(Other(shards), load=tmp_path / "3.ckpt")
+
+
+def test_a_checkpoint_of_other_data_is_refused(shards, tmp_path):
+    fit(Own(shards), Save(tmp_path, 3))
+    with pytest.raises(wp.StateError, match="shards"):
+        fit(Own(shards[:3]), load=tmp_path / "3.ckpt")
+
+
+def test_the_checkpoint_is_plain_and_small(shards, tmp_path):
+    """It can be read with weights_only=True, and is JSON."""
+    fit(Own(shards), Save(tmp_path, 3))
+    state = torch.load(tmp_path / "3.ckpt", weights_only=True)["Own"]
+    assert len(json.dumps(state)) < 2000
+    assert state["wds_pipes"]["train"]["ranks"]["counts"]["delivered"] == 3 * BATCH
+
+
+def test_stats_are_logged(shards, tmp_path):
+    logger = pl.loggers.CSVLogger(tmp_path)
+    fit(Own(shards), StatsCallback(every_n_steps=2), logger=logger, max_epochs=1, log_every_n_steps=1)
+    lines = Path(logger.log_dir, "metrics.csv").read_text().splitlines()
+    values = [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[1:]]
+    assert [value["step"] for value in values] == ["2", "4", "6", "8"]
+    assert float(values[-1]["data/samples"]) == 24
+    assert float(values[0]["data/samples_per_second"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: WdsDataModule(train="x.tar"), ValueError, "train is given by URLs, so batch_size"),
+        (lambda: WdsDataModule(train=3, batch_size=2).train_dataloader(), TypeError, "train must be URLs, a pipe or a function"),
+        (lambda: WdsDataModule(train=lambda: 3, batch_size=2).train_dataloader(), TypeError, "PipeLoader takes a pipe, not int"),
+        (lambda: StatsCallback(every_n_steps=0), ValueError, "at least 1"),
+        (lambda: Own([]).resumable([1]), TypeError, "takes a PipeLoader, not list"),
+        (lambda: type("Wrong", (pl.LightningDataModule, ResumableData), {}), TypeError, "Wrong must name ResumableData before LightningDataModule"),
+    ],
+)
+def test_wrong_arguments(build, error, message):
+    with pytest.raises(error, match=message):
+        build()
+
+
+def test_without_a_trainer(shards):
+    """Its loaders can be iterated, and what they gave counts."""
+    data = Own(shards)
+    batches = iter(data.train_dataloader())
+    given = [next(batches) for _ in range(3)]
+    again = Own(shards)
+    again.load_state_dict(data.state_dict())
+    assert keys(given) + keys(again.train_dataloader()) == keys(Own(shards).train_dataloader())
+
+
+MODULE = """
+import PACKAGE
+import torch
+import wds_pipes as wp
+
+class Model(PACKAGE.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, batch_idx):
+        with open("keys.txt", "a") as file:
+            print(*batch[-1], file=file)
+        return self.layer(torch.ones(1)).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+def pipe():
+    base = wp.ShardList("train/*.tar", shuffle=True, seed=3).open_shards().load_tar().group_by_key()
+    return base.shuffle_buffer(5).decode_by_ext("rgb8").to_tuple("jpg", "__key__")
+"""
+MAIN = """
+import json
+import os
+import sys
+import warnings
+warnings.filterwarnings("ignore")
+from PACKAGE.cli import LightningCLI
+from mine import Model
+from wds_pipes.lightning import WdsDataModule
+assert WdsDataModule.__mro__[2].__module__.startswith("PACKAGE.")
+for number, arguments in enumerate(json.loads(sys.argv[1])):
+    LightningCLI(Model, WdsDataModule, save_config_callback=None, args=["fit", "--config", "config.yaml", *arguments])
+    os.rename("keys.txt", f"keys-{number}.txt")
+"""
+CONFIG = """
+trainer:
+  {accelerator: cpu, devices: 1, max_epochs: 1, logger: false, enable_progress_bar: false, enable_model_summary: false, log_every_n_steps: 1, callbacks: [
+    {class_path: wds_pipes.lightning.StatsCallback, init_args: {every_n_steps: 2}},
+    {class_path: PACKAGE.callbacks.ModelCheckpoint, init_args: {
+      dirpath: saved, every_n_train_steps: 3, save_last: true, save_top_k: -1, enable_version_counter: false, filename: "{step}"}}]}
+"""
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_lightning_cli(package, tmp_path):
+    """URLs from the command line, a function of the user's from the configuration, and a resume; with both packages."""
+    pytest.importorskip("jsonargparse")
+    pytest.importorskip(package)
+    make_shards(tmp_path / "train", shards=4, samples=SAMPLES, fields=("jpg", "cls"))
+    for name, content in (("mine.py", MODULE), ("main.py", MAIN), ("config.yaml", CONFIG)):
+        (tmp_path / name).write_text(content.replace("PACKAGE", package))
+
+    urls = ["--data.train=train/*.tar", "--data.val=train/shard-000001.tar", "--data.fields=[jpg, cls, __key__]", "--data.num_workers=1"]
+    function = ["--data.train=mine.pipe"]
+    # A checkpoint of the second run, and one of the run that was resumed from there.
+    runs = [urls, function, [*function, "--ckpt_path=saved/step=3.ckpt"], [*function, "--ckpt_path=saved/step=6.ckpt"]]
+    command = [sys.executable, "main.py", json.dumps([[f"--data.batch_size={BATCH}", *run] for run in runs])]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, whole, second, third = ((tmp_path / f"keys-{number}.txt").read_text().splitlines() for number in range(4))
+    assert len(first) == len(whole) == 8
+    assert (second, third) == (whole[3:], whole[6:])
