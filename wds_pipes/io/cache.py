@@ -30,7 +30,8 @@ from wds_pipes.io.locks import LockedFile, open_locked
 from wds_pipes.io.urls import redact
 
 CHUNK = 1 << 18  # so much is taken from the store and stored at a time
-NEARLY = 4 << 20  # a download that has no more to go is not stopped any more: who reads a tar may close it before its padding
+NEARLY = 4 << 20  # with so little to come, a download gets some seconds to end: who reads a tar may close it before its padding
+NEARLY_SECONDS = 2.0
 STALL_SECONDS = 60.0  # after so long without a byte from another process's download, a shard is read straight from the store
 FULL_SECONDS = 60.0  # after a full disk, nothing is stored for so long
 POLL_SECONDS = 0.02
@@ -217,20 +218,24 @@ class _Download(threading.Thread):
 
     def stop(self) -> None:
         """End it, and let go of the file."""
-        if self._left is None or self._left > NEARLY:
-            with self._changed:
-                self._stopping = True
-                stream = self._stream
-            if stream is not None:
-                with contextlib.suppress(Exception):
-                    stream.close()
-        if threading.current_thread() is not self:  # it is where the garbage collector runs in this thread
+        within = threading.current_thread() is self  # where the garbage collector runs in this thread
+        if self._left is not None and self._left <= NEARLY and not within:
+            self.join(NEARLY_SECONDS)
+        with self._changed:
+            self._stopping = True
+            stream = self._stream
+        if stream is not None:
+            with contextlib.suppress(Exception):
+                stream.close()
+        if not within:
             self.join()
             if self.file is not None:
                 self.file.close()
 
     def run(self) -> None:
         try:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(self._entry.whole)  # it is not as it should be, and the facts will be those of another
             self.problem = self._store()
             if self.problem is not None:
                 self._discard()
@@ -248,8 +253,11 @@ class _Download(threading.Thread):
         finally:
             self._end_stream()
             with contextlib.suppress(OSError):
-                if not os.path.exists(self._entry.part) and not os.path.exists(self._entry.whole):
-                    os.remove(self._entry.known)
+                if not self._entry.growing():
+                    with contextlib.suppress(FileNotFoundError):
+                        os.remove(self._entry.part)
+                    if not os.path.exists(self._entry.whole):
+                        os.remove(self._entry.known)
             self._lock.close()
             if self._stopping and self.file is not None:
                 self.file.close()
@@ -399,10 +407,10 @@ class _CachedStream(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         while self._direct is None:
             self._check_open()
-            assert self._file is not None
-            count = os.preadv(self._file.fd, [buffer], self._position)
-            if count or self._complete or not len(buffer):
-                break
+            if self._file is not None and (self._complete or not self._file.removed):
+                count = os.preadv(self._file.fd, [buffer], self._position)
+                if count or self._complete or not len(buffer):
+                    break
             self._advance()
         else:
             chunk = self._direct.read(len(buffer))
@@ -481,7 +489,7 @@ class _CachedStream(io.RawIOBase):
     def _look(self) -> bool:
         """See how things stand: whether reading can go on."""
         ended = self._download is not None and not self._download.running  # before the files are looked at, which are then as it has left them
-        if self._file is not None and self._file.size > self._position:
+        if self._has_more():
             return True
         whole = self._open_whole()
         if whole is not None:
@@ -516,7 +524,11 @@ class _CachedStream(io.RawIOBase):
             self._facts = self._entry.read()
             if self._facts is not None and self._facts.boot == boot():
                 self._file = open_locked(self._entry.part, shared=True, wait=True)
-        return self._file is not None and self._file.size > self._position
+        return self._has_more()
+
+    def _has_more(self) -> bool:
+        """Whether something is to be read in a file that is still wanted."""
+        return self._file is not None and self._file.size > self._position and not self._file.removed
 
     def _open_whole(self) -> LockedFile | None:
         """The complete file, if it is there and as it should be."""
@@ -534,7 +546,7 @@ class _CachedStream(io.RawIOBase):
 
     def _is_good(self, file: LockedFile) -> bool:
         facts, size = self._entry.read(), file.size
-        if facts is None or facts.size != size or self._expected.size not in (None, size):
+        if facts is None or facts.size != size or self._expected.size not in (None, size) or file.removed:  # then these are the facts of another
             return False
         md5 = self._expected.md5
         if facts.md5 is not None and md5 is not None and facts.md5 != md5:

@@ -1,0 +1,69 @@
+"""``wds-pipes cache``."""
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from remote_store import Store
+
+from wds_pipes.cli import main
+from wds_pipes.io.cache import ShardCache
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["cache", *map(str, arguments)])
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Three whole shards and one that was left after a part of it."""
+    store = Store(tmp_path / "store", rate=20_000_000)
+    cache = ShardCache(tmp_path / "cache", max_bytes="1GB")
+    for number in range(4):
+        url = store.put(f"{number}.tar", os.urandom(9_000_000 if number == 3 else 1_000_000 + number))
+        with cache.open(url, store.fetch(f"{number}.tar")) as stream:
+            stream.read(None if number < 3 else 1000)
+    monkeypatch.setenv("WDS_PIPES_CACHE_DIR", cache.directory)
+    return cache
+
+
+def test_ls(cache):
+    """Each shard with its size, state and URL, those used least recently first; the directory is that of the environment."""
+    lines = run("ls").output.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["1", "1", "1"]
+    assert [line.split()[-2:] for line in lines[1:5]] == [[state, f"s3://bucket/{number}.tar"] for number, state in enumerate(["complete"] * 3 + ["partial"])]
+    assert lines[5].startswith(f"{cache.directory}: 4 shards, 3")
+
+
+def test_prune(cache):
+    """What a stopped download has left goes, and then what was used least recently, until the rest fits."""
+    result = run("prune", "--size", "2.5MB")
+    assert result.output.startswith(f"{cache.directory}: removed 2 shards, ")
+    assert result.output.endswith("2 shards are left, 2 MB\n")
+    assert [line.split()[-1] for line in run("ls").output.splitlines()[1:3]] == ["s3://bucket/1.tar", "s3://bucket/2.tar"]
+
+
+def test_clear(cache, tmp_path):
+    """All goes but what is open, and files that are not the cache's."""
+    own = Path(cache.directory, "notes.json")
+    own.write_text("mine")
+    with cache.open("s3://bucket/1.tar", None) as stream:
+        assert run("clear", "--directory", cache.directory).output.endswith("1 shards are left, 1 MB\n")
+        assert len(stream.read()) == 1_000_001
+    assert run("clear").output.endswith("0 shards are left, 0 bytes\n")
+    assert sorted(os.listdir(cache.directory)) == ["notes.json", "usage"]
+    assert own.read_text() == "mine"
+
+
+def test_what_cannot_be_done(tmp_path, monkeypatch):
+    """A sentence; a cache that is not there is empty."""
+    monkeypatch.delenv("WDS_PIPES_CACHE_DIR", raising=False)
+    monkeypatch.delenv("WDS_PIPES_CACHE_SIZE", raising=False)
+    assert "set WDS_PIPES_CACHE_DIR" in run("ls").output
+    assert "set WDS_PIPES_CACHE_SIZE" in run("prune", "--directory", tmp_path).output
+    assert "'much' is not a size" in run("prune", "--directory", tmp_path, "--size", "much").output
+    for command in ("ls", "clear"):
+        result = run(command, "--directory", tmp_path / "missing")
+        assert (result.exit_code, "0 shards" in result.output) == (0, True)
+    assert not (tmp_path / "missing").exists()

@@ -1,0 +1,726 @@
+"""The cache of remote shards: real files, real processes, real kills."""
+
+import contextlib
+import gc
+import hashlib
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from launch import CONTEXT
+from remote_store import Store, WebStore, fetch_web
+
+from wds_pipes import ShardError
+from wds_pipes.io import cache as module
+from wds_pipes.io.cache import ShardCache
+from wds_pipes.io.cache_files import CacheDirectory
+
+MB = 1_000_000
+
+
+def noise(size, seed=0):
+    return random.Random(seed).randbytes(size)
+
+
+def digest(data):
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return ShardCache(tmp_path / "cache", max_bytes="1GB")
+
+
+def read(cache, store, name, **options):
+    with cache.open(f"s3://bucket/{name}", store.fetch(name), **options) as stream:
+        return stream.read()
+
+
+def kept(cache):
+    """The bytes on the disk."""
+    total = 0
+    if not os.path.isdir(cache.directory):
+        return 0
+    for name in os.listdir(cache.directory):
+        if name != "usage":
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(f"{cache.directory}/{name}").st_size
+    return total
+
+
+def check(cache, contents, *, partial=False):
+    """Complete files are right and have their facts; nothing else is there but what a killed download left; all is within the limit."""
+    names = set(os.listdir(cache.directory))
+    for name in names - {"usage"}:
+        stem, _, kind = name.rpartition(".")
+        assert kind in ("json", "shard", "part")
+        if kind == "shard":
+            with open(f"{cache.directory}/{stem}.json") as file:
+                facts = json.load(file)
+            data = contents[facts["url"].rpartition("/")[2]]
+            assert Path(cache.directory, name).read_bytes() == data
+            assert facts["size"] == len(data)
+        elif kind == "part":
+            assert partial
+    assert "downloading" not in {stored.state for stored in CacheDirectory(cache.directory).entries()}
+    assert kept(cache) <= cache.max_bytes
+
+
+def wait_for(what, seconds=20):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.002)
+
+
+def part_size(cache):
+    sizes = [path.stat().st_size for path in Path(cache.directory).glob("*.part")] if os.path.isdir(cache.directory) else []
+    return sum(sizes)
+
+
+class Gate:
+    """A fetch whose bytes stop at ``place`` until it is opened; ``error`` comes there instead. The first answer has the bytes ``first``."""
+
+    def __init__(self, data, place, error=None, first=None):
+        self.data, self.place, self.error, self.first = data, place, error, first or data
+        self.open, self.closed, self.asked = threading.Event(), 0, []
+
+    def __call__(self, offset):
+        self.asked.append(offset)
+        return self.Stream(self, offset)
+
+    class Stream:
+        tag = "tag"
+
+        def __init__(self, gate, offset):
+            self.gate, self.offset, self.ended, self.size = gate, offset, False, len(gate.data)
+            self.data = gate.data if len(gate.asked) > 1 else gate.first
+
+        def read(self, n):
+            gate = self.gate
+            if self.offset >= gate.place:
+                if gate.error:
+                    raise gate.error
+                while not gate.open.wait(0.005) and not self.ended:
+                    pass
+            end = self.offset + n if gate.open.is_set() else min(self.offset + n, gate.place)
+            data = self.data[self.offset : end]
+            self.offset += len(data)
+            return data
+
+        def close(self):
+            self.ended = True
+            self.gate.closed += 1
+
+
+def opened(data):
+    gate = Gate(data, 0)
+    gate.open.set()
+    return gate
+
+
+# Storing and reading
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 3 * MB])
+@pytest.mark.parametrize("options", [{}, {"sized": False}, {"tagged": False}])
+def test_stored_once(tmp_path, cache, size, options):
+    """The second time nothing is asked for, even if the store is gone."""
+    store = Store(tmp_path / "store", **options)
+    data = noise(size)
+    store.put("a.tar", data)
+    assert read(cache, store, "a.tar", md5=digest(data)) == data
+    check(cache, {"a.tar": data})
+    os.remove(f"{store.root}/a.tar")
+    assert read(cache, store, "a.tar", size=size, md5=digest(data)) == data
+    assert read(cache, store, "a.tar", start=size // 2) == data[size // 2 :]
+    assert store.asked("a.tar") == [0]
+
+
+def test_bytes_come_as_they_arrive(cache):
+    """The consumer has the first ones while the rest is still at the store, and so has another reader."""
+    gate = Gate(noise(2 * MB), 700_000)
+    with cache.open("s3://b/a.tar", gate) as stream, cache.open("s3://b/a.tar", gate) as other:
+        assert stream.read(600_000) == gate.data[:600_000]
+        assert other.read(600_000) == gate.data[:600_000]
+        assert stream.seek(0, os.SEEK_END) == 2 * MB
+        assert stream.seek(5) == 5
+        gate.open.set()
+        assert stream.read() == gate.data[5:]
+        assert other.read() == gate.data[600_000:]
+    assert gate.asked == [0]
+
+
+def test_from_a_position(cache):
+    """What is not stored is read straight from the store, from the position on, and not stored."""
+    gate = opened(noise(MB))
+    with cache.open("s3://b/a.tar", gate, start=600_000) as stream:
+        assert stream.tell() == 600_000
+        assert not stream.seekable()
+        assert stream.read() == gate.data[600_000:]
+    assert gate.asked == [600_000]
+    assert gate.closed
+    assert CacheDirectory(cache.directory).entries() == []
+
+
+def test_closed_early(cache):
+    """The download stops at once, its thread is gone, and the next one goes on from there."""
+    gate = Gate(noise(9 * MB), 2 * MB)
+    stream = cache.open("s3://b/a.tar", gate)
+    assert stream.read(MB) == gate.data[:MB]
+    wait_for(lambda: part_size(cache) >= 2 * MB)
+    stream.close()
+    assert not [thread for thread in threading.enumerate() if "wds_pipes-cache" in thread.name]
+    assert gate.closed
+    (entry,) = CacheDirectory(cache.directory).entries()
+    assert (entry.state, entry.url) == ("partial", "s3://b/a.tar")
+    gate.open.set()
+    with cache.open("s3://b/a.tar", gate) as stream:
+        assert stream.read() == gate.data
+    assert gate.asked == [0, 2 * MB]
+
+
+def test_closed_before_the_padding(cache):
+    """Who has read nearly all of a shard leaves it stored."""
+    gate = Gate(noise(9 * MB), 8 * MB)
+    stream = cache.open("s3://b/a.tar", gate)
+    stream.read(8 * MB)
+    threading.Timer(0.1, gate.open.set).start()
+    stream.close()
+    check(cache, {"a.tar": gate.data})
+    assert CacheDirectory(cache.directory).entries()[0].state == "complete"
+
+
+def test_closed_while_others_read(cache):
+    """One of them goes on with the download."""
+    gate = Gate(noise(9 * MB), 2 * MB)
+    stream, other = cache.open("s3://b/a.tar", gate), cache.open("s3://b/a.tar", gate)
+    assert other.read(MB) == gate.data[:MB]
+    wait_for(lambda: part_size(cache) >= 2 * MB)
+    stream.close()
+    gate.open.set()
+    with other:
+        assert other.read() == gate.data[MB:]
+    assert gate.asked == [0, 2 * MB]
+
+
+def read_into(got, cache, gate):
+    with cache.open("s3://b/a.tar", gate) as stream:
+        while chunk := stream.read(50_000):
+            got += chunk
+
+
+@pytest.mark.parametrize("place", [0, 500_000])
+def test_errors_arrive_as_they_are(cache, place):
+    """From the first byte on, or in the middle after what had come; the next one goes on."""
+    gate = Gate(noise(MB), place, ConnectionResetError("reset by the store"))
+    got = bytearray()
+    with pytest.raises(ConnectionResetError) as caught:
+        read_into(got, cache, gate)
+    assert caught.value is gate.error
+    assert got == gate.data[:place]
+    gate.error = None
+    gate.open.set()
+    with cache.open("s3://b/a.tar", gate) as stream:
+        assert stream.read() == gate.data
+    assert gate.asked == [0, place]
+
+
+def test_a_fetch_that_fails_leaves_nothing(cache, store):
+    """No file stays for a shard that does not exist."""
+    with pytest.raises(FileNotFoundError):
+        read(cache, store, "missing.tar")
+    assert os.listdir(cache.directory) == []
+
+
+# Names
+
+
+def test_equal_base_names(cache):
+    """Shards of different URLs never share a file, those of one object do: passwords and signatures are no part of its name."""
+    urls = ["s3://a/x.tar", "s3://b/x.tar", "https://h/x.tar?id=1", "https://h/x.tar?id=2", "https://h/x.tar?key=1", "https://h/x.tar?key=2", "https://h/x.tar"]
+    for url in urls:
+        with cache.open(url, opened(url.encode())) as stream:
+            assert stream.read() == url.encode()
+    for url in urls:
+        with cache.open(url, Gate(b"", 0, KeyError())) as stream:
+            assert stream.read() == url.encode()
+
+
+def test_names_have_no_secrets(cache):
+    """Signed again, a URL means the same shard; the store makes a difference where it is given."""
+    signed = "https://me:{0}@h/x.tar?X-Amz-Credential=c{0}&X-Amz-Date={1}&X-Amz-Expires=9&X-Amz-Signature={0}&part=1"
+    first = opened(b"one")
+    for day in (1, 2):
+        with cache.open(signed.format(f"s3cret{day}", day), first) as stream:
+            assert stream.read() == b"one"
+    assert first.asked == [0]
+    assert "s3cret" not in "".join(path.read_text(errors="replace") + path.name for path in Path(cache.directory).iterdir())
+    with cache.open(signed.format(1, 1), opened(b"two"), store="https://other") as stream:
+        assert stream.read() == b"two"
+
+
+# What is wrong
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_cut_short_once(tmp_path, cache, sized):
+    """It is downloaded again, and the reader notices nothing."""
+    store = Store(tmp_path / "store", cuts=1, sized=sized)
+    data = noise(MB)
+    store.put("a.tar", data)
+    assert read(cache, store, "a.tar", size=MB) == data
+    assert store.asked("a.tar") == [0, 0]
+    check(cache, {"a.tar": data})
+
+
+@pytest.mark.parametrize(
+    ("faults", "options", "words"),
+    [
+        ({"cuts": 9}, {}, "both times it ended after 500000 of 1000000 bytes"),
+        ({"flips": 9}, {"md5": digest(noise(MB))}, "both times its MD5 was"),
+        ({}, {"size": MB + 1}, "both times it had 1000000 bytes instead of 1000001"),
+        ({"sized": False}, {"size": MB - 1}, "both times it had more bytes than 999999"),
+    ],
+)
+def test_wrong_twice(tmp_path, cache, faults, options, words):
+    """An error that says what was wrong, and nothing is stored."""
+    store = Store(tmp_path / "store", **faults)
+    store.put("a.tar", noise(MB))
+    with pytest.raises(ShardError, match=words) as caught:
+        read(cache, store, "a.tar", **options)
+    assert caught.value.url == "s3://bucket/a.tar"
+    assert store.asked("a.tar") == [0, 0]
+    assert set(os.listdir(cache.directory)) <= {"usage"}
+
+
+def test_a_flipped_bit(cache):
+    """Who has read it gets an error, also if he reads on; who has not reads on from the second download; and what is stored is right."""
+    data = noise(3 * MB)
+    gate = Gate(data, 2 * MB, first=data[:1_200_000] + bytes([data[1_200_000] ^ 1]) + data[1_200_001:])
+    with cache.open("s3://b/a.tar", gate, md5=digest(data)) as stream, cache.open("s3://b/a.tar", gate, md5=digest(data)) as other:
+        assert other.readinto(bytearray(500_000)) == 500_000
+        assert stream.read(1_500_000) != data[:1_500_000]
+        gate.open.set()
+        for _ in range(2):
+            with pytest.raises(ShardError, match=r"what was read of it, up to byte \d+, is wrong"):
+                stream.read()
+        assert other.read() == data[500_000:]
+    with cache.open("s3://b/a.tar", gate, md5=digest(data)) as stream:
+        assert stream.read() == data
+    assert gate.asked == [0, 0]
+
+
+def test_without_verify(tmp_path):
+    """The checksum is not looked at."""
+    store = Store(tmp_path / "store")
+    store.put("a.tar", b"content")
+    assert read(ShardCache(tmp_path / "cache", max_bytes=MB, verify=False), store, "a.tar", md5="0" * 32) == b"content"
+
+
+@pytest.mark.parametrize("damage", ["short", "long", "facts", "no facts", "other size", "other md5", "lost in a crash", "changed in a crash"])
+def test_a_stored_shard_that_is_wrong(tmp_path, cache, store, damage):
+    """It is downloaded again."""
+    data = noise(MB)
+    store.put("a.tar", data)
+    options = {"md5": digest(data)} if damage == "changed in a crash" else {}
+    assert read(cache, store, "a.tar", **options) == data
+    (path,) = Path(cache.directory).glob("*.shard")
+    facts = path.with_suffix(".json")
+    if damage in ("short", "long"):
+        os.truncate(path, MB + (1 if damage == "long" else -1))
+    elif damage == "facts":
+        facts.write_text("{")
+    elif damage == "no facts":
+        facts.unlink()
+    elif damage.startswith("other"):
+        data = noise(MB - 7, 1)
+        store.put("a.tar", data)
+        options = {"size": len(data)} if damage == "other size" else {"md5": digest(data)}
+    else:
+        facts.write_text(json.dumps({**json.loads(facts.read_text()), "boot": "an earlier one"}))
+        assert read(cache, store, "a.tar", **options) == data
+        assert store.asked("a.tar") == [0]  # as it was intact
+        facts.write_text(json.dumps({**json.loads(facts.read_text()), "boot": "an earlier one"}))
+        path.write_bytes(noise(MB, 2) if options else b"")
+        os.truncate(path, MB)
+    assert read(cache, store, "a.tar", **options) == data
+    assert store.asked("a.tar") == [0, 0]
+    check(cache, {"a.tar": data})
+
+
+def test_a_checksum_that_is_known_later(cache, store):
+    """What was stored without one is checked when there is one, once."""
+    data = noise(MB)
+    store.put("a.tar", data)
+    read(cache, store, "a.tar")
+    for _ in range(2):
+        assert read(cache, store, "a.tar", md5=digest(data).upper()) == data
+    (facts,) = Path(cache.directory).glob("*.json")
+    assert json.loads(facts.read_text())["md5"] == digest(data)
+    assert store.asked("a.tar") == [0]
+
+
+@pytest.mark.parametrize("change", ["content", "nothing", "no tag", "boot"])
+def test_continued_only_if_it_is_the_same(tmp_path, cache, store, change):
+    """The rest of a stopped download is used only if the store says that the object has not changed, and the machine has not started again."""
+    data = noise(9 * MB)
+    url = store.put("a.tar", data)
+    slow = Store(tmp_path / "store", rate=20 * MB, tagged=change != "no tag")
+    with cache.open(url, slow.fetch("a.tar")) as stream:
+        stream.read(MB)
+    left = part_size(cache)
+    assert MB <= left < 9 * MB
+    if change == "content":
+        data = noise(9 * MB, 1)
+        store.put("a.tar", data)
+    if change == "boot":
+        (facts,) = Path(cache.directory).glob("*.json")
+        facts.write_text(facts.read_text().replace(json.loads(facts.read_text())["boot"], "an earlier one"))
+    assert read(cache, store, "a.tar") == data
+    assert store.asked("a.tar") == {"content": [0, left, 0], "nothing": [0, left], "no tag": [0, 0], "boot": [0, 0]}[change]
+
+
+# Processes
+
+
+def download(cache, url, fetcher, argument, answers=None):
+    with cache.open(url, fetcher(argument)) as stream:
+        data = bytearray()
+        while chunk := stream.read(100_000):
+            data += chunk
+    if answers is not None:
+        answers.put(digest(data))
+
+
+def test_eight_processes_one_download(cache):
+    """From a real web server."""
+    data = noise(8 * MB)
+    web = WebStore({"/a.tar": data})
+    with web.server:
+        thread = threading.Thread(target=web.server.serve_forever)
+        thread.start()
+        answers = CONTEXT.Queue()
+        processes = [CONTEXT.Process(target=download, args=(cache, f"{web.url}/a.tar", fetch_web, f"{web.url}/a.tar", answers)) for _ in range(8)]
+        for process in processes:
+            process.start()
+        assert {answers.get(timeout=30) for _ in processes} == {digest(data)}
+        for process in processes:
+            process.join()
+        web.server.shutdown()
+        thread.join()
+    answers.close()
+    assert web.asked == [("/a.tar", 0)]
+    check(cache, {"a.tar": data})
+
+
+def test_killed_ten_times(tmp_path, cache):
+    """Each time the directory is right, another process goes on, and in the end hardly a byte has come twice. Readers that wait see nothing of it."""
+    data = noise(12 * MB)
+    store = Store(tmp_path / "store", rate=15 * MB)
+    url = store.put("a.tar", data)
+    answers = CONTEXT.Queue()
+
+    def start(*more):
+        process = CONTEXT.Process(target=download, args=(cache, url, store.fetch, "a.tar", *more))
+        process.start()
+        return process
+
+    for number in range(10):
+        victim = start()
+        wait_for(lambda least=number + 1: part_size(cache) > least * MB)
+        if number == 9:
+            waiting = [start(answers), start(answers)]
+            time.sleep(0.1)
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.join()
+        if number < 9:
+            check(cache, {}, partial=True)
+    assert read(cache, store, "a.tar") == data
+    assert {answers.get(timeout=30) for _ in waiting} == {digest(data)}
+    for process in waiting:
+        process.join()
+    answers.close()
+    check(cache, {"a.tar": data})
+    asked = store.asked("a.tar")
+    assert len(asked) == 11
+    assert all(later >= number * MB for number, later in enumerate(asked))
+
+
+def read_all(cache, store, names, seed, answers):
+    rng = random.Random(seed)
+    for _ in range(2):
+        rng.shuffle(names)
+        for name in names:
+            with cache.open(f"s3://bucket/{name}", store.fetch(name)) as stream:
+                data = stream.read(rng.randrange(400_000))
+                if rng.random() < 0.8:
+                    data += stream.read()
+                    answers.put((name, digest(data)))
+    answers.put(None)
+
+
+def test_a_limit_smaller_than_the_data(tmp_path):
+    """At any time there is no byte beyond the limit and the open shards, while processes read, and some are killed."""
+    contents = {f"{number:02d}.tar": noise(400_000 + number * 1000, number) for number in range(12)}
+    store = Store(tmp_path / "store")
+    for name, data in contents.items():
+        store.put(name, data)
+    cache = ShardCache(tmp_path / "cache", max_bytes=2 * MB)
+    answers = CONTEXT.Queue()
+    processes = [CONTEXT.Process(target=read_all, args=(cache, store, list(contents), seed, answers)) for seed in range(5)]
+    for process in processes:
+        process.start()
+    most, ended, seen = 0, 0, 0
+    while ended < 3:
+        with contextlib.suppress(Exception):
+            answer = answers.get(timeout=0.01)
+            ended += answer is None
+            seen += 1
+            if answer is not None:
+                assert answer[1] == digest(contents[answer[0]])
+            if seen == 20:
+                processes[0].kill()
+                processes[1].kill()
+        most = max(most, kept(cache))
+    for process in processes:
+        process.join()
+    answers.close()
+    assert MB < most <= cache.max_bytes + len(processes) * 420_000
+    read(cache, store, "00.tar")  # makes good what the killed ones left open
+    check(cache, contents, partial=True)
+
+
+def test_what_is_open_stays(tmp_path):
+    """Also beyond the limit; when it is closed, it goes. Of what is not open, that which was used least recently goes first."""
+    store = Store(tmp_path / "store")
+    names = [f"{number}.tar" for number in range(6)]
+    for number, name in enumerate(names):
+        store.put(name, noise(MB, number))
+    cache = ShardCache(tmp_path / "cache", max_bytes=3 * MB + 100_000)
+    streams = {name: cache.open(f"s3://bucket/{name}", store.fetch(name)) for name in names}
+    for number, name in enumerate(names):
+        assert streams[name].read() == noise(MB, number)
+    assert kept(cache) > 6 * MB
+    for name in (*names[1:], names[0]):
+        streams[name].close()
+        time.sleep(0.01)
+    assert len(CacheDirectory(cache.directory).entries()) == 3
+    check(cache, {name: noise(MB, number) for number, name in enumerate(names)})
+
+    first = CacheDirectory(cache.directory).entries()[0].url.rpartition("/")[2]
+    read(cache, store, first)  # now it is the one used last
+    missing = next(name for name in names if name not in {entry.url.rpartition("/")[2] for entry in CacheDirectory(cache.directory).entries()})
+    read(cache, store, missing)
+    assert first in {entry.url.rpartition("/")[2] for entry in CacheDirectory(cache.directory).entries()}
+
+
+FORKS = """
+    import os, sys, time
+    from remote_store import Store
+    from wds_pipes.io.cache import ShardCache
+    cache, store = ShardCache(sys.argv[1], max_bytes=10**9), Store(sys.argv[2], rate=float(sys.argv[3]))
+    stream = cache.open("s3://bucket/a.tar", store.fetch("a.tar"))
+    stream.read(100_000)
+    child = os.fork()
+    if child == 0:
+        try:
+            while stream.read(1 << 20):
+                pass
+        except ValueError as error:
+            print(error, flush=True)
+        stream.close()
+        print(len([fd for fd in os.listdir("/proc/self/fd") if "cache" in os.path.realpath(f"/proc/self/fd/{fd}")]), flush=True)
+    print(child or os.getpid(), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_forked_child_holds_nothing(tmp_path, cache):
+    """Neither does it keep a lock when its parent has died, nor does it unlock what the parent has open."""
+    store = Store(tmp_path / "store", rate=4 * MB)
+    data = noise(8 * MB)
+    store.put("a.tar", data)
+    command = [sys.executable, "-c", textwrap.dedent(FORKS), cache.directory, store.root, str(store.rate)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    child = 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        try:
+            lines = [parent.stdout.readline().strip() for _ in range(4)]
+            assert "a shard of a cache was opened before a fork: open it in the process that reads it" in lines
+            assert "0" in lines
+            child = max(int(line) for line in lines if line.isdigit())
+            assert CacheDirectory(cache.directory).prune(0) == (0, 0)
+            parent.kill()
+            parent.wait()
+            assert read(cache, Store(store.root), "a.tar") == data
+            assert store.asked("a.tar")[1] > 100_000
+        finally:
+            parent.kill()
+            if child:
+                os.kill(child, signal.SIGKILL)
+
+
+def test_a_stopped_process_does_not_stop_others(tmp_path, cache, monkeypatch):
+    """After a while they read straight from the store."""
+    monkeypatch.setattr(module, "STALL_SECONDS", 0.3)
+    store = Store(tmp_path / "store", rate=4 * MB)
+    data = noise(8 * MB)
+    url = store.put("a.tar", data)
+    process = CONTEXT.Process(target=download, args=(cache, url, store.fetch, "a.tar"))
+    process.start()
+    wait_for(lambda: part_size(cache) > MB)
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        assert read(cache, Store(store.root), "a.tar") == data
+        assert store.asked("a.tar")[1] > MB
+    finally:
+        process.kill()
+        process.join()
+
+
+# A full disk
+
+
+FULL = """
+    import os, resource, sys, warnings
+    from remote_store import Store
+    from wds_pipes.io.cache import ShardCache
+    if sys.argv[3] == "limit":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+    os.makedirs(sys.argv[1], exist_ok=True)
+    cache, store = ShardCache(sys.argv[1], max_bytes=10**9), Store(sys.argv[2])
+    warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True) as caught:
+        for name in ("small.tar", "a.tar", "b.tar", "small.tar"):
+            with cache.open(f"s3://bucket/{name}", store.fetch(name)) as stream, open(f"{store.root}/{name}", "rb") as file:
+                assert stream.read() == file.read()
+    print([str(warning.message) for warning in caught])
+    print(sorted(os.path.splitext(name)[1] for name in os.listdir(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("how", ["limit", "tmpfs"])
+def test_a_full_disk(tmp_path, store, how):
+    """Shards are read without storing them, with one warning; what was stored is used."""
+    for number, name in enumerate(("small.tar", "a.tar", "b.tar")):
+        store.put(name, noise(3 * MB if number else 200_000, number))
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    command = [sys.executable, "-c", textwrap.dedent(FULL), str(folder), store.root, how]
+    if how == "tmpfs":
+        mount = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=1m none "$0" && exec "$@"', str(folder)]
+        if not shutil.which("unshare") or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
+            pytest.skip("needs the right to mount")
+        command = [*mount, *command]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    warned, left = done.stdout.splitlines()
+    assert warned.count("shards are read without storing them. Free some space, or lower its limit.") == 1
+    assert left == "['', '.json', '.shard']"
+    assert (store.asked("small.tar"), store.asked("a.tar")[0], len(store.asked("a.tar")), store.asked("b.tar")) == ([0], 0, 2, [0])
+
+
+# Options, and what stays
+
+
+def test_options(tmp_path, monkeypatch):
+    """From arguments or the environment; wrong ones are refused at once; a cache can be pickled."""
+    monkeypatch.delenv("WDS_PIPES_CACHE_DIR", raising=False)
+    monkeypatch.delenv("WDS_PIPES_CACHE_SIZE", raising=False)
+    with pytest.raises(ValueError, match="set WDS_PIPES_CACHE_DIR"):
+        ShardCache(max_bytes=5)
+    with pytest.raises(ValueError, match="set WDS_PIPES_CACHE_SIZE"):
+        ShardCache(tmp_path)
+    for size in ("much", "5 apples", "-5", 0, "5iB", "0"):
+        with pytest.raises(ValueError, match=r"size"):
+            ShardCache(tmp_path, max_bytes=size)
+    for options in ({"max_bytes": 5.0}, {"max_bytes": True}, {"max_bytes": 5, "verify": "yes"}):
+        with pytest.raises(TypeError):
+            ShardCache(tmp_path, **options)
+    with pytest.raises(TypeError):
+        ShardCache(5, max_bytes=5)
+    monkeypatch.setenv("WDS_PIPES_CACHE_DIR", str(tmp_path / "there"))
+    for size, count in {"200GB": 200 * 10**9, "50GiB": 50 << 30, "1.5 tb": 1500 * 10**9, "77": 77, "5B": 5, "2k": 2000}.items():
+        monkeypatch.setenv("WDS_PIPES_CACHE_SIZE", size)
+        cache = pickle.loads(pickle.dumps(ShardCache()))
+        assert (cache.directory, cache.max_bytes, cache.verify) == (str(tmp_path / "there"), count, True)
+    assert not (tmp_path / "there").exists()
+
+
+def test_nothing_stays_open(cache, store):
+    """Threads and descriptors are as before, also where a stream is dropped instead of closed."""
+    for number in range(5):
+        store.put(f"{number}.tar", noise(300_000, number))
+    read(cache, store, "0.tar")
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(200):
+        name = f"{number % 5}.tar"
+        stream = cache.open(f"s3://bucket/{name}", store.fetch(name), start=number % 2 * 1000)
+        stream.read(1000)
+        if number % 3:
+            stream.close()
+        del stream
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not [thread for thread in threading.enumerate() if "wds_pipes-cache" in thread.name]
+
+
+STEPS = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from(["open", "read", "rest", "seek", "close", "lose", "prune"]), st.integers(0, 5), st.integers(0, 200_000)),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=STEPS, limit=st.integers(1, 500_000))
+def test_any_order(tmp_path_factory, steps, limit):
+    """Three streams over six shards with a small limit: the bytes are right, and there is never more than the limit and what is open."""
+    root = tmp_path_factory.mktemp("any")
+    store, cache = Store(root / "store"), ShardCache(root / "cache", max_bytes=limit)
+    contents = [noise(20_000 + 40_000 * number, number) for number in range(6)]
+    for number, data in enumerate(contents):
+        store.put(f"{number}.tar", data)
+    os.makedirs(cache.directory)
+    streams = {}
+    try:
+        for slot, step, shard, count in steps:
+            if step == "open" and slot not in streams:
+                streams[slot] = shard, cache.open(f"s3://bucket/{shard}.tar", store.fetch(f"{shard}.tar"))
+            elif step == "lose":
+                CacheDirectory(cache.directory).prune(count)
+            elif slot in streams:
+                shard, stream = streams[slot]
+                place = stream.tell()
+                if step in ("read", "rest"):
+                    count = count if step == "read" else None
+                    assert stream.read(count) == contents[shard][place:][:count]
+                elif step == "seek":
+                    assert stream.seek(count) == count
+                elif step == "close":
+                    streams.pop(slot)[1].close()
+            assert kept(cache) <= limit + sum(len(contents[shard]) + 400 for shard in {shard for shard, _ in streams.values()})
+    finally:
+        for _, stream in streams.values():
+            stream.close()
+    check(cache, {f"{number}.tar": data for number, data in enumerate(contents)})
+    shutil.rmtree(root)

@@ -1,0 +1,100 @@
+"""A remote store for tests of the cache: files on this disk, and a log of who asked for what in which process."""
+
+import os
+import time
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Store:
+    """Objects by name; can be pickled. ``rate`` is in bytes per second.
+
+    The first ``flips`` answers have a wrong byte at ``flip_at``, the first ``cuts`` end in the middle.
+    """
+
+    def __init__(self, root, *, rate=None, flips=0, flip_at=0, cuts=0, tagged=True, sized=True):
+        self.root = str(root)
+        self.rate, self.flips, self.flip_at, self.cuts, self.tagged, self.sized = rate, flips, flip_at, cuts, tagged, sized
+        os.makedirs(self.root, exist_ok=True)
+
+    def put(self, name, data):
+        with open(f"{self.root}/{name}.new", "wb") as file:
+            file.write(data)
+        os.replace(f"{self.root}/{name}.new", f"{self.root}/{name}")
+        return f"s3://bucket/{name}"
+
+    def fetch(self, name):
+        return lambda offset: Answer(self, name, offset)
+
+    def asked(self, name):
+        """The offsets that were asked for."""
+        try:
+            with open(f"{self.root}/{name}.log") as log:
+                return [int(line) for line in log]
+        except FileNotFoundError:
+            return []
+
+
+class Answer:
+    def __init__(self, store, name, offset):
+        with open(f"{store.root}/{name}.log", "a") as log:
+            log.write(f"{offset}\n")
+        number = len(store.asked(name))
+        self.file = open(f"{store.root}/{name}", "rb")
+        status = os.fstat(self.file.fileno())
+        self.size = status.st_size if store.sized else None
+        self.tag = f"{status.st_ino}-{status.st_mtime_ns}" if store.tagged else None
+        self.file.seek(offset)
+        self.rate = store.rate
+        self.end = status.st_size // 2 if number <= store.cuts else status.st_size
+        self.flip_at = store.flip_at if number <= store.flips else None
+
+    def read(self, n):
+        if self.rate:
+            n = min(n, 1 << 14)
+            time.sleep(n / self.rate)
+        start = self.file.tell()
+        data = bytearray(self.file.read(max(0, min(n, self.end - start))))
+        if self.flip_at is not None and 0 <= self.flip_at - start < len(data):
+            data[self.flip_at - start] ^= 1
+        return bytes(data)
+
+    def close(self):
+        self.file.close()
+
+
+class WebStore:
+    """A web server over ``objects`` that notes the offsets asked for."""
+
+    def __init__(self, objects):
+        asked = self.asked = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                data = objects[self.path]
+                start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
+                asked.append((self.path, start))
+                self.send_response(206)
+                self.send_header("ETag", str(hash(data)))
+                self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+                self.send_header("Content-Length", str(len(data) - start))
+                self.end_headers()
+                for place in range(start, len(data), 1 << 18):
+                    self.wfile.write(data[place : place + (1 << 18)])
+                    time.sleep(0.01)
+
+            def log_message(self, *args):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+
+def fetch_web(url):
+    def fetch(offset):
+        answer = urllib.request.urlopen(urllib.request.Request(url, headers={"Range": f"bytes={offset}-"}), timeout=20)
+        answer.size = int(answer.headers["Content-Range"].rpartition("/")[2])
+        answer.tag = answer.headers["ETag"]
+        return answer
+
+    return fetch
