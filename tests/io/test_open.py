@@ -15,7 +15,7 @@ from tars import pairs, put, samples, tar
 from wds_pipes import ShardError
 from wds_pipes.io import open_url
 from wds_pipes.stage import Stream
-from wds_pipes.stages import OpenShards, ShardList
+from wds_pipes.stages import LoadTar, OpenShards, ShardList
 
 
 @pytest.mark.parametrize("name", ["x.tar", "a b.tar", "a#b.tar", "a?b=c.tar", "a%20b.tar", "größe.tar", "{a}.tar", "[a].tar", "a:b.tar", "\udcff.tar"])
@@ -45,10 +45,10 @@ def test_storage_options_go_to_the_file_system(tmp_path):
     ("url", "message"),
     [
         ("missing.tar", "shard missing.tar does not exist. The working directory is {folder}. Check its name."),
-        ("memory://missing/x.tar", "shard memory://missing/x.tar does not exist. Check its name."),
+        ("memory://missing/x.tar", "shard memory://missing/x.tar does not exist: check its name ("),
         ("folder.tar", "shard folder.tar cannot be opened: IsADirectoryError"),
-        ("nosuch://user:secret@x/y.tar", "cannot be opened: Protocol not known: nosuch. Write a local path without '://'."),
-        ("pipe:cat secret.tar", "shard pipe:cat ... would run a shell command, which this package does not do. Read the command's output from '-'."),
+        ("nosuch://user:secret@x/y.tar", "cannot be opened: ValueError: Protocol not known: nosuch Write a local path without '://'."),
+        ("pipe:cat secret.tar", "shard pipe:cat ... would run a shell command: pass open_shards(allow_pipe=True) if you trust it"),
     ],
 )
 def test_what_cannot_be_opened(tmp_path, monkeypatch, url, message):
@@ -80,8 +80,8 @@ def test_a_web_server_that_does_not_give_the_shard(status):
             threading.Thread(target=server.serve_forever, daemon=True).start()
         else:
             server.server_close()
-        message = {None: "cannot be opened: ClientConnectorError: ", 403: "cannot be opened: ClientResponseError: 403", 404: "does not exist"}[status]
-        with pytest.raises(ShardError, match=message) as caught:
+        message = {None: "cannot be read .ClientConnectorError: .*; asked 4 times", 403: "may not be read: check your credentials", 404: "does not exist"}
+        with pytest.raises(ShardError, match=message[status]) as caught:
             open_url(url)
         if status is not None:
             server.shutdown()
@@ -93,7 +93,7 @@ def test_a_file_that_may_not_be_read(tmp_path):
     os.chmod(path, 0)
     if os.access(path, os.R_OK):
         pytest.skip("this user may read everything")
-    with pytest.raises(ShardError, match="may not be read: check its permissions or your credentials"):
+    with pytest.raises(ShardError, match="may not be read: check its permissions"):
         open_url(path)
 
 
@@ -104,7 +104,7 @@ def test_a_missing_package_says_what_to_install(monkeypatch):
     with pytest.raises(ShardError, match=r"pip install 'wds_pipes\[s3\]'"):
         samples(["s3://bucket/x.tar"])
     with pytest.raises(ShardError, match="pip install"):  # never skipped: it is not the shard's fault
-        list(Stream(OpenShards(ShardList("s3://bucket/x.tar"), on_error="skip")))
+        list(Stream(LoadTar(OpenShards(ShardList("s3://bucket/x.tar"), on_error="skip"))))
 
 
 def test_standard_input():

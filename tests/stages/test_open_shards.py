@@ -82,14 +82,11 @@ def test_storage_options_and_buffers(tmp_path):
     assert len(list(Stream(chain))) == 4
 
 
-def test_reads_are_of_the_size_of_the_buffer(tmp_path, counted):
-    """One read of a MiB is cheaper than two thousand of a block."""
+def test_reads_are_large(tmp_path, counted):
+    """One read of some MiB is cheaper than two thousand of a block."""
     path = put(tmp_path / "x.tar", tar([(f"{number}.bin", bytes(50_000)) for number in range(60)]))
     list(Stream(load([f"counted://{path}"])))
-    assert len(counted) <= 8
-    counted.clear()
-    list(Stream(LoadTar(OpenShards(ShardList(f"counted://{path}"), buffer_bytes=4096))))
-    assert len(counted) > 50
+    assert len(counted) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,64 +1,155 @@
-"""Open a shard by URL: local files straight, everything else through fsspec."""
+"""Open a shard by URL: local files straight, everything else read ahead, from a cache if there is one."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
-import re
 import sys
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from wds_pipes.errors import ShardError
-from wds_pipes.io.urls import local_path, redact
+from wds_pipes.errors import ShardError, StateError
+from wds_pipes.io.pipe import CommandOutput
+from wds_pipes.io.ranged import Feed, Pool, Reading, RemoteShard, UnreadError
+from wds_pipes.io.urls import hide, local_path, redact
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+if TYPE_CHECKING:
+    from wds_pipes.io.cache import ShardCache
+
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 
 
-def open_url(url: str, *, storage_options: dict[str, Any] | None = None, buffer_bytes: int = 1 << 20) -> BinaryIO:
-    """A buffered binary stream of the object at ``url``; ``"-"`` is standard input.
+def is_remote(url: str) -> bool:
+    """Whether a shard comes from a store, and not from a disk, standard input or a command."""
+    return url != "-" and not url.startswith("pipe:") and local_path(url) is None
 
-    Raises:
-        ShardError: it does not exist, may not be read, or its protocol is not known here.
+
+class Opener:
+    """Opens the shards of a pipe. It can be pickled and forked: what it holds open belongs to one process, and is made there when it is needed.
+
+    Args:
+        reading: how remote shards are read.
+        cache: where they are kept on a disk; None: nowhere.
+        verify: compare shards with their MD5, where it is known, when they were read from their beginning to their end.
+        allow_pipe: run the commands of ``pipe:`` URLs.
+        buffer_bytes: how much is read at once.
     """
-    try:
-        if url == "-":
-            return io.BufferedReader(io.FileIO(sys.stdin.fileno(), closefd=False), buffer_bytes)
-        path = local_path(url)
-        if path is not None:
-            return open(path, "rb", buffering=buffer_bytes)
-        return _open_remote(url, storage_options or {}, buffer_bytes)
-    except FileNotFoundError as error:
-        cause = error.__cause__  # fsspec says "not found" of whatever goes wrong with a web server, also where none answers
-        if getattr(cause, "status", 404) != 404 or (isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)):
-            raise _unopened(url, cause) from error
-        here = f" The working directory is {os.getcwd()}." if local_path(url) is not None else ""
-        raise ShardError(f"shard {redact(url)} does not exist.{here} Check its name.", url=redact(url)) from error
-    except PermissionError as error:
-        raise ShardError(f"shard {redact(url)} may not be read: check its permissions or your credentials.", url=redact(url)) from error
-    except ShardError:
-        raise
-    except Exception as error:
-        raise _unopened(url, error) from error
+
+    def __init__(
+        self, reading: Reading | None = None, *, cache: ShardCache | None = None, verify: bool = True, allow_pipe: bool = False, buffer_bytes: int = 1 << 20
+    ) -> None:
+        self._reading = reading or Reading()
+        self._cache = cache
+        self._verify = verify
+        self._allow_pipe = allow_pipe
+        self._buffer_bytes = buffer_bytes
+        self._pool: Pool | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pool": None}
+
+    @property
+    def pool(self) -> Pool:
+        """The connections of this process."""
+        if self._pool is None or self._pool.pid != os.getpid():
+            self._pool = Pool(self._reading)
+        return self._pool
+
+    @property
+    def used(self) -> tuple[int, int, int, float]:
+        """How many requests, retries and bytes this process has used, and the seconds in which it waited for bytes."""
+        pool = self._pool
+        return (0, 0, 0, 0.0) if pool is None or pool.pid != os.getpid() else (pool.requests, pool.retries, pool.bytes_fetched, pool.stalled)
+
+    def open(self, url: str, start: int = 0, feed: Feed | None = None, *, wait: bool = True) -> BinaryIO:
+        """A buffered stream of what is stored at ``url``, from byte ``start`` on; ``"-"`` is standard input.
+
+        Args:
+            url: where it is.
+            start: the first byte, for remote shards only; other streams stand at their beginning.
+            feed: among what a remote shard is read; None: by itself.
+            wait: return when the first bytes are there, so that it is known whether there are any.
+
+        Raises:
+            ShardError: it does not exist, may not be read, or its protocol is not known here.
+        """
+        try:
+            if url == "-":
+                return io.BufferedReader(io.FileIO(sys.stdin.fileno(), closefd=False), self._buffer_bytes)
+            if url.startswith("pipe:"):
+                return self._command(url)
+            path = local_path(url)
+            if path is not None:
+                return open(path, "rb", buffering=self._buffer_bytes)
+            return self._remote(url, start, feed, wait)
+        except FileNotFoundError as error:
+            raise ShardError(f"shard {redact(url)} does not exist. The working directory is {os.getcwd()}. Check its name.", url=redact(url)) from error
+        except PermissionError as error:
+            raise ShardError(f"shard {redact(url)} may not be read: check its permissions.", url=redact(url)) from error
+        except (ShardError, StateError):
+            raise
+        except ImportError as error:
+            protocol = url.partition(":")[0]
+            mend = f"pip install 'wds_pipes[{_EXTRAS[protocol]}]'" if protocol in _EXTRAS else "install the package that it names"
+            raise ShardError(f"shard {redact(url)} needs a package that is not installed ({error}): {mend}.", url=redact(url)) from error
+        except Exception as error:
+            mend = " Write a local path without '://'." if "Protocol not known" in str(error) else ""
+            raise ShardError(f"shard {redact(url)} cannot be opened: {type(error).__name__}: {hide(str(error), url)}{mend}", url=redact(url)) from error
+
+    def _command(self, url: str) -> BinaryIO:
+        if not self._allow_pipe:
+            raise ShardError(
+                f"shard {redact(url)} would run a shell command: pass open_shards(allow_pipe=True) if you trust it, or read the command's output from '-'.",
+                url=redact(url),
+            )
+        return io.BufferedReader(CommandOutput(url), self._buffer_bytes)
+
+    def _remote(self, url: str, start: int, feed: Feed | None, wait: bool) -> BinaryIO:
+        size, md5 = getattr(url, "size", None), getattr(url, "md5", None) if self._verify else None
+        if self._cache is not None:
+            return self._cache.open(str(url), lambda start: self._fetch(url, start, None, size), start=start, size=size, md5=md5)
+        raw = self._fetch(url, start, feed, size, wait)
+        return io.BufferedReader(raw if md5 is None or start else _Verified(raw, md5), self._buffer_bytes)
+
+    def _fetch(self, url: str, start: int, feed: Feed | None, size: int | None, wait: bool = True) -> RemoteShard:
+        own = feed is None
+        feed = feed or Feed(self.pool)
+        try:
+            shard = RemoteShard(feed, str(url), start=start, size=size, whole_feed=own)
+            if wait:
+                shard.wait()
+        except BaseException:
+            if own:
+                feed.close()
+            raise
+        return shard
 
 
-def _unopened(url: str, cause: BaseException | None) -> ShardError:
-    shown = redact(url)
-    reason = _URL.sub(lambda found: redact(found.group()), str(cause).replace(url, shown))  # a library may write the URL otherwise
-    return ShardError(f"shard {shown} cannot be opened: {type(cause).__name__}: {reason}", url=shown)
+class _Verified(io.RawIOBase):
+    """A stream whose MD5 is compared when it ends."""
+
+    def __init__(self, raw: RemoteShard, md5: str) -> None:
+        self._raw, self._md5, self._sum = raw, md5, hashlib.md5(usedforsecurity=False)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._raw.readinto(buffer)
+        self._sum.update(memoryview(buffer)[:count])
+        if count == 0 and self._sum.hexdigest() != self._md5:
+            raise UnreadError(f"its MD5 is {self._sum.hexdigest()}, and the index says {self._md5}: some of its bytes are wrong")
+        return count
+
+    def wait(self) -> None:
+        """Return when the first bytes are there."""
+        self._raw.wait()
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
-def _open_remote(url: str, storage_options: dict[str, Any], buffer_bytes: int) -> BinaryIO:
-    protocol = url.partition(":")[0]
-    if protocol == "pipe":
-        raise ShardError(f"shard {redact(url)} would run a shell command, which this package does not do. Read the command's output from '-'.", url=redact(url))
-    import fsspec
-
-    try:
-        fs, path = fsspec.core.url_to_fs(url, **storage_options)
-    except ImportError as error:
-        mend = f"pip install 'wds_pipes[{_EXTRAS[protocol]}]'" if protocol in _EXTRAS else "install the package that it names"
-        raise ShardError(f"shard {redact(url)} needs a package that is not installed ({error}): {mend}.", url=redact(url)) from error
-    except ValueError as error:
-        raise ShardError(f"shard {redact(url)} cannot be opened: {error}. Write a local path without '://'.", url=redact(url)) from error
-    return io.BufferedReader(fs.open(path, "rb"), buffer_bytes)
+def open_url(url: str, *, storage_options: dict[str, Any] | None = None, buffer_bytes: int = 1 << 20) -> BinaryIO:
+    """A buffered stream of the object at ``url``, from its beginning; see ``Opener.open``."""
+    return Opener(Reading(storage_options or {}), buffer_bytes=buffer_bytes).open(url)

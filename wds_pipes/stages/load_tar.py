@@ -79,7 +79,12 @@ class LoadTar(Tolerant[TarMember]):
                 raise TypeError(f"load_tar() takes open shards, and its source gave {shard!r}: put .open_shards() before it")
             try:
                 resumed = at.offset > 0
-                stream, at.compression = shard.tar(at.offset, at.compression if resumed else None)
+                try:
+                    stream, at.compression = shard.tar(at.offset, at.compression if resumed else None)
+                except ShardError as error:
+                    shard.refuse(error)
+                    at.offset, at.compression = 0, ""
+                    continue
                 self._began = at.offset
                 self._reader = TarReader(
                     stream,

@@ -3,51 +3,90 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io import compression
-from wds_pipes.io.open import open_url
+from wds_pipes.io.open import Opener, is_remote
+from wds_pipes.io.ranged import Feed, Reading
 from wds_pipes.io.urls import redact
-from wds_pipes.stage import Stage, Tolerant, check_count
+from wds_pipes.stage import Lane, Mark, Stage, Tolerant, check_count
 from wds_pipes.tar.reader import BLOCK
+
+if TYPE_CHECKING:
+    from wds_pipes.io.cache import ShardCache
 
 
 class Shard:
-    """An open shard.
+    """A shard that opens when it is read.
 
     Attributes:
         url: where it is.
-        raw: its bytes as they are stored: a buffered binary stream at their beginning.
+        refuse: takes the ShardError of a shard that cannot be opened, and raises it or counts it, as ``open_shards(on_error=...)`` says.
     """
 
-    def __init__(self, url: str, raw: BinaryIO) -> None:
+    def __init__(self, url: str, opening: Callable[[int, bool], BinaryIO], refuse: Callable[[ShardError], None]) -> None:
         self.url = url
-        self.raw = raw
-        self._opened: list[BinaryIO] = [raw]
+        self.refuse = refuse
+        self._opening = opening  # the first byte, for remote ones, and whether to wait until there is one
+        self._opened: list[BinaryIO] = []
+        self._ahead = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was asked for."""
+        return bool(self._opened)
+
+    @property
+    def raw(self) -> BinaryIO:
+        """Its bytes as they are stored: a buffered binary stream, at their beginning if nothing was read."""
+        return self._begin(0)
+
+    def read_ahead(self) -> None:
+        """Ask for its first bytes without waiting for them."""
+        try:
+            self._opened.append(self._opening(0, False))
+            self._ahead = True
+        except ShardError:
+            pass  # it will be raised in its turn
+
+    def _begin(self, start: int) -> BinaryIO:
+        if not self._opened:
+            self._opened.append(self._opening(start, True))
+        elif self._ahead:
+            self._ahead = False
+            self._opened[0].raw.wait()  # type: ignore[attr-defined]
+        return self._opened[0]
 
     def tar(self, offset: int = 0, kind: str | None = None) -> tuple[BinaryIO, str]:
         """The tar in it as a stream that stands at ``offset`` (in decompressed bytes), and its compression: gz, bz2, xz, zst or ``""``.
 
         Args:
-            offset: where to stand. A plain shard is sought if it can be; a compressed one must be decompressed up to there.
+            offset: where to stand. A plain shard is sought if it can be, and asked for from there if it is remote; a compressed one must be decompressed up
+                to there.
             kind: the compression, if it is known: then nothing is read to find it.
 
         Raises:
+            ShardError: it cannot be opened; hand it to ``refuse``, which raises it or counts it, as ``open_shards(on_error=...)`` says.
             StateError: the shard ends before ``offset``.
         """
         if kind and kind not in compression.KINDS:
             raise StateError(f"the state is damaged: shard {redact(self.url)} cannot have the compression {kind!r}. Use an untouched checkpoint.")
-        if kind is None:
-            kind = compression.detect(self.raw.peek(compression.MAGIC_BYTES)[: compression.MAGIC_BYTES])  # type: ignore[attr-defined]
-        stream = self.raw
-        if kind:
-            stream = compression.decompress(self.raw, kind)
-            self._opened.append(stream)
         left = offset
-        if offset and not kind and stream.seekable():
+        if kind == "" and is_remote(self.url):
+            stream, left = self._begin(offset), 0
+        else:
+            stream = self._begin(0)
+        if kind is None:
+            kind = compression.detect(stream.peek(compression.MAGIC_BYTES)[: compression.MAGIC_BYTES])  # type: ignore[attr-defined]
+        if kind:
+            stream = compression.decompress(stream, kind)
+            self._opened.append(stream)
+        if left and not kind and stream.seekable():
             left -= min(stream.seek(0, os.SEEK_END), offset)
             stream.seek(offset)
         else:
@@ -69,20 +108,34 @@ class Shard:
 class OpenShards(Tolerant[Shard]):
     """URLs or paths to open shards (functional name: ``open_shards``).
 
-    Local files are opened straight, everything else through fsspec: ``s3://``, ``gs://``, ``http(s)://``, ``memory://`` and what else is installed; ``-`` is
-    standard input (it cannot be sought, so a resume reads it again up to its position). Nothing is opened before the shard's turn.
+    Local files are opened straight. Everything else is read in the background by concurrent requests: ``s3://``, ``gs://``, ``http(s)://``, ``hf://``,
+    ``az://``, ``ais://`` (by the environment variable AIS_ENDPOINT), and whatever fsspec knows, chained URLs too. One shard is read through all
+    connections, and the next one before it has ended; several that are open at once (``interleave_shards``, lanes) share them. ``-`` is standard input (it
+    cannot be sought, so a resume reads it again up to its position). Nothing is opened before the process that reads, nor before its turn.
+
+    What a network does is survived: a request that is refused for a while (408, 425, 429, 5xx), reset, cut short, silent or answered with other bytes is made
+    again from the byte reached, later each time, and not before the time that a server asks for. An object that changes meanwhile is an error, never a splice.
 
     Args:
         source: a pipe of URLs: ``ShardList``, or torch's own, such as ``IterableWrapper(urls)``.
         storage_options: how to reach the storage: a dict, as fsspec takes it (``{"anon": True}``, ``{"endpoint_url": ...}``).
-        buffer_bytes: how much is read at once.
+        readahead_bytes: how much of remote shards to hold in memory, for all lanes and open shards of a process together.
+        connections: how many requests at once, for all of them together; each open shard has at least one.
+        shards_ahead: how many shards behind the one that is read may be asked for.
+        retries: how often in a row to ask again without a byte of progress.
+        timeout_seconds: for how long to go on without a byte of progress. A request that says nothing for a quarter of it is made again.
+        cache: keep remote shards on a local disk: a directory, or a ``ShardCache``; see ``cache_shards``.
+        verify: compare a remote shard that was read from its beginning with the MD5 that an index tells; a wrong one is an error at its end. This takes
+            some 1.5 seconds of a processor for each GB.
+        allow_pipe: run the shell commands of ``pipe:`` URLs and read their output. Only for commands that you wrote.
+        buffer_bytes: how much is handed on at once.
         on_error: for a shard that cannot be opened: ``"raise"``, or ``"skip"`` it and count it.
         max_errors: with ``"skip"``, how many may be skipped in an epoch; None: any number.
 
     Raises:
-        ShardError: from the iteration: a shard does not exist, may not be read, or needs a package that is missing.
+        ShardError: from the iteration: a shard does not exist, may not be read, does not come, or needs a package that is missing.
 
-    Checkpoint: the number of skipped shards. A resume opens only the shard that was being read.
+    Checkpoint: the number of skipped shards. A resume opens only the shard that was being read, and asks for its bytes from the position on.
     """
 
     @dataclass(slots=True)
@@ -96,6 +149,14 @@ class OpenShards(Tolerant[Shard]):
         source: Stage[Any],
         *,
         storage_options: dict[str, Any] | None = None,
+        readahead_bytes: int = 64 << 20,
+        connections: int = 8,
+        shards_ahead: int = 1,
+        retries: int = 10,
+        timeout_seconds: float = 120,
+        cache: ShardCache | str | os.PathLike[str] | None = None,
+        verify: bool = True,
+        allow_pipe: bool = False,
         buffer_bytes: int = 1 << 20,
         on_error: str = "raise",
         max_errors: int | None = None,
@@ -103,24 +164,97 @@ class OpenShards(Tolerant[Shard]):
         super().__init__(source, on_error, max_errors)
         if storage_options is not None and not isinstance(storage_options, dict):
             raise TypeError(f"storage_options must be a dict, not {storage_options!r}")
-        self.storage_options = storage_options
-        self.buffer_bytes = check_count("buffer_bytes", buffer_bytes, least=512)
+        if not isinstance(timeout_seconds, (int, float)) or timeout_seconds <= 0:
+            raise ValueError(f"timeout_seconds must be a positive number, not {timeout_seconds!r}")
+        reading = Reading(
+            storage_options or {},
+            check_count("readahead_bytes", readahead_bytes, least=1 << 20),
+            check_count("connections", connections),
+            check_count("retries", retries, least=0),
+            float(timeout_seconds),
+        )
+        self.shards_ahead = check_count("shards_ahead", shards_ahead, least=0)
+        self.cache = _cache(cache)
+        buffer_bytes = check_count("buffer_bytes", buffer_bytes, least=512)
+        self.opener = Opener(reading, cache=self.cache, verify=bool(verify), allow_pipe=bool(allow_pipe), buffer_bytes=buffer_bytes)
+        self._feed: Feed | None = None  # while running, what remote shards are read among
+        self._next: deque[tuple[Shard, Mark | None]] = deque()  # while running, the shards ahead, with the positions of the source behind them
+        self._behind: Mark | None = None  # while running, the position of the source behind the shard that was given
+
+    def open(self, lane: Lane, mark: Mark | None = None) -> OpenShards:
+        running = super().open(lane, mark)
+        assert isinstance(running, OpenShards)
+        running._next = deque()
+        return running
 
     def run(self) -> Iterator[Shard]:
+        shard: Shard | None = None
+        try:
+            while True:
+                self._look_ahead(1)
+                if not self._next:
+                    return
+                shard, self._behind = self._next.popleft()
+                if is_remote(shard.url):  # opens when it is known from which byte on it is read
+                    self._look_ahead(0 if self.cache is not None else self.shards_ahead)
+                    if shard.is_open:
+                        self._read_ahead()
+                elif not self._open_now(shard):
+                    continue
+                yield shard
+        except GeneratorExit:
+            for left in (shard, *(ahead for ahead, _ in self._next)):
+                if left is not None:
+                    left.close()
+            raise
+        finally:
+            if self._feed is not None:
+                self._feed.close()
+
+    def _look_ahead(self, count: int) -> None:
+        """Take so many URLs from the source, if there are as many."""
         assert self.source is not None
-        for url in self.source.items:
+        while len(self._next) < count and (url := next(self.source.items, None)) is not None:
             if not isinstance(url, (str, os.PathLike)):
                 raise TypeError(f"open_shards() takes URLs and paths, and its source gave {url!r:.200}: put it behind ShardList(...) or IterableWrapper(urls)")
-            try:
-                raw = open_url(os.fspath(url), storage_options=self.storage_options, buffer_bytes=self.buffer_bytes)
-            except ShardError as error:
-                if isinstance(error.__cause__, ImportError):  # not the shard's fault, so never skipped
-                    raise
-                self.skip(error)
-                continue
-            shard = Shard(os.fspath(url), raw)
-            try:
-                yield shard
-            except GeneratorExit:
-                shard.close()
-                raise
+            name = url if isinstance(url, str) else os.fspath(url)
+            self._next.append((Shard(name, partial(self._opening, name), self._refuse), self.source.mark()))
+
+    def _opening(self, url: str, start: int, wait: bool) -> BinaryIO:
+        if self.cache is not None or not is_remote(url):
+            return self.opener.open(url, start)
+        self._feed = self._feed or Feed(self.opener.pool)
+        stream = self.opener.open(url, start, self._feed, wait=wait)
+        if wait:
+            self._read_ahead()
+        return stream
+
+    def _read_ahead(self) -> None:
+        """Ask for the shards ahead, which are given connections when the one that is read has none left to ask for."""
+        for shard, _ in self._next:
+            if is_remote(shard.url) and not shard.is_open:
+                shard.read_ahead()
+
+    def _open_now(self, shard: Shard) -> bool:
+        try:
+            shard.raw  # noqa: B018 - opens it
+        except ShardError as error:
+            self._refuse(error)
+            return False
+        return True
+
+    def _refuse(self, error: ShardError) -> None:
+        if isinstance(error.__cause__, ImportError):  # not the shard's fault, so never skipped
+            raise error
+        self.skip(error)
+
+    def mark(self) -> Mark:
+        return self._own(self.at), self._behind or (self.source.mark() if self.source is not None else None)
+
+
+def _cache(cache: ShardCache | str | os.PathLike[str] | None) -> ShardCache | None:
+    if isinstance(cache, (str, os.PathLike)):
+        from wds_pipes.io.cache import ShardCache
+
+        return ShardCache(cache)
+    return cache

@@ -1,0 +1,74 @@
+"""Remote shards: read ahead by ranges, through faults, with a resume that asks for nothing twice."""
+
+import os
+import time
+
+import pytest
+
+import wds_pipes as wp
+from wds_pipes.testing import make_shards
+
+
+def content(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """Four local shards of 2 MB each, in 40 samples."""
+    directory = tmp_path_factory.mktemp("local")
+    return make_shards(directory, shards=4, samples=40, fields={"bin": lambda rng, _: rng.randbytes(50_000), "cls": lambda rng, _: b"%d" % rng.randrange(10)})
+
+
+def samples(urls, remote=None, seed=None, **options):
+    """A pipe of raw samples."""
+    if remote is not None:
+        options = {"storage_options": remote.storage_options, "readahead_bytes": 2 << 20, **options}
+    return wp.ShardList(urls, shuffle=seed is not None, seed=seed or 0).open_shards(**options).load_tar().group_by_key()
+
+
+def bare(sample):
+    return {name: value for name, value in sample.items() if name != "__url__"}
+
+
+def put_all(remote, local):
+    return [remote.put(f"d/{os.path.basename(path)}", content(path)) for path in local]
+
+
+def test_samples_are_those_of_local_shards(remote, local):
+    urls = put_all(remote, local)
+    assert [bare(sample) for sample in samples(urls, remote)] == [bare(sample) for sample in samples(local)]
+    seen = remote.faults.stats(remote.reads)
+    assert {request.status for request in seen} <= {200, 206}
+    assert sum(request.sent for request in seen) < 1.05 * sum(map(os.path.getsize, local))  # nothing comes twice
+
+
+FAULTS = {
+    "503 for a while": {"times": 3, "status": 503},
+    "429 with Retry-After": {"times": 2, "status": 429, "headers": {"Retry-After": "1"}},
+    "reset before the answer": {"times": 3, "drop": True},
+    "reset in the body": {"times": 3, "reset_after": 300_000},
+    "early close": {"times": 3, "close_after": 300_000},
+    "short bodies": {"times": 3, "truncate": 100_000},
+    "a length that is too long": {"times": 3, "add_length": 100},
+    "a length that is too short": {"times": 3, "add_length": -100},
+    "stall": {"times": 2, "stall_after": 100_000, "stall": 30},
+    "no answer": {"times": 1, "latency": 30},
+    "ranges are ignored": {"ignore_range": True},
+    "no length": {"no_length": True},
+    "a fifth 503, a tenth reset": [{"prob": 0.2, "status": 503}, {"prob": 0.1, "reset_after": 200_000}],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[name.replace(" ", "-") for name in FAULTS])
+def test_faults_are_survived(remote, local, fault):
+    """What a network does changes nothing of what is read."""
+    urls = put_all(remote, local[:2])
+    rules = FAULTS[fault]
+    rules = rules if isinstance(rules, list) else [rules]
+    remote.faults.rules(*({"match": remote.reads, **rule} for rule in rules), seed=1)
+    start = time.monotonic()
+    found = [bare(sample) for sample in samples(urls, remote, timeout_seconds=6)]
+    assert found == [bare(sample) for sample in samples(local[:2])]
+    assert time.monotonic() - start < 20

@@ -1,0 +1,493 @@
+"""Read remote shards ahead, through several connections at once.
+
+Rules:
+1. A ``Pool`` holds the connections and the bytes of a pipe in one process; it works on fsspec's event loop. A ``Feed`` is a row of shards that are read one
+   after another: those of a lane, or one of several shards that are read in turn.
+2. Feeds share the pool's connections and bytes alike. A feed with several connections asks for ranges, and for those of the next shard before one has ended;
+   a feed with one asks for all the rest of a shard at once, which leaves no pause between requests.
+3. A connection is read on only while its feed holds less than its share of the bytes. What the consumer waits for is always read: so nothing hangs for want
+   of room, and a feed holds no more than its share and one piece.
+4. Every answer is checked: where it begins, how long it is, whether the object is still the same. What breaks off is asked for again from the byte reached.
+5. Everything belongs to the loop's thread, except pieces that wait for the consumer: they and their sums are behind the pool's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import random
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from time import monotonic, perf_counter
+from typing import Any, NoReturn
+
+from wds_pipes.errors import ShardError, StateError
+from wds_pipes.io.stores import Answer, FaultyError, RefusedError, Stores, close_answer, judge, one_piece
+from wds_pipes.io.urls import hide, redact
+
+_LEAST, _MOST = 1 << 20, 16 << 20  # of the ranges that are asked for, in bytes
+_NEARLY = 4 << 20  # with so little of a shard left to come, the next one is asked for
+_FIRST_WAIT, _LONGEST_WAIT = 0.1, 15.0  # seconds before asking again
+_EARLY_TRIES = 3  # for a server that never answered: its name may be wrong
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How remote shards are read: see ``open_shards``."""
+
+    storage_options: dict[str, Any] = field(default_factory=dict)
+    readahead_bytes: int = 64 << 20
+    connections: int = 8
+    retries: int = 10
+    timeout_seconds: float = 120.0
+
+
+class UnreadError(OSError):
+    """The bytes of a shard do not come."""
+
+
+class Pool:
+    """The connections of a pipe in this process, and what they have read ahead.
+
+    Attributes:
+        requests: how many were made.
+        retries: how many of these asked again for what had not come.
+        bytes_fetched: how many bytes came.
+        stalled: seconds in which consumers waited for bytes.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        from fsspec.asyn import get_loop
+
+        self.reading = reading
+        self.pid = os.getpid()
+        self.loop: asyncio.AbstractEventLoop = get_loop()
+        self.stores = Stores(reading.storage_options, reading.connections)
+        self.heard_of: set[str] = set()  # protocols that have answered
+        self.feeds: list[Feed] = []
+        self.lock = threading.RLock()
+        self.held = 0
+        self.blocked = False  # something waits for the consumer to take some bytes
+        self.requests = self.retries = self.bytes_fetched = 0
+        self.stalled = 0.0
+
+    @property
+    def share(self) -> int:
+        """How many bytes a feed may hold."""
+        return self.reading.readahead_bytes // max(1, len(self.feeds))
+
+    @property
+    def connections(self) -> int:
+        """How many connections a feed may have."""
+        return max(1, self.reading.connections // max(1, len(self.feeds)))
+
+    def call(self, what: Any, *args: Any) -> None:
+        """Let the loop do something soon."""
+        self.loop.call_soon_threadsafe(what, *args)
+
+    def go_on(self) -> None:
+        """Ask for what may be asked for, and read on what may be read on."""
+        with self.lock:
+            self.blocked = False
+            for feed in self.feeds:
+                feed.go_on()
+
+
+class Feed:
+    """Shards that are read one after another.
+
+    The first of ``shards`` is the one that the consumer reads; what comes behind it is read ahead when nothing of it is left to ask for.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.shards: deque[RemoteShard] = deque()
+        self.filled = threading.Condition(pool.lock)
+        self.held = 0
+        self.waiting = False  # the consumer waits for bytes
+        self.open = True
+        pool.call(pool.feeds.append, self)
+
+    def close(self) -> None:
+        """Give everything up."""
+        if self.open:
+            self.open = False
+            if self.pool.pid == os.getpid() and not self.pool.loop.is_closed():
+                self.pool.call(self._leave)
+
+    def _leave(self) -> None:
+        for shard in tuple(self.shards):
+            shard.close()
+        self.pool.feeds.remove(self)
+        self.pool.go_on()
+
+    def go_on(self) -> None:
+        """Rules 2 and 3, in the loop."""
+        pool = self.pool
+        with pool.lock:  # so that the consumer either sees that something is blocked, or has taken its bytes before
+            self._ask(pool.connections)
+            for shard in self.shards:
+                for block in shard.blocks:
+                    if block.paused is not None and self.may_read(block):
+                        block.paused.set()
+                    elif block.paused is not None:
+                        pool.blocked = True
+
+    def _ask(self, connections: int) -> None:
+        """Ask for what is next, with so many connections."""
+        active = sum(shard.active for shard in self.shards)
+        for shard in self.shards:
+            while active < connections and shard.left_to_ask:
+                if self.held >= self.pool.share and shard.blocks:
+                    self.pool.blocked = True
+                    break
+                shard.ask(connections)
+                active += 1
+            if shard.left_to_ask or shard.failed:
+                return
+            if active >= connections and shard.nearly_done:
+                active -= 1
+
+    def may_read(self, block: _Block) -> bool:
+        """Rule 3."""
+        pool, first = self.pool, self.shards[0] if self.shards else None
+        if self.held < pool.share and pool.held < pool.reading.readahead_bytes:
+            return True
+        return first is not None and block.shard is first and block is first.blocks[0] and not block.pieces
+
+
+class _Block:
+    """A run of bytes that was asked for: ``start`` up to, not including, ``stop`` (None: the end of the shard, wherever that is)."""
+
+    def __init__(self, shard: RemoteShard, start: int, stop: int | None) -> None:
+        self.shard, self.start, self.stop = shard, start, stop
+        self.got = 0
+        self.pieces: deque[bytes] = deque()
+        self.done = False
+        self.error: Exception | None = None
+        self.paused: asyncio.Event | None = None
+        self.task: asyncio.Task[None] | None = None
+
+
+class RemoteShard(io.RawIOBase):
+    """The bytes of a remote shard from ``start`` on, as a raw stream that cannot be sought.
+
+    Args:
+        feed: among what it is read.
+        url: where it is.
+        start: the first byte to read.
+        size: how many bytes the shard must have; None: as many as it has.
+        whole_feed: close the feed with it.
+
+    Attributes:
+        size: of the whole shard, in bytes; None: not known (yet).
+        tag: its ETag, or what the store has instead; None: not known (yet).
+    """
+
+    def __init__(self, feed: Feed, url: str, *, start: int = 0, size: int | None = None, whole_feed: bool = False) -> None:
+        self._feed, self._pool, self._url, self._start = feed, feed.pool, url, start
+        self._store, self._path = feed.pool.stores.find(url)
+        self._protocol = url.partition(":")[0]
+        self._expected = self.size = size
+        self.tag: str | None = None
+        self.blocks: deque[_Block] = deque()
+        self._next = start  # the byte to ask for next
+        self._answered = False
+        self._rest: memoryview | None = None  # of the piece that is being given
+        self.failed = False
+        self._given_up = False
+        self._whole_feed = whole_feed
+        self._pool.call(self._begin)
+
+    # In the loop
+
+    def _begin(self) -> None:
+        if not self._given_up:
+            self._feed.shards.append(self)
+            self._feed.go_on()
+
+    @property
+    def left_to_ask(self) -> bool:
+        """Whether there is something to ask for that may be asked for now."""
+        if self.failed or self._given_up:
+            return False
+        if not self._answered and self.size is None:
+            return not self.blocks
+        return self.size is not None and (self._next < self.size or not (self.blocks or self._answered))
+
+    @property
+    def active(self) -> int:
+        """How many connections are used for it."""
+        return sum(not block.done for block in self.blocks)
+
+    @property
+    def nearly_done(self) -> bool:
+        """Whether one connection still reads it, and has little left."""
+        last = self.blocks[-1] if self.blocks else None
+        return self.active == 1 and last is not None and not last.done and last.stop is not None and last.stop - last.start - last.got < _NEARLY
+
+    def ask(self, connections: int) -> None:
+        """Ask for the next bytes."""
+        stop: int | None = None
+        if connections > 1 or not self._store.streams:
+            stop = self._next + min(max(self._pool.share // max(2, connections), _LEAST), _MOST)
+            stop = stop if self.size is None else min(stop, self.size)
+        block = _Block(self, self._next, stop)
+        self._next = stop if stop is not None else self.size or self._next
+        with self._pool.lock:
+            self.blocks.append(block)
+        block.task = self._pool.loop.create_task(self._fetch(block))
+
+    async def _fetch(self, block: _Block) -> None:
+        """Get the bytes of a block, whatever it takes."""
+        pool, reading = self._pool, self._pool.reading
+        tries, reached, since, story = 0, 0, monotonic(), ""
+        while True:
+            try:
+                await self._read(block)
+                return self._finish(block)
+            except asyncio.CancelledError:
+                raise
+            except (ShardError, StateError) as error:
+                return self._finish(block, error)
+            except Exception as error:
+                verdict = judge(error, self._protocol)
+                story = f"{type(error).__name__}: {error}" if not isinstance(error, (RefusedError, FaultyError, UnreadError)) else str(error)
+                if not verdict.passing:
+                    return self._finish(block, self._error(block, f"{verdict.advice} ({story})", error))
+                if block.got > reached:
+                    tries, reached, since = 0, block.got, monotonic()
+                tries += 1
+                most = (
+                    reading.retries
+                    if self._protocol in pool.heard_of or isinstance(error, (RefusedError, FaultyError, UnreadError))
+                    else min(_EARLY_TRIES, reading.retries)
+                )
+                # From half to the whole of a time that doubles, so that many readers do not come back at once.
+                wait = max(verdict.after, min(_FIRST_WAIT * 2 ** (tries - 1), _LONGEST_WAIT) * random.uniform(0.5, 1))
+                passed = monotonic() - since
+                if tries > most or passed + wait > reading.timeout_seconds:
+                    asked = f"asked {tries} times in {passed:.0f} s" + (
+                        f", and told to wait {verdict.after:.0f} s" if verdict.after > wait / 2 and verdict.after else ""
+                    )
+                    return self._finish(block, self._error(block, f"cannot be read ({story}; {asked})", error))
+                pool.retries += 1
+                await asyncio.sleep(wait)
+
+    async def _read(self, block: _Block) -> None:
+        """Read the answer to one request."""
+        pool, at = self._pool, block.start + block.got
+        patience = max(1.0, pool.reading.timeout_seconds / 4)
+        pool.requests += 1
+        try:
+            answer = await asyncio.wait_for(self._store.ask(self._path, at, block.stop), patience)
+        except RefusedError as refused:
+            if refused.status != 416:
+                raise
+            answer = self._nothing(refused, at)
+        except TimeoutError:
+            raise UnreadError(f"no answer in {patience:.0f} s") from None
+        try:
+            self._check(answer, at, block)
+            await self._take(answer, block, at, patience)
+        finally:
+            await close_answer(answer)
+
+    def _nothing(self, refused: RefusedError, at: int) -> Answer:
+        """What a store means that has nothing at byte ``at``: the shard ends there, or before."""
+        size = refused.size if refused.size is not None else self.size if self.size is not None else 0 if at == 0 else None
+        if size is None or size < at:
+            self._too_short(at, size)
+
+        return Answer(at, at, size, self.tag, one_piece(b""))
+
+    def _too_short(self, at: int, size: int | None) -> NoReturn:
+        url = redact(self._url)
+        has = "fewer" if size is None else f"only {size}"
+        raise StateError(f"the state stands at byte {at} of shard {url}, which has {has}: it was changed since.")
+
+    def _check(self, answer: Answer, at: int, block: _Block) -> None:
+        """Rule 4; from the first answer on it is known what the object is."""
+        self._pool.heard_of.add(self._protocol)
+        url = redact(self._url)
+        if self._expected is not None and answer.size is not None and answer.size != self._expected:
+            raise ShardError(f"shard {url} has {answer.size} bytes, and {self._expected} were expected. Make the index again, or restore the shard.", url=url)
+        for now, before in ((answer.size, self.size), (answer.tag, self.tag)):
+            if now is not None and before is not None and now != before:
+                raise ShardError(
+                    f"shard {url} was changed while it was read ({before} became {now}), byte {at}. Write shards under new names, and start this epoch again.",
+                    url=url,
+                    offset=at,
+                )
+        first = not self._answered
+        self._answered = True
+        self.size, self.tag = self.size if answer.size is None else answer.size, self.tag or answer.tag
+        if answer.size is not None and at > answer.size:
+            self._too_short(at, answer.size)
+        if first:
+            if answer.start < at or (answer.start == 0 and at == 0 and answer.stop == answer.size):
+                block.stop = answer.size  # a store without ranges, or all there is: one answer gives it all
+            elif self.size is not None:
+                block.stop = min(self.size, block.stop or self.size)
+            elif answer.stop is not None and block.stop is not None:
+                block.stop = None if answer.stop < block.stop else block.stop
+            self._next = block.stop if block.stop is not None else self._next
+            with self._feed.filled:
+                self._feed.filled.notify()
+            self._feed.go_on()
+        if answer.start > at or (answer.stop is not None and answer.stop <= at < (block.stop or 0)):
+            raise FaultyError(f"an answer holds bytes {answer.start} to {answer.stop}, and those from {at} on were asked for")
+
+    async def _take(self, answer: Answer, block: _Block, at: int, patience: float) -> None:
+        """Hand the pieces of an answer to the consumer."""
+        pool, feed = self._pool, self._feed
+        skip = at - answer.start
+        pieces = answer.pieces.__aiter__()
+        while block.stop is None or block.start + block.got < block.stop:
+            while not self._may_read(block):
+                assert block.paused is not None
+                await block.paused.wait()
+                block.paused = None
+            try:
+                piece = await asyncio.wait_for(pieces.__anext__(), patience)
+            except StopAsyncIteration:
+                break
+            except TimeoutError:
+                raise UnreadError(f"no byte came for {patience:.0f} s") from None
+            pool.bytes_fetched += len(piece)
+            if skip:
+                passed = min(skip, len(piece))
+                skip, piece = skip - passed, piece[passed:]
+            if block.stop is not None:
+                piece = piece[: block.stop - block.start - block.got]
+            if not piece:
+                continue
+            block.got += len(piece)
+            with feed.filled:
+                block.pieces.append(piece)
+                feed.held += len(piece)
+                pool.held += len(piece)
+                if feed.waiting:
+                    feed.filled.notify()
+            if block is self.blocks[-1] and self.nearly_done:
+                feed.go_on()
+        if block.stop is not None and block.start + block.got < block.stop:
+            raise UnreadError(f"the answer ended at byte {block.start + block.got} instead of {block.stop}")
+
+    def _may_read(self, block: _Block) -> bool:
+        """Whether a block may be read on; if not, it has an event that will tell."""
+        with self._pool.lock:
+            if self._feed.may_read(block):
+                return True
+            self._pool.blocked, block.paused = True, asyncio.Event()
+            return False
+
+    def _finish(self, block: _Block, error: Exception | None = None) -> None:
+        with self._feed.filled:
+            block.done, block.error = True, error
+            self.failed = self.failed or error is not None
+            self._feed.filled.notify()
+        if self.size is None and error is None:
+            self.size = block.start + block.got  # it had no length, and this was its end
+        self._feed.go_on()
+
+    def _error(self, block: _Block, what: str, cause: Exception) -> Exception:
+        url, at = redact(self._url), block.start + block.got
+        what = hide(what, self._url)
+        if block.got or block.start > self._start:
+            error: Exception = UnreadError(f"byte {at} {what}")
+        else:
+            error = ShardError(f"shard {url} {what}.", url=url, offset=at or None)
+        error.__cause__ = cause
+        return error
+
+    # By the consumer
+
+    def wait(self) -> None:
+        """Return when the first bytes are there.
+
+        Raises:
+            ShardError: they cannot be had.
+        """
+        feed = self._feed
+        with feed.filled:
+            while not (self.blocks and (self.blocks[0].pieces or self.blocks[0].done)):
+                self._await()
+            if self.blocks[0].error is not None and not self.blocks[0].pieces:
+                raise self.blocks[0].error
+
+    def _await(self) -> None:
+        """Wait for the loop, with the lock in hand."""
+        feed, pool = self._feed, self._pool
+        if pool.pid != os.getpid():
+            raise RuntimeError(f"shard {redact(self._url)} was opened in another process: iterate in the process that reads")
+        feed.waiting = True
+        if pool.blocked:
+            pool.call(pool.go_on)
+        start = perf_counter()
+        feed.filled.wait()
+        pool.stalled += perf_counter() - start
+        feed.waiting = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        into = memoryview(buffer).cast("B")
+        piece = self._rest or self._piece()
+        if piece is None:
+            return 0
+        count = min(len(piece), len(into))
+        into[:count] = piece[:count]
+        self._rest = piece[count:] if count < len(piece) else None
+        return count
+
+    def _piece(self) -> memoryview | None:
+        """The next piece; None at the end."""
+        feed, pool, blocks = self._feed, self._pool, self.blocks
+        with feed.filled:
+            while True:
+                if self.closed or not feed.open:
+                    raise ValueError("read of a closed shard")
+                if blocks and blocks[0].pieces:
+                    piece = blocks[0].pieces.popleft()
+                    feed.held -= len(piece)
+                    pool.held -= len(piece)
+                    if pool.blocked:
+                        pool.call(pool.go_on)
+                    return memoryview(piece)
+                if blocks and blocks[0].done:
+                    if blocks[0].error is not None:
+                        raise blocks[0].error
+                    if len(blocks) == 1 and self.size is not None and blocks[0].start + blocks[0].got >= self.size:
+                        return None
+                    if len(blocks) > 1:
+                        blocks.popleft()
+                        continue
+                self._await()
+
+    def close(self) -> None:
+        """Give up what was asked for and not read."""
+        if not self.closed:
+            self._given_up = True
+            with self._pool.lock:
+                left = sum(len(piece) for block in self.blocks for piece in block.pieces)
+                for block in self.blocks:
+                    block.pieces.clear()
+                self._feed.held -= left
+                self._pool.held -= left
+            if self._pool.pid == os.getpid() and not self._pool.loop.is_closed():
+                self._pool.call(self._stop)
+            if self._whole_feed:
+                self._feed.close()
+        super().close()
+
+    def _stop(self) -> None:
+        for block in self.blocks:
+            if block.task is not None and not block.done:
+                block.task.cancel()
+        if self in self._feed.shards:
+            self._feed.shards.remove(self)
+        self._pool.go_on()

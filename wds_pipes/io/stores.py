@@ -1,0 +1,355 @@
+"""How to ask a store for the bytes of a shard from one place on, and what its refusals mean.
+
+fsspec's file systems give bytes but not what came with them (the size of the object, its ETag, which bytes were really sent), and only when a range is
+complete. So S3, GCS and HTTP are asked through fsspec's own sessions, with the user's storage_options, and answers are checked; other file systems
+are asked for ranges as they offer it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import re
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import Any, NamedTuple, Protocol
+
+PIECE = 1 << 18  # of stores that are read and not heard
+_PASSING = {408, 425, 429, 500, 502, 503, 504, 509}  # statuses after which asking again makes sense
+_CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
+
+
+@dataclass
+class Answer:
+    """What a store answers.
+
+    Attributes:
+        start: the object's byte where the answer begins.
+        stop: the byte behind its last one; None: unknown.
+        size: of the whole object; None: unknown.
+        tag: what changes when the object does, such as its ETag; None: unknown.
+        pieces: the bytes, as they come.
+        close: gives the connection up.
+    """
+
+    start: int
+    stop: int | None
+    size: int | None
+    tag: str | None
+    pieces: AsyncIterator[bytes]
+    close: Callable[[], Any] = lambda: None
+
+
+class RefusedError(OSError):
+    """A store refused a request.
+
+    Attributes:
+        status: of HTTP; None: none came.
+        after: how many seconds it asks to wait, if it says so.
+        size: of the object, if nothing lies where it was asked (416).
+    """
+
+    def __init__(self, status: int | None, reason: str, *, after: float | None = None, size: int | None = None) -> None:
+        super().__init__(reason)
+        self.status, self.after, self.size = status, after, size
+
+
+class FaultyError(OSError):
+    """An answer that cannot be right."""
+
+
+class Store(Protocol):
+    """A file system that can be asked for ranges, from its event loop.
+
+    Attributes:
+        streams: whether an answer comes piece by piece, so that the whole rest of a shard can be asked for at once.
+    """
+
+    streams: bool
+
+    async def ask(self, path: str, start: int, stop: int | None) -> Answer:
+        """The bytes of an object from ``start`` up to, not including, ``stop`` (None: its end)."""
+        ...
+
+
+class Stores:
+    """The stores of a pipe, by URL.
+
+    Args:
+        storage_options: as fsspec takes them.
+        connections: how many there may be at once.
+    """
+
+    def __init__(self, storage_options: dict[str, Any], connections: int) -> None:
+        self._options, self._connections = storage_options, connections
+        self._known: dict[str, tuple[Any, Store]] = {}
+        self._threads: Executor = ThreadPoolExecutor(connections, thread_name_prefix="wds_pipes")  # starts none before it needs one
+
+    def find(self, url: str) -> tuple[Store, str]:
+        """The store of a URL, and the path of its object there.
+
+        Raises:
+            ImportError: a package for it is missing.
+            ValueError: nobody knows the protocol.
+        """
+        from fsspec.core import get_filesystem_class, url_to_fs
+
+        if url.startswith("ais://"):
+            url = _ais(url)
+        if "::" in url:
+            fs, path = url_to_fs(url, **self._options)
+            return self._store(fs), path
+        protocol = url.partition(":")[0]
+        kind = get_filesystem_class(protocol)
+        of_url = kind._get_kwargs_from_urls(url)
+        key = f"{protocol} {sorted(of_url.items())}"
+        if key not in self._known:
+            options = self._options | of_url
+            if protocol in ("s3", "s3a"):
+                # Retries are ours, and open shards may hold more connections than are asked for.
+                given = options.get("config_kwargs") or {}
+                pool = {"max_pool_connections": max(64, self._connections), "retries": {"total_max_attempts": 1}}
+                options = options | {"config_kwargs": pool | given}
+            # An instance of our own: those that fsspec keeps are shared with code that may close them or rely on their retries.
+            fs = kind(**{**options, "skip_instance_cache": True})
+            self._known[key] = fs, self._store(fs)
+        fs, store = self._known[key]
+        return store, fs._strip_protocol(url)
+
+    def _store(self, fs: Any) -> Store:
+        names = [fs.protocol] if isinstance(fs.protocol, str) else list(fs.protocol)
+        if "s3" in names and hasattr(fs, "_call_s3"):
+            return _S3(fs)
+        if "gs" in names and hasattr(fs, "_get_headers"):
+            return _Gcs(fs)
+        if "https" in names and hasattr(fs, "encode_url"):
+            return _Http(fs)
+        return _Other(fs, self._threads)
+
+
+def _ais(url: str) -> str:
+    """An object of AIStore as its gateway's REST interface names it."""
+    endpoint = os.environ.get("AIS_ENDPOINT")
+    if not endpoint:
+        raise ValueError("ais:// needs the environment variable AIS_ENDPOINT, such as http://gateway:51080")
+    bucket, _, name = url.removeprefix("ais://").partition("/")
+    return f"{endpoint.rstrip('/')}/v1/objects/{bucket}/{name}?provider=ais"
+
+
+class _Http:
+    streams = True
+
+    def __init__(self, fs: Any) -> None:
+        self._fs = fs
+
+    async def ask(self, path: str, start: int, stop: int | None) -> Answer:
+        options = dict(self._fs.kwargs)
+        headers = {**options.pop("headers", {}), **_asking(start, stop)}
+        session = await self._fs.set_session()
+        return _heard(await session.get(self._fs.encode_url(path), **{"timeout": _no_limit(), **options}, headers=headers), start)
+
+
+class _Gcs:
+    streams = True
+
+    def __init__(self, fs: Any) -> None:
+        self._fs = fs
+
+    async def ask(self, path: str, start: int, stop: int | None) -> Answer:
+        fs = self._fs
+        session = await fs._set_session()
+        # Signing may fetch a token, which is done with blocking requests.
+        headers = await asyncio.to_thread(fs._get_headers, _asking(start, stop))
+        return _heard(await session.get(fs.url(path), params=fs._get_params({}), headers=headers, timeout=_no_limit()), start)
+
+
+class _S3:
+    streams = True
+
+    def __init__(self, fs: Any) -> None:
+        self._fs = fs
+        fs.retries = 1
+
+    async def ask(self, path: str, start: int, stop: int | None) -> Answer:
+        bucket, key, version = self._fs.split_path(path)
+        more = {"VersionId": version} if version else {}
+        try:
+            found = await self._fs._call_s3("get_object", Bucket=bucket, Key=key, Range=_asking(start, stop)["Range"], **more, **self._fs.req_kw)
+        except OSError as error:
+            response = getattr(error.__cause__, "response", None)
+            raise _refused_by_s3(response, str(error)) if isinstance(response, dict) else error from error
+        body, headers = found["Body"], found["ResponseMetadata"]["HTTPHeaders"]
+        raw = getattr(body, "raw_stream", None) or getattr(body, "__wrapped__", None)
+        content = getattr(raw, "content", None)
+        pieces = _heard_pieces(content) if hasattr(content, "readany") else _body_pieces(body)
+        return _described(found["ResponseMetadata"]["HTTPStatusCode"], headers, start, pieces, body.close)
+
+
+class _Other:
+    """Any file system of fsspec's, asked from threads: with its blocking calls, which all have."""
+
+    streams = False
+
+    def __init__(self, fs: Any, threads: Executor) -> None:
+        self._fs, self._threads = fs, threads
+
+    async def _call(self, name: str, *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, getattr(self._fs, name), *args)
+
+    async def ask(self, path: str, start: int, stop: int | None) -> Answer:
+        info = await self._call("info", path)
+        size = info.get("size")
+        if info.get("type") == "directory":
+            raise IsADirectoryError(f"{path} is a directory")
+        tag = next((str(info[name]) for name in ("ETag", "etag", "mtime", "LastModified", "last_modified") if info.get(name)), None)
+        if size is None:
+            return Answer(0, None, None, tag, self._read_over(path))
+        stop = size if stop is None else min(size, stop)
+        data = await self._call("cat_file", path, start, stop) if start < stop else b""
+        return Answer(start, max(start, stop), size, tag, one_piece(data))
+
+    async def _read_over(self, path: str) -> AsyncIterator[bytes]:
+        """What has no known size can only be read from its beginning."""
+        run = asyncio.get_running_loop().run_in_executor
+        with await run(self._threads, self._fs.open, path, "rb") as file:
+            while piece := await run(self._threads, file.read, PIECE):
+                yield piece
+
+
+def _asking(start: int, stop: int | None) -> dict[str, str]:
+    """The headers that ask for a range of what is stored, and not of a compressed form of it."""
+    return {"Range": f"bytes={start}-{'' if stop is None else stop - 1}", "Accept-Encoding": "identity"}
+
+
+def _no_limit() -> Any:
+    """Streams of shards may take long; how long nothing may come is watched by whoever reads."""
+    import aiohttp
+
+    return aiohttp.ClientTimeout(total=None, sock_connect=30)
+
+
+def _heard(response: Any, start: int) -> Answer:
+    """An aiohttp response as an answer."""
+    try:
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        if response.status >= 400:
+            ranged = _CONTENT_RANGE.match(headers.get("content-range", ""))
+            size = int(ranged[3]) if ranged and ranged[3] != "*" else None
+            raise RefusedError(response.status, f"{response.status} {response.reason}", after=_after(headers.get("retry-after")), size=size)
+        return _described(response.status, headers, start, _heard_pieces(response.content), response.close)
+    except BaseException:
+        response.close()
+        raise
+
+
+def _described(status: int, headers: Any, start: int, pieces: AsyncIterator[bytes], close: Callable[[], Any]) -> Answer:
+    """An answer by its status and headers (with lower-case names)."""
+    if headers.get("content-encoding", "identity") not in ("", "identity", "aws-chunked"):
+        raise RefusedError(400, f"it is stored with Content-Encoding {headers['content-encoding']}, in which bytes have no fixed places: store it without")
+    length, tag = headers.get("content-length"), headers.get("etag") or headers.get("last-modified")
+    length = int(length) if length is not None and length.isdigit() else None
+    if status != 206:  # the range was ignored
+        return Answer(0, length, length, tag, pieces, close)
+    ranged = _CONTENT_RANGE.match(headers.get("content-range", ""))
+    if not ranged or ranged[1] is None:
+        raise FaultyError(f"an answer to a request from byte {start} on does not say which bytes it holds")
+    first, stop, size = int(ranged[1]), int(ranged[2]) + 1, None if ranged[3] == "*" else int(ranged[3])
+    if first != start:
+        raise FaultyError(f"an answer begins at byte {first} instead of {start}")
+    if length is not None and length != stop - first:
+        raise FaultyError(f"an answer says that it holds {stop - first} bytes, and that it is {length} long")
+    return Answer(first, stop, size, tag, pieces, close)
+
+
+async def _heard_pieces(content: Any) -> AsyncIterator[bytes]:
+    while piece := await content.readany():
+        yield piece
+
+
+async def _body_pieces(body: Any) -> AsyncIterator[bytes]:
+    while piece := await body.read(PIECE):
+        yield piece
+
+
+async def one_piece(data: bytes) -> AsyncIterator[bytes]:
+    """Bytes that are there, as pieces."""
+    for place in range(0, len(data), PIECE):
+        yield data[place : place + PIECE]
+
+
+def _after(header: str | None) -> float | None:
+    """The seconds of a Retry-After header."""
+    if not header:
+        return None
+    try:
+        return max(0.0, float(header) if header.strip().isdigit() else parsedate_to_datetime(header).timestamp() - time())
+    except (TypeError, ValueError):
+        return None
+
+
+def _refused_by_s3(response: dict[str, Any], reason: str) -> RefusedError:
+    told, error = response.get("ResponseMetadata", {}), response.get("Error", {})
+    size = error.get("ActualObjectSize")
+    code = error.get("Code")
+    words = reason if code is None or str(code) in reason else f"{code}: {reason}"
+    after = _after(told.get("HTTPHeaders", {}).get("retry-after"))
+    return RefusedError(told.get("HTTPStatusCode"), words, after=after, size=int(size) if size is not None else None)
+
+
+class Verdict(NamedTuple):
+    """What to make of an error: whether asking again may help, and in how many seconds at the earliest; else what to tell the user."""
+
+    passing: bool
+    after: float = 0.0
+    advice: str = ""
+
+
+_OWN_FAULT = (ImportError, TypeError, AttributeError, KeyError, NameError, NotImplementedError)
+
+
+def judge(error: BaseException, protocol: str) -> Verdict:
+    """What to make of an error of a store."""
+    kind = type(error).__name__
+    if kind == "ClientPayloadError" or isinstance(error, (ConnectionError, TimeoutError)):  # aiohttp calls an answer that breaks off a status of 400
+        return Verdict(True, advice="cannot be read")
+    status = error.status if isinstance(error, RefusedError) else _status(error)
+    if status == 404 or (status is None and isinstance(error, FileNotFoundError)):
+        return Verdict(False, advice="does not exist: check its name")
+    if status in (401, 403) or (status is None and isinstance(error, PermissionError)) or "Credentials" in kind or "Forbidden" in str(error):
+        return Verdict(False, advice=f"may not be read: check your credentials{_PUBLIC.get(protocol, '')}")
+    if status is not None:
+        return Verdict(status in _PASSING, getattr(error, "after", None) or 0.0, "cannot be read")
+    if isinstance(error, (IsADirectoryError, NotADirectoryError, ValueError, *_OWN_FAULT)) or "Certificate" in kind:
+        return Verdict(False, advice="cannot be read")
+    return Verdict(True, advice="cannot be read")
+
+
+_PUBLIC = {
+    "s3": "; for public data pass storage_options={'anon': True}, for buckets whose readers pay {'requester_pays': True}",
+    "gs": "; for public data pass storage_options={'token': 'anon'}, for buckets whose readers pay {'requester_pays': True}",
+    "gcs": "; for public data pass storage_options={'token': 'anon'}, for buckets whose readers pay {'requester_pays': True}",
+    "http": "; headers go into storage_options={'headers': {...}}",
+    "https": "; headers go into storage_options={'headers': {...}}",
+}
+
+
+def _status(error: BaseException | None) -> int | None:
+    """The HTTP status in an error of some library, or in what caused it."""
+    while error is not None:
+        for name in ("status", "code", "status_code"):
+            value = getattr(error, name, None)
+            if isinstance(value, (int, str)) and str(value).isdigit() and 300 <= int(value) < 600:
+                return int(value)
+        error = error.__cause__
+    return None
+
+
+async def close_answer(answer: Answer) -> None:
+    """Give an answer's connection up."""
+    done = answer.close()
+    if inspect.isawaitable(done):
+        await done
