@@ -174,12 +174,12 @@ def _left(loader: PipeLoader) -> int | None:
     """How many batches the next pass gives; None: not known."""
     at = loader._position
     if loader._cut is not None:
-        return int(loader._cut - at.given)
+        return loader._cut - at.given
     samples, batches, (size, drop_last) = at.deal.samples(), loader._batches(at.deal), _batch_size(loader._stage)
     if loader._uncounted or samples is None:
         return None
     total = [batches if batches is not None else count // size if drop_last else -(-count // size) for count in samples]
-    return sum(total[number] - lane["delivered"] for number, lane in at.lanes.items() if not lane["ended"])
+    return sum(int(total[number] - lane["delivered"]) for number, lane in at.lanes.items() if not lane["ended"])
 
 
 class _EvalLoader:

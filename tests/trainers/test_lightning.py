@@ -1,6 +1,5 @@
 """WdsDataModule with the real Trainer: what is trained on behind a checkpoint is what an uninterrupted run would have been trained on."""
 
-import itertools
 import json
 import subprocess
 import sys
@@ -54,6 +53,8 @@ CELLS = [(ranks, sized, estimate) for ranks in (1, 2) for sized in (True, False)
 # Not from one rank to two where samples are not counted: their numbers of batches would differ, and training would hang.
 ELASTIC = [cell for cell in CELLS if cell[:2] != (1, False)]
 
+KILLED = [(1, False), (2, True)]
+
 
 def name_of(ranks, sized, estimate):
     return f"{ranks}-{'sized' if sized else 'unsized'}-{'estimate' if estimate else 'plain'}"
@@ -72,7 +73,7 @@ def matrix(tmp_path_factory):
     for ranks, other in ((1, 2), (2, 1)):
         cells = {name_of(*cell): {"sized": cell[1], "estimate": cell[2]} for cell in ELASTIC if cell[0] == ranks}
         runs.round(other, {f"{name}-{cut}-on-{other}": plan | {"load": saved(name, cut)} for name, plan in cells.items() for cut in CUTS[ranks]})
-    for ranks, sized in itertools.product((1, 2), (True, False)):
+    for ranks, sized in KILLED:
         name = f"killed-{ranks}-{sized}"
         plan = {"sized": sized, "directory": str(runs.directory / name), "every": 2, "load": "last", "workers": 2 if ranks == 1 else 0, "lanes": 2}
         runs.round(ranks, {f"{name}-whole": {"sized": sized, "lanes": 2}})
@@ -115,8 +116,7 @@ def test_on_another_number_of_ranks_each_remaining_sample_comes_once(ranks, size
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sized", [True, False])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "sized"), KILLED)
 def test_killed_by_sigkill_twice(ranks, sized, matrix):
     """In mid-epoch, and inside validation; each time it goes on from ckpt_path="last", as saved every two steps."""
     name = f"killed-{ranks}-{sized}"

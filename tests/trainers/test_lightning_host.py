@@ -144,7 +144,7 @@ def test_a_checkpoint_that_is_loaded_late(shards, tmp_path):
     assert keys(again.batches) == keys(model.batches[3:])
 
 
-@pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step flavor")
+@pytest.mark.filterwarnings("ignore:Found `dataloader_iter` argument", "ignore:You are using the `dataloader_iter` step flavor")
 def test_a_step_that_takes_the_iterator(shards, tmp_path):
     """training_step(dataloader_iter) fetches batches itself: all that it took count."""
 

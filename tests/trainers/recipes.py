@@ -1,0 +1,274 @@
+"""How to use a PipeLoader with other trainers: each function trains, leaves checkpoints in ``directory``, and goes on from what it finds there.
+
+Each stops after ``stop`` steps (None: at the end of the second epoch) and gives the keys of the batches that it trained on. A loader has its own rank, so the
+same functions run on one rank and on several (``ranks.py``).
+"""
+
+import json
+import os
+
+import torch
+import torch.distributed as dist
+
+import wds_pipes as wp
+from wds_pipes import checkpoint, nodes
+
+EPOCHS, BATCH = 2, 3
+
+
+def make_loader(urls, **options):
+    pipe = wp.ShardList(urls, shuffle=True, seed=3, samples_per_shard=6).open_shards().load_tar().group_by_key().shuffle_buffer(4).decode_by_ext()
+    return wp.PipeLoader(pipe, batch_size=BATCH, epoch_end="drop", **options)
+
+
+def make_model():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def step(model, optimizer, batch):
+    model(batch["cls"].float()[:, None]).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return batch["__key__"]
+
+
+# A loop of your own, with DistributedDataParallel. Every rank writes its own small file; the model is saved by one of them.
+
+
+def own_loop(urls, directory, stop):
+    loader, (model, optimizer) = make_loader(urls), make_model()
+    ddp = torch.nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model
+    os.makedirs(f"{directory}/data", exist_ok=True)
+    steps, given = checkpoint.load(f"{directory}/data", loader) or 0, []
+    if steps:
+        model.load_state_dict(torch.load(f"{directory}/model-{steps}.pt", weights_only=True))
+    while loader.state_dict()["epoch"] < EPOCHS and steps != stop:
+        for batch in loader:
+            given.append(step(ddp, optimizer, batch))
+            steps += 1
+            if loader.rank.number == 0:
+                torch.save(model.state_dict(), f"{directory}/model-{steps}.pt")
+            if dist.is_initialized():
+                dist.barrier()  # the model first: a checkpoint of the data is never without it
+            checkpoint.save(f"{directory}/data", loader, step=steps)
+            if steps == stop:
+                break
+    return given
+
+
+# torch.distributed.checkpoint, as TorchTitan saves: the loader is one of the Stateful objects.
+
+
+def distributed_checkpoint(urls, directory, stop):
+    import torch.distributed.checkpoint as dcp
+
+    loader, (model, optimizer) = make_loader(urls), make_model()
+    state = {"model": model.state_dict(), "data": checkpoint.DCPState(loader), "steps": torch.zeros(1, dtype=torch.int64)}
+    given = []
+    if saved := sorted(os.listdir(directory)):
+        dcp.load(state, checkpoint_id=f"{directory}/{saved[-1]}")
+    while loader.state_dict()["epoch"] < EPOCHS and state["steps"] != stop:
+        for batch in loader:
+            given.append(step(model, optimizer, batch))
+            state["steps"] += 1
+            if state["steps"] == stop:
+                break
+        dcp.save(state, checkpoint_id=f"{directory}/step-{int(state['steps']):06d}")
+    return given
+
+
+# Accelerate. Do not prepare() the loader, which is for this rank already; register an object that speaks for the loaders of all ranks.
+
+
+class AllRanks:
+    def __init__(self, loader):
+        self.loader = loader
+
+    def state_dict(self):
+        return checkpoint.gather(self.loader)
+
+    def load_state_dict(self, state):
+        self.loader.load_state_dict(state)
+
+
+def accelerate(urls, directory, stop):
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    loader, (model, optimizer) = make_loader(urls), make_model()
+    model, optimizer = accelerator.prepare(model, optimizer)
+    accelerator.register_for_checkpointing(AllRanks(loader))
+    if os.path.exists(f"{directory}/accelerate"):
+        accelerator.load_state(f"{directory}/accelerate")
+    given, steps = [], 0
+    while loader.state_dict()["epoch"] < EPOCHS and steps != stop:
+        for batch in loader:
+            given.append(batch["__key__"])
+            accelerator.backward(model(batch["cls"].float()[:, None]).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+            if steps == stop:
+                break
+        accelerator.save_state(f"{directory}/accelerate")
+    return given
+
+
+# The Trainer of transformers. It would skip batches to resume (ignore_data_skip), and would call set_epoch() by its own count (Batches).
+
+
+class Batches:
+    """A loader as the Trainer sees it."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        return iter(self.loader)
+
+    def __len__(self):
+        return len(self.loader)
+
+
+def huggingface_classes():
+    from transformers import Trainer, TrainerCallback
+
+    class SaveData(TrainerCallback):
+        """Saves the data beside the model, on every rank."""
+
+        def __init__(self, loader):
+            self.loader = loader
+
+        def on_save(self, args, state, control, **rest):
+            checkpoint.save(f"{args.output_dir}/checkpoint-{state.global_step}/data", self.loader, step=state.global_step)
+
+    class PipeTrainer(Trainer):
+        """A Trainer that trains on a PipeLoader, and resumes it with the model."""
+
+        def __init__(self, *args, loader, **options):
+            super().__init__(*args, **options)
+            self.loader = loader
+            self.args.ignore_data_skip = True
+            self.add_callback(SaveData(loader))
+
+        def get_train_dataloader(self):
+            return Batches(self.loader)
+
+        def train(self, resume_from_checkpoint=None, **options):
+            if resume_from_checkpoint:
+                checkpoint.load(f"{resume_from_checkpoint}/data", self.loader)
+            return super().train(resume_from_checkpoint, **options)
+
+    return PipeTrainer
+
+
+def huggingface(urls, directory, stop):
+    from transformers import TrainerCallback, TrainingArguments
+    from transformers.trainer_utils import get_last_checkpoint
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def forward(self, cls, **rest):
+            given.append(rest["__key__"])
+            return {"loss": self.layer(cls.float()[:, None]).mean()}
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **rest):
+            if stop == state.global_step:
+                control.should_save = control.should_training_stop = True
+
+    given = []
+    arguments = TrainingArguments(
+        f"{directory}/huggingface",
+        use_cpu=True,
+        num_train_epochs=EPOCHS,
+        save_steps=2,
+        report_to=[],
+        disable_tqdm=True,
+        logging_strategy="no",
+        remove_unused_columns=False,
+    )
+    trainer = huggingface_classes()(Model(), arguments, loader=make_loader(urls), callbacks=[Stop()])
+    os.makedirs(arguments.output_dir, exist_ok=True)
+    trainer.train(get_last_checkpoint(arguments.output_dir))
+    return given
+
+
+# StatefulDataLoader of torchdata: one rank, and always as many workers as there were.
+
+
+def stateful_dataloader(urls, directory, stop):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    pipe = wp.ShardList(urls, shuffle=True, seed=3).open_shards().load_tar().group_by_key().shuffle_buffer(4).decode_by_ext().batch_samples(BATCH)
+    loader = StatefulDataLoader(pipe.as_dataset(), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    given, epoch = [], 0
+    if os.path.exists(f"{directory}/loader.pt"):
+        epoch, state = torch.load(f"{directory}/loader.pt", weights_only=True)
+        loader.load_state_dict(state)
+    while epoch < EPOCHS and len(given) != stop:
+        for batch in loader:
+            given.append(batch["__key__"])
+            torch.save((epoch, loader.state_dict()), f"{directory}/loader.pt")
+            if len(given) == stop:
+                break
+        epoch += 1
+    return given
+
+
+# A graph of torchdata's nodes with ours below, between and above: mapped by threads, batched, and fetched ahead.
+
+
+def graph_of_nodes(urls, directory, stop):
+    from torchdata.nodes import Loader, ParallelMapper, Prefetcher
+
+    samples = nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls, shuffle=True, seed=3))))
+    mapped = ParallelMapper(nodes.ShuffleBuffer(samples, 4), lambda sample: {**sample, "cls": int(sample["cls"])}, num_workers=2, method="thread")
+    loader = Loader(Prefetcher(nodes.BatchSamples(mapped, BATCH), prefetch_factor=2))
+    given, epoch = [], 0
+    if os.path.exists(f"{directory}/graph.json"):
+        with open(f"{directory}/graph.json") as file:
+            epoch, state = json.load(file)
+        loader.load_state_dict(state)
+    while epoch < EPOCHS and len(given) != stop:
+        for batch in loader:
+            given.append(batch["__key__"])
+            with open(f"{directory}/graph.json", "w") as file:
+                json.dump((epoch, loader.state_dict()), file)
+            if len(given) == stop:
+                break
+        epoch += 1
+    return given
+
+
+# JAX takes numpy arrays.
+
+
+def jax_step(urls, directory, stop):
+    import jax
+    import jax.numpy as jnp
+
+    @jax.jit
+    def update(weight, labels):
+        return weight - 0.1 * jax.grad(lambda weight: jnp.mean(weight * labels))(weight)
+
+    loader, weight, given = make_loader(urls, collate="numpy"), jnp.float32(1), []
+    if os.path.exists(f"{directory}/jax.json"):
+        with open(f"{directory}/jax.json") as file:
+            saved = json.load(file)
+        weight = jnp.float32(saved["weight"])
+        loader.load_state_dict(saved["data"])
+    while loader.state_dict()["epoch"] < EPOCHS and len(given) != stop:
+        for batch in loader:
+            weight = update(weight, batch["cls"])
+            given.append(batch["__key__"])
+            with open(f"{directory}/jax.json", "w") as file:
+                json.dump({"weight": float(weight), "data": loader.state_dict()}, file)
+            if len(given) == stop:
+                break
+    return given

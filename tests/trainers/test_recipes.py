@@ -1,0 +1,83 @@
+"""The recipes for other trainers, with the real libraries: stopped and resumed twice, they train on what an uninterrupted run trains on."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import recipes
+from ranks import STOPS, TOTAL
+
+from wds_pipes.testing import make_shards
+
+KEYS = [f"{number:08d}" for number in range(36)]
+
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.distributed is disabled", "ignore:.*pin_memory.*:UserWarning")]
+
+
+@pytest.fixture
+def urls(tmp_path):
+    return make_shards(tmp_path / "shards", shards=6, samples=6)
+
+
+def flat(batches):
+    return [key for batch in batches for key in batch]
+
+
+def check_epochs(whole):
+    """Two epochs, each with all keys, in different orders."""
+    keys = flat(whole)
+    assert sorted(keys[:36]) == sorted(keys[36:]) == KEYS
+    assert keys[:36] != keys[36:]
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("own_loop", "torch"),
+        ("distributed_checkpoint", "torch"),
+        ("accelerate", "accelerate"),
+        ("huggingface", "transformers"),
+        ("stateful_dataloader", "torchdata"),
+        ("graph_of_nodes", "torchdata"),
+        ("jax_step", "jax"),
+    ],
+)
+def test_a_second_resume_on_one_rank(name, package, urls, tmp_path):
+    pytest.importorskip(package, reason=f"needs {package}")
+    recipe, parts = getattr(recipes, name), []
+    for directory in ("whole", "parts"):
+        (tmp_path / directory).mkdir()
+    whole = recipe(urls, str(tmp_path / "whole"), None)
+    check_epochs(whole)
+    for stop, done in zip(STOPS[name in TOTAL], (4, 9, None), strict=True):
+        parts += recipe(urls, str(tmp_path / "parts"), stop)
+        assert parts == whole[:done]
+
+
+@pytest.mark.slow
+def test_on_two_ranks(urls, tmp_path):
+    """Started by torchrun, which starts both again after one is killed by SIGKILL; then each recipe is resumed twice."""
+    names = ["own_loop", "distributed_checkpoint"]
+    names += [name for name, package in (("accelerate", "accelerate"), ("huggingface", "transformers")) if find_spec(package)]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / f"{name}-whole").mkdir()
+    command = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", str(Path(__file__).with_name("ranks.py")), str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run([sys.executable, "-m", *command, *names], capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    for name in names:
+        for rank in ranks:
+            whole, parts = rank[name]
+            assert parts == whole, name
+            assert len(whole) == 12
+        assert sorted(flat(batch for rank in ranks for batch in rank[name][0][:6])) == KEYS
+    for rank in ranks:
+        whole, resumed = rank["own_loop"][0], rank["killed"][1]
+        assert len(resumed) in (9, 10)  # a checkpoint does not count where the other rank was ended before it had saved
+        assert resumed == whole[-len(resumed) :]
