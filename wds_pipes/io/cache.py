@@ -29,7 +29,7 @@ from wds_pipes.io.cache_files import FACTS_BYTES, STEP, CacheDirectory, Entry, F
 from wds_pipes.io.locks import LockedFile, open_locked
 from wds_pipes.io.urls import redact
 
-CHUNK = 1 << 18  # so much is taken from the store and stored at a time
+FIRST, CHUNK = 1 << 16, 1 << 20  # so much is taken from the store and stored at a time: little at first, so that there is something to read at once
 NEARLY = 4 << 20  # with so little to come, a download gets some seconds to end: who reads a tar may close it before its padding
 NEARLY_SECONDS = 2.0
 STALL_SECONDS = 60.0  # after so long without a byte from another process's download, a shard is read straight from the store
@@ -325,9 +325,10 @@ class _Download(threading.Thread):
         if checksum is not None:
             for chunk in _chunks(file, offset):
                 checksum.update(chunk)
+        begin = offset
         while True:
             self._left = total - offset if total is not None else None
-            chunk = stream.read(CHUNK)
+            chunk = stream.read(min(CHUNK, max(FIRST, offset - begin)))
             if self._stopping:
                 raise _StoppedError
             if not chunk:
