@@ -1,0 +1,174 @@
+# %% [markdown]
+# # From a folder of images to shards
+#
+# **You learn** how to write shards, how large to make them, how to count them once with an index, and how to see that what you wrote is what you meant.
+#
+# **You need** `pip install wds_pipes`
+
+# %%
+import os
+import random
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+import wds_pipes as wp
+
+os.chdir(tempfile.mkdtemp())  # all that is written here goes there
+
+# %% [markdown]
+# ## A folder as many data sets come: one folder for each class
+
+# %%
+CLASSES = ["disc", "ring", "square"]
+
+
+def draw(kind, rng):
+    image = Image.fromarray(rng.integers(0, 90, (48, 48, 3), np.uint8))
+    size = int(rng.integers(12, 20))
+    box, color = (24 - size, 24 - size, 24 + size, 24 + size), tuple(int(value) for value in rng.integers(120, 256, 3))
+    pencil = ImageDraw.Draw(image)
+    if kind == "square":
+        pencil.rectangle(box, fill=color)
+    else:
+        pencil.ellipse(box, fill=color if kind == "disc" else None, outline=color, width=4)
+    return image
+
+
+rng = np.random.default_rng(0)
+for number in range(300):
+    kind = CLASSES[number % 3]
+    Path("images", kind).mkdir(parents=True, exist_ok=True)
+    draw(kind, rng).save(f"images/{kind}/photo.{number:04d}.jpg", quality=90)
+print(sorted(os.listdir("images/disc"))[:3])
+
+# %% [markdown]
+# ## Write shards
+#
+# A sample is a dict with a `"__key__"` and its fields. Bytes are written as they are: so copy a JPEG's bytes, don't decode and encode it again. Other values
+# are encoded by the field's name: `txt`, `cls` (integers), `json`, `npy` (arrays), `png` (images), ...
+#
+# Three rules:
+#
+# 1. **Shuffle now.** Samples of one class that stand together in a shard stay near each other in training, whatever the shuffle buffer does.
+# 2. **Keys** are unique, sort as you want them, and have no dots: the first dot ends the key. `photo.0001.jpg` would be a sample `photo` with a field
+#    `0001.jpg`.
+# 3. **Names**: one data set, one pattern, such as `train-000000.tar`.
+
+# %%
+paths = sorted(Path("images").rglob("*.jpg"))
+random.Random(0).shuffle(paths)
+
+os.mkdir("shards")
+with wp.ShardWriter("shards/train-%06d.tar", max_samples=100, index="shards/index.json") as writer:
+    for path in paths:
+        kind = path.parent.name
+        key = f"{kind}-{path.stem.partition('.')[2]}"
+        writer.write({"__key__": key, "jpg": path.read_bytes(), "cls": CLASSES.index(kind), "json": {"file": path.name}})
+print(writer.shards)
+assert sum(writer.shards.values()) == 300
+
+# %% [markdown]
+# A shard gets its name only when it is complete; if the writing stops in the middle, no half shard is left behind. The same samples give the same bytes, so
+# you can compare checksums. A name that would not read back as it was written is refused at once:
+
+# %%
+with wp.TarWriter("refused.tar") as one:
+    try:
+        one.write({"__key__": "photo.0001", "jpg": paths[0].read_bytes()})
+    except wp.SampleError as error:
+        print(error)
+    one.write({"__key__": "photo-0001", "jpg": paths[0].read_bytes()})
+
+# %% [markdown]
+# ## How large?
+#
+# - **100 MB to 1 GB** a shard is a good size for images: large enough that opening one (some 50 ms from a cloud) doesn't count, small enough to copy and to
+#   deal. `ShardWriter` begins a new one at 1 GiB or 100 000 samples, if you don't say otherwise.
+# - **Many more shards than ranks x workers**, ten times as many or so: each worker of each rank reads shards of its own, and the shuffling of shards mixes
+#   better the more there are. With an index (below) the shards may be few, since then samples are dealt instead of shards.
+# - **Shards of equal numbers of samples** (`max_samples=`) make equal work.
+# - A tar has 512 bytes of header for each file, and fills up to 512: for very small samples put several values into one field (`json`, `npy`).
+
+# %%
+data = sum(path.stat().st_size for path in paths)
+stored = sum(os.path.getsize(shard) for shard in writer.shards)
+print(f"{data:,} bytes of JPEG take {stored:,} bytes: with three files a sample, {(stored - data) / 300:.0f} more for each")
+
+# %% [markdown]
+# ## An index
+#
+# `index="shards/index.json"` above wrote how many samples and bytes each shard has, and its MD5. With it the length of an epoch is known and all ranks can
+# get the same number of batches. A `ShardList` of an index needs nothing else:
+
+# %%
+pipe = wp.ShardList("shards/index.json", shuffle=True, seed=1).open_shards().load_tar().group_by_key().decode_by_ext("rgb8").to_tuple("jpg", "cls")
+loader = wp.PipeLoader(pipe, batch_size=32)
+assert len(loader) == 10
+assert len(list(loader)) == 10
+
+# %% [markdown]
+# For shards that are there already, a command reads each once and writes the same file:
+#
+# ```
+# wds-pipes index 'shards/train-*.tar' -o again.json
+# ```
+#
+# In a program it is called so:
+
+# %%
+from wds_pipes.cli import main
+
+main(["index", "shards/train-*.tar", "-o", "again.json"], standalone_mode=False)
+
+# %% [markdown]
+# Or as a function, which gives what it has found:
+
+# %%
+from wds_pipes.tar import index_shards
+
+counted = index_shards("shards/train-{000000..000002}.tar", "again.json")
+for url, facts in counted.items():
+    print(url, facts)
+assert [facts.samples for facts in counted.values()] == list(writer.shards.values())
+
+# %% [markdown]
+# ## See that it is what you meant
+#
+# Read everything once, and compare with the folder.
+
+# %%
+by_key = {}
+for sample in wp.ShardList("shards/*.tar").open_shards().load_tar().group_by_key().decode_by_ext():
+    by_key[sample["__key__"]] = sample
+assert len(by_key) == 300
+for path in paths:
+    sample = by_key[f"{path.parent.name}-{path.stem.partition('.')[2]}"]
+    assert sample["jpg"] == path.read_bytes()
+    assert CLASSES[sample["cls"]] == path.parent.name
+    assert sample["json"] == {"file": path.name}
+print("all 300 are there, byte for byte")
+
+# %% [markdown]
+# And look at some. (In a notebook, an image that is the last value of a cell is shown.)
+
+# %%
+shown = Image.new("RGB", (8 * 48, 48))
+for place, (image, _) in zip(
+    range(8), wp.ShardList("shards/*.tar").open_shards().load_tar().group_by_key().decode_by_ext("pil").to_tuple("jpg", "cls"), strict=False
+):
+    shown.paste(image, (48 * place, 0))
+shown
+
+# %% [markdown]
+# ## Writing on several machines
+#
+# Give each writer shards of its own: `ShardWriter("shards/train-%06d.tar", start=1000 * rank)`, and make the index afterwards, of all of them. `on_shard=` is
+# called with the path of each complete shard, for example to upload it and remove the local file.
+#
+# ## What to read next
+#
+# - `03_resume_after_a_crash` trains on shards like these.
+# - `05_s3_gcs_http` reads them from a store.
