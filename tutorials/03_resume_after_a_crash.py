@@ -1,0 +1,228 @@
+# %% [markdown]
+# # Resume after a crash
+#
+# **You learn** what a state is, what belongs into a checkpoint, and that a training that was killed goes on as if nothing had happened: same samples, same
+# losses, to the last bit.
+#
+# **You need** `pip install 'wds_pipes[demo]'` (the extra brings matplotlib, for one plot).
+
+# %%
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+
+import matplotlib.pyplot as plt
+import numpy as np
+from PIL import Image, ImageDraw
+
+import wds_pipes as wp
+
+os.chdir(tempfile.mkdtemp())  # all that is written here goes there
+
+# %% [markdown]
+# ## Data: discs, squares and triangles
+
+# %%
+rng = np.random.default_rng(0)
+os.mkdir("shards")
+with wp.ShardWriter("shards/train-%06d.tar", max_samples=100) as writer:
+    for number in range(600):
+        image = Image.fromarray(rng.integers(0, 200, (32, 32, 3), np.uint8))
+        x, y, size = (int(value) for value in rng.integers((12, 12, 6), (20, 20, 11)))
+        pencil, color = ImageDraw.Draw(image), tuple(int(value) for value in rng.integers(100, 256, 3))
+        if number % 3 == 0:
+            pencil.ellipse((x - size, y - size, x + size, y + size), fill=color)
+        else:
+            pencil.regular_polygon((x, y, size + 2), 4 if number % 3 == 1 else 3, fill=color)
+        writer.write({"__key__": f"{number:06d}", "jpg": np.asarray(image), "cls": number % 3})
+
+# %% [markdown]
+# ## A state
+#
+# `state_dict()` says where a pipe stands, and `load_state_dict()` lets another pipe, built the same way, go on from there. The state belongs to the batch
+# that you have in hand: what was read ahead doesn't count.
+
+
+# %%
+def make_pipe(seed=7, batch_size=16):
+    pipe = wp.ShardList("shards/*.tar", shuffle=True, seed=seed).open_shards().load_tar().group_by_key()
+    return pipe.shuffle_buffer(100).decode_by_ext("rgb8").to_tuple("__key__", "jpg", "cls").batch_samples(batch_size)
+
+
+pipe = make_pipe()
+given = []
+for keys, _, _ in pipe:
+    given.append(keys)
+    if len(given) == 9:
+        state = pipe.state_dict()  # from here
+rest = given[9:]
+
+resumed = make_pipe()  # in real life, in another process and another week
+resumed.load_state_dict(json.loads(json.dumps(state)))  # plain JSON types: any format can hold it
+assert [keys for keys, _, _ in resumed] == rest
+print(f"{len(rest)} batches after the cut are the same; the state has {len(json.dumps(state))} bytes")
+
+# %% [markdown]
+# So few bytes, although a shuffle buffer holds 100 images? No sample is in a state. The order is a function of the seed, the epoch and the place, so the
+# buffer is filled again by reading: `help(pipe.shuffle_buffer)` says how much, at most. You can ask what a state says:
+
+# %%
+print(wp.describe_state(state))
+
+# %% [markdown]
+# What decides the order must be the same when you resume: the shards, the seed, the steps. The batch size is yours to change:
+
+# %%
+smaller = make_pipe(batch_size=4)
+smaller.load_state_dict(state)
+assert [key for keys, _, _ in smaller for key in keys] == [key for keys in rest for key in keys]
+
+# %% [markdown]
+# A state that does not fit is refused, with what differs. Nothing ever starts again silently.
+
+# %%
+try:
+    make_pipe(seed=8).load_state_dict(state)
+except wp.StateError as error:
+    print(error)
+else:
+    raise AssertionError
+
+# %% [markdown]
+# ## A training that can be killed
+#
+# Whoever resumes a training exactly must save all that the next step depends on: the model, the optimizer (and the schedule of the learning rate), the state
+# of the random generator that dropout draws from, the number of the step, and the state of the data. All of that in *one* file, written beside its place and
+# renamed, so that a crash leaves the old one or the new one, never half of one.
+#
+# `PipeLoader` reads with worker processes. `augment` draws from its own `rng`, not from a global generator, so it needs no state.
+
+# %%
+# %%writefile train.py
+import json
+import os
+import sys
+
+import torch
+from torch import nn
+
+import wds_pipes as wp
+
+
+def augment(sample, rng):
+    if rng.random() < 0.5:
+        sample["jpg"] = sample["jpg"].flip(-1)
+    return sample
+
+
+def main(checkpoint_path, steps):
+    torch.set_num_threads(1)  # sums of floats depend on how they are split
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 5, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.LazyLinear(3)]
+    model = nn.Sequential(*layers)
+    model(torch.zeros(1, 3, 32, 32))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    pipe = wp.ShardList("shards/*.tar", shuffle=True, seed=7).open_shards().load_tar().group_by_key().shuffle_buffer(100)
+    pipe = pipe.decode_by_ext("torchrgb").map_samples(augment).to_tuple("__key__", "jpg", "cls")
+    loader = wp.PipeLoader(pipe, batch_size=16, num_workers=2)
+
+    step = 0
+    if os.path.exists(checkpoint_path):
+        checkpoint = torch.load(checkpoint_path, weights_only=True)
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        torch.set_rng_state(checkpoint["rng"])
+        loader.load_state_dict(checkpoint["data"])
+        step = checkpoint["step"]
+
+    while step < steps:
+        for keys, images, labels in loader:  # each loop is an epoch, or the rest of one
+            loss = nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step += 1
+            if step % 10 == 0:
+                checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}
+                checkpoint |= {"step": step, "data": loader.state_dict()}
+                torch.save(checkpoint, checkpoint_path + ".new")
+                os.replace(checkpoint_path + ".new", checkpoint_path)
+            print(json.dumps({"step": step, "loss": loss.item(), "keys": keys}), flush=True)
+            if step == steps:
+                break
+    loader.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
+
+# %% [markdown]
+# ## Kill it
+#
+# Once without interruption; and once killed by SIGKILL (as by `kill -9`, or a machine that goes down) when it has done step 47, in the second epoch. The last
+# checkpoint is then that of step 40.
+
+
+# %%
+def train(checkpoint, kill_after=None):
+    """The steps that a training process told of."""
+    process = subprocess.Popen([sys.executable, "train.py", checkpoint, "80"], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    told = []
+    for line in process.stdout:
+        told.append(json.loads(line))
+        if told[-1]["step"] == kill_after:
+            os.killpg(process.pid, signal.SIGKILL)  # with its workers
+            break
+    process.wait()
+    process.stdout.close()
+    assert process.returncode == (0 if kill_after is None else -signal.SIGKILL)
+    return told
+
+
+whole = train("whole.pt")
+killed = train("killed.pt", kill_after=47)
+resumed = train("killed.pt")
+print("killed after step", killed[-1]["step"], "- resumed with step", resumed[0]["step"])
+
+# %% [markdown]
+# ## Compare
+#
+# Not "about the same": each batch holds the same samples in the same order, and each loss is the same number.
+
+# %%
+assert killed == whole[:47]
+assert resumed[0]["step"] == 41
+assert resumed == whole[40:]
+print(len(resumed), "steps after the crash: all keys and all losses are equal")
+
+# %%
+figure, axis = plt.subplots(figsize=(9, 4))
+for run, style, label in (
+    (whole, {"linewidth": 6, "color": "0.8"}, "uninterrupted"),
+    (killed, {"color": "C3"}, "killed"),
+    (resumed, {"color": "C0"}, "resumed"),
+):
+    axis.plot([told["step"] for told in run], [told["loss"] for told in run], label=label, **style)
+axis.plot(47, killed[-1]["loss"], "x", color="C3", markersize=12, markeredgewidth=3)
+axis.axvline(40, color="0.5", linestyle=":")
+axis.annotate("checkpoint", (40, axis.get_ylim()[1] * 0.95), xytext=(4, 0), textcoords="offset points", color="0.4")
+axis.set(xlabel="step", ylabel="loss", title="SIGKILL after step 47, resumed from the checkpoint of step 40")
+axis.legend()
+plt.show()
+
+# %% [markdown]
+# ## Things to know
+#
+# - **Take the state when the model has been trained on the batch**, as above. A state taken at the last batch of an epoch means the beginning of the next.
+# - **An exception leaves the state at the item before**: in an `except` or `finally`, `state_dict()` is still right, and in a signal handler too.
+# - A GPU makes sums in another order from run to run, unless `torch.use_deterministic_algorithms(True)`. The samples are the same; the losses then agree to
+#   some digits.
+#
+# ## What to read next
+#
+# - `04_ranks_and_elastic_resume`: several ranks and workers, and going on with another number of both.
+# - `07_imagenet_resnet`: a training script to copy, which also saves when a cluster wants its machine back.
