@@ -30,7 +30,7 @@ rng = np.random.default_rng(0)
 os.mkdir("shards")
 with wp.ShardWriter("shards/train-%06d.tar", max_samples=100) as writer:
     for number in range(600):
-        image = Image.fromarray(rng.integers(0, 200, (32, 32, 3), np.uint8))
+        image = Image.fromarray(rng.integers(0, 60, (32, 32, 3), np.uint8))
         x, y, size = (int(value) for value in rng.integers((12, 12, 6), (20, 20, 11)))
         pencil, color = ImageDraw.Draw(image), tuple(int(value) for value in rng.integers(100, 256, 3))
         if number % 3 == 0:
@@ -121,10 +121,9 @@ def augment(sample, rng):
 def main(checkpoint_path, steps):
     torch.set_num_threads(1)  # sums of floats depend on how they are split
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 16, 5, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.LazyLinear(3)]
-    model = nn.Sequential(*layers)
-    model(torch.zeros(1, 3, 32, 32))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    layers = [nn.Conv2d(3, 16, 5, stride=2), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Dropout(0.2), nn.Linear(32 * 6 * 6, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 
     pipe = wp.ShardList("shards/*.tar", shuffle=True, seed=7).open_shards().load_tar().group_by_key().shuffle_buffer(100)
     pipe = pipe.decode_by_ext("torchrgb").map_samples(augment).to_tuple("__key__", "jpg", "cls")
