@@ -19,30 +19,49 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes import iter as torch_pipes
 from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
 
-from wds_pipes import stages
+from wds_pipes import graph, stages
 from wds_pipes.errors import StateError
 from wds_pipes.stage import Stage, State, Stream, functional_name
 from wds_pipes.torch_pipes import HOLD_NOTHING, TorchSource, TorchStep, walk
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from fractions import Fraction
+
+    from typing_extensions import TypeVar
+
+    from wds_pipes.codecs import Decoder
     from wds_pipes.dataset import WdsDataset
+    from wds_pipes.io.cache import ShardCache
+    from wds_pipes.io.urls import Urls
     from wds_pipes.nodes import WdsNode
+    from wds_pipes.stages.open_shards import Shard
+    from wds_pipes.tar import TarMember
+    from wds_pipes.tar.keys import KeySplit
+
+    T_co = TypeVar("T_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    T_co = TypeVar("T_co", covariant=True)
 
 
-class WdsPipe(IterDataPipe[Any]):
-    """The base of all pipes of this package: an IterDataPipe with a state.
+class WdsPipe(IterDataPipe[T_co]):
+    """The base of all pipes of this package: an IterDataPipe with a state. ``repr(pipe)`` is the chain as it was written, a notebook shows it as a list.
 
     Each ``iter(pipe)`` is the next epoch; a loaded state continues its own. A pipe has one iterator at a time: starting a new one ends the one before.
     """
 
     _is_child_datapipe = False  # torch asks for it at each item; without this, through __getattr__
     _kind: type[Stage[Any]]
+    _call: graph.Call | None = None  # how it was built
 
     if TYPE_CHECKING:
 
-        def __iter__(self) -> Iterator[Any]: ...  # rule 2: see below
+        def __iter__(self) -> Iterator[T_co]: ...  # rule 2: see below
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        given = args  # with pipes
         if self._kind is not stages.ShardList:
             if not args or not isinstance(args[0], IterDataPipe):
                 raise TypeError(f"{functional_name(self._kind)}() needs a pipe as its source, not {args[0] if args else None!r}")
@@ -50,6 +69,7 @@ class WdsPipe(IterDataPipe[Any]):
             self._source = args[0]  # torch's graph walk looks for it
             args = (as_stage(args[0]), *args[1:])
         self._stream: Stream[Any] = Stream(self._kind(*args, **options))
+        self._call = _call(self._kind, self._stream.stage, given, options)
 
     def state_dict(self) -> State:
         """The position behind the item that was given last, as a small dict of plain JSON types, new at each call.
@@ -85,6 +105,72 @@ class WdsPipe(IterDataPipe[Any]):
 
         check_not_loaded(self, "as_node()")
         return WdsNode.of(self._stream.stage)
+
+    # methods: begin - as tests/typing/stubs.py writes them, for editors and type checkers; at run time register_stage() makes them
+    if TYPE_CHECKING:
+
+        def batch_samples(self, size: int, *, drop_last: bool = False, collate: Callable[[list[Any]], Any] | str | None = None) -> WdsPipe[Any]:
+            """Collect samples into batches."""
+
+        def decode_by_ext(
+            self,
+            *specs: str | Mapping[str, Decoder],
+            allow_pickle: bool = False,
+            max_image_pixels: int = 1 << 27,
+            on_error: str = "raise",
+            max_errors: int | None = None,
+        ) -> WdsPipe[dict[str, Any]]:
+            """Decode the fields of samples by their extensions."""
+
+        def filter_samples(self, predicate: Callable[[T_co], Any]) -> WdsPipe[T_co]:
+            """Keep the samples for which a function is true."""
+
+        def group_by_key(
+            self,
+            *,
+            fields: Iterable[str] | None = None,
+            key_split: KeySplit = "first-dot",
+            on_repeated_key: str = "raise",
+            on_error: str = "raise",
+            max_errors: int | None = None,
+        ) -> WdsPipe[dict[str, Any]]:
+            """Neighbouring members with one key to samples."""
+
+        def interleave_shards(self, count: int) -> WdsPipe[T_co]:
+            """Keep several shards open and take one item from each in turn."""
+
+        def load_tar(
+            self, *, max_member_bytes: int = 4 << 30, on_truncated: str = "raise", on_error: str = "raise", max_errors: int | None = None
+        ) -> WdsPipe[TarMember]:
+            """Open shards to the regular files in their tars."""
+
+        def map_samples(self, fn: Callable[..., Any], *, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[Any]:
+            """Apply a function to each sample."""
+
+        def open_shards(
+            self,
+            *,
+            storage_options: dict[str, Any] | None = None,
+            readahead_bytes: int = 64 << 20,
+            connections: int = 8,
+            shards_ahead: int = 1,
+            retries: int = 10,
+            timeout_seconds: float = 120,
+            cache: ShardCache | str | os.PathLike[str] | None = None,
+            verify: bool = True,
+            allow_pipe: bool = False,
+            buffer_bytes: int = 1 << 20,
+            on_error: str = "raise",
+            max_errors: int | None = None,
+        ) -> WdsPipe[Shard]:
+            """URLs or paths to open shards."""
+
+        def shuffle_buffer(self, size: int, *, seed: int | None = None) -> WdsPipe[T_co]:
+            """Shuffle samples within a moving window."""
+
+        def to_tuple(self, *fields: str, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[tuple[Any, ...]]:
+            """Samples to tuples of chosen fields."""
+    # methods: end
 
     # torch's own steps that hold nothing at a yield come back as pipes of ours, so that the position is that of what they have given.
 
@@ -139,8 +225,19 @@ class WdsPipe(IterDataPipe[Any]):
         host = self._stream.stage.host
         host.lane, host.lanes = instance_id, num_of_instances
 
+    def to_mermaid(self) -> str:
+        """The chain as a flowchart in Mermaid's language, which GitHub and notebooks draw in Markdown."""
+        return graph.to_mermaid(self)
+
+    def to_dot(self) -> str:
+        """The chain in the language of Graphviz."""
+        return graph.to_dot(self)
+
+    def _repr_html_(self) -> str:
+        return graph.to_html(self)
+
     def __repr__(self) -> str:
-        return " > ".join(self._stream.stage.graph())
+        return graph.to_text(self)
 
     __str__ = __repr__
 
@@ -173,10 +270,22 @@ def _below_stateful_dataloader() -> bool:
     return False
 
 
-def _pipe_class(kind: type[Stage[Any]]) -> type[WdsPipe]:
+def _call(kind: type[Stage[Any]], stage: Stage[Any], args: tuple[Any, ...], options: dict[str, Any]) -> graph.Call:
+    """How a pipe was built, to show it: without what it reads from, and ShardList with the number of shards."""
+    signature = inspect.signature(kind)
+    values = signature.bind(*args, **options).arguments
+    if isinstance(stage, stages.ShardList):
+        patterns = values["urls"] if isinstance(values["urls"], (str, os.PathLike, list, tuple)) else stage.urls
+        call = graph.Call.of(kind.__name__, signature, {**values, "urls": patterns})
+        return call._replace(arguments=(f"{call.arguments[0]} ({len(stage.urls):,} shards)", *call.arguments[1:]))
+    del values[next(iter(signature.parameters))]
+    return graph.Call.of(functional_name(kind), signature, values)
+
+
+def _pipe_class(kind: type[Stage[Any]], base: type[WdsPipe] = WdsPipe) -> type[WdsPipe]:
     """The pipe of a stage: same name, same help."""
     signature = inspect.signature(kind)
-    return type(kind.__name__, (WdsPipe,), {"__doc__": kind.__doc__, "__module__": __name__, "__signature__": signature, "_kind": kind})
+    return type(kind.__name__, (base,), {"__doc__": kind.__doc__, "__module__": __name__, "__signature__": signature, "_kind": kind})
 
 
 def _register(pipe: type[WdsPipe]) -> None:
@@ -217,16 +326,8 @@ class TorchEnded(WdsPipe):
         self._stream = Stream(as_stage(pipe))
 
 
-class ShardList(WdsPipe):  # noqa: D101 - its docstring is the stage's
-    _kind = stages.ShardList
-    __doc__ = stages.ShardList.__doc__
-    __signature__ = inspect.signature(stages.ShardList)
-
-
-class Mix(WdsPipe):  # noqa: D101 - its docstring is the stage's
-    _kind = stages.Mix
-    __doc__ = stages.Mix.__doc__
-    __signature__ = inspect.signature(stages.Mix)
+class _MixedPipe(WdsPipe):
+    """A pipe over several, by name."""
 
     def __init__(self, sources: Mapping[str, IterDataPipe[Any]], *args: Any, **options: Any) -> None:
         pipes = sources if isinstance(sources, Mapping) else {}
@@ -235,13 +336,79 @@ class Mix(WdsPipe):  # noqa: D101 - its docstring is the stage's
                 raise TypeError(f"mix() takes pipes by name, and {name!r} is {pipe!r:.80}")
         self._sources = list(pipes.values())  # torch's graph walk looks for them
         self._stream = Stream(stages.Mix({name: as_stage(pipe) for name, pipe in pipes.items()} or sources, *args, **options))  # type: ignore[arg-type]
+        self._call = _call(stages.Mix, self._stream.stage, (sources, *args), options)
 
+
+# types: begin - as tests/typing/stubs.py writes them
+if TYPE_CHECKING:
+
+    class BatchSamples(WdsPipe[Any]):
+        """Collect samples into batches."""
+
+    class DecodeByExt(WdsPipe[dict[str, Any]]):
+        """Decode the fields of samples by their extensions."""
+
+    class FilterSamples(WdsPipe[T_co]):
+        """Keep the samples for which a function is true."""
+
+    class GroupByKey(WdsPipe[dict[str, Any]]):
+        """Neighbouring members with one key to samples."""
+
+    class InterleaveShards(WdsPipe[T_co]):
+        """Keep several shards open and take one item from each in turn."""
+
+    class LoadTar(WdsPipe[TarMember]):
+        """Open shards to the regular files in their tars."""
+
+    class MapSamples(WdsPipe[Any]):
+        """Apply a function to each sample."""
+
+    class Mix(WdsPipe[Any]):
+        """Mix several pipelines to one, in exact proportions."""
+
+        def __init__(
+            self,
+            sources: Mapping[str, IterDataPipe[Any]],
+            weights: Mapping[str, float | Fraction] | Sequence[float | Fraction] | None = None,
+            *,
+            exhausted: str = "stop",
+            seed: int = 0,
+            without: Iterable[str] = (),
+        ) -> None: ...
+
+    class OpenShards(WdsPipe[Shard]):
+        """URLs or paths to open shards."""
+
+    class ShardList(WdsPipe[str]):
+        """The source of a pipeline: the URLs of its shards, as str."""
+
+        def __init__(
+            self,
+            urls: Urls,
+            *,
+            shuffle: bool = False,
+            seed: int = 0,
+            resampled: bool = False,
+            samples_per_shard: int | Sequence[int] | None = None,
+            index: Urls | bool | None = None,
+            storage_options: dict[str, Any] | None = None,
+        ) -> None: ...
+
+    class ShuffleBuffer(WdsPipe[T_co]):
+        """Shuffle samples within a moving window."""
+
+    class ToTuple(WdsPipe[tuple[Any, ...]]):
+        """Samples to tuples of chosen fields."""
+# types: end
+
+if not TYPE_CHECKING:
+    ShardList = _pipe_class(stages.ShardList)
+    Mix = _pipe_class(stages.Mix, _MixedPipe)
+    for _name in stages.__all__:
+        if _name not in ("ShardList", "Mix"):
+            globals()[_name] = register_stage(getattr(stages, _name))
 
 mix = Mix
-
-for _name in stages.__all__:
-    if _name not in ("ShardList", "Mix"):
-        globals()[_name] = register_stage(getattr(stages, _name))
 
 
 def as_stage(pipe: IterDataPipe[Any]) -> Stage[Any]:

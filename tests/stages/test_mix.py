@@ -615,6 +615,7 @@ def test_wrong_options_are_refused_when_it_is_built(urls):
 def test_is_a_function_with_help_that_pickles(three, capsys):
     pipe = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}).shuffle_buffer(2)
     assert list(pickle.loads(pickle.dumps(pipe))) == list(pipe)
-    assert repr(pipe) == "mix(exhausted='stop') > shuffle_buffer(size=2)"
+    assert repr(pipe).startswith("mix({'a': ShardList(")
+    assert repr(pipe).endswith("}).shuffle_buffer(2)")
     help(wp.mix)
     assert "Mix several pipelines to one" in capsys.readouterr().out

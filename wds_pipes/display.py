@@ -1,0 +1,246 @@
+"""Samples and pipelines for people: as short text, and as HTML in notebooks.
+
+Rules:
+1. Text, images and numbers of others are shown as data: escaped, cut to a bounded length, and pictures always drawn anew by Pillow.
+2. Showing never fails: what cannot be shown as a picture is told by its type and shape.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import re
+import sys
+from collections.abc import Mapping
+from fractions import Fraction
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from wds_pipes.codecs import IMAGE, image_decoder
+from wds_pipes.io.urls import hide
+
+__all__ = ["View", "show"]
+
+MAX_TEXT = 80  # characters of a string in a call
+MAX_PREVIEW = 300  # characters of a field
+MAX_FIELDS = 50
+MAX_IMAGES = 16  # of a sample or a batch
+IMAGE_PIXELS = 192  # along the longer side
+MIN_PIXELS = 8  # along the shorter side of an array: a smaller one is hardly an image
+MAX_IMAGE_PIXELS = 1 << 25  # of an encoded image: a larger one is not decoded to show it
+
+_SECRET = re.compile(r"(?i)(sig|signature|token|credentials?|passw(or)?d|passphrase|pwd|auth|secret|key|keyid)$")
+_OPTIONS_WITH_SECRETS = ("storage_options", "headers", "client_kwargs")
+
+
+def shown(value: Any, name: str = "", *, depth: int = 0, limit: int = MAX_TEXT) -> str:
+    """A value as short text without secrets, as it would be written where that is possible.
+
+    Args:
+        value: anything; its own ``repr`` is called only for plain values.
+        name: that of the option whose value it is: some are told without their values. Empty for data.
+        depth: how deep it lies in others.
+        limit: so many characters of a string.
+    """
+    kind = type(value)
+    if isinstance(value, (str, os.PathLike)):
+        text = str(value)
+        return "'...'" if _SECRET.search(name) else repr(cut(hide(text, text), limit))
+    if value is None or isinstance(value, (bool, int, float, complex, Fraction, np.number, np.bool_)):
+        return cut(str(value) if isinstance(value, np.generic) else repr(value), limit)
+    if isinstance(value, (bytes, bytearray)):
+        return f"<{len(value):,} bytes>"
+    if isinstance(value, Mapping):
+        return _shown_mapping(value, name, depth, limit)
+    if isinstance(value, (list, tuple, set, frozenset)) and not hasattr(value, "_fields"):
+        left, right = "[]" if isinstance(value, list) else "()" if isinstance(value, tuple) else "{}"
+        items = [] if depth > 2 else [shown(item, name, depth=depth + 1, limit=limit) for item, _ in zip(value, range(3), strict=False)]
+        return left + ", ".join([*items, *(["..."] if len(value) > len(items) else [])]) + ("," if left == "(" and len(value) == 1 else "") + right
+    if (shape := _shape(value)) is not None:
+        return f"<{shape}>"
+    if callable(value):
+        return _name_of(getattr(value, "func", value))
+    return f"{kind.__name__}(...)"
+
+
+def _shown_mapping(value: Mapping[Any, Any], name: str, depth: int, limit: int) -> str:
+    secret = name in _OPTIONS_WITH_SECRETS
+    items: list[str] = []
+    for option, item in value.items():
+        if len(items) == 6 or depth > 2:
+            items.append("...")
+            break
+        plain = item is None or isinstance(item, (bool, int, float))
+        text = "..." if secret and not plain else shown(item, str(option) if name else "", depth=depth + 1, limit=limit)
+        items.append(f"{shown(option, limit=limit)}: {text}")
+    return "{" + ", ".join(items) + "}"
+
+
+def _name_of(value: Any) -> str:
+    """The name of a function or class, or that of an object's class."""
+    name = getattr(value, "__name__", None)
+    if not isinstance(name, str):
+        return f"{type(value).__name__}(...)"
+    return "lambda" if name == "<lambda>" else name
+
+
+def cut(text: str, limit: int) -> str:
+    """``text``, or its beginning and its end with dots between."""
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit * 2 // 3]}...{text[-(limit // 3) :]}"
+
+
+def _shape(value: Any) -> str | None:
+    """An array or a tensor by its type, dtype and shape; None for anything else."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if not isinstance(shape, tuple) or dtype is None or isinstance(value, type):
+        return None
+    device = str(getattr(value, "device", "cpu"))
+    where = "" if device == "cpu" else f" on {device}"
+    return f"{type(value).__name__} {str(dtype).removeprefix('torch.')} {tuple(map(int, shape))}{where}"
+
+
+class View:
+    """Something to look at: HTML where a notebook shows it, text anywhere else."""
+
+    def __init__(self, text: str, html: str) -> None:
+        self._text, self._html = text, html
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def _repr_html_(self) -> str:
+        return self._html
+
+
+def show(item: Any) -> View:
+    """Look at a sample, a batch, or a pipeline: as the last line of a notebook's cell it is a table with its pictures, in a terminal it is text.
+
+    Images are drawn at up to 192 pixels: encoded ones by the name of their field, PIL images, arrays of shape (H, W, 1, 3 or 4) or, of uint8, (H, W), tensors
+    of shape (1, 3 or 4, H, W), and batches of those. Floats outside of 0 to 1 are scaled to their range. Other arrays and tensors are told by type and shape,
+    long text is cut.
+
+    Args:
+        item: what a pipe or a loader gave, or any pipe, also one of torch's. It is not changed, and a pipe is not iterated.
+    """
+    torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is not None and isinstance(item, torch_data.IterDataPipe):
+        from wds_pipes.graph import to_html, to_text
+
+        return View(to_text(item), to_html(item))
+    fields = _fields(item)
+    told = fields[:MAX_FIELDS]
+    more = f"and {len(fields) - MAX_FIELDS:,} more fields" if len(fields) > MAX_FIELDS else ""
+    width = max((len(name) for name, _ in told), default=0)
+    lines = [f"{cut(name, 40):<{min(width, 40)}}  {_preview(name, value)}" for name, value in told]
+    rows, images = [], 0
+    for name, value in told:
+        pictures = _pictures(name, value, MAX_IMAGES - images)
+        images += len(pictures)
+        drawn = "".join(f'<img src="data:image/png;base64,{picture}" style="margin:2px">' for picture in pictures)
+        text = f'<div style="white-space:pre-wrap;text-align:left">{escape(_preview(name, value))}</div>'
+        rows.append(f'<tr><th style="text-align:left;vertical-align:top">{escape(cut(name, 40))}</th><td style="text-align:left">{drawn}{text}</td></tr>')
+    rows += [f'<tr><td colspan="2">{more}</td></tr>'] if more else []
+    return View("\n".join([*lines, *([more] if more else [])]), f'<table class="wds-pipes">{"".join(rows)}</table>')
+
+
+def _fields(item: Any) -> list[tuple[str, Any]]:
+    """The parts of a sample by name."""
+    if isinstance(item, Mapping):
+        return [(str(name), value) for name, value in item.items()]
+    if isinstance(item, tuple) and hasattr(item, "_fields"):
+        return list(zip(map(str, item._fields), item, strict=False))
+    if isinstance(item, (tuple, list)):
+        return [(str(number), value) for number, value in enumerate(item)]
+    return [("", item)]
+
+
+def _preview(name: str, value: Any) -> str:
+    """A field in a line or a few."""
+    if isinstance(value, str):
+        return cut(hide(value, value) if name == "__url__" else value, MAX_PREVIEW)
+    if isinstance(value, (bytes, bytearray)):
+        return f"{len(value):,} bytes"
+    if _is_pil(value):
+        return f"{type(value).__name__} {value.mode} {value.width} x {value.height}"
+    if (shape := _shape(value)) is not None:
+        return shape if shape.endswith(")") and np.prod(value.shape) != 1 else f"{shape} {_single(value)}".strip()
+    many = f"{type(value).__name__} of {len(value):,}: " if isinstance(value, (list, tuple)) and len(value) > 3 else ""
+    return cut(many + shown(value, limit=MAX_PREVIEW), MAX_PREVIEW)
+
+
+def _single(value: Any) -> str:
+    """The number in an array of one."""
+    try:
+        return shown(value.item())
+    except Exception:
+        return ""
+
+
+def _is_pil(value: Any) -> bool:
+    return type(value).__module__.startswith("PIL.") and hasattr(value, "convert")
+
+
+def _pictures(name: str, value: Any, most: int) -> list[str]:
+    """The images of a field as PNGs in base64; none where there is no image, or none that can be drawn."""
+    if most <= 0:
+        return []
+    try:
+        if _is_pil(value):
+            return [_png(value)]
+        if isinstance(value, (bytes, bytearray)):
+            return [_png(image_decoder("pilrgba", MAX_IMAGE_PIXELS)(bytes(value)))] if name.rpartition(".")[2].lower() in IMAGE else []
+        if isinstance(value, (list, tuple)) and value and all(map(_is_pil, value[:most])):
+            return [_png(image) for image in value[:most]]
+        return [] if _shape(value) is None else [_drawn(image) for image in _images(value, most)]
+    except Exception:  # rule 2
+        return []
+
+
+def _images(value: Any, most: int) -> list[Any]:
+    """The images in an array or tensor, as arrays of shape (H, W) or (H, W, channels)."""
+    tensor = hasattr(value, "detach")
+    if value.ndim == 4:
+        value = value[:most]
+    elif value.ndim == 3:
+        value = value[None]
+    elif value.ndim == 2 and str(value.dtype).endswith("uint8"):
+        value = value[None, ..., None] if not tensor else value[None, None]
+    else:
+        return []
+    first, last = value.shape[1] in (1, 3, 4), value.shape[3] in (1, 3, 4)
+    if not first and not last:
+        return []
+    channels_first = first and (tensor or not last)
+    high, wide = value.shape[2:] if channels_first else value.shape[1:3]
+    if min(high, wide) < MIN_PIXELS:
+        return []
+    step = max(1, max(high, wide) // (2 * IMAGE_PIXELS))
+    value = value[:, :, ::step, ::step] if channels_first else value[:, ::step, ::step]
+    if tensor:
+        value = value.detach().cpu()
+        value = (value.float() if value.dtype.is_floating_point else value).numpy()
+    return [image.transpose(1, 2, 0) if channels_first else image for image in value]
+
+
+def _drawn(image: Any) -> str:
+    from PIL import Image
+
+    if image.dtype != np.uint8:
+        image = np.nan_to_num(image.astype(np.float64), posinf=0, neginf=0)
+        low, high = image.min(initial=0), image.max(initial=1)
+        image = ((image - low) / (high - low) * 255).astype(np.uint8)
+    return _png(Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image))
+
+
+def _png(image: Any) -> str:
+    """An image as a PNG in base64, no larger than is shown."""
+    image = image.copy() if image.mode in ("L", "RGB", "RGBA") else image.convert("RGB")
+    image.thumbnail((IMAGE_PIXELS, IMAGE_PIXELS))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
