@@ -4,36 +4,7 @@ import os
 import time
 
 import pytest
-
-import wds_pipes as wp
-from wds_pipes.testing import make_shards
-
-
-def content(path):
-    with open(path, "rb") as file:
-        return file.read()
-
-
-@pytest.fixture(scope="module")
-def local(tmp_path_factory):
-    """Four local shards of 2 MB each, in 40 samples."""
-    directory = tmp_path_factory.mktemp("local")
-    return make_shards(directory, shards=4, samples=40, fields={"bin": lambda rng, _: rng.randbytes(50_000), "cls": lambda rng, _: b"%d" % rng.randrange(10)})
-
-
-def samples(urls, remote=None, seed=None, **options):
-    """A pipe of raw samples."""
-    if remote is not None:
-        options = {"storage_options": remote.storage_options, "readahead_bytes": 2 << 20, **options}
-    return wp.ShardList(urls, shuffle=seed is not None, seed=seed or 0).open_shards(**options).load_tar().group_by_key()
-
-
-def bare(sample):
-    return {name: value for name, value in sample.items() if name != "__url__"}
-
-
-def put_all(remote, local):
-    return [remote.put(f"d/{os.path.basename(path)}", content(path)) for path in local]
+from remote import bare, put_all, samples
 
 
 def test_samples_are_those_of_local_shards(remote, local):

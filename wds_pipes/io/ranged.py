@@ -282,7 +282,8 @@ class RemoteShard(io.RawIOBase):
         patience = max(1.0, pool.reading.timeout_seconds / 4)
         pool.requests += 1
         try:
-            answer = await asyncio.wait_for(self._store.ask(self._path, at, block.stop), patience)
+            async with asyncio.timeout(patience):
+                answer = await self._store.ask(self._path, at, block.stop)
         except RefusedError as refused:
             if refused.status != 416:
                 raise
@@ -297,16 +298,25 @@ class RemoteShard(io.RawIOBase):
 
     def _nothing(self, refused: RefusedError, at: int) -> Answer:
         """What a store means that has nothing at byte ``at``: the shard ends there, or before."""
-        size = refused.size if refused.size is not None else self.size if self.size is not None else 0 if at == 0 else None
+        if self._answered:
+            self._changed(at, f"{self.size} bytes", "fewer" if refused.size is None else refused.size)
+        size = refused.size if refused.size is not None else at if at in (0, self.size) else None
         if size is None or size < at:
             self._too_short(at, size)
-
         return Answer(at, at, size, self.tag, one_piece(b""))
 
     def _too_short(self, at: int, size: int | None) -> NoReturn:
         url = redact(self._url)
         has = "fewer" if size is None else f"only {size}"
         raise StateError(f"the state stands at byte {at} of shard {url}, which has {has}: it was changed since.")
+
+    def _changed(self, at: int, before: object, now: object) -> NoReturn:
+        url = redact(self._url)
+        raise ShardError(
+            f"shard {url} was changed while it was read ({before} became {now}), byte {at}. Write shards under new names, and start this epoch again.",
+            url=url,
+            offset=at,
+        )
 
     def _check(self, answer: Answer, at: int, block: _Block) -> None:
         """Rule 4; from the first answer on it is known what the object is."""
@@ -316,11 +326,7 @@ class RemoteShard(io.RawIOBase):
             raise ShardError(f"shard {url} has {answer.size} bytes, and {self._expected} were expected. Make the index again, or restore the shard.", url=url)
         for now, before in ((answer.size, self.size), (answer.tag, self.tag)):
             if now is not None and before is not None and now != before:
-                raise ShardError(
-                    f"shard {url} was changed while it was read ({before} became {now}), byte {at}. Write shards under new names, and start this epoch again.",
-                    url=url,
-                    offset=at,
-                )
+                self._changed(at, before, now)
         first = not self._answered
         self._answered = True
         self.size, self.tag = self.size if answer.size is None else answer.size, self.tag or answer.tag
@@ -351,7 +357,8 @@ class RemoteShard(io.RawIOBase):
                 await block.paused.wait()
                 block.paused = None
             try:
-                piece = await asyncio.wait_for(pieces.__anext__(), patience)
+                async with asyncio.timeout(patience):
+                    piece = await pieces.__anext__()
             except StopAsyncIteration:
                 break
             except TimeoutError:
@@ -483,6 +490,8 @@ class RemoteShard(io.RawIOBase):
             if self._whole_feed:
                 self._feed.close()
         super().close()
+        with self._feed.filled:
+            self._feed.filled.notify_all()  # whoever waits for bytes in another thread
 
     def _stop(self) -> None:
         for block in self.blocks:

@@ -258,6 +258,8 @@ def _described(status: int, headers: Any, start: int, pieces: AsyncIterator[byte
     if not ranged or ranged[1] is None:
         raise FaultyError(f"an answer to a request from byte {start} on does not say which bytes it holds")
     first, stop, size = int(ranged[1]), int(ranged[2]) + 1, None if ranged[3] == "*" else int(ranged[3])
+    if size is not None and start >= size:  # some servers say so in this way
+        raise RefusedError(416, f"it has {size} bytes", size=size)
     if first != start:
         raise FaultyError(f"an answer begins at byte {first} instead of {start}")
     if length is not None and length != stop - first:

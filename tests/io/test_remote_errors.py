@@ -1,0 +1,276 @@
+"""Remote shards that cannot be read: at once or within the timeout, an error that says which, where, why and what to do, without secrets."""
+
+import gzip
+import os
+import time
+import traceback
+import warnings
+
+import pytest
+from remote import bare, content, put_all, samples
+from servers.process import free_port
+
+import wds_pipes as wp
+from wds_pipes import ShardError, StateError
+
+
+def fails(pipe, error=ShardError, most_seconds=5.0):
+    """The error of a pipe that fails, with what a terminal would show of it."""
+    start = time.monotonic()
+    with pytest.raises(error) as caught:
+        list(pipe)
+    assert time.monotonic() - start < most_seconds
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "testsecret1234" not in shown
+    return caught.value
+
+
+def test_an_object_that_is_not_there(remote):
+    """It is asked for once."""
+    url = f"{remote.url}/missing.tar"
+    error = fails(samples(url, remote))
+    assert str(error).startswith(f"shard {url} does not exist: check its name (")
+    assert error.url == url
+    assert len(remote.faults.stats(remote.reads)) == 1
+
+
+@pytest.mark.parametrize("protocol", ["s3", "gs"])
+def test_a_bucket_that_is_not_there(s3, gcs, protocol):
+    remote = s3 if protocol == "s3" else gcs
+    assert "does not exist" in str(fails(samples(f"{protocol}://nobody-has-this/x.tar", remote)))
+
+
+def test_a_request_that_is_forbidden(remote, local):
+    """Here by the server's answer."""
+    (url,) = put_all(remote, local[:1])
+    remote.faults.rules({"status": 403})
+    error = fails(samples(url, remote))
+    assert f"shard {url} may not be read: check your credentials" in str(error)
+    assert len(remote.faults.stats(remote.reads)) == 1
+
+
+def test_wrong_keys(s3, local):
+    if not s3.real:
+        pytest.skip("the imitation of S3 takes any keys")
+    s3.direct.client.put_object(Bucket="shards", Key="private.tar", Body=content(local[0]))
+    options = {**s3.storage_options, "secret": "wrong-secret"}
+    error = fails(samples("s3://shards/private.tar", storage_options=options))
+    assert "s3://shards/private.tar may not be read: check your credentials" in str(error)
+    assert "wrong-secret" not in "".join(traceback.format_exception(error))
+    assert "{'anon': True}" in str(fails(samples("s3://shards/private.tar", storage_options={"anon": True, "endpoint_url": s3.endpoint})))
+
+
+def test_no_credentials(s3, local, monkeypatch, tmp_path):
+    """That public data need none, but say so, is in the message."""
+    (url,) = put_all(s3, local[:1])
+    for name in [name for name in os.environ if name.startswith(("AWS_", "FSSPEC_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    error = fails(samples(url, storage_options={"endpoint_url": s3.endpoint}))
+    assert "check your credentials; for public data pass storage_options={'anon': True}" in str(error)
+    assert "NoCredentials" in str(error)
+    assert len(list(samples(url, storage_options={"endpoint_url": s3.endpoint, "anon": True}))) == 40
+
+
+@pytest.mark.parametrize("kind", ["s3", "gcs", "http"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
+def test_nobody_answers(kind, host):
+    """A wrong endpoint is found out soon, since nobody has ever answered."""
+    endpoint = f"http://{host}:{free_port()}"
+    url = {"s3": "s3://b/x.tar", "gcs": "gs://b/x.tar", "http": f"{endpoint}/x.tar"}[kind]
+    options = {"s3": {"key": "testkey", "secret": "testsecret1234", "endpoint_url": endpoint}, "gcs": {"token": "anon", "endpoint_url": endpoint}, "http": {}}
+    error = fails(samples(url, storage_options=options[kind]), most_seconds=10)
+    assert f"shard {url} cannot be read (" in str(error)
+    assert "asked 4 times" in str(error)
+    assert host in str(error)
+
+
+def test_a_state_behind_the_end(remote, local):
+    """The shard was replaced by a shorter one; nothing is read as if it were the same."""
+    (url,) = put_all(remote, local[:1])
+    pipe = samples(url, remote)
+    for number, _ in enumerate(pipe):
+        if number == 30:
+            state = pipe.state_dict()
+            break
+    remote.put("d/shard-000000.tar", content(local[0])[:500_000])
+    resumed = samples(url, remote)
+    resumed.load_state_dict(state)
+    error = fails(resumed, StateError)
+    assert f"of shard {url}" in str(error)
+    assert "it was changed since" in str(error)
+
+
+def test_a_directory_instead_of_an_object(remote, local):
+    put_all(remote, local[:1])
+    for url in (f"{remote.url}/d", f"{remote.url}/d/"):
+        assert url in str(fails(samples(url, remote)))
+
+
+def test_a_503_that_stays(remote, local):
+    """Within the timeout; with URL, offset and cause, and without one request after another."""
+    (url,) = put_all(remote, local[:1])
+    remote.faults.rules({"match": remote.reads, "status": 503, "body": "<Error><Code>SlowDown</Code></Error>"})
+    error = fails(samples(url, remote, timeout_seconds=1.5), most_seconds=3)
+    assert f"shard {url} cannot be read (" in str(error)
+    assert "503" in str(error) or "SlowDown" in str(error)
+    assert "asked" in str(error)
+    assert 2 < len(remote.faults.stats(remote.reads)) < 8
+
+
+def test_a_503_that_begins_in_the_middle(remote, local):
+    (url,) = put_all(remote, local[:1])
+    remote.faults.rules({"match": remote.reads, "status": 503, "skip": 1})
+    pipe = samples(url, remote, timeout_seconds=1.5)
+    got = []
+    with pytest.raises(ShardError) as caught:
+        got += map(bare, pipe)
+    assert got == [bare(sample) for sample in samples(local[0])][: len(got)]
+    assert len(got) == 19  # of the first MiB, but the last, which might not be whole
+    assert caught.value.url == url
+    assert caught.value.offset is not None
+    assert "byte 1048576 cannot be read" in str(caught.value)
+    assert pipe.state_dict()["lanes"]["0"]["delivered"] == 19
+    remote.faults.rules()
+    assert [bare(sample) for sample in _again(pipe)] == [bare(sample) for sample in samples(local[0])][19:]
+
+
+def _again(pipe):
+    pipe.load_state_dict(pipe.state_dict())
+    return pipe
+
+
+def test_a_server_that_wants_to_be_left_alone_for_too_long(remote, local):
+    """Waiting for that would be longer than the timeout: it is told at once."""
+    (url,) = put_all(remote, local[:1])
+    remote.faults.rules({"match": remote.reads, "status": 429, "headers": {"Retry-After": "1000"}})
+    error = fails(samples(url, remote, timeout_seconds=60), most_seconds=2)
+    assert "told to wait 1000 s" in str(error)
+    assert len(remote.faults.stats(remote.reads)) == 1
+
+
+def test_retries_can_be_turned_off(remote, local):
+    (url,) = put_all(remote, local[:1])
+    remote.faults.rules({"match": remote.reads, "status": 503})
+    fails(samples(url, remote, retries=0), most_seconds=2)
+    assert len(remote.faults.stats(remote.reads)) == 1
+
+
+@pytest.mark.parametrize("stall", [{"latency": 1000}, {"stall_after": 100_000, "stall": 1000}], ids=["no answer", "no further byte"])
+def test_a_server_that_stalls_for_ever(remote, local, stall):
+    (url,) = put_all(remote, local[:1])
+    remote.faults.rules({"match": remote.reads, **stall, "times": 1}, {"match": remote.reads, "skip": 1, "stall_after": 0, "stall": 1000})
+    error = fails(samples(url, remote, timeout_seconds=2), most_seconds=4.5)
+    assert error.url == url
+    assert "no answer in" in str(error) or "no byte came for" in str(error)
+
+
+def test_an_etag_that_changes_while_it_is_read(remote, local):
+    (url,) = put_all(remote, local[:1])
+    remote.faults.rules({"match": remote.reads, "skip": 1, "headers": {"ETag": '"other"'}}, {"match": remote.reads, "times": 1, "headers": {"ETag": '"one"'}})
+    assert '("one" became "other"), byte 1048576' in str(fails(samples(url, remote)))
+
+
+@pytest.mark.parametrize("other", ["content", "size"])
+def test_an_object_that_changes_while_it_is_read(remote, local, other):
+    """An error, never a splice of both."""
+    if other == "content" and remote.kind == "gcs":
+        pytest.skip("the imitation of GCS does not say what changes with the content")
+    (url,) = put_all(remote, local[:1])
+    remote.faults.rules({"match": remote.reads, "skip": 1, "latency": 0.4})
+    pipe = iter(samples(url, remote))
+    got = [bare(next(pipe))]
+    remote.put("d/shard-000000.tar", content(local[1]) if other == "content" else content(local[1])[:1_100_000])
+    with pytest.raises(ShardError, match="was changed while it was read"):
+        got += map(bare, pipe)
+    assert got == [bare(sample) for sample in samples(local[0])][: len(got)]
+
+
+def test_an_object_that_shrinks_while_it_is_read(remote, local):
+    """To less than what was read: the server has nothing there (416)."""
+    (url,) = put_all(remote, local[:1])
+    remote.faults.rules({"match": remote.reads, "skip": 1, "latency": 0.4})
+    pipe = iter(samples(url, remote))
+    next(pipe)
+    remote.put("d/shard-000000.tar", content(local[1])[:10_240])
+    with pytest.raises(ShardError, match="was changed while it was read"):
+        list(pipe)
+
+
+def test_an_empty_object_is_what_an_empty_file_is(remote, tmp_path):
+    if remote.kind == "gcs":
+        pytest.skip("the imitation of GCS takes no empty objects")
+    (tmp_path / "empty.tar").write_bytes(b"")
+    url = remote.put("empty.tar", b"")
+    outcomes = []
+    for pipe in (samples([str(tmp_path / "empty.tar")]), samples(url, remote)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                outcomes.append(list(pipe))
+            except ShardError as error:
+                outcomes.append(str(error))
+        outcomes[-1] = f"{outcomes[-1]} {[str(warning.message) for warning in caught]}"
+    assert outcomes[0].replace(str(tmp_path / "empty.tar"), url) == outcomes[1]
+
+
+def test_a_size_that_the_index_does_not_tell(remote, local, tmp_path):
+    """Found at the first answer, before a sample is given."""
+    remote.put("d/shard-000000.tar", content(local[0]))
+    wp.tar.index_shards(local[:1], tmp_path / "index.json")
+    url = remote.put("d/shard-000000.tar", content(local[0])[:1_600_000])
+    error = fails(samples(url, remote, index=tmp_path / "index.json"))
+    assert f"shard {url} has 1600000 bytes, and {os.path.getsize(local[0])} were expected" in str(error)
+
+
+def test_an_answer_in_compressed_form(remote, local):
+    """Its bytes have no fixed places, so it cannot be read by ranges nor resumed."""
+    (url,) = put_all(remote, local[:1])
+    remote.faults.rules({"match": remote.reads, "headers": {"Content-Encoding": "gzip"}})
+    error = fails(samples(url, remote))
+    assert "it is stored with Content-Encoding gzip" in str(error)
+    assert "store it without" in str(error)
+
+
+def test_s3_objects_with_a_content_encoding(s3, local):
+    s3.direct.client.put_object(Bucket="shards", Key="z.tar", Body=gzip.compress(content(local[0]), 1), ContentEncoding="gzip", ACL="public-read")
+    assert "Content-Encoding gzip" in str(fails(samples("s3://shards/z.tar", s3)))
+
+
+@pytest.mark.parametrize("rule", [{"status": 403}, {"status": 404}, {"status": 503}, {"drop": True}, {"truncate": 0}, {"add_length": 10**9}, None])
+def test_secrets_stay_secret(web, local, rule):
+    """In the message, in what caused it, and in the attributes."""
+    put_all(web, local[:1])
+    web.faults.rules(*([{"match": web.reads, **rule}] if rule else []))
+    host = web.endpoint.removeprefix("http://") if rule else f"127.0.0.1:{free_port()}"
+    url = f"http://user:pa55word@{host}/d/shard-000000.tar?X-Amz-Signature=5ecret&token=5ecret"
+    pipe = samples(url, timeout_seconds=1, retries=1, storage_options={"headers": {"Authorization": "Bearer 5ecret"}})
+    error = fails(pipe)
+    shown = "".join(traceback.format_exception(error)) + repr(error.url)
+    assert "5ecret" not in shown
+    assert "pa55word" not in shown
+    assert "d/shard-000000.tar" in shown
+
+
+def test_missing_shards_can_be_skipped_and_counted(remote, local):
+    """Also one that was asked for ahead."""
+    urls = put_all(remote, local[:3])
+    urls[1:1] = [f"{remote.url}/missing.tar"]
+    options = {"storage_options": remote.storage_options, "readahead_bytes": 2 << 20}
+    pipe = wp.ShardList(urls).open_shards(on_error="skip", **options).load_tar().group_by_key()
+    assert [bare(sample) for sample in pipe] == [bare(sample) for sample in samples(local[:3])]
+    assert pipe.counts()["skipped_shards"] == 1
+    with pytest.raises(ShardError, match="max_errors=0"):
+        list(wp.ShardList(urls).open_shards(on_error="skip", max_errors=0, **options).load_tar().group_by_key())
+
+
+def test_shards_that_break_off_can_be_skipped_and_counted(remote, local):
+    """What came before is given, but for the sample before the gap, which may not be whole; and all of the next shard."""
+    urls = put_all(remote, local[:3])
+    remote.faults.rules({"match": "shard-000001", "status": 503, "skip": 1})
+    options = {"storage_options": remote.storage_options, "readahead_bytes": 2 << 20, "timeout_seconds": 1}
+    pipe = wp.ShardList(urls).open_shards(**options).load_tar(on_error="skip").group_by_key()
+    wanted = [bare(sample) for sample in samples(local[:3])]
+    assert [bare(sample) for sample in pipe] == wanted[:59] + wanted[80:]
+    assert pipe.counts()["damaged"] == 1
