@@ -1,0 +1,239 @@
+# %% [markdown]
+# # Several ranks, and resuming on another number of them
+#
+# **You learn** how `PipeLoader` deals an epoch to workers and ranks, how all ranks get the same number of batches, how to save and load for all ranks, also
+# onto another number of them, how to mix data sets, and how to see what training waits for.
+#
+# **You need** `pip install 'wds_pipes[demo]'` (the extra brings matplotlib, for one plot).
+
+# %%
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import wds_pipes as wp
+from wds_pipes import checkpoint
+from wds_pipes.tar import index_shards
+from wds_pipes.testing import make_shards
+
+os.chdir(tempfile.mkdtemp())  # all that is written here goes there
+counts = [20 + number % 7 for number in range(30)]
+index_shards(make_shards("shards", shards=30, samples=counts), "shards/index.json")
+everything = {f"{number:08d}" for number in range(sum(counts))}  # the keys
+print(len(everything), "samples")
+
+# %% [markdown]
+# ## Lanes
+#
+# An epoch is dealt into **lanes**: by default one for each worker of each rank. A lane has its own part of the data, its own shuffle buffer, its own
+# position. Workers and ranks only *host* lanes, giving a batch of each in turn. So, with the same lanes, the number of workers changes nothing but the speed:
+
+
+# %%
+def make_loader(**options):
+    pipe = wp.ShardList("shards/index.json", shuffle=True, seed=3).open_shards().load_tar().group_by_key()
+    return wp.PipeLoader(pipe.shuffle_buffer(20).decode_by_ext().to_tuple("__key__", "cls"), batch_size=8, **options)
+
+
+def keys_of(batches):
+    return [key for keys, _ in batches for key in keys]
+
+
+one_process = list(make_loader(lanes=2, num_workers=0))
+with_workers = make_loader(lanes=2, num_workers=2)
+assert keys_of(one_process) == keys_of(with_workers)
+with_workers.close()
+print(len(one_process), "batches; each key once:", sorted(keys_of(one_process)) == sorted(everything))
+
+# %% [markdown]
+# ## Equal epochs for all ranks
+#
+# If one rank gives a batch more than the others, training hangs: the others have no gradient to add to its last one. With an index (or `samples_per_shard=`)
+# the samples are dealt evenly, and `epoch_end` says what happens to those that are left over. `rank=` and `world_size=` let us see what each of two ranks
+# would get. (In a real training they are found by themselves, from torch.distributed or the environment.)
+
+# %%
+for epoch_end in ("drop", "pad", "exact"):
+    ranks = [make_loader(rank=rank, world_size=2, epoch_end=epoch_end) for rank in range(2)]
+    batches = [list(loader) for loader in ranks]
+    assert [len(loader) for loader in ranks] == [len(given) for given in batches]
+    given = keys_of(batches[0] + batches[1])
+    print(f"{epoch_end:>5}: {[len(given) for given in batches]} batches; {len(given)} samples given, {len(set(given))} different ones;", ranks[1].counts())
+    if epoch_end != "exact":
+        assert len(batches[0]) == len(batches[1])
+    if epoch_end != "drop":
+        assert set(given) == everything
+
+# %% [markdown]
+# - `"drop"` is for training: full batches, as many on each rank. What was left out is counted, and is another part of the data in each epoch.
+# - `"pad"` is for evaluation under DDP: some samples are repeated, and each dict sample has `"__padding__"`, which tells repeats, so that you can leave them
+#   out of a mean.
+# - `"exact"` gives each sample once; ranks may differ by a few batches.
+#
+# Without counts several ranks are refused, with the mend, instead of a hang:
+
+# %%
+uncounted = wp.ShardList("shards/*.tar").open_shards().load_tar().group_by_key()
+try:
+    next(iter(wp.PipeLoader(uncounted, batch_size=8, rank=0, world_size=2)))
+except ValueError as error:
+    print(error)
+else:
+    raise AssertionError
+
+# %% [markdown]
+# `loader.with_epoch(batches=1000)` is another way to equal epochs: it cuts one endless stream into pieces, and each goes on where the one before ended.
+#
+# ## A real run of two ranks
+#
+# Each rank saves its part of a checkpoint with `checkpoint.save(directory, loader, step=step)`: one small file, no waiting for the others. It is complete
+# when the files of all ranks are there. Save the model *before*, so that a complete checkpoint of the data is never without it.
+#
+# Say `epoch_end="drop"` if you want to go on with another number of ranks. (One rank alone would give each sample, `"exact"`, if you don't; and a state that
+# was made with another ending is refused.)
+
+# %%
+# %%writefile train_ranks.py
+import json
+
+import torch.distributed as dist
+
+import wds_pipes as wp
+from wds_pipes import checkpoint
+
+dist.init_process_group("gloo")
+pipe = wp.ShardList("shards/index.json", shuffle=True, seed=3).open_shards().load_tar().group_by_key()
+loader = wp.PipeLoader(pipe.shuffle_buffer(20).decode_by_ext().to_tuple("__key__", "cls"), batch_size=8, epoch_end="drop")
+trained = []
+for step, (keys, _) in enumerate(loader, 1):
+    trained += keys  # here the model would be trained
+    if step == 5:
+        dist.barrier()  # after rank 0 has saved the model
+        checkpoint.save("checkpoints", loader, step=step)
+        break
+with open(f"rank-{dist.get_rank()}.json", "w") as file:
+    json.dump(trained, file)
+dist.destroy_process_group()
+
+# %%
+start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train_ranks.py"]
+done = subprocess.run(start, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+assert done.returncode == 0, done.stderr
+for folder, _, files in os.walk("checkpoints"):
+    for name in sorted(files):
+        print(os.path.join(folder, name), os.path.getsize(os.path.join(folder, name)), "bytes")
+
+# %% [markdown]
+# ## Going on with one rank and two workers
+#
+# `checkpoint.load` reads the newest complete checkpoint, by however many ranks it was made, and gives its step. Where lanes and hosts fit, everything goes on
+# as it would have. Otherwise what is left of the epoch is dealt again: each remaining sample exactly once.
+
+# %%
+import json
+
+before = [json.load(open(f"rank-{rank}.json")) for rank in range(2)]
+loader = make_loader(epoch_end="drop", num_workers=2)
+assert checkpoint.load("checkpoints", loader) == 5
+after = keys_of(loader)
+assert len(before[0] + before[1] + after) == len({*before[0], *before[1], *after}), "a sample came twice"
+assert len(everything) - len(before[0] + before[1] + after) == loader.counts()["dropped"]
+print(f"two ranks: {len(before[0])} + {len(before[1])} samples, then one rank: {len(after)}; of {len(everything)}:", loader.counts())
+loader.close()
+
+# %% [markdown]
+# The same with four ranks, which have to be one process each; here they are in one, to look at them. The shards that a lane had open stay with it as a whole,
+# and only those that nobody had opened are dealt evenly. So with few shards, or towards the end of an epoch, `"drop"` may leave out a lot; `counts()` tells
+# how much. With `PipeLoader(lanes=8)` from the beginning, nothing is dealt again on 1, 2, 4 or 8 ranks.
+
+# %%
+four = [make_loader(epoch_end="drop", rank=rank, world_size=4) for rank in range(4)]
+for loader in four:
+    checkpoint.load("checkpoints", loader)
+parts = [keys_of(loader) for loader in four]
+left = [key for part in parts for key in part]
+assert len({*before[0], *before[1], *left}) == len(before[0] + before[1] + left)
+assert len({len(part) for part in parts}) == 1
+dropped = sum(loader.counts()["dropped"] for loader in four)
+assert len(before[0] + before[1] + left) + dropped == len(everything)
+print("each of four ranks gives", len(parts[0]), "of the samples that are left;", dropped, "are dropped")
+
+# %% [markdown]
+# Other ways to keep the state of all ranks: `checkpoint.gather(loader)` gives one state for `torch.save`, and `checkpoint.DCPState(loader)` goes into
+# `torch.distributed.checkpoint`.
+#
+# ## Mixing data sets
+#
+# `wp.mix` draws from several pipelines in exact proportions, not at random: at every place, each source has given its share to less than one sample. It is a
+# pipe like any other.
+
+# %%
+make_shards("photos", shards=2, samples=60, fields={"txt": lambda rng, number: "photo"})
+make_shards("drawings", shards=2, samples=20, fields={"txt": lambda rng, number: "drawing"})
+
+
+def make_mix():
+    sources = {name: wp.ShardList(f"{name}/*.tar", shuffle=True, seed=1).open_shards().load_tar().group_by_key() for name in ("photos", "drawings")}
+    return wp.mix(sources, weights={"photos": 3, "drawings": 1}).decode_by_ext().to_tuple("txt", "__key__")
+
+
+kinds = [kind for kind, _ in make_mix()]
+share = np.cumsum([kind == "drawing" for kind in kinds])
+assert all(abs(count - place / 4) < 1 for place, count in enumerate(share, 1))
+print(kinds[:8], "... in all", len(kinds))
+
+mixed = make_mix()
+items = iter(mixed)
+head = [next(items) for _ in range(30)]
+again = make_mix()
+again.load_state_dict(mixed.state_dict())
+assert list(again) == list(items)
+
+# %% [markdown]
+# `exhausted=` says what happens when one source is at its end: stop there (as here), go on with the others, or begin it again.
+#
+# ## What training waits for
+#
+# `loader.stats()` gives flat numbers for a logger: samples per second, and where time goes. `wait_share` is the share of the time in which training waited
+# for a batch: near 0, data are not what slows you down. `read_share` and `decode_share` divide the time of the workers: into reading (up to `group_by_key`)
+# and all behind it. Three loops over the same images:
+
+# %%
+make_shards("images", shards=2, samples=60, fields={"jpg": lambda rng, number: np.frombuffer(rng.randbytes(96 * 96 * 3), np.uint8).reshape(96, 96, 3)})
+
+
+def measure(step_seconds, *specs):
+    pipe = wp.ShardList("images/*.tar").open_shards().load_tar().group_by_key().decode_by_ext(*specs)
+    loader = wp.PipeLoader(pipe, batch_size=8, collate="list", num_workers=1)
+    for _ in loader:
+        time.sleep(step_seconds)  # the model
+    stats = loader.stats()
+    loader.close()
+    return stats
+
+
+runs = {"raw bytes,\nno model": measure(0), "decoded,\nno model": measure(0, "torchrgb"), "decoded,\na model of 30 ms": measure(0.03, "torchrgb")}
+shares = ["wait_share", "read_share", "decode_share"]
+figure, axis = plt.subplots(figsize=(8, 3.5))
+for place, share in enumerate(shares):
+    axis.bar(np.arange(len(runs)) + 0.25 * (place - 1), [stats[share] for stats in runs.values()], 0.24, label=share)
+axis.set_xticks(range(len(runs)), runs)
+axis.set(ylim=(0, 1), ylabel="share", title="wait: of training's time; read and decode: of the workers' time")
+axis.legend(loc="upper left", bbox_to_anchor=(1, 1))
+plt.show()
+stats = runs["decoded,\na model of 30 ms"]
+assert stats["wait_share"] < runs["decoded,\nno model"]["wait_share"]
+print({name: round(value, 2) for name, value in stats.items()})
+
+# %% [markdown]
+# If `wait_share` is high: with a high `decode_share`, take more workers, or smaller images. With a high `read_share` see `05_s3_gcs_http`.
+#
+# ## What to read next
+#
+# - `05_s3_gcs_http`: shards in a store.
+# - `06_lightning` and `07_imagenet_resnet`: all of this in a training.
