@@ -106,7 +106,7 @@ class WdsPipe(IterDataPipe[T_co]):
         check_not_loaded(self, "as_node()")
         return WdsNode.of(self._stream.stage)
 
-    # methods: begin - as tests/typing/stubs.py writes them, for editors and type checkers; at run time register_stage() makes them
+    # methods: begin - as tests/typing_stubs.py writes them, for editors and type checkers; at run time register_stage() makes them
     if TYPE_CHECKING:
 
         def batch_samples(self, size: int, *, drop_last: bool = False, collate: Callable[[list[Any]], Any] | str | None = None) -> WdsPipe[Any]:
@@ -339,7 +339,7 @@ class _MixedPipe(WdsPipe):
         self._call = _call(stages.Mix, self._stream.stage, (sources, *args), options)
 
 
-# types: begin - as tests/typing/stubs.py writes them
+# types: begin - as tests/typing_stubs.py writes them
 if TYPE_CHECKING:
 
     class BatchSamples(WdsPipe[Any]):

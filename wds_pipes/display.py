@@ -162,7 +162,7 @@ def _fields(item: Any) -> list[tuple[str, Any]]:
 def _preview(name: str, value: Any) -> str:
     """A field in a line or a few."""
     if isinstance(value, str):
-        return cut(hide(value, value) if name == "__url__" else value, MAX_PREVIEW)
+        return cut(hide(value, value) if name.strip("_") == "url" else value, MAX_PREVIEW)
     if isinstance(value, (bytes, bytearray)):
         return f"{len(value):,} bytes"
     if _is_pil(value):
@@ -204,6 +204,8 @@ def _pictures(name: str, value: Any, most: int) -> list[str]:
 def _images(value: Any, most: int) -> list[Any]:
     """The images in an array or tensor, as arrays of shape (H, W) or (H, W, channels)."""
     tensor = hasattr(value, "detach")
+    if not tensor and value.dtype.kind not in "biuf":
+        return []
     if value.ndim == 4:
         value = value[:most]
     elif value.ndim == 3:

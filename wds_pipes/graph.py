@@ -164,7 +164,7 @@ def to_dot(pipe: IterDataPipe[Any]) -> str:
 
 def _dot(text: str) -> str:
     """Text in the quotes of Graphviz."""
-    text = " ".join(text.split()).replace("\\", "\\\\").replace('"', '\\"')
+    text = " ".join(text.split()).replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'
 
 

@@ -1,6 +1,6 @@
 """The stages' signatures as type checkers and editors see them on pipes: what stands between the marks in wds_pipes/datapipes.py.
 
-``python tests/typing/stubs.py`` writes it there anew; a test compares.
+``python tests/typing_stubs.py`` writes it there anew; a test compares.
 """
 
 import ast

@@ -1,0 +1,348 @@
+"""What is shown of pipelines and samples: the chain as it was written, graphs that programs read, HTML that is safe and small; never a secret."""
+
+import base64
+import html.parser
+import io
+import pickle
+import re
+import shutil
+import subprocess
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper, Zipper
+
+import wds_pipes as wp
+from wds_pipes.display import show
+from wds_pipes.testing import make_shards
+
+
+@pytest.fixture
+def pattern(tmp_path, monkeypatch):
+    """Four shards by a pattern relative to the working directory."""
+    make_shards("." if monkeypatch.chdir(tmp_path) else tmp_path, shards=4, samples=3, fields=("jpg", "cls", "txt"))
+    return "shard-{000000..000003}.tar"
+
+
+def chain(pattern, **options):
+    return wp.ShardList(pattern, **options).open_shards().load_tar().group_by_key()
+
+
+def double(sample):
+    return sample
+
+
+def augment(sample, rng):
+    return sample
+
+
+class Parsed(html.parser.HTMLParser):
+    """The tags and texts of HTML, whose tags must all be closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.texts, self.images, self._open = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        if tag == "img":
+            self.images.append(dict(attributes)["src"])
+        else:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    def pictures(self):
+        return [Image.open(io.BytesIO(base64.b64decode(source.removeprefix("data:image/png;base64,")))) for source in self.images]
+
+
+# Pipelines
+
+
+def test_repr_is_the_chain_with_what_was_chosen(pattern):
+    pipe = chain(pattern, shuffle=True, seed=7).shuffle_buffer(1000, seed=None).decode_by_ext("rgb8", {"seg.png": len}, on_error="skip")
+    pipe = pipe.map_samples(augment).filter_samples(lambda sample: True).to_tuple("jpg;png", "cls").batch_samples(size=8, drop_last=False, collate="list")
+    assert repr(pipe) == str(pipe)
+    assert repr(pipe) == (
+        "ShardList('shard-{000000..000003}.tar' (4 shards), shuffle=True, seed=7).open_shards().load_tar().group_by_key().shuffle_buffer(1000)"
+        ".decode_by_ext('rgb8', {'seg.png': len}, on_error='skip').map_samples(augment).filter_samples(lambda).to_tuple('jpg;png', 'cls')"
+        ".batch_samples(8, collate='list')"
+    )
+
+
+def test_repr_of_mix_and_of_interleaved_shards(pattern):
+    pipe = wp.mix({"a": chain(pattern).interleave_shards(2), "b": chain(pattern, seed=1)}, {"a": 9, "b": Fraction(1, 2)}, exhausted="drop").shuffle_buffer(5)
+    one = "ShardList('shard-{000000..000003}.tar' (4 shards)"
+    steps = ".open_shards().load_tar().group_by_key()"
+    assert repr(pipe) == (
+        f"mix({{'a': {one}){steps}.interleave_shards(2), 'b': {one}, seed=1){steps}}}, weights={{'a': 9, 'b': Fraction(1, 2)}}, exhausted='drop')"
+        ".shuffle_buffer(5)"
+    )
+
+
+def test_repr_of_torchs_own_pipes_before_between_and_behind():
+    pipe = IterableWrapper(["a.tar"], deepcopy=False).open_shards().map(double).load_tar().batch(4, drop_last=True)
+    assert repr(pipe) == "IterableWrapper(['a.tar'], deepcopy=False).open_shards().map(double).load_tar().batch(4, drop_last=True)"
+    assert repr(show(pipe.shuffle(buffer_size=10))) == f"{pipe!r}.shuffle(buffer_size=10)"
+    left, right = IterableWrapper(["a.tar"]).open_shards().fork(2)
+    assert repr(show(Zipper(left, right).map(double))).endswith(".map(double)")
+
+
+def test_a_long_list_and_one_that_can_be_read_only_once_are_short(tmp_path):
+    paths = make_shards(tmp_path, shards=40, samples=0)
+    for urls in (paths, iter(paths), tuple(paths)):
+        text = repr(wp.ShardList(urls, samples_per_shard=[0] * 40))
+        assert text.startswith(("ShardList(['", "ShardList(('"))
+        assert re.search(r", \.\.\.[\])] \(40 shards\), samples_per_shard=\[0, 0, 0, \.\.\.\]\)$", text)
+        assert len(text) < 400
+    long = repr(wp.ShardList("https://host/" + "a" * 5000 + "-{0..9}.tar"))
+    assert len(long) < 130
+    assert long.endswith("-{0..9}.tar' (10 shards))")
+
+
+def every_view(pipe):
+    return [repr(pipe), pipe.to_mermaid(), pipe.to_dot(), pipe._repr_html_(), repr(show(pipe))]
+
+
+def test_secrets_are_in_none_of_the_views_nor_in_what_is_pickled_for_them():
+    options = {"key": "SECRET", "secret": "SECRET", "client_kwargs": {"headers": {"Authorization": "Bearer SECRET"}}, "anon": False}
+    pipe = wp.ShardList(["https://me:SECRET@host/a.tar?sig=SECRET", "s3://b/c?X-Amz-Signature=SECRET&v=1"], storage_options=options)
+    pipe = pipe.open_shards(storage_options=options, allow_pipe=True)
+    alone = wp.ShardList("pipe:curl -H SECRET https://me:SECRET@host/{0..3}.tar").open_shards()
+    torchs = IterableWrapper(["https://me:SECRET@host/a.tar?token=SECRET"]).open_shards()
+    for each in (pipe, alone, torchs, wp.mix({"a": pipe})):
+        for view in every_view(each):
+            assert "SECRET" not in view
+    assert "'anon': False" in repr(pipe)
+    assert "https://host/a.tar?sig=..." in repr(pipe)
+    assert b"SECRET" not in pickle.dumps(pipe._call)
+
+
+def test_objects_of_others_are_not_asked_for_their_repr(pattern):
+    class Loud:
+        def __repr__(self):
+            raise AssertionError
+
+        def __call__(self, sample):
+            return sample
+
+    pipe = chain(pattern).map_samples(Loud()).filter_samples(torch.nn.Identity())
+    assert repr(pipe).endswith(".map_samples(Loud(...)).filter_samples(Identity(...))")
+
+
+class Untouchable(IterDataPipe):
+    """A pipe that may not be iterated."""
+
+    def __init__(self, weights):
+        self.weights = weights
+
+    def __iter__(self):
+        raise AssertionError
+
+
+def test_nothing_is_iterated_or_opened():
+    pipe = Untouchable(np.zeros((1000, 1000))).open_shards().load_tar()
+    assert repr(pipe) == "Untouchable(<ndarray float64 (1000, 1000)>).open_shards().load_tar()"
+    assert every_view(wp.ShardList("https://nowhere.invalid/a.tar").open_shards().load_tar())
+
+
+def test_a_stage_of_ones_own_is_shown_by_its_arguments(pattern):
+    class PickSome(wp.Stage):
+        """Some. Not all."""
+
+        def __init__(self, source, *which, password="", table=None, **more):
+            super().__init__(source)
+
+        def run(self):
+            yield from self.source.items
+
+    wp.register_stage(PickSome)
+    try:
+        pipe = wp.ShardList(pattern).pick_some(1, "b", password="SECRET", table=torch.zeros(2, 3), other=[1, 2, 3, 4])
+        assert repr(pipe).endswith(".pick_some(1, 'b', password='...', table=<Tensor float32 (2, 3)>, other=[1, 2, 3, ...])")
+        assert "Some. Not all" in pipe._repr_html_()
+    finally:
+        del IterDataPipe.functions["pick_some"]
+
+
+def test_mermaid(pattern):
+    pipe = wp.mix({"a": chain(pattern).interleave_shards(2), 'b "#1"': chain(pattern)}).map(double)
+    shards = "ShardList('shard-{000000..000003}.tar' (4 shards))"
+    assert pipe.to_mermaid().splitlines() == [
+        "flowchart TD",
+        f'    step0["{shards}"]',
+        '    step1["open_shards()"]',
+        "    step0 --> step1",
+        '    step2["load_tar()"]',
+        "    step1 --> step2",
+        '    step3["group_by_key()"]',
+        "    step2 --> step3",
+        '    step4["interleave_shards(2)"]',
+        '    step3 -->|"2 shards at once"| step4',
+        f'    step5["{shards}"]',
+        '    step6["open_shards()"]',
+        "    step5 --> step6",
+        '    step7["load_tar()"]',
+        "    step6 --> step7",
+        '    step8["group_by_key()"]',
+        "    step7 --> step8",
+        '    step9["mix()"]',
+        '    step4 -->|"a"| step9',
+        '    step8 -->|"b #34;#35;1#34;"| step9',
+        '    step10["map(double)"]',
+        "    step9 --> step10",
+    ]
+
+
+def test_a_pipe_that_two_others_read_from_stands_once_in_a_graph():
+    left, right = IterableWrapper(["a.tar"]).open_shards().fork(2)
+    graph = left.zip(right).load_tar().to_dot()
+    assert graph.count("IterableWrapper") == graph.count("open_shards") == 1
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="needs Graphviz")
+def test_graphviz_reads_what_is_written(pattern):
+    name = 'a "b" <i> &amp; \\ {c}'
+    graph = wp.mix({name: chain(pattern), "é": chain(pattern)}).map(double).batch_samples(2).to_dot()
+    plain = subprocess.run(["dot", "-Tplain"], input=graph, capture_output=True, text=True, check=True).stdout
+    assert len(re.findall(r"^node ", plain, re.MULTILINE)) == 11
+    assert len(re.findall(r"^edge ", plain, re.MULTILINE)) == 10
+    svg = subprocess.run(["dot", "-Tsvg"], input=graph, capture_output=True, text=True, check=True).stdout
+    assert html.unescape(svg).count(name) == 1
+
+
+def test_html_of_a_pipe_lists_its_steps_with_their_help(pattern):
+    pipe = wp.mix({"<script>": chain(pattern), "b": chain(pattern).shuffle_buffer(3)}).to_tuple("<b>")
+    page = Parsed(pipe._repr_html_())
+    assert "script" not in page.tags
+    assert page.tags.count("ol") == 3
+    assert {"<script>", "to_tuple('<b>')", "shuffle_buffer(3)", "Shuffle samples within a moving window"} <= set(page.texts)
+    assert Parsed(show(IterableWrapper([1]).shuffle())._repr_html_()).texts[0] == "IterableWrapper([1])"
+
+
+# Samples
+
+
+def encoded(array, form="PNG"):
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, form)
+    return file.getvalue()
+
+
+def test_a_sample_of_bytes_shows_its_image_and_tells_the_rest():
+    picture = np.zeros((600, 300, 3), np.uint8)
+    picture[:, :, 0] = 255
+    sample = {"__key__": "a<b", "__url__": "https://me:SECRET@host/a.tar", "JPG": b"", "seg.png": encoded(picture), "cls": b"3", "jpg": b"no image"}
+    view = show(sample)
+    page = Parsed(view._repr_html_())
+    [drawn] = page.pictures()
+    assert drawn.size == (96, 192)
+    assert drawn.convert("RGB").getpixel((50, 100)) == (255, 0, 0)
+    assert "a<b" in page.texts
+    assert "SECRET" not in repr(view) + view._repr_html_()
+    assert repr(view).splitlines()[3] == f"seg.png  {len(sample['seg.png']):,} bytes"
+    assert set(sample) == {"__key__", "__url__", "JPG", "seg.png", "cls", "jpg"}
+
+
+RED = np.zeros((40, 20, 3), np.uint8) + np.array([255, 0, 0], np.uint8)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        RED,
+        Image.fromarray(RED),
+        Image.fromarray(RED).convert("CMYK"),
+        RED.astype(np.float32) / 255,
+        torch.from_numpy(RED).permute(2, 0, 1),
+        torch.from_numpy(RED).permute(2, 0, 1).bfloat16() / 255,
+        torch.from_numpy(RED).permute(2, 0, 1).float().div(255).requires_grad_(),
+        [Image.fromarray(RED)],
+        RED[None],
+        np.concatenate([RED, np.full((40, 20, 1), 255, np.uint8)], axis=2),
+    ],
+)
+def test_each_form_of_an_image_is_drawn(value):
+    [drawn] = Parsed(show({"image": value})._repr_html_()).pictures()
+    assert drawn.size == (20, 40)
+    assert abs(np.array(drawn.convert("RGB").getpixel((5, 5))).astype(int) - [255, 0, 0]).max() < 3
+
+
+def test_grey_images_masks_and_normalised_floats_are_drawn():
+    ramp = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    for value in (ramp, ramp[..., None], ramp.astype(np.float32)[..., None] / 100 - 1, torch.from_numpy(ramp), torch.from_numpy(ramp).long()[None]):
+        [drawn] = Parsed(show((value, 3))._repr_html_()).pictures()
+        assert np.array(drawn.convert("L")).ravel().tolist() == pytest.approx(range(256), abs=2)
+
+
+def test_a_batch_shows_some_of_its_images_and_what_it_holds():
+    view = show((torch.zeros(64, 3, 32, 32, dtype=torch.uint8), torch.arange(64), ["a cat"] * 64, torch.tensor(0.5)))
+    assert len(Parsed(view._repr_html_()).images) == 16
+    assert repr(view).splitlines() == [
+        "0  Tensor uint8 (64, 3, 32, 32)",
+        "1  Tensor int64 (64,)",
+        "2  list of 64: ['a cat', 'a cat', 'a cat', ...]",
+        "3  Tensor float32 () 0.5",
+    ]
+
+
+def test_what_is_not_an_image_is_told_by_its_shape():
+    values = [
+        np.zeros((3, 4)),
+        np.zeros((2, 2, 3)),
+        torch.zeros(5, 6, 7),
+        torch.zeros(3, 8, 8, device="meta"),
+        np.zeros((0, 8, 8, 3)),
+        np.zeros((8, 8, 3), dtype=object),
+    ]
+    view = show(values)
+    assert not Parsed(view._repr_html_()).images
+    assert "Tensor float32 (3, 8, 8) on meta" in repr(view)
+    for broken in (np.full((8, 8, 3), np.nan), torch.full((3, 8, 8), float("inf"))):
+        assert len(Parsed(show([broken])._repr_html_()).images) == 1
+
+
+def test_what_is_shown_is_bounded_and_escaped():
+    noise = np.random.default_rng(0).integers(0, 256, (2000, 2000, 3), np.uint8)
+    sample = {f"<field {number}>": noise if number < 20 else "<script>alert(1)</script>" * 10000 for number in range(200)}
+    sample["nested"] = {"a": [[[[[["deep"]]]]]]}
+    view = show(sample)
+    page = Parsed(view._repr_html_())
+    assert "script" not in page.tags
+    assert len(page.images) == 16
+    assert len(view._repr_html_()) < 16 * 192 * 192 * 5
+    assert len(repr(view)) < 50_000
+    assert "and 151 more fields" in repr(view)
+
+
+def test_a_huge_image_is_not_decoded_to_show_it():
+    header = b"P5 60000 60000 255\n"
+    assert Parsed(show({"pgm": header + bytes(100)})._repr_html_()).images == []
+
+
+def test_anything_can_be_shown(pattern):
+    assert repr(show({"json": {"key": "a", "list": [1, 2, 3, 4], "token": None}})) == "json  {'key': 'a', 'list': [1, 2, 3, ...], 'token': None}"
+    assert repr(show(3)).strip() == "3"
+    assert repr(show("text")).strip() == "text"
+    assert repr(show({})) == ""
+    assert repr(show(next(iter(wp.ShardList(pattern).open_shards().load_tar())))).startswith("url     shard-000000.tar\nname    00000000.cls\ndata")
+    for sample in chain(pattern).decode_by_ext("torchrgb"):
+        assert len(Parsed(show(sample)._repr_html_()).images) == 1
+
+
+def test_ipython_finds_the_html(pattern):
+    formatters = pytest.importorskip("IPython.core.formatters")
+    for item in (chain(pattern), show({"a": 1})):
+        assert formatters.HTMLFormatter()(item).startswith("<")
+        assert formatters.PlainTextFormatter()(item) == repr(item)

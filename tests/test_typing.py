@@ -1,0 +1,73 @@
+"""What editors and type checkers know: they agree with what runs, and tell a user's right file from a wrong one."""
+
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typing_stubs import PATH, placed
+
+import wds_pipes as wp
+
+FILES = Path(__file__).parent / "typing"
+WRONG = {
+    number: dict(part.split(": ") for part in line.partition("  # ")[2].split(", "))
+    for number, line in enumerate((FILES / "wrong.py").read_text().splitlines(), 1)
+    if "# mypy: " in line
+}
+REVEALED = {
+    number: line.partition("  # ")[2] for number, line in enumerate((FILES / "right.py").read_text().splitlines(), 1) if line.strip().startswith("reveal_type(")
+}
+
+
+def test_the_signatures_for_editors_are_those_of_the_steps():
+    """If this fails, run ``python tests/typing_stubs.py``."""
+    assert placed(PATH.read_text()) == PATH.read_text()
+
+
+def test_help_teaches_and_signatures_are_whole(urls, capsys):
+    pipe = wp.ShardList(urls)
+    help(pipe.shuffle_buffer)
+    shown = capsys.readouterr().out
+    assert "shuffle_buffer(size: 'int', *, seed: 'int | None' = None)" in shown
+    assert "size: how many samples are held on average" in shown
+    assert str(inspect.signature(pipe.to_tuple)).startswith("(*fields: 'str', on_error: 'str' = 'raise'")
+    assert "shuffle_buffer" in dir(pipe)
+    assert list(inspect.signature(wp.ShardList).parameters)[:2] == ["urls", "shuffle"]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A directory with nothing but a user's files: the package is found where it is installed."""
+    for name in ("right.py", "wrong.py"):
+        shutil.copy(FILES / name, tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_mypy_strict(files):
+    command = [sys.executable, "-P", "-m", "mypy", "--strict", "--config-file=", "--cache-dir=cache", "right.py", "wrong.py"]
+    out = subprocess.run(command, capture_output=True, text=True, cwd=files, check=False).stdout
+    errors = re.findall(r"^(\w+)\.py:(\d+): error: .*\[([\w-]+)\]$", out, re.MULTILINE)
+    assert {(file, int(line), code) for file, line, code in errors} == {("wrong", line, codes["mypy"]) for line, codes in WRONG.items()}, out
+    notes = re.findall(r'^right\.py:(\d+): note: Revealed type is "(.*)"$', out, re.MULTILINE)
+    assert {int(line): kind.replace("wds_pipes.datapipes.", "") for line, kind in notes} == REVEALED
+
+
+def test_pyright(files):
+    pyright = [sys.executable, "-P", "-m", "pyright"]
+    started = subprocess.run([*pyright, "--version"], capture_output=True, text=True, check=False, env={**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"})
+    if started.returncode:
+        pytest.skip(f"pyright cannot start here; at its first run it downloads itself by npm: {started.stderr.strip()[-200:]}")
+    command = [*pyright, "--pythonpath", sys.executable, "--outputjson", "right.py", "wrong.py"]
+    said = json.loads(subprocess.run(command, capture_output=True, text=True, cwd=files, check=False).stdout)["generalDiagnostics"]
+    told = [(Path(each["file"]).stem, each["range"]["start"]["line"] + 1, each) for each in said]
+    errors = {(file, line, each.get("rule")) for file, line, each in told if each["severity"] != "information"}
+    assert errors == {("wrong", line, codes["pyright"]) for line, codes in WRONG.items()}
+    revealed = {line: re.search(r' is "(.*)"$', each["message"])[1] for _, line, each in told if each["severity"] == "information"}
+    assert revealed == REVEALED
