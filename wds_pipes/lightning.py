@@ -3,7 +3,8 @@
     data = WdsDataModule(train="data/train-{000000..000999}.tar", fields=["jpg;png", "cls"], batch_size=64, num_workers=4)
     trainer.fit(model, data, ckpt_path="last")
 
-Works with ``lightning`` and with ``pytorch_lightning``: with the one that is imported when this module is, else with the one that is installed.
+Works with ``lightning`` and with ``pytorch_lightning``: with the one that is imported when this module is, else with the one that is installed. Where a program
+imports both and its Trainer is that of ``pytorch_lightning``, write a ``class Data(ResumableData, pytorch_lightning.LightningDataModule)``.
 
 Rules:
 1. The DataModule has the state, for all ranks. Lightning would keep that of the loader of rank 0 alone, give it to every rank, and drop it where

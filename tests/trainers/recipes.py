@@ -272,3 +272,31 @@ def jax_step(urls, directory, stop):
             if len(given) == stop:
                 break
     return given
+
+
+# Ray Train: this runs on each worker; Ray starts all of them again when one fails, and gives the newest checkpoint. (Ray Data cannot resume an iterator.)
+
+
+def ray_train_worker(config):
+    import tempfile
+
+    import ray.train
+
+    loader, (model, optimizer) = make_loader(config["urls"]), make_model()
+    rank, steps = ray.train.get_context().get_world_rank(), 0
+    if saved := ray.train.get_checkpoint():
+        with saved.as_directory() as directory:
+            state = torch.load(f"{directory}/state.pt", weights_only=True)
+        model.load_state_dict(state["model"])
+        loader.load_state_dict(state["data"])
+        steps = state["steps"]
+    while loader.state_dict()["epoch"] < EPOCHS:
+        for batch in loader:
+            keys = step(model, optimizer, batch)
+            steps += 1
+            config["note"](rank, steps, keys)
+            state = {"model": model.state_dict(), "data": checkpoint.gather(loader), "steps": steps}  # gather() on all ranks
+            with tempfile.TemporaryDirectory() as directory:
+                if rank == 0:
+                    torch.save(state, f"{directory}/state.pt")
+                ray.train.report({"steps": steps}, checkpoint=ray.train.Checkpoint.from_directory(directory) if rank == 0 else None)

@@ -47,14 +47,20 @@ class Model(pl.LightningModule):
 
 
 class Save(pl.Callback):
-    """Saves behind the batches of these numbers."""
+    """Saves behind the batches of these numbers, and at the end of epochs that end there."""
 
     def __init__(self, directory, *numbers):
         self.directory, self.numbers = directory, numbers
 
-    def on_train_batch_end(self, trainer, model, *rest):
+    def save(self, trainer, model, name):
         if len(model.batches) in self.numbers:
-            trainer.save_checkpoint(f"{self.directory}/{len(model.batches)}.ckpt")
+            trainer.save_checkpoint(f"{self.directory}/{name}{len(model.batches)}.ckpt")
+
+    def on_train_batch_end(self, trainer, model, *rest):
+        self.save(trainer, model, "")
+
+    def on_train_epoch_end(self, trainer, model):
+        self.save(trainer, model, "end-")
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +129,19 @@ def test_the_mixin(shards, tmp_path, reload, limit):
         assert keys(first.batches) == given[number:]
         second, _ = fit(Own(shards), load=tmp_path / f"of-{number}" / "1.ckpt", **options)
         assert keys(second.batches) == given[number + 1 :]
+
+
+@pytest.mark.parametrize("counts", [None, SAMPLES])
+def test_the_end_of_an_epoch_with_max_steps(shards, tmp_path, counts):
+    """From there Lightning goes on in the epoch that is over."""
+
+    def run(*callbacks, **options):
+        data = WdsDataModule(train=shards, val=shards[0], batch_size=BATCH, shuffle_buffer=5, seed=3, samples_per_shard=counts)
+        return fit(data, *callbacks, max_epochs=-1, max_steps=20, val_check_interval=3, limit_val_batches=1, **options)[0]
+
+    model = run(Save(tmp_path, 5, 8, 16))
+    for name in ("5", "8", "end-8", "16", "end-16"):
+        assert keys(run(load=tmp_path / f"{name}.ckpt").batches) == keys(model.batches[int(name.rpartition("-")[2]) :]), name
 
 
 class Late(pl.strategies.SingleDeviceStrategy):

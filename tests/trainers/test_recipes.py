@@ -81,3 +81,22 @@ def test_on_two_ranks(urls, tmp_path):
         whole, resumed = rank["own_loop"][0], rank["killed"][1]
         assert len(resumed) in (9, 10)  # a checkpoint does not count where the other rank was ended before it had saved
         assert resumed == whole[-len(resumed) :]
+
+
+@pytest.mark.slow
+def test_ray_train(urls, tmp_path):
+    """A worker is killed by SIGKILL twice; Ray starts both again, and each step trains on what it would have."""
+    if not find_spec("ray"):
+        pytest.skip("needs Ray, which is half a gigabyte: pip install 'ray[train]'")
+    here = str(Path(__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *sys.path]), "GLOO_SOCKET_IFNAME": "lo", "RAY_TRAIN_V2_ENABLED": "1"}
+    command = [sys.executable, f"{here}/on_ray.py", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for rank in range(2):
+        lines = [json.loads(line) for line in (tmp_path / f"keys-{rank}.jsonl").read_text().splitlines()]
+        loader = recipes.make_loader(urls, rank=rank, world_size=2)
+        whole = dict(enumerate((batch["__key__"] for _ in range(2) for batch in loader), 1))
+        assert len(lines) > len(whole) == 12
+        assert dict(lines) == whole
+        assert all(keys == whole[step] for step, keys in lines)
