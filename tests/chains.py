@@ -1,5 +1,7 @@
 """The pipelines that the resume tests run: every registered stage takes part, but for mix, which has several sources and tests of its own."""
 
+import os
+import tempfile
 from typing import Any
 
 from wds_pipes import stages
@@ -15,6 +17,7 @@ def keep(sample: dict[str, Any]) -> bool:
 
 # The arguments that a stage is tried with; a stage that is registered later and needs none joins by itself.
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "CacheShards": ((os.path.join(tempfile.gettempdir(), "never-made"),), {"max_bytes": "1GB"}),  # local shards are not kept
     "ShuffleBuffer": ((3,), {}),
     "MapSamples": ((double,), {}),
     "FilterSamples": ((keep,), {}),
@@ -23,13 +26,14 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "ToTuple": (("txt", "cls", "__key__"), {}),
 }
 BASE = ("OpenShards", "LoadTar", "GroupByKey")
-AFTER = tuple(name for name in stages.__all__ if name not in ("ShardList", "Mix", *BASE))
+AFTER = tuple(name for name in stages.__all__ if name not in ("ShardList", "Mix", "CacheShards", *BASE))
 
 
 def chains() -> dict[str, tuple[str, ...]]:
     """Names of stages by the name of the chain: each prefix of the base, each stage behind it, and long ones."""
     found = {"ShardList": (), "OpenLoad": BASE[:2], "Group": BASE}
     found |= {name: (*BASE, name) for name in AFTER}
+    found["CacheShards"] = ("CacheShards", *BASE, "ShuffleBuffer")
     found["ShuffleBatch"] = (*BASE, "ShuffleBuffer", "BatchSamples")
     found["BatchShuffle"] = (*BASE, "BatchSamples", "ShuffleBuffer")
     found["TwoShuffles"] = (*BASE, "ShuffleBuffer", "FilterSamples", "ShuffleBuffer")

@@ -13,6 +13,7 @@ from wds_pipes.tar import ShardWriter, TarWriter
 
 if TYPE_CHECKING:
     from wds_pipes.datapipes import ShardList, WdsPipe, as_dataset, load_state_dict, mix, register_stage, state_dict
+    from wds_pipes.io.cache import ShardCache
     from wds_pipes.loader import PipeLoader, merge_states
 
 _NEED_TORCH = {
@@ -33,6 +34,7 @@ __all__ = [
     "DecodeError",
     "PipeLoader",
     "SampleError",
+    "ShardCache",
     "ShardError",
     "ShardList",
     "ShardWarning",
@@ -54,6 +56,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "ShardCache":  # locks files in ways that not every system has
+        return _import_module("wds_pipes.io.cache").ShardCache
     if any(name in names for names in _NEED_TORCH.values()):
         raise AttributeError(f"wds_pipes.{name} needs torch, which is not installed: pip install torch")
     raise AttributeError(f"module 'wds_pipes' has no attribute {name!r}")

@@ -112,6 +112,9 @@ class WdsPipe(IterDataPipe[T_co]):
         def batch_samples(self, size: int, *, drop_last: bool = False, collate: Callable[[list[Any]], Any] | str | None = None) -> WdsPipe[Any]:
             """Collect samples into batches."""
 
+        def cache_shards(self, directory: str | os.PathLike[str] | None = None, *, max_bytes: int | str | None = None, verify: bool = True) -> WdsPipe[str]:
+            """Let ``open_shards`` behind it keep remote shards on a local disk."""
+
         def decode_by_ext(
             self,
             *specs: str | Mapping[str, Decoder],
@@ -344,6 +347,9 @@ if TYPE_CHECKING:
 
     class BatchSamples(WdsPipe[Any]):
         """Collect samples into batches."""
+
+    class CacheShards(WdsPipe[str]):
+        """Let ``open_shards`` behind it keep remote shards on a local disk."""
 
     class DecodeByExt(WdsPipe[dict[str, Any]]):
         """Decode the fields of samples by their extensions."""

@@ -35,6 +35,7 @@ from wds_pipes.stage import (
     COUNTED,
     STATE_VERSION,
     Lane,
+    Network,
     Recipe,
     Stage,
     State,
@@ -335,6 +336,7 @@ class PipeLoader:
         self._resume = False
         self._live: weakref.ref[LoaderPass] | None = None
         self._last: Tally | None = None
+        self._network: dict[int, Network] = {}  # what each process has used
 
     @property
     def rank(self) -> Rank:
@@ -518,8 +520,9 @@ class PipeLoader:
 
         ``samples`` and ``batches`` of this rank in this pass, both and ``bytes`` (of the decompressed tars) also ``_per_second`` since its first ``next()``;
         ``wait_seconds`` that the caller waited for batches, and their share of the time; the shares of the workers' busy time in reading (up to and with
-        ``group_by_key``) and in what comes behind it; ``held_samples`` in shuffle buffers; ``epoch``, ``filtered``, ``skipped``, and ``lane_imbalance``, by
-        how many batches the first lane is ahead of the last.
+        ``group_by_key``) and in what comes behind it; ``held_samples`` in shuffle buffers; of the network ``requests``, ``retries``, ``bytes_fetched`` and
+        ``stall_seconds`` that workers waited for bytes; ``epoch``, ``filtered``, ``skipped``, and ``lane_imbalance``, by how many batches the first lane is
+        ahead of the last.
         """
         live, counts = self._last, self.counts()
         found = {"epoch": float(self._position.epoch), "filtered": float(counts["filtered"]), "skipped": float(counts["skipped"])}
@@ -540,6 +543,7 @@ class PipeLoader:
             "wait_share": live.waited / seconds,
             "read_share": reading / busy if busy else 0.0,
             "decode_share": 1 - reading / busy if busy else 0.0,
+            **{name: float(value) for name, value in live.used()._asdict().items()},
             "held_samples": float(sum(lane.held for lane in spent)),
             "lane_imbalance": float(max(delivered) - min(delivered)),
         }
@@ -595,7 +599,7 @@ class LoaderPass:
         self._waiting: set[int] = set()  # the lanes that have not ended
         self._ended: dict[int, LaneState] = {}  # those that have, since the last batch was handed out
         self._bar: Any = None
-        self.tally = Tally()
+        self.tally = Tally(loader._network)
 
     def __iter__(self) -> LoaderPass:
         return self
@@ -677,7 +681,7 @@ class LoaderPass:
             if result.run != self._run or result.lane not in self._waiting:
                 continue
             if result.spent is not None:
-                self.tally.spent[result.lane] = result.spent
+                self.tally.add(result.lane, result.spent)
             if result.error is None and result.state is not None and result.state["ended"]:
                 self._waiting.discard(result.lane)
                 self._loader._commands.end(result.lane)

@@ -71,6 +71,25 @@ class Host:
     hosted: int | None = None
 
 
+class Network(NamedTuple):
+    """What reading from stores has taken in a process.
+
+    Attributes:
+        requests: how many were made.
+        retries: how many of these asked again for what had not come.
+        bytes_fetched: how many bytes came.
+        stall_seconds: how long was waited for them.
+    """
+
+    requests: int = 0
+    retries: int = 0
+    bytes_fetched: int = 0
+    stall_seconds: float = 0.0
+
+
+NO_NETWORK = Network()
+
+
 def damaged(what: str) -> StateError:
     """The error for a state that no pipeline wrote."""
     return StateError(f"the state is damaged: {what}. Use an untouched checkpoint.")
@@ -210,6 +229,11 @@ class Stage(Generic[Out]):
     def bytes_so_far(self) -> int:
         """How many bytes of shards a running chain has read."""
         return 0 if self.source is None else self.source.bytes_so_far
+
+    @property
+    def network(self) -> Network:
+        """What the chain has used of the network in this process."""
+        return NO_NETWORK if self.source is None else self.source.network
 
     def check_resumable(self) -> None:
         """Raise StateError if the position of this chain cannot be known exactly."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, NamedTuple, cast
 
-from wds_pipes.stage import Stage
+from wds_pipes.stage import NO_NETWORK, Network, Stage
 from wds_pipes.stages import GroupByKey, InterleaveShards, Mix, ShuffleBuffer
 
 _EVERY = 16  # one pull in so many is timed and stands for all of them: a clock costs as much as a tiny sample
@@ -21,12 +22,16 @@ class Spent(NamedTuple):
         reading: seconds of these up to and with ``group_by_key``.
         bytes_read: of the decompressed tars.
         held: samples in shuffle buffers.
+        process: the number of its process.
+        network: what that has used of the network so far: see ``Stage.network``.
     """
 
     busy: float = 0.0
     reading: float = 0.0
     bytes_read: int = 0
     held: int = 0
+    process: int = 0
+    network: Network = NO_NETWORK
 
 
 class _Runs(chain[Any]):
@@ -77,21 +82,37 @@ class Meter:
         """What was used so far."""
         read = self._chain[0].bytes_so_far if self._chain else 0
         held = sum(step.holds for step in self._chain if isinstance(step, ShuffleBuffer))
-        return Spent(self.busy, min(self._reading, self.busy), self._bytes_before + read, held)
+        network = self._chain[0].network if self._chain else NO_NETWORK
+        return Spent(self.busy, min(self._reading, self.busy), self._bytes_before + read, held, os.getpid(), network)
 
 
 class Tally:
-    """What a pass over a loader gave behind ``samples_before`` samples of its epoch, and how long its caller waited."""
+    """What a pass over a loader gave behind ``samples_before`` samples of its epoch, and how long its caller waited.
 
-    def __init__(self) -> None:
+    ``network`` is what each process had used of the network when it was last heard of, and ``network_before`` the same when the pass began.
+    """
+
+    def __init__(self, network: dict[int, Network]) -> None:
         self.batches = self.samples_before = 0
         self.waited = 0.0
         self.spent: dict[int, Spent] = {}
+        self.network, self._network_before = network, dict(network)
         self._since = self._until = 0.0
 
     def begin(self) -> None:
         """The pass begins."""
         self._since = time.perf_counter()
+
+    def add(self, lane: int, spent: Spent) -> None:
+        """Keep what a lane has used."""
+        self.spent[lane] = spent
+        self.network[spent.process] = spent.network
+
+    def used(self) -> Network:
+        """What the pass has used of the network."""
+        before = self._network_before
+        parts = [(total, before.get(process, NO_NETWORK)) for process, total in self.network.items()]
+        return Network(*(sum(total[place] - begun[place] for total, begun in parts) for place in range(len(NO_NETWORK))))  # type: ignore[arg-type]
 
     def handed_over(self, asked: float) -> None:
         """A batch that was asked for at a time is handed over now."""

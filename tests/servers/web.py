@@ -83,8 +83,8 @@ class NginxStore(WebStore):
 
 
 @contextlib.contextmanager
-def nginx(*, rate_mb=0.0, latency=0.0):
-    """Nginx with a folder of its own; options as for ``paced_web``.
+def nginx(*, rate_mb=0.0, latency=0.0, upstream=None):
+    """Nginx with a folder of its own, or before the server at ``upstream`` (http://HOST:PORT); options as for ``paced_web``.
 
     Raises:
         Missing: it is not installed.
@@ -95,7 +95,8 @@ def nginx(*, rate_mb=0.0, latency=0.0):
         if not os.path.exists(ECHO):
             raise Missing("needs nginx's echo module: apt-get install --no-install-recommends nginx-light libnginx-mod-http-echo")
         first += f" load_module {ECHO};"
-        locations = f"location / {{ echo_sleep {latency:.3f}; echo_exec @file; }} location @file {{ }}"
+        content = f"proxy_pass {upstream}; proxy_set_header Host $http_host; proxy_max_temp_file_size 0;" if upstream else ""
+        locations = f"location / {{ echo_sleep {latency:.3f}; echo_exec @content; }} location @content {{ {content} }}"
     with tempfile.TemporaryDirectory(prefix="nginx-") as directory, socket.socket() as listening:
         # nginx takes over this socket, whose accepted connections inherit its rate. (nginx's own limit_rate lets the first second's bytes through at once.)
         if rate_mb:
@@ -117,17 +118,18 @@ def nginx(*, rate_mb=0.0, latency=0.0):
             yield NginxStore(endpoint, www, os.path.join(directory, "access.log"), real=True)
 
 
-def paced_web(rate_mb=0.0, latency=0.0):
+def paced_web(rate_mb=0.0, latency=0.0, upstream=None):
     """A context manager with an nginx that is as slow as a network.
 
     Args:
         rate_mb: most MB (10^6 bytes) a second that each connection gives; 0 for no cap.
         latency: seconds before each answer.
+        upstream: pass the requests on to this server, http://HOST:PORT; None: serve files. It goes with a latency.
 
     Raises:
         Missing: nginx, or its echo module where there is a latency, is not installed.
     """
-    return nginx(rate_mb=rate_mb, latency=latency)
+    return nginx(rate_mb=rate_mb, latency=latency, upstream=upstream)
 
 
 @contextlib.contextmanager

@@ -168,6 +168,9 @@ def test_an_error_ends_the_other_readers(tmp_path):
         protocol = "endless"
         cachable = False
 
+        def info(self, path, **options):
+            return {"name": path, "size": None, "type": "file"}
+
         def _open(self, path, mode="rb", **options):
             if path.endswith("missing.tar"):
                 assert started.wait(60)

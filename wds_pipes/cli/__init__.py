@@ -2,7 +2,7 @@
 
 import click
 
-from wds_pipes.cli import cache, demo, index
+from wds_pipes.cli import bench, cache, demo, index
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -11,6 +11,7 @@ def main() -> None:
     """Stream training data from WebDataset tar shards, and resume exactly."""
 
 
+main.add_command(bench.bench)
 main.add_command(cache.cache)
 main.add_command(demo.demo)
 main.add_command(index.index)

@@ -12,6 +12,7 @@ from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.pipe import CommandOutput
 from wds_pipes.io.ranged import Feed, Pool, Reading, RemoteShard, UnreadError
 from wds_pipes.io.urls import hide, local_path, redact
+from wds_pipes.stage import NO_NETWORK, Network
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache import ShardCache
@@ -56,10 +57,10 @@ class Opener:
         return self._pool
 
     @property
-    def used(self) -> tuple[int, int, int, float]:
-        """How many requests, retries and bytes this process has used, and the seconds in which it waited for bytes."""
+    def used(self) -> Network:
+        """What this process has used of the network."""
         pool = self._pool
-        return (0, 0, 0, 0.0) if pool is None or pool.pid != os.getpid() else (pool.requests, pool.retries, pool.bytes_fetched, pool.stalled)
+        return NO_NETWORK if pool is None or pool.pid != os.getpid() else Network(pool.requests, pool.retries, pool.bytes_fetched, pool.stalled)
 
     def open(self, url: str, start: int = 0, feed: Feed | None = None, *, wait: bool = True) -> BinaryIO:
         """A buffered stream of what is stored at ``url``, from byte ``start`` on; ``"-"`` is standard input.
@@ -107,7 +108,9 @@ class Opener:
     def _remote(self, url: str, start: int, feed: Feed | None, wait: bool) -> BinaryIO:
         size, md5 = getattr(url, "size", None), getattr(url, "md5", None) if self._verify else None
         if self._cache is not None:
-            return self._cache.open(str(url), lambda start: self._fetch(url, start, None, size), start=start, size=size, md5=md5)
+            _ = self.pool  # before threads ask for it
+            endpoint = str(self._reading.storage_options.get("endpoint_url") or "")
+            return self._cache.open(str(url), lambda start: self._fetch(url, start, None, size), start=start, size=size, md5=md5, store=endpoint)
         raw = self._fetch(url, start, feed, size, wait)
         return io.BufferedReader(raw if md5 is None or start else _Verified(raw, md5), self._buffer_bytes)
 

@@ -139,8 +139,11 @@ class Feed:
         """Ask for what is next, with so many connections."""
         active = sum(shard.active for shard in self.shards)
         for shard in self.shards:
-            while active < connections and shard.left_to_ask:
-                if self.held >= self.pool.share and shard.blocks:
+            while shard.left_to_ask:
+                waited_for = shard is self.shards[0] and not any(block.pieces or not block.done for block in shard.blocks)
+                if active >= connections and not waited_for:
+                    break
+                if self.held >= self.pool.share and shard.blocks and not waited_for:
                     self.pool.blocked = True
                     break
                 shard.ask(connections)
@@ -168,6 +171,7 @@ class _Block:
         self.done = False
         self.error: Exception | None = None
         self.paused: asyncio.Event | None = None
+        self.rested = False  # it was paused, and a server may have lost patience
         self.task: asyncio.Task[None] | None = None
 
 
@@ -257,8 +261,8 @@ class RemoteShard(io.RawIOBase):
                 story = f"{type(error).__name__}: {error}" if not isinstance(error, (RefusedError, FaultyError, UnreadError)) else str(error)
                 if not verdict.passing:
                     return self._finish(block, self._error(block, f"{verdict.advice} ({story})", error))
-                if block.got > reached:
-                    tries, reached, since = 0, block.got, monotonic()
+                if block.got > reached or block.rested:
+                    tries, reached, since, block.rested = 0, block.got, monotonic(), False
                 tries += 1
                 most = (
                     reading.retries
@@ -332,7 +336,7 @@ class RemoteShard(io.RawIOBase):
         self.size, self.tag = self.size if answer.size is None else answer.size, self.tag or answer.tag
         if answer.size is not None and at > answer.size:
             self._too_short(at, answer.size)
-        if first:
+        if first and block is self.blocks[-1]:  # where the size was known, others may have been asked for behind it
             if answer.start < at or (answer.start == 0 and at == 0 and answer.stop == answer.size):
                 block.stop = answer.size  # a store without ranges, or all there is: one answer gives it all
             elif self.size is not None:
@@ -340,6 +344,7 @@ class RemoteShard(io.RawIOBase):
             elif answer.stop is not None and block.stop is not None:
                 block.stop = None if answer.stop < block.stop else block.stop
             self._next = block.stop if block.stop is not None else self._next
+        if first:
             with self._feed.filled:
                 self._feed.filled.notify()
             self._feed.go_on()
@@ -355,7 +360,7 @@ class RemoteShard(io.RawIOBase):
             while not self._may_read(block):
                 assert block.paused is not None
                 await block.paused.wait()
-                block.paused = None
+                block.paused, block.rested = None, True
             try:
                 async with asyncio.timeout(patience):
                     piece = await pieces.__anext__()

@@ -4,6 +4,7 @@ They need no torch; ``wds_pipes.datapipes`` and ``wds_pipes.nodes`` put them int
 """
 
 from wds_pipes.stages.batch_samples import BatchSamples
+from wds_pipes.stages.cache_shards import CacheShards
 from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.filter_samples import FilterSamples
 from wds_pipes.stages.group_by_key import GroupByKey
@@ -18,6 +19,7 @@ from wds_pipes.stages.to_tuple import ToTuple
 
 __all__ = [
     "BatchSamples",
+    "CacheShards",
     "DecodeByExt",
     "FilterSamples",
     "GroupByKey",

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, cast
 
 from wds_pipes.errors import StateError
 from wds_pipes.ordering import mix, mix_text
-from wds_pipes.stage import Host, Lane, Mark, Stage, check_choice, check_count, damaged
+from wds_pipes.stage import Host, Lane, Mark, Network, Stage, check_choice, check_count, damaged
 
 logger = logging.getLogger("wds_pipes")
 
@@ -183,6 +183,12 @@ class Mix(Stage[Any]):
         ]
         running.items = running.run()
         return running
+
+    @property
+    def network(self) -> Network:
+        """What all sources have used of the network in this process."""
+        used = [source.network for source in self.sources.values()]
+        return Network(*(sum(values) for values in zip(*used, strict=True)))
 
     @property
     def bytes_so_far(self) -> int:

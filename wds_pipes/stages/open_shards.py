@@ -14,7 +14,8 @@ from wds_pipes.io import compression
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.ranged import Feed, Reading
 from wds_pipes.io.urls import redact
-from wds_pipes.stage import Lane, Mark, Stage, Tolerant, check_count
+from wds_pipes.stage import Lane, Mark, Network, Stage, Tolerant, check_count
+from wds_pipes.stages.cache_shards import CacheShards
 from wds_pipes.tar.reader import BLOCK
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class OpenShards(Tolerant[Shard]):
             float(timeout_seconds),
         )
         self.shards_ahead = check_count("shards_ahead", shards_ahead, least=0)
-        self.cache = _cache(cache)
+        self.cache = _cache(cache, source)
         buffer_bytes = check_count("buffer_bytes", buffer_bytes, least=512)
         self.opener = Opener(reading, cache=self.cache, verify=bool(verify), allow_pipe=bool(allow_pipe), buffer_bytes=buffer_bytes)
         self._feed: Feed | None = None  # while running, what remote shards are read among
@@ -248,13 +249,24 @@ class OpenShards(Tolerant[Shard]):
             raise error
         self.skip(error)
 
+    @property
+    def network(self) -> Network:
+        return self.opener.used
+
     def mark(self) -> Mark:
         return self._own(self.at), self._behind or (self.source.mark() if self.source is not None else None)
 
 
-def _cache(cache: ShardCache | str | os.PathLike[str] | None) -> ShardCache | None:
-    if isinstance(cache, (str, os.PathLike)):
+def _cache(given: ShardCache | str | os.PathLike[str] | None, source: Stage[Any] | None) -> ShardCache | None:
+    """The cache that is given, or that a ``cache_shards`` before brings."""
+    while source is not None and not isinstance(source, CacheShards):
+        source = source.source
+    if given is None:
+        return None if source is None else source.cache
+    if source is not None:
+        raise ValueError("there are two caches: pass cache= to open_shards(), or put cache_shards() before it")
+    if isinstance(given, (str, os.PathLike)):
         from wds_pipes.io.cache import ShardCache
 
-        return ShardCache(cache)
-    return cache
+        return ShardCache(given)
+    return given

@@ -24,7 +24,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
-from wds_pipes.io.open import open_url
+from wds_pipes.io.open import Opener, open_url
+from wds_pipes.io.ranged import Reading
 from wds_pipes.io.urls import Urls, expand, local_path, redact
 from wds_pipes.tar.keys import KeySplit, splitter
 from wds_pipes.tar.reader import MAX_SIZE, TarReader
@@ -396,8 +397,10 @@ def index_shards(
         raise ValueError("standard input cannot be indexed, since it has no name: write it to a file first")
     stop = threading.Event()
 
+    opener = Opener(Reading(storage_options or {}))
+
     def read(url: str) -> ShardFacts:
-        return _read_shard(url, splitter(key_split), on_repeated_key, storage_options, stop)
+        return _read_shard(url, splitter(key_split), on_repeated_key, opener, stop)
 
     facts: dict[str, ShardFacts] = {}
     pool = ThreadPoolExecutor(min(threads, len(shards)))
@@ -414,9 +417,9 @@ def index_shards(
     return facts
 
 
-def _read_shard(url: str, split: Callable[[str], tuple[str, str] | None], on_repeated_key: str, storage_options: Options, stop: threading.Event) -> ShardFacts:
+def _read_shard(url: str, split: Callable[[str], tuple[str, str] | None], on_repeated_key: str, opener: Opener, stop: threading.Event) -> ShardFacts:
     shown = redact(url)
-    with open_url(url, storage_options=storage_options) as raw:
+    with opener.open(url) as raw:
         hashed = _Hashed(raw, stop)
         stream = io.BufferedReader(hashed, 1 << 20)
         try:

@@ -1,0 +1,118 @@
+"""cache_shards and open_shards(cache=...): the second epoch needs no store, and nothing about the samples changes."""
+
+import os
+
+import fsspec
+import pytest
+
+import wds_pipes as wp
+from wds_pipes.stages import CacheShards, ShardList
+from wds_pipes.tar import index_shards
+from wds_pipes.testing import check_resume, make_shards
+
+
+@pytest.fixture
+def shards(tmp_path):
+    return make_shards(tmp_path / "local", shards=3, samples=6)
+
+
+def stored(store, shards):
+    """The URLs of shards in a store, without the fault proxy's endpoint in their names."""
+    urls = []
+    for shard in shards:
+        with open(shard, "rb") as file:
+            urls.append(store.put(f"c/{os.path.basename(shard)}", file.read()))
+    return urls
+
+
+def keys(pipe):
+    return [sample["__key__"] for sample in pipe]
+
+
+def test_the_second_epoch_comes_from_the_disk(remote, shards, tmp_path):
+    urls = stored(remote, shards)
+    pipe = wp.ShardList(urls).cache_shards(tmp_path / "cache", max_bytes="1GB").open_shards(storage_options=remote.storage_options).load_tar().group_by_key()
+    first = keys(pipe)
+    asked = len(remote.faults.stats(remote.reads))
+    assert asked >= 3
+    assert keys(pipe) == first == keys(wp.ShardList(shards).open_shards().load_tar().group_by_key())
+    assert len(remote.faults.stats(remote.reads)) == asked
+
+
+def test_by_the_environment(web, shards, tmp_path, monkeypatch):
+    monkeypatch.setenv("WDS_PIPES_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("WDS_PIPES_CACHE_SIZE", "1GB")
+    urls = stored(web, shards)
+    keys(wp.ShardList(urls).cache_shards().open_shards().load_tar().group_by_key())
+    asked = len(web.faults.stats(web.reads))
+    keys(wp.ShardList(urls).open_shards(cache=tmp_path / "cache").load_tar().group_by_key())
+    assert len(web.faults.stats(web.reads)) == asked
+
+
+def test_a_resume_asks_from_its_position_on_and_stores_nothing_of_that_shard(web, tmp_path):
+    [shard] = make_shards(tmp_path / "local", shards=1, samples=50, fields={"bin": lambda rng, _: rng.randbytes(20_000)})
+    [url] = stored(web, [shard])
+
+    def make():
+        return wp.ShardList(url).open_shards(cache=wp.ShardCache(tmp_path / "cache", max_bytes="1GB")).load_tar().group_by_key()
+
+    pipe = make()
+    source = iter(make())
+    for _ in range(40):
+        next(source)
+    items = iter(pipe)
+    for _ in range(40):
+        next(items)
+    state = pipe.state_dict()
+    rest = keys(items)
+    for name in os.listdir(tmp_path / "cache"):
+        os.remove(tmp_path / "cache" / name)
+    web.faults.clear()
+    again = make()
+    again.load_state_dict(state)
+    assert keys(again) == rest
+    assert [int(request.range.removeprefix("bytes=").partition("-")[0]) > 700_000 for request in web.faults.stats(web.reads)] == [True]
+    assert not [name for name in os.listdir(tmp_path / "cache") if name.endswith((".shard", ".part"))]
+
+
+def test_resume_is_exact(shards, tmp_path):
+    """Over remote shards, at every cut, with the cache as it happens to be."""
+    urls = []
+    for shard in shards:
+        with open(shard, "rb") as file:
+            url = f"memory://cache_shards/{os.path.basename(shard)}"
+            fsspec.filesystem("memory").pipe(url, file.read())
+        urls.append(url)
+
+    def make():
+        opened = wp.ShardList(urls, shuffle=True, seed=3).cache_shards(tmp_path / "cache", max_bytes=25_000).open_shards()
+        return opened.load_tar().group_by_key().shuffle_buffer(4)
+
+    check_resume(make)
+
+
+def test_a_flipped_bit_is_not_kept(web, shards, tmp_path):
+    """With an index that knows the checksums, who has read the wrong byte gets an error, and the shard is fetched again."""
+    urls = stored(web, shards)
+    index_shards(shards, tmp_path / "local" / "index.json")
+    web.faults.rules({"match": web.reads, "times": 1, "flip": 700})
+    pipe = wp.ShardList(urls, index=tmp_path / "local" / "index.json").open_shards(cache=wp.ShardCache(tmp_path / "cache", max_bytes="1GB"))
+    expected = keys(wp.ShardList(shards).open_shards().load_tar().group_by_key())
+    pipe = pipe.load_tar().group_by_key()
+    with pytest.raises(wp.ShardError, match="what was read of it"):
+        keys(pipe)
+    web.faults.rules()
+    assert keys(pipe) == expected
+
+
+def test_wrong_arguments(tmp_path, monkeypatch):
+    monkeypatch.delenv("WDS_PIPES_CACHE_DIR", raising=False)
+    urls = ShardList("x.tar")
+    with pytest.raises(ValueError, match="WDS_PIPES_CACHE_DIR"):
+        CacheShards(urls)
+    with pytest.raises(ValueError, match="WDS_PIPES_CACHE_SIZE"):
+        CacheShards(urls, tmp_path)
+    with pytest.raises(ValueError, match="a lot"):
+        CacheShards(urls, tmp_path, max_bytes="a lot")
+    with pytest.raises(ValueError, match="two caches"):
+        wp.ShardList("x.tar").cache_shards(tmp_path, max_bytes=1 << 20).open_shards(cache=wp.ShardCache(tmp_path, max_bytes=1 << 20))

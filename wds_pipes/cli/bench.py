@@ -1,0 +1,151 @@
+"""``wds-pipes bench``: where the time goes between a store and a pipeline."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import click
+
+from wds_pipes.errors import WdsError
+from wds_pipes.io.open import Opener, is_remote
+from wds_pipes.io.ranged import Feed, Reading
+from wds_pipes.io.urls import expand, redact
+from wds_pipes.stage import Stage, Stream
+from wds_pipes.stages import GroupByKey, InterleaveShards, LoadTar, OpenShards, ShardList
+
+_CONNECTIONS = (1, 2, 4, 8, 16, 32)
+_GAIN = 1.15  # more connections are worth it if they give so much more
+_SAME = 0.8  # a pipe that gives so much of the link is as fast as the link, for such a short look
+
+
+class _Seen(NamedTuple):
+    """What was seen in some seconds: MB (10^6 bytes) and samples per second, and the shares of the time that the process computed, and waited for bytes."""
+
+    mb: float
+    samples: float
+    computed: float
+    stalled: float
+
+
+@click.command()
+@click.argument("urls", nargs=-1, required=True)
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="How long to look at each thing.")
+@click.option("--connections", type=click.IntRange(min=1), default=8, show_default=True, help="As in open_shards.")
+@click.option("--readahead-mib", type=click.IntRange(min=1), default=64, show_default=True, help="As readahead_bytes in open_shards.")
+@click.option("--storage-options", default="{}", help="As in open_shards, in JSON: '{\"anon\": true}'.")
+def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib: int, storage_options: str) -> None:
+    """Measure what the link to a store gives, what a pipeline gets of it, and tell which option would help.
+
+    URLS are the shards, with {000..011} or * in quotes. They are read over and over; local ones are measured as they lie in the memory of the machine.
+    """
+    try:
+        options = json.loads(storage_options)
+        if not isinstance(options, dict):
+            raise ValueError("it is no object")
+    except ValueError as error:
+        raise click.UsageError(f'--storage-options is not JSON like {{"anon": true}}: {error}') from error
+    try:
+        shards = expand(urls, options)
+        remote = is_remote(shards[0])
+        click.echo(f"{len(shards)} shard{'s' if len(shards) > 1 else ''}, the first: {redact(shards[0])}")
+        link, enough = _link(shards, seconds, options, readahead_mib << 20) if remote else (0.0, connections)
+
+        def pipe(connections: int, together: int = 1) -> _Seen:
+            opened = OpenShards(ShardList(shards), storage_options=options, connections=connections, readahead_bytes=readahead_mib << 20)
+            chain: Stage[Any] = GroupByKey(LoadTar(opened))
+            return _watch(InterleaveShards(chain, together) if together > 1 else chain, opened.opener, seconds)
+
+        own = pipe(connections)
+        click.echo(f"a pipeline in one process, connections={connections}: {_shown(own)}")
+        together = pipe(enough, min(enough, len(shards))) if remote and len(shards) > 1 else None
+        if together is not None:
+            click.echo(f"the same with interleave_shards({min(enough, len(shards))}), connections={enough}: {_shown(together)}")
+        for line in _advice(own, together, link, connections, (enough, min(enough, len(shards)))):
+            click.echo(f"-> {line}")
+    except (WdsError, ValueError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _link(shards: list[str], seconds: float, options: dict[str, Any], readahead: int) -> tuple[float, int]:
+    """MB per second that the link gives at most, and how many connections that takes."""
+    waits, opener = [], Opener(Reading(options, readahead, 1))
+    for turn in range(5):
+        start = time.perf_counter()
+        opener.open(shards[turn % len(shards)]).close()
+        waits.append(time.perf_counter() - start)
+    click.echo(f"first byte after {statistics.median(waits[1:]) * 1e3:.0f} ms (the first request of all: {waits[0] * 1e3:.0f} ms)")
+    best, enough = 0.0, 1
+    for count in _CONNECTIONS:
+        rate = _raw(shards, seconds / 2, Opener(Reading(options, readahead, count)))
+        click.echo(f"{count:>3} connection{'s' if count > 1 else ' '}: {rate:,.0f} MB/s")
+        if rate < best * _GAIN:
+            return max(best, rate), enough
+        best, enough = rate, count
+    return best, enough
+
+
+def _raw(shards: list[str], seconds: float, opener: Opener) -> float:
+    """MB per second that come, whether somebody has looked at them or not."""
+    buffer, start = bytearray(1 << 20), time.perf_counter()
+    while True:
+        feed = Feed(opener.pool)
+        try:
+            streams = [opener.open(shards[0], 0, feed)]
+            streams += [opener.open(shard, 0, feed, wait=False) for shard in shards[1:16]]
+            for stream in streams:
+                with stream:
+                    while stream.readinto(buffer):  # type: ignore[attr-defined]
+                        if (passed := time.perf_counter() - start) > seconds:
+                            return opener.used.bytes_fetched / passed / 1e6
+        finally:
+            feed.close()
+
+
+def _watch(chain: Stage[Any], opener: Opener, seconds: float) -> _Seen:
+    """What a pipeline gives."""
+    taken = samples = 0
+    stream = Stream(chain)
+    start, busy, before = time.perf_counter(), time.thread_time(), opener.used.stall_seconds
+
+    def endless() -> Iterator[Any]:
+        while True:
+            empty = True
+            for sample in stream:
+                empty = False
+                yield sample
+            if empty:
+                raise ValueError("these shards hold no samples")
+
+    passed = 0.0
+    for sample in endless():
+        samples += 1
+        taken += sum(len(value) for value in sample.values() if isinstance(value, bytes))
+        passed = time.perf_counter() - start
+        if passed > seconds:
+            break
+    return _Seen(taken / passed / 1e6, samples / passed, (time.thread_time() - busy) / passed, (opener.used.stall_seconds - before) / passed)
+
+
+def _shown(seen: _Seen) -> str:
+    return f"{seen.mb:,.0f} MB/s, {seen.samples:,.0f} samples/s; it computed {seen.computed:.0%} of the time, and waited for bytes {seen.stalled:.0%}"
+
+
+def _advice(own: _Seen, together: _Seen | None, link: float, connections: int, better: tuple[int, int]) -> list[str]:
+    """What would make it faster; ``better`` are the connections that were enough, and the shards that were open together."""
+    enough, several = better
+    cores = os.cpu_count() or 1
+    found = []
+    if together is not None and together.mb > own.mb * _GAIN:
+        found.append(f"interleave_shards({several}) with connections={enough} reads {together.mb / own.mb:.1f} times as fast")
+    if link and enough > connections and own.mb < link * _SAME:
+        found.append(f"connections={enough} would help: the link gives {link:,.0f} MB/s with them")
+    if own.computed > _SAME:
+        found.append(f"the process computes all the time: PipeLoader(num_workers=...) uses more of the {cores} cores")
+    if link and own.mb >= link * _SAME and own.computed <= _SAME:
+        found.append("the pipeline takes what the link gives: cache_shards() keeps shards that are read in more than one epoch on a local disk")
+    return found or ["nothing stands out: neither the link nor the processor is used up. Look longer (--seconds), or with more shards"]
