@@ -1,0 +1,155 @@
+# %% [markdown]
+# # A ResNet on ImageNet, with resume
+#
+# **You learn** what a whole training script looks like that you can copy: augmentation, DDP, mixed precision, checkpoints, stopping when the cluster wants
+# its machine back, and going on.
+#
+# **You need** `pip install 'wds_pipes[demo]'` (the extra brings matplotlib, for one plot), and `train_resnet.py`, which lies beside this notebook.
+
+# %%
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+import matplotlib.pyplot as plt
+import numpy as np
+from IPython.display import Code
+from PIL import Image, ImageDraw
+
+import wds_pipes as wp
+
+script = os.path.abspath("train_resnet.py")
+os.chdir(tempfile.mkdtemp())  # all that is written here goes there
+shutil.copy(script, "train_resnet.py")
+
+# %% [markdown]
+# ## The script
+#
+# What there is to see in it:
+#
+# - **Data**: shards of `jpg` and `cls`. Augmentation is a class with `(sample, rng)`: picklable, so that it works with every way of starting workers, and
+#   with all its chance from `rng`.
+# - **Ranks**: `PipeLoader` finds its rank by itself. With the index each rank gets the same number of full batches, and `len(loader)` is known, which the
+#   schedule of the learning rate needs.
+# - **One checkpoint file**: `checkpoint.gather(loader)` gives the state of all ranks, small and of plain types, so it goes beside the model. Any number of
+#   ranks can load it.
+# - **SIGTERM** is only remembered by the handler; after the step all ranks agree to stop, and save.
+# - **The epoch** is asked of the loader, `loader.state_dict()["epoch"]`: nobody has to count it.
+
+# %%
+Code(filename="train_resnet.py")
+
+# %% [markdown]
+# ## A little ImageNet
+
+# %%
+rng = np.random.default_rng(0)
+
+
+def write(folder, count, **options):
+    os.mkdir(folder)
+    with wp.ShardWriter(f"{folder}/%06d.tar", max_samples=20, **options) as writer:
+        for number in range(count):
+            image = Image.fromarray(rng.integers(0, 60, (40, 56, 3), np.uint8))
+            pencil, color = ImageDraw.Draw(image), tuple(int(value) for value in rng.integers(120, 256, 3))
+            if number % 2:
+                pencil.ellipse((8, 2, 48, 38), fill=color)
+            else:
+                pencil.polygon([(8, 38), (28, 2), (48, 38)], fill=color)
+            writer.write({"__key__": f"{number:06d}", "jpg": np.asarray(image), "cls": number % 2})
+
+
+write("train", 320, index="train/index.json")
+write("val", 60)
+sorted(os.listdir("train"))
+
+# %% [markdown]
+# ## Once without interruption, and once with SIGTERM in the second epoch
+#
+# A tiny ResNet on tiny images, so that it takes seconds. (One thread, since sums of floats depend on how they are divided among threads.)
+
+# %%
+options = "--train train/index.json --val val/*.tar --classes 2 --epochs 2 --batch-size 20 --workers 2 --lanes 4"
+options += " --shuffle 50 --size 32 --width 8 --lr 0.05 --save-every 5"
+environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def start(out, *launcher):
+    command = [sys.executable, *launcher, "train_resnet.py", *options.split(), "--out", out]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def follow(process, stop_after=None):
+    """What a training tells; with SIGTERM after a step."""
+    told = []
+    for line in process.stdout:
+        told.append(json.loads(line))
+        if stop_after and told[-1].get("step") == stop_after:
+            process.send_signal(signal.SIGTERM)
+    process.stdout.close()
+    assert process.wait() == 0, process.stderr.read()
+    return told
+
+
+whole, stopped = start("whole"), start("stopped")  # side by side
+stopped = follow(stopped, stop_after=19)
+whole = follow(whole)
+print(*stopped[-3:], sep="\n")
+assert "stopped" in stopped[-1]
+
+# %% [markdown]
+# ## Go on
+#
+# The same command again. And once more on two ranks, from a copy of the same checkpoint.
+
+# %%
+shutil.copytree("stopped", "two-ranks")
+resumed = follow(start("stopped"))
+two_ranks = follow(start("two-ranks", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"))
+
+
+def losses(told):
+    return {facts["step"]: facts["loss"] for facts in told if "loss" in facts}
+
+
+assert losses(stopped) | losses(resumed) == losses(whole)
+assert len(losses(stopped)) + len(losses(resumed)) == len(losses(whole)) == 32
+accuracies = [facts["accuracy"] for facts in whole if "accuracy" in facts]
+assert [facts["accuracy"] for facts in stopped + resumed if "accuracy" in facts] == accuracies
+print("all", len(losses(whole)), "losses are equal; accuracy by epoch:", accuracies)
+print("two ranks went on with step", min(losses(two_ranks)), "and ended with step", max(losses(two_ranks)))
+assert min(losses(two_ranks)) == min(losses(resumed))
+
+# %%
+figure, axis = plt.subplots(figsize=(9, 3.5))
+for told, style, label in (
+    (whole, {"linewidth": 6, "color": "0.8"}, "uninterrupted"),
+    (stopped, {"color": "C3"}, "stopped by SIGTERM"),
+    (resumed, {"color": "C0"}, "resumed"),
+):
+    axis.plot(list(losses(told)), list(losses(told).values()), label=label, **style)
+axis.plot(list(losses(two_ranks)), list(losses(two_ranks).values()), "--", color="C2", label="resumed on two ranks")
+axis.set(xlabel="step", ylabel="loss")
+axis.legend()
+plt.show()
+
+# %% [markdown]
+# Two ranks take twice as many images in a step, so they need half the steps for what was left of the epoch; and the losses are those of rank 0 alone. Lanes
+# that both ranks host alike (`--lanes 4`) go on where they were; an odd number of batches is dealt again, each image at most once: see
+# `04_ranks_and_elastic_resume`.
+#
+# ## For the real one
+#
+# - ImageNet has 1.28 million images, 110 KB each: 140 shards of 1 GB are few for 8 x 8 workers, which is fine with an index; without one, make 1000.
+# - `torchrun --nproc-per-node 8 train_resnet.py --train s3://bucket/train/index.json ...`: see `05_s3_gcs_http`.
+# - Your cluster sends SIGTERM some time before SIGKILL: see that a step and a save fit into it. With SLURM: `#SBATCH --signal=TERM@120`, `--requeue`.
+# - To change the number of ranks often, give `--lanes` a number that all ranks x workers divide.
+#
+# ## What to read next
+#
+# - `11_troubleshooting`, when something doesn't go as it should.
+# - `06_lightning`, if you'd rather not write the loop.
