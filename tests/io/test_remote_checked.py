@@ -1,0 +1,67 @@
+"""Remote shards of which an index tells the MD5: a wrong byte is an error at the shard's end at the latest."""
+
+import os
+
+import pytest
+from remote import bare, content, put_all, samples
+
+import wds_pipes as wp
+from wds_pipes import ShardError
+from wds_pipes.testing import make_shards
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A shard of 12 MB in 12 samples, and its index."""
+    directory = tmp_path_factory.mktemp("large")
+    (path,) = make_shards(directory, shards=1, samples=12, fields={"bin": lambda rng, _: rng.randbytes(1_000_000)})
+    wp.tar.index_shards([path], directory / "index.json")
+    return path, directory / "index.json"
+
+
+@pytest.mark.parametrize("connections", [1, 2, 8])
+def test_whole_shards_pass(remote, large, connections):
+    """With the size known before, ranges are asked for before any answer."""
+    path, index = large
+    url = remote.put("d/shard-000000.tar", content(path))
+    pipe = samples(url, remote, index=index, connections=connections, readahead_bytes=8 << 20)
+    assert [bare(sample) for sample in pipe] == [bare(sample) for sample in samples(path)]
+    assert sum(request.sent for request in remote.faults.stats(remote.reads)) == os.path.getsize(path)
+
+
+def test_a_flipped_bit_is_an_error(remote, local, tmp_path):
+    """Unless nobody wants to know."""
+    wp.tar.index_shards(local[:2], tmp_path / "index.json")
+    urls = put_all(remote, local[:2])
+    rule = {"match": "^GET.*shard-000000", "skip": 1, "times": 1, "flip": 300_000}
+    remote.faults.rules(rule)
+    pipe = samples(urls, remote, index=tmp_path / "index.json")
+    with pytest.raises(ShardError, match="its MD5 is .*, and the index says") as caught:
+        list(pipe)
+    assert caught.value.url == urls[0]
+    assert pipe.state_dict()["lanes"]["0"]["delivered"] == 39
+    remote.faults.rules(rule)
+    got = list(map(bare, samples(urls, remote, index=tmp_path / "index.json", verify=False)))
+    assert len(got) == 80
+    assert sum(sample != whole for sample, whole in zip(got, map(bare, samples(local[:2])))) == 1
+
+
+@pytest.mark.parametrize("shift", [512, -512])
+def test_a_shifted_range_is_an_error(remote, local, tmp_path, shift):
+    """It may be found out before the end, by what is in it."""
+    wp.tar.index_shards(local[:2], tmp_path / "index.json")
+    urls = put_all(remote, local[:2])
+    remote.faults.rules({"match": "^GET.*shard-000000", "skip": 1, "times": 1, "shift_range": shift})
+    with pytest.raises(ShardError) as caught:
+        list(samples(urls, remote, index=tmp_path / "index.json"))
+    assert caught.value.url == urls[0]
+
+
+def test_wrong_bytes_can_be_skipped_and_counted(web, local, tmp_path):
+    """The samples were given before it was known; the next shard is read."""
+    wp.tar.index_shards(local[:2], tmp_path / "index.json")
+    urls = put_all(web, local[:2])
+    web.faults.rules({"match": "shard-000000", "times": 1, "flip": 300_000})
+    pipe = wp.ShardList(urls, index=tmp_path / "index.json").open_shards(readahead_bytes=2 << 20).load_tar(on_error="skip").group_by_key()
+    assert len(list(pipe)) == 79
+    assert pipe.counts()["damaged"] == 1
