@@ -1,0 +1,179 @@
+# %% [markdown]
+# # In torch's and torchdata's own graphs
+#
+# **You learn** how the steps fit among torch's datapipes, into `torchdata.nodes` with `Prefetcher`, `ParallelMapper` and `Loader`, and into `DataLoader` and
+# `StatefulDataLoader`; and where a state is exact.
+#
+# **You need** `pip install wds_pipes` (which brings torch and torchdata).
+
+# %%
+import json
+import os
+import tempfile
+import warnings
+
+from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torchdata.nodes import Loader, ParallelMapper, Prefetcher
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import wds_pipes as wp
+from wds_pipes import nodes
+from wds_pipes.testing import check_resume, make_shards
+
+os.chdir(tempfile.mkdtemp())  # all that is written here goes there
+warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata calls it
+urls = make_shards("data", shards=4, samples=25)
+
+# %% [markdown]
+# Each step exists in two forms with the same name, options and help: as a method of every torch `IterDataPipe`, and as a node of `torchdata.nodes`.
+#
+# ## Datapipes
+#
+# `import wds_pipes` registers the methods. So they may begin behind a pipe of torch's, and torch's `.map`, `.filter`, `.batch` and `.collate` may stand
+# between them or behind.
+
+
+# %%
+def text(sample):
+    return sample["txt"].upper()
+
+
+pipe = IterableWrapper(urls).open_shards().load_tar().group_by_key().decode_by_ext().map(text).batch(10)
+iterator = iter(pipe)
+first = next(iterator)
+state = pipe.state_dict()
+
+resumed = IterableWrapper(urls).open_shards().load_tar().group_by_key().decode_by_ext().map(text).batch(10)
+resumed.load_state_dict(state)
+assert list(resumed) == list(iterator)
+print(resumed)
+
+# %% [markdown]
+# torch's `.shuffle()` and some others keep to themselves what they hold, so no state of them can be exact. They run, but a state is refused, with what to use
+# instead:
+
+# %%
+try:
+    wp.state_dict(wp.ShardList(urls).shuffle().open_shards().load_tar().group_by_key())
+except wp.StateError as error:
+    print(error)
+else:
+    raise AssertionError
+
+# %% [markdown]
+# ## Nodes
+#
+# `torchdata.nodes` composes by calling classes, and `Loader` iterates the last. Nodes have threads: `ParallelMapper` decodes in several of them, `Prefetcher`
+# runs ahead. What they have read ahead is not in the state, so a resume is exact.
+
+
+# %%
+def decode(sample):
+    return sample["__key__"], sample["txt"].decode()
+
+
+def make_graph():
+    samples = nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls, shuffle=True, seed=5))))
+    shuffled = nodes.ShuffleBuffer(samples, 20)
+    decoded = ParallelMapper(shuffled, decode, num_workers=2, method="thread")  # in_order=False would lose samples in a resume
+    return Loader(Prefetcher(nodes.BatchSamples(decoded, 8), prefetch_factor=4))
+
+
+graph = make_graph()
+iterator = iter(graph)
+first = [next(iterator) for _ in range(5)]
+state = json.loads(json.dumps(graph.state_dict()))
+rest = list(iterator)
+
+graph = make_graph()
+graph.load_state_dict(state)
+again = list(graph)
+assert again == rest
+print(len(first), "batches,", len(again), "after the resume")
+
+# %% [markdown]
+# Any pipe is a node, too, with `as_node()`. Several sources? `nodes.Mix({"a": node, "b": node}, weights=...)`.
+
+# %%
+node = wp.ShardList(urls).open_shards().load_tar().group_by_key().as_node()
+keys = [sample["__key__"] for sample in Loader(node)]
+assert keys == [f"{number:08d}" for number in range(100)]
+
+# %% [markdown]
+# ## StatefulDataLoader
+#
+# It can see the state of a plain dataset, not that of a datapipe: give it `pipe.as_dataset()`. Worker i of n reads its own shards, so have at least as many
+# shards as workers. Batches are made in the workers (`batch_samples`), and `batch_size=None`.
+
+
+# %%
+def make_stateful():
+    pipe = wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().shuffle_buffer(20).decode_by_ext()
+    return StatefulDataLoader(pipe.to_tuple("__key__", "cls").batch_samples(8).as_dataset(), batch_size=None, num_workers=2)
+
+
+def keys_of(batches):
+    return [key for keys, _ in batches for key in keys]
+
+
+loader = make_stateful()
+iterator = iter(loader)
+first = [next(iterator) for _ in range(4)]
+state = loader.state_dict()
+rest = keys_of(iterator)
+
+loader = make_stateful()
+loader.load_state_dict(state)  # the same number of workers
+assert keys_of(loader) == rest
+assert sorted(keys_of(first) + rest) == keys
+print(wp.describe_state(state))
+
+# %% [markdown]
+# A bare pipe would lose its state there without a word, so it is refused:
+
+# %%
+try:
+    next(iter(StatefulDataLoader(wp.ShardList(urls), batch_size=None)))
+except wp.StateError as error:
+    print(error)
+else:
+    raise AssertionError
+
+# %% [markdown]
+# ## DataLoader
+#
+# A plain `DataLoader` has no state. It takes both, and deals the shards to its workers, in another order in each epoch. Shuffle with
+# `ShardList(shuffle=True)` and `shuffle_buffer`.
+
+# %%
+pipe = wp.ShardList(urls, shuffle=True).open_shards().load_tar().group_by_key().decode_by_ext()
+loader = DataLoader(pipe.to_tuple("__key__", "cls").batch_samples(8), batch_size=None, num_workers=2)
+assert sorted(keys_of(loader)) == keys
+
+# %% [markdown]
+# ## Which one?
+#
+# | | exact state | another number of workers | ranks |
+# |---|---|---|---|
+# | a bare pipe | yes | - | - |
+# | `torchdata.nodes.Loader` | yes | threads: any | - |
+# | `StatefulDataLoader` | yes | no | - |
+# | `DataLoader` | - | - | a bare pipe: whole shards |
+# | `PipeLoader` | yes | yes | yes |
+#
+# ## A graph of your own? Check it
+#
+# `check_resume` cuts a pipeline at every position, resumes it in a new one, compares the rest, and cuts that one again. It takes whatever can be iterated and
+# has `state_dict()` and `load_state_dict()`, and belongs into your tests.
+
+# %%
+few = make_shards("few", shards=2, samples=5)
+epochs = check_resume(lambda: wp.ShardList(few, shuffle=True).open_shards().load_tar().group_by_key().shuffle_buffer(4).batch(3))
+print("exact at every cut of", len(epochs[0]), "batches")
+
+# %% [markdown]
+# ## What to read next
+#
+# - `09_your_own_stage`, for a step that is not there.
+# - `04_ranks_and_elastic_resume` for `PipeLoader`.
