@@ -125,8 +125,10 @@ def show(item: Any) -> View:
     long text is cut.
 
     Args:
-        item: what a pipe or a loader gave, or any pipe, also one of torch's. It is not changed, and a pipe is not iterated.
+        item: what a pipe or a loader gave, or any pipe, also one of torch's. It stays as it is, and a pipe is not iterated.
     """
+    if hasattr(type(item), "_repr_html_"):  # it knows how to show itself
+        return View(repr(item), item._repr_html_())
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and isinstance(item, torch_data.IterDataPipe):
         from wds_pipes.graph import to_html, to_text

@@ -74,7 +74,7 @@ def step_of(pipe: IterDataPipe[Any]) -> Step:
     if call is not None and call.name == MIX:
         return Step(call, dict(zip(parts["_stream"].stage.sources, found, strict=True)), False, _summary(pipe))
     if call is not None:
-        return Step(call, sources, len(sources) == 1, _summary(pipe))
+        return Step(call, sources, call.name[0].islower(), _summary(pipe))
     name, method = _torch_name(type(pipe))
     signature = inspect.signature(type(pipe).__init__)
     values = {name: parts[name] for name in signature.parameters if name in parts and not _holds(parts[name])}
