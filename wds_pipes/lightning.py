@@ -111,6 +111,8 @@ class _TrainLoader:
             self._over = False
             if (epoch := self._next_epoch()) is not None:
                 loader.set_epoch(epoch)
+            elif self._at is not None:
+                loader.load_state_dict(self._at)  # Lightning has not asked for the end of the pass, so the loader does not know that it is over
         elif self._base is not None:
             loader.load_state_dict(self._base)
         self._base = self._at = loader.state_dict()
@@ -203,6 +205,8 @@ class ResumableData:
         class Data(ResumableData, LightningDataModule):
             def train_dataloader(self):
                 return self.resumable(wds_pipes.PipeLoader(...))
+
+    Where the Trainer is given a PipeLoader itself, Lightning saves that of rank 0 alone, and where the length is not known a batch behind the model.
 
     With several training loaders give each a name. Their states are in the checkpoint under the name of your class, which so must stay. If you override
     ``state_dict`` or ``load_state_dict``, call ``super()``'s.
@@ -409,6 +413,11 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         for name, source in self._sources.items():
             if isinstance(source, (str, list, tuple)) and batch_size is None:
                 raise ValueError(f"{name} is given by URLs, so batch_size must say how many samples make a batch")
+        # Lightning looks whether these are overridden.
+        if val is None:
+            self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
+        if test is None:
+            self.test_dataloader = super().test_dataloader  # type: ignore[method-assign]
         self._fields, self._decode, self._shuffle_buffer, self._seed = fields, decode, shuffle_buffer, seed
         self._samples_per_shard, self._index = samples_per_shard, index
         self._options: dict[str, Any] = {
@@ -428,10 +437,10 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         return self.resumable(self._loader("train"))
 
     def val_dataloader(self) -> Any:
-        return _EvalLoader(self._loader("val")) if self._sources["val"] is not None else []
+        return _EvalLoader(self._loader("val"))
 
     def test_dataloader(self) -> Any:
-        return _EvalLoader(self._loader("test")) if self._sources["test"] is not None else []
+        return _EvalLoader(self._loader("test"))
 
     def teardown(self, stage: str) -> None:
         super().teardown(stage)

@@ -144,6 +144,22 @@ def test_the_end_of_an_epoch_with_max_steps(shards, tmp_path, counts):
         assert keys(run(load=tmp_path / f"{name}.ckpt").batches) == keys(model.batches[int(name.rpartition("-")[2]) :]), name
 
 
+@pytest.mark.parametrize("batches", [3, 8, 11])
+def test_one_stream_cut_into_epochs(shards, tmp_path, batches):
+    """with_epoch(): the Trainer's epochs end where it says, and go on in the data from there."""
+
+    def run(*callbacks, **options):
+        pipe = wp.ShardList(shards, shuffle=True, seed=3, samples_per_shard=SAMPLES).open_shards().load_tar().group_by_key(fields=["cls"]).decode_by_ext()
+        data = WdsDataModule(train=lambda: wp.PipeLoader(pipe, batch_size=BATCH).with_epoch(batches=batches))
+        return fit(data, *callbacks, max_epochs=3, **options)[0]
+
+    model = run(Save(tmp_path, 2, batches, batches + 1))
+    assert len(model.batches) == 3 * batches
+    assert sorted(flat(keys(model.batches[:8]))) == [f"{number:08d}" for number in range(24)]
+    for name in ("2", f"{batches}", f"end-{batches}", f"{batches + 1}"):
+        assert keys(run(load=tmp_path / f"{name}.ckpt").batches) == keys(model.batches[int(name.rpartition("-")[2]) :]), name
+
+
 class Late(pl.strategies.SingleDeviceStrategy):
     """Loads the checkpoint when the training data are set up already, as FSDP and DeepSpeed do."""
 
