@@ -137,9 +137,9 @@ print("exact at every cut of", len(epochs[0]), "items; and of what was resumed t
 # %% [markdown]
 # ## One that holds nothing
 #
-# Most stages are simpler: when they yield, all that they have taken is given. Then there is no `mark` to write. Say `holds_nothing = True`, and the stage may
-# also stand behind `batch_samples` in a `PipeLoader`. Here is one that packs texts into pieces of at least so many characters: an item is given as soon as it
-# is full.
+# Most stages are simpler: when they yield, all that they have taken is given. Then there is no `mark` to write. Say so with `holds_nothing = True`, of which
+# a `PipeLoader` makes use when it deals an epoch again. Here is one that packs texts into pieces of at least so many characters: an item is given as soon as
+# it is full.
 
 
 # %%
