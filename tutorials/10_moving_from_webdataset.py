@@ -181,7 +181,7 @@ print("equal, both ways")
 
 # %%
 index_shards("data/*.tar", "data/index.json")
-assert len(wids.ShardListDataset("data/index.json", cache_dir="cache", transformations=None)) == 200
+assert len(wids.ShardListDataset("data/index.json", cache_dir="cache", transformations=[])) == 200
 assert len(wp.PipeLoader(wp.ShardList("data/index.json").open_shards().load_tar().group_by_key(), batch_size=10)) == 20
 
 # %% [markdown]
