@@ -214,7 +214,9 @@ def test_interleaved_shards_resume_and_are_dealt_again(lanes, counted_urls):
         assert sorted(got) == ALL
 
 
-def test_a_mix_resumes_with_its_lanes_and_says_that_it_is_not_dealt_again(counted_urls):
+def test_a_mix_goes_on_lane_by_lane(counted_urls):
+    """On another number of lanes the old ones go on whole: the proportions hold in each by itself."""
+
     def mixed(lanes):
         sources = {
             name: wp.ShardList(part, seed=2).open_shards().load_tar().group_by_key() for name, part in (("a", counted_urls[:4]), ("b", counted_urls[4:]))
@@ -222,7 +224,12 @@ def test_a_mix_resumes_with_its_lanes_and_says_that_it_is_not_dealt_again(counte
         return wp.PipeLoader(wp.mix(sources, weights={"a": 1, "b": 2}, exhausted="drop").shuffle_buffer(3), batch_size=2, collate="list", lanes=lanes)
 
     check_resume(lambda: mixed(2))
-    source = mixed(2)
-    next(iter(source))
-    with pytest.raises(wp.StateError, match=r"mix\(\) cannot be dealt to another number of lanes"):
-        mixed(3).load_state_dict(source.state_dict())
+    for lanes in (1, 3):
+        source = mixed(2)
+        items = iter(source)
+        got = [key for _ in range(3) for key in keys(next(items))]
+        again = mixed(lanes)
+        again.load_state_dict(json.loads(json.dumps(source.state_dict())))
+        got += [key for batch in again for key in keys(batch)]
+        assert sorted(got) == ALL
+        assert again.counts()["delivered"] == len(ALL)

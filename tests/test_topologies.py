@@ -118,6 +118,12 @@ def not_bad(number):
     return number % 7 != 3
 
 
+def mixed(urls, fn=lambda pipe: pipe):
+    """A mix of the even and the odd shards."""
+    halves = {"even": urls[::2], "odd": urls[1::2]}
+    return wp.mix({name: fn(base(half)) for name, half in halves.items() if half}, weights=[2, 1][: len(urls)], exhausted="drop", seed=5)
+
+
 # Pipes by name: the chain, which samples of the epoch it gives, and whether all of them (not those of batches that are left out).
 PIPES = {
     "plain": (base, lambda number: True, True),
@@ -133,10 +139,13 @@ PIPES = {
     "batches": (lambda urls: base(urls).shuffle_buffer(3).batch_samples(3, collate="list").map_samples(list), lambda number: True, True),
     "full batches": (lambda urls: base(urls).shuffle_buffer(3).batch_samples(3, collate="list", drop_last=True), lambda number: True, False),
     "torch": (lambda urls: base(urls).map(dict).shuffle_buffer(3), lambda number: True, True),
+    "mix": (lambda urls: mixed(urls).shuffle_buffer(3), lambda number: True, True),
+    "mix of filtered": (lambda urls: mixed(urls, lambda pipe: pipe.shuffle_buffer(3).filter_samples(wanted)), lambda number: number % 5 != 2, True),
+    "mix of batches": (lambda urls: mixed(urls, lambda pipe: pipe.shuffle_buffer(3).batch_samples(2, collate="list")), lambda number: True, True),
     "counted": (lambda urls: base(urls, samples_per_shard=counts_of(urls)).shuffle_buffer(4), lambda number: True, True),
     "counted and filtered": (lambda urls: base(urls, samples_per_shard=counts_of(urls)).filter_samples(wanted), lambda number: number % 5 != 2, True),
 }
-BATCHED = ("batches", "full batches")
+BATCHED = ("batches", "full batches", "mix of batches")
 SHARDS = {"some": [3, 0, 5, 2, 9, 4, 6], "few": [7, 11], "one": [13], "many": [1, 2, 0, 3, 1, 2, 0, 0, 4, 1, 2, 1, 3, 2], "empty": [0, 0, 3]}
 counted = {}
 
@@ -159,7 +168,7 @@ def collections(tmp_path_factory):
 TOPOLOGY = st.tuples(st.integers(1, 3), st.sampled_from([0, 0, 1, 2, 3]), st.integers(1, 3), st.sampled_from([1, 1, 2, 0, 3, 6]))
 
 
-@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=1600, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(pipe=st.sampled_from(sorted(PIPES)), shards=st.sampled_from(sorted(SHARDS)), history=st.lists(TOPOLOGY, min_size=3, max_size=7))
 def test_random_histories_of_topologies(pipe, shards, history, collections):
     """Up to six changes: the union of what was delivered is the epoch exactly once, and at each cut the counts are those of what was delivered."""

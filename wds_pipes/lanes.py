@@ -7,7 +7,7 @@ Rules:
    between items) runs over the parts as one stream, so that no batch is cut short where a part ends.
 3. To deal the rest of an epoch again, each lane leaves a *tail* (the shards that it had opened, from its position on, under its old name, since its shuffle
    goes by that) and the shards that it had not opened. Tails go to the new lanes in turn, unopened shards are dealt as in rule 1, so that with known numbers
-   of samples the lanes are equal again.
+   of samples the lanes are equal again. Of a mix, all lanes are tails.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, NoReturn, cast
 
-from wds_pipes.errors import ShardError, StateError
-from wds_pipes.stage import COUNTED, TROUBLE, Lane, Mark, Out, Stage, damaged
+from wds_pipes.errors import ShardError
+from wds_pipes.stage import COUNTED, Lane, Mark, Out, Stage, damaged
 from wds_pipes.stages import BatchSamples, Mix, ShardList
 from wds_pipes.stages.shard_list import Piece
 
@@ -76,15 +76,17 @@ class Deal:
         total = sum(source.samples[shard] for shard in source.epoch_order(source.seed, epoch))
         return cls(lanes, tuple((lane + 1) * total // lanes - lane * total // lanes for lane in range(lanes)))
 
-    def parts(self, number: int) -> list[Part]:
+    def parts(self, number: int, source: Stage[Any]) -> list[Part]:
         """The parts of lane ``number``: its tails, then its share of the shards that nobody has opened."""
-        rest = Part(number, len(self.history), samples=None if self.sizes is None else self.sizes[number])
-        return [*self.tails[number :: self.lanes], rest]
+        tails = list(self.tails[number :: self.lanes])
+        if self.history and not isinstance(source, ShardList):
+            return tails  # of a mix there are only whole lanes
+        return [*tails, Part(number, len(self.history), samples=None if self.sizes is None else self.sizes[number])]
 
     def lane(self, part: Part, source: Stage[Any], seed: int, epoch: int) -> Lane:
         """The lane under whose name a part is read, with its pieces of shards."""
         if not isinstance(source, ShardList):  # a mix: each of its sources deals its own
-            return Lane(seed, epoch, part.number, self.lanes)
+            return Lane(seed, epoch, part.number, len(self.history[0][1]) if self.history else self.lanes)
         shares = _shares(source, (seed, epoch), self.lanes, self.sizes, self.history)[part.generation]
         return Lane(seed, epoch, part.number, len(shares), part.generation, tuple(shares[part.number][part.start : part.stop]))
 
@@ -176,12 +178,14 @@ class Parts(Stage[Out]):
         part: int = 0
         opened: int = 0
         padded: int = 0
-        filtered: int = 0  # these are of the parts that are done
+        batched: int = 0  # these are of the parts that are done; batched: samples that were delivered in batches
+        filtered: int = 0
         skipped: int = 0
         dropped: int = 0
         skipped_shards: int = 0
         damaged: int = 0
 
+    counts_itself = True
     order_options = ("samples", "epoch_end", "batch_size")
 
     def __init__(self, source: Stage[Out]) -> None:
@@ -234,8 +238,16 @@ class Parts(Stage[Out]):
     def _count(self, inner: Stage[Out]) -> None:
         """Keep what became of the samples of a part that is done."""
         for name, count in inner.counts(inner.mark(), 0).items():
-            if name != "delivered":
-                setattr(self.at, name, getattr(self.at, name) + count)
+            own = "batched" if name == "delivered" else name
+            setattr(self.at, own, getattr(self.at, own) + count)
+
+    def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
+        own, before = mark or (None, None)
+        counts = super().counts((own, None) if own else None, 0)
+        assert self.source is not None
+        inner = self.source.counts(before, 0)
+        batched = self._at(own).batched + inner["delivered"]
+        return {**counts, **{name: counts.get(name, 0) + count for name, count in inner.items()}, "delivered": batched or delivered}
 
     def mark(self) -> Mark:
         at, inner = self.at, self._inner
@@ -243,6 +255,9 @@ class Parts(Stage[Out]):
             return self._own(at), self._resume
         at.opened = getattr(inner.root.at, "next", 0)
         return self._own(at), inner.mark()
+
+    def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return self.source.uncounted(entries) if self.source is not None else entries
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
         if mark is None or not self.parts or self.source is None:
@@ -282,7 +297,7 @@ def with_parts(stage: Stage[Any], deal: Deal, number: int, epoch: int) -> Stage[
     again = copy.copy(stage)
     if isinstance(again, Parts):
         source = again.root
-        again.parts = [(deal.lane(part, source, again.seed, epoch), part.position) for part in deal.parts(number)]
+        again.parts = [(deal.lane(part, source, again.seed, epoch), part.position) for part in deal.parts(number, source)]
         if again.epoch_end == "pad" and isinstance(source, ShardList):
             whole = Deal.first(deal.lanes, source, epoch).shares(source, again.seed, epoch)
             again.padding = replace(again.parts[-1][0], shards=tuple(whole[number] or next((share for share in whole if share), [])))
@@ -301,19 +316,16 @@ def deal_again(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: 
         stage: the chain that ``lay_out`` made.
         epoch: which.
     """
-    source, depth = stage.root, parts_of(stage).depth
+    source, depth, uncounted = stage.root, parts_of(stage).depth, parts_of(stage).uncounted
     if not isinstance(source, ShardList):
-        raise StateError(
-            f"what is left of a mix() cannot be dealt to another number of lanes: the state has {old.lanes} lanes, and {lanes} are wanted. Pass "
-            f"lanes={old.lanes}, on a number of ranks that divides it; any number of workers will do."
-        )
+        return _hand_on(old, lanes, states, stage)
     shares, tails, opened, counts = old.shares(source, stage.seed, epoch), [], [], dict(old.counts)
     for number in range(old.lanes):
         state = states[number]
         for name, count in state["counts"].items():
             counts[name] = counts.get(name, 0) + count
         share, position = shares[number], state["position"]
-        parts = old.parts(number)
+        parts = old.parts(number, source)
         at = {} if position is None else position[depth]
         place, given = at.get("part", 0), at.get("opened", 0)
         if state["ended"] or place >= len(parts):
@@ -324,7 +336,7 @@ def deal_again(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: 
         else:
             last = place == len(parts) - 1
             opened.append(given if last else 0)
-            tail = _tail(parts[place], position[:depth], given if last else None)
+            tail = _tail(parts[place], uncounted(position[:depth]), given if last else None)
             if tail is not None:
                 if old.sizes is not None:
                     later = [*(part.samples or 0 for part in parts[place + 1 : -1]), *(stop - start for _, start, stop in share[opened[-1] :])]
@@ -361,18 +373,25 @@ def parts_of(stage: Stage[Any]) -> Parts[Any]:
     return stage
 
 
+def _hand_on(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: Stage[Any]) -> Deal:
+    """The deal of what is left of a mix: its lanes go on whole, in turn, since the proportions hold in each by itself."""
+    depth, tails, counts = parts_of(stage).depth, [], dict(old.counts)
+    for number in range(old.lanes):
+        state = states[number]
+        for name, count in state["counts"].items():
+            counts[name] = counts.get(name, 0) + count
+        if state["ended"]:
+            continue
+        position, parts = state["position"], old.parts(number, stage.root)
+        if position is not None:
+            first = position[depth].get("part", 0)
+            parts = parts[first:]
+            parts[:1] = [replace(part, position=parts_of(stage).uncounted(position[:depth])) for part in parts[:1]]
+        tails += parts
+    return Deal(lanes, None, (*old.history, (None, (0,) * old.lanes)), tuple(tails), counts)
+
+
 def _tail(part: Part, position: list[dict[str, Any]], opened: int | None) -> Part | None:
-    """What a part leaves half read: its pieces up to the ``opened`` ones (None: all), from its position on."""
-    start, stop = part.start + position[0].get("next", 0), part.stop if opened is None else part.start + opened
-    if stop is not None and start >= stop:
-        return None
-    rest = [_uncounted(entry) for entry in position]
-    rest[0].pop("next", None)
-    return replace(part, start=start, stop=stop, position=rest)
-
-
-def _uncounted(value: Any) -> Any:
-    """A position without its counts, which stay with the old lane."""
-    if isinstance(value, dict):
-        return {name: _uncounted(part) for name, part in value.items() if name not in (*COUNTED, *TROUBLE)}
-    return [_uncounted(part) for part in value] if isinstance(value, list) else value
+    """What a part leaves half read: its pieces up to the ``opened`` ones (None: all), from its position, which has no counts, on."""
+    start, stop = part.start + position[0].pop("next", 0), part.stop if opened is None else part.start + opened
+    return None if stop is not None and start >= stop else replace(part, start=start, stop=stop, position=position)

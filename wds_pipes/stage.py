@@ -277,6 +277,11 @@ class Stage(Generic[Out]):
         entries.append({} if first else {name: value for (name, default), value in zip(self._defaults.items(), own, strict=False) if value != default})
         return entries
 
+    def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What ``dump`` wrote, without counts of samples: for whoever goes on there, and counts what comes from there on."""
+        *before, entry = entries
+        return [*(self.source.uncounted(before) if self.source is not None else []), _without_counts(entry)]
+
     def load(self, entries: list[dict[str, Any]]) -> Mark:
         """The mark that ``dump`` wrote."""
         *before, entry = entries
@@ -286,6 +291,12 @@ class Stage(Generic[Out]):
                 raise damaged(f"{functional_name(type(self))} cannot stand at {name}={value!r}")
         own = tuple(entry.get(name, default) for name, default in known.items())
         return own, self.source.load(before) if self.source is not None else None
+
+
+def _without_counts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_counts(part) for name, part in value.items() if name not in (*COUNTED, *TROUBLE)}
+    return [_without_counts(part) for part in value] if isinstance(value, list) else value
 
 
 def _alike(default: object, value: object) -> bool:

@@ -72,6 +72,7 @@ class _Rest(NamedTuple):
     since: int = 0  # how often it had been drawn when the proportions last began
     passes: int = 0  # how often it was exhausted
     ended: bool = False  # whether it is left out from here on
+    told: int = 0  # how often it had been drawn when the epoch was dealt again: these are counted elsewhere
     done: dict[str, int] = {}  # noqa: RUF012 - what became of the samples of its earlier passes; replaced, never changed
 
 
@@ -274,7 +275,7 @@ class Mix(Stage[Any]):
         for source, drawn, before, place in zip(self.sources.values(), draws, marks, rest, strict=True):
             own = _sum(place.done, source.counts(before, 0))
             batched = batched or own["delivered"] > 0
-            own["delivered"] = own["delivered"] or drawn
+            own["delivered"] = own["delivered"] or drawn - place.told
             counts = _sum(counts, own)
         return {**counts, "delivered": counts["delivered"] if batched else delivered}
 
@@ -290,6 +291,15 @@ class Mix(Stage[Any]):
             sources[name] = entry
         values = {"last": list(self.sources)[last] if last >= 0 else None, "ahead": reached[0] - sum(draws)}
         return [{"sources": sources, **{what: value for what, value in values.items() if value}}]
+
+    def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        [own] = entries
+        sources = {}
+        for name, entry in own["sources"].items():
+            sources[name] = {**entry, "told": entry.get("draws", 0), "done": {}}
+            if "position" in entry and name in self.sources:
+                sources[name]["position"] = self.sources[name].uncounted(entry["position"])
+        return [{**own, "sources": sources}]
 
     def load(self, entries: list[dict[str, Any]]) -> Mark:
         own = entries[0]
@@ -380,8 +390,8 @@ def _is_place(entry: Any) -> bool:
     recipe, position, done = entry.get("recipe"), entry.get("position", []), entry.get("done", {})
     if not (isinstance(recipe, list) and len(recipe) == 3 and isinstance(position, list) and isinstance(done, dict)):
         return False
-    counts = [*done.values(), *(entry.get(what, 0) for what in ("draws", "since", "passes"))]
-    if not all(map(_is_count, counts)) or entry.get("since", 0) > entry.get("draws", 0):
+    counts = [*done.values(), *(entry.get(what, 0) for what in ("draws", "since", "passes", "told"))]
+    if not all(map(_is_count, counts)) or max(entry.get("since", 0), entry.get("told", 0)) > entry.get("draws", 0):
         return False
     known = {"recipe", "weight", "position", "draws", *_Rest._fields}
     return entry.keys() <= known and all(isinstance(part, dict) for part in position)
