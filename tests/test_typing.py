@@ -71,3 +71,10 @@ def test_pyright(files):
     assert errors == {("wrong", line, codes["pyright"]) for line, codes in WRONG.items()}
     revealed = {line: re.search(r' is "(.*)"$', each["message"])[1] for _, line, each in told if each["severity"] == "information"}
     assert revealed == REVEALED
+
+
+def test_an_editor_completes_the_steps():
+    jedi = pytest.importorskip("jedi")
+    lines = ["import wds_pipes as wp", 'pipe = wp.ShardList("a.tar").open_shards().load_tar()', "pipe.group_by_key().shuf", "pipe.group_by_key(fie"]
+    assert "shuffle_buffer" in [found.name for found in jedi.Script("\n".join(lines[:3])).complete()]
+    assert "fields=" in [found.name for found in jedi.Script("\n".join([*lines[:2], lines[3]])).complete()]
