@@ -94,8 +94,7 @@ else:
 # Each rank saves its part of a checkpoint with `checkpoint.save(directory, loader, step=step)`: one small file, no waiting for the others. It is complete
 # when the files of all ranks are there. Save the model *before*, so that a complete checkpoint of the data is never without it.
 #
-# Say `epoch_end="drop"` if you want to go on with another number of ranks. (One rank alone would give each sample, `"exact"`, if you don't; and a state that
-# was made with another ending is refused.)
+# If the number of ranks may change, say `epoch_end="drop"` yourself: otherwise it depends on that number (`"exact"` for one rank, `"drop"` for several).
 
 # %%
 # %%writefile train_ranks.py

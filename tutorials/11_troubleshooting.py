@@ -1,0 +1,370 @@
+# %% [markdown]
+# # Troubleshooting, by symptom
+#
+# **You learn** what each message means and what to do; the messages below are really raised. Search here for a few words of yours.
+#
+# **You need** `pip install wds_pipes`
+
+# %%
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import warnings
+
+import numpy as np
+import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import wds_pipes as wp
+from wds_pipes import checkpoint
+from wds_pipes.testing import make_shards
+
+os.chdir(tempfile.mkdtemp())  # all that is written here goes there
+warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata calls it
+logging.basicConfig(format="%(name)s: %(message)s", stream=sys.stdout)  # what is skipped is told in the log "wds_pipes"
+urls = make_shards("data", shards=4, samples=20, fields=("txt", "cls", "json"))
+
+
+def samples(urls=urls, **options):
+    return wp.ShardList(urls, **options).open_shards().load_tar().group_by_key()
+
+
+@contextlib.contextmanager
+def raises(kind):
+    """Print the error that comes."""
+    try:
+        yield
+    except kind as error:
+        print(f"{type(error).__name__}: {error}")
+    else:
+        raise AssertionError("nothing was raised")
+
+
+# %% [markdown]
+# # It does not start
+#
+# ## Nothing matches; a shard does not exist
+#
+# **Cause:** a typing error, or another working directory than you think: the message says which. A pattern with `*` is looked up when the list is built,
+# braces are only written out.
+
+# %%
+with raises(ValueError):
+    wp.ShardList("data/train-*.tar")
+with raises(wp.ShardError):
+    list(samples("data/train-{000000..000003}.tar"))
+
+# %% [markdown]
+# ## A shard is no tar
+#
+# **Cause:** often a page of a web server that says that something is missing, or a file that was not copied to its end. **Do:** look at its first bytes, copy
+# it again. With `open_shards(on_error="skip", max_errors=3)` and `load_tar(on_error="skip", max_errors=3)` a few bad ones are skipped, counted and logged;
+# but first find out why they are bad.
+
+# %%
+with open("page.tar", "w") as file:
+    file.write("<!DOCTYPE html><html><body>404 Not Found</body></html>\n" * 30)
+with raises(wp.ShardError):
+    list(samples("page.tar"))
+
+with open(urls[0], "rb") as whole, open("cut.tar", "wb") as cut:
+    cut.write(whole.read(3333))
+with raises(wp.ShardError):
+    list(samples("cut.tar"))
+
+# %% [markdown]
+# ## A sample has no such field; an epoch gives nothing
+#
+# **Cause:** the field has another name. **Do:** look at a sample: `next(iter(samples))`. For fields that have one of several names:
+# `to_tuple("jpg;jpeg;png")`. With `group_by_key(fields=[...])`, samples with none of these fields are left out; if that is all of them, the log says so.
+
+# %%
+with raises(wp.SampleError):
+    list(samples().to_tuple("jpg", "cls"))
+
+assert list(wp.ShardList(urls).open_shards().load_tar().group_by_key(fields=["text"])) == []
+
+# %% [markdown]
+# ## A key comes again; a field is there twice
+#
+# **Cause:** the members of a sample are not next to each other, so that its key comes in pieces; or two files differ in nothing but what stands before the
+# *first* dot (`photo.1.jpg`, `photo.2.jpg` are both of sample `photo`). **Do:** sort the shard by name (`tar --sort=name`); for dots in names,
+# `group_by_key(key_split="last-dot")`.
+
+# %%
+import io
+import tarfile
+
+
+def write(path, *names):
+    with tarfile.open(path, "w") as tar:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            tar.addfile(info, io.BytesIO(b"1"))
+
+
+write("pieces.tar", "a.txt", "b.txt", "a.cls", "b.cls")
+with raises(wp.SampleError):
+    list(samples("pieces.tar"))
+
+write("dots.tar", "photo.1.txt", "photo.2.txt")
+dots = next(iter(samples("dots.tar")))
+print(dots)
+assert len(list(wp.ShardList("dots.tar").open_shards().load_tar().group_by_key(key_split="last-dot"))) == 2
+
+# %% [markdown]
+# ## A field cannot be decoded; pickles are refused
+#
+# **Cause:** bad data; or a format that runs code when it is read. **Do:** `decode_by_ext(on_error="skip", max_errors=100)` for a few bad samples.
+# `allow_pickle=True` only for data that you wrote.
+
+# %%
+with wp.TarWriter("odd.tar") as writer:
+    writer.write({"__key__": "a", "json": b"{not json"})
+with raises(wp.DecodeError):
+    list(samples("odd.tar").decode_by_ext())
+
+with wp.TarWriter("pickle.tar") as writer:
+    writer.write({"__key__": "a", "pkl": b"\x80\x04N."})
+with raises(wp.DecodeError):
+    list(samples("pickle.tar").decode_by_ext())
+
+# %% [markdown]
+# ## A batch does not stack
+#
+# **Cause:** images of several sizes, or fields that only some samples have. **Do:** bring them to one shape in `map_samples`, choose fields with `to_tuple`,
+# or take `batch_samples(8, collate="list")`.
+
+# %%
+sizes = {"npy": lambda rng, number: np.zeros((3, 4 + number % 2), np.float32)}
+make_shards("sizes", shards=1, samples=4, fields=sizes)
+with raises(wp.SampleError):
+    list(samples("sizes/*.tar").decode_by_ext().batch_samples(4))
+
+# %% [markdown]
+# ## A step takes something else
+#
+# **Cause:** the order of the steps. It is `open_shards`, `load_tar`, `group_by_key`, `shuffle_buffer`, `decode_by_ext`, `map_samples`, `to_tuple`,
+# `batch_samples`.
+
+# %%
+with raises(TypeError):
+    list(samples().to_tuple("txt").decode_by_ext())
+with raises(TypeError):
+    list(wp.ShardList(urls).group_by_key())
+
+# %% [markdown]
+# # It does not resume
+#
+# ## The state does not fit
+#
+# **Cause:** what decides the order is not as it was: the message lists what differs. **Do:** build the pipeline as it was. If the change is meant, a new
+# epoch is the place to make it: begin with `set_epoch(n)` instead of the state.
+
+# %%
+state = samples(shuffle=True, seed=1).shuffle_buffer(10).state_dict()
+with raises(wp.StateError):
+    samples(urls[:3], shuffle=True, seed=2).shuffle_buffer(20).load_state_dict(state)
+
+# %% [markdown]
+# ## The state of one rank alone
+#
+# **Cause:** each rank has its own part of the state. **Do:** save and load with `wds_pipes.checkpoint`, or load the list of the states of all ranks.
+
+# %%
+ranks = [wp.PipeLoader(samples(samples_per_shard=20), batch_size=4, rank=rank, world_size=2, epoch_end="drop") for rank in range(2)]
+one = wp.PipeLoader(samples(samples_per_shard=20), batch_size=4, epoch_end="drop")
+with raises(wp.StateError):
+    one.load_state_dict(ranks[0].state_dict())
+one.load_state_dict([loader.state_dict() for loader in ranks])
+
+# %% [markdown]
+# ## No complete checkpoint
+#
+# **Cause:** a crash while it was saved (then the one before is loaded by itself), or files that were lost in copying.
+
+# %%
+with raises(wp.StateError):
+    checkpoint.load("nowhere", one)
+saved = checkpoint.save("checkpoints", ranks[0], step=10)
+with raises(wp.StateError):
+    checkpoint.load("checkpoints", one)
+checkpoint.save("checkpoints", ranks[1], step=10)
+assert checkpoint.load("checkpoints", one) == 10
+
+# %% [markdown]
+# ## A state that cannot be known
+#
+# **Cause:** a pipe of torch's that keeps what it holds to itself, or `StatefulDataLoader`, which doesn't see the state of a datapipe. **Do:** what the
+# message says.
+
+# %%
+with raises(wp.StateError):
+    samples().shuffle().load_tar().state_dict()
+with raises(wp.StateError):
+    next(iter(StatefulDataLoader(samples(), batch_size=None)))
+
+# %% [markdown]
+# ## It resumes, but the losses differ
+#
+# **Cause**, in the order in which to look:
+#
+# 1. The checkpoint lacks something: optimizer, schedule, gradient scaler, `torch.get_rng_state()` for dropout.
+# 2. Augmentation draws from a global generator (`random`, `np.random`, `torch.rand`). Draw from the `rng` of `map_samples(fn)`.
+# 3. The state was taken at another batch than the model. Take both after the same step.
+# 4. The machine: threads or a GPU add floats in another order. Then the samples are the same, which you can see by their keys.
+#
+# The second, shown:
+
+
+# %%
+def by_global(sample):
+    return np.random.rand()
+
+
+def by_rng(sample, rng):
+    return rng.random()
+
+
+def resumes_alike(fn):
+    whole = samples().map_samples(fn)
+    items = iter(whole)
+    for _ in range(10):
+        next(items)
+    resumed = samples().map_samples(fn)
+    resumed.load_state_dict(whole.state_dict())
+    return list(items) == list(resumed)
+
+
+assert not resumes_alike(by_global)
+assert resumes_alike(by_rng)
+
+# %% [markdown]
+# # The order is odd
+#
+# ## Each epoch has the same order
+#
+# **Cause:** the pipe is built anew for each epoch, so each is epoch 0; or nothing shuffles. **Do:** build it once, and loop over it again; or call
+# `set_epoch(epoch)`.
+
+
+# %%
+def keys(pipe):
+    return [sample["__key__"] for sample in pipe]
+
+
+assert keys(samples().shuffle_buffer(20)) == keys(samples().shuffle_buffer(20))
+pipe = samples().shuffle_buffer(20)
+assert keys(pipe) != keys(pipe)
+
+# %% [markdown]
+# ## Samples of one class stand together
+#
+# **Cause:** the shards were written in the order of the folder. **Do:** write them shuffled (`02_folder_to_shards`), or `interleave_shards(8)` and a larger
+# `shuffle_buffer`.
+#
+# ## An iterator was replaced
+#
+# **Cause:** a pipe or a loader has one iterator at a time; a second `iter()` that is used ends the first. **Do:** build two pipes.
+
+# %%
+pipe = samples()
+first, second = iter(pipe), iter(pipe)
+next(first)
+next(second)
+with raises(wp.StateError):
+    next(first)
+
+# %% [markdown]
+# # Several ranks
+#
+# ## Training hangs at the end of an epoch, or: "would not get the same number of batches"
+#
+# **Cause:** ranks with different numbers of batches wait for each other for ever. `PipeLoader` refuses to begin like that. **Do:** make an index (`wds-pipes
+# index`), or `samples_per_shard=`, or `with_epoch(batches=...)` with these.
+
+# %%
+with raises(ValueError):
+    next(iter(wp.PipeLoader(samples(), batch_size=4, rank=0, world_size=2)))
+with raises(TypeError):
+    len(wp.PipeLoader(samples(), batch_size=4))
+
+# %% [markdown]
+# ## A shard has another number of samples
+#
+# **Cause:** it was written again after it was counted, or `samples_per_shard` is wrong. **Do:** make the index again.
+
+# %%
+with raises(wp.ShardError):
+    list(wp.PipeLoader(samples(samples_per_shard=21), batch_size=4, epoch_end="drop"))
+
+# %% [markdown]
+# # A worker
+#
+# ## A worker died
+#
+# **Cause:** mostly memory: the system kills it. **Do:** fewer workers, a smaller `shuffle_buffer`, and that before `decode_by_ext`; in a container more
+# `/dev/shm`. The state is still good.
+
+
+# %%
+def die(sample):
+    if torch.utils.data.get_worker_info() is not None and sample["__key__"] == "00000061":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+
+
+loader = wp.PipeLoader(samples().map_samples(die), batch_size=4, num_workers=1, multiprocessing_context="fork")
+with raises(wp.WorkerError):
+    for _ in loader:
+        pass
+state = loader.state_dict()
+print(wp.describe_state(state))
+
+# %% [markdown]
+# ## An error in your function
+#
+# It arrives as it was raised in the worker, with a note on which sample it was. The state is that before the batch which failed: mend the function, load it,
+# go on.
+
+
+# %%
+def broken(sample):
+    return json.loads(sample["txt"])
+
+
+try:
+    list(samples().map_samples(broken))
+except json.JSONDecodeError as error:
+    print(error, "-", *error.__notes__)
+else:
+    raise AssertionError
+
+# %% [markdown]
+# ## "Can't pickle" a function
+#
+# **Cause:** workers that are not forked (macOS, Windows, Python 3.14 and newer) get the pipe by pickling, which knows functions by their names in modules.
+# **Do:** write functions at the top of a module, instead of `lambda` or into a notebook; or `multiprocessing_context="fork"` on Linux.
+#
+# # It is slow
+#
+# Look at `loader.stats()`; `04_ranks_and_elastic_resume` has a plot of it.
+#
+# | what you see | cause | what to do |
+# |---|---|---|
+# | `wait_share` near 0 | the model is what takes the time | nothing here |
+# | `wait_share` high, `decode_share` high | decoding and augmentation | more workers; smaller images in the shards; `rgb8` and floats on the GPU |
+# | `wait_share` high, `read_share` high, a store | the network | `05_s3_gcs_http`: `connections`, `readahead_bytes`, a cache |
+# | `wait_share` high, `read_share` high, a disk | tiny samples, or a slow network disk | several values in one field; a local copy |
+# | a resume takes long | a large shuffle buffer is filled again; compressed shards are read anew | a smaller buffer; plain tars |
+# | `lane_imbalance` grows | lanes with fewer or larger shards | an index, so that samples are dealt |
+#
+# ## What to read next
+#
+# - `05_s3_gcs_http` has the errors of stores.
+# - Errors have the facts as attributes (`.url`, `.key`, `.offset`, `.field`): `help(wds_pipes.errors)`.
