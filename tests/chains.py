@@ -26,14 +26,15 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "ToTuple": (("txt", "cls", "__key__"), {}),
 }
 BASE = ("OpenShards", "LoadTar", "GroupByKey")
-AFTER = tuple(name for name in stages.__all__ if name not in ("ShardList", "Mix", "CacheShards", *BASE))
+FIRST = ("CacheShards",)
+AFTER = tuple(name for name in stages.__all__ if name not in ("ShardList", "Mix", *FIRST, *BASE))
 
 
 def chains() -> dict[str, tuple[str, ...]]:
     """Names of stages by the name of the chain: each prefix of the base, each stage behind it, and long ones."""
     found = {"ShardList": (), "OpenLoad": BASE[:2], "Group": BASE}
     found |= {name: (*BASE, name) for name in AFTER}
-    found["CacheShards"] = ("CacheShards", *BASE, "ShuffleBuffer")
+    found |= {name: (name, *BASE, "ShuffleBuffer") for name in FIRST}
     found["ShuffleBatch"] = (*BASE, "ShuffleBuffer", "BatchSamples")
     found["BatchShuffle"] = (*BASE, "BatchSamples", "ShuffleBuffer")
     found["TwoShuffles"] = (*BASE, "ShuffleBuffer", "FilterSamples", "ShuffleBuffer")

@@ -233,3 +233,44 @@ def test_a_mix_goes_on_lane_by_lane(counted_urls):
         got += [key for batch in again for key in keys(batch)]
         assert sorted(got) == ALL
         assert again.counts()["delivered"] == len(ALL)
+
+
+def test_with_epoch_goes_on_where_its_consumer_stopped_counting(counted_urls):
+    """Who takes len(loader) batches and does not ask for the end, as sized loops do, loses nothing; nor does who drops the iterator."""
+
+    def make():
+        return wp.PipeLoader(pipe(counted_urls), batch_size=2, collate="list", epoch_end="drop").with_epoch(batches=3)
+
+    expected = [[keys(batch) for batch in loader_pass] for loader in [make()] for loader_pass in (loader, loader, loader)]
+    loader = make()
+    assert [[keys(batch) for _, batch in zip(range(3), loader, strict=False)] for _ in range(3)] == expected
+    loader, kept, found = make(), [], []
+    for _ in range(3):
+        kept.append(iter(loader))
+        found.append([keys(next(kept[-1])) for _ in range(3)])
+    assert found == expected
+    with pytest.raises(StopIteration):
+        next(kept[0])
+
+
+def test_how_an_epoch_ends_may_change_when_it_is_dealt_again(counted_urls):
+    """A run of one rank, which ends its epochs exactly, goes on as two whose batches are equal; also with other batch sizes."""
+    first = wp.PipeLoader(pipe(counted_urls), batch_size=2, collate="list")
+    items = iter(first)
+    got = [key for _ in range(2) for key in keys(next(items))]
+    state = json.loads(json.dumps(first.state_dict()))
+    second = [wp.PipeLoader(pipe(counted_urls), batch_size=3, collate="list", rank=rank, world_size=2) for rank in range(2)]
+    batches = []
+    for loader in second:
+        loader.load_state_dict(state)
+        left = loader.remaining()
+        batches.append([keys(batch) for batch in loader])
+        assert len(batches[-1]) == left
+    assert len(batches[0]) == len(batches[1])
+    got += [key for rank in batches for batch in rank for key in batch]
+    assert len(set(got)) == len(got)
+    assert len(ALL) - len(got) < 2 * 3
+    next(iter(second[0]))
+    half = wp.PipeLoader(pipe(counted_urls), batch_size=2, collate="list", rank=0, world_size=2)
+    with pytest.raises(wp.StateError, match=r"epoch_end='drop' and batches of 3.*merge_states"):
+        half.load_state_dict(second[0].state_dict())

@@ -157,6 +157,28 @@ def gather(loader: PipeLoader, group: Any = None) -> State:
     return merge_states(_gather(loader, group))
 
 
+class AllRanks:
+    """A loader whose ``state_dict`` is that of all ranks: for what saves an object by its ``state_dict`` on one rank, and loads it on each.
+
+        accelerator.register_for_checkpointing(AllRanks(loader))
+
+    Args:
+        loader: the loader of this rank.
+        group: as in ``gather``, which says what every rank has to do.
+    """
+
+    def __init__(self, loader: PipeLoader, group: Any = None) -> None:
+        self._loader, self._group = loader, group
+
+    def state_dict(self) -> State:
+        """What ``gather`` gives."""
+        return gather(self._loader, self._group)
+
+    def load_state_dict(self, state: State) -> None:
+        """Let the loader continue from it, on any number of ranks."""
+        self._loader.load_state_dict(state)
+
+
 class DCPState:
     """A loader as a ``Stateful`` of torch.distributed.checkpoint, for any number of ranks.
 

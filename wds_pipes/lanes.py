@@ -186,14 +186,13 @@ class Parts(Stage[Out]):
         damaged: int = 0
 
     counts_itself = True
-    order_options = ("samples", "epoch_end", "batch_size")
+    order_options = ("samples",)
 
     def __init__(self, source: Stage[Out]) -> None:
         super().__init__(source)
-        # How the epoch is dealt, where samples and not shards are dealt: set by PipeLoader.
+        # How many samples an epoch has, where samples and not shards are dealt, and whether repeats fill it up: set by PipeLoader.
         self.samples: int | None = None
-        self.epoch_end: str | None = None
-        self.batch_size: int | None = None
+        self.pads = False
         # The lane that is to be run: see ``with_parts``.
         self.parts: list[tuple[Lane, list[dict[str, Any]] | None]] = []  # each with the position where it begins
         self.padding: Lane | None = None
@@ -298,7 +297,7 @@ def with_parts(stage: Stage[Any], deal: Deal, number: int, epoch: int) -> Stage[
     if isinstance(again, Parts):
         source = again.root
         again.parts = [(deal.lane(part, source, again.seed, epoch), part.position) for part in deal.parts(number, source)]
-        if again.epoch_end == "pad" and isinstance(source, ShardList):
+        if again.pads and isinstance(source, ShardList):
             whole = Deal.first(deal.lanes, source, epoch).shares(source, again.seed, epoch)
             again.padding = replace(again.parts[-1][0], shards=tuple(whole[number] or next((share for share in whole if share), [])))
     elif again.source is not None:

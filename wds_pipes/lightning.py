@@ -29,7 +29,7 @@ from torch.utils.data import IterDataPipe
 
 from wds_pipes.checkpoint import gather
 from wds_pipes.datapipes import ShardList
-from wds_pipes.loader import PipeLoader, _batch_size
+from wds_pipes.loader import PipeLoader
 from wds_pipes.stage import State
 
 _HOSTS = ("lightning.pytorch", "pytorch_lightning")
@@ -161,7 +161,7 @@ class _TrainLoader:
         self._loaded, self._ended = True, state["ended"]
         self._flying.clear()
         self._done = state["done"]
-        left = _left(self.loader) if self._done else None
+        left = self.loader.remaining() if self._done else None
         self._length = None if left is None else self._done + left
 
     # Lightning warns of a loader that cannot be resumed unless it has these two. The state is the DataModule's: rule 1.
@@ -171,18 +171,6 @@ class _TrainLoader:
 
     def load_state_dict(self, state: State) -> None:
         pass
-
-
-def _left(loader: PipeLoader) -> int | None:
-    """How many batches the next pass gives; None: not known."""
-    at = loader._position
-    if loader._cut is not None:
-        return loader._cut - at.given
-    samples, batches, (size, drop_last) = at.deal.samples(), loader._batches(at.deal), _batch_size(loader._stage)
-    if loader._uncounted or samples is None:
-        return None
-    total = [batches if batches is not None else count // size if drop_last else -(-count // size) for count in samples]
-    return sum(int(total[number] - lane["delivered"]) for number, lane in at.lanes.items() if not lane["ended"])
 
 
 class _EvalLoader:

@@ -353,8 +353,7 @@ class PipeLoader:
             parts, samples = parts_of(self._stage), getattr(self._source, "samples", None)
             parts.samples = None if samples is None else sum(samples)
             self._mode = self._epoch_end or ("exact" if self._rank.of == 1 else "drop")
-            if self._mode != "exact":
-                parts.epoch_end, parts.batch_size = self._mode, _batch_size(self._stage)[0]
+            parts.pads = self._mode == "pad"
         return self._rank
 
     @cached_property
@@ -445,6 +444,8 @@ class PipeLoader:
             "rank": self.rank.number,
             "world_size": self.rank.of,
             "step": at.step,
+            "epoch_end": self._mode,
+            "batch_size": _batch_size(self._stage)[0],
             "lanes": {str(number): _copied(lane) for number, lane in at.lanes.items()},
             "counts": _total(at.lanes.values(), at.deal.counts if self.rank.number == 0 else {}),
         }
@@ -477,12 +478,19 @@ class PipeLoader:
                 f"this is the state of rank {state.get('rank')} of {state.get('world_size')} alone, and this process is rank {rank.number} of {rank.of}: "
                 "collect the states of all ranks and load merge_states(states) on each."
             )
+        ends = state.get("epoch_end"), state.get("batch_size")
+        alike = ends[0] == self._mode and (self._mode == "exact" or ends[1] == _batch_size(self._stage)[0])
+        if not alike and not whole:
+            raise StateError(
+                f"this is the state of one rank, of an epoch with epoch_end={ends[0]!r} and batches of {ends[1]}, and this loader has "
+                f"epoch_end={self._mode!r} and batches of {_batch_size(self._stage)[0]}: load merge_states(states) of all ranks' states on each, or keep these."
+            )
         again = state.get("deal")
         deal = Deal.first(count, self._source, epoch) if again is None else Deal.from_json(count, again)
         hosts = self._new_lanes()
         if (whole or self._mode != "exact") and all(lane["ended"] for lane in lanes.values()):
             at = self._beginning(epoch + 1, count if count % rank.of == 0 and count >= hosts else None)
-        elif not whole or (count % rank.of == 0 and count >= hosts and self._lanes in (None, count) and self._even(deal, lanes)):
+        elif not whole or (alike and count % rank.of == 0 and count >= hosts and self._lanes in (None, count) and self._even(deal, lanes)):
             # Ranks that were merged begin to count anew: steps are only compared.
             at = _At(epoch, deal, {number: lanes[number] for number in range(rank.number, count, rank.of)}, state["step"] if own else 0)
         else:
@@ -548,6 +556,17 @@ class PipeLoader:
             "lane_imbalance": float(max(delivered) - min(delivered)),
         }
 
+    def remaining(self) -> int | None:
+        """How many batches the next pass gives to this rank, from a loaded state on too; None: the samples are not counted."""
+        at = self._position
+        if self._cut is not None:
+            return self._cut - at.given
+        samples, batches, (size, drop_last) = at.deal.samples(), self._batches(at.deal), _batch_size(self._stage)
+        if self._uncounted or samples is None:
+            return None
+        total = [batches if batches is not None else count // size if drop_last else -(-count // size) for count in samples]
+        return sum(int(total[number] - lane["delivered"]) for number, lane in at.lanes.items() if not lane["ended"])
+
     def close(self) -> None:
         """Stop the workers and close what is open; the state stays, and a further ``iter()`` starts new workers."""
         self._stop_live("it was closed")
@@ -569,7 +588,8 @@ class PipeLoader:
 
     def _begin(self) -> tuple[_At, Iterator[Result]]:
         """Start a pass: its position, and the results of its commands."""
-        at = self._position if self._resume else self._beginning(self._epoch, self._at.deal.lanes if self._at is not None else None)
+        cut = self._cut is not None and self._at is not None and self._at.given >= self._cut  # of with_epoch: the next pass goes on there
+        at = self._position if self._resume or cut else self._beginning(self._epoch, self._at.deal.lanes if self._at is not None else None)
         self._at, self._epoch, self._resume = at, at.epoch + 1, False
         self._runs += 1
         batches = self._batches(at.deal)
@@ -620,6 +640,12 @@ class LoaderPass:
             self._bar.update()
         return batch
 
+    @property
+    def stands_at_cut(self) -> bool:
+        """Whether all that with_epoch() asks for was handed out, and the end was not seen."""
+        loader, at = self._loader, self._at
+        return loader._cut is not None and self._error is None and at is not None and loader._at is at and at.given >= loader._cut
+
     def _next(self) -> Any:
         loader, at = self._loader, self._at or self._start()
         cut = loader._cut
@@ -646,6 +672,12 @@ class LoaderPass:
     def _start(self) -> _At:
         loader = self._loader
         paused, loader._paused = loader._paused, None
+        live = None if loader._live is None else loader._live()
+        if live is not None and live.stands_at_cut:  # who iterated over it has counted, and did not ask for its end
+            loader._paused = paused = live
+            loader._resume = True
+            live.stop(StopIteration())
+            loader._paused = None
         loader._stop_live("a newer one was started, and a loader has one at a time")
         at = paused._at if paused is not None and loader._resume and loader._at is paused._at else None
         if paused is not None and at is not None:
@@ -732,7 +764,7 @@ def merge_states(states: list[State]) -> State:
         facts = [f"rank {', '.join(map(str, missing))} is missing"] if missing else []
         facts += [f"rank {', '.join(map(str, double))} is there more than once"] if double else []
         raise StateError(f"these are not the states of ranks 0 to {world - 1}: {' and '.join(facts) or f'ranks {ranks}'}.")
-    for name in ("version", "seed", "shards", "fingerprint", "graph", "lane_count", "world_size", "deal", "epoch"):
+    for name in ("version", "seed", "shards", "fingerprint", "graph", "lane_count", "world_size", "deal", "epoch", "epoch_end", "batch_size"):
         if any(state.get(name) != first.get(name) for state in states):
             raise StateError(f"the states differ in {name!r}: {', '.join(str(state.get(name)) for state in states)[:200]}. Take them of one run, at one step.")
     going = [state for state in states if not all(lane["ended"] for lane in state["lanes"].values())]

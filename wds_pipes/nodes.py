@@ -13,7 +13,7 @@ import copy
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchdata.nodes import BaseNode
 
@@ -189,5 +189,10 @@ for _name in stages.__all__:
     if _name == "Mix":  # above
         continue
     globals()[_name] = _node_class(getattr(stages, _name))
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> type[WdsNode]: ...  # the nodes that are made above
+
 
 __all__ = ["WdsNode", *stages.__all__]  # noqa: PLE0604 - names, all of them
