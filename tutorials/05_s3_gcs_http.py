@@ -1,0 +1,306 @@
+# %% [markdown]
+# # Shards on S3, GCS and web servers
+#
+# **You learn** how to give credentials and endpoints, how shards are read, what to tune when the network is what you wait for, how to keep shards on a local
+# disk, and what each error means.
+#
+# **You need** `pip install 'wds_pipes[s3,gcs,http,demo]' 'moto[server]'` (moto imitates S3 on this machine, and the extra demo brings matplotlib, for one
+# plot).
+
+# %%
+import contextlib
+import http.server
+import logging
+import os
+import tempfile
+import threading
+import time
+
+import fsspec
+import matplotlib.pyplot as plt
+from moto.server import ThreadedMotoServer
+
+import wds_pipes as wp
+from wds_pipes.cli import main
+from wds_pipes.testing import make_shards
+
+os.chdir(tempfile.mkdtemp())  # all that is written here goes there
+for name in [name for name in os.environ if name.startswith("AWS_")]:
+    del os.environ[name]
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"  # this is no machine of theirs that would have keys
+logging.getLogger("werkzeug").setLevel(logging.ERROR)  # the imitation logs each request
+
+# %% [markdown]
+# ## S3
+#
+# A URL is all it takes where the machine has credentials: from `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, from `~/.aws`, or from the role of the
+# instance or pod.
+#
+# ```
+# wp.ShardList("s3://bucket/train-{000000..000999}.tar").open_shards()
+# ```
+#
+# All else is in `storage_options`, a dict as fsspec takes it (here by `s3fs`):
+#
+# | what | `storage_options=` | or in the environment |
+# |---|---|---|
+# | keys | `{"key": ..., "secret": ..., "token": ...}` | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN` |
+# | a profile | `{"profile": "research"}` | `AWS_PROFILE` |
+# | another store than Amazon's (Ceph, MinIO, R2, ...) | `{"endpoint_url": "https://..."}` | `AWS_ENDPOINT_URL` |
+# | public data, without keys | `{"anon": True}` | |
+# | a bucket whose readers pay | `{"requester_pays": True}` | |
+# | a region | `{"client_kwargs": {"region_name": "eu-west-1"}}` | `AWS_DEFAULT_REGION` |
+#
+# Never write keys into URLs. (If you do, messages and states don't show them.) Here is a store to read from:
+
+# %%
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+server.start()
+host, port = server.get_host_and_port()
+store = {"key": "us", "secret": "secret", "endpoint_url": f"http://{host}:{port}"}
+
+files = fsspec.filesystem("s3", **store)
+files.mkdir("bucket")
+for path in make_shards("local", shards=4, samples=50):
+    files.put_file(path, f"bucket/{os.path.basename(path)}")
+
+
+def make_loader(**options):
+    pipe = wp.ShardList("s3://bucket/shard-{000000..000003}.tar", shuffle=True, seed=1).open_shards(storage_options=store, **options)
+    return wp.PipeLoader(pipe.load_tar().group_by_key().shuffle_buffer(20).decode_by_ext().to_tuple("__key__", "cls"), batch_size=10)
+
+
+def keys_of(batches):
+    return [key for keys, _ in batches for key in keys]
+
+
+loader = make_loader()
+assert sorted(keys_of(loader)) == [f"{number:08d}" for number in range(200)]
+print({name: value for name, value in loader.stats().items() if name in ("requests", "retries", "bytes_fetched", "stall_seconds")})
+
+# %% [markdown]
+# A pattern with `*` has to be listed, so `ShardList` takes `storage_options`, too. And a resume doesn't read again what was given: it asks for the shard that
+# it stands in from the byte on.
+
+# %%
+assert len(list(wp.ShardList("s3://bucket/*.tar", storage_options=store))) == 4
+
+whole = keys_of(loader)  # the next epoch
+loader.set_epoch(1)
+batches = iter(loader)
+for _ in range(15):
+    next(batches)
+resumed = make_loader()
+resumed.load_state_dict(loader.state_dict())
+assert keys_of(resumed) == whole[150:]
+print(f"the whole epoch: {loader.stats()['bytes_fetched']:,.0f} bytes; the last quarter of it, resumed: {resumed.stats()['bytes_fetched']:,.0f} bytes")
+
+# %% [markdown]
+# ## GCS
+#
+# `gs://bucket/...`, by `gcsfs`. Credentials come from `gcloud auth application-default login`, `GOOGLE_APPLICATION_CREDENTIALS`, or the machine.
+#
+# | what | `storage_options=` |
+# |---|---|
+# | a key file | `{"token": "key.json"}` |
+# | public data, without an account | `{"token": "anon"}` |
+# | a bucket whose readers pay | `{"requester_pays": True, "project": "..."}` |
+#
+# ## Web servers, and others
+#
+# `https://...`; headers, for a token, go into `{"headers": {"Authorization": "Bearer ..."}}`. Others are `hf://`, `az://` (with the package `adlfs`),
+# `ais://` by `AIS_ENDPOINT`, and whatever fsspec knows.
+#
+# The server below is as slow as a network: each request waits 20 ms, and one connection gives 16 MB a second. It wants a token in `private/`, and fails now
+# and then in `flaky/`.
+
+# %%
+LATENCY_SECONDS, BYTES_PER_SECOND, PIECE = 0.02, 16_000_000, 1 << 18
+
+
+class Slow(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    fails = 0  # so many of the next requests
+
+    def do_GET(self):
+        time.sleep(LATENCY_SECONDS)
+        path = "." + self.path
+        size = os.path.getsize(path) if os.path.isfile(path) else 0
+        first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+        start, stop = int(first), min(int(last) + 1, size) if last else size
+        status = 404 if not size else 416 if start >= size else 206
+        if "private" in path and self.headers.get("Authorization") != "Bearer secret":
+            status = 403
+        if "flaky" in path and Slow.fails:
+            status, Slow.fails = 503, Slow.fails - 1
+        self.send_response(status)
+        if status != 206:
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
+        self.send_header("Content-Length", str(stop - start))
+        self.end_headers()
+        with open(path, "rb") as file, contextlib.suppress(ConnectionError):
+            file.seek(start)
+            for place in range(start, stop, PIECE):
+                self.wfile.write(file.read(min(PIECE, stop - place)))
+                time.sleep(PIECE / BYTES_PER_SECOND)
+
+    def log_message(self, *args):
+        pass
+
+
+web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+web.daemon_threads, web.handle_error = True, lambda *args: None  # connections that are given up are no errors
+threading.Thread(target=web.serve_forever, daemon=True).start()
+url = f"http://127.0.0.1:{web.server_port}"
+make_shards("large", shards=3, samples=80, fields={"bin": lambda rng, number: rng.randbytes(100_000)})
+SHARDS = url + "/large/shard-{000000..000002}.tar"  # 8 MB each
+
+# %% [markdown]
+# ## How it reads, and what to tune
+#
+# One connection gives so much and no more; so a shard is read through several at once, in ranges, and the next one is asked for before it has ended. These
+# options of `open_shards` say how:
+#
+# | option | what it is | when to change it |
+# |---|---|---|
+# | `connections=8` | requests at once, of one process | more, if `wds-pipes bench` says that the link gives more |
+# | `readahead_bytes=64 << 20` | how much is held in memory, of one process | connections x 8 MiB is a good number; less with many workers |
+# | `shards_ahead=1` | how many shards behind the one that is read | more for small shards, of less than 10 MB or so |
+# | `retries`, `timeout_seconds` | how long to be patient | a store that is away for minutes: more |
+#
+# and `interleave_shards(8)`, behind `group_by_key()`, has 8 shards open at once, each through a connection of its own: the cheapest way to use many, and it
+# mixes the samples.
+#
+# (A range has `readahead_bytes / connections` bytes, 8 MiB as it comes. The shards here are no larger than that, so here less is held ahead.)
+
+
+# %%
+def seconds(interleave=None, **options):
+    pipe = wp.ShardList(SHARDS).open_shards(readahead_bytes=8 << 20, **options).load_tar().group_by_key()
+    start = time.perf_counter()
+    count = sum(1 for _ in (pipe.interleave_shards(interleave) if interleave else pipe))
+    assert count == 240
+    return time.perf_counter() - start
+
+
+times = {f"connections={count}": seconds(connections=count) for count in (1, 2, 4, 8)}
+times["connections=8,\ninterleave_shards(3)"] = seconds(connections=8, interleave=3)
+figure, axis = plt.subplots(figsize=(8, 3))
+axis.barh(list(times), [24 / value for value in times.values()])
+axis.invert_yaxis()
+axis.axvline(16, color="0.5", linestyle=":", label="what one connection gives")
+axis.set(xlabel="MB per second")
+axis.legend()
+plt.show()
+assert times["connections=8"] < times["connections=1"]
+
+# %% [markdown]
+# `wds-pipes bench URL` measures this for your store, and says what would help:
+
+# %%
+main(["bench", SHARDS, "--seconds", "0.3", "--readahead-mib", "8"], standalone_mode=False)
+
+# %% [markdown]
+# ## What a network does
+#
+# Requests that are refused for a while (429, 503), reset, cut short or silent are made again from the byte reached, later each time. You only see it in the
+# statistics:
+
+# %%
+os.symlink("large", "flaky")
+Slow.fails = 3
+loader = wp.PipeLoader(wp.ShardList(SHARDS.replace("large", "flaky")).open_shards().load_tar().group_by_key(), batch_size=20, collate="list")
+assert sum(map(len, loader)) == 240
+print({name: value for name, value in loader.stats().items() if name in ("requests", "retries", "bytes_fetched")})
+assert loader.stats()["retries"] >= 3
+
+# %% [markdown]
+# ## A cache on the local disk
+#
+# For data that are read in several epochs and fit on the node's disk. All processes of the machine share it, each shard is downloaded once, and streams to
+# its reader while it is stored; beyond `max_bytes` the shards go that were used least recently.
+#
+# On a cluster: a directory on the *local* disk (NVMe), the same for all ranks of the node, and larger than the part of the data that the node reads. Give
+# both in the environment, `WDS_PIPES_CACHE_DIR=/scratch/shards` and `WDS_PIPES_CACHE_SIZE=2TB`, and the program needs `cache_shards()` without arguments. In
+# a fixed deal to lanes the nodes read other shards in each epoch, so a node's cache fills with all of them over time.
+
+# %%
+cached = wp.ShardList(SHARDS, shuffle=True, seed=1).cache_shards("cache", max_bytes="1GB").open_shards().load_tar().group_by_key()
+for epoch in range(2):
+    start = time.perf_counter()
+    assert sum(1 for _ in cached) == 240
+    print(f"epoch {epoch}: {time.perf_counter() - start:.2f} s")
+main(["cache", "ls", "--directory", "cache"], standalone_mode=False)
+
+# %% [markdown]
+# A shard in the cache is used without asking the store again. So write changed data to a new name. With an index (`wds-pipes index`) the MD5 of each shard is
+# checked.
+#
+# To give a cache to a training that is going on, use `open_shards(cache=wp.ShardCache("cache", max_bytes="1GB"))`: `cache_shards()` is a step, which a saved
+# state knows of.
+#
+# ## What the errors mean
+
+
+# %%
+@contextlib.contextmanager
+def raises(*words):
+    """Print the error that comes; it has these words."""
+    try:
+        yield
+    except wp.ShardError as error:
+        message = str(error)
+    else:
+        raise AssertionError("nothing was raised")
+    print(message, "\n")
+    assert all(word in message for word in words)
+
+
+def read(url, **storage_options):
+    return list(wp.ShardList(url).open_shards(storage_options=storage_options).load_tar())
+
+
+with raises("does not exist"):  # a typing error
+    read("s3://bucket/shard-000009.tar", **store)
+with raises("does not exist"):  # or the bucket is
+    read("s3://bukket/shard-000000.tar", **store)
+with raises("credentials", "anon"):  # no keys are not the same as anon=True
+    read("s3://bucket/shard-000000.tar", endpoint_url=store["endpoint_url"])
+
+os.mkdir("private")
+os.rename(make_shards("made", shards=1, samples=2)[0], "private/a.tar")
+with raises("403"):
+    read(f"{url}/private/a.tar")
+assert len(read(f"{url}/private/a.tar", headers={"Authorization": "Bearer secret"})) == 4
+
+with raises("cannot be read"):  # nobody is there: a wrong endpoint, or a firewall
+    read("s3://bucket/shard-000000.tar", key="us", secret="secret", endpoint_url="http://127.0.0.1:9")
+
+# %% [markdown]
+# | message | cause | what to do |
+# |---|---|---|
+# | does not exist | the name of the bucket or of the object | `fsspec.filesystem("s3", ...).ls("bucket")` |
+# | may not be read ... credentials | no keys or wrong ones; a public bucket | the tables above; `anon` or `token` for public data |
+# | needs a package that is not installed | an extra is missing | what it says: `pip install 'wds_pipes[s3]'` |
+# | cannot be read ... Connect | nobody answers at that address | the endpoint, `http://` or `https://`, the proxy of the cluster |
+# | cannot be read ... asked 10 times | the store was refusing for long | fewer `connections`; more `timeout_seconds` |
+# | it was changed while it was read | somebody has written the shard anew | write data to new names; resume is exact only over the same bytes |
+# | has n bytes, and m were expected | the index is older than the shard | make the index again |
+# | its MD5 is ... | some bytes are wrong | copy the shard again |
+# | it is not a tar ... looks like a web page | a login page, an error in HTML | credentials, the URL |
+#
+# With `open_shards(on_error="skip", max_errors=3)` shards that cannot be opened are skipped and counted. Only then: a missing shard is otherwise an error,
+# not a smaller epoch.
+
+# %%
+server.stop()
+web.shutdown()
+
+# %% [markdown]
+# ## What to read next
+#
+# - `04_ranks_and_elastic_resume`: how to see whether it is the network that you wait for.
+# - `11_troubleshooting`: all other errors.
