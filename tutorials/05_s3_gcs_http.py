@@ -151,8 +151,15 @@ class Slow(http.server.BaseHTTPRequestHandler):
         pass
 
 
-web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow)
-web.daemon_threads, web.handle_error = True, lambda *args: None  # connections that are given up are no errors
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64  # connections that wait
+
+    def handle_error(self, *args):
+        """A connection that is given up is no error."""
+
+
+web = Server(("127.0.0.1", 0), Slow)
 threading.Thread(target=web.serve_forever, daemon=True).start()
 url = f"http://127.0.0.1:{web.server_port}"
 make_shards("large", shards=3, samples=80, fields={"bin": lambda rng, number: rng.randbytes(100_000)})
@@ -195,7 +202,6 @@ axis.axvline(16, color="0.5", linestyle=":", label="what one connection gives")
 axis.set(xlabel="MB per second")
 axis.legend()
 plt.show()
-assert times["connections=8"] < times["connections=1"]
 
 # %% [markdown]
 # `wds-pipes bench URL` measures this for your store, and says what would help:
@@ -224,8 +230,8 @@ assert loader.stats()["retries"] >= 3
 # its reader while it is stored; beyond `max_bytes` the shards go that were used least recently.
 #
 # On a cluster: a directory on the *local* disk (NVMe), the same for all ranks of the node, and larger than the part of the data that the node reads. Give
-# both in the environment, `WDS_PIPES_CACHE_DIR=/scratch/shards` and `WDS_PIPES_CACHE_SIZE=2TB`, and the program needs `cache_shards()` without arguments. In
-# a fixed deal to lanes the nodes read other shards in each epoch, so a node's cache fills with all of them over time.
+# both in the environment, `WDS_PIPES_CACHE_DIR=/scratch/shards` and `WDS_PIPES_CACHE_SIZE=2TB`, and the program needs `cache_shards()` without arguments. The
+# shards are dealt anew in each epoch, so over time each node sees all of them.
 
 # %%
 cached = wp.ShardList(SHARDS, shuffle=True, seed=1).cache_shards("cache", max_bytes="1GB").open_shards().load_tar().group_by_key()
