@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 import jupytext
@@ -66,12 +67,9 @@ def installed_by(text):
     names = {requirement.name for requirement in asked}
     assert "wds_pipes" in names
     extras = next(requirement.extras for requirement in asked if requirement.name == "wds_pipes")
-    metadata = importlib.metadata.metadata("wds_pipes")
-    assert extras <= set(metadata.get_all("Provides-Extra"))
-    for line in metadata.get_all("Requires-Dist"):
-        requirement = Requirement(line)
-        if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
-            names.add(requirement.name)
+    project = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]
+    for line in (*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])):
+        names.add(Requirement(line).name)
     return {re.sub(r"[-_.]+", "-", name).lower() for name in names}
 
 

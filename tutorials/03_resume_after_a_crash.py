@@ -29,7 +29,7 @@ os.chdir(tempfile.mkdtemp())  # all that is written here goes there
 rng = np.random.default_rng(0)
 os.mkdir("shards")
 with wp.ShardWriter("shards/train-%06d.tar", max_samples=100) as writer:
-    for number in range(600):
+    for number in range(480):
         image = Image.fromarray(rng.integers(0, 60, (32, 32, 3), np.uint8))
         x, y, size = (int(value) for value in rng.integers((12, 12, 6), (20, 20, 11)))
         pencil, color = ImageDraw.Draw(image), tuple(int(value) for value in rng.integers(100, 256, 3))
@@ -169,7 +169,7 @@ if __name__ == "__main__":
 # %%
 def train(checkpoint, kill_after=None):
     """The steps that a training process told of."""
-    process = subprocess.Popen([sys.executable, "train.py", checkpoint, "80"], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen([sys.executable, "train.py", checkpoint, "60"], stdout=subprocess.PIPE, text=True, start_new_session=True)
     told = []
     for line in process.stdout:
         told.append(json.loads(line))

@@ -52,7 +52,7 @@ rng = np.random.default_rng(0)
 
 def write(folder, count, **options):
     os.mkdir(folder)
-    with wp.ShardWriter(f"{folder}/%06d.tar", max_samples=20, **options) as writer:
+    with wp.ShardWriter(f"{folder}/%06d.tar", max_samples=10, **options) as writer:
         for number in range(count):
             image = Image.fromarray(rng.integers(0, 60, (40, 56, 3), np.uint8))
             pencil, color = ImageDraw.Draw(image), tuple(int(value) for value in rng.integers(120, 256, 3))
@@ -63,8 +63,8 @@ def write(folder, count, **options):
             writer.write({"__key__": f"{number:06d}", "jpg": np.asarray(image), "cls": number % 2})
 
 
-write("train", 320, index="train/index.json")
-write("val", 60)
+write("train", 160, index="train/index.json")
+write("val", 40)
 sorted(os.listdir("train"))
 
 # %% [markdown]
@@ -96,7 +96,7 @@ def follow(process, stop_after=None):
 
 
 whole, stopped = start("whole"), start("stopped")  # side by side
-stopped = follow(stopped, stop_after=19)
+stopped = follow(stopped, stop_after=11)
 whole = follow(whole)
 print(*stopped[-3:], sep="\n")
 assert "stopped" in stopped[-1]
@@ -108,8 +108,8 @@ assert "stopped" in stopped[-1]
 
 # %%
 shutil.copytree("stopped", "two-ranks")
-resumed = follow(start("stopped"))
-two_ranks = follow(start("two-ranks", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"))
+resumed, two_ranks = start("stopped"), start("two-ranks", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+resumed, two_ranks = follow(resumed), follow(two_ranks)
 
 
 def losses(told):
@@ -117,7 +117,7 @@ def losses(told):
 
 
 assert losses(stopped) | losses(resumed) == losses(whole)
-assert len(losses(stopped)) + len(losses(resumed)) == len(losses(whole)) == 32
+assert len(losses(stopped)) + len(losses(resumed)) == len(losses(whole)) == 16
 accuracies = [facts["accuracy"] for facts in whole if "accuracy" in facts]
 assert [facts["accuracy"] for facts in stopped + resumed if "accuracy" in facts] == accuracies
 print("all", len(losses(whole)), "losses are equal; accuracy by epoch:", accuracies)

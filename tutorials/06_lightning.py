@@ -1,0 +1,207 @@
+# %% [markdown]
+# # Lightning
+#
+# **You learn** how to train with Lightning's Trainer on shards: a DataModule that resumes in mid-epoch, on any number of devices; statistics in your logger;
+# and a mixin for a DataModule of your own.
+#
+# **You need** `pip install 'wds_pipes[lightning]'`
+
+# %%
+import csv
+import logging
+import os
+import tempfile
+import warnings
+
+warnings.filterwarnings("ignore", "IProgress not found")  # tqdm looks for a bar to show in notebooks
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch import nn
+
+import wds_pipes as wp
+from wds_pipes.lightning import ResumableData, StatsCallback, WdsDataModule
+from wds_pipes.tar import index_shards
+from wds_pipes.testing import make_shards
+
+os.chdir(tempfile.mkdtemp())  # all that is written here goes there
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # its greetings
+warnings.filterwarnings("ignore", module="lightning.*")  # its advice, such as to use more workers than this machine has cores
+
+index_shards(make_shards("train", shards=4, samples=50, fields=("npy", "cls")), "train/index.json")
+index_shards(make_shards("val", shards=1, samples=30, fields=("npy", "cls"), seed=1), "val/index.json")
+print(sorted(os.listdir("train")))
+
+# %% [markdown]
+# ## A DataModule
+#
+# `WdsDataModule` takes URLs and makes the usual pipeline of them: shards shuffled, a shuffle buffer, decoding, the fields that you name. Its arguments are
+# plain, so LightningCLI works. With an index the length of an epoch is known, and all ranks get the same number of batches.
+
+
+# %%
+def make_data():
+    return WdsDataModule(train="train/index.json", val="val/index.json", fields=["npy", "cls", "__key__"], batch_size=10, shuffle_buffer=50, seed=7)
+
+
+# %% [markdown]
+# The model is as any. This one keeps the keys of what it was trained on, to have something to compare.
+
+
+# %%
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 10))
+        self.trained_on = []
+
+    def training_step(self, batch):
+        values, labels, keys = batch
+        self.trained_on += keys
+        loss = nn.functional.cross_entropy(self.layers(values), labels)
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch):
+        values, labels, _ = batch
+        self.log("val_loss", nn.functional.cross_entropy(self.layers(values), labels))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), 1e-2)
+        # The length of the whole training: Lightning asks the data for it.
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, int(self.trainer.estimated_stepping_batches))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def make_trainer(folder, *callbacks):
+    saving = ModelCheckpoint(dirpath=folder, save_last=True, every_n_train_steps=5, save_top_k=0, save_on_train_epoch_end=False)
+    options = {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 5}
+    return pl.Trainer(
+        max_epochs=2, val_check_interval=0.5, accelerator="cpu", callbacks=[saving, *callbacks], logger=CSVLogger("logs", name=folder, version=0), **options
+    )
+
+
+# %% [markdown]
+# ## A run without interruption, with statistics
+#
+# `StatsCallback` logs `loader.stats()`: samples per second, how long training waits for data, and so on.
+
+# %%
+pl.seed_everything(0, verbose=False)
+whole = Model()
+trainer = make_trainer("whole", StatsCallback(every_n_steps=10))
+trainer.fit(whole, make_data())
+assert len(whole.trained_on) == 2 * 200
+assert len(set(whole.trained_on[:200])) == 200
+assert whole.trained_on[:200] != whole.trained_on[200:]
+
+with open("logs/whole/version_0/metrics.csv") as file:
+    rows = [row for row in csv.DictReader(file) if row.get("data/samples_per_second")]
+print({name: value for name, value in rows[-1].items() if name in ("step", "data/samples_per_second", "data/wait_share")})
+
+# %% [markdown]
+# ## A crash, and `ckpt_path="last"`
+#
+# The training breaks off at step 28, in the middle of the second epoch. The last checkpoint is that of step 25.
+
+
+# %%
+class Crash(Callback):
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == 28:
+            raise RuntimeError("the machine goes down")
+
+
+pl.seed_everything(0, verbose=False)
+crashed = Model()
+try:
+    make_trainer("crashed", Crash()).fit(crashed, make_data())
+except RuntimeError as error:
+    print(error)
+
+resumed = Model()
+make_trainer("crashed").fit(resumed, make_data(), ckpt_path="crashed/last.ckpt", weights_only=True)
+assert crashed.trained_on[:250] + resumed.trained_on == whole.trained_on
+print("after the crash:", len(resumed.trained_on), "samples, the same as without it")
+
+# %% [markdown]
+# Not so with a plain loader in Lightning: it keeps the state of rank 0 alone and gives it to all, drops it where `estimated_stepping_batches` is used, and
+# takes the loader's position, which may be a batch ahead of the model. Here the **DataModule** has the state, for all ranks, behind the batch that was
+# trained on last.
+#
+# (The samples are the same. Whether the losses are depends on all the rest, too: Lightning doesn't save the state of the random generator that dropout draws
+# from.)
+#
+# ## On several devices, and on another number of them
+#
+# Nothing changes: `pl.Trainer(devices=4, strategy="ddp")`. Each rank gets its part, and a checkpoint of four ranks goes on with two: what is left of the
+# epoch is dealt again, each sample at most once. See `04_ranks_and_elastic_resume` for what happens to those that are left over.
+#
+# ## From the command line
+#
+# ```
+# from lightning.pytorch.cli import LightningCLI
+#
+# LightningCLI(Model, WdsDataModule)
+# ```
+#
+# ```
+# python train.py fit --data.train=s3://bucket/train/index.json --data.fields='["jpg;png", "cls"]' --data.batch_size=64 --data.num_workers=8 --ckpt_path=last
+# ```
+#
+# ## A pipeline of your own
+#
+# `train`, `val` and `test` may also be pipes, or functions without arguments that make pipes.
+
+
+# %%
+def pairs(sample, rng):
+    return sample["npy"] + rng.normal(0, 0.1, 3).astype("float32"), sample["cls"], sample["__key__"]
+
+
+def make_pipe():
+    pipe = wp.ShardList("train/index.json", shuffle=True, seed=7).open_shards().load_tar().group_by_key().shuffle_buffer(50).decode_by_ext()
+    return pipe.map_samples(pairs)
+
+
+model = Model()
+make_trainer("own").fit(model, WdsDataModule(train=make_pipe, val="val/index.json", fields=["npy", "cls", "__key__"], batch_size=10))
+assert sorted(model.trained_on[:200]) == sorted(whole.trained_on[:200])
+
+# %% [markdown]
+# ## A DataModule of your own
+#
+# Name `ResumableData` before `LightningDataModule`, and give your `PipeLoader` to `self.resumable`.
+
+
+# %%
+class MyData(ResumableData, pl.LightningDataModule):
+    def train_dataloader(self):
+        return self.resumable(wp.PipeLoader(make_pipe(), batch_size=10, epoch_end="drop"))
+
+
+def make_own_trainer(steps):
+    saving = ModelCheckpoint(dirpath="mine", save_last=True, every_n_train_steps=1, save_top_k=0)
+    return pl.Trainer(max_steps=steps, accelerator="cpu", callbacks=[saving], logger=False, enable_progress_bar=False, enable_model_summary=False)
+
+
+first, second = Model(), Model()
+make_own_trainer(7).fit(first, MyData())
+make_own_trainer(20).fit(second, MyData(), ckpt_path="mine/last.ckpt", weights_only=True)
+assert len(first.trained_on + second.trained_on) == 200
+assert len(set(first.trained_on + second.trained_on)) == 200
+print(len(first.trained_on), "+", len(second.trained_on), "samples, each once")
+
+# %% [markdown]
+# ## Things to know
+#
+# - The state is in the checkpoint under the name of the DataModule's class: don't rename it.
+# - Validation may come in the middle of an epoch; it is the same each time.
+# - Lightning's own `DataLoader` arguments (`shuffle`, samplers) have no say here.
+#
+# ## What to read next
+#
+# - `07_imagenet_resnet`: the loop written out.
+# - `help(WdsDataModule)`: all arguments.
