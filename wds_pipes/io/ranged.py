@@ -217,9 +217,9 @@ class RemoteShard(io.RawIOBase):
         """Whether there is something to ask for that may be asked for now."""
         if self.failed or self._given_up:
             return False
-        if not self._answered and self.size is None:
-            return not self.blocks
-        return self.size is not None and (self._next < self.size or not (self.blocks or self._answered))
+        if self.size is None:  # what comes behind an answer is known when it has come
+            return not self.blocks or (self._answered and self.blocks[-1].done)
+        return self._next < self.size or not (self.blocks or self._answered)
 
     @property
     def active(self) -> int:
@@ -287,7 +287,7 @@ class RemoteShard(io.RawIOBase):
         pool.requests += 1
         try:
             async with asyncio.timeout(patience):
-                answer = await self._store.ask(self._path, at, block.stop)
+                answer = await self._store.ask(self._path, at, block.stop, self.size if self._answered else None)
         except RefusedError as refused:
             if refused.status != 416:
                 raise
@@ -302,9 +302,9 @@ class RemoteShard(io.RawIOBase):
 
     def _nothing(self, refused: RefusedError, at: int) -> Answer:
         """What a store means that has nothing at byte ``at``: the shard ends there, or before."""
-        if self._answered:
+        if self._answered and self.size is not None:
             self._changed(at, f"{self.size} bytes", "fewer" if refused.size is None else refused.size)
-        size = refused.size if refused.size is not None else at if at in (0, self.size) else None
+        size = refused.size if refused.size is not None else at if self._answered or at in (0, self.size) else None
         if size is None or size < at:
             self._too_short(at, size)
         return Answer(at, at, size, self.tag, one_piece(b""))
@@ -344,6 +344,8 @@ class RemoteShard(io.RawIOBase):
             elif answer.stop is not None and block.stop is not None:
                 block.stop = None if answer.stop < block.stop else block.stop
             self._next = block.stop if block.stop is not None else self._next
+        if self.size is not None and block.stop is not None:
+            block.stop = min(block.stop, self.size)
         if first:
             with self._feed.filled:
                 self._feed.filled.notify()
@@ -401,8 +403,8 @@ class RemoteShard(io.RawIOBase):
             block.done, block.error = True, error
             self.failed = self.failed or error is not None
             self._feed.filled.notify()
-        if self.size is None and error is None:
-            self.size = block.start + block.got  # it had no length, and this was its end
+        if self.size is None and error is None and block.stop is None:
+            self.size = self._next = block.start + block.got  # it had no length, and this was its end
         self._feed.go_on()
 
     def _error(self, block: _Block, what: str, cause: Exception) -> Exception:

@@ -71,8 +71,8 @@ class Store(Protocol):
 
     streams: bool
 
-    async def ask(self, path: str, start: int, stop: int | None) -> Answer:
-        """The bytes of an object from ``start`` up to, not including, ``stop`` (None: its end)."""
+    async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
+        """The bytes of an object from ``start`` up to, not including, ``stop`` (None: its end); ``size`` is that of the object, if it has been told."""
         ...
 
 
@@ -146,7 +146,7 @@ class _Http:
     def __init__(self, fs: Any) -> None:
         self._fs = fs
 
-    async def ask(self, path: str, start: int, stop: int | None) -> Answer:
+    async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
         options = dict(self._fs.kwargs)
         headers = {**options.pop("headers", {}), **_asking(start, stop)}
         session = await self._fs.set_session()
@@ -159,7 +159,7 @@ class _Gcs:
     def __init__(self, fs: Any) -> None:
         self._fs = fs
 
-    async def ask(self, path: str, start: int, stop: int | None) -> Answer:
+    async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
         fs = self._fs
         session = await fs._set_session()
         # Signing may fetch a token, which is done with blocking requests.
@@ -174,7 +174,7 @@ class _S3:
         self._fs = fs
         fs.retries = 1
 
-    async def ask(self, path: str, start: int, stop: int | None) -> Answer:
+    async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
         bucket, key, version = self._fs.split_path(path)
         more = {"VersionId": version} if version else {}
         try:
@@ -200,12 +200,14 @@ class _Other:
     async def _call(self, name: str, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, getattr(self._fs, name), *args)
 
-    async def ask(self, path: str, start: int, stop: int | None) -> Answer:
-        info = await self._call("info", path)
-        size = info.get("size")
-        if info.get("type") == "directory":
-            raise IsADirectoryError(f"{path} is a directory")
-        tag = next((str(info[name]) for name in ("ETag", "etag", "mtime", "LastModified", "last_modified") if info.get(name)), None)
+    async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
+        tag = None
+        if size is None:
+            info = await self._call("info", path)
+            size = info.get("size")
+            if info.get("type") == "directory":
+                raise IsADirectoryError(f"{path} is a directory")
+            tag = next((str(info[name]) for name in ("ETag", "etag", "mtime", "LastModified", "last_modified") if info.get(name)), None)
         if size is None:
             return Answer(0, None, None, tag, self._read_over(path))
         stop = size if stop is None else min(size, stop)
