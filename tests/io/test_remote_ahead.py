@@ -1,0 +1,232 @@
+"""How remote shards are read ahead: through which connections, how much of them at a time, and what is left when iteration stops."""
+
+import asyncio
+import gc
+import threading
+import time
+import tracemalloc
+
+import psutil
+import pytest
+from fsspec.asyn import get_loop
+from remote import bare, content, put_all, samples
+
+import wds_pipes as wp
+from wds_pipes.stage import Stream
+from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
+from wds_pipes.testing import make_shards
+
+MIB = 1 << 20
+
+
+def sockets():
+    """How many connections this process has open to servers."""
+    return sum(connection.status == psutil.CONN_ESTABLISHED for connection in psutil.Process().net_connections())
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A shard of 20 MB in 20 samples."""
+    return make_shards(tmp_path_factory.mktemp("large"), shards=1, samples=20, fields={"bin": lambda rng, _: rng.randbytes(1_000_000)})[0]
+
+
+@pytest.mark.parametrize("connections", [1, 3, 8])
+def test_one_shard_uses_all_connections(remote, large, connections):
+    url = remote.put("large.tar", content(large))
+    remote.faults.rules({"match": remote.reads, "skip": 1, "latency": 0.1})
+    assert len(list(samples(url, remote, connections=connections, readahead_bytes=16 * MIB))) == 20
+    seen = remote.faults.stats(remote.reads)
+    assert max(request.live for request in seen) == connections
+    if connections == 1:
+        assert len(seen) <= 2  # the first, and all the rest
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+def test_several_shards_share_them(remote, large, local, connections):
+    """Each has at least one."""
+    if connections == 1 and remote.kind == "gcs":
+        pytest.skip("the imitation of GCS answers one request after another, and those that wait for the consumer stop the others")
+    paths = [large, *local[:3]]
+    urls = [remote.put(f"share/{number}.tar", content(path)) for number, path in enumerate(paths)]
+    remote.faults.rules({"match": remote.reads, "rate": 20_000_000})
+    options = {"storage_options": remote.storage_options, "readahead_bytes": 4 * MIB, "connections": connections}
+    pipe = wp.ShardList(urls).open_shards(**options).load_tar().group_by_key().interleave_shards(4)
+    alone = wp.ShardList(paths).open_shards().load_tar().group_by_key().interleave_shards(4)
+    assert list(map(bare, pipe)) == list(map(bare, alone))
+    most = max(request.live for request in remote.faults.stats(remote.reads))
+    assert 2 <= most <= 4
+
+
+def test_the_first_sample_needs_one_request(remote, local):
+    """It comes while the second answer is still waited for."""
+    (url,) = put_all(remote, local[:1])
+    remote.faults.rules({"match": remote.reads, "skip": 1, "latency": 1000})
+    start = time.monotonic()
+    next(iter(samples(url, remote)))
+    assert time.monotonic() - start < 2
+    assert [request.status for request in remote.faults.stats(remote.reads)][0] == 206
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_shards_are_asked_for_before_their_turn(remote, local, ahead):
+    """As many as there may be, and no others, while the consumer has read nothing but a first sample."""
+    urls = put_all(remote, local)
+    pipe = iter(samples(urls, remote, shards_ahead=ahead, readahead_bytes=64 * MIB))
+    next(pipe)
+    time.sleep(0.3)
+    asked = {request.path.partition("shard-")[2][:6] for request in remote.faults.stats(remote.reads)}
+    assert asked == {f"{number:06d}" for number in range(ahead + 1)}
+    assert len(list(pipe)) == 159
+
+
+@pytest.mark.parametrize("lanes", [1, 16])
+def test_memory_is_bounded(web, tmp_path_factory, lanes):
+    """A consumer that does nothing gets no more than was allowed, however long it waits and however many shards are open."""
+    if lanes == 1:
+        paths = make_shards(tmp_path_factory.mktemp("huge"), shards=1, samples=1000, fields={"bin": lambda rng, _: bytes(200_000)})
+    else:
+        paths = make_shards(tmp_path_factory.mktemp("many"), shards=16, samples=30, fields={"bin": lambda rng, _: bytes(200_000)})
+    urls = put_all(web, paths)
+    stage = wp.ShardList(urls).open_shards(readahead_bytes=8 * MIB).load_tar().group_by_key()
+    pipe = stage.interleave_shards(lanes) if lanes > 1 else stage
+    items = iter(pipe)
+    next(items)
+    tracemalloc.start()
+    process = psutil.Process()
+    before, most = process.memory_info().rss, 0
+    for _ in range(5):
+        next(items)
+        time.sleep(0.1)
+    for _ in items:
+        most = max(most, tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    # Of each open shard also a buffer of 1 MiB, some samples, and what aiohttp has of each connection.
+    assert most < 8 * MIB + max(lanes, 8) * 3 * MIB
+    assert process.memory_info().rss - before < 8 * MIB + 64 * MIB
+
+
+def test_no_more_is_fetched_than_may_be_held(remote, large):
+    """The consumer waits after the first sample: kernels and buffers on the way hold the rest."""
+    url = remote.put("large.tar", content(large))
+    remote.faults.rules({"match": remote.reads, "rate": 50_000_000})
+    opened = OpenShards(ShardList(url), storage_options=remote.storage_options, readahead_bytes=2 * MIB, connections=2)
+    items = iter(Stream(GroupByKey(LoadTar(opened))))
+    next(items)
+    time.sleep(0.5)
+    requests, retries, fetched, _ = opened.opener.used
+    assert fetched < 5 * MIB
+    assert requests <= 5
+    assert len(list(items)) == 19
+    requests, retries, fetched, stalled = opened.opener.used
+    assert (requests, retries, fetched) == (len(remote.faults.stats(remote.reads)), 0, len(content(large)))
+    assert 0 < stalled < 3
+
+
+@pytest.mark.parametrize("way", ["drop the iterator", "close the loader", "drop everything"])
+def test_stopping_cancels_at_once(remote, large, way, recwarn, capfd):
+    """No further requests, sockets closed, and nobody complains."""
+    gc.collect()
+    before = sockets()
+    url = remote.put("large.tar", content(large))
+    remote.faults.rules({"match": remote.reads, "rate": 2_000_000})
+    pipe = begin_and_stop(samples(url, remote, readahead_bytes=16 * MIB), way)
+    gc.collect()
+    wait_for(lambda: all(request.ended is not None for request in remote.faults.stats(remote.reads)))
+    asked = len(remote.faults.stats(remote.reads))
+    time.sleep(0.3)
+    assert len(remote.faults.stats(remote.reads)) == asked
+    pipe.clear()
+    wait_for(lambda: gc.collect() < 0 or sockets() <= before)
+    wait_for(lambda: not tasks())
+    assert not [str(warning.message) for warning in recwarn]
+    assert capfd.readouterr().err == ""
+
+
+def begin_and_stop(pipe, way):
+    """Take one item and no more; what is left of the pipe, in a list."""
+    if way == "close the loader":
+        pipe = wp.PipeLoader(pipe, batch_size=1, collate="list")
+    items = iter(pipe)
+    next(items)
+    if way == "close the loader":
+        pipe.close()
+    return [] if way == "drop everything" else [pipe]
+
+
+def tasks():
+    """What still runs on fsspec's loop."""
+
+    async def others():
+        return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    return asyncio.run_coroutine_threadsafe(others(), get_loop()).result()
+
+
+def wait_for(condition, seconds=3):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_consumer_may_take_its_time(web, large):
+    """Longer than the timeout, while servers close connections on which nothing is read: that is nobody's fault, and the bytes are asked for again."""
+    url = web.put("large.tar", content(large))
+    web.faults.rules({"match": web.reads, "skip": 1, "times": 8, "reset_after": 0})
+    items = iter(samples(url, readahead_bytes=2 * MIB, timeout_seconds=1, retries=2))
+    got = [bare(next(items))]
+    time.sleep(1.5)
+    got += map(bare, items)
+    assert got == list(map(bare, samples(large)))
+
+
+def test_answers_may_come_in_any_order(web, local):
+    """The first shard ahead before the one that is read, with room for one range: nothing hangs for want of room."""
+    urls = put_all(web, local)
+    web.faults.rules({"match": web.reads, "prob": 0.5, "latency": 0.15}, seed=3)
+    for connections in (2, 8):
+        pipe = samples(urls, readahead_bytes=MIB, connections=connections, shards_ahead=3)
+        assert list(map(bare, pipe)) == list(map(bare, samples(local)))
+
+
+def test_two_pipes_at_once(remote, local):
+    urls = put_all(remote, local[:2])
+    one, other = samples(urls, remote), samples(urls[::-1], remote)
+    pairs = list(zip(one, other))
+    assert [bare(first) for first, _ in pairs] == list(map(bare, samples(local[:2])))
+    assert [bare(second) for _, second in pairs] == list(map(bare, samples(local[1::-1])))
+
+
+def test_many_epochs(remote, tmp_path):
+    """Connections are kept, and nothing adds up."""
+    urls = put_all(remote, make_shards(tmp_path, shards=3, samples=5))
+    pipe = samples(urls, remote, seed=1)
+    for _ in range(20):
+        assert len(list(pipe)) == 15
+    seen = remote.faults.stats(remote.reads)
+    assert len(seen) == 60
+    if remote.kind != "gcs":  # whose imitation closes each connection
+        assert len({request.connection for request in seen}) <= 8
+
+
+@pytest.mark.parametrize("stage", ["iterate", "build"])
+def test_other_threads(remote, local, stage):
+    """A pipe may be built in one thread and iterated in another."""
+    urls = put_all(remote, local[:2])
+    pipe, found = samples(urls, remote), []
+    if stage == "build":
+        next(iter(pipe))
+    thread = threading.Thread(target=lambda: found.extend(map(bare, pipe)))
+    thread.start()
+    thread.join(20)
+    assert found == list(map(bare, samples(local[:2])))
+
+
+def test_a_resume_at_the_very_end(remote, tmp_path):
+    """Of a shard without an end-of-archive mark: there is nothing left, which is no error."""
+    path = make_shards(tmp_path, shards=1, samples=3)[0]
+    data = content(path).rstrip(b"\0")
+    data += bytes(-len(data) % 512)
+    url = remote.put("cut.tar", data)
+    with pytest.warns(wp.ShardWarning):
+        assert len(list(samples(url, remote))) == 3
