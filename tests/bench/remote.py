@@ -30,8 +30,11 @@ def measure(job) -> None:
         source = webdataset.WebDataset([f"pipe:curl -s {url}" for url in urls], shardshuffle=False, empty_check=False)
         items = webdataset.WebLoader(source.map(volume), batch_size=None, num_workers=workers) if workers else source.map(volume)
     else:
+        import fsspec
+
         import wds_pipes as wp
 
+        fsspec.get_filesystem_class(urls[0].partition(":")[0])  # its libraries are not what reading takes
         pipe = wp.ShardList(urls).open_shards(connections=max(1, k // max(1, workers)), storage_options=job["options"]).load_tar().group_by_key()
         pipe = pipe.interleave_shards(len(urls) // max(1, workers)) if len(urls) > 1 else pipe
         pipe = pipe.map_samples(volume)
@@ -112,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--job")
     parser.add_argument("--s3", action="store_true")
-    parser.add_argument("--data", type=int, default=400, help="MB of the one shard; several have a quarter of it each")
+    parser.add_argument("--data", type=int, default=800, help="MB of the one shard; several have an eighth of it each")
     asked = parser.parse_args()
     if asked.job:
         measure(json.loads(asked.job))
@@ -125,7 +128,7 @@ def main() -> None:
         directory = Path(web.directory)
         fields = {"bin": lambda rng, _: rng.randbytes(100_000)}
         [big] = make_shards(directory / "big", shards=1, samples=asked.data * 10, fields=fields)
-        [small] = make_shards(directory / "small", shards=1, samples=asked.data * 10 // 4, fields=fields)
+        [small] = make_shards(directory / "small", shards=1, samples=asked.data * 10 // 8, fields=fields)
         for number in range(16):
             os.link(small, directory / f"s-{number:02d}.tar")
         names = [os.path.relpath(big, directory), *(f"s-{number:02d}.tar" for number in range(16))]
