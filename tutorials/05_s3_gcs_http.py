@@ -218,7 +218,9 @@ main(["bench", SHARDS, "--seconds", "0.3", "--readahead-mib", "8"], standalone_m
 # %%
 os.symlink("large", "flaky")
 Slow.fails = 3
-loader = wp.PipeLoader(wp.ShardList(SHARDS.replace("large", "flaky")).open_shards().load_tar().group_by_key(), batch_size=20, collate="list")
+loader = wp.PipeLoader(
+    wp.ShardList(SHARDS.replace("large", "flaky")).open_shards(readahead_bytes=8 << 20).load_tar().group_by_key(), batch_size=20, collate="list"
+)
 assert sum(map(len, loader)) == 240
 print({name: value for name, value in loader.stats().items() if name in ("requests", "retries", "bytes_fetched")})
 assert loader.stats()["retries"] >= 3
@@ -234,7 +236,7 @@ assert loader.stats()["retries"] >= 3
 # shards are dealt anew in each epoch, so over time each node sees all of them.
 
 # %%
-cached = wp.ShardList(SHARDS, shuffle=True, seed=1).cache_shards("cache", max_bytes="1GB").open_shards().load_tar().group_by_key()
+cached = wp.ShardList(SHARDS, shuffle=True, seed=1).cache_shards("cache", max_bytes="1GB").open_shards(readahead_bytes=8 << 20).load_tar().group_by_key()
 for epoch in range(2):
     start = time.perf_counter()
     assert sum(1 for _ in cached) == 240

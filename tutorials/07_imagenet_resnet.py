@@ -68,12 +68,12 @@ write("val", 40)
 sorted(os.listdir("train"))
 
 # %% [markdown]
-# ## Once without interruption, and once with SIGTERM in the second epoch
+# ## Once without interruption, and once with SIGTERM in the middle of an epoch
 #
 # A tiny ResNet on tiny images, so that it takes seconds. (One thread, since sums of floats depend on how they are divided among threads.)
 
 # %%
-options = "--train train/index.json --val val/*.tar --classes 2 --epochs 2 --batch-size 20 --workers 2 --lanes 4"
+options = "--train train/index.json --val val/*.tar --classes 2 --epochs 2 --batch-size 20 --workers 1 --lanes 4"
 options += " --shuffle 50 --size 32 --width 8 --lr 0.05 --save-every 5"
 environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -96,7 +96,7 @@ def follow(process, stop_after=None):
 
 
 whole, stopped = start("whole"), start("stopped")  # side by side
-stopped = follow(stopped, stop_after=11)
+stopped = follow(stopped, stop_after=3)
 whole = follow(whole)
 print(*stopped[-3:], sep="\n")
 assert "stopped" in stopped[-1]
