@@ -13,6 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import wds_pipes as wp
+from wds_pipes.display import show
 from wds_pipes.testing import make_shards
 
 os.chdir(tempfile.mkdtemp())  # all that is written here goes there
@@ -47,12 +48,12 @@ print(list(pipe))
 # %%
 samples = pipe.open_shards().load_tar().group_by_key()
 sample = next(iter(samples))
-print({field: value if isinstance(value, str) else f"{len(value)} bytes" for field, value in sample.items()})
+show(sample)
 
 # %% [markdown]
-# A sample is a dict of bytes, with its key and its shard. (It is not from the shard that was first above: looking at the URLs was epoch 0 of this list, so
-# this is epoch 1, in another order.) `decode_by_ext` makes objects of the bytes, by the field's extension: text, numbers, JSON, arrays, and images in the
-# form that you name: `"pil"`, `"rgb8"` (uint8, height x width x 3), `"torchrgb"` (float, 3 x height x width), ...
+# A sample is a dict of bytes, with its key and its shard; `show` draws it in a notebook, images too. (It is not from the shard that was first above: looking
+# at the URLs was epoch 0 of this list, so this is epoch 1, in another order.) `decode_by_ext` makes objects of the bytes, by the field's extension: text,
+# numbers, JSON, arrays, and images in the form that you name: `"pil"`, `"rgb8"` (uint8, height x width x 3), `"torchrgb"` (float, 3 x height x width), ...
 
 # %%
 sample = next(iter(samples.decode_by_ext("rgb8")))
@@ -75,6 +76,12 @@ pipe = (
 keys, images, labels = next(iter(pipe))
 print(images.shape, images.dtype, labels[:8], keys[:3])
 assert images.shape == (32, 3, 8, 8)
+
+# %% [markdown]
+# A pipe, too, shows itself: its steps with the options that you gave. (`pipe.to_mermaid()` and `pipe.to_dot()` are for a README and for Graphviz.)
+
+# %%
+pipe
 
 # %% [markdown]
 # ## Epochs

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 import wds_pipes as wp
+from wds_pipes.display import show
 
 os.chdir(tempfile.mkdtemp())  # all that is written here goes there
 
@@ -152,15 +153,10 @@ for path in paths:
 print("all 300 are there, byte for byte")
 
 # %% [markdown]
-# And look at some. (In a notebook, an image that is the last value of a cell is shown.)
+# And look at some:
 
 # %%
-shown = Image.new("RGB", (8 * 48, 48))
-for place, (image, _) in zip(
-    range(8), wp.ShardList("shards/*.tar").open_shards().load_tar().group_by_key().decode_by_ext("pil").to_tuple("jpg", "cls"), strict=False
-):
-    shown.paste(image, (48 * place, 0))
-shown
+show(next(iter(wp.ShardList("shards/*.tar").open_shards().load_tar().group_by_key().decode_by_ext("rgb8").to_tuple("jpg", "cls").batch_samples(8))))
 
 # %% [markdown]
 # ## Writing on several machines
