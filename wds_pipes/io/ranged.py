@@ -18,6 +18,7 @@ import io
 import os
 import random
 import threading
+import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
@@ -72,6 +73,12 @@ class Pool:
         self.blocked = False  # something waits for the consumer to take some bytes
         self.requests = self.retries = self.bytes_fetched = 0
         self.stalled = 0.0
+        _pools.add(self)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process made it. In a fork its lock may be held for ever by a thread that is not there."""
+        return self.pid == os.getpid()
 
     @property
     def share(self) -> int:
@@ -95,6 +102,12 @@ class Pool:
                 feed.go_on()
 
 
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_inherited: list[Pool] = []  # by a fork, which keeps them: their connections, if closed here, would go silent in the process that they belong to
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _inherited.extend(_pools))
+
+
 class Feed:
     """Shards that are read one after another.
 
@@ -114,7 +127,7 @@ class Feed:
         """Give everything up."""
         if self.open:
             self.open = False
-            if self.pool.pid == os.getpid() and not self.pool.loop.is_closed():
+            if self.pool.is_ours and not self.pool.loop.is_closed():
                 self.pool.call(self._leave)
 
     def _leave(self) -> None:
@@ -435,8 +448,6 @@ class RemoteShard(io.RawIOBase):
     def _await(self) -> None:
         """Wait for the loop, with the lock in hand."""
         feed, pool = self._feed, self._pool
-        if pool.pid != os.getpid():
-            raise RuntimeError(f"shard {redact(self._url)} was opened in another process: iterate in the process that reads")
         feed.waiting = True
         if pool.blocked:
             pool.call(pool.go_on)
@@ -461,6 +472,8 @@ class RemoteShard(io.RawIOBase):
     def _piece(self) -> memoryview | None:
         """The next piece; None at the end."""
         feed, pool, blocks = self._feed, self._pool, self.blocks
+        if not pool.is_ours:
+            raise RuntimeError(f"shard {redact(self._url)} was opened in another process: iterate in the process that reads")
         with feed.filled:
             while True:
                 if self.closed or not feed.open:
@@ -484,7 +497,7 @@ class RemoteShard(io.RawIOBase):
 
     def close(self) -> None:
         """Give up what was asked for and not read."""
-        if not self.closed:
+        if not self.closed and self._pool.is_ours:
             self._given_up = True
             with self._pool.lock:
                 left = sum(len(piece) for block in self.blocks for piece in block.pieces)
@@ -492,13 +505,14 @@ class RemoteShard(io.RawIOBase):
                     block.pieces.clear()
                 self._feed.held -= left
                 self._pool.held -= left
-            if self._pool.pid == os.getpid() and not self._pool.loop.is_closed():
+            if not self._pool.loop.is_closed():
                 self._pool.call(self._stop)
             if self._whole_feed:
                 self._feed.close()
         super().close()
-        with self._feed.filled:
-            self._feed.filled.notify_all()  # whoever waits for bytes in another thread
+        if self._pool.is_ours:
+            with self._feed.filled:
+                self._feed.filled.notify_all()  # whoever waits for bytes in another thread
 
     def _stop(self) -> None:
         for block in self.blocks:

@@ -1,0 +1,156 @@
+"""Remote shards in several processes: each has connections of its own, made when it reads."""
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+
+import pytest
+import torch.utils.data
+from remote import bare, put_all, samples
+
+import wds_pipes as wp
+
+
+MIB = 1 << 20
+
+
+def keys(items):
+    return [item["__key__"] for item in items]
+
+
+def read_all(pipe, queue):
+    queue.put([bare(sample) for sample in pipe])
+
+
+def in_a_process(method, function, *arguments, seconds=30):
+    """What a function puts into its last argument, a queue, in another process."""
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    process = context.Process(target=function, args=(*arguments, queue), daemon=True)
+    process.start()
+    try:
+        return queue.get(timeout=seconds)
+    finally:
+        process.join(10)
+        hung = process.is_alive()
+        process.kill()
+        assert not hung
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_pipe_in_another_process(remote, local, method):
+    """After it was read from; and what reads here goes on undisturbed."""
+    if method != "fork" and remote.kind != "s3":
+        pytest.skip("takes long")
+    urls = put_all(remote, local)
+    wanted = list(map(bare, samples(local)))
+    pipe = samples(urls, remote, timeout_seconds=8)
+    items = iter(pipe)
+    got = [bare(next(items)) for _ in range(50)]
+    assert in_a_process(method, read_all, pipe) == wanted
+    start = time.monotonic()
+    got += map(bare, items)
+    assert got == wanted
+    assert time.monotonic() - start < 3
+
+
+def go_on(items, queue):
+    try:
+        for _ in items:
+            pass
+    except RuntimeError as error:
+        queue.put(str(error))
+
+
+def go_on_and_drop(items, pipe, queue):
+    del items, pipe
+    queue.put("dropped")
+
+
+def test_an_iterator_of_another_process(remote, local):
+    """A fork cannot go on with it, is told so, and does not hang; nor does dropping it do harm to the process that it belongs to."""
+    urls = put_all(remote, local)
+    pipe = samples(urls, remote, timeout_seconds=8)
+    items = iter(pipe)
+    got = [bare(next(items)) for _ in range(10)]
+    for _ in range(5):
+        assert "was opened in another process: iterate in the process that reads" in in_a_process("fork", go_on, items)
+        assert in_a_process("fork", go_on_and_drop, items, pipe) == "dropped"
+        got += [bare(next(items)) for _ in range(10)]
+    start = time.monotonic()
+    got += map(bare, items)
+    assert got == list(map(bare, samples(local)))
+    assert time.monotonic() - start < 3
+    assert not [request for request in remote.faults.stats(remote.reads) if request.status not in (200, 206)]
+
+
+def test_a_fork_that_drops_the_pipe(remote, local):
+    """The parent's connections, which wait for the next epoch, are not the child's to close."""
+    urls = put_all(remote, local[:2])
+    held = [samples(urls, remote, timeout_seconds=4)]
+    for _ in range(3):
+        found = [bare(sample) for sample in held[0]]
+        assert found == [bare(sample) for sample in samples(local[:2])]
+        child = os.fork()
+        if not child:
+            held.clear()
+            gc.collect()
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert len(remote.faults.stats(remote.reads)) == 12  # none was made again
+
+
+def test_a_fork_while_bytes_arrive(web, local):
+    """Whatever the thread that reads was at, the child can drop what it has inherited, and does not hang."""
+    urls = put_all(web, local)
+    pipe = samples(urls, readahead_bytes=MIB)
+    for _ in range(3):
+        held = [iter(pipe)]
+        for _ in range(60):
+            next(held[0])
+        child = os.fork()
+        if not child:
+            signal.alarm(10)
+            held.clear()
+            gc.collect()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(list(held[0])) == 100
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_of_a_loader(servers, remote, local, method):
+    """After the parent has read from the same pipe."""
+    if method != "fork" and remote.kind != "s3":
+        pytest.skip("takes long")
+    urls = put_all(remote, local)
+    pipe = samples(urls, remote)
+    if method == "fork":
+        next(iter(pipe))
+    with_workers = wp.PipeLoader(pipe, batch_size=8, collate=keys, num_workers=2, multiprocessing_context=method)
+    try:
+        found = [key for batch in with_workers for key in batch]
+    finally:
+        with_workers.close()
+    assert sorted(found) == sorted(keys(samples(local)))
+
+
+def test_a_data_loader(remote, local):
+    urls = put_all(remote, local)
+    pipe = samples(urls, remote)
+    next(iter(pipe))
+    loader = torch.utils.data.DataLoader(pipe, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    assert sorted(keys(loader)) == sorted(keys(samples(local)))
+
+
+def test_a_pickled_pipe(remote, local):
+    """Nothing that is open goes with it."""
+    urls = put_all(remote, local[:1])
+    pipe = samples(urls, remote)
+    items = iter(pipe)
+    next(items)
+    assert list(map(bare, pickle.loads(pickle.dumps(pipe)))) == list(map(bare, samples(local[:1])))
+    assert len(list(items)) == 39
