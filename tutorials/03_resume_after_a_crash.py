@@ -168,24 +168,27 @@ if __name__ == "__main__":
 
 
 # %%
-def train(checkpoint, kill_after=None):
-    """The steps that a training process told of."""
-    process = subprocess.Popen([sys.executable, "train.py", checkpoint, "60"], stdout=subprocess.PIPE, text=True, start_new_session=True)
+def start(checkpoint):
+    return subprocess.Popen([sys.executable, "train.py", checkpoint, "60"], stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def follow(process, kill_after=None):
+    """The steps that a training tells of."""
     told = []
     for line in process.stdout:
         told.append(json.loads(line))
         if told[-1]["step"] == kill_after:
             os.killpg(process.pid, signal.SIGKILL)  # with its workers
             break
-    process.wait()
     process.stdout.close()
-    assert process.returncode == (0 if kill_after is None else -signal.SIGKILL)
+    assert process.wait() == (0 if kill_after is None else -signal.SIGKILL)
     return told
 
 
-whole = train("whole.pt")
-killed = train("killed.pt", kill_after=42)
-resumed = train("killed.pt")
+whole, killed = start("whole.pt"), start("killed.pt")  # side by side
+killed = follow(killed, kill_after=42)
+whole = follow(whole)
+resumed = follow(start("killed.pt"))
 last = resumed[0]["step"] - 1
 print("killed after step", killed[-1]["step"], "- resumed from the checkpoint of step", last)
 
