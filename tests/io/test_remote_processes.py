@@ -13,7 +13,6 @@ from remote import bare, put_all, samples
 
 import wds_pipes as wp
 
-
 MIB = 1 << 20
 
 

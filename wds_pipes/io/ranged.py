@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.stores import Answer, FaultyError, RefusedError, Stores, close_answer, judge, one_piece
 from wds_pipes.io.urls import hide, redact
+from wds_pipes.tar.reader import BLOCK
 
 _LEAST, _MOST = 1 << 20, 16 << 20  # of the ranges that are asked for, in bytes
 _NEARLY = 4 << 20  # with so little of a shard left to come, the next one is asked for
@@ -304,7 +305,8 @@ class RemoteShard(io.RawIOBase):
         except RefusedError as refused:
             if refused.status != 416:
                 raise
-            answer = self._nothing(refused, at)
+            async with asyncio.timeout(patience):
+                answer = await self._nothing(refused, at)
         except TimeoutError:
             raise UnreadError(f"no answer in {patience:.0f} s") from None
         try:
@@ -313,12 +315,21 @@ class RemoteShard(io.RawIOBase):
         finally:
             await close_answer(answer)
 
-    def _nothing(self, refused: RefusedError, at: int) -> Answer:
-        """What a store means that has nothing at byte ``at``: the shard ends there, or before."""
+    async def _nothing(self, refused: RefusedError, at: int) -> Answer:
+        """What a store means that has nothing at byte ``at``: the shard ends there, or in the padding before; if not, it is an error."""
         if self._answered and self.size is not None:
             self._changed(at, f"{self.size} bytes", "fewer" if refused.size is None else refused.size)
         size = refused.size if refused.size is not None else at if self._answered or at in (0, self.size) else None
-        if size is None or size < at:
+        if size is None:  # as some stores do not tell; they do with what they have
+            try:
+                answer = await self._store.ask(self._path, max(0, at - BLOCK), at, None)
+            except RefusedError as again:
+                if again.status != 416:
+                    raise
+            else:
+                size = answer.size
+                await close_answer(answer)
+        if size is None or size <= at - BLOCK:
             self._too_short(at, size)
         return Answer(at, at, size, self.tag, one_piece(b""))
 
@@ -347,7 +358,7 @@ class RemoteShard(io.RawIOBase):
         first = not self._answered
         self._answered = True
         self.size, self.tag = self.size if answer.size is None else answer.size, self.tag or answer.tag
-        if answer.size is not None and at > answer.size:
+        if answer.size is not None and answer.size <= at - BLOCK:
             self._too_short(at, answer.size)
         if first and block is self.blocks[-1]:  # where the size was known, others may have been asked for behind it
             if answer.start < at or (answer.start == 0 and at == 0 and answer.stop == answer.size):

@@ -1,0 +1,153 @@
+"""Resuming over remote shards: exact, and what was read is not asked for again."""
+
+import gzip
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from remote import bare, content, first_bytes, put_all, samples
+
+import wds_pipes as wp
+from wds_pipes.testing import check_resume, make_shards
+
+
+def cut_at(pipe, number):
+    """The state of a pipe that was stopped behind so many items."""
+    items = iter(pipe)
+    for _ in range(number):
+        next(items)
+    return json.loads(json.dumps(pipe.state_dict()))
+
+
+def resumed(remote, make, state):
+    """What a new pipe gives from a state on, and the requests that it made."""
+    pipe = make()
+    pipe.load_state_dict(state)
+    remote.faults.clear()
+    return list(pipe), remote.faults.stats(remote.reads)
+
+
+def test_only_the_rest_is_asked_for(remote, local):
+    """Each request is for bytes behind the position, and there are no more than an uninterrupted rest takes."""
+    urls = put_all(remote, local[:2])
+    wanted = list(map(bare, samples(local[:2])))
+    for cut in (1, 7, 19, 20, 21, 39, 40, 41, 79):
+        state = cut_at(samples(urls, remote), cut)
+        shard = state["lanes"]["0"]["position"]
+        found, seen = resumed(remote, lambda: samples(urls, remote), state)
+        assert list(map(bare, found)) == wanted[cut:]
+        offset = shard[2].get("offset", 0)
+        starts = [start for request, start in zip(seen, first_bytes(seen)) if "shard-000000" in request.path]
+        if cut < 40:
+            assert min(starts) == offset > 0
+            assert sum(request.sent for request in seen) == sum(map(os.path.getsize, local[:2])) - offset
+            assert len(starts) <= 1 + (os.path.getsize(local[0]) - offset) // (1 << 20)
+        else:
+            assert not [request for request in seen if "shard-000000" in request.path and first_bytes([request]) == [0]]
+
+
+def test_every_cut(remote, tmp_path):
+    """With a window of samples behind it, through two resumes."""
+    urls = put_all(remote, make_shards(tmp_path, shards=3, samples=[2, 0, 3]))
+    check_resume(lambda: samples(urls, remote, seed=2).shuffle_buffer(2))
+
+
+def test_a_window_is_read_again_from_its_earlier_mark(remote, local):
+    """shuffle_buffer goes back to where its oldest sample came from, and not further."""
+    urls = put_all(remote, local[:1])
+
+    def make():
+        return samples(urls, remote).shuffle_buffer(10)
+
+    state = cut_at(make(), 25)
+    found, seen = resumed(remote, make, state)
+    assert list(map(bare, found)) == list(map(bare, samples(local[:1]).shuffle_buffer(10)))[25:]
+    offset = state["lanes"]["0"]["position"][2]["offset"]
+    assert 0 < offset == min(first_bytes(seen))
+
+
+def test_compressed_shards_are_read_over(remote, local):
+    """There is no other way to get to a byte in them."""
+    url = remote.put("d/z.tar.gz", gzip.compress(content(local[0]), 1))
+    state = cut_at(samples(url, remote), 30)
+    found, seen = resumed(remote, lambda: samples(url, remote), state)
+    assert list(map(bare, found)) == list(map(bare, samples(local[0])))[30:]
+    assert min(first_bytes(seen)) == 0
+
+
+@pytest.mark.parametrize("end", ["mark", "padding", "none"])
+@pytest.mark.filterwarnings("ignore:.*end-of-archive")
+def test_a_resume_behind_the_last_sample(remote, tmp_path, end):
+    """There is nothing left in the shard; that it lacks the end-of-archive mark, or even the last padding, is no error."""
+    (path,) = make_shards(tmp_path, shards=1, samples=3)
+    data = content(path)
+    if end != "mark":
+        data = data.rstrip(b"\0")
+    if end == "padding":
+        data += bytes(-len(data) % 512)
+    url = remote.put("end.tar", data)
+
+    def make():
+        return wp.ShardList(url).open_shards(storage_options=remote.storage_options).load_tar()
+
+    state = cut_at(make(), 6)
+    found, seen = resumed(remote, make, state)
+    assert found == []
+    assert sum(request.sent for request in seen) < 11_000
+
+
+CHILD = """
+    import json, os, signal, sys, time
+    sys.path.insert(0, sys.argv[1])
+    import wds_pipes as wp
+
+    def keys(samples):
+        return [sample["__key__"] for sample in samples]
+
+    def main():
+        options = json.loads(sys.argv[2])
+        pipe = wp.ShardList(options["urls"], shuffle=True, seed=3).open_shards(storage_options=options["storage_options"], readahead_bytes=2 << 20)
+        pipe = pipe.load_tar().group_by_key()
+        workers = options["workers"]
+        loader = wp.PipeLoader(pipe, batch_size=4, collate=keys, num_workers=workers, multiprocessing_context="fork" if workers else None)
+        if options["state"]:
+            loader.load_state_dict(options["state"])
+        for batch in loader:
+            print(json.dumps([batch, loader.state_dict()]), flush=True)
+
+    main()
+"""
+
+
+@pytest.mark.parametrize(("store", "workers"), [("s3", (2, 1)), ("gcs", (0, 0)), ("web", (0, 2))], ids=str)
+def test_killed_in_the_middle(request, local, tmp_path, store, workers):
+    """And resumed in a new process, with another number of workers: each sample once, and no byte twice but for what a lane had in hand."""
+    remote = request.getfixturevalue(store)
+    urls = put_all(remote, local)
+    script = tmp_path / "child.py"
+    script.write_text(textwrap.dedent(CHILD))
+    options = {"urls": urls, "storage_options": remote.storage_options, "state": None, "workers": workers[0]}
+    command = [sys.executable, str(script), os.path.dirname(os.path.dirname(__file__))]
+    got = []
+    with subprocess.Popen([*command, json.dumps(options)], stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        for line in process.stdout:
+            batch, state = json.loads(line)
+            got += batch
+            if len(got) >= 60:
+                os.killpg(process.pid, signal.SIGKILL)
+                break
+    remote.faults.clear()
+    options |= {"state": state, "workers": workers[1]}
+    done = subprocess.run([*command, json.dumps(options)], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    got += [key for line in done.stdout.splitlines() for key in json.loads(line)[0]]
+    assert sorted(got) == sorted(sample["__key__"] for sample in samples(local))
+    seen = remote.faults.stats(remote.reads)
+    left = sum(map(os.path.getsize, local)) - 60 * (os.path.getsize(local[0]) // 40)
+    assert sum(asked.sent for asked in seen) < left + 300_000
+    names = {re.search("shard-[0-9]+", asked.path)[0] for asked in seen}
+    assert len([start for start in first_bytes(seen) if start == 0]) < len(names)
