@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from time import time
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
 
 PIECE = 1 << 18  # of stores that are read and not heard
 _PASSING = {408, 425, 429, 500, 502, 503, 504, 509}  # statuses after which asking again makes sense
@@ -137,7 +138,7 @@ def _ais(url: str) -> str:
     if not endpoint:
         raise ValueError("ais:// needs the environment variable AIS_ENDPOINT, such as http://gateway:51080")
     bucket, _, name = url.removeprefix("ais://").partition("/")
-    return f"{endpoint.rstrip('/')}/v1/objects/{bucket}/{name}?provider=ais"
+    return f"{endpoint.rstrip('/')}/v1/objects/{bucket}/{quote(name)}?provider=ais"
 
 
 class _Http:

@@ -86,6 +86,8 @@ def _expand_one(item: str | os.PathLike[str], storage_options: dict[str, Any] | 
             names = [line.strip() for line in lines if line.strip()]
         if any(name.startswith("@") for name in names):
             raise ValueError(f"the list {url[1:]!r} names another list: name the shards themselves")
+        if any(name.startswith("pipe:") for name in names):
+            raise ValueError(f"the list {url[1:]!r} names a command: write it into the program, since it is run there")
         return [shard for name in names for shard in _expand_one(name, storage_options)]
     path = local_path(url)
     if path is not None and os.path.isfile(path):

@@ -1,0 +1,189 @@
+"""Other ways to name remote shards, and to say how to reach them."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import fsspec
+import psutil
+import pytest
+from remote import bare, content, put_all, samples
+from servers.process import await_answer, free_port, need, running
+
+from wds_pipes import ShardError
+from wds_pipes.testing import make_shards
+
+NAMES = ["a b.tar", "a#b.tar", "a%20b.tar", "a+b.tar", "größe.tar", "a&b=c.tar", "a;b.tar", "a'b.tar", "100%.tar"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_odd_names(remote, tmp_path, name):
+    """S3 and GCS URLs hold names as they are, http URLs hold them encoded."""
+    if remote.kind == "gcs" and ";" in name:
+        pytest.skip("the imitation of GCS takes it for something else")
+    (path,) = make_shards(tmp_path, shards=1, samples=3)
+    assert list(map(bare, samples(remote.put(f"odd/{name}", content(path)), remote))) == list(map(bare, samples(path)))
+
+
+def test_memory_and_files(local):
+    fsspec.filesystem("memory").pipe("/remote/x.tar", content(local[0]))
+    wanted = list(map(bare, samples(local[0])))
+    assert list(map(bare, samples("memory://remote/x.tar"))) == wanted
+    assert list(map(bare, samples(f"file://{local[0]}"))) == wanted
+    pipe = samples("memory://remote/x.tar", readahead_bytes=1 << 20)
+    items = iter(pipe)
+    for _ in range(25):
+        next(items)
+    again = samples("memory://remote/x.tar", readahead_bytes=1 << 20)
+    again.load_state_dict(pipe.state_dict())
+    assert list(map(bare, again)) == wanted[25:]
+
+
+def test_chained_urls(remote, local, tmp_path):
+    """fsspec's own cache in front; its options stand under the protocols' names."""
+    (url,) = put_all(remote, local[:1])
+    options = {url.partition(":")[0]: remote.storage_options, "simplecache": {"cache_storage": str(tmp_path)}}
+    for _ in range(2):
+        assert list(map(bare, samples(f"simplecache::{url}", storage_options=options))) == list(map(bare, samples(local[0])))
+    assert len(os.listdir(tmp_path)) >= 1
+
+
+@pytest.fixture
+def gateway(servers, tmp_path):
+    """An nginx that answers as the gateway of an AIStore does: it sends everybody on to a target."""
+    program = need("nginx", "nginx-light")
+    port = free_port()
+    user = "user root;" if os.getuid() == 0 else ""
+    (tmp_path / "nginx.conf").write_text(
+        f"""{user} daemon off; worker_processes 1; pid {tmp_path}/nginx.pid; error_log stderr warn; events {{ }}
+        http {{ access_log off; client_body_temp_path {tmp_path}; proxy_temp_path {tmp_path}; fastcgi_temp_path {tmp_path};
+          uwsgi_temp_path {tmp_path}; scgi_temp_path {tmp_path};
+          server {{ listen 127.0.0.1:{port};
+            location = /up {{ return 204; }}
+            location /v1/objects/ {{
+              if ($arg_provider != ais) {{ return 400; }}
+              return 307 {servers.web.endpoint}$request_uri;
+            }} }} }}"""
+    )
+    with running(program, "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf"), log=str(tmp_path / "log"), end="TERM") as process:
+        await_answer(f"http://127.0.0.1:{port}/up", process, str(tmp_path / "log"))
+        yield f"http://127.0.0.1:{port}"
+
+
+def test_aistore(web, local, gateway, monkeypatch):
+    """By its REST interface, through the redirect."""
+    monkeypatch.delenv("AIS_ENDPOINT", raising=False)
+    with pytest.raises(ShardError, match="AIS_ENDPOINT"):
+        list(samples("ais://bucket/x.tar"))
+    web.put("v1/objects/bucket/a#b/x y.tar", content(local[0]))
+    monkeypatch.setenv("AIS_ENDPOINT", gateway)
+    pipe = samples("ais://bucket/a#b/x y.tar")
+    assert list(map(bare, pipe)) == list(map(bare, samples(local[0])))
+    with pytest.raises(ShardError, match="shard ais://bucket/missing.tar does not exist"):
+        list(samples("ais://bucket/missing.tar"))
+
+
+def test_commands(local, tmp_path):
+    """Only where they are allowed, and written by who allows them."""
+    url = f"pipe:cat {local[0]}"
+    wanted = list(map(bare, samples(local[0])))
+    with pytest.raises(ShardError, match="would run a shell command"):
+        list(samples(url))
+    pipe = samples(url, allow_pipe=True)
+    assert list(map(bare, pipe)) == wanted
+    items = iter(pipe)
+    for _ in range(25):
+        next(items)
+    again = samples(url, allow_pipe=True)
+    again.load_state_dict(pipe.state_dict())
+    assert list(map(bare, again)) == wanted[25:]
+
+
+def test_commands_of_others(local, tmp_path):
+    """A list comes from anywhere, so no command is taken from it, whatever is allowed."""
+    (tmp_path / "list.txt").write_text(f"{local[0]}\npipe:touch {tmp_path}/ran\n")
+    with pytest.raises(ValueError, match="list.txt' names a command"):
+        samples(f"@{tmp_path}/list.txt", allow_pipe=True)
+    assert not os.path.exists(tmp_path / "ran")
+
+
+def test_a_command_that_fails(local, capfd):
+    """Also at its end, behind a whole tar: what it wrote may not be all."""
+    pipe = samples(f"pipe:cat {local[0]}; exit 3", allow_pipe=True)
+    items = iter(pipe)
+    with pytest.raises(ShardError, match="the command cat ended with status 3"):
+        list(items)
+    with pytest.raises(ShardError, match="ended with status 127"):
+        list(samples("pipe:no-such-command x", allow_pipe=True))
+
+
+def test_a_command_that_is_left(local, tmp_path):
+    """It ends with the iteration, and so does what it has started."""
+    items = iter(samples(f"pipe:(cat {local[0]}; sleep 1000) & echo $! > {tmp_path}/pid; wait", allow_pipe=True))
+    next(items)
+    started = psutil.Process(int((tmp_path / "pid").read_text()))
+    del items
+    assert psutil.wait_procs([started], timeout=5)[1] == [] or not started.is_running()
+
+
+@pytest.mark.parametrize("way", ["store", "fsspec"])
+def test_environment_variables(remote, local, way):
+    """Nothing else says where the shards are."""
+    (url,) = put_all(remote, local[:1])
+    environment = remote.environment
+    if way == "fsspec":
+        if remote.kind != "s3":
+            pytest.skip("the same as above")
+        options = remote.storage_options
+        environment = {f"FSSPEC_S3_{name.upper()}": value for name, value in options.items()}
+    code = """
+        import sys
+        import wds_pipes as wp
+        print(len(list(wp.ShardList(sys.argv[1]).open_shards().load_tar().group_by_key())))
+    """
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "FSSPEC_", "STORAGE_", "GCSFS_"))}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), url], env=clean | environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "40", done.stderr
+    assert done.stderr == ""
+
+
+def test_requester_pays(local):
+    """The header goes with each request: without it, S3 refuses readers who are to pay."""
+    seen, data = [], content(local[0])
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(self.headers.get("x-amz-request-payer"))
+            start, end = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"]).groups())
+            part = data[start : end + 1]
+            self.send_response(206)
+            self.send_header("Content-Length", str(len(part)))
+            self.send_header("Content-Range", f"bytes {start}-{start + len(part) - 1}/{len(data)}")
+            self.end_headers()
+            self.wfile.write(part)
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{server.server_port}", "requester_pays": True}
+        assert len(list(samples("s3://bucket/x.tar", storage_options=options, readahead_bytes=1 << 20))) == 40
+        server.shutdown()
+    assert len(seen) >= 2
+    assert set(seen) == {"requester"}
+
+
+def test_versions(s3, local):
+    """A URL may name one version of an object."""
+    client = s3.direct.client
+    client.create_bucket(Bucket="versioned")
+    client.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Enabled"})
+    versions = [client.put_object(Bucket="versioned", Key="x.tar", Body=content(path))["VersionId"] for path in local[:2]]
+    for path, version in zip(local, versions):
+        pipe = samples(f"s3://versioned/x.tar?versionId={version}", storage_options={**s3.storage_options, "version_aware": True})
+        assert list(map(bare, pipe)) == list(map(bare, samples(path)))
