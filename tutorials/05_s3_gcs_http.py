@@ -4,8 +4,8 @@
 # **You learn** how to give credentials and endpoints, how shards are read, what to tune when the network is what you wait for, how to keep shards on a local
 # disk, and what each error means.
 #
-# **You need** `pip install 'wds_pipes[s3,gcs,http,demo]' 'aiobotocore[boto3]' 'moto[server]'` (moto imitates S3 on this machine; with the extra boto3, pip
-# finds versions for both at once; demo brings matplotlib, for one plot).
+# **You need** `pip install aiobotocore 'wds_pipes[s3,gcs,http,demo]' 'moto[server]'` (moto imitates S3 on this machine; that aiobotocore is named helps pip
+# to find versions that agree; demo brings matplotlib, for one plot).
 
 # %%
 import contextlib
