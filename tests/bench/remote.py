@@ -2,7 +2,7 @@
 
     python tests/bench/remote.py [--s3] [--data MB]      needs nginx and its echo module; --s3: also Ceph behind the same nginx; takes some minutes
 
-Each figure is of a process of its own: MB/s of ``load_tar().group_by_key()`` from the first request to the last sample, against the model of a link (one ordered
+Each figure is of a process of its own: MB/s of ``load_tar().group_by_key()`` from the first request to the last sample, against the model of a link (an ordered
 shard: k * cap / (1 + latency * cap / range); several shards: k * cap), processor seconds per GB, and how far the memory grew. Exits with 1 if a bar is missed.
 """
 

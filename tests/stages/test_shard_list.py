@@ -298,13 +298,13 @@ def test_an_index_that_is_damaged_or_of_other_shards(data, message, tmp_path):
 
 
 def test_a_huge_index_is_not_read_to_its_end(tmp_path, counted):
-    """Only so far as to see that it is none."""
+    """Only so far as to see that it is none, and what is read ahead by then."""
     path = tmp_path / "i.json"
     with path.open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(ValueError, match="more than 67108864 bytes"):
         ShardList("x-0.tar", index=f"counted://{path}")
-    assert sum(count for _, count in counted) < 70 << 20
+    assert sum(count for _, count in counted) < 72 << 20
 
 
 def test_an_index_that_cannot_be_read(tmp_path):

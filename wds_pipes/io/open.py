@@ -154,5 +154,5 @@ class _Verified(io.RawIOBase):
 
 
 def open_url(url: str, *, storage_options: dict[str, Any] | None = None, buffer_bytes: int = 1 << 20) -> BinaryIO:
-    """A buffered stream of the object at ``url``, from its beginning; see ``Opener.open``."""
-    return Opener(Reading(storage_options or {}), buffer_bytes=buffer_bytes).open(url)
+    """A buffered stream of the object at ``url``, from its beginning and with little read ahead; see ``Opener.open``."""
+    return Opener(Reading(storage_options or {}, readahead_bytes=2 << 20, connections=2), buffer_bytes=buffer_bytes).open(url)
