@@ -37,7 +37,7 @@ shutil.copy(script, "train_resnet.py")
 #   schedule of the learning rate needs.
 # - **One checkpoint file**: `checkpoint.gather(loader)` gives the state of all ranks, small and of plain types, so it goes beside the model. Any number of
 #   ranks can load it.
-# - **SIGTERM** is only remembered by the handler; after the step all ranks agree to stop, and save.
+# - **SIGTERM** is only remembered by the handler; every few steps all ranks agree whether to stop, and save.
 # - **The epoch** is asked of the loader, `loader.state_dict()["epoch"]`: nobody has to count it.
 
 # %%
@@ -74,7 +74,7 @@ sorted(os.listdir("train"))
 
 # %%
 options = "--train train/index.json --val val/*.tar --classes 2 --epochs 2 --batch-size 20 --workers 1 --lanes 4"
-options += " --shuffle 50 --size 32 --width 8 --lr 0.05 --save-every 5"
+options += " --shuffle 50 --size 32 --width 8 --lr 0.05 --save-every 5 --log-every 1"
 environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 

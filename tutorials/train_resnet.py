@@ -12,6 +12,7 @@ import json
 import math
 import os
 import signal
+import threading
 
 import numpy as np
 import torch
@@ -130,6 +131,7 @@ def parse():
     parser.add_argument("--size", type=int, default=224, help="pixels")
     parser.add_argument("--width", type=int, default=64, help="channels of the first layers")
     parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--log-every", type=int, default=10, help="steps; a signal to stop is looked for as often")
     parser.add_argument("--save-every", type=int, default=500, help="steps")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -140,9 +142,12 @@ def train(args, distributed):
     first = not distributed or dist.get_rank() == 0
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
 
+    if cuda:
+        torch.cuda.set_device(device)
+
     # Signals may come at any time, and on each rank at another one: only remember them.
-    stop = torch.zeros(1, device=device)
-    signal.signal(signal.SIGTERM, lambda *_: stop.fill_(1))
+    told_to_stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told_to_stop.set())
 
     torch.manual_seed(args.seed)
     bare = make_model(args.classes, args.width).to(device)
@@ -182,25 +187,27 @@ def train(args, distributed):
             loss.backward()
             optimizer.step()
             step += 1
+            if step % args.save_every == 0:
+                save()
+            if step % args.log_every:
+                continue
             stats = loader.stats()
             tell(step=step, epoch=epoch, loss=loss.item(), samples_per_second=round(stats["samples_per_second"]), wait_share=round(stats["wait_share"], 3))
-            if must_stop(stop, distributed):
+            if any_rank(told_to_stop.is_set(), device, distributed):
                 save()
                 tell(stopped=step)
                 return
-            if step % args.save_every == 0:
-                save()
         if val is not None:
             tell(epoch=epoch, accuracy=evaluate(bare, val, device, distributed))
         save()
 
 
-def must_stop(stop, distributed):
-    """Whether any rank was told to stop: all ranks stop at the same step."""
-    stop = stop.clone()
+def any_rank(flag, device, distributed):
+    """Whether it is so on any rank: all of them get the same answer, and so stop at the same step."""
+    flags = torch.tensor(float(flag), device=device)
     if distributed:
-        dist.all_reduce(stop)
-    return bool(stop)
+        dist.all_reduce(flags)
+    return flags.item() > 0
 
 
 @torch.no_grad()
