@@ -45,9 +45,9 @@ def raises(kind):
 
 
 # %% [markdown]
-# # It does not start
+# ## It does not start
 #
-# ## Nothing matches; a shard does not exist
+# ### Nothing matches; a shard does not exist
 #
 # **Cause:** a typing error, or another working directory than you think: the message says which. A pattern with `*` is looked up when the list is built,
 # braces are only written out.
@@ -59,7 +59,7 @@ with raises(wp.ShardError):
     list(samples("data/train-{000000..000003}.tar"))
 
 # %% [markdown]
-# ## A shard is no tar
+# ### A shard is no tar
 #
 # **Cause:** often a page of a web server that says that something is missing, or a file that was not copied to its end. **Do:** look at its first bytes, copy
 # it again. With `open_shards(on_error="skip", max_errors=3)` and `load_tar(on_error="skip", max_errors=3)` a few bad ones are skipped, counted and logged;
@@ -77,7 +77,7 @@ with raises(wp.ShardError):
     list(samples("cut.tar"))
 
 # %% [markdown]
-# ## A sample has no such field; an epoch gives nothing
+# ### A sample has no such field; an epoch gives nothing
 #
 # **Cause:** the field has another name. **Do:** look at a sample: `next(iter(samples))`. For fields that have one of several names:
 # `to_tuple("jpg;jpeg;png")`. With `group_by_key(fields=[...])`, samples with none of these fields are left out; if that is all of them, the log says so.
@@ -89,7 +89,7 @@ with raises(wp.SampleError):
 assert list(wp.ShardList(urls).open_shards().load_tar().group_by_key(fields=["text"])) == []
 
 # %% [markdown]
-# ## A key comes again; a field is there twice
+# ### A key comes again; a field is there twice
 #
 # **Cause:** the members of a sample are not next to each other, so that its key comes in pieces; or two files differ in nothing but what stands before the
 # *first* dot (`photo.1.jpg`, `photo.2.jpg` are both of sample `photo`). **Do:** sort the shard by name (`tar --sort=name`); for dots in names,
@@ -118,7 +118,7 @@ print(dots)
 assert len(list(wp.ShardList("dots.tar").open_shards().load_tar().group_by_key(key_split="last-dot"))) == 2
 
 # %% [markdown]
-# ## A field cannot be decoded; pickles are refused
+# ### A field cannot be decoded; pickles are refused
 #
 # **Cause:** bad data; or a format that runs code when it is read. **Do:** `decode_by_ext(on_error="skip", max_errors=100)` for a few bad samples.
 # `allow_pickle=True` only for data that you wrote.
@@ -135,7 +135,7 @@ with raises(wp.DecodeError):
     list(samples("pickle.tar").decode_by_ext())
 
 # %% [markdown]
-# ## A batch does not stack
+# ### A batch does not stack
 #
 # **Cause:** images of several sizes, or fields that only some samples have. **Do:** bring them to one shape in `map_samples`, choose fields with `to_tuple`,
 # or take `batch_samples(8, collate="list")`.
@@ -147,7 +147,7 @@ with raises(wp.SampleError):
     list(samples("sizes/*.tar").decode_by_ext().batch_samples(4))
 
 # %% [markdown]
-# ## A step takes something else
+# ### A step takes something else
 #
 # **Cause:** the order of the steps. It is `open_shards`, `load_tar`, `group_by_key`, `shuffle_buffer`, `decode_by_ext`, `map_samples`, `to_tuple`,
 # `batch_samples`.
@@ -159,9 +159,9 @@ with raises(TypeError):
     list(wp.ShardList(urls).group_by_key())
 
 # %% [markdown]
-# # It does not resume
+# ## It does not resume
 #
-# ## The state does not fit
+# ### The state does not fit
 #
 # **Cause:** what decides the order is not as it was: the message lists what differs. **Do:** build the pipeline as it was. If the change is meant, a new
 # epoch is the place to make it: begin with `set_epoch(n)` instead of the state.
@@ -172,7 +172,7 @@ with raises(wp.StateError):
     samples(urls[:3], shuffle=True, seed=2).shuffle_buffer(20).load_state_dict(state)
 
 # %% [markdown]
-# ## The state of one rank alone
+# ### The state of one rank alone
 #
 # **Cause:** each rank has its own part of the state. **Do:** save and load with `wds_pipes.checkpoint`, or load the list of the states of all ranks.
 
@@ -184,7 +184,7 @@ with raises(wp.StateError):
 one.load_state_dict([loader.state_dict() for loader in ranks])
 
 # %% [markdown]
-# ## No complete checkpoint
+# ### No complete checkpoint
 #
 # **Cause:** a crash while it was saved (then the one before is loaded by itself), or files that were lost in copying.
 
@@ -198,7 +198,7 @@ checkpoint.save("checkpoints", ranks[1], step=10)
 assert checkpoint.load("checkpoints", one) == 10
 
 # %% [markdown]
-# ## A state that cannot be known
+# ### A state that cannot be known
 #
 # **Cause:** a pipe of torch's that keeps what it holds to itself, or `StatefulDataLoader`, which doesn't see the state of a datapipe. **Do:** what the
 # message says.
@@ -210,7 +210,7 @@ with raises(wp.StateError):
     next(iter(StatefulDataLoader(samples(), batch_size=None)))
 
 # %% [markdown]
-# ## It resumes, but the losses differ
+# ### It resumes, but the losses differ
 #
 # **Cause**, in the order in which to look:
 #
@@ -245,9 +245,9 @@ assert not resumes_alike(by_global)
 assert resumes_alike(by_rng)
 
 # %% [markdown]
-# # The order is odd
+# ## The order is odd
 #
-# ## Each epoch has the same order
+# ### Each epoch has the same order
 #
 # **Cause:** the pipe is built anew for each epoch, so each is epoch 0; or nothing shuffles. **Do:** build it once, and loop over it again; or call
 # `set_epoch(epoch)`.
@@ -263,12 +263,12 @@ pipe = samples().shuffle_buffer(20)
 assert keys(pipe) != keys(pipe)
 
 # %% [markdown]
-# ## Samples of one class stand together
+# ### Samples of one class stand together
 #
 # **Cause:** the shards were written in the order of the folder. **Do:** write them shuffled (`02_folder_to_shards`), or `interleave_shards(8)` and a larger
 # `shuffle_buffer`.
 #
-# ## An iterator was replaced
+# ### An iterator was replaced
 #
 # **Cause:** a pipe or a loader has one iterator at a time; a second `iter()` that is used ends the first. **Do:** build two pipes.
 
@@ -281,9 +281,9 @@ with raises(wp.StateError):
     next(first)
 
 # %% [markdown]
-# # Several ranks
+# ## Several ranks
 #
-# ## Training hangs at the end of an epoch, or: "would not get the same number of batches"
+# ### Training hangs at the end of an epoch, or: "would not get the same number of batches"
 #
 # **Cause:** ranks with different numbers of batches wait for each other for ever. `PipeLoader` refuses to begin like that. **Do:** make an index (`wds-pipes
 # index`), or `samples_per_shard=`, or `with_epoch(batches=...)` with these.
@@ -295,7 +295,7 @@ with raises(TypeError):
     len(wp.PipeLoader(samples(), batch_size=4))
 
 # %% [markdown]
-# ## A shard has another number of samples
+# ### A shard has another number of samples
 #
 # **Cause:** it was written again after it was counted, or `samples_per_shard` is wrong. **Do:** make the index again.
 
@@ -304,9 +304,9 @@ with raises(wp.ShardError):
     list(wp.PipeLoader(samples(samples_per_shard=21), batch_size=4, epoch_end="drop"))
 
 # %% [markdown]
-# # A worker
+# ## A worker
 #
-# ## A worker died
+# ### A worker died
 #
 # **Cause:** mostly memory: the system kills it. **Do:** fewer workers, a smaller `shuffle_buffer`, and that before `decode_by_ext`; in a container more
 # `/dev/shm`. The state is still good.
@@ -327,7 +327,7 @@ state = loader.state_dict()
 print(wp.describe_state(state))
 
 # %% [markdown]
-# ## An error in your function
+# ### An error in your function
 #
 # It arrives as it was raised in the worker, with a note on which sample it was. The state is that before the batch which failed: mend the function, load it,
 # go on.
@@ -346,12 +346,12 @@ else:
     raise AssertionError
 
 # %% [markdown]
-# ## "Can't pickle" a function
+# ### "Can't pickle" a function
 #
 # **Cause:** workers that are not forked (macOS, Windows, Python 3.14 and newer) get the pipe by pickling, which knows functions by their names in modules.
 # **Do:** write functions at the top of a module, instead of `lambda` or into a notebook; or `multiprocessing_context="fork"` on Linux.
 #
-# # It is slow
+# ## It is slow
 #
 # Look at `loader.stats()`; `04_ranks_and_elastic_resume` has a plot of it.
 #
