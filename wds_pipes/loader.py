@@ -47,6 +47,7 @@ from wds_pipes.stage import (
     check_recipe,
     damaged,
     functional_name,
+    logger,
 )
 from wds_pipes.stages import BatchSamples, DecodeByExt, GroupByKey, InterleaveShards, LoadTar, MapSamples, Mix, OpenShards, ShardList, ShuffleBuffer, ToTuple
 from wds_pipes.stats import Meter, Spent, Tally
@@ -496,8 +497,21 @@ class PipeLoader:
         else:
             dealt = self._lanes or max(hosts, count // rank.of * rank.of)
             at = self._beginning(epoch, dealt)._replace(deal=deal_again(deal, dealt, lanes, self._stage, epoch))
+            self._warn_of_dropped(at.deal)
         self._stop_live("a state was loaded: continue with a new iter()")
         self._at, self._epoch, self._resume = at._replace(given=state.get("given", 0)), at.epoch, True
+
+    def _warn_of_dropped(self, deal: Deal) -> None:
+        """Say so where much of an epoch that is dealt again would be left out."""
+        samples, batches = deal.samples(), self._batches(deal)
+        if self._mode != "drop" or samples is None or batches is None:
+            return
+        left, total = sum(samples) - batches * _batch_size(self._stage)[0] * deal.lanes, sum(samples)
+        if left * 4 > total:
+            logger.warning(
+                "dealt to %d lanes, %d of the %d samples that are left of the epoch make no full batch in every lane, and are dropped: use fewer lanes or "
+                "epoch_end='pad' or 'exact' if that is not meant", deal.lanes, left, total,
+            )  # fmt: skip
 
     def _checked_lane(self, name: str, lane: Any) -> LaneState:
         """A copy of what a state says of a lane; StateError if no PipeLoader said it."""

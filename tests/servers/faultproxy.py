@@ -108,7 +108,6 @@ class Proxy:
         self.upstream = host, port
         self.rules = Rules()
         self.seen = []
-        self.live = 0
 
     async def connection(self, reader, writer):
         """Answer the requests of a client until either side has enough."""
@@ -125,14 +124,13 @@ class Proxy:
                     await writer.drain()
                     continue
                 faults = self.rules.faults(f"{method} {path}")
-                self.live += 1
+                live = 1 + sum(entry["ended"] is None for entry in self.seen)  # of those that are seen: a test before may have left some
                 entry = {"method": method, "path": path, "range": headers.get("range"), "status": None, "sent": 0, "connection": number}
-                entry |= {"started": time.time(), "ended": None, "live": self.live, "faults": list(faults)}
+                entry |= {"started": time.time(), "ended": None, "live": live, "faults": list(faults)}
                 self.seen.append(entry)
                 try:
                     await Exchange(writer, entry, faults).run(self.upstream, first, headers.without("expect", "connection"), body)
                 finally:
-                    self.live -= 1
                     entry["ended"] = time.time()
         except Cut as cut:
             if cut.args == ("reset",):

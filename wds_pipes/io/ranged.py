@@ -121,6 +121,7 @@ class Feed:
         self.filled = threading.Condition(pool.lock)
         self.held = 0
         self.waiting = False  # the consumer waits for bytes
+        self.usual_size: int | None = None  # of its shards: that of the last one which was told
         self.open = True
         pool.call(pool.feeds.append, self)
 
@@ -250,7 +251,10 @@ class RemoteShard(io.RawIOBase):
         """Ask for the next bytes."""
         stop: int | None = None
         if connections > 1 or not self._store.streams:
-            stop = self._next + min(max(self._pool.share // max(2, connections), _LEAST), _MOST)
+            connections = max(2, connections)
+            size = self.size or self._feed.usual_size  # so that a small shard too is read through all connections
+            part = self._pool.share // connections if size is None else min(self._pool.share, size) // connections + 1
+            stop = self._next + min(max(part, _LEAST), _MOST)
             stop = stop if self.size is None else min(stop, self.size)
         block = _Block(self, self._next, stop)
         self._next = stop if stop is not None else self.size or self._next
@@ -358,6 +362,7 @@ class RemoteShard(io.RawIOBase):
         first = not self._answered
         self._answered = True
         self.size, self.tag = self.size if answer.size is None else answer.size, self.tag or answer.tag
+        self._feed.usual_size = self.size or self._feed.usual_size
         if answer.size is not None and answer.size <= at - BLOCK:
             self._too_short(at, answer.size)
         if first and block is self.blocks[-1]:  # where the size was known, others may have been asked for behind it
