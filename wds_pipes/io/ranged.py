@@ -173,7 +173,10 @@ class Feed:
         pool, first = self.pool, self.shards[0] if self.shards else None
         if self.held < pool.share and pool.held < pool.reading.readahead_bytes:
             return True
-        return first is not None and block.shard is first and block is first.blocks[0] and not block.pieces
+        if first is None or block.shard is not first or block.pieces:
+            return False
+        # The consumer may stand behind a block that it has used up, and had nothing to go on to.
+        return block is next(other for other in first.blocks if other.pieces or not other.done)
 
 
 class _Block:
