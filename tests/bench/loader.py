@@ -66,7 +66,7 @@ def main() -> None:
 
         print(f"tiny samples, batches of {BATCH}, {WORKERS} workers")
         rates = {plain: [], stateful: [], ours: []}
-        for turn in range(11):
+        for turn in range(9):
             for make in list(rates)[:: 1 if turn % 2 else -1]:
                 gc.collect()
                 rates[make].append(rate(make(urls)))
