@@ -41,7 +41,7 @@ def main():
     parser.add_argument("--gb", type=float, default=1)
     parser.add_argument("--shard-mb", type=int, default=50)
     parser.add_argument("--store", action="append", choices=("s3", "gcs", "web"))
-    parser.add_argument("--fault", action="append", choices=FAULTS)
+    parser.add_argument("--fault", action="append", choices=FAULTS, help="a stall also stops the imitation of GCS")
     options = parser.parse_args()
     count, bad = max(1, round(options.gb * 1000 / options.shard_mb)), 0
     with tempfile.TemporaryDirectory() as directory, Servers() as servers:

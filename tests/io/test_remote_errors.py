@@ -157,8 +157,9 @@ def test_retries_can_be_turned_off(remote, local):
     assert len(remote.faults.stats(remote.reads)) == 1
 
 
-@pytest.mark.parametrize("stall", [{"latency": 1000}, {"stall_after": 100_000, "stall": 1000}], ids=["no answer", "no further byte"])
-def test_a_server_that_stalls_for_ever(remote, local, stall):
+@pytest.mark.parametrize(("store", "stall"), [("s3", {"latency": 1000}), ("web", {"stall_after": 100_000, "stall": 1000})], ids=str)
+def test_a_server_that_stalls_for_ever(request, local, store, stall):
+    remote = request.getfixturevalue(store)
     (url,) = put_all(remote, local[:1])
     remote.faults.rules({"match": remote.reads, **stall, "times": 1}, {"match": remote.reads, "skip": 1, "stall_after": 0, "stall": 1000})
     error = fails(samples(url, remote, timeout_seconds=2), most_seconds=4.5)

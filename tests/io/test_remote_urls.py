@@ -135,15 +135,17 @@ def test_environment_variables(remote, local, way):
     """Nothing else says where the shards are."""
     (url,) = put_all(remote, local[:1])
     environment = remote.environment
+    if not environment or (way == "fsspec" and remote.kind != "s3"):
+        pytest.skip("there are none")
     if way == "fsspec":
-        if remote.kind != "s3":
-            pytest.skip("the same as above")
         options = remote.storage_options
         environment = {f"FSSPEC_S3_{name.upper()}": value for name, value in options.items()}
     code = """
         import sys
-        import wds_pipes as wp
-        print(len(list(wp.ShardList(sys.argv[1]).open_shards().load_tar().group_by_key())))
+        sys.modules["torch"] = None  # it starts faster
+        from wds_pipes.stage import Stream
+        from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
+        print(len(list(Stream(GroupByKey(LoadTar(OpenShards(ShardList(sys.argv[1]))))))))
     """
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "FSSPEC_", "STORAGE_", "GCSFS_"))}
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), url], env=clean | environment, capture_output=True, text=True, timeout=60, check=False)
