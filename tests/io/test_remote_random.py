@@ -24,6 +24,8 @@ KIND = st.sampled_from(
     ]
 )
 
+LIES = {"ignore_range", "add_length"}  # together: a wrong size, which looks like an object that changes
+
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
@@ -33,7 +35,7 @@ KIND = st.sampled_from(
         {"readahead_bytes": st.sampled_from([MIB, 2 * MIB, 5 * MIB]), "connections": st.integers(1, 9), "shards_ahead": st.integers(0, 3)}
     ),
     interleave=st.sampled_from([0, 0, 2]),
-    rules=st.lists(st.tuples(FAULT, KIND), max_size=2),
+    rules=st.lists(st.tuples(FAULT, KIND), max_size=2).filter(lambda rules: not LIES <= {name for _, what in rules for name in what}),
 )
 def test_any_of_them(web, *, counts, size, options, interleave, rules):
     with tempfile.TemporaryDirectory() as directory:

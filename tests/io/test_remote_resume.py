@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 from remote import bare, content, first_bytes, put_all, samples
@@ -28,6 +29,7 @@ def resumed(remote, make, state):
     """What a new pipe gives from a state on, and the requests that it made."""
     pipe = make()
     pipe.load_state_dict(state)
+    time.sleep(0.1)  # what the stopped pipe had just asked for has arrived
     remote.faults.clear()
     return list(pipe), remote.faults.stats(remote.reads)
 
