@@ -29,7 +29,10 @@ def resumed(remote, make, state):
     """What a new pipe gives from a state on, and the requests that it made."""
     pipe = make()
     pipe.load_state_dict(state)
-    time.sleep(0.1)  # what the stopped pipe had just asked for has arrived
+    before = -1
+    while before != len(asked := remote.faults.stats(remote.reads)) or not all(request.ended for request in asked):
+        before = len(asked)
+        time.sleep(0.15)  # what the stopped pipe had just asked for arrives
     remote.faults.clear()
     return list(pipe), remote.faults.stats(remote.reads)
 
