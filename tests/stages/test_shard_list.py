@@ -297,6 +297,13 @@ def test_an_index_that_is_damaged_or_of_other_shards(data, message, tmp_path):
     assert len(str(told.value)) < 1000
 
 
+def test_an_index_names_no_commands(tmp_path):
+    path = tmp_path / "i.json"
+    path.write_text(json.dumps({"wids_version": 1, "shardlist": [{"url": "pipe:touch x", "nsamples": 1}]}))
+    with pytest.raises(ValueError, match="names a command"):
+        ShardList(str(path))
+
+
 def test_a_huge_index_is_not_read_to_its_end(tmp_path, counted):
     """Only so far as to see that it is none, and what is read ahead by then."""
     path = tmp_path / "i.json"

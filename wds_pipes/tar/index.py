@@ -86,6 +86,8 @@ def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[
             raise ValueError(
                 f"index {redact(index.url)} lists {index.parts} splits, of which one is to be chosen: name its shards, and pass the file as index="
             )
+        if any(url.startswith("pipe:") for url, _ in index.shards):
+            raise ValueError(f"index {redact(index.url)} names a command: only the program itself may")
         found += index.shards
     return found
 
