@@ -40,6 +40,6 @@ def test_faults_are_survived(remote, local, fault):
     rules = rules if isinstance(rules, list) else [rules]
     remote.faults.rules(*({"match": remote.reads, **rule} for rule in rules), seed=1)
     start = time.monotonic()
-    found = [bare(sample) for sample in samples(urls, remote, timeout_seconds=4)]
+    found = [bare(sample) for sample in samples(urls, remote, timeout_seconds=8)]
     assert found == [bare(sample) for sample in samples(local[:2])]
     assert time.monotonic() - start < 20
