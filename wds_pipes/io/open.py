@@ -44,23 +44,22 @@ class Opener:
         self._verify = verify
         self._allow_pipe = allow_pipe
         self._buffer_bytes = buffer_bytes
-        self._pool: Pool | None = None
+        self._pools: dict[int, Pool] = {}  # by process; several threads may ask for that of theirs at once
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pool": None}
+        return {**self.__dict__, "_pools": {}}
 
     @property
     def pool(self) -> Pool:
         """The connections of this process."""
-        if self._pool is None or self._pool.pid != os.getpid():
-            self._pool = Pool(self._reading)
-        return self._pool
+        pool = self._pools.get(os.getpid())
+        return pool if pool is not None else self._pools.setdefault(os.getpid(), Pool(self._reading))
 
     @property
     def used(self) -> Network:
         """What this process has used of the network."""
-        pool = self._pool
-        return NO_NETWORK if pool is None or pool.pid != os.getpid() else Network(pool.requests, pool.retries, pool.bytes_fetched, pool.stalled)
+        pool = self._pools.get(os.getpid())
+        return NO_NETWORK if pool is None else Network(pool.requests, pool.retries, pool.bytes_fetched, pool.stalled)
 
     def open(self, url: str, start: int = 0, feed: Feed | None = None, *, wait: bool = True) -> BinaryIO:
         """A buffered stream of what is stored at ``url``, from byte ``start`` on; ``"-"`` is standard input.
@@ -108,7 +107,6 @@ class Opener:
     def _remote(self, url: str, start: int, feed: Feed | None, wait: bool) -> BinaryIO:
         size, md5 = getattr(url, "size", None), getattr(url, "md5", None) if self._verify else None
         if self._cache is not None:
-            _ = self.pool  # before threads ask for it
             endpoint = str(self._reading.storage_options.get("endpoint_url") or "")
             return self._cache.open(str(url), lambda start: self._fetch(url, start, None, size), start=start, size=size, md5=md5, store=endpoint)
         raw = self._fetch(url, start, feed, size, wait)
