@@ -536,6 +536,10 @@ FORKS = """
     import os, sys, time
     from remote_store import Store
     from wds_pipes.io.cache import ShardCache
+
+    def say(what):
+        os.write(1, f"{what}\\n".encode())  # a line at once: two processes write to one pipe
+
     cache, store = ShardCache(sys.argv[1], max_bytes=10**9), Store(sys.argv[2], rate=float(sys.argv[3]))
     stream = cache.open("s3://bucket/a.tar", store.fetch("a.tar"))
     stream.read(100_000)
@@ -545,10 +549,10 @@ FORKS = """
             while stream.read(1 << 20):
                 pass
         except ValueError as error:
-            print(error, flush=True)
+            say(error)
         stream.close()
-        print(len([fd for fd in os.listdir("/proc/self/fd") if "cache" in os.path.realpath(f"/proc/self/fd/{fd}")]), flush=True)
-    print(child or os.getpid(), flush=True)
+        say(len([fd for fd in os.listdir("/proc/self/fd") if "cache" in os.path.realpath(f"/proc/self/fd/{fd}")]))
+    say(child or os.getpid())
     time.sleep(60)
 """
 
