@@ -435,13 +435,15 @@ def test_state_is_small_and_quick_with_64_lanes(many_urls):
     assert largest <= 4096
     assert spent / cuts < 0.005  # tens of microseconds are measured in a benchmark; this only finds a cost that grows
     state = middle
-    for lanes in (48, 7, 1):  # each of the 64 lanes that the first deal left half read takes some 60 bytes in all later states of the epoch
+    for lanes in (48, 7, 1):  # each of the 64 lanes that the first deal left half read takes some 45 bytes in all later states of the epoch
         again = make(lanes)
         again.load_state_dict(state)
         items = after(again, 100)
         state = again.state_dict()
         assert state["lane_count"] == lanes
-        assert len(json.dumps(state).encode()) <= lanes * 500 + 64 * 100
+        size = len(json.dumps(state).encode())
+        assert size <= lanes * 4096
+        assert size <= lanes * 700 + 64 * 50
         del items
 
 
@@ -764,6 +766,42 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage, lanes, urls):
         target.load_state_dict(state)
     assert target.state_dict() == kept
     next(items)
+
+
+DAMAGED_DEALS = {
+    "nothing": lambda deal: {},
+    "no history": lambda deal: {**deal, "history": None},
+    "no tails": lambda deal: {**deal, "tails": None},
+    "a size too many": lambda deal: {**deal, "sizes": [*deal["sizes"], [1, 1]]},
+    "samples that there are not": lambda deal: {**deal, "sizes": [[1000, 3]]},
+    "a size too few": lambda deal: {**deal, "history": [[[[7, 1]], deal["history"][0][1]]]},
+    "without end": lambda deal: {**deal, "history": [[None, [[0, 10**15]]]]},
+    "of another lane": lambda deal: {**deal, "tails": [[7, *deal["tails"][0][1:]]]},
+    "of another deal": lambda deal: {**deal, "tails": [[0, 3, *deal["tails"][0][2:]]]},
+    "no position": lambda deal: {**deal, "tails": [[*deal["tails"][0][:4], 5]]},
+    "a position in another chain": lambda deal: {**deal, "tails": [[*deal["tails"][0][:4], [2, {}]]]},
+    "a position that cannot be": lambda deal: {**deal, "tails": [[*deal["tails"][0][:4], [5, {"4": {"left": "x"}}]]]},
+}
+
+
+@pytest.mark.parametrize("lanes", [3, 4])
+@pytest.mark.parametrize("damage", DAMAGED_DEALS)
+def test_a_damaged_deal_is_refused_and_changes_nothing(damage, lanes, urls):
+    """A state of an epoch that was dealt again; as above."""
+    make = lambda lanes: wp.PipeLoader(samples(urls, samples_per_shard=[3, 0, 5, 2, 4]).shuffle_buffer(3), batch_size=2, collate=keys_of, lanes=lanes)  # noqa: E731
+    source, again, target = make(2), make(3), make(lanes)
+    after(source, 3)
+    again.load_state_dict(source.state_dict())
+    after(again, 1)
+    state = through_json(again.state_dict())
+    items = after(target, 1)
+    kept = target.state_dict()
+    target.load_state_dict(state)
+    target.load_state_dict(kept)
+    with pytest.raises(wp.StateError, match="damaged"):
+        target.load_state_dict({**state, "deal": DAMAGED_DEALS[damage](state["deal"])})
+    assert target.state_dict() == kept
+    del items
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ Rules:
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, NoReturn, cast
 
@@ -45,7 +46,35 @@ class Part:
     position: list[dict[str, Any]] | None = None
     samples: int | None = None
 
+    def as_json(self) -> list[Any]:
+        """Plain JSON types; of the position only the stages that do not stand at their beginning, and how many stages there are."""
+        position = self.position and [len(self.position), {str(depth): entry for depth, entry in enumerate(self.position) if entry}]
+        whole = [self.number, self.generation, self.start, self.stop, position, self.samples]
+        return whole if self.samples is not None else whole[:-1]
 
+    @classmethod
+    def from_json(
+        cls, number: int, generation: int, start: int, stop: int | None, position: tuple[int, dict[str, dict[str, Any]]] | None, samples: int | None = None
+    ) -> Part:
+        if position is None:
+            return cls(number, generation, start, stop, None, samples)
+        stages, entries = position
+        return cls(number, generation, start, stop, [dict(entries.get(str(depth), {})) for depth in range(stages)], samples)
+
+
+def _runs(numbers: tuple[int, ...] | None) -> list[list[int]] | None:
+    """Numbers as runs of equal ones: each with how often it comes."""
+    return None if numbers is None else [[number, len(list(run))] for number, run in itertools.groupby(numbers)]
+
+
+def _flat(runs: list[list[int]] | None) -> tuple[int, ...] | None:
+    """The numbers of which ``_runs`` made runs."""
+    if runs is not None and sum(times for _, times in runs) > MOST_LANES:
+        raise ValueError(f"more than {MOST_LANES} lanes")
+    return None if runs is None else tuple(number for number, times in runs for _ in range(times))
+
+
+MOST_LANES = 1_000_000  # that a state can speak of: a damaged one must not fill the memory
 Sizes = tuple[int, ...] | None  # how many samples each lane gets of the shards that nobody has opened; None: whole shards in turn
 History = tuple[tuple[Sizes, tuple[int, ...]], ...]  # see Deal
 
@@ -108,24 +137,37 @@ class Deal:
     def _packed(self) -> bytes:
         """What ``as_json`` gives: a deal does not change, and to unpack it is quicker than to build it."""
         entry = {
-            "sizes": self.sizes and list(self.sizes),
-            "history": [[sizes and list(sizes), list(opened)] for sizes, opened in self.history],
-            "tails": [list(astuple(tail)) for tail in self.tails],
+            "sizes": _runs(self.sizes),
+            "history": [[_runs(sizes), _runs(opened)] for sizes, opened in self.history],
+            "tails": [tail.as_json() for tail in self.tails],
             "counts": dict(self.counts),
         }
         return pickle.dumps(entry)
 
     @classmethod
-    def from_json(cls, lanes: int, entry: dict[str, Any]) -> Deal:
+    def from_json(cls, lanes: int, entry: dict[str, Any], stage: Stage[Any], epoch: int) -> Deal:
+        """The deal that ``as_json`` wrote of an epoch, of a chain that ``lay_out`` made; StateError where it cannot be one."""
+        recipe = parts_of(stage).source
+        assert recipe is not None
         try:
-            history = tuple((sizes and tuple(sizes), tuple(opened)) for sizes, opened in entry["history"])
-            tails = tuple(Part(*tail) for tail in entry["tails"])
-            deal = cls(lanes, entry["sizes"] and tuple(entry["sizes"]), history, tails, dict(entry["counts"]))
-        except (KeyError, TypeError, ValueError) as error:
+            history = tuple((_flat(sizes), _flat(opened) or ()) for sizes, opened in entry["history"])
+            tails = tuple(Part.from_json(*tail) for tail in entry["tails"])
+            deal = cls(lanes, _flat(entry["sizes"]), history, tails, dict(entry["counts"]))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise damaged(f"its deal cannot be read ({error})") from error
+        for sizes, of_lanes in ((deal.sizes, lanes), *((sizes, len(opened)) for sizes, opened in history)):
+            if sizes is not None and len(sizes) != of_lanes:
+                raise damaged(f"its deal has the sizes of {len(sizes)} lanes of {of_lanes}")
         of = [len(opened) for _, opened in history]
         if not all(0 <= tail.generation < len(of) and 0 <= tail.number < of[tail.generation] and tail.start >= 0 for tail in tails):
             raise damaged("its deal goes on with lanes that there were not")
+        for tail in tails:
+            if tail.position is not None:
+                if len(tail.position) != len(recipe.dump(None)):
+                    raise damaged(f"its deal goes on at {tail.position}")
+                recipe.load(tail.position)
+        if isinstance(stage.root, ShardList):
+            deal.shares(stage.root, stage.seed, epoch)  # that there are so many samples
         return deal
 
 

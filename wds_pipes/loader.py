@@ -487,7 +487,7 @@ class PipeLoader:
                 f"epoch_end={self._mode!r} and batches of {_batch_size(self._stage)[0]}: load merge_states(states) of all ranks' states on each, or keep these."
             )
         again = state.get("deal")
-        deal = Deal.first(count, self._source, epoch) if again is None else Deal.from_json(count, again)
+        deal = Deal.first(count, self._source, epoch) if again is None else Deal.from_json(count, again, self._stage, epoch)
         hosts = self._new_lanes()
         if (whole or self._mode != "exact") and all(lane["ended"] for lane in lanes.values()):
             at = self._beginning(epoch + 1, count if count % rank.of == 0 and count >= hosts else None)
