@@ -53,13 +53,12 @@ class Part:
         return whole if self.samples is not None else whole[:-1]
 
     @classmethod
-    def from_json(
-        cls, number: int, generation: int, start: int, stop: int | None, position: tuple[int, dict[str, dict[str, Any]]] | None, samples: int | None = None
-    ) -> Part:
-        if position is None:
-            return cls(number, generation, start, stop, None, samples)
-        stages, entries = position
-        return cls(number, generation, start, stop, [dict(entries.get(str(depth), {})) for depth in range(stages)], samples)
+    def from_json(cls, entry: list[Any]) -> Part:
+        number, generation, start, stop, position, *samples = entry
+        if position is not None:
+            stages, entries = position
+            position = [dict(entries.get(str(depth), {})) for depth in range(stages)]
+        return cls(number, generation, start, stop, position, *samples)
 
 
 def _runs(numbers: tuple[int, ...] | None) -> list[list[int]] | None:
@@ -151,7 +150,7 @@ class Deal:
         assert recipe is not None
         try:
             history = tuple((_flat(sizes), _flat(opened) or ()) for sizes, opened in entry["history"])
-            tails = tuple(Part.from_json(*tail) for tail in entry["tails"])
+            tails = tuple(Part.from_json(tail) for tail in entry["tails"])
             deal = cls(lanes, _flat(entry["sizes"]), history, tails, dict(entry["counts"]))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise damaged(f"its deal cannot be read ({error})") from error
