@@ -48,9 +48,8 @@ class Part:
 
     def as_json(self) -> list[Any]:
         """Plain JSON types; of the position only the stages that do not stand at their beginning, and how many stages there are."""
-        position = self.position and [len(self.position), {str(depth): entry for depth, entry in enumerate(self.position) if entry}]
-        whole = [self.number, self.generation, self.start, self.stop, position, self.samples]
-        return whole if self.samples is not None else whole[:-1]
+        position = self.position and (len(self.position), {str(depth): entry for depth, entry in enumerate(self.position) if entry})
+        return [self.number, self.generation, self.start, self.stop, position, *([] if self.samples is None else [self.samples])]
 
     @classmethod
     def from_json(cls, entry: list[Any]) -> Part:
@@ -249,18 +248,10 @@ class Parts(Stage[Out]):
         return running
 
     def run(self) -> Iterator[Out]:
-        at, recipe, parts = self.at, self.source, self.parts
-        assert recipe is not None
-        mark = self._resume
+        at, parts = self.at, self.parts
         while at.part < len(parts) or self.padding is not None:
-            pads, whole, before = at.part >= len(parts), mark is None, at.padded
-            lane, position = parts[at.part] if self.padding is None or not pads else (self.padding, None)
-            lane = lane if self.padding is None else replace(lane, padding=pads)
-            if mark is None and position is not None:
-                mark = recipe.load(position)
-            self._inner = inner = recipe.open(lane, mark)
-            if self.watch is not None:
-                self.watch(inner)
+            pads, whole, before = at.part >= len(parts), self._resume is None, at.padded
+            inner = self._inner or self._open()
             if pads:
                 for item in inner.items:
                     at.padded += 1
@@ -273,7 +264,23 @@ class Parts(Stage[Out]):
             if pads and whole and at.padded == before:
                 raise ShardError("there are no samples to fill up the epoch with: use epoch_end='drop', or look why the shards give none.")
             at.part, at.opened = at.part + 1, 0
-            mark = self._resume = None
+            self._resume = None
+
+    def start(self, offset: int = 0, *, ahead: bool = False) -> None:
+        if self._inner is None and self.at.part < len(self.parts):
+            self._open().start(ahead=ahead)
+
+    def _open(self) -> Stage[Out]:
+        """Open the part that it is the turn of."""
+        assert self.source is not None
+        pads = self.at.part >= len(self.parts)
+        lane, position = self.parts[self.at.part] if self.padding is None or not pads else (self.padding, None)
+        lane = lane if self.padding is None else replace(lane, padding=pads)
+        mark = self.source.load(position) if self._resume is None and position is not None else self._resume
+        self._inner = inner = self.source.open(lane, mark)
+        if self.watch is not None:
+            self.watch(inner)
+        return inner
 
     def _count(self, inner: Stage[Out]) -> None:
         """Keep what became of the samples of a part that is done."""

@@ -58,7 +58,7 @@ _NOT_BEGUN: LaneState = {"url": None, "delivered": 0, "ended": False, "position"
 
 
 class Begin(NamedTuple):
-    """Where a lane begins, and after how many batches it ends (None: when it is exhausted): comes with the first command for it."""
+    """Where a lane begins, and after how many batches it ends (None: when it is exhausted)."""
 
     epoch: int
     deal: Deal
@@ -66,9 +66,9 @@ class Begin(NamedTuple):
     batches: int | None
 
 
-# What a worker is to do: in a run (which tells one pass over an epoch from another), give the next batch of a lane (-1: it is nobody's turn), which begins
-# there, if it is the first. A plain tuple, for one goes out with each batch.
-Command = tuple[int, int, Begin | None]
+# What a worker is to do: in a run (which tells one pass over an epoch from another), give the next batch of a lane (-1: it is nobody's turn). With its first
+# one it gets its lanes. A plain tuple, for one goes out with each batch.
+Command = tuple[int, int, dict[int, Begin] | None]
 
 
 class Result(NamedTuple):
@@ -94,15 +94,17 @@ class LaneHost(Dataset[Result]):
         return {"_stage": self._stage, "_run": -1, "_lanes": {}}
 
     def __getitem__(self, command: Command) -> Result:
-        run, lane, begin = command
+        run, lane, begins = command
         if run != self._run:
             self.close()
             self._run = run
         if lane < 0:
             return Result(run, lane)
         try:
-            if begin is not None:
-                self._lanes[lane] = _Running(self._stage, lane, begin)
+            if begins is not None:
+                self._lanes = {number: _Running(self._stage, number, begin) for number, begin in begins.items()}
+                for running in self._lanes.values():
+                    running.stage.start()
             return self._lanes[lane].next(run)
         except Exception as error:
             return Result(run, lane, error=_portable(error))
@@ -193,13 +195,14 @@ class _Commands(Sampler[Command]):
         self._workers = workers
         self._run = -1
         self._worker: dict[int, int] = {}  # of each lane that is going on
-        self._begins: dict[int, Begin] = {}
+        self._begins: dict[int, dict[int, Begin]] = {}  # of each worker that has not been told
         self._turns: list[tuple[int, int]] = []  # a heap of (number of the batch, lane)
 
     def start(self, run: int, begins: dict[int, Begin]) -> None:
         """Give the lanes of ``begins`` their turns from now on."""
-        self._run, self._begins = run, dict(begins)
+        self._run = run
         self._worker = {lane: place % self._workers for place, lane in enumerate(begins)}
+        self._begins = {worker: {lane: begins[lane] for lane, host in self._worker.items() if host == worker} for worker in range(self._workers)}
         self._turns = [(begin.state["delivered"], lane) for lane, begin in begins.items()]
         heapq.heapify(self._turns)
 
@@ -216,7 +219,7 @@ class _Commands(Sampler[Command]):
                 continue
             number, lane = self._turns[0]
             heapq.heapreplace(self._turns, (number + 1, lane))
-            yield self._run, lane, self._begins.pop(lane, None)
+            yield self._run, lane, self._begins.pop(worker, None)
 
 
 class _At(NamedTuple):

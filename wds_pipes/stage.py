@@ -179,6 +179,16 @@ class Stage(Generic[Out]):
         running.items = running.run()
         return running
 
+    def start(self, offset: int = 0, *, ahead: bool = False) -> None:
+        """Let a running stage ask for what it will need first, without waiting for it: for whoever opens several chains, so that they wait together.
+
+        Args:
+            offset: the byte of its first shard that will be read first.
+            ahead: it is not its turn yet, so one connection will do.
+        """
+        if self.source is not None:
+            self.source.start(offset, ahead=ahead)
+
     def _at(self, own: tuple[Any, ...] | None) -> Any:
         """The position with these values; None: the beginning."""
         at = cast(Any, self.At)

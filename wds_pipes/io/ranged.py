@@ -82,14 +82,19 @@ class Pool:
         return self.pid == os.getpid()
 
     @property
+    def sharing(self) -> int:
+        """How many feeds share the bytes and the connections: those that it is the turn of."""
+        return max(1, sum(not feed.ahead for feed in self.feeds))
+
+    @property
     def share(self) -> int:
         """How many bytes a feed may hold."""
-        return self.reading.readahead_bytes // max(1, len(self.feeds))
+        return self.reading.readahead_bytes // self.sharing
 
     @property
     def connections(self) -> int:
         """How many connections a feed may have."""
-        return max(1, self.reading.connections // max(1, len(self.feeds)))
+        return max(1, self.reading.connections // self.sharing)
 
     def call(self, what: Any, *args: Any) -> None:
         """Let the loop do something soon."""
@@ -113,10 +118,14 @@ class Feed:
     """Shards that are read one after another.
 
     The first of ``shards`` is the one that the consumer reads; what comes behind it is read ahead when nothing of it is left to ask for.
+
+    Attributes:
+        ahead: the consumer has not come to it yet: it has one connection, and takes none from others.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, *, ahead: bool = False) -> None:
         self.pool = pool
+        self.ahead = ahead
         self.shards: deque[RemoteShard] = deque()
         self.filled = threading.Condition(pool.lock)
         self.held = 0
@@ -131,6 +140,12 @@ class Feed:
             self.open = False
             if self.pool.is_ours and not self.pool.loop.is_closed():
                 self.pool.call(self._leave)
+
+    def begin(self) -> None:
+        """The consumer has come to it."""
+        if self.ahead:
+            self.ahead = False
+            self.pool.call(self.pool.go_on)
 
     def _leave(self) -> None:
         for shard in tuple(self.shards):
@@ -152,11 +167,11 @@ class Feed:
 
     def _ask(self, connections: int) -> None:
         """Ask for what is next, with so many connections."""
-        active = sum(shard.active for shard in self.shards)
+        active, most = sum(shard.active for shard in self.shards), 1 if self.ahead else connections
         for shard in self.shards:
             while shard.left_to_ask:
                 waited_for = shard is self.shards[0] and not any(block.pieces or not block.done for block in shard.blocks)
-                if active >= connections and not waited_for:
+                if active >= most and not waited_for:
                     break
                 if self.held >= self.pool.share and shard.blocks and not waited_for:
                     self.pool.blocked = True
@@ -165,7 +180,7 @@ class Feed:
                 active += 1
             if shard.left_to_ask or shard.failed:
                 return
-            if active >= connections and shard.nearly_done:
+            if active >= most and shard.nearly_done:
                 active -= 1
 
     def may_read(self, block: _Block) -> bool:
@@ -458,6 +473,7 @@ class RemoteShard(io.RawIOBase):
             ShardError: they cannot be had.
         """
         feed = self._feed
+        feed.begin()
         with feed.filled:
             while not (self.blocks and (self.blocks[0].pieces or self.blocks[0].done)):
                 self._await()

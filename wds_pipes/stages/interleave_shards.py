@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from wds_pipes.stage import Lane, Mark, Out, Stage, check_count, damaged
@@ -54,6 +55,7 @@ class InterleaveShards(Stage[Out]):
         self._list: ShardList | None = None  # while running, stands for the first stage: says how many shards were opened
         self._chains: list[Stage[Out]] = []  # while running, the chains of the open shards
         self._marks: list[tuple[int, Mark | None]] = []
+        self._ahead: Stage[Out] | None = None  # while running, the chain of the shard that will be opened next
         self._bytes = 0  # while running, how many were read of the shards that are done
 
     @property
@@ -71,19 +73,24 @@ class InterleaveShards(Stage[Out]):
         first = self._before.root.open(lane)
         assert isinstance(first, ShardList)
         first.at.next = running.at.opened
-        running._list, running._chains, running._marks = first, [], list(running.at.round)
+        running._list, running._chains, running._marks, running._ahead = first, [], list(running.at.round), None
         running.items = running.run()
         return running
 
-    def run(self) -> Iterator[Out]:
-        at, marks, chains, pieces = self.at, self._marks, self._chains, self._pieces()
-        for place, mark in marks:
+    def start(self, offset: int = 0, *, ahead: bool = False) -> None:
+        pieces, chains = self._pieces, self._chains
+        for place, mark in self._marks[len(chains) :]:
             if place >= len(pieces):
                 raise damaged(f"interleave_shards has shard {place} of a lane of {len(pieces)} open")
-            chains.append(self._chain(pieces[place], mark))
-        while len(chains) < self.count and at.opened < len(pieces):
-            marks.append((at.opened, None))
-            chains.append(self._next(pieces))
+            chains.append(self._chain(pieces[place], mark, ahead=ahead))
+        while len(chains) < self.count and self.at.opened < len(pieces):
+            self._marks.append((self.at.opened, None))
+            chains.append(self._next(ahead=ahead))
+        self._look_ahead()
+
+    def run(self) -> Iterator[Out]:
+        self.start()
+        at, marks, chains, pieces = self.at, self._marks, self._chains, self._pieces
         while chains:
             chain = chains[at.turn]
             item: Any = next(chain.items, _NONE)
@@ -97,7 +104,8 @@ class InterleaveShards(Stage[Out]):
             chain.close()
             if at.opened < len(pieces):
                 marks[at.turn] = (at.opened, None)
-                chains[at.turn] = self._next(pieces)
+                chains[at.turn] = self._next()
+                self._look_ahead()
             else:
                 del marks[at.turn], chains[at.turn]
                 at.turn = 0 if at.turn == len(chains) else at.turn
@@ -107,6 +115,7 @@ class InterleaveShards(Stage[Out]):
         """How many bytes of shards a running copy has read."""
         return self._bytes + sum(chain.bytes_so_far for chain in self._chains)
 
+    @cached_property
     def _pieces(self) -> tuple[Piece, ...]:
         """The shards, or pieces of them, of this lane."""
         lane, first = self.lane, self.root
@@ -116,16 +125,26 @@ class InterleaveShards(Stage[Out]):
         numbers = first.epoch_order(lane.seed, lane.epoch)[lane.number :: lane.of]
         return tuple((number, 0, -1 if first.samples is None else first.samples[number]) for number in numbers)
 
-    def _next(self, pieces: tuple[Piece, ...]) -> Stage[Out]:
+    def _next(self, *, ahead: bool = False) -> Stage[Out]:
         """The chain of the next unopened shard."""
+        chain, self._ahead = self._ahead, None
+        if chain is None:
+            chain = self._chain(self._pieces[self.at.opened], None, ahead=ahead)
         self.at.opened += 1
         self.root.at.next = self.at.opened
-        return self._chain(pieces[self.at.opened - 1], None)
+        return chain
 
-    def _chain(self, piece: Piece, mark: Mark | None) -> Stage[Out]:
+    def _look_ahead(self) -> None:
+        """Let the next unopened shard ask for its first bytes."""
+        if self._ahead is None and self.at.opened < len(self._pieces):
+            self._ahead = self._chain(self._pieces[self.at.opened], None, ahead=True)
+
+    def _chain(self, piece: Piece, mark: Mark | None, *, ahead: bool) -> Stage[Out]:
         """The steps before, over one shard. Its lane is named after the shard, so that its random decisions are the same in whatever lane it comes."""
         lane, (shard, start, _), of = self.lane, piece, self.shards()[0]
-        return self._before.open(Lane(lane.seed, lane.epoch, shard, of or 1, start, (piece,), lane.padding), mark)
+        chain = self._before.open(Lane(lane.seed, lane.epoch, shard, of or 1, start, (piece,), lane.padding), mark)
+        chain.start(ahead=ahead)
+        return chain
 
     def _count(self, chain: Stage[Out]) -> None:
         """Keep what became of the samples of a shard that is done."""
@@ -139,7 +158,7 @@ class InterleaveShards(Stage[Out]):
 
     def close(self) -> None:
         self.items.close()  # type: ignore[attr-defined]
-        for chain in self._chains:
+        for chain in (*self._chains, *([self._ahead] if self._ahead is not None else [])):
             chain.close()
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:

@@ -114,6 +114,9 @@ class LoadTar(Tolerant[TarMember]):
             self._reader, self._damage_at, at.offset, at.compression = None, -1, 0, ""
             self.leave = False
 
+    def start(self, offset: int = 0, *, ahead: bool = False) -> None:
+        super().start(0 if self.at.compression else self.at.offset, ahead=ahead)
+
     @property
     def bytes_so_far(self) -> int:
         """How many bytes of (decompressed) tars were read since this started."""

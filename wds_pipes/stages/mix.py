@@ -185,6 +185,10 @@ class Mix(Stage[Any]):
         running.items = running.run()
         return running
 
+    def start(self, offset: int = 0, *, ahead: bool = False) -> None:
+        for source in self._running:
+            source.start(ahead=ahead)
+
     @property
     def network(self) -> Network:
         """What all sources have used of the network in this process."""

@@ -47,10 +47,10 @@ class Shard:
         """Its bytes as they are stored: a buffered binary stream, at their beginning if nothing was read."""
         return self._begin(0)
 
-    def read_ahead(self) -> None:
-        """Ask for its first bytes without waiting for them."""
+    def read_ahead(self, start: int = 0) -> None:
+        """Ask for its bytes from ``start`` on without waiting for them."""
         try:
-            self._opened.append(self._opening(0, False))
+            self._opened.append(self._opening(start, False))
             self._ahead = True
         except ShardError:
             pass  # it will be raised in its turn
@@ -204,13 +204,32 @@ class OpenShards(Tolerant[Shard]):
                     continue
                 yield shard
         except GeneratorExit:
-            for left in (shard, *(ahead for ahead, _ in self._next)):
-                if left is not None:
-                    left.close()
+            if shard is not None:
+                shard.close()
             raise
         finally:
-            if self._feed is not None:
-                self._feed.close()
+            self._give_up()
+
+    def start(self, offset: int = 0, *, ahead: bool = False) -> None:
+        assert self.source is not None
+        if self.cache is not None or self._next:
+            return
+        self._behind = self.source.mark()
+        self._look_ahead(1)
+        if self._next and is_remote(self._next[0][0].url):
+            self._feed = Feed(self.opener.pool, ahead=ahead)
+            self._next[0][0].read_ahead(offset)
+
+    def _give_up(self) -> None:
+        """Close what nobody has taken."""
+        for shard, _ in self._next:
+            shard.close()
+        if self._feed is not None:
+            self._feed.close()
+
+    def close(self) -> None:
+        super().close()
+        self._give_up()  # run() may not have begun
 
     def _look_ahead(self, count: int) -> None:
         """Take so many URLs from the source, if there are as many."""
