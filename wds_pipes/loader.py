@@ -71,15 +71,13 @@ class Begin(NamedTuple):
 Command = tuple[int, int, dict[int, Begin] | None]
 
 
-class Result(NamedTuple):
-    """A batch of a lane with the lane's state behind it, or what went wrong."""
+# A batch of a lane with the lane's state behind it, or what went wrong: the run, the lane, the batch, the state (packed), whether the lane has ended (with that
+# state, and without a batch), the error, and with some what was spent. A plain tuple too; a state is packed once, and unpacked when somebody asks for it.
+Result = tuple[int, int, Any, bytes | None, bool, Exception | None, Spent | None]
 
-    run: int
-    lane: int
-    batch: Any = None
-    state: LaneState | None = None
-    error: Exception | None = None
-    spent: Spent | None = None  # comes with some of them
+
+_pack: Callable[[LaneState], bytes] = pickle.dumps
+_unpack: Callable[[bytes], LaneState] = pickle.loads
 
 
 class LaneHost(Dataset[Result]):
@@ -99,7 +97,7 @@ class LaneHost(Dataset[Result]):
             self.close()
             self._run = run
         if lane < 0:
-            return Result(run, lane)
+            return run, lane, None, None, False, None, None
         try:
             if begins is not None:
                 self._lanes = {number: _Running(self._stage, number, begin) for number, begin in begins.items()}
@@ -107,7 +105,7 @@ class LaneHost(Dataset[Result]):
                     running.stage.start()
             return self._lanes[lane].next(run)
         except Exception as error:
-            return Result(run, lane, error=_portable(error))
+            return run, lane, None, None, False, _portable(error), None
 
     def close(self) -> None:
         """Close all that is open."""
@@ -163,14 +161,15 @@ class _Running:
         if full:
             counts["dropped"] += max(0, self._samples - sum(counts[name] for name in COUNTED))
         spent = self._meter.spent() if ended or self._delivered % 8 == 1 else None
-        result = Result(run, self._number, None if ended else batch, state, None, spent)
         if ended:
             self.stage.close()
-            self._end = result
-        return result
+            self._end = run, self._number, None, _pack(state), True, None, spent
+            return self._end
+        return run, self._number, batch, _pack(state), False, None, spent
 
 
 _NONE = object()
+_AT_END: Result = (-1, -1, None, None, False, None, None)
 
 
 def _portable(error: Exception) -> Exception:
@@ -227,9 +226,14 @@ class _At(NamedTuple):
 
     epoch: int
     deal: Deal
-    lanes: dict[int, LaneState]
+    lanes: dict[int, bytes]  # the states, packed
     step: int = 0
     given: int = 0  # batches since the last cut of with_epoch
+
+    @property
+    def states(self) -> dict[int, LaneState]:
+        """Those of the lanes, new at each call."""
+        return {number: _unpack(lane) for number, lane in self.lanes.items()}
 
 
 class PipeLoader:
@@ -387,7 +391,7 @@ class PipeLoader:
     def _beginning(self, epoch: int, lanes: int | None = None) -> _At:
         """The beginning of an epoch."""
         lanes = lanes or self._new_lanes()
-        return _At(epoch, Deal.first(lanes, self._source, epoch), dict.fromkeys(range(self.rank.number, lanes, self.rank.of), _NOT_BEGUN))
+        return _At(epoch, Deal.first(lanes, self._source, epoch), dict.fromkeys(range(self.rank.number, lanes, self.rank.of), _pack(_NOT_BEGUN)))
 
     @property
     def _position(self) -> _At:
@@ -396,7 +400,7 @@ class PipeLoader:
         if self._cut is not None and at.given >= self._cut:
             at = at._replace(given=0)
         # Other ranks may still be in this epoch if they may end at different times.
-        if (len(at.lanes) == at.deal.lanes or self._mode != "exact") and all(lane["ended"] for lane in at.lanes.values()):
+        if (len(at.lanes) == at.deal.lanes or self._mode != "exact") and all(_unpack(lane)["ended"] for lane in at.lanes.values()):
             return self._beginning(at.epoch + 1, at.deal.lanes)._replace(given=at.given)
         return at
 
@@ -437,6 +441,7 @@ class PipeLoader:
         It is right at any time: before the first batch, after the last, after an exception, in a signal handler, from another thread.
         """
         at, recipe = self._position, self._recipe
+        lanes = {str(number): _unpack(lane) for number, lane in at.lanes.items()}
         state = {
             "version": STATE_VERSION,
             "epoch": at.epoch,
@@ -450,8 +455,8 @@ class PipeLoader:
             "step": at.step,
             "epoch_end": self._mode,
             "batch_size": _batch_size(self._stage)[0],
-            "lanes": {str(number): _copied(lane) for number, lane in at.lanes.items()},
-            "counts": _total(at.lanes.values(), at.deal.counts if self.rank.number == 0 else {}),
+            "lanes": lanes,
+            "counts": _total(lanes.values(), at.deal.counts if self.rank.number == 0 else {}),
         }
         if self._cut is not None:
             state["given"] = at.given
@@ -496,7 +501,7 @@ class PipeLoader:
             at = self._beginning(epoch + 1, count if count % rank.of == 0 and count >= hosts else None)
         elif not whole or (alike and count % rank.of == 0 and count >= hosts and self._lanes in (None, count) and self._even(deal, lanes)):
             # Ranks that were merged begin to count anew: steps are only compared.
-            at = _At(epoch, deal, {number: lanes[number] for number in range(rank.number, count, rank.of)}, state["step"] if own else 0)
+            at = _At(epoch, deal, {number: _pack(lanes[number]) for number in range(rank.number, count, rank.of)}, state["step"] if own else 0)
         else:
             dealt = self._lanes or max(hosts, count // rank.of * rank.of)
             at = self._beginning(epoch, dealt)._replace(deal=deal_again(deal, dealt, lanes, self._stage, epoch))
@@ -517,13 +522,13 @@ class PipeLoader:
             )  # fmt: skip
 
     def _checked_lane(self, name: str, lane: Any) -> LaneState:
-        """A copy of what a state says of a lane; StateError if no PipeLoader said it."""
+        """What a state says of a lane; StateError if no PipeLoader said it."""
         counts = lane.get("counts") if isinstance(lane, dict) else None
         if not isinstance(counts, dict) or not isinstance(lane.get("ended"), bool) or not all(type(count) is int and count >= 0 for count in counts.values()):
             raise damaged(f"lane {name} is not one of a PipeLoader")
         if lane.get("position") is not None:
             self._stage.load(check_lane(lane, int(name), self._stage)["position"])
-        return _copied({**_NOT_BEGUN, **lane})
+        return {**_NOT_BEGUN, **lane}
 
     def _even(self, deal: Deal, lanes: dict[int, LaneState]) -> bool:
         """Whether all ranks have equally many batches left in these lanes, where that matters."""
@@ -538,7 +543,7 @@ class PipeLoader:
     def counts(self) -> dict[str, int]:
         """This rank's samples of the current epoch, or the one that just ended, by what became of them; see ``Stream.counts``."""
         at = self._at or self._position
-        return _total(at.lanes.values(), at.deal.counts if self.rank.number == 0 else {})
+        return _total(at.states.values(), at.deal.counts if self.rank.number == 0 else {})
 
     def stats(self) -> dict[str, float]:
         """How the current pass over the data goes, or the last one, as flat numbers for a logger.
@@ -556,7 +561,7 @@ class PipeLoader:
         seconds = live.seconds
         spent = live.spent.values()
         busy, reading = sum(lane.busy for lane in spent), sum(lane.reading for lane in spent)
-        delivered = [lane["delivered"] for lane in self._at.lanes.values()] if self._at is not None else [0]
+        delivered = [lane["delivered"] for lane in self._at.states.values()] if self._at is not None else [0]
         samples, read = counts["delivered"] - live.samples_before, sum(lane.bytes_read for lane in spent)
         return found | {
             "batches": float(live.batches),
@@ -582,7 +587,7 @@ class PipeLoader:
         if self._uncounted or samples is None:
             return None
         total = [batches if batches is not None else count // size if drop_last else -(-count // size) for count in samples]
-        return sum(int(total[number] - lane["delivered"]) for number, lane in at.lanes.items() if not lane["ended"])
+        return sum(int(total[number] - lane["delivered"]) for number, lane in at.states.items() if not lane["ended"])
 
     def close(self) -> None:
         """Stop the workers and close what is open; the state stays, and a further ``iter()`` starts new workers."""
@@ -610,7 +615,7 @@ class PipeLoader:
         self._at, self._epoch, self._resume = at, at.epoch + 1, False
         self._runs += 1
         batches = self._batches(at.deal)
-        begins = {number: Begin(at.epoch, at.deal, lane, batches) for number, lane in at.lanes.items() if not lane["ended"]}
+        begins = {number: Begin(at.epoch, at.deal, lane, batches) for number, lane in at.states.items() if not lane["ended"]}
         self._commands.start(self._runs, begins)
         if self._results is None or not self._persistent:
             self._results = None  # the old workers stop first
@@ -634,7 +639,7 @@ class LoaderPass:
         self._results: Iterator[Result] = iter(())
         self._ahead: Result | None = None
         self._waiting: set[int] = set()  # the lanes that have not ended
-        self._ended: dict[int, LaneState] = {}  # those that have, since the last batch was handed out
+        self._ended: dict[int, bytes] = {}  # those that have, since the last batch was handed out
         self._bar: Any = None
         self.tally = Tally(loader._network)
 
@@ -672,15 +677,13 @@ class LoaderPass:
         if self._ahead is None and cut is not None:
             self._commit(at._replace(lanes={**at.lanes, **self._ended}))
             at = self._go_on(given=at.given)  # the next epoch of the data, without a break
-        result = self._ahead
-        if result is None or result.error is not None:
+        _, lane, batch, state, _, error, _ = self._ahead or _AT_END
+        if state is None:
             self._commit(at._replace(lanes={**at.lanes, **self._ended}))
-            raise self.stop(StopIteration() if result is None or result.error is None else result.error)
+            raise self.stop(error or StopIteration())
         self._ahead = self._fetch()  # rule 5; what goes wrong with it is for the next call
-        assert result.state is not None
-        lanes = {**at.lanes, result.lane: result.state, **self._ended}
-        self._commit(_At(at.epoch, at.deal, lanes, at.step + 1, at.given + 1))
-        return result.batch
+        self._commit(_At(at.epoch, at.deal, {**at.lanes, lane: state, **self._ended}, at.step + 1, at.given + 1))
+        return batch
 
     def _commit(self, at: _At) -> None:
         self._at = self._loader._at = at
@@ -716,7 +719,7 @@ class LoaderPass:
         if given is not None:
             at = self._loader._at = at._replace(given=given)
         self._at, self._run = at, self._loader._runs
-        self._waiting = {number for number, lane in at.lanes.items() if not lane["ended"]}
+        self._waiting = {number for number, lane in at.states.items() if not lane["ended"]}
         self._ahead = self._fetch()
         return at
 
@@ -726,17 +729,18 @@ class LoaderPass:
             try:
                 result = next(self._results)
             except Exception as error:
-                return Result(self._run, -1, error=_worker_error(error))
-            if result.run != self._run or result.lane not in self._waiting:
+                return self._run, -1, None, None, False, _worker_error(error), None
+            run, lane, _, state, ended, _, spent = result
+            if run != self._run or lane not in self._waiting:
                 continue
-            if result.spent is not None:
-                self.tally.add(result.lane, result.spent)
-            if result.error is None and result.state is not None and result.state["ended"]:
-                self._waiting.discard(result.lane)
-                self._loader._commands.end(result.lane)
-                self._ended[result.lane] = result.state
-                continue
-            return result
+            if spent is not None:
+                self.tally.add(lane, spent)
+            if not ended:
+                return result
+            assert state is not None
+            self._waiting.discard(lane)
+            self._loader._commands.end(lane)
+            self._ended[lane] = state
         return None
 
     def stop(self, error: Exception) -> Exception:
@@ -841,14 +845,10 @@ def _as_it_is(result: Result) -> Result:
     return result
 
 
-def _copied(lane: LaneState) -> LaneState:
-    position = lane["position"]
-    return {**lane, "position": None if position is None else [dict(entry) for entry in position], "counts": dict(lane["counts"])}
-
-
 def _total(lanes: Iterable[LaneState], before: dict[str, int]) -> dict[str, int]:
     total = dict.fromkeys(COUNTED, 0)
     for counts in (before, *(lane["counts"] for lane in lanes)):
         for name, count in counts.items():
-            total[name] = total.get(name, 0) + count
+            if count:  # most are 0, and this is done for each lane of a state
+                total[name] = total.get(name, 0) + count
     return total

@@ -14,6 +14,7 @@ import time
 import warnings
 from pathlib import Path
 
+import psutil
 from data import tiny
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -21,7 +22,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import wds_pipes as wp
 
 MISSED = []
-BATCH, WORKERS, SLICE = 64, 2, 150
+BATCH, WORKERS = 64, 2
+SLICES, SLICE = 60, 100  # of the 6 250 batches of an epoch
 
 
 def bar(what: str, value: float, bound: float, *, least: bool = False) -> None:
@@ -51,26 +53,34 @@ def ours(urls):
     return wp.PipeLoader(pipe(urls), batch_size=BATCH, num_workers=WORKERS)
 
 
-def alternate(sources, spent) -> None:
-    """Take a slice of batches from each source in turn, to the end of an epoch; note the seconds of each slice, without those of starting workers.
+def alternate(sources, spent, busy) -> None:
+    """Take slices of batches from each source in turn, of one epoch; note the seconds of each slice, without those of starting workers.
 
-    The workers of the others rest meanwhile, for they have read ahead what they may; so what the machine does besides hits all alike.
+    The workers of the others rest meanwhile, for they have read ahead what they may; so what the machine does besides hits all alike. ``busy`` gets the
+    processor seconds of each source: of its workers, and of this process while it reads from it.
     """
-    running = {name: iter(source) for name, source in sources.items()}
-    for items in running.values():
-        next(items)
+    running, workers = {}, {}
+    for name, source in sources.items():
+        before = set(psutil.Process().children())
+        running[name] = iter(source)
+        next(running[name])
+        workers[name] = set(psutil.Process().children()) - before
+        busy[name] -= processor(workers[name])
     order = list(running)
-    while True:
-        found = {}
+    for _ in range(SLICES):
         for name in order:
-            start = time.perf_counter()
-            count = sum(1 for _ in itertools.islice(running[name], SLICE))
-            found[name] = (time.perf_counter() - start) / count if count == SLICE else None
-        if None in found.values():
-            return
-        for name, seconds in found.items():
-            spent[name].append(seconds)
+            start, own = time.perf_counter(), time.process_time()
+            assert sum(1 for _ in itertools.islice(running[name], SLICE)) == SLICE
+            spent[name].append((time.perf_counter() - start) / SLICE)
+            busy[name] += time.process_time() - own
         order.reverse()
+    for name in running:
+        busy[name] += processor(workers[name])
+
+
+def processor(processes) -> float:
+    """Processor seconds that processes have used."""
+    return sum(used.user + used.system for used in (process.cpu_times() for process in processes))
 
 
 def main() -> None:
@@ -79,18 +89,19 @@ def main() -> None:
         urls = tiny(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(temporary), shards=8)
 
         print(f"tiny samples, batches of {BATCH}, {WORKERS} workers")
-        spent = {make.__name__: [] for make in (plain, stateful, ours)}
+        spent: dict[str, list[float]] = {make.__name__: [] for make in (plain, stateful, ours)}
+        busy = dict.fromkeys(spent, 0.0)
         for _ in range(6):
             gc.collect()
-            alternate({make.__name__: make(urls) for make in (plain, stateful, ours)}, spent)
+            alternate({make.__name__: make(urls) for make in (plain, stateful, ours)}, spent, busy)
         for name, seconds in spent.items():
             print(f"  {name:<10}{BATCH / statistics.median(seconds):>12,.0f} samples/s in {len(seconds)} slices of {SLICE} batches")
         for peer, least in (("plain", 0.98), ("stateful", 1.0)):
-            ratios = sorted(other / own for own, other in zip(spent["ours"], spent[peer], strict=True))  # of slices that followed each other
+            ratios = [other / own for own, other in zip(spent["ours"], spent[peer], strict=True)]  # of slices that followed each other
             bar(f"ours against {peer}", statistics.median(ratios), least, least=True)
-            print(
-                f"    half of the ratios lie between {ratios[len(ratios) // 4]:.3f} and {ratios[len(ratios) * 3 // 4]:.3f}; of all slices {sum(spent[peer]) / sum(spent['ours']):.3f}"
-            )
+            low, _, high = statistics.quantiles(ratios, n=4)
+            print(f"    half of the ratios lie between {low:.3f} and {high:.3f}; of the sums it is {sum(spent[peer]) / sum(spent['ours']):.3f}")
+            print(f"    of the processor seconds it is {busy[peer] / busy['ours']:.3f}")
 
         print("64 lanes")
         loader = wp.PipeLoader(pipe(urls * 8), batch_size=BATCH, lanes=64)
