@@ -8,18 +8,23 @@ are asked for ranges as they offer it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import re
+import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from time import time
+from time import perf_counter, time
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 PIECE = 1 << 18  # of stores that are read and not heard
+_GATHERED, _GATHER_SECONDS = 1 << 18, 0.006  # how many bytes, and those of how long, are worth to be woken for
+_UNSEEN = 1 << 19  # most bytes that aiohttp holds between the socket and whoever reads an answer
 _PASSING = {408, 425, 429, 500, 502, 503, 504, 509}  # statuses after which asking again makes sense
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 
@@ -185,8 +190,7 @@ class _S3:
             raise _refused_by_s3(response, str(error)) if isinstance(response, dict) else error from error
         body, headers = found["Body"], found["ResponseMetadata"]["HTTPHeaders"]
         raw = getattr(body, "raw_stream", None) or getattr(body, "__wrapped__", None)
-        content = getattr(raw, "content", None)
-        pieces = _heard_pieces(content) if hasattr(content, "readany") else _body_pieces(body)
+        pieces = _heard_pieces(raw) if hasattr(getattr(raw, "content", None), "readany") else _body_pieces(body)
         return _described(found["ResponseMetadata"]["HTTPStatusCode"], headers, start, pieces, body.close)
 
 
@@ -243,7 +247,7 @@ def _heard(response: Any, start: int) -> Answer:
             ranged = _CONTENT_RANGE.match(headers.get("content-range", ""))
             size = int(ranged[3]) if ranged and ranged[3] != "*" else None
             raise RefusedError(response.status, f"{response.status} {response.reason}", after=_after(headers.get("retry-after")), size=size)
-        return _described(response.status, headers, start, _heard_pieces(response.content), response.close)
+        return _described(response.status, headers, start, _heard_pieces(response), response.close)
     except BaseException:
         response.close()
         raise
@@ -270,8 +274,25 @@ def _described(status: int, headers: Any, start: int, pieces: AsyncIterator[byte
     return Answer(first, stop, size, tag, pieces, close)
 
 
-async def _heard_pieces(content: Any) -> AsyncIterator[bytes]:
-    while piece := await content.readany():
+async def _heard_pieces(response: Any) -> AsyncIterator[bytes]:
+    """The bytes of an aiohttp response.
+
+    A connection that is slower than this machine would wake it for every few packets, which costs more than the bytes. So the kernel is asked (SO_RCVLOWAT, see
+    socket(7)) to gather what comes in some milliseconds, as long as so much is left to come that the next answer on this connection cannot be held up.
+    """
+    left, connection = response.content_length, response.connection
+    known = left is not None and connection is not None and connection.transport is not None
+    line = connection.transport.get_extra_info("socket") if known and sys.platform == "linux" else None  # which looks again when this is lowered
+    least, before = 1, 0.0
+    while piece := await response.content.readany():
+        if line is not None:
+            now, left = perf_counter(), left - len(piece)
+            wanted = min(_GATHERED, int(len(piece) / max(now - before, 1e-6) * _GATHER_SECONDS)) if left >= _GATHERED + _UNSEEN and before else 1
+            if not least <= wanted < 2 * least:
+                least = 1 << max(1, wanted).bit_length() - 1
+                with contextlib.suppress(OSError):  # it was closed meanwhile
+                    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+            before = now
         yield piece
 
 
