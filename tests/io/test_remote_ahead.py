@@ -9,7 +9,7 @@ import tracemalloc
 import psutil
 import pytest
 from fsspec.asyn import get_loop
-from remote import bare, content, put_all, samples
+from remote import bare, content, first_bytes, put_all, samples
 
 import wds_pipes as wp
 from wds_pipes.stage import Stream
@@ -77,6 +77,39 @@ def test_shards_are_asked_for_before_their_turn(remote, local, ahead):
     asked = {request.path.partition("shard-")[2][:6] for request in remote.faults.stats(remote.reads)}
     assert asked == {f"{number:06d}" for number in range(ahead + 1)}
     assert len(list(pipe)) == 159
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("opened_by", ["interleave_shards", "lanes", "mix"])
+def test_shards_that_are_open_at_once_are_asked_for_at_once(remote, local, opened_by, resumed):
+    """All first answers are waited for together, also on a resume, where they begin at the positions."""
+    urls = put_all(remote, local)
+    pipes = [samples(some, remote, connections=1) for some in (urls, urls[:1], urls[1:2], urls[2:])]
+
+    def make():
+        if opened_by == "lanes":
+            return wp.PipeLoader(pipes[0], lanes=3)
+        return pipes[0].interleave_shards(3) if opened_by == "interleave_shards" else wp.mix(dict(zip("abc", pipes[1:], strict=True)))
+
+    pipe = make()
+    if resumed:
+        items = iter(pipe)
+        for _ in range(30):
+            next(items)
+        state = pipe.state_dict()
+        del items
+        pipe = make()
+        pipe.load_state_dict(state)
+        time.sleep(0.1)  # what was asked for ahead
+        remote.faults.clear()
+    remote.faults.rules({"match": remote.reads, "latency": 0.5})
+    next(iter(pipe))
+    first = remote.faults.stats(remote.reads)[:3]
+    assert len({request.path for request in first}) == 3
+    if remote.kind != "gcs":
+        assert first[2].live == 3
+    if resumed:
+        assert min(first_bytes(first)) > 400_000
 
 
 @pytest.mark.parametrize("lanes", [1, 16])

@@ -211,6 +211,7 @@ class Mix(Stage[Any]):
         return replace(lane, seed=source.seed, epoch=mix(lane.epoch, passes) >> 1 if passes else lane.epoch)
 
     def run(self) -> Iterator[Any]:
+        self.start()
         at, running, key = self.at, self._running, self.lane.key(_TURNS)
         weights, hashes = list(self.weights.values()), [mix(key, mix_text(name)) for name in self.sources]
         draws, marks, reached = self._draws, self._marks, self._reached

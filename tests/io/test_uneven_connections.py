@@ -1,0 +1,83 @@
+"""Connections whose bytes come unevenly, for which the kernel is asked to gather some: none may be left waiting there."""
+
+import contextlib
+import re
+import ssl
+import subprocess
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from remote import bare, content, samples
+
+from wds_pipes.testing import make_shards
+
+SIZE = 3_000_000
+
+
+class Uneven(BaseHTTPRequestHandler):
+    """Answers many requests on a connection; each body comes at once up to a place, and the rest of it in drops."""
+
+    protocol_version = "HTTP/1.1"
+    data = b""
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        parts = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"])
+        start, stop = int(parts[1]), min(len(self.data), int(parts[2]) + 1 if parts[2] else len(self.data))
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(self.data)}")
+        self.send_header("Content-Length", str(stop - start))
+        self.end_headers()
+        body = self.data[start:stop]
+        with contextlib.suppress(ConnectionError):
+            for place in range(0, len(body), 50_000):  # at 50 MB/s, so that it is known what comes in some milliseconds
+                self.wfile.write(body[place : place + 50_000])
+                time.sleep(0.001)
+                if len(body) - place < 1_200_000:
+                    break
+            for drop in range(place + 50_000, len(body), 100_000):
+                time.sleep(0.02)
+                self.wfile.write(body[drop : drop + 100_000])
+
+
+@pytest.fixture(params=["http", "https"])
+def server(request, tmp_path):
+    paths = make_shards(tmp_path, shards=3, samples=30, fields={"bin": lambda rng, _: rng.randbytes(SIZE // 30)})
+    kinds = {f"/{number}.tar": content(path) for number, path in enumerate(paths)}
+
+    class Of(Uneven):
+        @property
+        def data(self):
+            return kinds[self.path]
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Of) as server:
+        server.daemon_threads = True
+        options = {}
+        if request.param == "https":
+            name, key = tmp_path / "name.pem", tmp_path / "key.pem"
+            make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+            try:
+                subprocess.run([*make, "-keyout", str(key), "-out", str(name)], check=True, capture_output=True)
+            except FileNotFoundError:
+                pytest.skip("needs openssl to make a certificate")
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(name, key)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+            options = {"ssl": ssl.create_default_context(cafile=str(name))}
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield [f"{request.param}://127.0.0.1:{server.server_port}/{number}.tar" for number in range(3)], paths, options
+        server.shutdown()
+
+
+@pytest.mark.parametrize("connections", [1, 2])
+def test_all_comes_in_time(server, connections):
+    """Answers, one after another on the same connections, end in drops that are smaller than what was gathered before."""
+    urls, paths, options = server
+    start = time.monotonic()
+    found = list(map(bare, samples(urls, connections=connections, readahead_bytes=8 << 20, timeout_seconds=20, storage_options=options)))
+    assert found == list(map(bare, samples(paths)))
+    assert time.monotonic() - start < 5  # a byte that waited would have been asked for again after a quarter of the timeout
