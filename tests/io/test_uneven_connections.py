@@ -59,7 +59,20 @@ def server(request, tmp_path):
         options = {}
         if request.param == "https":
             name, key = tmp_path / "name.pem", tmp_path / "key.pem"
-            make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+            make = [
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "rsa:2048",
+                "-nodes",
+                "-days",
+                "2",
+                "-subj",
+                "/CN=localhost",
+                "-addext",
+                "subjectAltName=IP:127.0.0.1",
+            ]
             try:
                 subprocess.run([*make, "-keyout", str(key), "-out", str(name)], check=True, capture_output=True)
             except FileNotFoundError:

@@ -69,6 +69,7 @@ class Pool:
         self.stores = Stores(reading.storage_options, reading.connections)
         self.heard_of: set[str] = set()  # protocols that have answered
         self.feeds: list[Feed] = []
+        self.sharing = 1  # how many feeds share the bytes and the connections: those that it is the turn of
         self.lock = threading.RLock()
         self.held = 0
         self.blocked = False  # something waits for the consumer to take some bytes
@@ -80,11 +81,6 @@ class Pool:
     def is_ours(self) -> bool:
         """Whether this process made it. In a fork its lock may be held for ever by a thread that is not there."""
         return self.pid == os.getpid()
-
-    @property
-    def sharing(self) -> int:
-        """How many feeds share the bytes and the connections: those that it is the turn of."""
-        return max(1, sum(not feed.ahead for feed in self.feeds))
 
     @property
     def share(self) -> int:
@@ -102,6 +98,7 @@ class Pool:
 
     def go_on(self) -> None:
         """Ask for what may be asked for, and read on what may be read on."""
+        self.sharing = max(1, sum(not feed.ahead for feed in self.feeds))
         with self.lock:
             self.blocked = False
             for feed in self.feeds:
@@ -132,7 +129,7 @@ class Feed:
         self.waiting = False  # the consumer waits for bytes
         self.usual_size: int | None = None  # of its shards: that of the last one which was told
         self.open = True
-        pool.call(pool.feeds.append, self)
+        pool.call(self._join)
 
     def close(self) -> None:
         """Give everything up."""
@@ -140,6 +137,10 @@ class Feed:
             self.open = False
             if self.pool.is_ours and not self.pool.loop.is_closed():
                 self.pool.call(self._leave)
+
+    def _join(self) -> None:
+        self.pool.feeds.append(self)
+        self.pool.go_on()
 
     def begin(self) -> None:
         """The consumer has come to it."""
@@ -402,48 +403,51 @@ class RemoteShard(io.RawIOBase):
 
     async def _take(self, answer: Answer, block: _Block, at: int, patience: float) -> None:
         """Hand the pieces of an answer to the consumer."""
+        if block.stop is not None and block.start + block.got >= block.stop:
+            return
         pool, feed = self._pool, self._feed
         skip = at - answer.start
-        pieces = answer.pieces.__aiter__()
-        while block.stop is None or block.start + block.got < block.stop:
-            while not self._may_read(block):
-                assert block.paused is not None
-                await block.paused.wait()
-                block.paused, block.rested = None, True
-            try:
-                async with asyncio.timeout(patience):
-                    piece = await pieces.__anext__()
-            except StopAsyncIteration:
-                break
-            except TimeoutError:
-                raise UnreadError(f"no byte came for {patience:.0f} s") from None
-            pool.bytes_fetched += len(piece)
-            if skip:
-                passed = min(skip, len(piece))
-                skip, piece = skip - passed, piece[passed:]
-            if block.stop is not None:
-                piece = piece[: block.stop - block.start - block.got]
-            if not piece:
-                continue
-            block.got += len(piece)
-            with feed.filled:
-                block.pieces.append(piece)
-                feed.held += len(piece)
-                pool.held += len(piece)
-                if feed.waiting:
-                    feed.filled.notify()
-            if block is self.blocks[-1] and self.nearly_done:
-                feed.go_on()
+        try:
+            async with asyncio.timeout(None) as limit:
+                await self._until_it_may_be_read(block, limit, patience)
+                async for piece in answer.pieces:
+                    pool.bytes_fetched += len(piece)
+                    if skip:
+                        passed = min(skip, len(piece))
+                        skip, piece = skip - passed, piece[passed:]
+                    if block.stop is not None:
+                        piece = piece[: block.stop - block.start - block.got]
+                    block.got += len(piece)
+                    if piece:
+                        with feed.filled:
+                            block.pieces.append(piece)
+                            feed.held += len(piece)
+                            pool.held += len(piece)
+                            if feed.waiting:
+                                feed.filled.notify()
+                    if block.stop is not None and block.start + block.got >= block.stop:
+                        break
+                    if block is self.blocks[-1] and self.nearly_done:
+                        feed.go_on()
+                    await self._until_it_may_be_read(block, limit, patience)
+        except TimeoutError:
+            raise UnreadError(f"no byte came for {patience:.0f} s") from None
         if block.stop is not None and block.start + block.got < block.stop:
             raise UnreadError(f"the answer ended at byte {block.start + block.got} instead of {block.stop}")
 
-    def _may_read(self, block: _Block) -> bool:
-        """Whether a block may be read on; if not, it has an event that will tell."""
-        with self._pool.lock:
-            if self._feed.may_read(block):
-                return True
-            self._pool.blocked, block.paused = True, asyncio.Event()
-            return False
+    async def _until_it_may_be_read(self, block: _Block, limit: asyncio.Timeout, patience: float) -> None:
+        """Rest where rule 3 says so; then the server has ``patience`` seconds for the next piece."""
+        while True:
+            with self._pool.lock:  # the consumer either sees that something is blocked, or has taken its bytes before
+                if self._feed.may_read(block):
+                    break
+                self._pool.blocked, block.paused = True, asyncio.Event()
+            limit.reschedule(None)
+            await block.paused.wait()
+            block.paused, block.rested = None, True
+        now, end = self._pool.loop.time(), limit.when()
+        if end is None or end - now < 0.9 * patience:  # not for every piece, since that takes longer than the piece
+            limit.reschedule(now + patience)
 
     def _finish(self, block: _Block, error: Exception | None = None) -> None:
         with self._feed.filled:

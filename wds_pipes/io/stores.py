@@ -24,7 +24,6 @@ from urllib.parse import quote
 
 PIECE = 1 << 18  # of stores that are read and not heard
 _GATHERED, _GATHER_SECONDS = 1 << 18, 0.006  # how many bytes, and those of how long, are worth to be woken for
-_UNSEEN = 1 << 19  # most bytes that aiohttp holds between the socket and whoever reads an answer
 _PASSING = {408, 425, 429, 500, 502, 503, 504, 509}  # statuses after which asking again makes sense
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 
@@ -283,11 +282,12 @@ async def _heard_pieces(response: Any) -> AsyncIterator[bytes]:
     left, connection = response.content_length, response.connection
     known = left is not None and connection is not None and connection.transport is not None
     line = connection.transport.get_extra_info("socket") if known and sys.platform == "linux" else None  # which looks again when this is lowered
+    unseen = response.content.get_read_buffer_limits()[1] + _GATHERED  # most bytes that lie between the socket and this, after which aiohttp reads no more
     least, before = 1, 0.0
     while piece := await response.content.readany():
         if line is not None:
             now, left = perf_counter(), left - len(piece)
-            wanted = min(_GATHERED, int(len(piece) / max(now - before, 1e-6) * _GATHER_SECONDS)) if left >= _GATHERED + _UNSEEN and before else 1
+            wanted = min(_GATHERED, int(len(piece) / max(now - before, 1e-6) * _GATHER_SECONDS)) if left >= _GATHERED + unseen and before else 1
             if not least <= wanted < 2 * least:
                 least = 1 << max(1, wanted).bit_length() - 1
                 with contextlib.suppress(OSError):  # it was closed meanwhile
