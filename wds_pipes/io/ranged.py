@@ -126,7 +126,7 @@ class Feed:
         self.shards: deque[RemoteShard] = deque()
         self.filled = threading.Condition(pool.lock)
         self.held = 0
-        self.waiting = False  # the consumer waits for bytes
+        self.waiting: RemoteShard | None = None  # the one whose next bytes the consumer waits for
         self.usual_size: int | None = None  # of its shards: that of the last one which was told
         self.open = True
         pool.call(self._join)
@@ -191,8 +191,7 @@ class Feed:
             return True
         if first is None or block.shard is not first or block.pieces:
             return False
-        # The consumer may stand behind a block that it has used up, and had nothing to go on to.
-        return block is next(other for other in first.blocks if other.pieces or not other.done)
+        return block is first.read_now
 
 
 class _Block:
@@ -261,6 +260,11 @@ class RemoteShard(io.RawIOBase):
         return sum(not block.done for block in self.blocks)
 
     @property
+    def read_now(self) -> _Block | None:
+        """The block that the consumer reads; it may stand behind one that it has used up, and had nothing to go on to."""
+        return next((block for block in self.blocks if block.pieces or not block.done), None)
+
+    @property
     def nearly_done(self) -> bool:
         """Whether one connection still reads it, and has little left."""
         last = self.blocks[-1] if self.blocks else None
@@ -284,7 +288,7 @@ class RemoteShard(io.RawIOBase):
     async def _fetch(self, block: _Block) -> None:
         """Get the bytes of a block, whatever it takes."""
         pool, reading = self._pool, self._pool.reading
-        tries, reached, since, story = 0, 0, monotonic(), ""
+        tries, reached, since = 0, 0, monotonic()
         while True:
             try:
                 await self._read(block)
@@ -295,24 +299,20 @@ class RemoteShard(io.RawIOBase):
                 return self._finish(block, error)
             except Exception as error:
                 verdict = judge(error, self._protocol)
-                story = f"{type(error).__name__}: {error}" if not isinstance(error, (RefusedError, FaultyError, UnreadError)) else str(error)
+                told = isinstance(error, (RefusedError, FaultyError, UnreadError))  # by a server, or by us
+                story = str(error) if told else f"{type(error).__name__}: {error}"
                 if not verdict.passing:
                     return self._finish(block, self._error(block, f"{verdict.advice} ({story})", error))
                 if block.got > reached or block.rested:
                     tries, reached, since, block.rested = 0, block.got, monotonic(), False
                 tries += 1
-                most = (
-                    reading.retries
-                    if self._protocol in pool.heard_of or isinstance(error, (RefusedError, FaultyError, UnreadError))
-                    else min(_EARLY_TRIES, reading.retries)
-                )
+                most = reading.retries if told or self._protocol in pool.heard_of else min(_EARLY_TRIES, reading.retries)
                 # From half to the whole of a time that doubles, so that many readers do not come back at once.
                 wait = max(verdict.after, min(_FIRST_WAIT * 2 ** (tries - 1), _LONGEST_WAIT) * random.uniform(0.5, 1))
                 passed = monotonic() - since
                 if tries > most or passed + wait > reading.timeout_seconds:
-                    asked = f"asked {tries} times in {passed:.0f} s" + (
-                        f", and told to wait {verdict.after:.0f} s" if verdict.after > wait / 2 and verdict.after else ""
-                    )
+                    asked = f"asked {tries} times in {passed:.0f} s"
+                    asked += f", and told to wait {verdict.after:.0f} s" if verdict.after else ""
                     return self._finish(block, self._error(block, f"cannot be read ({story}; {asked})", error))
                 pool.retries += 1
                 await asyncio.sleep(wait)
@@ -409,7 +409,7 @@ class RemoteShard(io.RawIOBase):
         skip = at - answer.start
         try:
             async with asyncio.timeout(None) as limit:
-                await self._until_it_may_be_read(block, limit, patience)
+                await self._until_it_may_be_read(block, answer, limit, patience)
                 async for piece in answer.pieces:
                     pool.bytes_fetched += len(piece)
                     if skip:
@@ -423,19 +423,19 @@ class RemoteShard(io.RawIOBase):
                             block.pieces.append(piece)
                             feed.held += len(piece)
                             pool.held += len(piece)
-                            if feed.waiting:
+                            if feed.waiting is self and block is self.read_now:
                                 feed.filled.notify()
                     if block.stop is not None and block.start + block.got >= block.stop:
                         break
                     if block is self.blocks[-1] and self.nearly_done:
                         feed.go_on()
-                    await self._until_it_may_be_read(block, limit, patience)
+                    await self._until_it_may_be_read(block, answer, limit, patience)
         except TimeoutError:
             raise UnreadError(f"no byte came for {patience:.0f} s") from None
         if block.stop is not None and block.start + block.got < block.stop:
             raise UnreadError(f"the answer ended at byte {block.start + block.got} instead of {block.stop}")
 
-    async def _until_it_may_be_read(self, block: _Block, limit: asyncio.Timeout, patience: float) -> None:
+    async def _until_it_may_be_read(self, block: _Block, answer: Answer, limit: asyncio.Timeout, patience: float) -> None:
         """Rest where rule 3 says so; then the server has ``patience`` seconds for the next piece."""
         while True:
             with self._pool.lock:  # the consumer either sees that something is blocked, or has taken its bytes before
@@ -443,6 +443,7 @@ class RemoteShard(io.RawIOBase):
                     break
                 self._pool.blocked, block.paused = True, asyncio.Event()
             limit.reschedule(None)
+            answer.rest()
             await block.paused.wait()
             block.paused, block.rested = None, True
         now, end = self._pool.loop.time(), limit.when()
@@ -487,13 +488,13 @@ class RemoteShard(io.RawIOBase):
     def _await(self) -> None:
         """Wait for the loop, with the lock in hand."""
         feed, pool = self._feed, self._pool
-        feed.waiting = True
+        feed.waiting = self
         if pool.blocked:
             pool.call(pool.go_on)
         start = perf_counter()
         feed.filled.wait()
         pool.stalled += perf_counter() - start
-        feed.waiting = False
+        feed.waiting = None
 
     def readable(self) -> bool:
         return True

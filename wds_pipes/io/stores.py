@@ -16,7 +16,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from time import perf_counter, time
 from typing import Any, NamedTuple, Protocol
@@ -24,6 +24,7 @@ from urllib.parse import quote
 
 PIECE = 1 << 18  # of stores that are read and not heard
 _GATHERED, _GATHER_SECONDS = 1 << 18, 0.006  # how many bytes, and those of how long, are worth to be woken for
+_IN_RECORDS = 1 << 15  # bytes that TLS may have taken from the kernel and not given yet
 _PASSING = {408, 425, 429, 500, 502, 503, 504, 509}  # statuses after which asking again makes sense
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 
@@ -39,14 +40,16 @@ class Answer:
         tag: what changes when the object does, such as its ETag; None: unknown.
         pieces: the bytes, as they come.
         close: gives the connection up.
+        rest: is told when nothing will be read for a while.
     """
 
     start: int
     stop: int | None
     size: int | None
     tag: str | None
-    pieces: AsyncIterator[bytes]
+    pieces: AsyncIterator[bytes] = field(default_factory=lambda: one_piece(b""))
     close: Callable[[], Any] = lambda: None
+    rest: Callable[[], None] = lambda: None
 
 
 class RefusedError(OSError):
@@ -189,8 +192,11 @@ class _S3:
             raise _refused_by_s3(response, str(error)) if isinstance(response, dict) else error from error
         body, headers = found["Body"], found["ResponseMetadata"]["HTTPHeaders"]
         raw = getattr(body, "raw_stream", None) or getattr(body, "__wrapped__", None)
-        pieces = _heard_pieces(raw) if hasattr(getattr(raw, "content", None), "readany") else _body_pieces(body)
-        return _described(found["ResponseMetadata"]["HTTPStatusCode"], headers, start, pieces, body.close)
+        answer = _described(found["ResponseMetadata"]["HTTPStatusCode"], headers, start)
+        if not hasattr(getattr(raw, "content", None), "readany"):
+            return replace(answer, pieces=_body_pieces(body), close=body.close)
+        heard = _Heard(raw)
+        return replace(answer, pieces=heard.pieces(), close=body.close, rest=heard.rest)
 
 
 class _Other:
@@ -246,20 +252,21 @@ def _heard(response: Any, start: int) -> Answer:
             ranged = _CONTENT_RANGE.match(headers.get("content-range", ""))
             size = int(ranged[3]) if ranged and ranged[3] != "*" else None
             raise RefusedError(response.status, f"{response.status} {response.reason}", after=_after(headers.get("retry-after")), size=size)
-        return _described(response.status, headers, start, _heard_pieces(response), response.close)
+        heard = _Heard(response)
+        return replace(_described(response.status, headers, start), pieces=heard.pieces(), close=response.close, rest=heard.rest)
     except BaseException:
         response.close()
         raise
 
 
-def _described(status: int, headers: Any, start: int, pieces: AsyncIterator[bytes], close: Callable[[], Any]) -> Answer:
-    """An answer by its status and headers (with lower-case names)."""
+def _described(status: int, headers: Any, start: int) -> Answer:
+    """What status and headers (with lower-case names) say of an answer to a request from byte ``start`` on."""
     if headers.get("content-encoding", "identity") not in ("", "identity", "aws-chunked"):
         raise RefusedError(400, f"it is stored with Content-Encoding {headers['content-encoding']}, in which bytes have no fixed places: store it without")
     length, tag = headers.get("content-length"), headers.get("etag") or headers.get("last-modified")
     length = int(length) if length is not None and length.isdigit() else None
     if status != 206:  # the range was ignored
-        return Answer(0, length, length, tag, pieces, close)
+        return Answer(0, length, length, tag)
     ranged = _CONTENT_RANGE.match(headers.get("content-range", ""))
     if not ranged or ranged[1] is None:
         raise FaultyError(f"an answer to a request from byte {start} on does not say which bytes it holds")
@@ -270,30 +277,47 @@ def _described(status: int, headers: Any, start: int, pieces: AsyncIterator[byte
         raise FaultyError(f"an answer begins at byte {first} instead of {start}")
     if length is not None and length != stop - first:
         raise FaultyError(f"an answer says that it holds {stop - first} bytes, and that it is {length} long")
-    return Answer(first, stop, size, tag, pieces, close)
+    return Answer(first, stop, size, tag)
 
 
-async def _heard_pieces(response: Any) -> AsyncIterator[bytes]:
-    """The bytes of an aiohttp response.
+class _Heard:
+    """The bytes of an aiohttp response, as they come.
 
     A connection that is slower than this machine would wake it for every few packets, which costs more than the bytes. So the kernel is asked (SO_RCVLOWAT, see
-    socket(7)) to gather what comes in some milliseconds, as long as so much is left to come that the next answer on this connection cannot be held up.
+    socket(7)) to gather what comes in some milliseconds, as long as so much is left to come: the next answer on this connection must not be held up.
     """
-    left, connection = response.content_length, response.connection
-    known = left is not None and connection is not None and connection.transport is not None
-    line = connection.transport.get_extra_info("socket") if known and sys.platform == "linux" else None  # which looks again when this is lowered
-    unseen = response.content.get_read_buffer_limits()[1] + _GATHERED  # most bytes that lie between the socket and this, after which aiohttp reads no more
-    least, before = 1, 0.0
-    while piece := await response.content.readany():
-        if line is not None:
-            now, left = perf_counter(), left - len(piece)
-            wanted = min(_GATHERED, int(len(piece) / max(now - before, 1e-6) * _GATHER_SECONDS)) if left >= _GATHERED + unseen and before else 1
-            if not least <= wanted < 2 * least:
-                least = 1 << max(1, wanted).bit_length() - 1
-                with contextlib.suppress(OSError):  # it was closed meanwhile
-                    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
-            before = now
-        yield piece
+
+    def __init__(self, response: Any) -> None:
+        self._response, self._left, connection = response, response.content_length, response.connection
+        known = self._left is not None and connection is not None and connection.transport is not None
+        # Linux looks again when this is lowered.
+        self._socket: Any = connection.transport.get_extra_info("socket") if known and sys.platform == "linux" else None
+        self._least = 1
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        try:
+            before = 0.0
+            while piece := await self._response.content.readany():
+                if self._socket is not None:
+                    now, self._left = perf_counter(), self._left - len(piece)
+                    rate = len(piece) / max(now - before, 1e-6) if before else 0
+                    self._gather(int(min(_GATHERED, rate * _GATHER_SECONDS, self._left - _IN_RECORDS)))
+                    before = now
+                yield piece
+        finally:
+            self.rest()
+
+    def rest(self) -> None:
+        """Nothing will be read for a while, in which the answer may end."""
+        if self._least > 1:
+            self._gather(1)
+
+    def _gather(self, count: int) -> None:
+        least = 1 << max(1, count).bit_length() - 1
+        if least != self._least:
+            self._least = least
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
 
 
 async def _body_pieces(body: Any) -> AsyncIterator[bytes]:
