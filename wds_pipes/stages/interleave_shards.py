@@ -18,8 +18,9 @@ class InterleaveShards(Stage[Out]):
     """Keep several shards open and take one item from each in turn (functional name: ``interleave_shards``).
 
     The steps before it are run for each shard by itself, ``count`` of them at once; when a shard has nothing left, the lane's next one takes its place in the
-    round. Neighbouring samples then come from different shards, so that a smaller ``shuffle_buffer`` behind it mixes as well. Put it behind
-    ``group_by_key()``. What the steps before it decide at random is a function of (seed, epoch, shard), and their ``max_errors`` holds for each shard.
+    round. Neighbouring samples then come from different shards, so that a smaller ``shuffle_buffer`` behind it mixes as well. Remote shards are asked for
+    together, and one more before its turn. Put it behind ``group_by_key()``. What the steps before it decide at random is a function of (seed, epoch, shard),
+    and their ``max_errors`` holds for each shard.
 
     Args:
         source: a pipe that starts with ``ShardList``.

@@ -110,9 +110,10 @@ class OpenShards(Tolerant[Shard]):
     """URLs or paths to open shards (functional name: ``open_shards``).
 
     Local files are opened straight. Everything else is read in the background by concurrent requests: ``s3://``, ``gs://``, ``http(s)://``, ``hf://``,
-    ``az://``, ``ais://`` (by the environment variable AIS_ENDPOINT), and whatever fsspec knows, chained URLs too. One shard is read through all
-    connections, and the next one before it has ended; several that are open at once (``interleave_shards``, lanes) share them. ``-`` is standard input (it
-    cannot be sought, so a resume reads it again up to its position). Nothing is opened before the process that reads, nor before its turn.
+    ``az://``, ``ais://`` (by the environment variable AIS_ENDPOINT), and whatever fsspec knows, chained URLs too. One shard is read through all connections,
+    and the next one before it has ended; several that are open at once (``interleave_shards``, ``mix``, lanes) are asked for together and share them. ``-`` is
+    standard input (it cannot be sought, so a resume reads it again up to its position). Nothing is opened before the process that reads, and no local file
+    before its turn.
 
     What a network does is survived: a request that is refused for a while (408, 425, 429, 5xx), reset, cut short, silent or answered with other bytes is made
     again from the byte reached, later each time, and not before the time that a server asks for. An object that changes meanwhile is an error, never a splice.
@@ -212,7 +213,7 @@ class OpenShards(Tolerant[Shard]):
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
         assert self.source is not None
-        if self.cache is not None or self._next:
+        if self.cache is not None or self._next or (ahead and not self.shards_ahead):
             return
         self._behind = self.source.mark()
         self._look_ahead(1)
