@@ -4,7 +4,24 @@ import os
 import tempfile
 from typing import Any
 
+import wds_pipes as wp
 from wds_pipes import stages
+
+
+class Torch:
+    """A chain that ends in a pipe of torch's, with the functions of the package as methods."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+
+    def __iter__(self) -> Any:
+        return iter(self.pipe)
+
+    def state_dict(self) -> Any:
+        return wp.state_dict(self.pipe)
+
+    def load_state_dict(self, state: Any) -> None:
+        wp.load_state_dict(self.pipe, state)
 
 
 def double(sample: dict[str, Any], rng: Any) -> dict[str, Any]:

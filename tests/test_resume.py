@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from chains import AFTER, ARGUMENTS, BASE, FIRST, build, chains
+from chains import AFTER, ARGUMENTS, BASE, FIRST, Torch, build, chains
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -27,22 +27,6 @@ from wds_pipes.stage import Stream
 from wds_pipes.testing import check_resume, make_shards, same
 
 CHAINS = chains()
-
-
-class Torch:
-    """A chain that ends in a pipe of torch's, with the functions of the package as methods."""
-
-    def __init__(self, pipe):
-        self.pipe = pipe
-
-    def __iter__(self):
-        return iter(self.pipe)
-
-    def state_dict(self):
-        return wp.state_dict(self.pipe)
-
-    def load_state_dict(self, state):
-        wp.load_state_dict(self.pipe, state)
 
 
 def text(item):

@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from chains import Torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sources import Given
@@ -176,22 +177,6 @@ HOSTS = {
         nodes.Mix({name: torchdata_nodes.Prefetcher(chain(nodes, urls[name]), 2) for name in urls}, **options)
     ),
 }
-
-
-class Torch:
-    """A chain that ends in a pipe of torch's."""
-
-    def __init__(self, pipe):
-        self.pipe = pipe
-
-    def __iter__(self):
-        return iter(self.pipe)
-
-    def state_dict(self):
-        return wp.state_dict(self.pipe)
-
-    def load_state_dict(self, state):
-        wp.load_state_dict(self.pipe, state)
 
 
 def chain(module, urls):
