@@ -91,6 +91,11 @@ def test_repr_of_mix_and_of_interleaved_shards(pattern):
     )
 
 
+def test_repr_of_a_loader(pattern):
+    pipe = wp.ShardList(pattern).open_shards().load_tar().group_by_key()
+    assert repr(wp.PipeLoader(pipe, batch_size=4, num_workers=2, collate="list")) == f"PipeLoader({pipe!r}, batch_size=4, num_workers=2, collate='list')"
+
+
 def test_repr_of_torchs_own_pipes_before_between_and_behind():
     pipe = IterableWrapper(["a.tar"], deepcopy=False).open_shards().map(double).load_tar().batch(4, drop_last=True)
     assert repr(pipe) == "IterableWrapper(['a.tar'], deepcopy=False).open_shards().map(double).load_tar().batch(4, drop_last=True)"

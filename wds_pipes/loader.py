@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import heapq
+import inspect
 import itertools
 import pickle
 import time
@@ -26,6 +27,7 @@ import torch
 from torch.profiler import record_function
 from torch.utils.data import DataLoader, Dataset, IterDataPipe, Sampler
 
+from wds_pipes import graph
 from wds_pipes.codecs import library
 from wds_pipes.datapipes import as_stage, check_not_loaded
 from wds_pipes.errors import ShardError, StateError, WorkerError
@@ -297,6 +299,9 @@ class PipeLoader:
     ) -> None:
         if not isinstance(pipe, IterDataPipe):
             raise TypeError(f"PipeLoader takes a pipe, not {type(pipe).__name__}")
+        options = {name: value for name, value in locals().items() if name not in ("self", "pipe")}
+        call = graph.Call.of("PipeLoader", inspect.signature(PipeLoader), options)
+        self._text = str(call._replace(arguments=(graph.to_text(pipe), *call.arguments)))
         check_not_loaded(pipe, "PipeLoader()")
         stage: Stage[Any] = as_stage(pipe)
         stage.check_resumable()
@@ -434,6 +439,9 @@ class PipeLoader:
             raise ValueError("with several ranks, with_epoch() needs epoch_end='drop' or 'pad', so that all ranks go on to the next epoch of the data together")
         self._cut = count // (ranks * size)
         return self
+
+    def __repr__(self) -> str:
+        return self._text
 
     def state_dict(self) -> State:
         """The positions of this rank's lanes behind the batch that was handed out last, as a dict of plain JSON types, new at each call.
