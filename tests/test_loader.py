@@ -775,11 +775,18 @@ DAMAGED_DEALS = {
     "a size too many": lambda deal: {**deal, "sizes": [*deal["sizes"], [1, 1]]},
     "samples that there are not": lambda deal: {**deal, "sizes": [[1000, 3]]},
     "a size too few": lambda deal: {**deal, "history": [[[[7, 1]], deal["history"][0][1]]]},
+    "no numbers": lambda deal: {**deal, "sizes": [["a", 3]]},
+    "no numbers of opened shards": lambda deal: {**deal, "history": [[deal["history"][0][0], [["a", 2]]]]},
+    "less than nothing": lambda deal: {**deal, "sizes": [[-1, 1], *deal["sizes"]]},
+    "a tail without an end": lambda deal: {**deal, "tails": [[*deal["tails"][0][:3], "q", *deal["tails"][0][4:]]]},
+    "a tail without a beginning": lambda deal: {**deal, "tails": [[*deal["tails"][0][:2], None, *deal["tails"][0][3:]]]},
+    "no counts": lambda deal: {**deal, "counts": {"delivered": "x"}},
     "without end": lambda deal: {**deal, "history": [[None, [[0, 10**15]]]]},
     "of another lane": lambda deal: {**deal, "tails": [[7, *deal["tails"][0][1:]]]},
     "of another deal": lambda deal: {**deal, "tails": [[0, 3, *deal["tails"][0][2:]]]},
     "no position": lambda deal: {**deal, "tails": [[*deal["tails"][0][:4], 5]]},
     "a position in another chain": lambda deal: {**deal, "tails": [[*deal["tails"][0][:4], [2, {}]]]},
+    "a position without end": lambda deal: {**deal, "tails": [[*deal["tails"][0][:4], [10**15, {}]]]},
     "a position that cannot be": lambda deal: {**deal, "tails": [[*deal["tails"][0][:4], [5, {"4": {"left": "x"}}]]]},
 }
 
@@ -794,6 +801,7 @@ def test_a_damaged_deal_is_refused_and_changes_nothing(damage, lanes, urls):
     again.load_state_dict(source.state_dict())
     after(again, 1)
     state = through_json(again.state_dict())
+    assert state == again.state_dict()  # it is of plain JSON types
     items = after(target, 1)
     kept = target.state_dict()
     target.load_state_dict(state)

@@ -48,14 +48,20 @@ class Part:
 
     def as_json(self) -> list[Any]:
         """Plain JSON types; of the position only the stages that do not stand at their beginning, and how many stages there are."""
-        position = self.position and (len(self.position), {str(depth): entry for depth, entry in enumerate(self.position) if entry})
+        position: list[Any] | None = None
+        if self.position is not None:
+            position = [len(self.position), {str(depth): entry for depth, entry in enumerate(self.position) if entry}]
         return [self.number, self.generation, self.start, self.stop, position, *([] if self.samples is None else [self.samples])]
 
     @classmethod
-    def from_json(cls, entry: list[Any]) -> Part:
+    def from_json(cls, entry: list[Any], stages: int) -> Part:
+        """The part that ``as_json`` wrote, of a chain of so many stages."""
         number, generation, start, stop, position, *samples = entry
+        _check_counts(number, generation, start, *samples, *([] if stop is None else [stop]))
         if position is not None:
-            stages, entries = position
+            of, entries = position
+            if of != stages or not entries.keys() <= set(map(str, range(stages))):
+                raise ValueError(f"position {position!r:.80}")
             position = [dict(entries.get(str(depth), {})) for depth in range(stages)]
         return cls(number, generation, start, stop, position, *samples)
 
@@ -67,9 +73,17 @@ def _runs(numbers: tuple[int, ...] | None) -> list[list[int]] | None:
 
 def _flat(runs: list[list[int]] | None) -> tuple[int, ...] | None:
     """The numbers of which ``_runs`` made runs."""
-    if runs is not None and sum(times for _, times in runs) > MOST_LANES:
+    if runs is None:
+        return None
+    _check_counts(*(value for run in runs for value in run))
+    if sum(times for _, times in runs) > MOST_LANES:
         raise ValueError(f"more than {MOST_LANES} lanes")
-    return None if runs is None else tuple(number for number, times in runs for _ in range(times))
+    return tuple(number for number, times in runs for _ in range(times))
+
+
+def _check_counts(*values: Any) -> None:
+    if not all(type(value) is int and value >= 0 for value in values):
+        raise ValueError(f"{values!r:.80} where counts should be")
 
 
 MOST_LANES = 1_000_000  # that a state can speak of: a damaged one must not fill the memory
@@ -147,22 +161,22 @@ class Deal:
         """The deal that ``as_json`` wrote of an epoch, of a chain that ``lay_out`` made; StateError where it cannot be one."""
         recipe = parts_of(stage).source
         assert recipe is not None
+        stages = len(recipe.dump(None))
         try:
             history = tuple((_flat(sizes), _flat(opened) or ()) for sizes, opened in entry["history"])
-            tails = tuple(Part.from_json(tail) for tail in entry["tails"])
+            tails = tuple(Part.from_json(tail, stages) for tail in entry["tails"])
             deal = cls(lanes, _flat(entry["sizes"]), history, tails, dict(entry["counts"]))
+            _check_counts(*deal.counts.values())
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise damaged(f"its deal cannot be read ({error})") from error
         for sizes, of_lanes in ((deal.sizes, lanes), *((sizes, len(opened)) for sizes, opened in history)):
             if sizes is not None and len(sizes) != of_lanes:
                 raise damaged(f"its deal has the sizes of {len(sizes)} lanes of {of_lanes}")
         of = [len(opened) for _, opened in history]
-        if not all(0 <= tail.generation < len(of) and 0 <= tail.number < of[tail.generation] and tail.start >= 0 for tail in tails):
+        if not all(tail.generation < len(of) and tail.number < of[tail.generation] for tail in tails):
             raise damaged("its deal goes on with lanes that there were not")
         for tail in tails:
             if tail.position is not None:
-                if len(tail.position) != len(recipe.dump(None)):
-                    raise damaged(f"its deal goes on at {tail.position}")
                 recipe.load(tail.position)
         if isinstance(stage.root, ShardList):
             deal.shares(stage.root, stage.seed, epoch)  # that there are so many samples

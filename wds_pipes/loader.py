@@ -104,7 +104,7 @@ class LaneHost(Dataset[Result]):
             if begins is not None:
                 self._lanes = {number: _Running(self._stage, number, begin) for number, begin in begins.items()}
                 for running in self._lanes.values():
-                    running.stage.start()
+                    running.start()
             return self._lanes[lane].next(run)
         except Exception as error:
             return run, lane, None, None, False, _portable(error), None
@@ -135,6 +135,11 @@ class _Running:
         # The chain is a cycle of stages and generators; what it has open is not to wait for the garbage collector.
         if hasattr(self, "stage"):
             self.stage.close()
+
+    def start(self) -> None:
+        """Let the lane ask for what it will read first."""
+        if self._batches is None or self._delivered < self._batches:
+            self.stage.start()
 
     def next(self, run: int) -> Result:
         """The next batch and the lane's state behind it; at the end, and from then on, no batch and the last state."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import threading
 import time
 import tracemalloc
@@ -110,6 +111,47 @@ def test_shards_that_are_open_at_once_are_asked_for_at_once(remote, local, opene
         assert first[2].live == 3
     if resumed:
         assert min(first_bytes(first)) > 400_000
+
+
+def drops(shard):
+    return "shard-000000" not in shard.url and "shard-000001" not in shard.url
+
+
+def test_a_step_may_drop_a_shard_that_was_asked_for_ahead(web, local):
+    """On a resume that is the one which was thought to be read from the position on."""
+    urls = put_all(web, local)
+
+    def make():
+        return wp.PipeLoader(wp.ShardList(urls).open_shards().filter_samples(drops).load_tar().group_by_key(), lanes=1)
+
+    whole = list(make())
+    assert len(whole) == 80
+    loader = make()
+    items = iter(loader)
+    for _ in range(30):
+        next(items)
+    again = make()
+    again.load_state_dict(loader.state_dict())
+    assert list(map(bare, again)) == list(map(bare, whole[30:]))
+
+
+def test_a_source_that_is_over_is_not_asked_for_again(web, local):
+    urls = put_all(web, local)
+    few = web.put("few.tar", content(make_shards(os.path.dirname(local[0]) + "/few", shards=1, samples=2)[0]))
+
+    def make():
+        return wp.mix({"few": samples(few), "many": samples(urls)}, exhausted="drop")
+
+    pipe = make()
+    items = iter(pipe)
+    for _ in range(20):
+        next(items)
+    again = make()
+    again.load_state_dict(pipe.state_dict())
+    rest = [bare(sample) for sample in items]
+    web.faults.clear()
+    assert list(map(bare, again)) == rest
+    assert not [request for request in web.faults.stats(web.reads) if "few" in request.path]
 
 
 @pytest.mark.parametrize("lanes", [1, 16])

@@ -150,6 +150,19 @@ def test_a_server_that_wants_to_be_left_alone_for_too_long(remote, local):
     assert len(remote.faults.stats(remote.reads)) == 1
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+@pytest.mark.parametrize("lanes", [None, 1, 2])
+def test_shards_that_are_missing_are_skipped(web, local, lanes, ahead):
+    """Also the first, and several in a row."""
+    there = put_all(web, local)
+    missing = [there[0].replace("shard-000000", f"missing-{number}") for number in range(6)]
+    urls = [*missing[:4], there[0], *missing[4:], *there[1:]]
+    pipe = samples(urls, on_error="skip", shards_ahead=ahead)
+    source = pipe if lanes is None else wp.PipeLoader(pipe, lanes=lanes)
+    assert sorted(str(bare(sample)["__key__"]) for sample in source) == sorted(sample["__key__"] for sample in samples(local))
+    assert source.counts()["skipped_shards"] == 6
+
+
 def test_retries_can_be_turned_off(remote, local):
     (url,) = put_all(remote, local[:1])
     remote.faults.rules({"match": remote.reads, "status": 503})

@@ -94,3 +94,37 @@ def test_all_comes_in_time(server, connections):
     found = list(map(bare, samples(urls, connections=connections, readahead_bytes=8 << 20, timeout_seconds=20, storage_options=options)))
     assert found == list(map(bare, samples(paths)))
     assert time.monotonic() - start < 5  # a byte that waited would have been asked for again after a quarter of the timeout
+
+
+class Bursts(Uneven):
+    """A body comes at once up to a place, then a little, then nothing for some seconds."""
+
+    requests = 0
+
+    def do_GET(self):
+        type(self).requests += 1
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes 0-{len(self.data) - 1}/{len(self.data)}")
+        self.send_header("Content-Length", str(len(self.data)))
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            for start, stop, pause in ((0, 3_000_000, 0.3), (3_000_000, 3_150_000, 3), (3_150_000, len(self.data), 0)):
+                self.wfile.write(self.data[start:stop])
+                time.sleep(pause)
+
+
+def test_what_has_come_is_not_held_back(tmp_path):
+    """Where a fast connection becomes silent."""
+    [path] = make_shards(tmp_path, shards=1, samples=60, fields={"bin": lambda rng, _: rng.randbytes(99_000)})
+    kind = type("Of", (Bursts,), {"data": content(path)})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        start = time.monotonic()
+        items = iter(samples(f"http://127.0.0.1:{server.server_port}/x.tar", connections=1, readahead_bytes=8 << 20, timeout_seconds=40))
+        found = [bare(next(items)) for _ in range(30)]  # the 30th is known to be whole when the 31st has been read, at byte 3 095 040
+        assert time.monotonic() - start < 2
+        found += map(bare, items)
+        assert found == list(map(bare, samples(path)))
+        assert kind.requests == 1
+        server.shutdown()

@@ -9,7 +9,7 @@ from sources import Given
 import wds_pipes as wp
 from wds_pipes.stage import Stream
 from wds_pipes.stages import FilterSamples
-from wds_pipes.testing import check_resume
+from wds_pipes.testing import check_resume, make_shards
 
 
 def even(sample):
@@ -75,3 +75,18 @@ def test_is_a_method_with_help_that_pickles(urls, capsys):
     assert list(pickle.loads(pickle.dumps(pipe))) == list(wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().filter_samples(even))
     help(pipe.filter_samples)
     assert "Keep the samples for which a function is true" in capsys.readouterr().out
+
+
+def wanted_url(url):
+    return url[-5] in "14"
+
+
+@pytest.mark.parametrize("opened_by", ["pipe", "interleave_shards", "lanes"])
+def test_urls_that_are_dropped_are_counted(opened_by, tmp_path):
+    """Also those behind the last one that is wanted, and those of lanes that have no other."""
+    urls = make_shards(tmp_path, shards=7, samples=2)
+    pipe = wp.ShardList(urls).filter_samples(wanted_url).open_shards().load_tar().group_by_key()
+    source = {"pipe": lambda: pipe, "interleave_shards": lambda: pipe.interleave_shards(2), "lanes": lambda: wp.PipeLoader(pipe, lanes=4)}[opened_by]()
+    assert len(list(source)) == 4
+    counts = source.counts()
+    assert (counts["delivered"], counts["filtered"]) == (4, 5)

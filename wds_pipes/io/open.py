@@ -115,12 +115,15 @@ class Opener:
     def _fetch(self, url: str, start: int, feed: Feed | None, size: int | None, wait: bool = True) -> RemoteShard:
         own = feed is None
         feed = feed or Feed(self.pool)
+        shard: RemoteShard | None = None
         try:
             shard = RemoteShard(feed, str(url), start=start, size=size, whole_feed=own)
             if wait:
                 shard.wait()
         except BaseException:
-            if own:
+            if shard is not None:
+                shard.close()  # else the feed would never go on to the next one
+            elif own:
                 feed.close()
             raise
         return shard

@@ -179,7 +179,7 @@ class Feed:
                     break
                 shard.ask(connections)
                 active += 1
-            if shard.left_to_ask or shard.failed:
+            if shard.left_to_ask or shard.failed or (shard is self.shards[0] and not shard.answered):
                 return
             if active >= most and shard.nearly_done:
                 active -= 1
@@ -231,7 +231,7 @@ class RemoteShard(io.RawIOBase):
         self.tag: str | None = None
         self.blocks: deque[_Block] = deque()
         self._next = start  # the byte to ask for next
-        self._answered = False
+        self.answered = False
         self._rest: memoryview | None = None  # of the piece that is being given
         self.failed = False
         self._given_up = False
@@ -251,8 +251,8 @@ class RemoteShard(io.RawIOBase):
         if self.failed or self._given_up:
             return False
         if self.size is None:  # what comes behind an answer is known when it has come
-            return not self.blocks or (self._answered and self.blocks[-1].done)
-        return self._next < self.size or not (self.blocks or self._answered)
+            return not self.blocks or (self.answered and self.blocks[-1].done)
+        return self._next < self.size or not (self.blocks or self.answered)
 
     @property
     def active(self) -> int:
@@ -324,7 +324,7 @@ class RemoteShard(io.RawIOBase):
         pool.requests += 1
         try:
             async with asyncio.timeout(patience):
-                answer = await self._store.ask(self._path, at, block.stop, self.size if self._answered else None)
+                answer = await self._store.ask(self._path, at, block.stop, self.size if self.answered else None)
         except RefusedError as refused:
             if refused.status != 416:
                 raise
@@ -340,9 +340,9 @@ class RemoteShard(io.RawIOBase):
 
     async def _nothing(self, refused: RefusedError, at: int) -> Answer:
         """What a store means that has nothing at byte ``at``: the shard ends there, or in the padding before; if not, it is an error."""
-        if self._answered and self.size is not None:
+        if self.answered and self.size is not None:
             self._changed(at, f"{self.size} bytes", "fewer" if refused.size is None else refused.size)
-        size = refused.size if refused.size is not None else at if self._answered or at in (0, self.size) else None
+        size = refused.size if refused.size is not None else at if self.answered or at in (0, self.size) else None
         if size is None:  # as some stores do not tell; they do with what they have
             try:
                 answer = await self._store.ask(self._path, max(0, at - BLOCK), at, None)
@@ -378,8 +378,8 @@ class RemoteShard(io.RawIOBase):
         for now, before in ((answer.size, self.size), (answer.tag, self.tag)):
             if now is not None and before is not None and now != before:
                 self._changed(at, before, now)
-        first = not self._answered
-        self._answered = True
+        first = not self.answered
+        self.answered = True
         self.size, self.tag = self.size if answer.size is None else answer.size, self.tag or answer.tag
         self._feed.usual_size = self.size or self._feed.usual_size
         if answer.size is not None and answer.size <= at - BLOCK:
@@ -454,9 +454,9 @@ class RemoteShard(io.RawIOBase):
         with self._feed.filled:
             block.done, block.error = True, error
             self.failed = self.failed or error is not None
+            if self.size is None and error is None and block.stop is None:
+                self.size = self._next = block.start + block.got  # it had no length, and this was its end
             self._feed.filled.notify()
-        if self.size is None and error is None and block.stop is None:
-            self.size = self._next = block.start + block.got  # it had no length, and this was its end
         self._feed.go_on()
 
     def _error(self, block: _Block, what: str, cause: Exception) -> Exception:
@@ -478,12 +478,17 @@ class RemoteShard(io.RawIOBase):
             ShardError: they cannot be had.
         """
         feed = self._feed
+        self._check_process()
         feed.begin()
         with feed.filled:
             while not (self.blocks and (self.blocks[0].pieces or self.blocks[0].done)):
                 self._await()
             if self.blocks[0].error is not None and not self.blocks[0].pieces:
                 raise self.blocks[0].error
+
+    def _check_process(self) -> None:
+        if not self._pool.is_ours:
+            raise RuntimeError(f"shard {redact(self._url)} was opened in another process: iterate in the process that reads")
 
     def _await(self) -> None:
         """Wait for the loop, with the lock in hand."""
@@ -512,8 +517,7 @@ class RemoteShard(io.RawIOBase):
     def _piece(self) -> memoryview | None:
         """The next piece; None at the end."""
         feed, pool, blocks = self._feed, self._pool, self.blocks
-        if not pool.is_ours:
-            raise RuntimeError(f"shard {redact(self._url)} was opened in another process: iterate in the process that reads")
+        self._check_process()
         with feed.filled:
             while True:
                 if self.closed or not feed.open:

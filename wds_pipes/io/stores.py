@@ -24,6 +24,7 @@ from urllib.parse import quote
 
 PIECE = 1 << 18  # of stores that are read and not heard
 _GATHERED, _GATHER_SECONDS = 1 << 18, 0.006  # how many bytes, and those of how long, are worth to be woken for
+_LONGEST_GATHERING = 0.05  # seconds
 _IN_RECORDS = 1 << 15  # bytes that TLS may have taken from the kernel and not given yet
 _PASSING = {408, 425, 429, 500, 502, 503, 504, 509}  # statuses after which asking again makes sense
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
@@ -120,8 +121,10 @@ class Stores:
             if protocol in ("s3", "s3a"):
                 # Retries are ours, and open shards may hold more connections than are asked for.
                 given = options.get("config_kwargs") or {}
-                pool = {"max_pool_connections": max(64, self._connections), "retries": {"total_max_attempts": 1}}
+                pool = {"max_pool_connections": max(1000, self._connections), "retries": {"total_max_attempts": 1}}
                 options = options | {"config_kwargs": pool | given}
+            elif protocol in ("http", "https"):
+                options = {"get_client": _client, **options}
             # An instance of our own: those that fsspec keeps are shared with code that may close them or rely on their retries.
             fs = kind(**{**options, "skip_instance_cache": True})
             self._known[key] = fs, self._store(fs)
@@ -146,6 +149,15 @@ def _ais(url: str) -> str:
         raise ValueError("ais:// needs the environment variable AIS_ENDPOINT, such as http://gateway:51080")
     bucket, _, name = url.removeprefix("ais://").partition("/")
     return f"{endpoint.rstrip('/')}/v1/objects/{bucket}/{quote(name)}?provider=ais"
+
+
+async def _client(**options: Any) -> Any:
+    """A session without a limit of its own: each open shard has a connection, however many there are."""
+    import aiohttp
+
+    if "connector" not in options:
+        options["connector"] = aiohttp.TCPConnector(limit=0)
+    return aiohttp.ClientSession(**options)
 
 
 class _Http:
@@ -292,20 +304,22 @@ class _Heard:
         known = self._left is not None and connection is not None and connection.transport is not None
         # Linux looks again when this is lowered.
         self._socket: Any = connection.transport.get_extra_info("socket") if known and sys.platform == "linux" else None
-        self._least = 1
+        self._least, self._came = 1, 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     async def pieces(self) -> AsyncIterator[bytes]:
         try:
-            before = 0.0
             while piece := await self._response.content.readany():
                 if self._socket is not None:
-                    now, self._left = perf_counter(), self._left - len(piece)
+                    now, before, self._left = perf_counter(), self._came, self._left - len(piece)
                     rate = len(piece) / max(now - before, 1e-6) if before else 0
+                    self._came = now
                     self._gather(int(min(_GATHERED, rate * _GATHER_SECONDS, self._left - _IN_RECORDS)))
-                    before = now
                 yield piece
         finally:
             self.rest()
+            if self._timer is not None:
+                self._timer.cancel()
 
     def rest(self) -> None:
         """Nothing will be read for a while, in which the answer may end."""
@@ -318,6 +332,16 @@ class _Heard:
             self._least = least
             with contextlib.suppress(OSError):  # it was closed meanwhile
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+            if least > 1 and self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(_LONGEST_GATHERING, self._look)
+
+    def _look(self) -> None:
+        """Let go what was gathered, if the rest does not come as fast as it was thought to."""
+        self._timer = None
+        if perf_counter() - self._came >= _LONGEST_GATHERING:
+            self.rest()
+        elif self._least > 1:
+            self._timer = asyncio.get_running_loop().call_later(_LONGEST_GATHERING, self._look)
 
 
 async def _body_pieces(body: Any) -> AsyncIterator[bytes]:

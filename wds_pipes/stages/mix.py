@@ -186,8 +186,9 @@ class Mix(Stage[Any]):
         return running
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
-        for source in self._running:
-            source.start(ahead=ahead)
+        for source, place in zip(self._running, self.at.rest, strict=True):
+            if not place.ended:
+                source.start(ahead=ahead)
 
     @property
     def network(self) -> Network:

@@ -35,7 +35,7 @@ class Shard:
         self.refuse = refuse
         self._opening = opening  # the first byte, for remote ones, and whether to wait until there is one
         self._opened: list[BinaryIO] = []
-        self._ahead = False
+        self._ahead: int | None = None  # asked for from this byte on, and not waited for
 
     @property
     def is_open(self) -> bool:
@@ -51,15 +51,19 @@ class Shard:
         """Ask for its bytes from ``start`` on without waiting for them."""
         try:
             self._opened.append(self._opening(start, False))
-            self._ahead = True
+            self._ahead = start
         except ShardError:
             pass  # it will be raised in its turn
 
     def _begin(self, start: int) -> BinaryIO:
+        if self._ahead is not None and self._ahead != start:  # another shard was thought to be read from there, which a step between has dropped
+            self._ahead = None
+            self.close()
+            self._opened.clear()
         if not self._opened:
             self._opened.append(self._opening(start, True))
-        elif self._ahead:
-            self._ahead = False
+        elif self._ahead is not None:
+            self._ahead = None
             self._opened[0].raw.wait()  # type: ignore[attr-defined]
         return self._opened[0]
 
@@ -195,6 +199,7 @@ class OpenShards(Tolerant[Shard]):
             while True:
                 self._look_ahead(1)
                 if not self._next:
+                    self._behind = None  # but for URLs that a step before has dropped there would be one
                     return
                 shard, self._behind = self._next.popleft()
                 if is_remote(shard.url):  # opens when it is known from which byte on it is read
