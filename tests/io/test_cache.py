@@ -227,15 +227,20 @@ def read_into(got, cache, gate):
             got += chunk
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("place", [0, 500_000])
-def test_errors_arrive_as_they_are(cache, place):
-    """From the first byte on, or in the middle after what had come; the next one goes on."""
+def test_errors_arrive_as_they_are(cache, place, late, monkeypatch):
+    """From the first byte on, or in the middle after what had come, also to a reader that looks only then; the next one goes on."""
+    if late:
+        start = module._Download.start
+        monkeypatch.setattr(module._Download, "start", lambda download: (start(download), download.join()))
     gate = Gate(noise(MB), place, ConnectionResetError("reset by the store"))
     got = bytearray()
     with pytest.raises(ConnectionResetError) as caught:
         read_into(got, cache, gate)
     assert caught.value is gate.error
     assert got == gate.data[:place]
+    monkeypatch.undo()
     gate.error = None
     gate.open.set()
     with cache.open("s3://b/a.tar", gate) as stream:

@@ -496,6 +496,8 @@ class _CachedStream(io.RawIOBase):
         if whole is not None:
             self._take(whole)
             return True
+        if ended and self._file is None and self._open_growing():
+            return True  # it failed before this was looked at; what had come before that is read first
         if ended:
             assert self._download is not None
             download, self._download = self._download, None
@@ -521,10 +523,13 @@ class _CachedStream(io.RawIOBase):
                 )
                 self._download.start()
                 return False
-        if self._file is None:
-            self._facts = self._entry.read()
-            if self._facts is not None and self._facts.boot == boot():
-                self._file = open_locked(self._entry.part, shared=True, wait=True)
+        return self._has_more() if self._file is not None else self._open_growing()
+
+    def _open_growing(self) -> bool:
+        """Open what has come so far, if there is a download; whether something of it is to be read."""
+        self._facts = self._entry.read()
+        if self._facts is not None and self._facts.boot == boot():
+            self._file = open_locked(self._entry.part, shared=True, wait=True)
         return self._has_more()
 
     def _has_more(self) -> bool:

@@ -31,6 +31,7 @@ from wds_pipes.tar.reader import BLOCK
 
 _LEAST, _MOST = 1 << 20, 16 << 20  # of the ranges that are asked for, in bytes
 _NEARLY = 4 << 20  # with so little of a shard left to come, the next one is asked for
+_WORTH, _WORTH_SECONDS = 1 << 20, 0.02  # a consumer that has used up what there was sleeps until so much has come, or so long
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 15.0  # seconds before asking again
 _EARLY_TRIES = 3  # for a server that never answered: its name may be wrong
 
@@ -127,6 +128,7 @@ class Feed:
         self.filled = threading.Condition(pool.lock)
         self.held = 0
         self.waiting: RemoteShard | None = None  # the one whose next bytes the consumer waits for
+        self.worth = 1  # for how many of them it is to be woken
         self.usual_size: int | None = None  # of its shards: that of the last one which was told
         self.open = True
         pool.call(self._join)
@@ -423,7 +425,7 @@ class RemoteShard(io.RawIOBase):
                             block.pieces.append(piece)
                             feed.held += len(piece)
                             pool.held += len(piece)
-                            if feed.waiting is self and block is self.read_now:
+                            if feed.waiting is self and block is self.read_now and sum(map(len, block.pieces)) >= feed.worth:
                                 feed.filled.notify()
                     if block.stop is not None and block.start + block.got >= block.stop:
                         break
@@ -442,6 +444,7 @@ class RemoteShard(io.RawIOBase):
                 if self._feed.may_read(block):
                     break
                 self._pool.blocked, block.paused = True, asyncio.Event()
+                self._feed.filled.notify()
             limit.reschedule(None)
             answer.rest()
             await block.paused.wait()
@@ -482,7 +485,7 @@ class RemoteShard(io.RawIOBase):
         feed.begin()
         with feed.filled:
             while not (self.blocks and (self.blocks[0].pieces or self.blocks[0].done)):
-                self._await()
+                self._await(1)
             if self.blocks[0].error is not None and not self.blocks[0].pieces:
                 raise self.blocks[0].error
 
@@ -490,14 +493,14 @@ class RemoteShard(io.RawIOBase):
         if not self._pool.is_ours:
             raise RuntimeError(f"shard {redact(self._url)} was opened in another process: iterate in the process that reads")
 
-    def _await(self) -> None:
+    def _await(self, worth: int) -> None:
         """Wait for the loop, with the lock in hand."""
         feed, pool = self._feed, self._pool
-        feed.waiting = self
+        feed.waiting, feed.worth = self, worth
         if pool.blocked:
             pool.call(pool.go_on)
         start = perf_counter()
-        feed.filled.wait()
+        feed.filled.wait(None if worth == 1 else _WORTH_SECONDS)
         pool.stalled += perf_counter() - start
         feed.waiting = None
 
@@ -537,7 +540,7 @@ class RemoteShard(io.RawIOBase):
                     if len(blocks) > 1:
                         blocks.popleft()
                         continue
-                self._await()
+                self._await(_WORTH)
 
     def close(self) -> None:
         """Give up what was asked for and not read."""
