@@ -17,7 +17,7 @@ def test_samples_are_those_of_local_shards(remote, local):
 
 FAULTS = {
     "503 for a while": {"times": 3, "status": 503},
-    "429 with Retry-After": {"times": 1, "status": 429, "headers": {"Retry-After": "1"}},
+    "429 with Retry-After": {"times": 2, "status": 429, "headers": {"Retry-After": "1"}},
     "reset before the answer": {"times": 3, "drop": True},
     "reset in the body": {"times": 3, "reset_after": 300_000},
     "early close": {"times": 3, "close_after": 300_000},

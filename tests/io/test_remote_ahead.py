@@ -80,9 +80,20 @@ def test_shards_are_asked_for_before_their_turn(remote, local, ahead):
     assert len(list(pipe)) == 159
 
 
-@pytest.mark.parametrize("resumed", [False, True])
+def resumed(make, count):
+    """A pipe that goes on behind so many items, and the iterator that gave them."""
+    pipe = make()
+    items = iter(pipe)
+    for _ in range(count):
+        next(items)
+    again = make()
+    again.load_state_dict(pipe.state_dict())
+    return again, items
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first", "resumed"])
 @pytest.mark.parametrize("opened_by", ["interleave_shards", "lanes", "mix"])
-def test_shards_that_are_open_at_once_are_asked_for_at_once(remote, local, opened_by, resumed):
+def test_shards_that_are_open_at_once_are_asked_for_at_once(remote, local, opened_by, again):
     """All first answers are waited for together, also on a resume, where they begin at the positions."""
     urls = put_all(remote, local)
     pipes = [samples(some, remote, connections=1) for some in (urls, urls[:1], urls[1:2], urls[2:])]
@@ -92,15 +103,8 @@ def test_shards_that_are_open_at_once_are_asked_for_at_once(remote, local, opene
             return wp.PipeLoader(pipes[0], lanes=3)
         return pipes[0].interleave_shards(3) if opened_by == "interleave_shards" else wp.mix(dict(zip("abc", pipes[1:], strict=True)))
 
-    pipe = make()
-    if resumed:
-        items = iter(pipe)
-        for _ in range(30):
-            next(items)
-        state = pipe.state_dict()
-        del items
-        pipe = make()
-        pipe.load_state_dict(state)
+    pipe = resumed(make, 30)[0] if again else make()
+    if again:
         time.sleep(0.1)  # what was asked for ahead
         remote.faults.clear()
     remote.faults.rules({"match": remote.reads, "latency": 0.5})
@@ -109,7 +113,7 @@ def test_shards_that_are_open_at_once_are_asked_for_at_once(remote, local, opene
     assert len({request.path for request in first}) == 3
     if remote.kind != "gcs":
         assert first[2].live == 3
-    if resumed:
+    if again:
         assert min(first_bytes(first)) > 400_000
 
 
@@ -124,15 +128,10 @@ def test_a_step_may_drop_a_shard_that_was_asked_for_ahead(web, local):
     def make():
         return wp.PipeLoader(wp.ShardList(urls).open_shards().filter_samples(drops).load_tar().group_by_key(), lanes=1)
 
-    whole = list(make())
+    whole = list(map(bare, make()))
     assert len(whole) == 80
-    loader = make()
-    items = iter(loader)
-    for _ in range(30):
-        next(items)
-    again = make()
-    again.load_state_dict(loader.state_dict())
-    assert list(map(bare, again)) == list(map(bare, whole[30:]))
+    again, _ = resumed(make, 30)
+    assert list(map(bare, again)) == whole[30:]
 
 
 def test_a_source_that_is_over_is_not_asked_for_again(web, local):
@@ -142,12 +141,7 @@ def test_a_source_that_is_over_is_not_asked_for_again(web, local):
     def make():
         return wp.mix({"few": samples(few), "many": samples(urls)}, exhausted="drop")
 
-    pipe = make()
-    items = iter(pipe)
-    for _ in range(20):
-        next(items)
-    again = make()
-    again.load_state_dict(pipe.state_dict())
+    again, items = resumed(make, 20)
     rest = [bare(sample) for sample in items]
     web.faults.clear()
     assert list(map(bare, again)) == rest
