@@ -18,7 +18,7 @@ CUTS = (2, 6, None)  # in the middle of a shuffle, with half-filled batches in t
 STOP = 2  # the batches of each rank between the second start and the third
 
 
-def launch(ranks, function, *arguments, timeout_seconds=120):
+def launch(ranks, function, *arguments, timeout_seconds=300):
     """Run ``function(*arguments)`` on each of so many ranks."""
     with tempfile.TemporaryDirectory() as directory:
         processes = [CONTEXT.Process(target=_rank, args=(rank, ranks, f"file://{directory}/group", function, arguments)) for rank in range(ranks)]

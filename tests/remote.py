@@ -1,6 +1,11 @@
 """What the tests of remote shards share: pipes over them, and what was asked for."""
 
+import asyncio
 import os
+import time
+
+from fsspec.asyn import get_loop
+from waiting import wait_for
 
 import wds_pipes as wp
 
@@ -23,6 +28,23 @@ def bare(sample):
 
 def put_all(remote, local):
     return [remote.put(f"d/{os.path.basename(path)}", content(path)) for path in local]
+
+
+def tasks():
+    """What still runs on fsspec's loop."""
+
+    async def others():
+        return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    return asyncio.run_coroutine_threadsafe(others(), get_loop()).result()
+
+
+def settle(remote):
+    """Wait until the requests of a pipe that was dropped are over, for the client and for the server."""
+    wait_for(lambda: not tasks())
+    before = None
+    while before != (before := remote.faults.stats()) or not all(request.ended for request in before):
+        time.sleep(0.05)
 
 
 def first_bytes(requests):

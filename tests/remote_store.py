@@ -92,7 +92,7 @@ class WebStore:
 
 def fetch_web(url):
     def fetch(offset):
-        answer = urllib.request.urlopen(urllib.request.Request(url, headers={"Range": f"bytes={offset}-"}), timeout=20)
+        answer = urllib.request.urlopen(urllib.request.Request(url, headers={"Range": f"bytes={offset}-"}), timeout=60)
         answer.size = int(answer.headers["Content-Range"].rpartition("/")[2])
         answer.tag = answer.headers["ETag"]
         return answer

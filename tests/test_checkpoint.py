@@ -475,7 +475,7 @@ def on_ranks(ranks, function, *arguments):
     for process in processes:
         process.start()
     try:
-        found = dict(results.get(timeout=60) for _ in processes)
+        found = dict(results.get(timeout=300) for _ in processes)
     finally:
         for process in processes:
             process.join(10)

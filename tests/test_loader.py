@@ -8,13 +8,13 @@ import json
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from waiting import calls, wait_for
 
 import wds_pipes as wp
 from wds_pipes.testing import check_resume, make_shards, same
@@ -422,18 +422,17 @@ def test_state_is_small_and_quick_with_64_lanes(many_urls):
     """At most 4 KB a lane over 10 000 shards with a shuffle of 10 000, also dealt again; it costs as good as nothing."""
     make = lambda lanes: wp.PipeLoader(samples(many_urls).shuffle_buffer(10_000), batch_size=16, collate=keys_of, lanes=lanes)  # noqa: E731
     source = make(64)
-    largest = spent = cuts = 0
+    largest = most = cuts = 0
     for number, _ in enumerate(source):
         if number % 50 == 0:
-            start = time.perf_counter()
             state = source.state_dict()
-            spent, cuts = spent + time.perf_counter() - start, cuts + 1
+            most, cuts = max(most, calls(source.state_dict)), cuts + 1
             largest = max(largest, *(len(json.dumps(lane).encode()) for lane in state["lanes"].values()), len(json.dumps(state).encode()) / 64)
         if number == 1000:
             middle = state
     assert cuts > 40
     assert largest <= 4096
-    assert spent / cuts < 0.005  # tens of microseconds are measured in a benchmark; this only finds a cost that grows
+    assert most < 2_000
     state = middle
     for lanes in (48, 7, 1):  # each of the 64 lanes that the first deal left half read takes some 45 bytes in all later states of the epoch
         again = make(lanes)
@@ -610,7 +609,7 @@ def test_nothing_is_left(persistent, urls):
     del failing, error
     gc.collect()
     left = worker_processes(processes)
-    psutil.wait_procs(left, timeout=10)
+    psutil.wait_procs(left, timeout=120)
     assert worker_processes(processes) == []
     assert len(os.listdir("/proc/self/fd")) <= len(files)
 
@@ -862,8 +861,7 @@ def test_close_stops_the_workers_also_while_an_iterator_is_held(urls):
     workers = {child.pid for child in psutil.Process().children()} - before
     assert len(workers) >= 2
     source.close()
-    time.sleep(0.5)
-    assert not {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE} & workers
+    wait_for(lambda: not {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE} & workers)
     with pytest.raises(wp.StateError, match="it was closed"):
         next(items)
 

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata import nodes as torchdata_nodes
 from torchdata.stateful_dataloader import StatefulDataLoader
+from waiting import calls
 
 import wds_pipes as wp
 from wds_pipes import datapipes, nodes, stages
@@ -283,7 +284,7 @@ def test_killed_at_random_moments_up_to_five_times(tmp_path):
                 process.send_signal(signal.SIGKILL)
                 kills += 1
             time.sleep(0.0002)
-        if process.wait(timeout=60) == 0:
+        if process.wait(timeout=300) == 0:
             break
         assert process.returncode == -signal.SIGKILL
     assert kills >= 1
@@ -305,17 +306,16 @@ def test_state_is_small_and_quick_at_any_cut(tmp_path):
     pipe = datapipes.ShardList(f"{folder}/train-{{000000..009999}}.tar", shuffle=True, seed=1)
     for name in names:
         pipe = getattr(datapipes, name)(pipe, *ARGUMENTS_HERE.get(name, ()), **({"collate": "list"} if name == "BatchSamples" else {}))
-    largest = spent = cuts = 0
+    largest = most = cuts = 0
     for number, _ in enumerate(pipe):
         if number % 7 == 0:
-            start = time.perf_counter()
             state = pipe.state_dict()
-            spent += time.perf_counter() - start
+            most = max(most, calls(pipe.state_dict))
             largest, cuts = max(largest, len(json.dumps(state).encode())), cuts + 1
     assert pipe.counts()["delivered"] == 40_000
     assert cuts > 700
     assert largest <= 1024
-    assert spent / cuts < 0.002  # 30 microseconds are measured in bench/raw.py; this only finds a cost that grows
+    assert most < 500
 
 
 def test_resume_reads_from_its_position_on(tmp_path, counted):

@@ -16,6 +16,7 @@ import fsspec
 import psutil
 import pytest
 from servers import Missing, moto, paced_web, plain_web
+from waiting import wait_for
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
@@ -117,7 +118,7 @@ def test_wrong_bytes_that_no_client_notices(remote, rule, status, expected):
 
 def get(store, name="x.bin", *, connection=None, **headers):
     """What a plain client gets: status, headers and body, or the error."""
-    opened = connection or http.client.HTTPConnection(urllib.parse.urlsplit(store.endpoint).netloc, timeout=10)
+    opened = connection or http.client.HTTPConnection(urllib.parse.urlsplit(store.endpoint).netloc, timeout=60)
     with contextlib.nullcontext() if connection else contextlib.closing(opened):
         try:
             opened.request("GET", f"/{name}", headers={"Range": "bytes=100-199", **headers})
@@ -167,7 +168,7 @@ def test_slow_answers(web, rule):
     start = time.perf_counter()
     wanted = slice(0, 3_000_000) if "rate" in rule else slice(100, 200)
     assert get(web, Range=f"bytes={wanted.start}-{wanted.stop - 1}")[2] == data[wanted]
-    assert time.perf_counter() - start > 0.27
+    assert time.perf_counter() - start > 0.27  # a busy machine only makes it longer
 
 
 def test_which_requests_get_a_fault(web):
@@ -272,10 +273,7 @@ def test_servers_die_with_their_process(tmp_path):
         started = [psutil.Process(pid) for pid in json.loads(process.stdout.readline())]
         assert len(started) >= 2
         process.send_signal(signal.SIGKILL)
-    end = time.monotonic() + 10
-    while any(running(process) for process in started) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert [process for process in started if running(process)] == []
+    wait_for(lambda: not any(map(running, started)))
 
 
 def running(process):

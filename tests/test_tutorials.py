@@ -53,7 +53,7 @@ def test_it_runs(path):
         for program in PROGRAMS:
             shutil.copy(program, directory)
         environment = {**os.environ, "TMPDIR": directory, "IPYTHONDIR": f"{directory}/ipython"}
-        client = NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": directory}})
+        client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": directory}})
         client.execute(env=environment)
     for cell in notebook.cells:
         for output in cell.get("outputs", []):

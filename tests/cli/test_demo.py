@@ -2,14 +2,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 from click.testing import CliRunner, Result
+from waiting import wait_for
 
 from wds_pipes.cli import demo as module
 from wds_pipes.cli import main
@@ -31,13 +30,6 @@ def processes_in(directory: Path) -> list[psutil.Process]:
         if process.info["cwd"] == str(directory.resolve()) and process.info["status"] != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
             found.append(process)
     return found
-
-
-def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
 
 
 @pytest.mark.slow
@@ -77,10 +69,10 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
         wait_for(lambda: log.exists() and log.stat().st_size > 0)
         assert len(processes_in(tmp_path)) >= 4
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "Aborted!" in output
-    wait_for(lambda: not processes_in(tmp_path), seconds=5)
+    wait_for(lambda: not processes_in(tmp_path))
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import CONTEXT
 from remote_store import Store, WebStore, fetch_web
+from waiting import wait_for
 
 from wds_pipes import ShardError
 from wds_pipes.io import cache as module
@@ -81,13 +82,6 @@ def check(cache, contents, *, partial=False):
             assert partial
     assert "downloading" not in {stored.state for stored in CacheDirectory(cache.directory).entries()}
     assert kept(cache) <= cache.max_bytes
-
-
-def wait_for(what, seconds=20):
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.002)
 
 
 def part_size(cache):
@@ -426,7 +420,7 @@ def test_eight_processes_one_download(cache):
         processes = [CONTEXT.Process(target=download, args=(cache, f"{web.url}/a.tar", fetch_web, f"{web.url}/a.tar", answers)) for _ in range(8)]
         for process in processes:
             process.start()
-        assert {answers.get(timeout=30) for _ in processes} == {digest(data)}
+        assert {answers.get(timeout=120) for _ in processes} == {digest(data)}
         for process in processes:
             process.join()
         web.server.shutdown()
@@ -459,7 +453,7 @@ def test_killed_ten_times(tmp_path, cache):
         if number < 9:
             check(cache, {}, partial=True)
     assert read(cache, store, "a.tar") == data
-    assert {answers.get(timeout=30) for _ in waiting} == {digest(data)}
+    assert {answers.get(timeout=120) for _ in waiting} == {digest(data)}
     for process in waiting:
         process.join()
     answers.close()

@@ -1,6 +1,5 @@
 """How remote shards are read ahead: through which connections, how much of them at a time, and what is left when iteration stops."""
 
-import asyncio
 import gc
 import os
 import threading
@@ -9,8 +8,8 @@ import tracemalloc
 
 import psutil
 import pytest
-from fsspec.asyn import get_loop
-from remote import bare, content, first_bytes, put_all, samples
+from remote import bare, content, first_bytes, put_all, samples, settle, tasks
+from waiting import wait_for
 
 import wds_pipes as wp
 from wds_pipes.stage import Stream
@@ -62,10 +61,10 @@ def test_the_first_sample_needs_one_request(remote, local):
     """It comes while the second answer is still waited for."""
     (url,) = put_all(remote, local[:1])
     remote.faults.rules({"match": remote.reads, "skip": 1, "latency": 1000})
-    start = time.monotonic()
     next(iter(samples(url, remote)))
-    assert time.monotonic() - start < 2
-    assert remote.faults.stats(remote.reads)[0].status == 206
+    first, *others = remote.faults.stats(remote.reads)
+    assert first.status == 206
+    assert not [request for request in others if request.sent]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
@@ -74,9 +73,9 @@ def test_shards_are_asked_for_before_their_turn(remote, local, ahead):
     urls = put_all(remote, local)
     pipe = iter(samples(urls, remote, shards_ahead=ahead, readahead_bytes=64 * MIB))
     next(pipe)
-    time.sleep(0.3)
-    asked = {request.path.partition("shard-")[2][:6] for request in remote.faults.stats(remote.reads)}
-    assert asked == {f"{number:06d}" for number in range(ahead + 1)}
+    asked = lambda: {request.path.partition("shard-")[2][:6] for request in remote.faults.stats(remote.reads)}  # noqa: E731
+    wait_for(lambda: len(asked()) > ahead)
+    assert asked() == {f"{number:06d}" for number in range(ahead + 1)}
     assert len(list(pipe)) == 159
 
 
@@ -105,7 +104,7 @@ def test_shards_that_are_open_at_once_are_asked_for_at_once(remote, local, opene
 
     pipe = resumed(make, 30)[0] if again else make()
     if again:
-        time.sleep(0.1)  # what was asked for ahead
+        settle(remote)
         remote.faults.clear()
     remote.faults.rules({"match": remote.reads, "latency": 0.5})
     next(iter(pipe))
@@ -188,7 +187,7 @@ def test_no_more_is_fetched_than_may_be_held(remote, large):
     assert len(list(items)) == 19
     requests, retries, fetched, stalled = opened.opener.used
     assert (requests, retries, fetched) == (len(remote.faults.stats(remote.reads)), 0, len(content(large)))
-    assert 0 < stalled < 3
+    assert stalled > 0
 
 
 @pytest.mark.parametrize("way", ["drop the iterator", "close the loader", "drop everything"])
@@ -220,22 +219,6 @@ def begin_and_stop(pipe, way):
     if way == "close the loader":
         pipe.close()
     return [] if way == "drop everything" else [pipe]
-
-
-def tasks():
-    """What still runs on fsspec's loop."""
-
-    async def others():
-        return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-
-    return asyncio.run_coroutine_threadsafe(others(), get_loop()).result()
-
-
-def wait_for(condition, seconds=3):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_a_consumer_may_take_its_time(web, large):

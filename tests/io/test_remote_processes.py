@@ -5,13 +5,13 @@ import multiprocessing
 import os
 import pickle
 import signal
-import time
 
 import pytest
 import torch.utils.data
 from remote import bare, put_all, samples
 
 import wds_pipes as wp
+from wds_pipes.datapipes import as_stage
 
 MIB = 1 << 20
 
@@ -24,7 +24,7 @@ def read_all(pipe, queue):
     queue.put([bare(sample) for sample in pipe])
 
 
-def in_a_process(method, function, *arguments, seconds=30):
+def in_a_process(method, function, *arguments, seconds=300):
     """What a function puts into its last argument, a queue, in another process."""
     context = multiprocessing.get_context(method)
     queue = context.Queue()
@@ -33,7 +33,7 @@ def in_a_process(method, function, *arguments, seconds=30):
     try:
         return queue.get(timeout=seconds)
     finally:
-        process.join(10)
+        process.join(120)
         hung = process.is_alive()
         process.kill()
         assert not hung
@@ -46,14 +46,13 @@ def test_a_pipe_in_another_process(remote, local, method):
         pytest.skip("takes long")
     urls = put_all(remote, local)
     wanted = list(map(bare, samples(local)))
-    pipe = samples(urls, remote, timeout_seconds=8)
+    pipe = samples(urls, remote, timeout_seconds=120)
     items = iter(pipe)
     got = [bare(next(items)) for _ in range(50)]
     assert in_a_process(method, read_all, pipe) == wanted
-    start = time.monotonic()
     got += map(bare, items)
     assert got == wanted
-    assert time.monotonic() - start < 3
+    assert as_stage(pipe).network.retries == 0
 
 
 def go_on(items, queue):
@@ -72,17 +71,16 @@ def go_on_and_drop(items, pipe, queue):
 def test_an_iterator_of_another_process(remote, local):
     """A fork cannot go on with it, is told so, and does not hang; nor does dropping it do harm to the process that it belongs to."""
     urls = put_all(remote, local)
-    pipe = samples(urls, remote, timeout_seconds=8)
+    pipe = samples(urls, remote, timeout_seconds=120)
     items = iter(pipe)
     got = [bare(next(items)) for _ in range(10)]
     for _ in range(5):
         assert "was opened in another process: iterate in the process that reads" in in_a_process("fork", go_on, items)
         assert in_a_process("fork", go_on_and_drop, items, pipe) == "dropped"
         got += [bare(next(items)) for _ in range(10)]
-    start = time.monotonic()
     got += map(bare, items)
     assert got == list(map(bare, samples(local)))
-    assert time.monotonic() - start < 3
+    assert as_stage(pipe).network.retries == 0
     assert not [request for request in remote.faults.stats(remote.reads) if request.status not in (200, 206)]
 
 

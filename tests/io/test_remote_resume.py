@@ -8,10 +8,9 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
-from remote import bare, content, first_bytes, put_all, samples
+from remote import bare, content, first_bytes, put_all, samples, settle
 
 import wds_pipes as wp
 from wds_pipes.testing import check_resume, make_shards
@@ -29,10 +28,7 @@ def resumed(remote, make, state):
     """What a new pipe gives from a state on, and the requests that it made."""
     pipe = make()
     pipe.load_state_dict(state)
-    before = -1
-    while before != len(asked := remote.faults.stats(remote.reads)) or not all(request.ended for request in asked):
-        before = len(asked)
-        time.sleep(0.15)  # what the stopped pipe had just asked for arrives
+    settle(remote)
     remote.faults.clear()
     return list(pipe), remote.faults.stats(remote.reads)
 
@@ -148,7 +144,7 @@ def test_killed_in_the_middle(request, local, tmp_path, store, workers):
                 break
     remote.faults.clear()
     options |= {"state": state, "workers": workers[1]}
-    done = subprocess.run([*command, json.dumps(options)], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    done = subprocess.run([*command, json.dumps(options)], stdout=subprocess.PIPE, text=True, timeout=300, check=True)
     got += [key for line in done.stdout.splitlines() for key in json.loads(line)[0]]
     assert sorted(got) == sorted(sample["__key__"] for sample in samples(local))
     seen = remote.faults.stats(remote.reads)

@@ -57,7 +57,7 @@ def running(*command, log, end="KILL", **options):
             process.stdout.close()
 
 
-def await_answer(url, process, log, *, timeout_seconds=30):
+def await_answer(url, process, log, *, timeout_seconds=120):
     """Wait until a server answers a request.
 
     Raises:
@@ -66,7 +66,7 @@ def await_answer(url, process, log, *, timeout_seconds=30):
     address = urllib.parse.urlsplit(url)
     end = time.monotonic() + timeout_seconds
     while process.poll() is None and time.monotonic() < end:
-        connection = http.client.HTTPConnection(address.hostname, address.port, timeout=2)
+        connection = http.client.HTTPConnection(address.hostname, address.port, timeout=10)
         try:
             connection.request("GET", address.path or "/")
             connection.getresponse().read()

@@ -321,7 +321,7 @@ def test_lightning_cli(package, tmp_path):
     # A checkpoint of the second run, and one of the run that was resumed from there.
     runs = [urls, function, [*function, "--ckpt_path=saved/step=3.ckpt"], [*function, "--ckpt_path=saved/step=6.ckpt"]]
     command = [sys.executable, "main.py", json.dumps([[f"--data.batch_size={BATCH}", *run] for run in runs])]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     first, whole, second, third = ((tmp_path / f"keys-{number}.txt").read_text().splitlines() for number in range(4))
     assert len(first) == len(whole) == 8

@@ -77,7 +77,7 @@ def test_on_two_ranks(urls, tmp_path):
         (tmp_path / f"{name}-whole").mkdir()
     command = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", str(Path(__file__).with_name("ranks.py")), str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run([sys.executable, "-m", *command, *names], capture_output=True, text=True, timeout=120, check=False, env=environment)
+    done = subprocess.run([sys.executable, "-m", *command, *names], capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
     for name in names:

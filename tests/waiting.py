@@ -1,0 +1,29 @@
+"""How tests wait, and how they measure a cost: by conditions and counts, never by the clock."""
+
+import sys
+import time
+
+
+def wait_for(condition, seconds=120):
+    """Return as soon as ``condition()`` is true. The limit is only there so that a defect fails instead of hanging."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def calls(function):
+    """How many functions, in Python and in C, a call of ``function`` calls."""
+    count = 0
+
+    def note(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return count
