@@ -7,7 +7,9 @@ from typing import ClassVar
 import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from remote import tasks
 from servers import Missing, Servers
+from waiting import wait_for
 
 from wds_pipes.testing import make_shards
 
@@ -33,18 +35,32 @@ class CountedFileSystem(LocalFileSystem):
     protocol = "counted"
     reads: ClassVar[list[tuple[int, int]]] = []
     cachable = False
+    busy = 0
 
     def cat_file(self, path, start=None, end=None, **options):
-        data = super().cat_file(path, start, end, **options)
-        self.reads.append((start, len(data)))
-        return data
+        CountedFileSystem.busy += 1
+        try:
+            data = super().cat_file(path, start, end, **options)
+            self.reads.append((start, len(data)))
+            return data
+        finally:
+            CountedFileSystem.busy -= 1
+
+
+class Reads(list):
+    """The reads (offset, bytes) from files with ``counted://`` URLs."""
+
+    def clear(self):
+        """Forget them, once what a pipe that was dropped has requested is over."""
+        wait_for(lambda: not tasks() and not CountedFileSystem.busy)
+        super().clear()
 
 
 @pytest.fixture
 def counted():
-    """A list of the reads (offset, bytes) from files with ``counted://`` URLs."""
+    """A list of the reads (offset, bytes) from files with ``counted://`` URLs; ``clear()`` waits for those that are under way."""
     fsspec.register_implementation("counted", CountedFileSystem, clobber=True)
-    CountedFileSystem.reads.clear()
+    CountedFileSystem.reads = Reads()
     return CountedFileSystem.reads
 
 

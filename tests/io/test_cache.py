@@ -433,7 +433,7 @@ def test_eight_processes_one_download(cache):
 def test_killed_ten_times(tmp_path, cache):
     """Each time the directory is right, another process goes on, and in the end hardly a byte has come twice. Readers that wait see nothing of it."""
     data = noise(16 * MB)
-    store = Store(tmp_path / "store", rate=15 * MB)
+    store = Store(tmp_path / "store", rate=4 * MB)
     url = store.put("a.tar", data)
     answers = CONTEXT.Queue()
 

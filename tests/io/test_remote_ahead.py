@@ -33,7 +33,7 @@ def large(tmp_path_factory):
 @pytest.mark.parametrize("connections", [1, 3, 8])
 def test_one_shard_uses_all_connections(remote, large, connections):
     url = remote.put("large.tar", content(large))
-    remote.faults.rules({"match": remote.reads, "skip": 1, "latency": 0.1})
+    remote.faults.rules({"match": remote.reads, "skip": 1, "gather": connections})
     assert len(list(samples(url, remote, connections=connections, readahead_bytes=16 * MIB))) == 20
     seen = remote.faults.stats(remote.reads)
     assert max(request.live for request in seen) == connections
@@ -106,7 +106,10 @@ def test_shards_that_are_open_at_once_are_asked_for_at_once(remote, local, opene
     if again:
         settle(remote)
         remote.faults.clear()
-    remote.faults.rules({"match": remote.reads, "latency": 0.5})
+    if remote.kind == "gcs":  # whose imitation answers one request after another
+        remote.faults.rules({"match": remote.reads, "latency": 0.5})
+    else:
+        remote.faults.rules({"match": remote.reads, "gather": 3})
     next(iter(pipe))
     first = remote.faults.stats(remote.reads)[:3]
     assert len({request.path for request in first}) == 3
@@ -225,9 +228,9 @@ def test_a_consumer_may_take_its_time(web, large):
     """Longer than the timeout, while servers close connections on which nothing is read: that is nobody's fault, and the bytes are asked for again."""
     url = web.put("large.tar", content(large))
     web.faults.rules({"match": web.reads, "skip": 1, "times": 8, "reset_after": 0})
-    items = iter(samples(url, readahead_bytes=2 * MIB, timeout_seconds=1, retries=2))
+    items = iter(samples(url, readahead_bytes=2 * MIB, timeout_seconds=4))
     got = [bare(next(items))]
-    time.sleep(1.5)
+    time.sleep(4.5)
     got += map(bare, items)
     assert got == list(map(bare, samples(large)))
 

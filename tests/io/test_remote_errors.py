@@ -190,10 +190,11 @@ def test_an_object_that_changes_while_it_is_read(remote, local, other):
     if other == "content" and remote.kind == "gcs":
         pytest.skip("the imitation of GCS does not say what changes with the content")
     (url,) = put_all(remote, local[:1])
-    remote.faults.rules({"match": remote.reads, "skip": 1, "latency": 0.4})
+    remote.faults.rules({"match": remote.reads, "skip": 1, "hold": True})
     pipe = iter(samples(url, remote))
     got = [bare(next(pipe))]
     remote.put("d/shard-000000.tar", content(local[1]) if other == "content" else content(local[1])[:1_100_000])
+    remote.faults.rules()
     with pytest.raises(ShardError, match="was changed while it was read"):
         got += map(bare, pipe)
     assert got == [bare(sample) for sample in samples(local[0])][: len(got)]
@@ -202,10 +203,11 @@ def test_an_object_that_changes_while_it_is_read(remote, local, other):
 def test_an_object_that_shrinks_while_it_is_read(remote, local):
     """To less than what was read: the server has nothing there (416)."""
     (url,) = put_all(remote, local[:1])
-    remote.faults.rules({"match": remote.reads, "skip": 1, "latency": 0.4})
+    remote.faults.rules({"match": remote.reads, "skip": 1, "hold": True})
     pipe = iter(samples(url, remote))
     next(pipe)
     remote.put("d/shard-000000.tar", content(local[1])[:10_240])
+    remote.faults.rules()
     with pytest.raises(ShardError, match="was changed while it was read"):
         list(pipe)
 

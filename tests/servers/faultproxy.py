@@ -9,6 +9,8 @@ A rule is a dict. Which requests it applies to:
     prob: p                each gets it with this probability
 What becomes of them; one or several of:
     latency: seconds       wait before answering (any large number: never answer)
+    hold: true             wait until a test gives other rules
+    gather: n              wait until n requests are being answered at once; then the rule is over
     rate: bytes a second   the most that this connection gives (the kernel's pacing, Linux only)
     status: 503            answer this, with ``headers`` and ``body`` (text), without asking the server
     headers: {name: value} without ``status``: in place of those of the server's answer, or with them, such as {"ETag": '"other"'}
@@ -38,7 +40,7 @@ import time
 
 SO_MAX_PACING_RATE = 47  # Linux; Python has no name for it
 FILTERS = {"match", "skip", "times", "prob"}
-FAULTS = {"latency", "rate", "status", "headers", "body", "drop", "reset_after", "close_after", "stall_after", "stall", "trickle"}
+FAULTS = {"latency", "hold", "gather", "rate", "status", "headers", "body", "drop", "reset_after", "close_after", "stall_after", "stall", "trickle"}
 FAULTS |= {"add_length", "no_length", "truncate", "ignore_range", "shift_range", "flip"}
 CHUNK = 1 << 18
 LINE = 1 << 20  # the longest head of a request or an answer
@@ -60,6 +62,7 @@ class Rules:
         self.spared = [0] * len(rules)
         self.applied = [0] * len(rules)
         self.random = random.Random(seed)
+        self.gathered = False
 
     def faults(self, request):
         """What is to become of this request."""
@@ -129,6 +132,7 @@ class Proxy:
                 entry |= {"started": time.time(), "ended": None, "live": live, "faults": list(faults)}
                 self.seen.append(entry)
                 try:
+                    await self.wait(self.rules, faults)
                     await Exchange(writer, entry, faults).run(self.upstream, first, headers.without("expect", "connection"), body)
                 finally:
                     entry["ended"] = time.time()
@@ -142,6 +146,12 @@ class Proxy:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
+
+    async def wait(self, rules, faults):
+        """Wait for other rules, or for other requests."""
+        while self.rules is rules and not rules.gathered and ("hold" in faults or "gather" in faults):
+            rules.gathered = sum(entry["ended"] is None for entry in self.seen) >= faults.get("gather", float("inf"))
+            await asyncio.sleep(0.005)
 
     def control(self, path, body, writer):
         """What a test asks of the proxy itself."""
