@@ -14,7 +14,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
@@ -114,12 +114,12 @@ class Stores:
             ImportError: a package for it is missing.
             ValueError: nobody knows the protocol.
         """
-        from fsspec.core import get_filesystem_class, url_to_fs
+        from fsspec.core import get_filesystem_class
 
         if url.startswith("ais://"):
             url = _ais(url)
         if "::" in url:
-            fs, path = url_to_fs(url, **self._options)
+            fs, path = file_system(url, self._options)
             return self._store(fs), path
         protocol = url.partition(":")[0]
         kind = get_filesystem_class(protocol)
@@ -151,6 +151,20 @@ class Stores:
         return _Other(fs, self._threads)
 
 
+def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[Any, str]:
+    """The file system of a URL as fsspec keeps it, and the path there; its requests by HTTP follow ``_client``."""
+    from fsspec.core import url_to_fs
+
+    options, chained = dict(storage_options or {}), "::" in url
+    for part in url.split("::"):
+        protocol = part.partition("://")[0]
+        if protocol in ("http", "https"):
+            given = options.get(protocol, {}) if chained else options
+            given = {"get_client": _client, **given}
+            options = {**options, protocol: given} if chained else given
+    return url_to_fs(url, **options)  # type: ignore[no-any-return]
+
+
 def _ais(url: str) -> str:
     """An object of AIStore as its gateway's REST interface names it."""
     endpoint = os.environ.get("AIS_ENDPOINT")
@@ -161,12 +175,48 @@ def _ais(url: str) -> str:
 
 
 async def _client(**options: Any) -> Any:
-    """A session without a limit of its own: each open shard has a connection, however many there are."""
+    """A session without a limit of its own: each open shard has a connection, however many there are.
+
+    Of the headers, only ``_HARMLESS`` ones follow a redirect to another origin: aiohttp holds back Authorization and cookies, but not those of the session.
+    """
     import aiohttp
 
     if "connector" not in options:
         options["connector"] = aiohttp.TCPConnector(limit=0)
+    trace, auth, cookies = aiohttp.TraceConfig(), options.pop("auth", None), options.pop("cookies", None)
+
+    async def begin(session: Any, context: Any, request: Any) -> None:
+        # As headers: what a session has itself, it sends to all origins.
+        if auth is not None and request.url.user is None and "Authorization" not in request.headers:
+            request.headers["Authorization"] = auth.encode()
+        if cookies:
+            pairs = cookies.items() if isinstance(cookies, Mapping) else cookies
+            own = [f"{name}={getattr(value, 'coded_value', value)}" for name, value in pairs]
+            request.headers["Cookie"] = "; ".join([*request.headers.getall("Cookie", ()), *own])
+
+    async def redirect(session: Any, context: Any, request: Any) -> None:
+        if not _within_origin(request.response):
+            for name in [name for name in request.headers if name.lower() not in _HARMLESS]:
+                del request.headers[name]
+
+    trace.on_request_start.append(begin)
+    trace.on_request_redirect.append(redirect)
+    options["trace_configs"] = [*(options.get("trace_configs") or ()), trace]
     return aiohttp.ClientSession(**options)
+
+
+_HARMLESS = {"accept", "accept-encoding", "accept-language", "cache-control", "range", "user-agent"}
+
+
+def _within_origin(response: Any) -> bool:
+    """Whether a redirect leads to the same scheme, host and port."""
+    from yarl import URL
+
+    try:
+        target = response.url.join(URL(response.headers.get("Location") or response.headers.get("URI") or ""))
+        return bool(target.origin() == response.url.origin())
+    except ValueError:
+        return False
 
 
 class _Http:
@@ -179,7 +229,7 @@ class _Http:
         options = dict(self._fs.kwargs)
         headers = {**options.pop("headers", {}), **_asking(start, stop)}
         session = await self._fs.set_session()
-        return _heard(await session.get(self._fs.encode_url(path), **{"timeout": _no_limit(), **options}, headers=headers), start)
+        return await _get(session, start, self._fs.encode_url(path), **{"timeout": _no_limit(), **options}, headers=headers)
 
 
 class _Gcs:
@@ -193,7 +243,7 @@ class _Gcs:
         session = await fs._set_session()
         # Signing may fetch a token, which is done with blocking requests.
         headers = await asyncio.to_thread(fs._get_headers, _asking(start, stop))
-        return _heard(await session.get(fs.url(path), params=fs._get_params({}), headers=headers, timeout=_no_limit()), start)
+        return await _get(session, start, fs.url(path), params=fs._get_params({}), headers=headers, timeout=_no_limit())
 
 
 class _S3:
@@ -265,6 +315,21 @@ def _no_limit() -> Any:
     return aiohttp.ClientTimeout(total=None, sock_connect=30)
 
 
+async def _get(session: Any, start: int, url: Any, **options: Any) -> Answer:
+    """The answer to a request from byte ``start`` on."""
+    import aiohttp
+
+    try:
+        response = await session.get(url, **options)
+    except aiohttp.TooManyRedirects as error:
+        status, story = error.history[-1].status, f"{len(error.history)} redirects, one after another, the last one by {error.history[-1].url.host}"
+    except (aiohttp.InvalidURL, getattr(aiohttp, "NonHttpUrlClientError", aiohttp.InvalidURL)):
+        status, story = 400, "it, or where it redirects to, is no address of a web server"
+    else:
+        return _heard(response, start)
+    raise RefusedError(status, story)  # here, since those errors hold the URL with its secrets
+
+
 def _heard(response: Any, start: int) -> Answer:
     """An aiohttp response as an answer."""
     try:
@@ -272,7 +337,10 @@ def _heard(response: Any, start: int) -> Answer:
         if response.status >= 300:
             ranged = _CONTENT_RANGE.match(headers.get("content-range", ""))
             size = int(ranged[3]) if ranged and ranged[3] != "*" else None
-            raise RefusedError(response.status, f"{response.status} {response.reason}", after=_after(headers.get("retry-after")), size=size)
+            words = f"{response.status} {response.reason}"
+            if response.history and response.url.origin() != response.history[0].url.origin():
+                words += f", redirected to {response.url.host}:{response.url.port}, to which your headers are not sent"
+            raise RefusedError(response.status, words, after=_after(headers.get("retry-after")), size=size)
         heard = _Heard(response)
         return replace(_described(response.status, headers, start), pieces=heard.pieces(), close=response.close, rest=heard.rest)
     except BaseException:

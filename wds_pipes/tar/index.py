@@ -28,6 +28,7 @@ from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
 from wds_pipes.io.open import Opener, open_url
 from wds_pipes.io.ranged import Reading
+from wds_pipes.io.stores import file_system
 from wds_pipes.io.urls import Urls, expand, local_path, redact
 from wds_pipes.tar.keys import KeySplit, splitter
 from wds_pipes.tar.reader import MAX_SIZE, TarReader
@@ -153,9 +154,7 @@ def _exists(url: str, storage_options: Options) -> bool:
     path = local_path(url)
     if path is not None:
         return os.path.isfile(path)
-    import fsspec
-
-    fs, name = fsspec.core.url_to_fs(url, **(storage_options or {}))
+    fs, name = file_system(url, storage_options)
     return bool(fs.isfile(name))
 
 
