@@ -1,4 +1,4 @@
-"""Web servers that tell less than they should: without ranges, without sizes, without lengths."""
+"""Servers that tell less than they should, or something else: without ranges, sizes, lengths; answers that nobody can read; ETags that come and go."""
 
 import contextlib
 import re
@@ -6,8 +6,10 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from remote import bare, content, put_all, samples
 
 import wds_pipes as wp
+from wds_pipes import ShardError
 from wds_pipes.testing import make_shards
 
 
@@ -66,3 +68,146 @@ def test_all_is_read_once_and_a_resume_is_exact(url, connections):
     again = make()
     again.load_state_dict(state)
     assert [sample["__key__"] for sample in again] == found[26:]
+
+
+JUNK = {
+    "no status line": "junk\r\n\r\n",
+    "bytes of something else": "\x16\x03\x01\x00\xff" * 20,
+    "a bad status": "HTTP/1.1 2x6 Odd\r\n\r\n",
+    "a bad header": "HTTP/1.1 206 Partial Content\r\nContent-Length: 5\r\nno colon here\r\n\r\nabcde",
+    "a bad length": "HTTP/1.1 206 Partial Content\r\nContent-Length: -5\r\n\r\nabcde",
+    "two lengths": "HTTP/1.1 206 Partial Content\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcde",
+    "a long header": "HTTP/1.1 206 Partial Content\r\nX-Long: " + "x" * 100_000 + "\r\n\r\n",
+    "a bad chunk": "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc",
+    "a chunk that goes on": "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcdefgh\r\n",
+    "nothing": "",
+    "half a head": "HTTP/1.1 206 Partial Con",
+    "no content": "HTTP/1.1 204 No Content\r\n\r\n",
+    "not modified": "HTTP/1.1 304 Not Modified\r\nConnection: close\r\n\r\n",
+    "several ranges": "HTTP/1.1 206 Partial Content\r\nContent-Type: multipart/byteranges; boundary=x\r\nContent-Length: 5\r\n\r\n--x\r\n",
+}
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_one_answer_that_cannot_be_read(web, local, junk):
+    """Is a broken transfer as others are: the request is made again. At the beginning and in the middle."""
+    read_on(web, local, junk)
+
+
+@pytest.mark.parametrize("store", ["s3", "gcs"])
+@pytest.mark.parametrize("junk", ["no status line", "a bad header", "a bad chunk", "not modified"])
+def test_one_answer_of_s3_or_gcs_that_cannot_be_read(request, local, store, junk):
+    read_on(request.getfixturevalue(store), local, junk)
+
+
+def read_on(remote, local, junk):
+    (url,) = put_all(remote, local[:1])
+    remote.faults.rules({"match": remote.reads, "raw": JUNK[junk], "times": 1}, {"match": remote.reads, "raw": JUNK[junk], "times": 1, "skip": 2})
+    assert list(map(bare, samples(url, remote))) == list(map(bare, samples(local[0])))
+    assert sum("raw" in request.faults for request in remote.faults.stats(remote.reads)) == 2
+
+
+def test_answers_that_can_never_be_read(remote, local):
+    """After as many tries as were allowed."""
+    (url,) = put_all(remote, local[:1])
+    remote.faults.rules({"match": remote.reads, "raw": JUNK["a bad header"]})
+    with pytest.raises(ShardError, match=r"d/shard-000000.tar cannot be read \(.*; asked 3 times"):
+        list(samples(url, remote, retries=2))
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 501, 502, 503, 504, 505, 507, 508, 509, 511, 520, 524, 530, 599])
+def test_a_status_that_passes(web, local, status):
+    """All of 5xx, as it is documented."""
+    (url,) = put_all(web, local[:1])
+    web.faults.rules({"match": web.reads, "status": status, "times": 1})
+    assert list(map(bare, samples(url, web))) == list(map(bare, samples(local[0])))
+
+
+@pytest.mark.parametrize("status", [501, 599])
+def test_a_status_that_passes_at_s3_and_gcs(remote, local, status):
+    (url,) = put_all(remote, local[:1])
+    remote.faults.rules({"match": remote.reads, "status": status, "times": 1})
+    assert list(map(bare, samples(url, remote))) == list(map(bare, samples(local[0])))
+
+
+def test_a_code_that_passes(s3, local):
+    """With a status that does not."""
+    (url,) = put_all(s3, local[:1])
+    s3.faults.rules({"match": s3.reads, "status": 400, "body": "<Error><Code>RequestTimeout</Code></Error>", "times": 1})
+    assert list(map(bare, samples(url, s3))) == list(map(bare, samples(local[0])))
+
+
+@pytest.mark.parametrize("status", [300, 304, 305, 400, 402, 405, 409, 410, 451])
+def test_a_status_that_stays(web, local, status):
+    """Those that say what is wrong with the request are an error at once; one without a meaning here is not."""
+    (url,) = put_all(web, local[:1])
+    web.faults.rules({"match": web.reads, "status": status})
+    with pytest.raises(ShardError, match=str(status)):
+        list(samples(url, web, retries=1))
+    assert len(web.faults.stats(web.reads)) == (2 if status == 304 else 1)
+
+
+NAMES = {
+    "weak and strong": ['W/"one"', '"one"', 'W/"one"', '"one"'],
+    "strong and weak": ['"one"', 'W/"one"', '"one"', 'w/"one"'],
+    "sometimes none": ['"one"', None, '"one"', None],
+    "none at first": [None, '"one"', 'W/"one"', '"one"'],
+}
+
+
+class Tagged(BaseHTTPRequestHandler):
+    """Ranges of ``data``, with ``tags`` in turn; where there is none, with the time of the last change only."""
+
+    data = b""
+    tags = ()
+    times = ("Wed, 21 Oct 2015 07:28:00 GMT",) * 4
+    asked = 0
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        parts = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"])
+        start, stop = int(parts[1]), min(len(self.data), int(parts[2]) + 1 if parts[2] else len(self.data), int(parts[1]) + 600_000)
+        number = type(self).asked = min(type(self).asked + 1, len(self.tags))
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(self.data)}")
+        self.send_header("Content-Length", str(stop - start))
+        for name, value in (("ETag", self.tags[number - 1]), ("Last-Modified", self.times[number - 1])):
+            if value is not None:
+                self.send_header(name, value)
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(self.data[start:stop])
+
+
+@contextlib.contextmanager
+def serving(handler, **attributes):
+    """A server of a handler with these attributes; its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (handler,), attributes)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("tags", NAMES.values(), ids=NAMES)
+def test_etags_that_say_the_same_or_nothing(local, tags):
+    """The object is the same: a weak one is compared with a strong one, and one that is missing says nothing."""
+    with serving(Tagged, data=content(local[0]), tags=tags) as address:
+        assert list(map(bare, samples(f"{address}/x.tar", connections=1))) == list(map(bare, samples(local[0])))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tags": ['"one"', None, '"two"', '"two"']},
+        {"tags": ['W/"one"', '"one"', 'W/"two"', '"two"']},
+        {"tags": [None, '"one"', None, '"two"']},
+        {"tags": ['"one"', None, None, None], "times": ["Wed, 21 Oct 2015 07:28:00 GMT"] * 2 + ["Wed, 21 Oct 2015 07:28:01 GMT"] * 2},
+    ],
+    ids=["behind one that says nothing", "from weak to weak", "behind two that say nothing", "by its time only"],
+)
+def test_etags_that_say_that_it_was_changed(local, changes):
+    """Are an error, whatever came between."""
+    with serving(Tagged, data=content(local[0]), **changes) as address, pytest.raises(ShardError, match="was changed while it was read"):
+        list(samples(f"{address}/x.tar", connections=1))

@@ -14,6 +14,7 @@ What becomes of them; one or several of:
     rate: bytes a second   the most that this connection gives (the kernel's pacing, Linux only)
     status: 503            answer this, with ``headers`` and ``body`` (text), without asking the server
     headers: {name: value} without ``status``: in place of those of the server's answer, or with them, such as {"ETag": '"other"'}
+    raw: text              these bytes (latin-1) instead of an answer, then the connection closes
     drop: true             reset the connection instead of an answer
     reset_after: n         reset it after n bytes of the body
     close_after: n         close it in an orderly way after n bytes of the body
@@ -40,7 +41,7 @@ import time
 
 SO_MAX_PACING_RATE = 47  # Linux; Python has no name for it
 FILTERS = {"match", "skip", "times", "prob"}
-FAULTS = {"latency", "hold", "gather", "rate", "status", "headers", "body", "drop", "reset_after", "close_after", "stall_after", "stall", "trickle"}
+FAULTS = {"latency", "hold", "gather", "rate", "status", "headers", "body", "raw", "drop", "reset_after", "close_after", "stall_after", "stall", "trickle"}
 FAULTS |= {"add_length", "no_length", "truncate", "ignore_range", "shift_range", "flip"}
 CHUNK = 1 << 18
 LINE = 1 << 20  # the longest head of a request or an answer
@@ -186,6 +187,10 @@ class Exchange:
         if faults.get("drop"):
             self.entry["status"] = 0
             raise Cut("reset")
+        if "raw" in faults:
+            self.entry["status"] = 0
+            await self.send(faults["raw"].encode("latin-1"))
+            raise Cut
         if "status" in faults:
             self.entry["status"] = faults["status"]
             content = faults.get("body", "").encode()

@@ -304,6 +304,97 @@ def test_an_index_names_no_commands(tmp_path):
         ShardList(str(path))
 
 
+REFUSED = [
+    "file:///etc/passwd",
+    "local:///etc/passwd",
+    "FILE:///etc/passwd",
+    "simplecache::file:///etc/passwd",
+    "filecache::/etc/passwd",
+    "blockcache::file:///etc/passwd",
+    "cached::local:///etc/passwd",
+    "dir://etc/passwd",
+    "reference://etc/passwd",
+    "github://owner:repo@main/x.tar",
+    "sftp://host/x.tar",
+    "zip://*::file:///etc/passwd",
+    "s3::file:///etc/passwd",
+    "s3://bucket/x::file:///etc/passwd",
+    "http://host/x::file:///etc/passwd",
+    "x.tar::file:///etc/passwd",
+    "-::file:///etc/passwd",
+    "data://x",
+    "pipe:cat /etc/passwd",
+    "pipe:cat s3://bucket/x.tar",
+]
+
+
+def listing(name: str, base: str | None = None) -> bytes:
+    """An index of one shard; with ``base``, in a data set of its own."""
+    shards = {"shardlist": [{"url": name, "nsamples": 1}]}
+    return json.dumps({"wids_version": 1, **(shards if base is None else {"datasets": [{**shards, "base": base}]})}).encode()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_remote_index_names_no_other_protocol(name):
+    """Neither a local file nor anything but stores, and no chain of file systems; also as the base of its names."""
+    fs = fsspec.filesystem("memory")
+    fs.pipe("/bucket/data/index.json", listing(name))
+    with pytest.raises(ValueError, match="index memory://bucket/data/index.json .*(may not name|names a command)"):
+        ShardList("memory://bucket/data/index.json")
+    fs.pipe("/bucket/data/index.json", listing("x.tar", base=name))
+    with contextlib.suppress(ValueError):
+        assert ShardList("memory://bucket/data/index.json").urls[0].startswith(("memory://bucket/", "s3://bucket/", "http://host/"))
+    with contextlib.suppress(ValueError):
+        assert "::" not in ShardList("memory://bucket/data/index.json").urls[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        ("../../../../etc/passwd", "memory://bucket/etc/passwd"),
+        ("/etc/passwd", "memory://bucket/etc/passwd"),
+        ("//elsewhere/etc/passwd", "memory://bucket//elsewhere/etc/passwd"),
+        (" file:///etc/passwd", "memory://bucket/data/ file:/etc/passwd"),
+        ("file%3A///etc/passwd", "memory://bucket/data/file%3A/etc/passwd"),
+        ("file:/etc/passwd", "memory://bucket/data/file:/etc/passwd"),
+        ("-", "memory://bucket/data/-"),
+        ("memory://other/x.tar", "memory://other/x.tar"),
+        ("https://host/x.tar", "https://host/x.tar"),
+        ("gs://other/x.tar", "gs://other/x.tar"),
+    ],
+)
+def test_other_names_in_a_remote_index_stay_in_its_store(name, url):
+    """Whatever they look like; or name a store, or the protocol of the index."""
+    fsspec.filesystem("memory").pipe("/bucket/data/index.json", listing(name))
+    assert ShardList("memory://bucket/data/index.json").urls == [url]
+
+
+def test_a_remote_index_cannot_read_a_local_file(tmp_path):
+    """To its end: the samples of a shard on this disk."""
+    (path,) = make_shards(tmp_path, shards=1, samples=1)
+    for name in (path, f"file://{path}", f"simplecache::file://{path}", f"dir://{path}", f"memory://x::file://{path}"):
+        fsspec.filesystem("memory").pipe("/bucket/index.json", listing(name))
+        with pytest.raises((ValueError, wp.ShardError)):
+            list(wp.ShardList("memory://bucket/index.json").open_shards().load_tar())
+
+
+def test_an_index_given_as_a_chain_names_what_lies_beside_it():
+    fsspec.filesystem("memory").pipe("/chained/index.json", listing("x.tar"))
+    assert ShardList("simplecache::memory://chained/index.json").urls == ["simplecache::memory://chained/x.tar"]
+
+
+def test_a_local_index_names_local_files_and_stores(tmp_path, monkeypatch):
+    """As ``wds-pipes index`` writes them; no commands, no standard input, no chains, no other protocols."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a b/x.tar", "/a/x::y.tar", "file:///a/x.tar", "local:///a/x.tar", "hf://datasets/a/x.tar", "az://a/x.tar", "s3://b/x.tar", "ais://b/x.tar"):
+        (tmp_path / "index.json").write_bytes(listing(name))
+        assert ShardList(tmp_path / "index.json").urls == [name if ":/" in name or name[0] == "/" else f"{tmp_path}/{name}"]
+    for name in ("-", "ab::c/x.tar", "simplecache::s3://b/x.tar", "memory://b/x.tar", "sftp://host/x.tar", "pipe:cat x"):
+        (tmp_path / "index.json").write_bytes(listing(name))
+        with pytest.raises(ValueError, match=r"index index.json .*(may not name|names a command)"):
+            ShardList("index.json")
+
+
 def test_a_huge_index_is_not_read_to_its_end(tmp_path, counted):
     """Only so far as to see that it is none, and what is read ahead by then."""
     path = tmp_path / "i.json"

@@ -25,7 +25,7 @@ from time import monotonic, perf_counter
 from typing import Any, NoReturn
 
 from wds_pipes.errors import ShardError, StateError
-from wds_pipes.io.stores import Answer, FaultyError, RefusedError, Stores, close_answer, judge, one_piece
+from wds_pipes.io.stores import Answer, FaultyError, RefusedError, Stores, changed, close_answer, judge, one_piece
 from wds_pipes.io.urls import hide, redact
 from wds_pipes.tar.reader import BLOCK
 
@@ -222,7 +222,6 @@ class RemoteShard(io.RawIOBase):
 
     Attributes:
         size: of the whole shard, in bytes; None: not known (yet).
-        tag: its ETag, or what the store has instead; None: not known (yet).
     """
 
     def __init__(self, feed: Feed, url: str, *, start: int = 0, size: int | None = None, whole_feed: bool = False) -> None:
@@ -230,7 +229,7 @@ class RemoteShard(io.RawIOBase):
         self._store, self._path = feed.pool.stores.find(url)
         self._protocol = url.partition(":")[0]
         self._expected = self.size = size
-        self.tag: str | None = None
+        self._tags: dict[str, str] = {}
         self.blocks: deque[_Block] = deque()
         self._next = start  # the byte to ask for next
         self.answered = False
@@ -246,6 +245,11 @@ class RemoteShard(io.RawIOBase):
         if not self._given_up:
             self._feed.shards.append(self)
             self._feed.go_on()
+
+    @property
+    def tag(self) -> str | None:
+        """Its ETag, or what the store has instead; None: not known (yet)."""
+        return next(iter(self._tags.values()), None)
 
     @property
     def left_to_ask(self) -> bool:
@@ -356,7 +360,7 @@ class RemoteShard(io.RawIOBase):
                 await close_answer(answer)
         if size is None or size <= at - BLOCK:
             self._too_short(at, size)
-        return Answer(at, at, size, self.tag, one_piece(b""))
+        return Answer(at, at, size, self._tags, one_piece(b""))
 
     def _too_short(self, at: int, size: int | None) -> NoReturn:
         url = redact(self._url)
@@ -377,12 +381,14 @@ class RemoteShard(io.RawIOBase):
         url = redact(self._url)
         if self._expected is not None and answer.size is not None and answer.size != self._expected:
             raise ShardError(f"shard {url} has {answer.size} bytes, and {self._expected} were expected. Make the index again, or restore the shard.", url=url)
-        for now, before in ((answer.size, self.size), (answer.tag, self.tag)):
-            if now is not None and before is not None and now != before:
-                self._changed(at, before, now)
+        if None not in (answer.size, self.size) and answer.size != self.size:
+            self._changed(at, self.size, answer.size)
+        if differing := changed(self._tags, answer.tags):
+            self._changed(at, *differing)
         first = not self.answered
         self.answered = True
-        self.size, self.tag = self.size if answer.size is None else answer.size, self.tag or answer.tag
+        self.size = self.size if answer.size is None else answer.size
+        self._tags |= answer.tags | self._tags
         self._feed.usual_size = self.size or self._feed.usual_size
         if answer.size is not None and answer.size <= at - BLOCK:
             self._too_short(at, answer.size)

@@ -14,7 +14,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
@@ -26,7 +26,10 @@ PIECE = 1 << 18  # of stores that are read and not heard
 _GATHERED, _GATHER_SECONDS = 1 << 18, 0.006  # how many bytes, and those of how long, are worth to be woken for
 _LONGEST_GATHERING = 0.05  # seconds
 _IN_RECORDS = 1 << 15  # bytes that TLS may have taken from the kernel and not given yet
-_PASSING = {408, 425, 429, 500, 502, 503, 504, 509}  # statuses after which asking again makes sense
+_PASSING = {304, 408, 425, 429, *range(500, 600)}  # statuses after which asking again makes sense; 304 answers what was never asked
+_PASSING_CODES = {"RequestTimeout", "RequestTimeoutException", "Throttling", "ThrottlingException", "RequestThrottled", "SlowDown"}  # of S3, with 400 too
+_GIVING = {200, 203, 206}  # those with bytes of the object
+_SAYING = ("x-goog-generation", "etag", "last-modified")  # headers that change when the object does, the surest first
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 
 
@@ -38,7 +41,7 @@ class Answer:
         start: the object's byte where the answer begins.
         stop: the byte behind its last one; None: unknown.
         size: of the whole object; None: unknown.
-        tag: what changes when the object does, such as its ETag; None: unknown.
+        tags: what changes when the object does, such as its ETag, by name, the surest first; see ``changed``.
         pieces: the bytes, as they come.
         close: gives the connection up.
         rest: is told when nothing will be read for a while.
@@ -47,10 +50,16 @@ class Answer:
     start: int
     stop: int | None
     size: int | None
-    tag: str | None
+    tags: dict[str, str]
     pieces: AsyncIterator[bytes] = field(default_factory=lambda: one_piece(b""))
     close: Callable[[], Any] = lambda: None
     rest: Callable[[], None] = lambda: None
+
+
+def changed(before: dict[str, str], now: dict[str, str]) -> tuple[str, str] | None:
+    """The first of the tags of two answers that both have, if they differ: then the object does. What one of them does not have says nothing."""
+    both = next((name for name in now if name in before), None)
+    return None if both is None or before[both] == now[both] else (before[both], now[both])
 
 
 class RefusedError(OSError):
@@ -105,12 +114,12 @@ class Stores:
             ImportError: a package for it is missing.
             ValueError: nobody knows the protocol.
         """
-        from fsspec.core import get_filesystem_class, url_to_fs
+        from fsspec.core import get_filesystem_class
 
         if url.startswith("ais://"):
             url = _ais(url)
         if "::" in url:
-            fs, path = url_to_fs(url, **self._options)
+            fs, path = file_system(url, self._options)
             return self._store(fs), path
         protocol = url.partition(":")[0]
         kind = get_filesystem_class(protocol)
@@ -142,6 +151,20 @@ class Stores:
         return _Other(fs, self._threads)
 
 
+def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[Any, str]:
+    """The file system of a URL as fsspec keeps it, and the path there; its requests by HTTP follow ``_client``."""
+    from fsspec.core import url_to_fs
+
+    options, chained = dict(storage_options or {}), "::" in url
+    for part in url.split("::"):
+        protocol = part.partition("://")[0]
+        if protocol in ("http", "https"):
+            given = options.get(protocol, {}) if chained else options
+            given = {"get_client": _client, **given}
+            options = {**options, protocol: given} if chained else given
+    return url_to_fs(url, **options)  # type: ignore[no-any-return]
+
+
 def _ais(url: str) -> str:
     """An object of AIStore as its gateway's REST interface names it."""
     endpoint = os.environ.get("AIS_ENDPOINT")
@@ -152,12 +175,48 @@ def _ais(url: str) -> str:
 
 
 async def _client(**options: Any) -> Any:
-    """A session without a limit of its own: each open shard has a connection, however many there are."""
+    """A session without a limit of its own: each open shard has a connection, however many there are.
+
+    Of the headers, only ``_HARMLESS`` ones follow a redirect to another origin: aiohttp holds back Authorization and cookies, but not those of the session.
+    """
     import aiohttp
 
     if "connector" not in options:
         options["connector"] = aiohttp.TCPConnector(limit=0)
+    trace, auth, cookies = aiohttp.TraceConfig(), options.pop("auth", None), options.pop("cookies", None)
+
+    async def begin(session: Any, context: Any, request: Any) -> None:
+        # As headers: what a session has itself, it sends to all origins.
+        if auth is not None and request.url.user is None and "Authorization" not in request.headers:
+            request.headers["Authorization"] = auth.encode()
+        if cookies:
+            pairs = cookies.items() if isinstance(cookies, Mapping) else cookies
+            own = [f"{name}={getattr(value, 'coded_value', value)}" for name, value in pairs]
+            request.headers["Cookie"] = "; ".join([*request.headers.getall("Cookie", ()), *own])
+
+    async def redirect(session: Any, context: Any, request: Any) -> None:
+        if not _within_origin(request.response):
+            for name in [name for name in request.headers if name.lower() not in _HARMLESS]:
+                del request.headers[name]
+
+    trace.on_request_start.append(begin)
+    trace.on_request_redirect.append(redirect)
+    options["trace_configs"] = [*(options.get("trace_configs") or ()), trace]
     return aiohttp.ClientSession(**options)
+
+
+_HARMLESS = {"accept", "accept-encoding", "accept-language", "cache-control", "range", "user-agent"}
+
+
+def _within_origin(response: Any) -> bool:
+    """Whether a redirect leads to the same scheme, host and port."""
+    from yarl import URL
+
+    try:
+        target = response.url.join(URL(response.headers.get("Location") or response.headers.get("URI") or ""))
+        return bool(target.origin() == response.url.origin())
+    except ValueError:
+        return False
 
 
 class _Http:
@@ -170,7 +229,7 @@ class _Http:
         options = dict(self._fs.kwargs)
         headers = {**options.pop("headers", {}), **_asking(start, stop)}
         session = await self._fs.set_session()
-        return _heard(await session.get(self._fs.encode_url(path), **{"timeout": _no_limit(), **options}, headers=headers), start)
+        return await _get(session, start, self._fs.encode_url(path), **{"timeout": _no_limit(), **options}, headers=headers)
 
 
 class _Gcs:
@@ -184,7 +243,7 @@ class _Gcs:
         session = await fs._set_session()
         # Signing may fetch a token, which is done with blocking requests.
         headers = await asyncio.to_thread(fs._get_headers, _asking(start, stop))
-        return _heard(await session.get(fs.url(path), params=fs._get_params({}), headers=headers, timeout=_no_limit()), start)
+        return await _get(session, start, fs.url(path), params=fs._get_params({}), headers=headers, timeout=_no_limit())
 
 
 class _S3:
@@ -223,18 +282,18 @@ class _Other:
         return await asyncio.get_running_loop().run_in_executor(self._threads, getattr(self._fs, name), *args)
 
     async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
-        tag = None
+        tags: dict[str, str] = {}
         if size is None:
             info = await self._call("info", path)
             size = info.get("size")
             if info.get("type") == "directory":
                 raise IsADirectoryError(f"{path} is a directory")
-            tag = next((str(info[name]) for name in ("ETag", "etag", "mtime", "LastModified", "last_modified") if info.get(name)), None)
+            tags = {name: str(info[name]) for name in ("ETag", "etag", "mtime", "LastModified", "last_modified") if info.get(name)}
         if size is None:
-            return Answer(0, None, None, tag, self._read_over(path))
+            return Answer(0, None, None, tags, self._read_over(path))
         stop = size if stop is None else min(size, stop)
         data = await self._call("cat_file", path, start, stop) if start < stop else b""
-        return Answer(start, max(start, stop), size, tag, one_piece(data))
+        return Answer(start, max(start, stop), size, tags, one_piece(data))
 
     async def _read_over(self, path: str) -> AsyncIterator[bytes]:
         """What has no known size can only be read from its beginning."""
@@ -256,14 +315,32 @@ def _no_limit() -> Any:
     return aiohttp.ClientTimeout(total=None, sock_connect=30)
 
 
+async def _get(session: Any, start: int, url: Any, **options: Any) -> Answer:
+    """The answer to a request from byte ``start`` on."""
+    import aiohttp
+
+    try:
+        response = await session.get(url, **options)
+    except aiohttp.TooManyRedirects as error:
+        status, story = error.history[-1].status, f"{len(error.history)} redirects, one after another, the last one by {error.history[-1].url.host}"
+    except (aiohttp.InvalidURL, getattr(aiohttp, "NonHttpUrlClientError", aiohttp.InvalidURL)):
+        status, story = 400, "it, or where it redirects to, is no address of a web server"
+    else:
+        return _heard(response, start)
+    raise RefusedError(status, story)  # here, since those errors hold the URL with its secrets
+
+
 def _heard(response: Any, start: int) -> Answer:
     """An aiohttp response as an answer."""
     try:
         headers = {name.lower(): value for name, value in response.headers.items()}
-        if response.status >= 400:
+        if response.status >= 300:
             ranged = _CONTENT_RANGE.match(headers.get("content-range", ""))
             size = int(ranged[3]) if ranged and ranged[3] != "*" else None
-            raise RefusedError(response.status, f"{response.status} {response.reason}", after=_after(headers.get("retry-after")), size=size)
+            words = f"{response.status} {response.reason}"
+            if response.history and response.url.origin() != response.history[0].url.origin():
+                words += f", redirected to {response.url.host}:{response.url.port}, to which your headers are not sent"
+            raise RefusedError(response.status, words, after=_after(headers.get("retry-after")), size=size)
         heard = _Heard(response)
         return replace(_described(response.status, headers, start), pieces=heard.pieces(), close=response.close, rest=heard.rest)
     except BaseException:
@@ -275,10 +352,13 @@ def _described(status: int, headers: Any, start: int) -> Answer:
     """What status and headers (with lower-case names) say of an answer to a request from byte ``start`` on."""
     if headers.get("content-encoding", "identity") not in ("", "identity", "aws-chunked"):
         raise RefusedError(400, f"it is stored with Content-Encoding {headers['content-encoding']}, in which bytes have no fixed places: store it without")
-    length, tag = headers.get("content-length"), headers.get("etag") or headers.get("last-modified")
+    if status not in _GIVING:
+        raise FaultyError(f"an answer of status {status} holds nothing of it")
+    length = headers.get("content-length")
     length = int(length) if length is not None and length.isdigit() else None
+    tags = {name: re.sub("^[Ww]/", "", headers[name]) for name in _SAYING if headers.get(name)}  # weak ETags are as good here
     if status != 206:  # the range was ignored
-        return Answer(0, length, length, tag)
+        return Answer(0, length, length, tags)
     ranged = _CONTENT_RANGE.match(headers.get("content-range", ""))
     if not ranged or ranged[1] is None:
         raise FaultyError(f"an answer to a request from byte {start} on does not say which bytes it holds")
@@ -289,7 +369,7 @@ def _described(status: int, headers: Any, start: int) -> Answer:
         raise FaultyError(f"an answer begins at byte {first} instead of {start}")
     if length is not None and length != stop - first:
         raise FaultyError(f"an answer says that it holds {stop - first} bytes, and that it is {length} long")
-    return Answer(first, stop, size, tag)
+    return Answer(first, stop, size, tags)
 
 
 class _Heard:
@@ -371,7 +451,8 @@ def _refused_by_s3(response: dict[str, Any], reason: str) -> RefusedError:
     code = error.get("Code")
     words = reason if code is None or str(code) in reason else f"{code}: {reason}"
     after = _after(told.get("HTTPHeaders", {}).get("retry-after"))
-    return RefusedError(told.get("HTTPStatusCode"), words, after=after, size=int(size) if size is not None else None)
+    status = 503 if code in _PASSING_CODES else told.get("HTTPStatusCode")
+    return RefusedError(status, words, after=after, size=int(size) if size is not None else None)
 
 
 class Verdict(NamedTuple):
@@ -388,7 +469,8 @@ _OWN_FAULT = (ImportError, TypeError, AttributeError, KeyError, NameError, NotIm
 def judge(error: BaseException, protocol: str) -> Verdict:
     """What to make of an error of a store."""
     kind = type(error).__name__
-    if kind == "ClientPayloadError" or isinstance(error, (ConnectionError, TimeoutError)):  # aiohttp calls an answer that breaks off a status of 400
+    # aiohttp calls an answer that breaks off, or that it cannot understand, a status of 400.
+    if kind == "ClientPayloadError" or isinstance(error, (ConnectionError, TimeoutError)) or _unparseable(error):
         return Verdict(True, advice="cannot be read")
     status = error.status if isinstance(error, RefusedError) else _status(error)
     if status == 404 or (status is None and isinstance(error, FileNotFoundError)):
@@ -411,11 +493,23 @@ _PUBLIC = {
 }
 
 
+def _unparseable(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, is an answer that some library could not understand."""
+    while error is not None:
+        if any(kind.__name__ in _UNPARSEABLE for kind in type(error).__mro__):
+            return True
+        error = error.__cause__
+    return False
+
+
+_UNPARSEABLE = {"HttpProcessingError", "ResponseParserError", "JSONDecodeError", "ParseError"}  # of aiohttp, botocore, and what reads JSON and XML
+
+
 def _status(error: BaseException | None) -> int | None:
     """The HTTP status in an error of some library, or in what caused it."""
     while error is not None:
         for name in ("status", "code", "status_code"):
-            value = getattr(error, name, None)
+            value = getattr(error, name, None) or getattr(getattr(error, "response", None), name, None)
             if isinstance(value, (int, str)) and str(value).isdigit() and 300 <= int(value) < 600:
                 return int(value)
         error = error.__cause__

@@ -112,9 +112,9 @@ def _expand_glob(url: str, storage_options: dict[str, Any] | None) -> Sequence[s
     # In a URL "?" starts a query; only what comes before it can be a pattern.
     if not ("*" in url.partition("?")[0] or "[" in url.partition("?")[0]) or url.startswith("pipe:"):
         return [url]
-    import fsspec
+    from wds_pipes.io.stores import file_system
 
-    fs, pattern = fsspec.core.url_to_fs(url, **(storage_options or {}))
+    fs, pattern = file_system(url, storage_options)
     return _found(url, [fs.unstrip_protocol(name) for name in sorted(fs.glob(pattern))])
 
 

@@ -124,7 +124,8 @@ class OpenShards(Tolerant[Shard]):
 
     Args:
         source: a pipe of URLs: ``ShardList``, or torch's own, such as ``IterableWrapper(urls)``.
-        storage_options: how to reach the storage: a dict, as fsspec takes it (``{"anon": True}``, ``{"endpoint_url": ...}``).
+        storage_options: how to reach the storage: a dict, as fsspec takes it (``{"anon": True}``, ``{"endpoint_url": ...}``). Its
+            headers, cookies and passwords for http(s) follow redirects only to the same scheme, host and port.
         readahead_bytes: how much of remote shards to hold in memory, for all lanes and open shards of a process together.
         connections: how many requests at once, for all of them together; each open shard has at least one.
         shards_ahead: how many shards behind the one that is read may be asked for.

@@ -69,7 +69,8 @@ class ShardList(Stage[str]):
     Args:
         urls: a URL or path, or a list of them. Each may hold braces (``train-{000000..000999}.tar``, ``{a,b}``), or ``*``, ``?`` and ``[...]``, sorted, local
             or remote; a directory means the ``*.tar*`` files in it, ``@list.txt`` the lines of a text file, ``-`` standard input. A name that ends in
-            ``.json`` is an index (see below) and means the shards that it lists, with what it says of them.
+            ``.json`` is an index (see below) and means the shards that it lists, with what it says of them. An index names shards beside it, in the store where
+            it lies, or in http(s), S3 or GCS; an index on this machine also local files, and what lies in the stores that ``open_shards`` lists.
         shuffle: give the shards in a random order.
         seed: the integer, of 64 bits, that everything random in the pipeline derives from.
         resampled: draw the shards of an epoch at random with replacement, as many as there are: some come twice, others not at all.

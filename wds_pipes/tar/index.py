@@ -5,7 +5,9 @@ Rules:
    the form of wids. It is JSON or plain numbers, never pickle, and at most ``MAX_INDEX_BYTES`` are read.
 2. A name in an index is relative to the place of the index. It means the shard with which it has most of the path in common, the base name at least;
    what could mean two shards, or two names that could be meant by one shard, are an error.
-3. A shard is counted as ``group_by_key`` groups it.
+3. An index may come from anywhere. The shards that it lists lie in its own store or in one of ``_STORES``. Only an index on this machine may name files of
+   this machine, and none may name a command, standard input or a chain of file systems (``a::b://``).
+4. A shard is counted as ``group_by_key`` groups it.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
 from wds_pipes.io.open import Opener, open_url
 from wds_pipes.io.ranged import Reading
+from wds_pipes.io.stores import file_system
 from wds_pipes.io.urls import Urls, expand, local_path, redact
 from wds_pipes.tar.keys import KeySplit, splitter
 from wds_pipes.tar.reader import MAX_SIZE, TarReader
@@ -34,6 +37,8 @@ MAX_INDEX_BYTES = 64 << 20  # enough for 400 000 shards
 _BESIDE = ("index.json", "sizes.json", "_info.json", "info.json")  # the names of an index beside its shards
 _LENGTH = "__len__"
 _READERS = 16  # so many index files are read at a time
+_STORES = ("http", "https", "s3", "s3a", "gs", "gcs")  # that any index may name
+_STORES_OF_LOCAL = (*_STORES, "hf", "az", "abfs", "abfss", "ais")  # that an index on this machine may name: ``wds-pipes index`` may have written it
 _MEND = "Make one with: wds-pipes index SHARDS -o index.json"
 
 Options = dict[str, Any] | None
@@ -86,8 +91,8 @@ def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[
             raise ValueError(
                 f"index {redact(index.url)} lists {index.parts} splits, of which one is to be chosen: name its shards, and pass the file as index="
             )
-        if any(url.startswith("pipe:") for url, _ in index.shards):
-            raise ValueError(f"index {redact(index.url)} names a command: only the program itself may")
+        for url, _ in index.shards:
+            _check_named(index.url, url)
         found += index.shards
     return found
 
@@ -149,9 +154,7 @@ def _exists(url: str, storage_options: Options) -> bool:
     path = local_path(url)
     if path is not None:
         return os.path.isfile(path)
-    import fsspec
-
-    fs, name = fsspec.core.url_to_fs(url, **(storage_options or {}))
+    fs, name = file_system(url, storage_options)
     return bool(fs.isfile(name))
 
 
@@ -350,6 +353,26 @@ def _join(index: str, name: str) -> str:
     scheme, _, path = _path(index).partition("://")
     host, _, folder = path.rpartition("/")[0].partition("/")
     return f"{scheme}://{host}{posixpath.normpath(posixpath.join('/', folder, name))}"
+
+
+def _check_named(index: str, url: str) -> None:
+    """Rule 3.
+
+    Raises:
+        ValueError: an index may not name this shard.
+    """
+    if url.startswith("pipe:"):
+        raise ValueError(f"index {redact(index)} names a command: only the program itself may")
+    local = local_path(index) is not None
+    if local and url != "-" and local_path(url) is not None:
+        return
+    protocol, _, rest = url.partition("://")
+    allowed = _STORES_OF_LOCAL if local else (*_STORES, index.partition("://")[0])
+    if not rest or "::" in rest or protocol not in allowed:
+        raise ValueError(
+            f"index {redact(index)} may not name {redact(url)!r:.200}: an index names shards beside it, or by {', '.join(f'{name}://' for name in allowed)}. "
+            "Name the shards themselves, and pass the file as index=."
+        )
 
 
 # Making

@@ -1,0 +1,215 @@
+"""Redirects of web servers: what is sent on to another origin, and what is not."""
+
+import contextlib
+import datetime
+import json
+import ssl
+import threading
+import traceback
+import warnings
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import aiohttp
+import pytest
+from remote import bare, content, samples
+
+from wds_pipes import ShardError
+from wds_pipes.stages import ShardList
+
+SECRET = "5ecret"
+
+
+class Site(BaseHTTPRequestHandler):
+    """Gives ``objects`` by their paths, or the address of a redirect; notes the headers that came."""
+
+    objects = ()
+    code = 302
+    came = ()
+
+    def log_message(self, *args):
+        pass
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        self.came.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+        found = self.objects.get(self.path.partition("?")[0])
+        if isinstance(found, str):
+            self.send_response(self.code)
+            self.send_header("Location", found)
+            found = b""
+        else:
+            self.send_response(404 if found is None else 200)
+        self.send_header("Content-Length", str(len(found or b"")))
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(b"" if self.command == "HEAD" else found or b"")
+
+
+class Running:
+    """A site that runs: its ``address``, the ``objects`` to fill, and what ``came``."""
+
+    def __init__(self, server, scheme):
+        self.address = f"{scheme}://127.0.0.1:{server.server_port}"
+        self.objects, self.came = server.RequestHandlerClass.objects, server.RequestHandlerClass.came
+
+    def leaked(self):
+        return [headers for _, headers in self.came if SECRET in str(headers) or {"authorization", "cookie"} & set(headers)]
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Starts one: ``site(code)``, or ``site(code, tls=True)``."""
+    with contextlib.ExitStack() as stack:
+
+        def start(code=302, tls=False):
+            server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Site,), {"objects": {}, "code": code, "came": []})))
+            if tls:
+                server.socket = tls_of(tmp_path).wrap_socket(server.socket, server_side=True)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            stack.callback(server.shutdown)
+            return Running(server, "https" if tls else "http")
+
+        yield start
+
+
+def tls_of(folder):
+    """What a server says that has signed its certificate itself."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    begin = datetime.datetime(2020, 1, 1)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
+    certificate = builder.not_valid_before(begin).not_valid_after(begin + datetime.timedelta(days=36500)).sign(key, hashes.SHA256())
+    words = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "site.pem").write_bytes(key.private_bytes(*words) + certificate.public_bytes(serialization.Encoding.PEM))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "site.pem")
+    return context
+
+
+def basic():
+    """A name and a password, as aiohttp has them until its version 4."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return aiohttp.BasicAuth("user", SECRET)
+
+
+HEADERS = {"X-Api-Key": SECRET, "PRIVATE-TOKEN": SECRET, "X-Odd": SECRET, "Authorization": f"Bearer {SECRET}", "Cookie": f"a={SECRET}"}
+OPTIONS = {
+    "headers": {"headers": HEADERS},
+    "headers of the client": {"client_kwargs": {"headers": HEADERS}},
+    "cookies": {"cookies": {"a": SECRET}},
+    "cookies of the client": {"client_kwargs": {"cookies": {"a": SECRET}}},
+    "cookies beside a header": {"headers": {"Cookie": "b=1"}, "client_kwargs": {"cookies": {"a": SECRET}}},
+    "auth": {"auth": basic()},
+    "auth of the client": {"client_kwargs": {"auth": basic()}},
+    "parameters": {"params": {"token": SECRET}},
+}
+
+
+@pytest.mark.filterwarnings("ignore:The 'auth' parameter is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_credentials_stay_with_their_origin(site, local, options):
+    """A redirect within it takes them along, one to another origin does not, nor one from there; harmless headers go everywhere."""
+    first, second = site(307), site(302)
+    first.objects["/x.tar"], first.objects["/moved/x.tar"] = "/moved/x.tar", f"{second.address}/a/x.tar"
+    second.objects["/a/x.tar"], first.objects["/back/x.tar"] = f"{first.address}/back/x.tar", f"{second.address}/b/x.tar"
+    second.objects["/b/x.tar"] = content(local[0])
+    options = {**options, "headers": {**options.get("headers", {}), "User-Agent": "mine"}}
+    assert list(map(bare, samples(f"{first.address}/x.tar", storage_options=options))) == list(map(bare, samples(local[0])))
+    gone_out = [(path.partition("?")[0], headers) for path, headers in first.came]
+    for path, headers in gone_out:
+        told = SECRET in str(headers) or "dXNlcjo1ZWNyZXQ=" in headers.get("authorization", "")
+        if "params" not in options:
+            assert told == (path != "/back/x.tar")
+    if "b=1" in str(options):
+        assert {part.strip() for part in gone_out[0][1]["cookie"].split(";")} == {"b=1", f"a={SECRET}"}
+    assert second.came
+    assert not second.leaked()
+    assert not [path for path, _ in second.came if SECRET in path]
+    assert all(headers["user-agent"] == "mine" and headers["range"].startswith("bytes=") for _, headers in second.came)
+    assert all(headers["accept-encoding"] == "identity" for _, headers in second.came)
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_credentials_do_not_leave_tls(site, local, code):
+    """Nor do they go to another scheme at all."""
+    plain, secure = site(code), site(code, tls=True)
+    secure.objects["/x.tar"], plain.objects["/x.tar"] = f"{plain.address}/x.tar", content(local[0])
+    options = {"headers": HEADERS, "ssl": False}
+    assert len(list(samples(f"{secure.address}/x.tar", storage_options=options))) == 40
+    assert secure.leaked()
+    assert not plain.leaked()
+
+
+def test_the_password_of_a_url_stays_with_its_origin(site, local):
+    first, second = site(), site()
+    first.objects["/x.tar"], second.objects["/x.tar"] = f"{second.address}/x.tar", content(local[0])
+    assert len(list(samples(first.address.replace("://", f"://user:{SECRET}@") + "/x.tar"))) == 40
+    assert first.leaked()
+    assert not second.leaked()
+
+
+def test_an_index_and_what_is_looked_for_beside_it(site):
+    """They are read in other ways than shards: as whole files, and by names that may be there."""
+    first, second = site(), site()
+    index = json.dumps({"wids_version": 1, "shardlist": [{"url": "x.tar", "nsamples": 3}]}).encode()
+    for name in ("index.json", "d/"):
+        first.objects[f"/{name}"] = f"{second.address}/{name}"
+    second.objects |= {"/index.json": index, "/d/": b'<a href="x-1.tar">x-1.tar</a>', "/d/x-1.tar": b""}
+    first.objects["/d/x-1.tar"] = b""
+    options = {"storage_options": {"headers": HEADERS, "client_kwargs": {"auth": None, "cookies": {"c": SECRET}}}}
+    assert ShardList(f"{first.address}/index.json", **options).samples == [3]
+    assert ShardList(f"{first.address}/x.tar", index=True, **options).samples == [3]
+    assert [url.rpartition("/")[2] for url in ShardList(f"{first.address}/d/*.tar", **options).urls] == ["x-1.tar"]
+    assert {path for path, _ in second.came} >= {"/index.json", "/d/"}
+    assert first.leaked()
+    assert not second.leaked()
+
+
+def test_chained_urls(site, local, tmp_path):
+    """By fsspec's own cache."""
+    first, second = site(), site()
+    first.objects["/x.tar"], second.objects["/x.tar"] = f"{second.address}/x.tar", content(local[0])
+    options = {"http": {"headers": HEADERS}, "simplecache": {"cache_storage": str(tmp_path)}}
+    assert len(list(samples(f"simplecache::{first.address}/x.tar", storage_options=options))) == 40
+    assert first.leaked()
+    assert not second.leaked()
+
+
+def test_a_server_that_wants_what_is_not_sent_on(site, local):
+    """The message says why it does not get it."""
+    first, second = site(), site(403)
+    first.objects["/x.tar"], second.objects["/x.tar"] = f"{second.address}/x.tar", f"{second.address}/x.tar"
+    with pytest.raises(ShardError, match="check your credentials.*redirected to 127.0.0.1:.*, to which your headers are not sent"):
+        list(samples(f"{first.address}/x.tar", storage_options={"headers": HEADERS}))
+
+
+WHERE = {
+    "in circles": "{address}/x.tar?token=5ecret",
+    "to a file": "file:///etc/passwd?token=5ecret",
+    "to another protocol": "ftp://user:5ecret@host/x.tar",
+    "to no host": "http://?token=5ecret",
+    "to no port": "http://user:5ecret@host:99999/x.tar",
+    "to no name": "http://user:5ecret@[::/x.tar",
+}
+
+
+@pytest.mark.parametrize("where", WHERE.values(), ids=WHERE)
+def test_redirects_that_lead_nowhere(site, where):
+    """An error in words, after one attempt, without what is secret in them; neither in its causes."""
+    one = site()
+    one.objects["/x.tar"] = where.format(address=one.address)
+    with pytest.raises(ShardError, match=r"/x.tar cannot be read \(.*redirect") as caught:
+        list(samples(f"{one.address}/x.tar", timeout_seconds=10))
+    shown = "".join(traceback.format_exception(caught.value))
+    error = caught.value
+    while error is not None:
+        shown += f"{error} {error.__notes__ if hasattr(error, '__notes__') else ''}"
+        error = error.__cause__ or error.__context__
+    assert SECRET not in shown
+    assert len(one.came) == (10 if "address" in where else 1)
