@@ -377,7 +377,7 @@ class PipeLoader:
     def _recipe(self) -> Recipe:
         """What a state must fit; the rank, which has a say in it, comes first."""
         self.rank  # noqa: B018 - it settles how an epoch ends
-        return Stream(self._stage).recipe
+        return Stream(self._stage).recipe._replace(samples=getattr(self._source, "samples_fingerprint", None))
 
     @property
     def _source(self) -> Stage[Any]:
@@ -470,6 +470,8 @@ class PipeLoader:
             "lanes": lanes,
             "counts": _total(lanes.values(), at.deal.counts if self.rank.number == 0 else {}),
         }
+        if recipe.samples is not None:
+            state["samples"] = recipe.samples
         if self._cut is not None:
             state["given"] = at.given
         if at.deal.history:
@@ -795,7 +797,7 @@ def merge_states(states: list[State]) -> State:
         facts = [f"rank {some(rank for rank in range(world) if rank not in there)} is missing"] if not are_all(there, range(world)) else []
         facts += [f"rank {some(sorted(double))} is there more than once"] if double else []
         raise StateError(f"these are not the states of ranks 0 to {world - 1}: {' and '.join(facts)}.")
-    for name in ("version", "seed", "shards", "fingerprint", "graph", "lane_count", "world_size", "deal", "epoch", "epoch_end", "batch_size"):
+    for name in ("version", "seed", "shards", "fingerprint", "graph", "samples", "lane_count", "world_size", "deal", "epoch", "epoch_end", "batch_size"):
         if any(state.get(name) != first.get(name) for state in states):
             raise StateError(f"the states differ in {name!r}: {', '.join(shown(state.get(name)) for state in states[:5])}. Take them of one run, at one step.")
     for state in saved:

@@ -61,6 +61,7 @@ class Saved(NamedTuple):
     given: int
     epoch_end: str
     batch_size: int
+    samples: str | None
     deal: dict[str, Any] | None
 
 
@@ -187,6 +188,7 @@ def read_state(state: object) -> Saved:
         given=count("given", 0),
         epoch_end=read_text(state.get("epoch_end", ""), "'epoch_end'"),
         batch_size=count("batch_size", 1),
+        samples=read_text(state["samples"], "'samples'") if "samples" in state else None,
         deal=read_dict(state["deal"], "'deal'") if "deal" in state else None,
     )
 

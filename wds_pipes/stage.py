@@ -373,6 +373,7 @@ class Recipe(NamedTuple):
     shards: int | None
     fingerprint: str
     graph: tuple[str, ...]
+    samples: str | None = None  # the fingerprint of the numbers of samples, where lanes are dealt by them
 
 
 class Position(NamedTuple):
@@ -567,6 +568,8 @@ def check_recipe(state: State, recipe: Recipe) -> Saved:
         differences.append(f"it was made over {saved.shards} shards, this pipeline has {recipe.shards}")
     elif saved.fingerprint != recipe.fingerprint:
         differences.append("its list of shards has other URLs or another order")
+    if saved.samples not in (None, recipe.samples):  # None: the versions before did not say
+        differences.append("samples_per_shard or the index gave the shards other numbers of samples, by which the lanes were dealt")
     if saved.seed != recipe.seed:
         differences.append(f"it was made with seed={saved.seed}, this pipeline has seed={recipe.seed}")
     if differences:

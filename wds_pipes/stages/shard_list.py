@@ -187,6 +187,11 @@ class ShardList(Stage[str]):
     def _fingerprint(self) -> str:
         return fingerprint(self.urls)
 
+    @cached_property
+    def samples_fingerprint(self) -> str | None:
+        """16 hexadecimal digits that tell these numbers of samples from others; None if they are not known."""
+        return None if self.samples is None else blake2b(",".join(map(str, self.samples)).encode(), digest_size=8).hexdigest()
+
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
         asked, place = self._asked, mark[0][0] if mark else 0
         if asked.lane is not lane and asked.lane != lane:
