@@ -522,6 +522,92 @@ def test_gather_over_ranks(shards, tmp_path):
     assert sorted(first + second + take(loader)) == [f"{number:08d}" for number in range(46)]
 
 
+def load_what_this_rank_sees(rank, ranks, urls, path):
+    """What ``checkpoint.load`` does on ranks that see different directories, by what differs: the step or the error."""
+    found = {}
+
+    def load(what, **options):
+        loader = make_loader(urls, None, None)
+        before = loader.state_dict()
+        try:
+            found[what] = checkpoint.load(path / what / f"seen-by-{rank}", loader, **{"wait_seconds": 0, **options})
+        except wp.StateError as error:
+            found[what] = str(error)
+            assert loader.state_dict() == before
+        return loader
+
+    loader = load("late")
+    found["samples"] = take(loader)
+    late = path / "soon" / f"seen-by-{rank}"
+    if rank == 1:  # the newest comes while the ranks look again
+        threading.Timer(0.7, os.rename, (late / "hidden", late / "step-0000000003")).start()
+    load("soon", wait_seconds=60)
+    load("step", step=3 - rank)
+    load("gone", step=3)
+    load("older", step=2)
+    load("damaged")
+    load("another")
+    load("apart")
+    load("missing")
+    load("nothing")
+    load("half")
+    return found
+
+
+def test_ranks_load_the_same_checkpoint(shards, tmp_path):
+    """Ranks that see different directories load what all of them see, or all say what is wrong, and which rank sees less."""
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    for _ in range(3):
+        run_ranks(shards, 2, saved, 2)
+    cases = ("late", "soon", "step", "gone", "older", "damaged", "another", "apart", "missing", "half")
+    for case in cases:
+        for rank in range(2):
+            shutil.copytree(saved, tmp_path / case / f"seen-by-{rank}")
+    for case in ("late", "gone", "older"):
+        shutil.rmtree(tmp_path / case / "seen-by-1" / "step-0000000003")
+    (tmp_path / "soon" / "seen-by-1" / "step-0000000003").rename(tmp_path / "soon" / "seen-by-1" / "hidden")
+    cut(tmp_path / "damaged" / "seen-by-1" / "step-0000000003" / "rank-0000-of-0002.json")
+    for rank in range(2):
+        place = tmp_path / "another" / "seen-by-1"
+        shutil.copy(place / "step-0000000002" / f"rank-000{rank}-of-0002.json", place / "step-0000000003")
+        seal(place / "step-0000000003" / f"rank-000{rank}-of-0002.json", step=3)
+    for step in (1, 2):
+        shutil.rmtree(tmp_path / "apart" / "seen-by-1" / f"step-000000000{step}")
+    shutil.rmtree(tmp_path / "apart" / "seen-by-0" / "step-0000000003")
+    shutil.rmtree(tmp_path / "missing" / "seen-by-1")
+    for rank in range(2):
+        (tmp_path / "nothing" / f"seen-by-{rank}").mkdir(parents=True)
+    shutil.rmtree(tmp_path / "half" / "seen-by-0")
+    (tmp_path / "half" / "seen-by-0").mkdir()
+    for step in (1, 2, 3):
+        (tmp_path / "half" / "seen-by-1" / f"step-000000000{step}" / "rank-0001-of-0002.json").unlink()
+    first, second = on_ranks(2, load_what_this_rank_sees, shards, tmp_path)
+    assert first["late"] == second["late"] == 2
+    rest = [take(make_loader_of(shards, rank, saved, 2)) for rank in range(2)]
+    assert [first["samples"], second["samples"]] == rest
+    assert first["soon"] == second["soon"] == 3
+    assert first["older"] == second["older"] == 2
+    assert first["nothing"] is second["nothing"] is None
+    for found in (first, second):
+        assert "rank 0 wants 3, rank 1 wants 2" in found["step"]
+        assert "no checkpoint 3 in" in found["gone"]
+        assert "checkpoint 3 is not there, or not complete, for rank 1" in found["gone"]
+        assert "is truncated or damaged" in found["damaged"]
+        assert "the ranks read different files of checkpoint 3" in found["another"]
+        assert "checkpoint 3 is not there, or not complete, for rank 0" in found["apart"]
+        assert "does not exist" in found["missing"]
+        assert "complete" in found["half"]
+    assert "rank 1 cannot load checkpoint 3" in first["damaged"]
+    assert "rank 1 cannot load a checkpoint" in first["missing"]
+
+
+def make_loader_of(urls, rank, directory, step) -> wp.PipeLoader:
+    loader = make_loader(urls, rank, 2)
+    assert checkpoint.load(directory, loader, step=step) == step
+    return loader
+
+
 def gather_with_tensor_parallel(rank, ranks, urls, path):
     """Two data-parallel ranks of two processes each; then all at different steps."""
     loader = make_loader(urls, rank // 2, 2)

@@ -274,3 +274,47 @@ def test_how_an_epoch_ends_may_change_when_it_is_dealt_again(counted_urls):
     half = wp.PipeLoader(pipe(counted_urls), batch_size=2, collate="list", rank=0, world_size=2)
     with pytest.raises(wp.StateError, match=r"epoch_end='drop' and batches of 3.*merge_states"):
         half.load_state_dict(second[0].state_dict())
+
+
+def test_other_numbers_of_samples_with_the_same_sum_are_noticed(counted_urls):
+    """Lanes are dealt by the number of each shard, not by their sum: a state fits the same numbers only, wherever these come from."""
+    other = [*COUNTS[:-1], COUNTS[-1] + 1]
+    other[2] -= 1
+    half = loader(counted_urls, lanes=2)
+    given = [key for _, batch in zip(range(3), half) for key in keys(batch)]
+    state = half.state_dict()
+    for lanes in (2, 3):
+        with pytest.raises(wp.StateError, match="gave the shards other numbers of samples"):
+            loader(counted_urls, lanes=lanes, pipe_options={"samples_per_shard": other}).load_state_dict(state)
+    again = loader(counted_urls, lanes=2)
+    again.load_state_dict(state)
+    assert sorted(given + [key for batch in again for key in keys(batch)]) == ALL
+
+
+def test_numbers_of_samples_from_an_index_are_the_same(counted_urls, tmp_path):
+    path = tmp_path / "index.json"
+
+    def indexed(counts):
+        facts = [{"url": url.rpartition("/")[2], "nsamples": count, "filesize": 0} for url, count in zip(counted_urls, counts)]
+        path.write_text(json.dumps({"shardlist": facts}))
+        return loader(counted_urls, lanes=2, pipe_options={"samples_per_shard": None, "index": str(path)})
+
+    state = loader(counted_urls, lanes=2).state_dict()
+    indexed(COUNTS).load_state_dict(state)
+    with pytest.raises(wp.StateError, match="other numbers of samples"):
+        indexed(COUNTS[::-1]).load_state_dict(state)
+    with pytest.raises(wp.StateError, match="other numbers of samples"):
+        loader(counted_urls, lanes=2).load_state_dict(indexed(COUNTS[::-1]).state_dict())
+
+
+def test_numbers_of_samples_that_decide_nothing_may_change(counted_urls):
+    """A pipe by itself goes by whole shards; and a state of before, which does not tell the numbers, is taken."""
+    half = pipe(counted_urls)
+    next(iter(half))
+    for counts in (None, COUNTS[::-1]):
+        pipe(counted_urls, samples_per_shard=counts).load_state_dict(half.state_dict())
+    state = loader(counted_urls, lanes=2).state_dict()
+    del state["samples"]
+    loader(counted_urls, lanes=2).load_state_dict(state)
+    with pytest.raises(wp.StateError, match=r"its pipeline was .* parts > .* this one is .* parts\(samples=29\)"):
+        loader(counted_urls, lanes=2).load_state_dict(loader(counted_urls, lanes=2, pipe_options={"samples_per_shard": None}).state_dict())

@@ -670,7 +670,7 @@ def changed(state, **changes):
         (lambda states: [*states[:2], changed(states[2], fingerprint="x")], "differ in 'fingerprint'"),
         (lambda states: [*states[:2], changed(states[2], graph=["shard_list"])], "differ in 'graph'"),
         (lambda states: [*states[:2], changed(states[2], lane_count=6)], "differ in 'lane_count': 3, 3, 6"),
-        (lambda states: [*states[:2], changed(states[2], version=2)], "differ in 'version'"),
+        (lambda states: [*states[:2], changed(states[2], version=2)], "has format version 2"),
     ],
 )
 def test_states_that_are_not_of_all_ranks_at_one_step_are_refused(edit, message, even_urls):
@@ -742,7 +742,7 @@ DAMAGE = {
     "epoch": (lambda state: {**state, "epoch": -1}, "damaged"),
     "lanes": (lambda state: {**state, "lanes": []}, "damaged"),
     "lane": (lambda state: {**state, "lanes": {**state["lanes"], "1": None}}, "lane 1"),
-    "lane name": (lambda state: {**state, "lanes": {"x": state["lanes"]["1"], "0": state["lanes"]["0"]}}, "lane x"),
+    "lane name": (lambda state: {**state, "lanes": {"x": state["lanes"]["1"], "0": state["lanes"]["0"]}}, "'x' is not the number of a lane"),
     "ended": (lambda state: lane(state, ended="no"), "lane 1"),
     "delivered": (lambda state: lane(state, delivered="2"), "damaged"),
     "no position": (lambda state: lane(state, position=[]), "damaged"),

@@ -266,7 +266,7 @@ def test_another_batch_size_or_function_is_not(urls):
         (lambda state: {**state, "epoch": -1}, "damaged"),
         (lambda state: {**state, "epoch": "1"}, "damaged"),
         (lambda state: {**state, "lanes": {"0": {}}}, "damaged"),
-        (lambda state: {**state, "lanes": {}}, "holds lane  of 1"),
+        (lambda state: {**state, "lanes": {}}, "holds lane none of 1"),
         (lambda state: {**state, "lane_count": 2}, "keep the number of workers"),
         (lambda state: {name: value for name, value in state.items() if name != "seed"}, "'seed' is None"),
         (lambda state: lane(state, position=[]), "damaged"),

@@ -9,8 +9,8 @@
         checkpoint.save("run/data", loader, step=step)     # every rank, at the same step
 
 Rules:
-1. Ranks find each other by the shared directory alone, ``directory/step-0000001200/rank-0002-of-0004.json``: no rank waits for another. It is a path of a
-   local or shared file system, not a URL.
+1. To save, ranks find each other by the shared directory alone, ``directory/step-0000001200/rank-0002-of-0004.json``: no rank waits for another. It is a path
+   of a local or shared file system, not a URL.
 2. A file is written beside its place under a hidden name, flushed to the disk and renamed: it is whole or not there. A checkpoint is complete when the
    files of all its ranks are there; a crash in the middle of saving leaves an incomplete one, and the one before it still counts.
 3. A file that is there but not as it was written is an error, never a reason to take an older checkpoint or to start again.
@@ -24,18 +24,24 @@ import errno
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import secrets
+import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from wds_pipes.errors import StateError
 from wds_pipes.loader import PipeLoader, merge_states
+from wds_pipes.saved import is_count, shown
 from wds_pipes.stage import State, check_count, logger
 
 FORMAT = 1
+WAIT_SECONDS = 10.0  # network file systems show a new name within some seconds, if they are asked again
+LOOK_AGAIN_SECONDS = 0.5
 
 _STEP = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,})")  # as _place writes them, and nothing else
 _RANK = re.compile(r"rank-([0-9]{4}|[1-9][0-9]{4,})-of-([0-9]{4}|[1-9][0-9]{4,})\.json")
@@ -89,30 +95,56 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
     return path.parent
 
 
-def load(directory: str | os.PathLike[str], loader: PipeLoader, *, step: int | None = None) -> int | None:
+def load(
+    directory: str | os.PathLike[str], loader: PipeLoader, *, step: int | None = None, group: Any = None, wait_seconds: float = WAIT_SECONDS
+) -> int | None:
     """Let a loader continue from a checkpoint, by whatever number of ranks and workers it was saved.
 
     Incomplete checkpoints that are newer, left by a crash in the middle of saving, are passed over with a warning in the log.
 
+    Where torch.distributed is initialised and the loader is one of several ranks, this is a collective: every rank calls it, and all read the same
+    checkpoint, or all raise. On a file system that shows files to some ranks late, the ranks look again for ``wait_seconds``; then they take the newest
+    checkpoint that is complete for all of them. Without torch.distributed each rank goes by what it sees itself: give ``step`` on such a file system.
+
     Args:
         directory: where ``save`` wrote, the same for all ranks. It must exist: one that is not there may be one that is not mounted.
         loader: the loader, of any number of ranks and workers: where lanes and hosts fit it goes on as it would have, else what is left is dealt again.
-        step: which checkpoint; None: the newest complete one. Give it where the model's checkpoint may be an older one than the newest here.
+        step: which checkpoint, the same for all ranks; None: the newest complete one. Give it where the model's checkpoint may be an older one than the
+            newest here.
+        group: the process group of the ranks; None: the default group.
+        wait_seconds: how long ranks that see different checkpoints look again; rank 0's number counts.
 
     Returns:
         The step of the checkpoint; None if nothing was ever saved there.
 
     Raises:
         StateError: there are checkpoints but none is complete, a file is truncated, edited, of a newer format or of another run than its neighbours, or the
-            state does not fit the loader. The loader stays as it was.
+            state does not fit the loader; ranks want different steps, see different files, or another rank cannot load. The loader stays as it was.
     """
     root = _local(directory)
+    number = _agree(root, loader, step, group, wait_seconds) if _has_group(loader, group) else _choose(root, _look(root), step)
+    if number is None:
+        return None
+    with _together(loader, group, f"checkpoint {number} of {root}") as agreed:
+        whole = _states(root, number)
+        agreed.append(_checksum(whole))
+    _load(loader, whole, str(_place(root, number)))
+    _last_steps[loader] = number
+    return number
+
+
+def _look(root: Path) -> _Found:
+    """The checkpoints in a directory; StateError where it cannot be listed."""
     try:
-        found = _find(root)
+        return _find(root)
     except FileNotFoundError as error:
         raise StateError(f"{root} does not exist: for a first start make it, else see whether its disk is mounted.") from error
     except OSError as error:
         raise StateError(f"cannot read checkpoints from {root}: {error}.") from error
+
+
+def _choose(root: Path, found: _Found, step: int | None) -> int | None:
+    """The step to load of what a rank sees; None: there is nothing at all."""
     complete = [number for number, worlds in found.items() if _complete(worlds)]
     if not found and step is None:
         return None
@@ -128,15 +160,115 @@ def load(directory: str | os.PathLike[str], loader: PipeLoader, *, step: int | N
         facts = [f"{at} is complete, and save() refuses to go on before it" if at in complete else _missing(found[at], at) for at in newer]
         more = f" and {len(facts) - 3} more" if len(facts) > 3 else ""
         logger.warning("loading checkpoint %d of %s although newer ones are there: %s%s", number, root, "; ".join(facts[:3]), more)
+    return number
+
+
+def _states(root: Path, number: int) -> State:
+    """The states of all ranks of a checkpoint as one."""
     place = _place(root, number)
     try:
-        world = max(_complete(found[number]), key=lambda world: (place / _file(0, world)).stat().st_mtime_ns)
+        worlds = _complete(_find(root).get(number, {}))
+        if not worlds:
+            raise StateError(f"the checkpoint {place} was removed or changed while it was read. Load it again.")
+        world = max(worlds, key=lambda world: (place / _file(0, world)).stat().st_mtime_ns)
         states = [_read(place / _file(rank, world), number, rank, world) for rank in range(world)]
     except OSError as error:
         raise StateError(f"cannot read the checkpoint {place}: {error}.") from error
-    _restore(loader, states, str(place))
-    _last_steps[loader] = number
-    return number
+    return _merge(states, str(place))
+
+
+class _View(NamedTuple):
+    """What a rank knows before the ranks have agreed; ``error``: why it cannot list the directory."""
+
+    rank: int
+    step: int | None
+    rounds: int  # how often to look again
+    complete: list[int]
+    empty: bool
+    error: str | None
+
+
+def _agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_seconds: float) -> int | None:
+    """The step that all ranks load: the one asked for, or the newest that is complete for all; None: no rank sees anything.
+
+    All ranks decide by the same views, so they look again equally often, and come to the same end.
+    """
+    rounds = math.ceil(max(0.0, wait_seconds) / LOOK_AGAIN_SECONDS)
+    for turn in itertools.count():
+        found: _Found = {}
+        error = None
+        try:
+            found = _look(root)
+        except StateError as problem:
+            error = str(problem)
+        complete = sorted(number for number, worlds in found.items() if _complete(worlds))
+        views: list[_View] = _all_gather(_View(loader.rank.number, step, rounds, complete, not found, error), group)
+        if len({view.step for view in views}) > 1:
+            wanted = ", ".join(f"rank {view.rank} wants {view.step}" for view in views)
+            raise StateError(f"the ranks do not load the same checkpoint ({wanted:.1000}): pass the same step= on all, or none.")
+        common = sorted(set(views[0].complete).intersection(*(view.complete for view in views)))
+        seen = sorted({number for view in views for number in view.complete})
+        wanted_step = max(seen, default=None) if step is None else step
+        if all(view.empty and view.error is None for view in views) and step is None:
+            return None
+        if wanted_step in common or turn >= views[0].rounds or (not seen and all(view.error is None for view in views)):
+            break
+        time.sleep(LOOK_AGAIN_SECONDS)
+    if failed := [view for view in views if view.error is not None]:
+        raise StateError(error or f"rank {failed[0].rank} cannot load a checkpoint: {failed[0].error}")
+    if wanted_step in common or not seen:
+        if not seen and not found:
+            raise StateError(f"{root} holds checkpoints for other ranks, but none that is complete, and nothing for this one: see that it is the same for all.")
+        return _choose(root, found, step)
+    late = ", ".join(str(view.rank) for view in views if wanted_step not in view.complete)
+    if step is not None or not common:
+        raise StateError(
+            f"the ranks see no checkpoint{f' {step}' if step is not None else ''} in {root} that is complete for all of them: checkpoint {wanted_step} is not "
+            f"there, or not complete, for rank {late:.500}. See that the directory is the same for all ranks; where its file system is slow to show files, "
+            "pass a longer wait_seconds."
+        )
+    logger.warning("loading checkpoint %d of %s, the newest that all ranks see: %d is not complete for rank %.500s", common[-1], root, wanted_step, late)
+    return common[-1]
+
+
+@contextlib.contextmanager
+def _together(loader: PipeLoader, group: Any, what: str) -> Iterator[list[str]]:
+    """Let all ranks of a loader do something, or none: where one fails, or they come to different values, all raise."""
+    if not _has_group(loader, group):
+        yield []
+        return
+    values: list[str] = []
+    error: Exception | None = None
+    try:
+        yield values
+    except Exception as problem:
+        error = problem
+    results = _all_gather((loader.rank.number, values, None if error is None else str(error)), group)
+    if error is not None:
+        raise error
+    for rank, _, failed in results:
+        if failed is not None:
+            raise StateError(f"rank {rank} cannot load {what}: {failed}")
+    if any(of_rank != values for _, of_rank, _ in results):
+        raise StateError(f"the ranks read different files of {what}. See that the directory is the same for all ranks, and load it again.")
+
+
+def _has_group(loader: PipeLoader, group: Any) -> bool:
+    """Whether torch.distributed can ask the other ranks of a loader."""
+    if loader.rank.of == 1:
+        return False
+    import torch.distributed as dist
+
+    return bool(dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1)
+
+
+def _all_gather(value: Any, group: Any) -> list[Any]:
+    """What each process of a group passed, in their order."""
+    import torch.distributed as dist
+
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 def gather(loader: PipeLoader, group: Any = None) -> State:
@@ -215,7 +347,7 @@ class DCPState:
         try:
             ranks = json.loads(state_dict["ranks"])
             states = [ranks[f"dp_rank_{rank}"] for rank in range(len(ranks))]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise StateError(
                 f"this is not what DCPState.state_dict() gave ({error!r}): load a checkpoint that was saved with a DCPState under this name."
             ) from error
@@ -234,23 +366,31 @@ def _gather(loader: PipeLoader, group: Any) -> list[State]:
             f"this is rank {state['rank']} of {state['world_size']}, and torch.distributed, which the others are asked by, is not initialised: "
             "call init_process_group(), or use checkpoint.save(), which needs none."
         )
-    states: list[State] = [{}] * dist.get_world_size(group)
-    dist.all_gather_object(states, state, group=group)
+    states: list[State] = _all_gather(state, group)
     states.sort(key=lambda state: int(state["rank"]))
     return [state for place, state in enumerate(states) if place == 0 or state != states[place - 1]]
 
 
 def _restore(loader: PipeLoader, states: list[State], where: str) -> None:
     """Load the states of all ranks; ``where`` they are from, for people."""
-    try:
-        whole = merge_states(states)
-    except StateError as error:
-        raise StateError(f"the ranks of {where} do not belong together: {error} Or load an older checkpoint.") from error
+    _load(loader, _merge(states, where), where)
+
+
+def _load(loader: PipeLoader, whole: State, where: str) -> None:
+    """Load a state; ``where`` it is from, for people."""
     try:
         loader.load_state_dict(whole)
     except StateError as error:
         error.add_note(f"The state is from {where}.")
         raise
+
+
+def _merge(states: list[State], where: str) -> State:
+    """The states of all ranks as one; ``where`` they are from, for people."""
+    try:
+        return merge_states(states)
+    except StateError as error:
+        raise StateError(f"the ranks of {where} do not belong together: {error} Or load an older checkpoint.") from error
 
 
 def _local(directory: str | os.PathLike[str]) -> Path:
@@ -304,17 +444,20 @@ def _read(path: Path, number: int, rank: int, world: int) -> State:
     """The state in a file, which must be whole, as it was written, and in its place."""
     try:
         content = json.loads(path.read_bytes())
+        checksum = _checksum({name: value for name, value in content.items() if name not in ("format", "checksum")}) if isinstance(content, dict) else ""
     except (ValueError, RecursionError) as error:
         raise StateError(f"{path} is truncated or damaged: it is not JSON ({error}). Load an older checkpoint with step=, or bring this one back.") from error
     if not isinstance(content, dict) or not {"format", "checksum", "state"} <= content.keys():
         raise StateError(f"{path} is not a checkpoint of wds_pipes. Remove it, or load an older checkpoint with step=.")
     if content.pop("format") != FORMAT:
         raise StateError(f"{path} has another format than {FORMAT}, the one known here: use the version of wds_pipes that wrote it, or a newer one.")
-    if content.pop("checksum") != _checksum(content):
+    if content.pop("checksum") != checksum:
         raise StateError(f"{path} has been edited or damaged: its checksum differs. Load an older checkpoint with step=, or bring this one back.")
     of = tuple(content.get(name) for name in ("step", "rank", "world_size"))
-    if of != (number, rank, world):
-        raise StateError(f"{path} was written as rank {of[1]} of {of[2]} at step {of[0]}, and is not in its place: checkpoints have been mixed.")
+    if not all(map(is_count, of)) or of != (number, rank, world):
+        raise StateError(
+            f"{path} was written as rank {shown(of[1])} of {shown(of[2])} at step {shown(of[0])}, and is not in its place: checkpoints have been mixed."
+        )
     state: State = content["state"]
     return state
 

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wds_pipes.ordering import mix
+from wds_pipes.saved import damaged, read_state
 from wds_pipes.stage import Position, Stage, State, Stream, check_count
 
 MAX_WORKERS = 1024
@@ -68,8 +69,11 @@ class WdsDataset(IterableDataset[Any]):
         """Let the next iteration in this process continue from ``state``."""
         stream = self._stream
         stream.settle()
+        saved = read_state(state)
+        if saved.epoch >= _EPOCHS - 1:
+            raise damaged(f"'epoch' is {saved.epoch}, and epochs are numbered below {_EPOCHS - 1}")
         stream.load_state_dict(state)
-        stream.over = stream.waits = state.get("ended") is True
+        stream.over = stream.waits = saved.ended
         stream.tell(stream.position.epoch - 1)
 
 

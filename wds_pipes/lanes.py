@@ -21,7 +21,8 @@ from functools import cached_property, lru_cache
 from typing import Any, NoReturn, cast
 
 from wds_pipes.errors import ShardError
-from wds_pipes.stage import COUNTED, Lane, Mark, Out, Stage, damaged
+from wds_pipes.saved import COUNTED, MOST_DEALS, MOST_LANES, damaged, read_count, read_counts, read_dict, read_list, read_position, shown
+from wds_pipes.stage import Lane, Mark, Out, Stage
 from wds_pipes.stages import BatchSamples, Mix, ShardList
 from wds_pipes.stages.shard_list import Piece
 
@@ -54,16 +55,25 @@ class Part:
         return [self.number, self.generation, self.start, self.stop, position, *([] if self.samples is None else [self.samples])]
 
     @classmethod
-    def from_json(cls, entry: list[Any], stages: int) -> Part:
+    def from_json(cls, entry: object, stages: int) -> Part:
         """The part that ``as_json`` wrote, of a chain of so many stages."""
-        number, generation, start, stop, position, *samples = entry
-        _check_counts(number, generation, start, *samples, *([] if stop is None else [stop]))
+        number, generation, start, stop, position, *samples = _pieces_of(entry, 5, 6)
+        for value in (number, generation, start, *samples, *([] if stop is None else [stop])):
+            read_count(value, "a number of a tail")
         if position is not None:
-            of, entries = position
-            if of != stages or not entries.keys() <= set(map(str, range(stages))):
-                raise ValueError(f"position {position!r:.80}")
-            position = [dict(entries.get(str(depth), {})) for depth in range(stages)]
+            of, entries = _pieces_of(position, 2)
+            names = set(map(str, range(stages)))
+            if of != stages or not read_dict(entries, "the position of a tail").keys() <= names:
+                raise damaged(f"a tail stands at {shown(position)}")
+            position = read_position([entries.get(str(depth), {}) for depth in range(stages)], "the position of a tail")
         return cls(number, generation, start, stop, position, *samples)
+
+
+def _pieces_of(entry: object, *lengths: int) -> list[Any]:
+    """A list of one of these lengths."""
+    if not isinstance(entry, list) or len(entry) not in lengths:
+        raise damaged(f"its deal holds {shown(entry)}")
+    return entry
 
 
 def _runs(numbers: tuple[int, ...] | None) -> list[list[int]] | None:
@@ -71,22 +81,15 @@ def _runs(numbers: tuple[int, ...] | None) -> list[list[int]] | None:
     return None if numbers is None else [[number, len(list(run))] for number, run in itertools.groupby(numbers)]
 
 
-def _flat(runs: list[list[int]] | None) -> tuple[int, ...] | None:
-    """The numbers of which ``_runs`` made runs."""
-    if runs is None:
-        return None
-    _check_counts(*(value for run in runs for value in run))
-    if sum(times for _, times in runs) > MOST_LANES:
-        raise ValueError(f"more than {MOST_LANES} lanes")
-    return tuple(number for number, times in runs for _ in range(times))
+def _flat(runs: object, lanes: int | None = None) -> tuple[int, ...]:
+    """The numbers of which ``_runs`` made runs, one for each of so many lanes (None: any number of them, up to MOST_LANES)."""
+    pairs = [_pieces_of(run, 2) for run in read_list(runs, "a list of its deal")]
+    count = sum(read_count(times, "a number of lanes in its deal", least=1, most=MOST_LANES) for _, times in pairs)
+    if count > MOST_LANES or (lanes is not None and count != lanes):
+        raise damaged(f"its deal is of {count} lanes, and {lanes or f'at most {MOST_LANES}'} can be")
+    return tuple(value for number, times in pairs for value in itertools.repeat(read_count(number, "a number of its deal"), times))
 
 
-def _check_counts(*values: Any) -> None:
-    if not all(type(value) is int and value >= 0 for value in values):
-        raise ValueError(f"{values!r:.80} where counts should be")
-
-
-MOST_LANES = 1_000_000  # that a state can speak of: a damaged one must not fill the memory
 Sizes = tuple[int, ...] | None  # how many samples each lane gets of the shards that nobody has opened; None: whole shards in turn
 History = tuple[tuple[Sizes, tuple[int, ...]], ...]  # see Deal
 
@@ -162,22 +165,36 @@ class Deal:
         recipe = parts_of(stage).source
         assert recipe is not None
         stages = len(recipe.dump(None))
-        try:
-            history = tuple((_flat(sizes), _flat(opened) or ()) for sizes, opened in entry["history"])
-            tails = tuple(Part.from_json(tail, stages) for tail in entry["tails"])
-            deal = cls(lanes, _flat(entry["sizes"]), history, tails, dict(entry["counts"]))
-            _check_counts(*deal.counts.values())
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise damaged(f"its deal cannot be read ({error})") from error
-        for sizes, of_lanes in ((deal.sizes, lanes), *((sizes, len(opened)) for sizes, opened in history)):
-            if sizes is not None and len(sizes) != of_lanes:
-                raise damaged(f"its deal has the sizes of {len(sizes)} lanes of {of_lanes}")
-        of = [len(opened) for _, opened in history]
-        if not all(tail.generation < len(of) and tail.number < of[tail.generation] for tail in tails):
-            raise damaged("its deal goes on with lanes that there were not")
+        history: list[tuple[Sizes, tuple[int, ...]]] = []
+        earlier, lanes_so_far = read_list(entry.get("history"), "the history of its deal"), lanes
+        if not 0 < len(earlier) <= MOST_DEALS:
+            raise damaged(f"its epoch was dealt again {len(earlier)} times, and at most {MOST_DEALS} can be")
+        for one in earlier:
+            sizes, runs = _pieces_of(one, 2)
+            opened = _flat(runs)
+            lanes_so_far += len(opened)
+            if not opened or lanes_so_far > MOST_LANES:
+                raise damaged(f"its deals are of {lanes_so_far} lanes, and at most {MOST_LANES} can be")
+            history.append((None if sizes is None else _flat(sizes, len(opened)), opened))
+        tails = tuple(Part.from_json(tail, stages) for tail in read_list(entry.get("tails"), "the tails of its deal"))
+        given = entry.get("sizes")
+        deal = cls(
+            lanes, None if given is None else _flat(given, lanes), tuple(history), tails, dict(read_counts(entry.get("counts"), "the counts of its deal"))
+        )
+        if len({(tail.generation, tail.number) for tail in tails}) < len(tails):
+            raise damaged("its deal goes on with a lane twice")
         for tail in tails:
+            if tail.generation >= len(history) or tail.number >= len(history[tail.generation][1]):
+                raise damaged("its deal goes on with lanes that there were not")
+            if isinstance(stage.root, ShardList) and not (tail.stop is not None and tail.start < tail.stop <= history[tail.generation][1][tail.number]):
+                raise damaged("its deal goes on with shards that were not opened")
             if tail.position is not None:
                 recipe.load(tail.position)
+        counted = isinstance(stage.root, ShardList) and stage.root.samples is not None
+        if not all((sizes is not None) == counted for sizes in (deal.sizes, *(sizes for sizes, _ in history))):
+            raise damaged(
+                "its deal does not say how many samples each lane has" if counted else "its deal says how many samples each lane has, of uncounted shards"
+            )
         if isinstance(stage.root, ShardList):
             deal.shares(stage.root, stage.seed, epoch)  # that there are so many samples
         return deal
@@ -192,6 +209,8 @@ def _shares(source: ShardList, epoch: tuple[int, int], lanes: int, sizes: Sizes,
     dealt = []
     for earlier, opened in history:
         shares = _divide(pieces, len(opened), earlier)
+        if any(count > len(share) for share, count in zip(shares, opened, strict=True)):
+            raise damaged("its deal has lanes that opened more shards than they had")
         pieces = [piece for share, count in zip(shares, opened, strict=True) for piece in share[count:]]
         dealt.append(shares)
     return [*dealt, _divide(pieces, lanes, sizes)]
@@ -214,6 +233,8 @@ def _divide(pieces: list[Piece], lanes: int, sizes: Sizes) -> list[list[Piece]]:
             size -= end - start
             start = end
         shares.append(share)
+    if start < stop or next(rest, None) is not None:
+        raise damaged("its deal leaves samples out")
     return shares
 
 
@@ -263,6 +284,8 @@ class Parts(Stage[Out]):
 
     def run(self) -> Iterator[Out]:
         at, parts = self.at, self.parts
+        if at.part > len(parts) and self.padding is None:
+            raise damaged(f"lane {self.lane.number} has {at.part} parts behind it, and these are {len(parts)}")
         while at.part < len(parts) or self.padding is not None:
             pads, whole, before = at.part >= len(parts), self._resume is None, at.padded
             inner = self._inner or self._open()
@@ -389,6 +412,8 @@ def deal_again(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: 
         parts = old.parts(number, source)
         at = {} if position is None else position[depth]
         place, given = at.get("part", 0), at.get("opened", 0)
+        if (place == len(parts) - 1 and given > len(share)) or (place > len(parts) and not parts_of(stage).pads):
+            raise damaged(f"lane {number} has opened {given} shards of part {place}")
         if state["ended"] or place >= len(parts):
             opened.append(len(share))
         elif position is None:
@@ -455,4 +480,6 @@ def _hand_on(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: St
 def _tail(part: Part, position: list[dict[str, Any]], opened: int | None) -> Part | None:
     """What a part leaves half read: its pieces up to the ``opened`` ones (None: all), from its position, which has no counts, on."""
     start, stop = part.start + position[0].pop("next", 0), part.stop if opened is None else part.start + opened
+    if stop is not None and start > stop:
+        raise damaged(f"lane {part.number} has {start} shards behind it, and opened {stop}")
     return None if stop is not None and start >= stop else replace(part, start=start, stop=stop, position=position)

@@ -19,6 +19,7 @@ import pickle
 import time
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -33,9 +34,8 @@ from wds_pipes.datapipes import as_stage, check_not_loaded
 from wds_pipes.errors import ShardError, StateError, WorkerError
 from wds_pipes.lanes import Deal, Parts, deal_again, lay_out, parts_of, with_parts
 from wds_pipes.ranks import Rank, find_rank
+from wds_pipes.saved import COUNTED, MOST, MOST_LANES, STATE_VERSION, SavedLane, are_all, damaged, read_state, shown, some
 from wds_pipes.stage import (
-    COUNTED,
-    STATE_VERSION,
     Lane,
     Network,
     Recipe,
@@ -47,7 +47,6 @@ from wds_pipes.stage import (
     check_count,
     check_lane,
     check_recipe,
-    damaged,
     functional_name,
     logger,
 )
@@ -325,7 +324,7 @@ class PipeLoader:
         if epoch_end in ("drop", "pad") and self._uncounted:
             raise ValueError(f"epoch_end={epoch_end!r} needs to know how many samples there are, and {self._uncounted}")
         self._num_workers = check_count("num_workers", num_workers, least=0)
-        self._lanes = None if lanes is None else check_count("lanes", lanes)
+        self._lanes = None if lanes is None else check_count("lanes", lanes, most=MOST_LANES)
         check_count("prefetch_factor", prefetch_factor)
         self._persistent = bool(persistent_workers)
         self._given = rank, world_size
@@ -378,7 +377,7 @@ class PipeLoader:
     def _recipe(self) -> Recipe:
         """What a state must fit; the rank, which has a say in it, comes first."""
         self.rank  # noqa: B018 - it settles how an epoch ends
-        return Stream(self._stage).recipe
+        return Stream(self._stage).recipe._replace(samples=getattr(self._source, "samples_fingerprint", None))
 
     @property
     def _source(self) -> Stage[Any]:
@@ -416,7 +415,7 @@ class PipeLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next ``iter()`` be ``epoch``, from its beginning; a loaded state of that same epoch still continues where it was."""
-        check_count("epoch", epoch, least=0)
+        check_count("epoch", epoch, least=0, most=MOST)
         if self._resume and self._position.epoch == epoch:
             return
         lanes = self._at.deal.lanes if self._at is not None else None
@@ -471,6 +470,8 @@ class PipeLoader:
             "lanes": lanes,
             "counts": _total(lanes.values(), at.deal.counts if self.rank.number == 0 else {}),
         }
+        if recipe.samples is not None:
+            state["samples"] = recipe.samples
         if self._cut is not None:
             state["given"] = at.given
         if at.deal.history:
@@ -485,42 +486,42 @@ class PipeLoader:
         """
         if isinstance(state, (list, tuple)):
             state = merge_states(list(state))
-        check_recipe(state, self._recipe)
-        epoch, count, rank = state["epoch"], state["lane_count"], self.rank
-        lanes = {int(name): self._checked_lane(name, lane) for name, lane in state["lanes"].items() if str(name).isdigit()}
-        whole = lanes.keys() == set(range(count))
-        own = (state.get("rank"), state.get("world_size")) == tuple(rank)
-        if count < 1 or len(lanes) != len(state["lanes"]) or (own and not whole and lanes.keys() != set(range(rank.number, count, rank.of))):
-            raise damaged(f"it has lane {', '.join(map(str, state['lanes'])) or 'none'} of {count}")
-        for name in ("step", "given"):
-            if type(state.get(name, 0)) is not int or state.get(name, 0) < 0:
-                raise damaged(f"{name!r} is {state[name]!r}")
+        saved, rank = check_recipe(state, self._recipe), self.rank
+        if saved.rank is None:
+            raise damaged("it does not say of which rank it is")
+        epoch, count = saved.epoch, saved.lane_count
+        lanes = {number: self._checked_lane(number, lane) for number, lane in saved.lanes.items()}
+        whole, own = are_all(lanes, range(count)), (saved.rank, saved.world_size) == tuple(rank)
+        if own and not whole and not are_all(lanes, range(rank.number, count, rank.of)):
+            raise damaged(f"it has lane {some(lanes)} of {count}")
         if not whole and not own:
             raise StateError(
-                f"this is the state of rank {state.get('rank')} of {state.get('world_size')} alone, and this process is rank {rank.number} of {rank.of}: "
+                f"this is the state of rank {saved.rank} of {saved.world_size} alone, and this process is rank {rank.number} of {rank.of}: "
                 "collect the states of all ranks and load merge_states(states) on each."
             )
-        ends = state.get("epoch_end"), state.get("batch_size")
+        ends = saved.epoch_end, saved.batch_size
         alike = ends[0] == self._mode and (self._mode == "exact" or ends[1] == _batch_size(self._stage)[0])
         if not alike and not whole:
             raise StateError(
-                f"this is the state of one rank, of an epoch with epoch_end={ends[0]!r} and batches of {ends[1]}, and this loader has "
+                f"this is the state of one rank, of an epoch with epoch_end={shown(ends[0])} and batches of {ends[1]}, and this loader has "
                 f"epoch_end={self._mode!r} and batches of {_batch_size(self._stage)[0]}: load merge_states(states) of all ranks' states on each, or keep these."
             )
-        again = state.get("deal")
-        deal = Deal.first(count, self._source, epoch) if again is None else Deal.from_json(count, again, self._stage, epoch)
+        deal = Deal.first(count, self._source, epoch) if saved.deal is None else Deal.from_json(count, saved.deal, self._stage, epoch)
+        batches = self._batches(deal) if alike else None
+        if batches is not None and any(lane["delivered"] > batches for lane in lanes.values()):
+            raise damaged(f"it has a lane that gave more than its {batches} batches")
         hosts = self._new_lanes()
         if (whole or self._mode != "exact") and all(lane["ended"] for lane in lanes.values()):
             at = self._beginning(epoch + 1, count if count % rank.of == 0 and count >= hosts else None)
         elif not whole or (alike and count % rank.of == 0 and count >= hosts and self._lanes in (None, count) and self._even(deal, lanes)):
             # Ranks that were merged begin to count anew: steps are only compared.
-            at = _At(epoch, deal, {number: _pack(lanes[number]) for number in range(rank.number, count, rank.of)}, state["step"] if own else 0)
+            at = _At(epoch, deal, {number: _pack(lanes[number]) for number in range(rank.number, count, rank.of)}, saved.step if own else 0)
         else:
             dealt = self._lanes or max(hosts, count // rank.of * rank.of)
             at = self._beginning(epoch, dealt)._replace(deal=deal_again(deal, dealt, lanes, self._stage, epoch))
             self._warn_of_dropped(at.deal)
         self._stop_live("a state was loaded: continue with a new iter()")
-        self._at, self._epoch, self._resume = at._replace(given=state.get("given", 0)), at.epoch, True
+        self._at, self._epoch, self._resume = at._replace(given=saved.given), at.epoch, True
 
     def _warn_of_dropped(self, deal: Deal) -> None:
         """Say so where much of an epoch that is dealt again would be left out."""
@@ -534,14 +535,11 @@ class PipeLoader:
                 "epoch_end='pad' or 'exact' if that is not meant", deal.lanes, left, total,
             )  # fmt: skip
 
-    def _checked_lane(self, name: str, lane: Any) -> LaneState:
-        """What a state says of a lane; StateError if no PipeLoader said it."""
-        counts = lane.get("counts") if isinstance(lane, dict) else None
-        if not isinstance(counts, dict) or not isinstance(lane.get("ended"), bool) or not all(type(count) is int and count >= 0 for count in counts.values()):
-            raise damaged(f"lane {name} is not one of a PipeLoader")
-        if lane.get("position") is not None:
-            self._stage.load(check_lane(lane, int(name), self._stage)["position"])
-        return {**_NOT_BEGUN, **lane}
+    def _checked_lane(self, number: int, lane: SavedLane) -> LaneState:
+        """What a state says of a lane; StateError if it cannot stand there."""
+        if lane.position is not None:
+            self._stage.load(check_lane(lane, number, self._stage))
+        return {"url": lane.url, "delivered": lane.delivered, "ended": lane.ended, "position": lane.position, "counts": lane.counts}
 
     def _even(self, deal: Deal, lanes: dict[int, LaneState]) -> bool:
         """Whether all ranks have equally many batches left in these lanes, where that matters."""
@@ -789,28 +787,36 @@ def merge_states(states: list[State]) -> State:
     Raises:
         StateError: a rank is missing or there twice, or they were taken at different steps or by different pipelines.
     """
-    if not states or not all(map(_is_of_a_rank, states)):
+    if not states or not all(isinstance(state, dict) and "rank" in state for state in states):
         raise StateError("merge_states() takes the list of what state_dict() of each rank's PipeLoader returned, untouched")
-    world, first = states[0]["world_size"], states[0]
-    ranks = sorted(state["rank"] for state in states)
-    if ranks != list(range(world)):
-        missing, double = sorted(set(range(world)) - set(ranks)), sorted({rank for rank in ranks if ranks.count(rank) > 1})
-        facts = [f"rank {', '.join(map(str, missing))} is missing"] if missing else []
-        facts += [f"rank {', '.join(map(str, double))} is there more than once"] if double else []
-        raise StateError(f"these are not the states of ranks 0 to {world - 1}: {' and '.join(facts) or f'ranks {ranks}'}.")
-    for name in ("version", "seed", "shards", "fingerprint", "graph", "lane_count", "world_size", "deal", "epoch", "epoch_end", "batch_size"):
+    saved = [read_state(state) for state in states]
+    world, first = saved[0].world_size, states[0]
+    ranks = [state.rank for state in saved if state.rank is not None]
+    if len(ranks) != world or not are_all(set(ranks), range(world)):
+        there, double = set(ranks), {rank for rank, count in Counter(ranks).items() if count > 1}
+        facts = [f"rank {some(rank for rank in range(world) if rank not in there)} is missing"] if not are_all(there, range(world)) else []
+        facts += [f"rank {some(sorted(double))} is there more than once"] if double else []
+        raise StateError(f"these are not the states of ranks 0 to {world - 1}: {' and '.join(facts)}.")
+    for name in ("version", "seed", "shards", "fingerprint", "graph", "samples", "lane_count", "world_size", "deal", "epoch", "epoch_end", "batch_size"):
         if any(state.get(name) != first.get(name) for state in states):
-            raise StateError(f"the states differ in {name!r}: {', '.join(str(state.get(name)) for state in states)[:200]}. Take them of one run, at one step.")
-    going = [state for state in states if not all(lane["ended"] for lane in state["lanes"].values())]
-    if len({state["step"] for state in going}) > 1 or (going and max(state["step"] for state in states) > going[0]["step"]):
-        steps = ", ".join(f"rank {state['rank']} at {state['step']}" for state in states)
-        raise StateError(f"the states were taken at different steps ({steps}): samples would be lost or repeated. Save all ranks at the same step.")
+            raise StateError(f"the states differ in {name!r}: {', '.join(shown(state.get(name)) for state in states[:5])}. Take them of one run, at one step.")
+    for state in saved:
+        if not are_all(state.lanes, range(state.rank or 0, state.lane_count, world)):
+            raise damaged(f"rank {state.rank} of {world} has lane {some(state.lanes)} of {state.lane_count}")
+    going = [state for state in saved if not all(lane.ended for lane in state.lanes.values())]
+    if len({state.step for state in going}) > 1 or (going and max(state.step for state in saved) > going[0].step):
+        steps = ", ".join(f"rank {state.rank} at {state.step}" for state in saved)
+        raise StateError(f"the states were taken at different steps ({steps:.1000}): samples would be lost or repeated. Save all ranks at the same step.")
     counts: dict[str, int] = {}
-    for state in states:
-        for name, count in state["counts"].items():
+    for state in saved:
+        for name, count in state.counts.items():
             counts[name] = counts.get(name, 0) + count
     lanes = {number: lane for state in states for number, lane in state["lanes"].items()}
-    return copy.deepcopy({**first, "rank": 0, "world_size": 1, "lanes": {number: lanes[number] for number in sorted(lanes, key=int)}, "counts": counts})
+    merged = {**first, "rank": 0, "world_size": 1, "lanes": {number: lanes[number] for number in sorted(lanes, key=int)}, "counts": counts}
+    try:
+        return copy.deepcopy(merged)
+    except RecursionError as error:
+        raise damaged("it is nested too deeply") from error
 
 
 def _batch_size(stage: Stage[Any]) -> tuple[int, bool]:
@@ -842,16 +848,6 @@ def _why_uncounted(stage: Stage[Any]) -> str | None:
 
 # The steps that give as many samples as they take.
 _KEEP_COUNT = (ShardList, OpenShards, LoadTar, GroupByKey, ShuffleBuffer, DecodeByExt, ToTuple, MapSamples, BatchSamples, InterleaveShards, Parts)
-
-
-def _is_of_a_rank(state: Any) -> bool:
-    """Whether this can be what a PipeLoader said."""
-    if not isinstance(state, dict) or not all(type(state.get(name)) is int for name in ("rank", "world_size", "step")):
-        return False
-    lanes, counts = state.get("lanes"), state.get("counts")
-    return (
-        isinstance(counts, dict) and isinstance(lanes, dict) and all(isinstance(lane, dict) and isinstance(lane.get("ended"), bool) for lane in lanes.values())
-    )
 
 
 def _as_it_is(result: Result) -> Result:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torchdata.nodes import BaseNode
 
 from wds_pipes import stages
-from wds_pipes.errors import StateError
+from wds_pipes.errors import StateError, WdsError
 from wds_pipes.stage import Host, Lane, Mark, Stage, State, Stream
 
 
@@ -131,7 +131,17 @@ class ForeignNode(Stage[Any]):
     _started = False
 
     def run(self) -> Iterator[Any]:
-        self.node.reset(self._state)
+        try:
+            self.node.reset(self._state)
+        except WdsError:
+            raise
+        except Exception as error:
+            if self._state is None:
+                raise
+            name = type(self.node).__name__
+            raise StateError(
+                f"the state that was saved of node {name} cannot be loaded ({type(error).__name__}: {error}). Use an untouched checkpoint."
+            ) from error
         self._started = True
         yield from self.node
 

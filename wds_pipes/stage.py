@@ -25,13 +25,25 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 from wds_pipes.errors import StateError, WdsError
 from wds_pipes.ordering import mix
+from wds_pipes.saved import (
+    COUNTED,
+    MOST,
+    STATE_VERSION,
+    TROUBLE,
+    Saved,
+    SavedLane,
+    damaged,
+    is_count,
+    read_count,
+    read_finite,
+    read_state,
+    shown,
+    some,
+)
 
 logger = logging.getLogger("wds_pipes")
 
-STATE_VERSION = 1
 LOGGED = 20  # so many skipped things a stage and epoch are logged
-COUNTED = ("delivered", "filtered", "skipped", "dropped")  # samples; these are always told
-TROUBLE = ("skipped_shards", "damaged", "padded")  # these where there are any
 
 Out = TypeVar("Out")
 Mark = tuple[tuple[Any, ...], Any]
@@ -90,17 +102,14 @@ class Network(NamedTuple):
 NO_NETWORK = Network()
 
 
-def damaged(what: str) -> StateError:
-    """The error for a state that no pipeline wrote."""
-    return StateError(f"the state is damaged: {what}. Use an untouched checkpoint.")
-
-
-def check_count(what: str, value: object, *, least: int = 1) -> int:
-    """``value`` as an int of at least ``least``, else an error that names the option."""
+def check_count(what: str, value: object, *, least: int = 1, most: int | None = None) -> int:
+    """``value`` as an int of at least ``least`` and at most ``most``, else an error that names the option."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} must be an int, not {value!r}")
     if value < least:
         raise ValueError(f"{what} must be at least {least}, not {value}")
+    if most is not None and value > most:
+        raise ValueError(f"{what} must be at most {most}, not {shown(value)}")
     return value
 
 
@@ -293,14 +302,24 @@ class Stage(Generic[Out]):
         return [*(self.source.uncounted(before) if self.source is not None else []), _without_counts(entry)]
 
     def load(self, entries: list[dict[str, Any]]) -> Mark:
-        """The mark that ``dump`` wrote."""
+        """The mark that ``dump`` wrote.
+
+        Raises:
+            StateError: the values are not of the types of ``At``, or ``problem`` refuses them.
+        """
         *before, entry = entries
         known = self._defaults
         for name, value in entry.items():
             if name not in known or not _alike(known[name], value):
-                raise damaged(f"{functional_name(type(self))} cannot stand at {name}={value!r}")
+                raise damaged(f"{functional_name(type(self))} cannot stand at {shown(name)[1:-1]}={shown(value)}")
         own = tuple(entry.get(name, default) for name, default in known.items())
+        if entry and (problem := self.problem(self._at(own))) is not None:
+            raise damaged(f"{functional_name(type(self))} cannot stand at {shown(entry)}: {problem}")
         return own, self.source.load(before) if self.source is not None else None
+
+    def problem(self, at: Any) -> str | None:
+        """Why this stage can never stand at ``at``, which a state holds, in words; None if it can. The types of its values are right already."""
+        return None
 
 
 def _without_counts(value: Any) -> Any:
@@ -314,9 +333,9 @@ def _alike(default: object, value: object) -> bool:
     if default is None:
         return True
     if isinstance(default, float):
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return read_finite(value) is not None
     if isinstance(default, int) and not isinstance(default, bool):
-        return isinstance(value, int) and not isinstance(value, bool) and value >= min(default, 0)
+        return is_count(value, least=min(default, 0))
     return isinstance(value, type(default))
 
 
@@ -354,6 +373,7 @@ class Recipe(NamedTuple):
     shards: int | None
     fingerprint: str
     graph: tuple[str, ...]
+    samples: str | None = None  # the fingerprint of the numbers of samples, where lanes are dealt by them
 
 
 class Position(NamedTuple):
@@ -387,7 +407,7 @@ class Stream(Generic[Out]):
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next ``iter()`` be ``epoch``, from its beginning; a loaded state of that same epoch still continues where it was."""
-        check_count("epoch", epoch, least=0)
+        check_count("epoch", epoch, least=0, most=MOST)
         if self._resume and self.position.epoch == epoch:
             return
         self.stage.host.epoch, self.stage.host.hosted = epoch, None
@@ -461,14 +481,13 @@ class Stream(Generic[Out]):
         Raises:
             StateError: the state was made by another version, over other shards, with another seed or another chain of stages; the message says what differs.
         """
-        check_recipe(state, self.recipe)
-        host = self.stage.host
-        if state["lane_count"] != host.lanes or str(host.lane) not in state["lanes"]:
-            held = f"lane {', '.join(map(str, state['lanes']))} of {state['lane_count']}"
+        saved, host = check_recipe(state, self.recipe), self.stage.host
+        lane = saved.lanes.get(host.lane)
+        if saved.lane_count != host.lanes or lane is None:
+            held = f"lane {some(saved.lanes)} of {saved.lane_count}"
             raise StateError(f"the state holds {held}, and this process gives lane {host.lane} of {host.lanes}: keep the number of workers.")
-        lane = check_lane(state["lanes"][str(host.lane)], host.lane, self.stage)
-        mark = self.stage.load(lane["position"])
-        self.seek(Position(state["epoch"], lane["delivered"], mark))
+        mark = self.stage.load(check_lane(lane, host.lane, self.stage))
+        self.seek(Position(saved.epoch, lane.delivered, mark))
 
     def _stop_live(self, why: str) -> None:
         live = None if self._live is None else self._live()
@@ -540,49 +559,30 @@ class Pass(Generic[Out]):
         self.close()
 
 
-_FIELDS = {"version": int, "epoch": int, "seed": int, "shards": (int, type(None)), "fingerprint": str, "graph": list, "lane_count": int, "lanes": dict}
-
-
-def check_recipe(state: State, recipe: Recipe) -> None:
-    """StateError, saying all that differs, where a state was made by another pipeline."""
-    if not isinstance(state, dict) or "version" not in state:
-        raise StateError(f"this is not a state of a wds_pipes pipeline but {_short(state)}. Pass what state_dict() returned.")
-    if state["version"] != STATE_VERSION:
-        raise StateError(
-            f"the state has format version {state['version']!r}, this wds_pipes reads version {STATE_VERSION}. Resume with the wds_pipes that wrote it."
-        )
-    for name, kind in _FIELDS.items():
-        if not isinstance(state.get(name), kind):  # type: ignore[arg-type]
-            raise damaged(f"{name!r} is {_short(state.get(name))}")
-    if not _alike(0, state["epoch"]):
-        raise damaged(f"its epoch is {state['epoch']}")
-    differences, graph = [], tuple(state["graph"])
-    if graph != recipe.graph:
-        differences.append(f"its pipeline was {' > '.join(map(str, graph))}, this one is {' > '.join(recipe.graph)}")
-    if state["shards"] != recipe.shards:
-        differences.append(f"it was made over {state['shards']} shards, this pipeline has {recipe.shards}")
-    elif state["fingerprint"] != recipe.fingerprint:
+def check_recipe(state: State, recipe: Recipe) -> Saved:
+    """What a state says; StateError, saying all that differs, where another pipeline made it."""
+    saved, differences = read_state(state), []
+    if saved.graph != recipe.graph:
+        differences.append(f"its pipeline was {' > '.join(saved.graph):.2000}, this one is {' > '.join(recipe.graph)}")
+    if saved.shards != recipe.shards:
+        differences.append(f"it was made over {saved.shards} shards, this pipeline has {recipe.shards}")
+    elif saved.fingerprint != recipe.fingerprint:
         differences.append("its list of shards has other URLs or another order")
-    if state["seed"] != recipe.seed:
-        differences.append(f"it was made with seed={state['seed']}, this pipeline has seed={recipe.seed}")
+    if saved.samples not in (None, recipe.samples):  # None: the versions before did not say
+        differences.append("samples_per_shard or the index gave the shards other numbers of samples, by which the lanes were dealt")
+    if saved.seed != recipe.seed:
+        differences.append(f"it was made with seed={saved.seed}, this pipeline has seed={recipe.seed}")
     if differences:
         raise StateError(f"the state does not fit this pipeline: {'; '.join(differences)}. Build the pipeline as it was when the state was saved.")
+    return saved
 
 
-def check_lane(lane: Any, number: int, stage: Stage[Any]) -> dict[str, Any]:
-    """What a state says of a lane; StateError where it is no position of the stage."""
-    position = lane.get("position") if isinstance(lane, dict) else None
-    entries = len(stage.dump(None))
-    if not isinstance(position, list) or len(position) != entries or not all(isinstance(entry, dict) for entry in position):
-        raise damaged(f"lane {number} is {_short(lane)}")
-    if not _alike(0, lane.get("delivered")):
-        raise damaged("its counts are no numbers")
-    return lane  # type: ignore[no-any-return]
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def check_lane(lane: SavedLane, number: int, stage: Stage[Any]) -> list[dict[str, Any]]:
+    """The position that a state tells of a lane; StateError where it has not one entry for each stage."""
+    position = lane.position
+    if position is None or len(position) != len(stage.dump(None)):
+        raise damaged(f"the position of lane {number} is {shown(position)}")
+    return position
 
 
 def describe_state(state: State) -> str:
@@ -592,43 +592,44 @@ def describe_state(state: State) -> str:
         state: of a pipe, a node, a dataset or a PipeLoader, also inside of what StatefulDataLoader or torchdata's Loader gave.
 
     Raises:
-        StateError: there is no state of a wds_pipes pipeline in it.
+        StateError: there is no state of a wds_pipes pipeline in it, or it is damaged.
     """
     found = list(_states_in(state))
     if not found:
-        raise StateError(f"this is not a state of a wds_pipes pipeline but {_short(state)}. Pass what state_dict() returned.")
-    try:
-        return "\n".join(map(_describe, found))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise damaged(f"it cannot be described ({type(error).__name__}: {error})") from error
+        raise StateError(f"this is not a state of a wds_pipes pipeline but {shown(state)}. Pass what state_dict() returned.")
+    return "\n".join(_describe(read_state(part)) for part in found)
 
 
-def _states_in(state: Any) -> Iterator[State]:
+def _states_in(state: Any, depth: int = 0) -> Iterator[State]:
     """Every state of ours in what a loader made of them."""
-    if isinstance(state, dict):
+    if isinstance(state, dict) and depth < 50:  # no loader nests them deeper
         if {"version", "epoch", "lanes", "graph"} <= state.keys():
             yield state
         else:
             for part in state.values():
-                yield from _states_in(part)
+                yield from _states_in(part, depth + 1)
 
 
-def _describe(state: State) -> str:
-    names = [entry.split("(")[0] for entry in state["graph"]]
-    lines = [f"epoch {state['epoch']}, seed {state['seed']}: {' > '.join(names)}"]
-    for index, lane in state["lanes"].items():
-        facts = ["ended"] if lane.get("ended") else [] if lane["position"] else ["not begun"]
-        for name, entry in zip(names, lane["position"] or [], strict=False):
+def _describe(state: Saved) -> str:
+    names = [entry.split("(")[0] for entry in state.graph]
+    lines = [f"epoch {state.epoch}, seed {state.seed}: {' > '.join(names)}"]
+    for index, lane in state.lanes.items():
+        facts = ["ended"] if lane.ended else [] if lane.position else ["not begun"]
+        for name, entry in zip(names, lane.position or [], strict=False):
+
+            def value(of: str, entry: dict[str, Any] = entry) -> int:
+                return read_count(entry.get(of, 0), repr(of))
+
             if name == "shard_list" and "parts" in names:  # a lane of PipeLoader
-                facts.append(f"in {lane['url']}")
+                facts.append(f"in {lane.url}")
             elif name == "shard_list":
-                per_lane = -(-(state["shards"] - int(index)) // state["lane_count"])
-                facts.append(f"shard {min(entry.get('next', 0) + 1, per_lane)} of {per_lane} ({lane['url']})")
+                per_lane = -(-((state.shards or 0) - index) // state.lane_count)
+                facts.append(f"shard {min(value('next') + 1, per_lane)} of {per_lane} ({lane.url})")
             elif name == "load_tar":
-                facts.append(f"byte {entry.get('offset', 0):,}")
+                facts.append(f"byte {value('offset'):,}")
             elif name == "shuffle_buffer":
-                facts.append(f"shuffle at {entry.get('left', 0):,}, read again from its sample {entry.get('first', 0):,}")
-        facts.append(f"{lane['delivered']:,} items delivered")
-        lines.append(f"lane {index} of {state['lane_count']}: " + ", ".join(facts))
-    lines.append("samples: " + ", ".join(f"{count:,} {what}" for what, count in state["counts"].items()))
+                facts.append(f"shuffle at {value('left'):,}, read again from its sample {value('first'):,}")
+        facts.append(f"{lane.delivered:,} items delivered")
+        lines.append(f"lane {index} of {state.lane_count}: " + ", ".join(facts))
+    lines.append("samples: " + ", ".join(f"{count:,} {what}" for what, count in state.counts.items()))
     return "\n".join(lines)

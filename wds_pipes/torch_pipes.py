@@ -9,6 +9,7 @@ Rules:
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +19,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes import iter as pipes
 
 from wds_pipes.errors import StateError
+from wds_pipes.saved import damaged
 from wds_pipes.stage import Host, Stage
 from wds_pipes.stages.shard_list import fingerprint
 
@@ -103,7 +105,10 @@ class TorchSource(Stage[Any]):
 
     def run(self) -> Iterator[Any]:
         at, lane = self.at, self.lane
-        for item in islice(self.pipe, lane.number + at.taken * lane.of, None, lane.of):
+        start = lane.number + at.taken * lane.of
+        if start > sys.maxsize:
+            raise damaged(f"{at.taken} items were taken from torch's pipe")
+        for item in islice(self.pipe, start, None, lane.of):
             at.taken += 1
             yield item
 

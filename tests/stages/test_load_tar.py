@@ -102,7 +102,22 @@ def test_a_shard_that_was_changed_is_told_where_it_shows(tmp_path):
     put(tmp_path / "x.tar", tar([("a.a", b"x" * 5000)]))
     stream = Stream(load([path]))
     stream.load_state_dict(state)
-    with pytest.raises(ShardError, match="byte 512"):
+    with pytest.raises(StateError, match="stands at byte 512 of shard .*, and no member starts there"):
+        list(stream)
+
+
+@pytest.mark.parametrize("place", [512, 1024, 2048])
+def test_a_state_that_stands_inside_of_a_member_is_refused(tmp_path, place):
+    """Inside of data, of zeros in data, or behind both: the shard is not damaged, and no wrong data is given."""
+    path = put(tmp_path / "x.tar", tar([("a.a", b"x" * 600 + bytes(1200)), ("b.a", b"y")]))
+    stream = Stream(load([path]))
+    next(iter(stream))
+    state = stream.state_dict()
+    state["lanes"]["0"]["position"][2]["offset"] = place
+    stream.load_state_dict(state)
+    with pytest.raises(
+        StateError, match=f"stands at byte {place} of shard .*, and no member starts there: the shard was changed or damaged since, or the state"
+    ):
         list(stream)
 
 
@@ -116,8 +131,21 @@ def test_a_state_with_another_compression_is_refused(tmp_path, value):
     stream.close()
     state["lanes"]["0"]["position"][2]["compression"] = value
     stream = Stream(load([path]))
+    with pytest.raises(StateError, match=r"the compressions are gz, bz2, xz, zst|read as gz, and is not compressed now"):
+        stream.load_state_dict(state)
+        list(stream)
+
+
+def test_a_shard_that_was_compressed_since_is_refused(tmp_path):
+    path = put(tmp_path / "x.tar", tar(pairs(20)))
+    stream = Stream(load([path]))
+    next(iter(stream))
+    state = stream.state_dict()
+    stream.close()
+    put(tmp_path / "x.tar", COMPRESS["gz"](tar(pairs(20))))
+    stream = Stream(load([path]))
     stream.load_state_dict(state)
-    with pytest.raises((StateError, ShardError), match=r"cannot have the compression 'lzip'|damaged|gzip"):
+    with pytest.raises(StateError, match="was read as not compressed, and is gz now: it was changed since"):
         list(stream)
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from wds_pipes.stage import Lane, Mark, Out, Stage, check_count, damaged
+from wds_pipes.saved import damaged, read_count, read_list, read_position, shown
+from wds_pipes.stage import Lane, Mark, Out, Stage, check_count
 from wds_pipes.stages.shard_list import Piece, ShardList
 
 _NONE = object()
@@ -80,9 +81,9 @@ class InterleaveShards(Stage[Out]):
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
         pieces, chains = self._pieces, self._chains
+        if self.at.opened > len(pieces):
+            raise damaged(f"interleave_shards has opened {self.at.opened} shards of a lane of {len(pieces)}")
         for place, mark in self._marks[len(chains) :]:
-            if place >= len(pieces):
-                raise damaged(f"interleave_shards has shard {place} of a lane of {len(pieces)} open")
             chains.append(self._chain(pieces[place], mark, ahead=ahead))
         while len(chains) < self.count and self.at.opened < len(pieces):
             self._marks.append((self.at.opened, None))
@@ -188,15 +189,18 @@ class InterleaveShards(Stage[Out]):
         return [{"next": first} if first else {}, *({} for _ in range(self.depth - 1)), {name: value for name, value in own.items() if value}]
 
     def load(self, entries: list[dict[str, Any]]) -> Mark:
-        first, own = entries[0].get("next", 0), dict(entries[-1])
-        saved = own.pop("round", [])
-        counts = {name: own.pop(name, 0) for name in self._defaults if name != "round"}
-        steps = self.depth
-        fits = not own and isinstance(saved, list) and all(type(count) is int and count >= 0 for count in (first, *counts.values()))
-        fits = fits and all(isinstance(shard, list) and len(shard) == 2 and type(shard[0]) is int and 0 <= shard[0] < counts["opened"] for shard in saved)
-        fits = fits and all(isinstance(shard[1], list) and len(shard[1]) == steps and all(isinstance(entry, dict) for entry in shard[1]) for shard in saved)
-        if not fits or len(saved) > self.count or counts["turn"] >= max(1, len(saved)):
-            raise damaged(f"interleave_shards cannot stand at {entries[-1]!r:.80}")
+        start, *between, own = entries
+        if start.keys() > {"next"} or any(between) or own.keys() - self._defaults.keys():
+            raise damaged(f"interleave_shards cannot stand at {shown(entries)}")
+        first = read_count(start.get("next", 0), "'next' of shard_list")
+        counts = {name: read_count(own.get(name, 0), f"{name!r} of interleave_shards") for name in self._defaults if name != "round"}
+        places, marks = [], []
+        for shard in read_list(own.get("round", []), "'round' of interleave_shards"):
+            if not isinstance(shard, list) or len(shard) != 2:
+                raise damaged(f"interleave_shards cannot have {shown(shard)} open")
+            places.append(read_count(shard[0], "an open shard of interleave_shards", most=max(0, counts["opened"] - 1)))
+            marks.append(self._before.load(read_position(shard[1], "a shard of interleave_shards", self.depth)))
+        if len(set(places)) < len(places) or len(places) > min(self.count, counts["opened"]) or counts["turn"] >= max(1, len(places)):
+            raise damaged(f"interleave_shards cannot have shards {shown(places)} of {counts['opened']} open, and take from number {counts['turn']} of them")
         counts["opened"] += first
-        opened = tuple((first + place, self._before.load(steps)) for place, steps in saved)
-        return self._own(self.At(round=opened, **counts)), None
+        return self._own(self.At(round=tuple((first + place, mark) for place, mark in zip(places, marks, strict=True)), **counts)), None

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from wds_pipes.errors import ShardError
-from wds_pipes.io.compression import unreadable
+from wds_pipes.errors import ShardError, StateError
+from wds_pipes.io.compression import KINDS, unreadable
 from wds_pipes.io.urls import redact
 from wds_pipes.stage import Mark, Stage, Tolerant, check_choice, check_count
 from wds_pipes.stages.open_shards import Shard
 from wds_pipes.stages.shard_list import PartOfShard
-from wds_pipes.tar.reader import TarMember, TarReader
+from wds_pipes.tar.reader import BLOCK, TarMember, TarReader
 
 
 class LoadTar(Tolerant[TarMember]):
@@ -44,6 +44,11 @@ class LoadTar(Tolerant[TarMember]):
         damaged: int = 0
 
     counter = "damaged"
+
+    def problem(self, at: Any) -> str | None:
+        if at.offset % BLOCK:
+            return f"the headers of a tar start at multiples of {BLOCK} bytes"
+        return f"the compressions are {', '.join(KINDS)}" if at.compression not in ("", *KINDS) else None
 
     def __init__(
         self,
@@ -123,6 +128,13 @@ class LoadTar(Tolerant[TarMember]):
         return self.bytes_read + (self._reader.offset - self._began if self._reader is not None else 0)
 
     def _damaged(self, error: ShardError) -> None:
+        offset, url = getattr(error, "offset", None), getattr(error, "url", None)
+        if self.on_error == "raise" and offset == self._began > 0 and error.__cause__ is None:
+            # Where the position came from a shard as it is now, the header was read already.
+            raise StateError(
+                f"the state stands at byte {offset} of shard {url}, and no member starts there: the shard was changed or damaged since, or the "
+                f"state is damaged. ({error})"
+            )
         self.skip(error)
         self._damage_at = self._reader.offset  # type: ignore[union-attr]
 

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple, cast
 
 from wds_pipes.errors import StateError
 from wds_pipes.ordering import mix, mix_text
-from wds_pipes.stage import Host, Lane, Mark, Network, Stage, check_choice, check_count, damaged
+from wds_pipes.saved import damaged, read_count, read_counts, read_dict, read_flag, read_list, read_position, read_text, shown
+from wds_pipes.stage import Host, Lane, Mark, Network, Stage, check_choice, check_count
 
 logger = logging.getLogger("wds_pipes")
 
@@ -309,28 +310,32 @@ class Mix(Stage[Any]):
 
     def load(self, entries: list[dict[str, Any]]) -> Mark:
         own = entries[0]
-        saved, last, ahead = own.get("sources"), own.get("last", ""), own.get("ahead", 0)
-        if not isinstance(saved, dict) or not all(map(_is_place, saved.values())) or not _is_count(ahead) or not isinstance(last, str):
-            raise damaged(f"mix cannot stand at {entries!r:.80}")
+        saved = {name: _Place.read(name, entry) for name, entry in read_dict(own.get("sources"), "the sources of mix").items()}
+        last, ahead = read_text(own.get("last", ""), "'last' of mix"), read_count(own.get("ahead", 0), "'ahead' of mix")
+        if unknown := own.keys() - {"sources", "last", "ahead"}:
+            raise damaged(f"mix cannot stand at {shown(min(unknown))}")
         if gone := sorted(saved.keys() - self.sources.keys() - self.without):
-            raise StateError(f"the state has {', '.join(map(repr, gone))}, which is not in this mix. If that is meant, pass mix(..., without={gone}).")
+            raise StateError(
+                f"the state has {', '.join(map(repr, gone)):.500}, which is not in this mix. If that is meant, pass mix(..., without={gone!r:.500})."
+            )
+        if last and last not in saved:
+            raise damaged(f"mix drew last from {shown(last)}, which is none of its sources")
         draws: list[int] = []
         marks: list[Mark | None] = []
         places: list[_Rest] = []
         for name, source in self.sources.items():
-            entry = saved.get(name)
-            if entry is None:
+            place = saved.get(name)
+            if place is None:
                 draws, marks, places = [*draws, 0], [*marks, None], [*places, _Rest()]
                 continue
-            _check_source(name, source, entry["recipe"], self._recipes[name])
-            position = entry.get("position")
-            if position is not None and len(position) != len(source.dump(None)):
-                raise damaged(f"source {name!r} of mix cannot stand at {position!r:.80}")
-            draws.append(entry.get("draws", 0))
-            marks.append(None if position is None else source.load(position))
-            places.append(_Rest(**{what: entry[what] for what in _Rest._fields if what in entry}))
-        weights = {name: entry["weight"] for name, entry in saved.items()}
-        if weights != {name: str(weight) for name, weight in self.weights.items()}:
+            _check_source(name, source, place.recipe, self._recipes[name])
+            position = place.position
+            draws.append(place.draws)
+            marks.append(None if position is None else source.load(read_position(position, f"source {name!r} of mix", len(source.dump(None)))))
+            places.append(place.rest)
+        if {name: place.weight for name, place in saved.items()} == {name: str(weight) for name, weight in self.weights.items()}:
+            self._check_proportions(draws, places)
+        else:
             if ahead:
                 raise StateError(
                     "this mix has other weights or sources than the state, and a step behind it, such as shuffle_buffer, still held samples that were drawn by "
@@ -339,6 +344,13 @@ class Mix(Stage[Any]):
             places = [place._replace(since=drawn) for place, drawn in zip(places, draws, strict=True)]
         names = list(self.sources)
         return (names.index(last) if last in names else -1, tuple(draws), tuple(marks), tuple(places), [sum(draws) + ahead]), None
+
+    def _check_proportions(self, draws: list[int], places: list[_Rest]) -> None:
+        """StateError where the sources were not drawn in proportion, as the head of this module says that they always are."""
+        live = [(weight, drawn - place.since) for weight, drawn, place in zip(self.weights.values(), draws, places, strict=True) if not place.ended]
+        total, turn = sum(weight for weight, _ in live), sum(drawn for _, drawn in live)
+        if not all(abs(drawn * total - weight * turn) < total for weight, drawn in live):
+            raise damaged(f"mix cannot have drawn {shown(draws)} times from its sources, which is not in proportion to their weights")
 
 
 def _whole_weights(names: list[str], weights: Any) -> dict[str, int]:
@@ -379,7 +391,7 @@ def _recipe(source: Stage[Any]) -> list[Any]:
 
 def _check_source(name: str, source: Stage[Any], saved: list[Any], now: list[Any]) -> None:
     """StateError if a source was another pipeline."""
-    facts = [f"its seed was {saved[0]} and is {now[0]}"] if saved[0] != now[0] else []
+    facts = [f"its seed was {shown(saved[0])} and is {now[0]}"] if saved[0] != now[0] else []
     facts += ["its shards have other URLs, another number or another order"] if saved[1] != now[1] else []
     facts += [f"its steps were others than {' > '.join(source.graph(counted=True))}"] if saved[2] != now[2] else []
     if facts:
@@ -389,22 +401,32 @@ def _check_source(name: str, source: Stage[Any], saved: list[Any], now: list[Any
         )
 
 
-def _is_place(entry: Any) -> bool:
-    """Whether an entry of a state can be that of a source."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("weight"), str) or not isinstance(entry.get("ended", False), bool):
-        return False
-    recipe, position, done = entry.get("recipe"), entry.get("position", []), entry.get("done", {})
-    if not (isinstance(recipe, list) and len(recipe) == 3 and isinstance(position, list) and isinstance(done, dict)):
-        return False
-    counts = [*done.values(), *(entry.get(what, 0) for what in ("draws", "since", "passes", "told"))]
-    if not all(map(_is_count, counts)) or max(entry.get("since", 0), entry.get("told", 0)) > entry.get("draws", 0):
-        return False
-    known = {"recipe", "weight", "position", "draws", *_Rest._fields}
-    return entry.keys() <= known and all(isinstance(part, dict) for part in position)
+class _Place(NamedTuple):
+    """What a state says of a source."""
 
+    recipe: list[Any]
+    weight: str
+    position: list[Any] | None
+    draws: int
+    rest: _Rest
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    @classmethod
+    def read(cls, name: str, entry: Any) -> _Place:
+        """What ``Mix.dump`` wrote of the source ``name``."""
+        what = f"source {shown(name)} of mix"
+        values = read_dict(entry, what)
+        if unknown := values.keys() - {"recipe", "weight", "position", "draws", *_Rest._fields}:
+            raise damaged(f"{what} cannot stand at {shown(min(unknown))}")
+        recipe, position = read_list(values.get("recipe"), f"the recipe of {what}"), values.get("position")
+        if len(recipe) != 3:
+            raise damaged(f"the recipe of {what} is {shown(recipe)}")
+        draws, since, passes, told = (read_count(values.get(field, 0), f"{field!r} of {what}") for field in ("draws", "since", "passes", "told"))
+        if max(since, told) > draws:
+            raise damaged(f"{what} was drawn {draws} times, and earlier {max(since, told)} times")
+        ended, done = read_flag(values.get("ended", False), f"'ended' of {what}"), read_counts(values.get("done", {}), f"'done' of {what}")
+        if "position" in values:
+            read_list(position, f"the position of {what}")
+        return cls(recipe, read_text(values.get("weight"), f"the weight of {what}"), position, draws, _Rest(since, passes, ended, told, done))
 
 
 def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

@@ -73,21 +73,22 @@ class Shard:
         Args:
             offset: where to stand. A plain shard is sought if it can be, and asked for from there if it is remote; a compressed one must be decompressed up
                 to there.
-            kind: the compression, if it is known: then nothing is read to find it.
+            kind: the compression, if it is known: of a remote shard that is not compressed, nothing is read to find it.
 
         Raises:
             ShardError: it cannot be opened; hand it to ``refuse``, which raises it or counts it, as ``open_shards(on_error=...)`` says.
-            StateError: the shard ends before ``offset``.
+            StateError: the shard ends before ``offset``, or has another compression.
         """
-        if kind and kind not in compression.KINDS:
-            raise StateError(f"the state is damaged: shard {redact(self.url)} cannot have the compression {kind!r}. Use an untouched checkpoint.")
         left = offset
         if kind == "" and is_remote(self.url):
             stream, left = self._begin(offset), 0
         else:
             stream = self._begin(0)
-        if kind is None:
-            kind = compression.detect(stream.peek(compression.MAGIC_BYTES)[: compression.MAGIC_BYTES])  # type: ignore[attr-defined]
+            found = compression.detect(stream.peek(compression.MAGIC_BYTES)[: compression.MAGIC_BYTES])  # type: ignore[attr-defined]
+            if kind not in (None, found):
+                then, now = kind or "not compressed", found or "not compressed"
+                raise StateError(f"by the state, shard {redact(self.url)} was read as {then}, and is {now} now: it was changed since.")
+            kind = found
         if kind:
             stream = compression.decompress(stream, kind)
             self._opened.append(stream)

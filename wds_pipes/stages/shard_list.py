@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from wds_pipes.io.urls import Urls, expand, redact
 from wds_pipes.ordering import below, mix, permutation
+from wds_pipes.saved import damaged
 from wds_pipes.stage import Host, Lane, Mark, Stage, check_count
 from wds_pipes.tar.index import ShardFacts, find_facts, is_index, listed_shards
 
@@ -147,6 +148,8 @@ class ShardList(Stage[str]):
     def run(self) -> Iterator[str]:
         at = self.at
         order = self.order(self.lane)
+        if at.next > len(order):
+            raise damaged(f"it has {at.next} shards of lane {self.lane.number} of {self.lane.of} behind it, and these are {len(order)}")
         while at.next < len(order):
             at.next += 1
             yield order[at.next - 1]
@@ -184,6 +187,11 @@ class ShardList(Stage[str]):
     @cached_property
     def _fingerprint(self) -> str:
         return fingerprint(self.urls)
+
+    @cached_property
+    def samples_fingerprint(self) -> str | None:
+        """16 hexadecimal digits that tell these numbers of samples from others; None if they are not known."""
+        return None if self.samples is None else blake2b(",".join(map(str, self.samples)).encode(), digest_size=8).hexdigest()
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
         asked, place = self._asked, mark[0][0] if mark else 0

@@ -14,6 +14,7 @@ from wds_pipes.ordering import below
 from wds_pipes.stage import Mark, Out, Stage, check_count
 
 _JITTER = 2  # the salt of the jitter
+_MOST = 1 << 53  # samples of an epoch: with the jitter and a block more, their numbers fit into 64 bits
 
 
 class ShuffleBuffer(Stage[Out]):
@@ -48,6 +49,14 @@ class ShuffleBuffer(Stage[Out]):
         self.own_seed = None if seed is None else check_count("seed", seed, least=-(1 << 63))
         self.holds = 0  # while running, about how many samples it holds
         self._before: Mark | None = None  # while running, the position of the source at sample ``at.first``
+
+    def problem(self, at: Any) -> str | None:
+        window = 2 * self.size
+        if at.left > _MOST:
+            return f"no epoch has more than {_MOST} samples"
+        if not at.first <= at.left <= at.first + window + 2 * max(1, window // 16):
+            return f"of the samples from number {at.first} on, not so many can have left"
+        return None
 
     def run(self) -> Iterator[Out]:
         at, source, window = self.at, self.source, 2 * self.size

@@ -1,0 +1,79 @@
+"""Damaged states of every kind of pipeline: each is refused with a StateError, or loads and goes on; nothing else, and never a hang.
+
+    python tests/bench/fuzz_states.py [--states 45000] [--seed N]
+
+The seed is printed; the same seed gives the same states. Exit code 1 if anything else was raised, or if one state took more than ten seconds.
+"""
+
+import argparse
+import collections
+import logging
+import pathlib
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from mutations import attack, subjects
+
+SLOW_SECONDS = 10
+
+
+class Slow(Exception):
+    pass
+
+
+def too_slow(number, frame):
+    raise Slow("".join(traceback.format_stack(frame)[-6:]))
+
+
+def shown(state):
+    """A state for people; an int of thousands of digits cannot be printed."""
+    try:
+        return f"{state!r:.1500}"
+    except ValueError:
+        return "(a state with an int that is too long to print)"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--states", type=int, default=45_000)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--only", default="", help="subjects whose names hold this")
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    print(f"seed={seed}", flush=True)
+    logging.disable(logging.CRITICAL)
+    others, examples = collections.Counter(), {}
+
+    def report(subject, state, error):
+        places = traceback.extract_tb(error.__traceback__)
+        ours = next((place for place in reversed(places) if "wds_pipes/" in place.filename), places[-1])
+        what = f"{type(error).__name__} at {pathlib.Path(ours.filename).name}:{ours.lineno} ({str(error)[:80]!r})"
+        kind = what.partition("(")[0]
+        others[kind] += 1
+        examples.setdefault(kind, f"{subject.name}: {what}\n    {shown(state)}")
+
+    signal.signal(signal.SIGALRM, too_slow)
+    start, refused = time.perf_counter(), 0
+    with tempfile.TemporaryDirectory() as directory:
+        found = [subject for subject in subjects(pathlib.Path(directory)) if options.only in subject.name]
+        rng = random.Random(seed)
+        for _ in range(options.states):
+            signal.setitimer(signal.ITIMER_REAL, SLOW_SECONDS)
+            refused += attack(found, rng, count=1, report=report)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    for kind, count in others.most_common():
+        print(f"{count:6} {examples[kind]}")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"states={options.states} refused={refused} others={others.total()} seconds={time.perf_counter() - start:.0f} peak_mb={peak:.0f}")
+    return int(others.total() > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

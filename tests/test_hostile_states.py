@@ -1,0 +1,170 @@
+"""Damaged states of every kind of pipeline: a StateError, or a load that goes on; and what costs memory is refused before it does."""
+
+import copy
+import json
+import random
+import reprlib
+import tracemalloc
+
+import pytest
+from mutations import COUNTS, attack, subjects
+
+import wds_pipes as wp
+from wds_pipes.testing import make_shards
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("hostile"), shards=len(COUNTS), samples=COUNTS)
+
+
+def make(urls, **options):
+    pipe = wp.ShardList(urls, shuffle=True, seed=3, samples_per_shard=COUNTS).open_shards().load_tar().group_by_key().shuffle_buffer(2)
+    return wp.PipeLoader(pipe, **{"batch_size": 2, "collate": "list", "lanes": 2, **options})
+
+
+def a_state(urls, **options):
+    loader = make(urls, **options)
+    next(iter(loader))
+    return loader.state_dict()
+
+
+def dealt_again(urls):
+    """A state with a deal."""
+    loader = make(urls, lanes=3)
+    loader.load_state_dict(a_state(urls))
+    next(iter(loader))
+    return loader.state_dict()
+
+
+def test_mutated_states(tmp_path):
+    """Some hundred of the states that ``tests/bench/fuzz_states.py`` tries."""
+
+    def report(subject, state, error):
+        raise AssertionError(f"{subject.name}: {reprlib.repr(state)}") from error
+
+    refused = attack(subjects(tmp_path), random.Random(8), count=600, report=report)
+    assert 300 < refused < 590
+
+
+def test_all_of_these_states_load_untouched(tmp_path):
+    for subject in subjects(tmp_path):
+        for state in subject.states:
+            subject.load(copy.deepcopy(state))
+
+
+HUGE = {
+    "lanes": {"lane_count": 20_000_000},
+    "more lanes": {"lane_count": 10**10},
+    "lanes within the bound": {"lane_count": 999_999},
+    "ranks": {"world_size": 10**10},
+    "ranks within the bound": {"world_size": 999_999, "rank": 0},
+    "epoch": {"epoch": 1 << 64},
+    "an int that cannot be printed": {"epoch": 10**5000},
+    "step": {"step": -(1 << 70)},
+    "a name of a lane": {"lanes": {"²": {}}},
+    "leading zero": {"lanes": {"01": {}}},
+    "negative": {"lanes": {"-1": {}}},
+    "a space": {"lanes": {" 1": {}}},
+    "long": {"lanes": {"9" * 5000: {}}},
+    "lanes in a deal": {"deal": {"sizes": [[29, 1], [0, 10**9]], "history": [[None, [[0, 10**9]]]], "tails": [], "counts": {}}},
+    "many deals": {"deal": {"sizes": [[29, 1], [0, 1]], "history": [[None, [[0, 1]]]] * 20_000, "tails": [], "counts": {}}},
+    "lanes of many deals": {"deal": {"sizes": [[29, 1], [0, 1]], "history": [[None, [[0, 900_000]]]] * 1000, "tails": [], "counts": {}}},
+}
+
+
+@pytest.mark.parametrize("what", HUGE)
+@pytest.mark.parametrize("merged", [False, True])
+def test_what_is_huge_is_refused_before_anything_is_built(what, merged, shards):
+    if what == "ranks within the bound" and not merged:
+        pytest.skip("all lanes are there, so the number of ranks does not matter")
+    state = {**a_state(shards), **HUGE[what]}
+    loader = make(shards)
+    loader.state_dict()
+    tracemalloc.start()
+    try:
+        with pytest.raises(wp.StateError) as caught:
+            loader.load_state_dict([state] if merged else state)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < (16 << 20 if what == "lanes of many deals" else 2 << 20)
+    assert len(str(caught.value)) < 1000
+    if what not in ("lanes in a deal", "many deals", "lanes of many deals", "lanes within the bound", "ranks within the bound"):
+        with pytest.raises(wp.StateError):
+            wp.describe_state(state)
+
+
+def test_a_loader_with_more_lanes_than_a_state_can_tell_of_is_refused(shards):
+    with pytest.raises(ValueError, match="lanes must be at most 1000000"):
+        make(shards, lanes=1_000_001)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda deal: deal["tails"].append(deal["tails"][0]), "goes on with a lane twice"),
+        (lambda deal: deal["tails"][0].__setitem__(3, 9), "goes on with shards that were not opened"),
+        (lambda deal: deal["tails"][0].__setitem__(1, 1), "goes on with lanes that there were not"),
+        (lambda deal: deal["tails"][0].__setitem__(4, [5, {"0": {"next": -1}}]), "cannot stand at next=-1"),
+        (lambda deal: deal["sizes"][0].__setitem__(0, 0), "leaves samples out"),
+        (lambda deal: deal["sizes"][0].__setitem__(0, 1000), "gives out more samples than there are"),
+        (lambda deal: deal.__setitem__("sizes", None), "does not say how many samples each lane has"),
+        (lambda deal: deal["history"][0].__setitem__(1, [[7, 2]]), "opened more shards than they had"),
+        (lambda deal: deal["counts"].__setitem__("delivered", -1), "'delivered' of the counts of its deal is -1"),
+        (lambda deal: deal["counts"].__setitem__("zzz", 1), "name 'zzz'"),
+    ],
+)
+def test_a_damaged_deal(edit, message, shards):
+    state = json.loads(json.dumps(dealt_again(shards)))
+    assert state["deal"]["tails"]
+    edit(state["deal"])
+    with pytest.raises(wp.StateError, match=message):
+        make(shards, lanes=3).load_state_dict(state)
+
+
+def test_lanes_of_ranks_may_not_be_swapped(shards):
+    """Each rank holds its own lanes, so that none is lost and none is there twice."""
+    states = []
+    for rank in range(2):
+        loader = make(shards, rank=rank, world_size=2, epoch_end="exact")
+        next(iter(loader))
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    for edit in (lambda: states[1]["lanes"].pop("1"), lambda: states[1]["lanes"].update({"0": states[0]["lanes"]["0"]})):
+        edit()
+        with pytest.raises(wp.StateError, match="rank 1 of 2 has lane"):
+            wp.merge_states(states)
+
+
+def one(position, place, **values):
+    """A position with other values of the stage at a place."""
+    return [{**entry, **values} if number == place else entry for number, entry in enumerate(position)]
+
+
+def test_places_where_no_stage_can_stand(shards):
+    pipe = wp.ShardList(shards).open_shards().load_tar().group_by_key().shuffle_buffer(3)
+    items = iter(pipe)
+    for _ in range(4):
+        next(items)
+    state = pipe.state_dict()
+    position = state["lanes"]["0"]["position"]
+    for place, values, message in (
+        (2, {"offset": 700}, "headers of a tar start at multiples of 512"),
+        (2, {"compression": "rar"}, "the compressions are gz, bz2, xz, zst"),
+        (4, {"left": 0, "first": 1}, "not so many can have left"),
+        (4, {"left": 12}, "not so many can have left"),
+        (4, {"left": 1 << 60, "first": 1 << 60}, "no epoch has more than"),
+    ):
+        with pytest.raises(wp.StateError, match=message):
+            pipe.load_state_dict({**state, "lanes": {"0": {**state["lanes"]["0"], "position": one(position, place, **values)}}})
+    pipe.load_state_dict({**state, "lanes": {"0": {**state["lanes"]["0"], "position": one(position, 0, next=8)}}})
+    with pytest.raises(wp.StateError, match="it has 8 shards of lane 0 of 1 behind it, and these are 7"):
+        next(iter(pipe))
+    mix = wp.mix({"a": pipe, "b": wp.ShardList(shards, seed=1).open_shards().load_tar().group_by_key()})
+    items = iter(mix)
+    for _ in range(4):
+        next(items)
+    state = mix.state_dict()
+    state["lanes"]["0"]["position"][0]["sources"]["a"]["draws"] += 5
+    with pytest.raises(wp.StateError, match=r"mix cannot have drawn \[7, 2\] times from its sources"):
+        mix.load_state_dict(state)

@@ -1,0 +1,224 @@
+"""A state as it was saved, read back as typed values: checked once, and bounded, before anything is built from it.
+
+Rules:
+1. A state may come from a damaged file or from another program. Whatever it holds, the only error is StateError, and to refuse it costs no more time or
+   memory than the state itself takes.
+2. ``read_state`` checks what all states have in common. What a stage alone knows, the stage checks: see ``Stage.load`` and ``Stage.problem``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import reprlib
+from typing import Any, NamedTuple
+
+from wds_pipes.errors import StateError
+
+STATE_VERSION = 1
+COUNTED = ("delivered", "filtered", "skipped", "dropped")  # samples; these are always told
+TROUBLE = ("skipped_shards", "damaged", "padded")  # these where there are any
+
+# The bounds of a state. No lists are made by a number of a state before it is known to be below these.
+MOST = (1 << 64) - 1  # any number: the hash of ordering.py takes 64 bits, and a longer number is none that was counted
+MOST_LANES = 1_000_000  # ranks x workers at a first start: 100 000 accelerators with 10 workers each
+MOST_RANKS = MOST_LANES  # each rank has at least one lane
+MOST_DEALS = 10_000  # how often an epoch was dealt again: with a restart each ten minutes, that is an epoch of ten weeks
+
+_LANE = re.compile("0|[1-9][0-9]{0,6}")  # as str(number) writes it: int() would also take "01", " 1", "1_0" and other digits than these
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 80
+_repr.maxlist = _repr.maxdict = _repr.maxtuple = 4
+_repr.maxlevel = 3
+
+
+class SavedLane(NamedTuple):
+    """What a state says of a lane; ``position`` is what ``Stage.dump`` wrote (None: not begun)."""
+
+    url: str | None
+    delivered: int
+    position: list[dict[str, Any]] | None
+    ended: bool
+    counts: dict[str, int]
+
+
+class Saved(NamedTuple):
+    """What a state says. The fields from ``rank`` on are those of a PipeLoader; ``rank`` is None in the state of anything else."""
+
+    epoch: int
+    seed: int
+    shards: int | None
+    fingerprint: str
+    graph: tuple[str, ...]
+    lane_count: int
+    lanes: dict[int, SavedLane]
+    counts: dict[str, int]
+    ended: bool
+    rank: int | None
+    world_size: int
+    step: int
+    given: int
+    epoch_end: str
+    batch_size: int
+    samples: str | None
+    deal: dict[str, Any] | None
+
+
+def damaged(what: str) -> StateError:
+    """The error for a state that no pipeline wrote."""
+    return StateError(f"the state is damaged: {what}. Use an untouched checkpoint.")
+
+
+def shown(value: object) -> str:
+    """A value of a state for a message, in about 80 characters."""
+    try:
+        text = _repr.repr(value)
+    except Exception:  # such as of an int with thousands of digits
+        text = f"some {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def is_count(value: object, *, least: int = 0, most: int = MOST) -> bool:
+    """Whether a value is an int between two bounds; True and False are none."""
+    return type(value) is int and least <= value <= most
+
+
+def read_count(value: object, what: str, *, least: int = 0, most: int = MOST) -> int:
+    """A value as an int between two bounds."""
+    if type(value) is not int or not least <= value <= most:
+        bound = f", and at most {most:,} can be" if type(value) is int and value > most else ""
+        raise damaged(f"{what} is {shown(value)}{bound}")
+    return value
+
+
+def read_finite(value: object) -> float | None:
+    """A value as a finite float; None if it is none."""
+    return float(value) if is_count(value, least=-MOST) or (isinstance(value, float) and math.isfinite(value)) else None  # type: ignore[arg-type]
+
+
+def read_text(value: object, what: str) -> str:
+    """A value as a str."""
+    if not isinstance(value, str):
+        raise damaged(f"{what} is {shown(value)}")
+    return value
+
+
+def read_dict(value: object, what: str) -> dict[str, Any]:
+    """A value as a dict with strings as its keys."""
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise damaged(f"{what} is {shown(value)}")
+    return value
+
+
+def read_list(value: object, what: str) -> list[Any]:
+    """A value as a list."""
+    if not isinstance(value, list):
+        raise damaged(f"{what} is {shown(value)}")
+    return value
+
+
+def read_flag(value: object, what: str) -> bool:
+    """A value as a bool."""
+    if not isinstance(value, bool):
+        raise damaged(f"{what} is {shown(value)}")
+    return value
+
+
+def read_counts(value: object, what: str) -> dict[str, int]:
+    """A value as numbers of samples by what became of them."""
+    counts = read_dict(value, what)
+    for name, count in counts.items():
+        if name not in COUNTED and name not in TROUBLE:
+            raise damaged(f"{what} name {shown(name)}")
+        read_count(count, f"{name!r} of {what}")
+    return counts
+
+
+def read_position(value: object, what: str, stages: int | None = None) -> list[dict[str, Any]]:
+    """A value as what ``Stage.dump`` wrote of a chain of so many stages (None: any number); what each entry holds is the stage's to check."""
+    if not isinstance(value, list) or (stages is not None and len(value) != stages):
+        raise damaged(f"{what} is {shown(value)}")
+    return [read_dict(entry, what) for entry in value]
+
+
+def read_lane_number(name: object) -> int:
+    """The number of a lane from its name in a state."""
+    if not isinstance(name, str) or not _LANE.fullmatch(name):
+        raise damaged(f"{shown(name)} is not the number of a lane")
+    return int(name)
+
+
+def read_state(state: object) -> Saved:
+    """What a state says, of whatever it is a state.
+
+    Raises:
+        StateError: it is no state, of another version, or damaged.
+    """
+    if not isinstance(state, dict) or "version" not in state:
+        raise StateError(f"this is not a state of a wds_pipes pipeline but {shown(state)}. Pass what state_dict() returned.")
+    version = state["version"]
+    if type(version) is not int or version != STATE_VERSION:
+        raise StateError(
+            f"the state has format version {shown(version)}, this wds_pipes reads version {STATE_VERSION}. Resume with the wds_pipes that wrote it."
+        )
+
+    def count(name: str, default: int | None = None, *, least: int = 0, most: int = MOST) -> int:
+        return read_count(state.get(name, default), repr(name), least=least, most=most)
+
+    of_loader = "rank" in state
+    world_size = count("world_size", None if of_loader else 1, least=1, most=MOST_RANKS)
+    lane_count = count("lane_count", least=1, most=MOST_LANES)
+    lanes = {read_lane_number(name): _read_lane(name, lane, of_loader) for name, lane in read_dict(state.get("lanes"), "'lanes'").items()}
+    if len(lanes) > lane_count or not all(lane < lane_count for lane in lanes):
+        raise damaged(f"it has lane {some(lanes)} of {lane_count}")
+    return Saved(
+        epoch=count("epoch"),
+        seed=count("seed", least=-(1 << 63)),
+        shards=None if state.get("shards", 0) is None else count("shards"),
+        fingerprint=read_text(state.get("fingerprint"), "'fingerprint'"),
+        graph=tuple(read_text(step, "a step of 'graph'") for step in read_list(state.get("graph"), "'graph'")),
+        lane_count=lane_count,
+        lanes=lanes,
+        counts=read_counts(state.get("counts"), "its counts"),
+        ended=read_flag(state.get("ended", False), "'ended'"),
+        rank=count("rank", most=world_size - 1) if of_loader else None,
+        world_size=world_size,
+        step=count("step", 0),
+        given=count("given", 0),
+        epoch_end=read_text(state.get("epoch_end", ""), "'epoch_end'"),
+        batch_size=count("batch_size", 1),
+        samples=read_text(state["samples"], "'samples'") if "samples" in state else None,
+        deal=read_dict(state["deal"], "'deal'") if "deal" in state else None,
+    )
+
+
+def _read_lane(name: str, lane: object, of_loader: bool) -> SavedLane:
+    """What a state says of a lane."""
+    what = f"lane {name}"
+    entry = read_dict(lane, what)
+    url, delivered = entry.get("url"), read_count(entry.get("delivered"), f"'delivered' of {what}")
+    if "position" not in entry:
+        raise damaged(f"{what} is {shown(entry)}")
+    position = None if entry["position"] is None else read_position(entry["position"], f"the position of {what}")
+    ended = read_flag(entry.get("ended", None if of_loader else False), f"'ended' of {what}")
+    if position is None and (not of_loader or delivered or ended):
+        raise damaged(f"{what} has no position, and is not at its beginning")
+    return SavedLane(
+        None if url is None else read_text(url, f"the URL of {what}"),
+        delivered,
+        position,
+        ended,
+        read_counts(entry.get("counts", None if of_loader else {}), f"the counts of {what}"),
+    )
+
+
+def some(numbers: Any) -> str:
+    """Numbers for a message: the first of them, if there are many."""
+    listed = [str(number) for number, _ in zip(numbers, range(11), strict=False)]
+    return ", ".join([*listed[:10], *(["..."] if len(listed) > 10 else [])]) or "none"
+
+
+def are_all(numbers: Any, wanted: range) -> bool:
+    """Whether different numbers are those of a range; at no cost that grows with the range."""
+    return len(numbers) == len(wanted) and all(number in wanted for number in numbers)
