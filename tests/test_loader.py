@@ -7,6 +7,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -613,6 +615,67 @@ def test_nothing_is_left(persistent, urls):
     psutil.wait_procs(left, timeout=10)
     assert worker_processes(processes) == []
     assert len(os.listdir("/proc/self/fd")) <= len(files)
+
+
+LEFT_ALONE = """
+import os, sys, time
+import torch
+import wds_pipes as wp
+
+
+def main(urls, kind):
+    pipe = wp.ShardList(urls.split(",")).open_shards().load_tar().group_by_key()
+    if kind.startswith("dataset"):
+        data = pipe.map_samples(noted).as_dataset()
+        source = torch.utils.data.DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context=kind.removeprefix("dataset "), prefetch_factor=16)
+    else:
+        source = wp.PipeLoader(pipe.map_samples(noted), num_workers=2, multiprocessing_context=kind, prefetch_factor=16)
+    items = iter(source)
+    next(items)
+    time.sleep(600)
+
+
+def noted(sample):
+    with open(f"{sys.argv[3]}/{os.getpid()}", "a") as file:
+        file.write(".")
+    return b"x" * (1 << 20)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])
+"""
+
+
+@pytest.mark.parametrize("kind", ["fork", "forkserver", "dataset fork"])
+def test_workers_end_when_the_main_process_is_killed(kind, tmp_path):
+    """SIGKILL leaves it no time to tell them, and they are blocked in a pipe whose other end is in each of them: the queue is full."""
+    urls = make_shards(tmp_path / "shards", shards=2, samples=60)
+    (tmp_path / "workers").mkdir()
+    script = tmp_path / "main.py"
+    script.write_text(LEFT_ALONE)
+    main = subprocess.Popen([sys.executable, str(script), ",".join(urls), kind, str(tmp_path / "workers")], stderr=subprocess.DEVNULL)
+    try:
+        workers = wait_for(lambda: [psutil.Process(int(name)) for name in os.listdir(tmp_path / "workers")], 2)
+        wait_for(lambda: [worker for worker in workers if (tmp_path / "workers" / str(worker.pid)).stat().st_size >= 8], 2)  # samples of 1 MB
+    finally:
+        main.kill()  # not reaped before they are gone: a zombie is gone for them too
+    try:
+        _, alive = psutil.wait_procs(workers, timeout=60)
+        assert not alive
+    finally:
+        main.wait()
+        for worker in workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
+
+
+def wait_for(find, count, seconds=120):
+    """What ``find`` gives, when there are so many."""
+    until = time.monotonic() + seconds
+    while len(found := find()) < count:
+        assert time.monotonic() < until, f"{found} instead of {count}"
+        time.sleep(0.05)
+    return found
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -32,6 +32,7 @@ from wds_pipes.codecs import library
 from wds_pipes.datapipes import as_stage, check_not_loaded
 from wds_pipes.errors import ShardError, StateError, WorkerError
 from wds_pipes.lanes import Deal, Parts, deal_again, lay_out, parts_of, with_parts
+from wds_pipes.parent import begin_worker
 from wds_pipes.ranks import Rank, find_rank
 from wds_pipes.stage import (
     COUNTED,
@@ -342,6 +343,7 @@ class PipeLoader:
             pin_memory=pin_memory,
             multiprocessing_context=multiprocessing_context if num_workers else None,
             timeout=timeout_seconds,
+            worker_init_fn=begin_worker if num_workers else None,
             generator=torch.Generator(),  # the global one is the model's
         )
         self._progress = library("tqdm", "tqdm", "progress=True").tqdm if progress else None
