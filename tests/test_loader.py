@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -584,6 +585,96 @@ def test_a_loader_goes_on_after_its_worker_was_killed(tmp_path):
     batches += list(source)
     source.close()
     assert batches == list(loader(urls, lanes=2))
+
+
+# Interrupts
+
+
+def interrupted_at_the_first_fetch(source, directory):
+    """An iterator whose first next() was left by KeyboardInterrupt while the first batch was made."""
+    began, go_on = directory / "began", directory / "go on"
+    for path in (began, go_on):
+        path.unlink(missing_ok=True)
+    items, main = iter(source), threading.get_ident()
+
+    def interrupt():
+        while not began.exists():
+            time.sleep(0.01)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(items)
+    go_on.touch()
+    thread.join(60)
+    return items
+
+
+def waiting(directory, sample):
+    """The sample, when a file says so."""
+    (directory / "began").touch()
+    while not (directory / "go on").exists():
+        time.sleep(0.01)
+    return sample
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_interrupted_iterator_does_not_look_as_if_it_had_ended(workers, urls, tmp_path):
+    """It says how to go on; the state is the one before the interrupt, also where nothing had been given."""
+    slow = shuffled(urls).map_samples(partial(waiting, tmp_path))
+    source = wp.PipeLoader(slow, batch_size=2, collate=keys_of, num_workers=workers, lanes=2, multiprocessing_context="fork" if workers else None)
+    beginning = source.state_dict()
+    items = interrupted_at_the_first_fetch(source, tmp_path)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"was interrupted; load_state_dict\(state_dict\(\)\) and iter\(\) go on"):
+            next(items)
+    assert source.state_dict() == beginning
+    source.load_state_dict(source.state_dict())
+    whole = [list(epochs) for epochs in [loader(urls, lanes=2)] for _ in range(3)]
+    assert list(source) == whole[0]
+    interrupted_at_the_first_fetch(source, tmp_path)
+    assert list(source) == whole[2]  # a new iterator is the next epoch
+    source.close()
+
+
+def test_interrupts_at_random_moments(tmp_path, monkeypatch):
+    """A few rounds of tests/bench/interrupts.py, with 0 and 2 workers."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "bench"))
+    monkeypatch.setattr("sys.unraisablehook", lambda _: None)  # hooks around a fork are interrupted too
+    import interrupts
+
+    assert interrupts.run(tmp_path, 4, 3) > 0
+
+
+def test_ctrl_c_is_for_the_main_process(tmp_path):
+    """A terminal sends it to all processes; the workers stay, and whoever catches it in the main process may go on."""
+    urls = make_shards(tmp_path, shards=4, samples=20)
+    before = psutil.Process().children(recursive=True)
+    source = loader(urls, num_workers=2, multiprocessing_context="fork")
+    items = iter(source)
+    batches = [next(items)]
+    for worker in worker_processes(before):
+        worker.send_signal(signal.SIGINT)
+    batches += items
+    source.close()
+    assert batches == list(loader(urls, lanes=2))
+
+
+def test_a_new_iterator_replaces_dead_workers(tmp_path):
+    urls = make_shards(tmp_path, shards=4, samples=20)
+    before = psutil.Process().children(recursive=True)
+    source = loader(urls, num_workers=2, multiprocessing_context="fork")
+    after(source, 1)
+    victims = worker_processes(before)
+    for victim in victims:
+        victim.kill()
+    with contextlib.suppress(RuntimeError):  # DataLoader's signal handler raises it wherever it finds us
+        psutil.wait_procs(victims, timeout=60)
+        time.sleep(0)
+    whole = [list(epochs) for epochs in [loader(urls, lanes=2)] for _ in range(2)]
+    assert list(source) == whole[1]
+    source.close()
 
 
 @pytest.mark.parametrize("persistent", [True, False])

@@ -355,6 +355,7 @@ class PipeLoader:
         self._at: _At | None = None
         self._resume = False
         self._live: weakref.ref[LoaderPass] | None = None
+        self._inside = False  # next() of an iterator is running, or was left by an interrupt: what is in flight is then in no known state
         self._last: Tally | None = None
         self._network: dict[int, Network] = {}  # what each process has used
 
@@ -607,8 +608,19 @@ class PipeLoader:
     def close(self) -> None:
         """Stop the workers and close what is open; the state stays, and a further ``iter()`` starts new workers."""
         self._stop_live("it was closed")
-        self._results = None
+        self._discard()
+
+    def _discard(self) -> None:
+        """Stop the workers and drop all that is in flight; positions are left alone."""
+        self._stop_live("what it had in flight is gone")
+        if self._paused is not None:
+            self._paused.drop()
+            self._paused = None
+        results, self._results = self._results, None
+        if (shutdown := getattr(results, "_shutdown_workers", None)) is not None:  # a traceback may hold the results, and they hold the workers
+            shutdown()
         self._host.close()
+        self._inside = False
 
     def __len__(self) -> int:
         """How many batches of an epoch this rank gives; TypeError if the samples are not counted."""
@@ -623,17 +635,19 @@ class PipeLoader:
             return batches * len(mine)
         return sum(samples // size if drop_last else -(-samples // size) for samples in mine)
 
-    def _begin(self) -> tuple[_At, Iterator[Result]]:
-        """Start a pass: its position, and the results of its commands."""
+    def _begin(self, given: int | None) -> tuple[_At, Iterator[Result]]:
+        """Start a pass: its position, and the results of its commands; ``given``: it goes on behind so many batches since the last cut."""
         cut = self._cut is not None and self._at is not None and self._at.given >= self._cut  # of with_epoch: the next pass goes on there
         at = self._position if self._resume or cut else self._beginning(self._epoch, self._at.deal.lanes if self._at is not None else None)
+        at = at if given is None else at._replace(given=given)
         self._at, self._epoch, self._resume = at, at.epoch + 1, False
         self._runs += 1
         batches = self._batches(at.deal)
         begins = {number: Begin(at.epoch, at.deal, lane, batches) for number, lane in at.states.items() if not lane["ended"]}
         self._commands.start(self._runs, begins)
-        if self._results is None or not self._persistent:
+        if not self._persistent or not all(worker.is_alive() for worker in getattr(self._results, "_workers", ())):
             self._results = None  # the old workers stop first
+        if self._results is None:
             self._results = iter(self._loader)
         return at, self._results
 
@@ -648,13 +662,14 @@ class LoaderPass:
 
     def __init__(self, loader: PipeLoader) -> None:
         self._loader = loader
+        self._started = False
         self._error: Exception | None = None
         self._at: _At | None = None  # None: not started
         self._run = -1
         self._results: Iterator[Result] = iter(())
         self._ahead: Result | None = None
         self._waiting: set[int] = set()  # the lanes that have not ended
-        self._ended: dict[int, bytes] = {}  # those that have, since the last batch was handed out
+        self._ended: dict[int, bytes] = {}  # those that have
         self._bar: Any = None
         self.tally = Tally(loader._network)
 
@@ -664,17 +679,35 @@ class LoaderPass:
     def __next__(self) -> Any:
         if self._error is not None:
             raise self._error
-        if self._at is None:
-            self.tally.begin()
-        start = time.perf_counter()
-        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-            with record_function("wds_pipes.PipeLoader"):
-                batch = self._next()
-        else:
-            batch = self._next()
-        self.tally.handed_over(start)
-        if self._bar is not None:
-            self._bar.update()
+        loader = self._loader
+        if loader._inside:
+            if self._started:
+                raise self.stop(RuntimeError("this iterator was interrupted; load_state_dict(state_dict()) and iter() go on"))
+            loader._discard()
+        loader._inside = self._started = True
+        try:
+            if self._at is None:
+                self.tally.begin()
+            start = time.perf_counter()
+            if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+                with record_function("wds_pipes.PipeLoader"):
+                    found = self._next()
+            else:
+                found = self._next()
+            if not isinstance(found, Exception):
+                self.tally.handed_over(start)
+                if self._bar is not None:
+                    self._bar.update()
+        except Exception as error:  # a signal handler may raise one at any moment: that of DataLoader does so for a dead worker
+            found = self.stop(_worker_error(error))
+            loader._discard()
+        if isinstance(found, Exception):
+            loader._inside = False
+            raise found
+        # From here to the return no signal handler runs: an interrupt comes before the position counts, or when the caller has the batch.
+        batch, self._at = found
+        loader._at = self._at
+        loader._inside = False
         return batch
 
     @property
@@ -683,26 +716,26 @@ class LoaderPass:
         loader, at = self._loader, self._at
         return loader._cut is not None and self._error is None and at is not None and loader._at is at and at.given >= loader._cut
 
-    def _next(self) -> Any:
+    def _next(self) -> tuple[Any, _At] | Exception:
+        """The next batch and the position behind it; or what to raise."""
         loader, at = self._loader, self._at or self._start()
         cut = loader._cut
         if cut is not None and at.given >= cut:
             loader._at, loader._resume, loader._paused = at, True, self
-            raise self.stop(StopIteration())
+            return self.stop(StopIteration())
         if self._ahead is None and cut is not None:
-            self._commit(at._replace(lanes={**at.lanes, **self._ended}))
+            self._commit_ends(at)
             at = self._go_on(given=at.given)  # the next epoch of the data, without a break
         _, lane, batch, state, _, error, _ = self._ahead or _AT_END
         if state is None:
-            self._commit(at._replace(lanes={**at.lanes, **self._ended}))
-            raise self.stop(error or StopIteration())
+            self._commit_ends(at)
+            return self.stop(error or StopIteration())
         self._ahead = self._fetch()  # rule 5; what goes wrong with it is for the next call
-        self._commit(_At(at.epoch, at.deal, {**at.lanes, lane: state, **self._ended}, at.step + 1, at.given + 1))
-        return batch
+        return batch, _At(at.epoch, at.deal, {**at.lanes, lane: state, **self._ended}, at.step + 1, at.given + 1)
 
-    def _commit(self, at: _At) -> None:
-        self._at = self._loader._at = at
-        self._ended = {}
+    def _commit_ends(self, at: _At) -> None:
+        """Nothing comes behind ``at`` but the ends of lanes."""
+        self._at = self._loader._at = at._replace(lanes={**at.lanes, **self._ended})
 
     def _start(self) -> _At:
         loader = self._loader
@@ -730,10 +763,8 @@ class LoaderPass:
 
     def _go_on(self, *, given: int | None) -> _At:
         """Begin a run over an epoch of the data, or its rest."""
-        at, self._results = self._loader._begin()
-        if given is not None:
-            at = self._loader._at = at._replace(given=given)
-        self._at, self._run = at, self._loader._runs
+        at, self._results = self._loader._begin(given)
+        self._at, self._run, self._ended = at, self._loader._runs, {}
         self._waiting = {number for number, lane in at.states.items() if not lane["ended"]}
         self._ahead = self._fetch()
         return at
@@ -767,11 +798,14 @@ class LoaderPass:
                 self._bar.close()
             broken = not isinstance(error, (StopIteration, StateError))
             if self._loader._paused is not self:
-                # Whoever holds the results keeps the workers alive.
-                self._results, self._ahead = iter(()), None
+                self.drop()
                 if broken or not self._loader._persistent:
                     self._loader._results = None
         return self._error
+
+    def drop(self) -> None:
+        """Let go of what is in flight: the results keep the workers alive."""
+        self._results, self._ahead = iter(()), None
 
 
 def _worker_error(error: Exception) -> Exception:
