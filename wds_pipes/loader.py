@@ -445,8 +445,18 @@ class PipeLoader:
             raise ValueError(f"{count} cannot be divided by {ranks} ranks{f' x {size} samples in a batch' if size > 1 else ''}")
         if ranks > 1 and self._mode == "exact":
             raise ValueError("with several ranks, with_epoch() needs epoch_end='drop' or 'pad', so that all ranks go on to the next epoch of the data together")
+        at = self._at
+        if at is not None and (self._stands_at_cut or not self._resume):  # the new pass counts from here on
+            self._resume = self._resume or self._stands_at_cut
+            self._at = at._replace(given=0)
+        self._stop_live("with_epoch() was called: continue with a new iter()")
         self._cut = count // (ranks * size)
         return self
+
+    @property
+    def _stands_at_cut(self) -> bool:
+        """Whether all that with_epoch() wants of a pass was handed out: the next pass goes on there."""
+        return self._cut is not None and self._at is not None and self._at.given >= self._cut
 
     def __repr__(self) -> str:
         return self._text
@@ -637,8 +647,7 @@ class PipeLoader:
 
     def _begin(self, given: int | None) -> tuple[_At, Iterator[Result]]:
         """Start a pass: its position, and the results of its commands; ``given``: it goes on behind so many batches since the last cut."""
-        cut = self._cut is not None and self._at is not None and self._at.given >= self._cut  # of with_epoch: the next pass goes on there
-        at = self._position if self._resume or cut else self._beginning(self._epoch, self._at.deal.lanes if self._at is not None else None)
+        at = self._position if self._resume or self._stands_at_cut else self._beginning(self._epoch, self._at.deal.lanes if self._at is not None else None)
         at = at if given is None else at._replace(given=given)
         self._at, self._epoch, self._resume = at, at.epoch + 1, False
         self._runs += 1
