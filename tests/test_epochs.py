@@ -188,6 +188,39 @@ def test_statistics_are_flat_numbers(counted_urls):
     assert source.stats()["samples"] == 29
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_statistics_of_a_pass_over_several_epochs(workers, counted_urls):
+    """with_epoch(): what was given and read in all of its epochs of the data, and in none that was before it."""
+    source = loader(counted_urls, lanes=2, num_workers=workers).with_epoch(batches=20)
+    for _ in range(3):
+        found = 0
+        for batch in source:
+            found += len(batch)
+            stats = source.stats()
+            assert stats["samples"] == found
+            assert 0 <= stats["read_share"] <= 1
+            assert stats["bytes_per_second"] >= 0
+        assert stats["batches"] == 20
+        assert stats["bytes_per_second"] > stats["samples_per_second"]
+    source.close()
+
+
+def test_statistics_are_of_the_last_pass_whatever_is_loaded(counted_urls):
+    source = loader(counted_urls, lanes=2)
+    beginning = source.state_dict()
+    for count in (3, 5):
+        items = iter(source)
+        for _ in range(count):
+            next(items)
+        del items
+        samples = source.stats()["samples"]
+        assert samples == 2 * count
+        source.load_state_dict(beginning)
+        assert source.stats()["samples"] == samples
+        source.set_epoch(4)
+        assert source.stats()["samples"] == samples
+
+
 def test_progress_needs_tqdm_and_says_so(counted_urls, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tqdm", None)
     with pytest.raises(ModuleNotFoundError, match="pip install tqdm"):

@@ -568,8 +568,14 @@ class PipeLoader:
 
     def counts(self) -> dict[str, int]:
         """This rank's samples of the current epoch, or the one that just ended, by what became of them; see ``Stream.counts``."""
-        at = self._at or self._position
+        return self._counts(self._at or self._position)
+
+    def _counts(self, at: _At) -> dict[str, int]:
         return _total(at.states.values(), at.deal.counts if self.rank.number == 0 else {})
+
+    def _delivered(self, at: _At) -> int:
+        """This rank's samples of an epoch that were handed out."""
+        return self._counts(at)["delivered"]
 
     def stats(self) -> dict[str, float]:
         """How the current pass over the data goes, or the last one, as flat numbers for a logger.
@@ -580,27 +586,26 @@ class PipeLoader:
         ``stall_seconds`` that workers waited for bytes; ``epoch``, ``filtered``, ``skipped``, and ``lane_imbalance``, by how many batches the first lane is
         ahead of the last.
         """
-        live, counts = self._last, self.counts()
+        live, counts = self._last, self.counts()  # the pass speaks for itself: a state may have been loaded since
         found = {"epoch": float(self._position.epoch), "filtered": float(counts["filtered"]), "skipped": float(counts["skipped"])}
         if live is None:
             return found
-        seconds = live.seconds
-        spent = live.spent.values()
-        busy, reading = sum(lane.busy for lane in spent), sum(lane.reading for lane in spent)
-        delivered = [lane["delivered"] for lane in self._at.states.values()] if self._at is not None else [0]
-        samples, read = counts["delivered"] - live.samples_before, sum(lane.bytes_read for lane in spent)
+        seconds, total = live.seconds, live.total
+        at, before = live.stands or (self._at or self._position, None)
+        delivered = [lane["delivered"] for lane in at.states.values()]
+        samples = 0 if before is None else self._delivered(at) - before
         return found | {
             "batches": float(live.batches),
             "samples": float(samples),
             "batches_per_second": live.batches / seconds,
             "samples_per_second": samples / seconds,
-            "bytes_per_second": read / seconds,
+            "bytes_per_second": total.bytes_read / seconds,
             "wait_seconds": live.waited,
             "wait_share": live.waited / seconds,
-            "read_share": reading / busy if busy else 0.0,
-            "decode_share": 1 - reading / busy if busy else 0.0,
+            "read_share": total.reading / total.busy if total.busy else 0.0,
+            "decode_share": 1 - total.reading / total.busy if total.busy else 0.0,
             **{name: float(value) for name, value in live.used()._asdict().items()},
-            "held_samples": float(sum(lane.held for lane in spent)),
+            "held_samples": float(total.held),
             "lane_imbalance": float(max(delivered) - min(delivered)),
         }
 
@@ -680,6 +685,7 @@ class LoaderPass:
         self._waiting: set[int] = set()  # the lanes that have not ended
         self._ended: dict[int, bytes] = {}  # those that have
         self._bar: Any = None
+        self._samples_before = 0  # of the epoch of the data, less those of earlier epochs in this pass
         self.tally = Tally(loader._network)
 
     def __iter__(self) -> LoaderPass:
@@ -716,6 +722,7 @@ class LoaderPass:
         # From here to the return no signal handler runs: an interrupt comes before the position counts, or when the caller has the batch.
         batch, self._at = found
         loader._at = self._at
+        self.tally.stands = self._at, self._samples_before
         loader._inside = False
         return batch
 
@@ -734,7 +741,11 @@ class LoaderPass:
             return self.stop(StopIteration())
         if self._ahead is None and cut is not None:
             self._commit_ends(at)
+            self._samples_before -= loader._delivered(at)
+            self.tally.begin_run()
             at = self._go_on(given=at.given)  # the next epoch of the data, without a break
+            self._samples_before += loader._delivered(at)
+            self.tally.stands = at, self._samples_before
         _, lane, batch, state, _, error, _ = self._ahead or _AT_END
         if state is None:
             self._commit_ends(at)
@@ -762,10 +773,12 @@ class LoaderPass:
             self._run, self._results, self._ahead, self._waiting, self._ended = paused._run, paused._results, paused._ahead, paused._waiting, paused._ended
             self._at = loader._at = at = at._replace(given=0)
             loader._resume = False
+            self.tally.begin_run(going_on=paused.tally)
         else:
             at = self._go_on(given=None)
+        self._samples_before = loader._delivered(at)
+        self.tally.stands = at, self._samples_before
         loader._live, loader._last = weakref.ref(self), self.tally
-        self.tally.samples_before = loader.counts()["delivered"]
         if loader._progress is not None:
             self._bar = loader._progress(initial=at.given or at.step, total=None if loader._cut is None and loader._uncounted else len(loader), unit="batch")
         return at
