@@ -3,6 +3,7 @@
 import json
 import random
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -187,6 +188,39 @@ def test_statistics_are_flat_numbers(counted_urls):
     assert source.stats()["samples"] == 29
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_statistics_of_a_pass_over_several_epochs(workers, counted_urls):
+    """with_epoch(): what was given and read in all of its epochs of the data, and in none that was before it."""
+    source = loader(counted_urls, lanes=2, num_workers=workers).with_epoch(batches=20)
+    for _ in range(3):
+        found = 0
+        for batch in source:
+            found += len(batch)
+            stats = source.stats()
+            assert stats["samples"] == found
+            assert 0 <= stats["read_share"] <= 1
+            assert stats["bytes_per_second"] >= 0
+        assert stats["batches"] == 20
+        assert stats["bytes_per_second"] > stats["samples_per_second"]
+    source.close()
+
+
+def test_statistics_are_of_the_last_pass_whatever_is_loaded(counted_urls):
+    source = loader(counted_urls, lanes=2)
+    beginning = source.state_dict()
+    for count in (3, 5):
+        items = iter(source)
+        for _ in range(count):
+            next(items)
+        del items
+        samples = source.stats()["samples"]
+        assert samples == 2 * count
+        source.load_state_dict(beginning)
+        assert source.stats()["samples"] == samples
+        source.set_epoch(4)
+        assert source.stats()["samples"] == samples
+
+
 def test_progress_needs_tqdm_and_says_so(counted_urls, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tqdm", None)
     with pytest.raises(ModuleNotFoundError, match="pip install tqdm"):
@@ -251,6 +285,87 @@ def test_with_epoch_goes_on_where_its_consumer_stopped_counting(counted_urls):
     assert found == expected
     with pytest.raises(StopIteration):
         next(kept[0])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_with_epoch_goes_on_after_close(workers, counted_urls):
+    """With the end of a pass seen or not; close() ends the workers, also those that the cut pass would go on with."""
+    before = set(psutil.Process().children())
+    source = loader(counted_urls, lanes=2, num_workers=workers).with_epoch(batches=3)
+    stream = [keys(batch) for plain in [loader(counted_urls, lanes=2)] for _ in range(2) for batch in plain]
+    items, found = iter(source), []
+    for end in (True, False, True):
+        found += [keys(next(items)) for _ in range(3)]
+        if end:
+            assert next(items, None) is None
+        source.close()
+        left = set(psutil.Process().children()) - before
+        psutil.wait_procs(left, timeout=60)
+        assert not [child for child in set(psutil.Process().children()) - before if child.name() == "pt_data_worker"]
+        items = iter(source)
+    assert found == stream[:9]
+    source.close()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.sampled_from(["next", "next", "iter", "close", "load", "fresh", "cut", "ask"]), st.integers(1, 5)), max_size=14))
+def test_any_use_of_with_epoch_gives_one_stream(counted_urls, uses):
+    """Iterating, closing, loading, asking and cutting again in any order: no batch is lost or repeated, and each pass has as many as it should."""
+    size, given, found = 3, 0, []
+    source = loader(counted_urls, lanes=2).with_epoch(batches=size)
+    items = iter(source)
+    for use, count in uses:
+        if use == "next":
+            for _ in range(count):
+                batch = next(items, None)
+                assert (batch is None) == (given == size)
+                if batch is None:
+                    items, given = iter(source), 0
+                else:
+                    found.append(keys(batch))
+                    given += 1
+        elif use == "ask":
+            assert len(source) == size
+            assert source.remaining() == (size - given if given < size else size)
+            assert source.stats().get("samples", 0) >= 0
+            assert source.counts()["delivered"] >= 0
+        elif use == "cut" and given in (0, size):
+            size, given = count, 0
+            source.with_epoch(batches=size)
+            items = iter(source)
+        elif use == "iter" and given == size:
+            items, given = iter(source), 0
+        elif use in ("close", "load", "fresh"):
+            state = json.loads(json.dumps(source.state_dict()))
+            source.close() if use == "close" else None
+            if use == "fresh":
+                source = loader(counted_urls, lanes=2).with_epoch(batches=size)
+            if use != "close" or 0 < given < size:
+                source.load_state_dict(state)
+            items, given = iter(source), given % size
+    plain, stream = loader(counted_urls, lanes=2), []
+    while len(stream) < len(found):
+        stream += map(keys, plain)
+    assert found == stream[: len(found)]
+
+
+@pytest.mark.parametrize("batches", [0, 2, 3, 5])
+def test_with_epoch_of_a_loader_that_is_used(batches, counted_urls):
+    """It ends the iterator that is going on; what comes then is what would have come, and the new pass has its whole length."""
+    whole = [[keys(batch) for batch in plain] for plain in [loader(counted_urls, lanes=2)] for _ in range(2)]
+    source = loader(counted_urls, lanes=2)
+    items = iter(source)
+    for _ in range(batches):
+        next(items)
+    source.with_epoch(batches=4)
+    if batches:
+        with pytest.raises(wp.StateError, match=r"with_epoch\(\) was called"):
+            next(items)
+    state = source.state_dict()
+    assert state["given"] == 0
+    assert [keys(batch) for batch in source] == whole[1 if batches else 0][:4]  # after a break, the next epoch
+    source.load_state_dict(state)
+    assert [keys(batch) for batch in source] == [*whole[0], *whole[1]][batches : batches + 4]
 
 
 def test_how_an_epoch_ends_may_change_when_it_is_dealt_again(counted_urls):

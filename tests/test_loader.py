@@ -7,7 +7,11 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -583,6 +587,96 @@ def test_a_loader_goes_on_after_its_worker_was_killed(tmp_path):
     assert batches == list(loader(urls, lanes=2))
 
 
+# Interrupts
+
+
+def interrupted_at_the_first_fetch(source, directory):
+    """An iterator whose first next() was left by KeyboardInterrupt while the first batch was made."""
+    began, go_on = directory / "began", directory / "go on"
+    for path in (began, go_on):
+        path.unlink(missing_ok=True)
+    items, main = iter(source), threading.get_ident()
+
+    def interrupt():
+        while not began.exists():
+            time.sleep(0.01)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(items)
+    go_on.touch()
+    thread.join(60)
+    return items
+
+
+def waiting(directory, sample):
+    """The sample, when a file says so."""
+    (directory / "began").touch()
+    while not (directory / "go on").exists():
+        time.sleep(0.01)
+    return sample
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_interrupted_iterator_does_not_look_as_if_it_had_ended(workers, urls, tmp_path):
+    """It says how to go on; the state is the one before the interrupt, also where nothing had been given."""
+    slow = shuffled(urls).map_samples(partial(waiting, tmp_path))
+    source = wp.PipeLoader(slow, batch_size=2, collate=keys_of, num_workers=workers, lanes=2, multiprocessing_context="fork" if workers else None)
+    beginning = source.state_dict()
+    items = interrupted_at_the_first_fetch(source, tmp_path)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"was interrupted; load_state_dict\(state_dict\(\)\) and iter\(\) go on"):
+            next(items)
+    assert source.state_dict() == beginning
+    source.load_state_dict(source.state_dict())
+    whole = [list(epochs) for epochs in [loader(urls, lanes=2)] for _ in range(3)]
+    assert list(source) == whole[0]
+    interrupted_at_the_first_fetch(source, tmp_path)
+    assert list(source) == whole[2]  # a new iterator is the next epoch
+    source.close()
+
+
+def test_interrupts_at_random_moments(tmp_path, monkeypatch):
+    """A few rounds of tests/bench/interrupts.py, with 0 and 2 workers."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "bench"))
+    monkeypatch.setattr("sys.unraisablehook", lambda _: None)  # hooks around a fork are interrupted too
+    import interrupts
+
+    assert interrupts.run(tmp_path, 4, 3) > 0
+
+
+def test_ctrl_c_is_for_the_main_process(tmp_path):
+    """A terminal sends it to all processes; the workers stay, and whoever catches it in the main process may go on."""
+    urls = make_shards(tmp_path, shards=4, samples=20)
+    before = psutil.Process().children(recursive=True)
+    source = loader(urls, num_workers=2, multiprocessing_context="fork")
+    items = iter(source)
+    batches = [next(items)]
+    for worker in worker_processes(before):
+        worker.send_signal(signal.SIGINT)
+    batches += items
+    source.close()
+    assert batches == list(loader(urls, lanes=2))
+
+
+def test_a_new_iterator_replaces_dead_workers(tmp_path):
+    urls = make_shards(tmp_path, shards=4, samples=20)
+    before = psutil.Process().children(recursive=True)
+    source = loader(urls, num_workers=2, multiprocessing_context="fork")
+    after(source, 1)
+    victims = worker_processes(before)
+    for victim in victims:
+        victim.kill()
+    with contextlib.suppress(RuntimeError):  # DataLoader's signal handler raises it wherever it finds us
+        psutil.wait_procs(victims, timeout=60)
+        time.sleep(0)
+    whole = [list(epochs) for epochs in [loader(urls, lanes=2)] for _ in range(2)]
+    assert list(source) == whole[1]
+    source.close()
+
+
 @pytest.mark.parametrize("persistent", [True, False])
 def test_nothing_is_left(persistent, urls):
     """No process and no file descriptor after a whole epoch, a broken-off one, an abandoned iterator, an error and close()."""
@@ -612,6 +706,67 @@ def test_nothing_is_left(persistent, urls):
     psutil.wait_procs(left, timeout=120)
     assert worker_processes(processes) == []
     assert len(os.listdir("/proc/self/fd")) <= len(files)
+
+
+LEFT_ALONE = """
+import os, sys, time
+import torch
+import wds_pipes as wp
+
+
+def main(urls, kind):
+    pipe = wp.ShardList(urls.split(",")).open_shards().load_tar().group_by_key()
+    if kind.startswith("dataset"):
+        data = pipe.map_samples(noted).as_dataset()
+        source = torch.utils.data.DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context=kind.removeprefix("dataset "), prefetch_factor=16)
+    else:
+        source = wp.PipeLoader(pipe.map_samples(noted), num_workers=2, multiprocessing_context=kind, prefetch_factor=16)
+    items = iter(source)
+    next(items)
+    time.sleep(600)
+
+
+def noted(sample):
+    with open(f"{sys.argv[3]}/{os.getpid()}", "a") as file:
+        file.write(".")
+    return b"x" * (1 << 20)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])
+"""
+
+
+@pytest.mark.parametrize("kind", ["fork", "forkserver", "dataset fork"])
+def test_workers_end_when_the_main_process_is_killed(kind, tmp_path):
+    """SIGKILL leaves it no time to tell them, and they are blocked in a pipe whose other end is in each of them: the queue is full."""
+    urls = make_shards(tmp_path / "shards", shards=2, samples=60)
+    (tmp_path / "workers").mkdir()
+    script = tmp_path / "main.py"
+    script.write_text(LEFT_ALONE)
+    main = subprocess.Popen([sys.executable, str(script), ",".join(urls), kind, str(tmp_path / "workers")], stderr=subprocess.DEVNULL)
+    try:
+        workers = wait_for(lambda: [psutil.Process(int(name)) for name in os.listdir(tmp_path / "workers")], 2)
+        wait_for(lambda: [worker for worker in workers if (tmp_path / "workers" / str(worker.pid)).stat().st_size >= 8], 2)  # samples of 1 MB
+    finally:
+        main.kill()  # not reaped before they are gone: a zombie is gone for them too
+    try:
+        _, alive = psutil.wait_procs(workers, timeout=60)
+        assert not alive
+    finally:
+        main.wait()
+        for worker in workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
+
+
+def wait_for(find, count, seconds=120):
+    """What ``find`` gives, when there are so many."""
+    until = time.monotonic() + seconds
+    while len(found := find()) < count:
+        assert time.monotonic() < until, f"{found} instead of {count}"
+        time.sleep(0.05)
+    return found
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import wds_pipes as wp
-from wds_pipes.stage import STATE_VERSION
+from wds_pipes.stage import STATE_VERSION, Stage, Stream
 
 
 def make(urls, **options):
@@ -185,6 +185,37 @@ def test_an_interrupted_iterator_says_so(urls):
     stop = False
     pipe.load_state_dict(pipe.state_dict())
     assert len(keys(pipe)) == 14
+
+
+class Opened(Stage):
+    """A stage that cannot be opened while ``error`` is set."""
+
+    error: BaseException | None = None
+
+    def open(self, lane, mark=None):
+        if Opened.error is not None:
+            raise Opened.error
+        return super().open(lane, mark)
+
+    def run(self):
+        yield from self.source.items
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("cannot")])
+def test_an_iterator_that_failed_when_it_began_does_not_go_on_with_the_next_epoch(error, urls, monkeypatch):
+    """Its further next() says what went wrong, and the state is still the beginning of the epoch."""
+    stream = Stream(Opened(make(urls)._stream.stage))
+    epochs = [list(stream) for _ in range(3)]
+    stream.set_epoch(1)
+    items = iter(stream)
+    monkeypatch.setattr(Opened, "error", error)
+    with pytest.raises(type(error)):
+        next(items)
+    monkeypatch.setattr(Opened, "error", None)
+    with pytest.raises(RuntimeError if isinstance(error, KeyboardInterrupt) else ValueError, match=r"interrupted|cannot"):
+        next(items)
+    stream.load_state_dict(stream.state_dict())
+    assert list(stream) == epochs[1]
 
 
 def test_state_may_be_taken_from_another_thread(urls):

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wds_pipes.ordering import mix
+from wds_pipes.parent import end_with_parent
 from wds_pipes.saved import damaged, read_state
 from wds_pipes.stage import Position, Stage, State, Stream, check_count
 
@@ -37,6 +38,8 @@ class WdsDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         stream = self._stream
+        if get_worker_info() is not None:
+            end_with_parent()
         stream.settle()
         stream.ask()
         if stream.waits and get_worker_info() is not None:

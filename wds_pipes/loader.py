@@ -33,6 +33,7 @@ from wds_pipes.codecs import library
 from wds_pipes.datapipes import as_stage, check_not_loaded
 from wds_pipes.errors import ShardError, StateError, WorkerError
 from wds_pipes.lanes import Deal, Parts, deal_again, lay_out, parts_of, with_parts
+from wds_pipes.parent import begin_worker
 from wds_pipes.ranks import Rank, find_rank
 from wds_pipes.saved import COUNTED, MOST, MOST_LANES, STATE_VERSION, SavedLane, are_all, damaged, read_state, shown, some
 from wds_pipes.stage import (
@@ -341,6 +342,7 @@ class PipeLoader:
             pin_memory=pin_memory,
             multiprocessing_context=multiprocessing_context if num_workers else None,
             timeout=timeout_seconds,
+            worker_init_fn=begin_worker if num_workers else None,
             generator=torch.Generator(),  # the global one is the model's
         )
         self._progress = library("tqdm", "tqdm", "progress=True").tqdm if progress else None
@@ -352,6 +354,7 @@ class PipeLoader:
         self._at: _At | None = None
         self._resume = False
         self._live: weakref.ref[LoaderPass] | None = None
+        self._inside = False  # next() of an iterator is running, or was left by an interrupt: what is in flight is then in no known state
         self._last: Tally | None = None
         self._network: dict[int, Network] = {}  # what each process has used
 
@@ -441,8 +444,18 @@ class PipeLoader:
             raise ValueError(f"{count} cannot be divided by {ranks} ranks{f' x {size} samples in a batch' if size > 1 else ''}")
         if ranks > 1 and self._mode == "exact":
             raise ValueError("with several ranks, with_epoch() needs epoch_end='drop' or 'pad', so that all ranks go on to the next epoch of the data together")
+        at = self._at
+        if at is not None and (self._stands_at_cut or not self._resume):  # the new pass counts from here on
+            self._resume = self._resume or self._stands_at_cut
+            self._at = at._replace(given=0)
+        self._stop_live("with_epoch() was called: continue with a new iter()")
         self._cut = count // (ranks * size)
         return self
+
+    @property
+    def _stands_at_cut(self) -> bool:
+        """Whether all that with_epoch() wants of a pass was handed out: the next pass goes on there."""
+        return self._cut is not None and self._at is not None and self._at.given >= self._cut
 
     def __repr__(self) -> str:
         return self._text
@@ -553,8 +566,14 @@ class PipeLoader:
 
     def counts(self) -> dict[str, int]:
         """This rank's samples of the current epoch, or the one that just ended, by what became of them; see ``Stream.counts``."""
-        at = self._at or self._position
+        return self._counts(self._at or self._position)
+
+    def _counts(self, at: _At) -> dict[str, int]:
         return _total(at.states.values(), at.deal.counts if self.rank.number == 0 else {})
+
+    def _delivered(self, at: _At) -> int:
+        """This rank's samples of an epoch that were handed out."""
+        return self._counts(at)["delivered"]
 
     def stats(self) -> dict[str, float]:
         """How the current pass over the data goes, or the last one, as flat numbers for a logger.
@@ -565,27 +584,26 @@ class PipeLoader:
         ``stall_seconds`` that workers waited for bytes; ``epoch``, ``filtered``, ``skipped``, and ``lane_imbalance``, by how many batches the first lane is
         ahead of the last.
         """
-        live, counts = self._last, self.counts()
+        live, counts = self._last, self.counts()  # the pass speaks for itself: a state may have been loaded since
         found = {"epoch": float(self._position.epoch), "filtered": float(counts["filtered"]), "skipped": float(counts["skipped"])}
         if live is None:
             return found
-        seconds = live.seconds
-        spent = live.spent.values()
-        busy, reading = sum(lane.busy for lane in spent), sum(lane.reading for lane in spent)
-        delivered = [lane["delivered"] for lane in self._at.states.values()] if self._at is not None else [0]
-        samples, read = counts["delivered"] - live.samples_before, sum(lane.bytes_read for lane in spent)
+        seconds, total = live.seconds, live.total
+        at, before = live.stands or (self._at or self._position, None)
+        delivered = [lane["delivered"] for lane in at.states.values()]
+        samples = 0 if before is None else self._delivered(at) - before
         return found | {
             "batches": float(live.batches),
             "samples": float(samples),
             "batches_per_second": live.batches / seconds,
             "samples_per_second": samples / seconds,
-            "bytes_per_second": read / seconds,
+            "bytes_per_second": total.bytes_read / seconds,
             "wait_seconds": live.waited,
             "wait_share": live.waited / seconds,
-            "read_share": reading / busy if busy else 0.0,
-            "decode_share": 1 - reading / busy if busy else 0.0,
+            "read_share": total.reading / total.busy if total.busy else 0.0,
+            "decode_share": 1 - total.reading / total.busy if total.busy else 0.0,
             **{name: float(value) for name, value in live.used()._asdict().items()},
-            "held_samples": float(sum(lane.held for lane in spent)),
+            "held_samples": float(total.held),
             "lane_imbalance": float(max(delivered) - min(delivered)),
         }
 
@@ -603,8 +621,19 @@ class PipeLoader:
     def close(self) -> None:
         """Stop the workers and close what is open; the state stays, and a further ``iter()`` starts new workers."""
         self._stop_live("it was closed")
-        self._results = None
+        self._discard()
+
+    def _discard(self) -> None:
+        """Stop the workers and drop all that is in flight; positions are left alone."""
+        self._stop_live("what it had in flight is gone")
+        if self._paused is not None:
+            self._paused.drop()
+            self._paused = None
+        results, self._results = self._results, None
+        if (shutdown := getattr(results, "_shutdown_workers", None)) is not None:  # a traceback may hold the results, and they hold the workers
+            shutdown()
         self._host.close()
+        self._inside = False
 
     def __len__(self) -> int:
         """How many batches of an epoch this rank gives; TypeError if the samples are not counted."""
@@ -619,17 +648,18 @@ class PipeLoader:
             return batches * len(mine)
         return sum(samples // size if drop_last else -(-samples // size) for samples in mine)
 
-    def _begin(self) -> tuple[_At, Iterator[Result]]:
-        """Start a pass: its position, and the results of its commands."""
-        cut = self._cut is not None and self._at is not None and self._at.given >= self._cut  # of with_epoch: the next pass goes on there
-        at = self._position if self._resume or cut else self._beginning(self._epoch, self._at.deal.lanes if self._at is not None else None)
+    def _begin(self, given: int | None) -> tuple[_At, Iterator[Result]]:
+        """Start a pass: its position, and the results of its commands; ``given``: it goes on behind so many batches since the last cut."""
+        at = self._position if self._resume or self._stands_at_cut else self._beginning(self._epoch, self._at.deal.lanes if self._at is not None else None)
+        at = at if given is None else at._replace(given=given)
         self._at, self._epoch, self._resume = at, at.epoch + 1, False
         self._runs += 1
         batches = self._batches(at.deal)
         begins = {number: Begin(at.epoch, at.deal, lane, batches) for number, lane in at.states.items() if not lane["ended"]}
         self._commands.start(self._runs, begins)
-        if self._results is None or not self._persistent:
+        if not self._persistent or not all(worker.is_alive() for worker in getattr(self._results, "_workers", ())):
             self._results = None  # the old workers stop first
+        if self._results is None:
             self._results = iter(self._loader)
         return at, self._results
 
@@ -644,14 +674,16 @@ class LoaderPass:
 
     def __init__(self, loader: PipeLoader) -> None:
         self._loader = loader
+        self._started = False
         self._error: Exception | None = None
         self._at: _At | None = None  # None: not started
         self._run = -1
         self._results: Iterator[Result] = iter(())
         self._ahead: Result | None = None
         self._waiting: set[int] = set()  # the lanes that have not ended
-        self._ended: dict[int, bytes] = {}  # those that have, since the last batch was handed out
+        self._ended: dict[int, bytes] = {}  # those that have
         self._bar: Any = None
+        self._samples_before = 0  # of the epoch of the data, less those of earlier epochs in this pass
         self.tally = Tally(loader._network)
 
     def __iter__(self) -> LoaderPass:
@@ -660,17 +692,36 @@ class LoaderPass:
     def __next__(self) -> Any:
         if self._error is not None:
             raise self._error
-        if self._at is None:
-            self.tally.begin()
-        start = time.perf_counter()
-        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-            with record_function("wds_pipes.PipeLoader"):
-                batch = self._next()
-        else:
-            batch = self._next()
-        self.tally.handed_over(start)
-        if self._bar is not None:
-            self._bar.update()
+        loader = self._loader
+        if loader._inside:
+            if self._started:
+                raise self.stop(RuntimeError("this iterator was interrupted; load_state_dict(state_dict()) and iter() go on"))
+            loader._discard()
+        loader._inside = self._started = True
+        try:
+            if self._at is None:
+                self.tally.begin()
+            start = time.perf_counter()
+            if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+                with record_function("wds_pipes.PipeLoader"):
+                    found = self._next()
+            else:
+                found = self._next()
+            if not isinstance(found, Exception):
+                self.tally.handed_over(start)
+                if self._bar is not None:
+                    self._bar.update()
+        except Exception as error:  # a signal handler may raise one at any moment: that of DataLoader does so for a dead worker
+            found = self.stop(_worker_error(error))
+            loader._discard()
+        if isinstance(found, Exception):
+            loader._inside = False
+            raise found
+        # From here to the return no signal handler runs: an interrupt comes before the position counts, or when the caller has the batch.
+        batch, self._at = found
+        loader._at = self._at
+        self.tally.stands = self._at, self._samples_before
+        loader._inside = False
         return batch
 
     @property
@@ -679,26 +730,30 @@ class LoaderPass:
         loader, at = self._loader, self._at
         return loader._cut is not None and self._error is None and at is not None and loader._at is at and at.given >= loader._cut
 
-    def _next(self) -> Any:
+    def _next(self) -> tuple[Any, _At] | Exception:
+        """The next batch and the position behind it; or what to raise."""
         loader, at = self._loader, self._at or self._start()
         cut = loader._cut
         if cut is not None and at.given >= cut:
             loader._at, loader._resume, loader._paused = at, True, self
-            raise self.stop(StopIteration())
+            return self.stop(StopIteration())
         if self._ahead is None and cut is not None:
-            self._commit(at._replace(lanes={**at.lanes, **self._ended}))
+            self._commit_ends(at)
+            self._samples_before -= loader._delivered(at)
+            self.tally.begin_run()
             at = self._go_on(given=at.given)  # the next epoch of the data, without a break
+            self._samples_before += loader._delivered(at)
+            self.tally.stands = at, self._samples_before
         _, lane, batch, state, _, error, _ = self._ahead or _AT_END
         if state is None:
-            self._commit(at._replace(lanes={**at.lanes, **self._ended}))
-            raise self.stop(error or StopIteration())
+            self._commit_ends(at)
+            return self.stop(error or StopIteration())
         self._ahead = self._fetch()  # rule 5; what goes wrong with it is for the next call
-        self._commit(_At(at.epoch, at.deal, {**at.lanes, lane: state, **self._ended}, at.step + 1, at.given + 1))
-        return batch
+        return batch, _At(at.epoch, at.deal, {**at.lanes, lane: state, **self._ended}, at.step + 1, at.given + 1)
 
-    def _commit(self, at: _At) -> None:
-        self._at = self._loader._at = at
-        self._ended = {}
+    def _commit_ends(self, at: _At) -> None:
+        """Nothing comes behind ``at`` but the ends of lanes."""
+        self._at = self._loader._at = at._replace(lanes={**at.lanes, **self._ended})
 
     def _start(self) -> _At:
         loader = self._loader
@@ -716,20 +771,20 @@ class LoaderPass:
             self._run, self._results, self._ahead, self._waiting, self._ended = paused._run, paused._results, paused._ahead, paused._waiting, paused._ended
             self._at = loader._at = at = at._replace(given=0)
             loader._resume = False
+            self.tally.begin_run(going_on=paused.tally)
         else:
             at = self._go_on(given=None)
+        self._samples_before = loader._delivered(at)
+        self.tally.stands = at, self._samples_before
         loader._live, loader._last = weakref.ref(self), self.tally
-        self.tally.samples_before = loader.counts()["delivered"]
         if loader._progress is not None:
             self._bar = loader._progress(initial=at.given or at.step, total=None if loader._cut is None and loader._uncounted else len(loader), unit="batch")
         return at
 
     def _go_on(self, *, given: int | None) -> _At:
         """Begin a run over an epoch of the data, or its rest."""
-        at, self._results = self._loader._begin()
-        if given is not None:
-            at = self._loader._at = at._replace(given=given)
-        self._at, self._run = at, self._loader._runs
+        at, self._results = self._loader._begin(given)
+        self._at, self._run, self._ended = at, self._loader._runs, {}
         self._waiting = {number for number, lane in at.states.items() if not lane["ended"]}
         self._ahead = self._fetch()
         return at
@@ -763,11 +818,14 @@ class LoaderPass:
                 self._bar.close()
             broken = not isinstance(error, (StopIteration, StateError))
             if self._loader._paused is not self:
-                # Whoever holds the results keeps the workers alive.
-                self._results, self._ahead = iter(()), None
+                self.drop()
                 if broken or not self._loader._persistent:
                     self._loader._results = None
         return self._error
+
+    def drop(self) -> None:
+        """Let go of what is in flight: the results keep the workers alive."""
+        self._results, self._ahead = iter(()), None
 
 
 def _worker_error(error: Exception) -> Exception:

@@ -511,10 +511,13 @@ class Pass(Generic[Out]):
         return self
 
     def __next__(self) -> Out:
-        if self._running is None:
-            self._start()
+        if self._running is None and self._error is not None:
+            raise self._error
         try:
+            if self._running is None:
+                self._start()
             item = next(self._items)
+            mark = self._mark()
         except StopIteration:
             self._end()
             raise
@@ -522,13 +525,12 @@ class Pass(Generic[Out]):
             interrupted = RuntimeError(f"this iterator was interrupted by {type(error).__name__}; load_state_dict(state_dict()) and iter() go on")
             self.stop(error if isinstance(error, Exception) else interrupted)
             raise
+        # From here to the return no signal handler runs: an interrupt comes before the position counts, or when the caller has the item.
         self._delivered = delivered = self._delivered + 1
-        self._stream.at = (self._epoch, delivered, self._mark(), False)
+        self._stream.at = (self._epoch, delivered, mark, False)
         return item
 
     def _start(self) -> None:
-        if self._error is not None:
-            raise self._error
         stream = self._stream
         stream._stop_live("a newer one was started, and a pipe has one at a time")
         position, host = stream.begin(), stream.stage.host

@@ -87,15 +87,17 @@ class Meter:
 
 
 class Tally:
-    """What a pass over a loader gave behind ``samples_before`` samples of its epoch, and how long its caller waited.
+    """What a pass over a loader gave, and how long its caller waited.
 
     ``network`` is what each process had used of the network when it was last heard of, and ``network_before`` the same when the pass began.
     """
 
     def __init__(self, network: dict[int, Network]) -> None:
-        self.batches = self.samples_before = 0
+        self.batches = 0
+        self.stands: tuple[Any, int] | None = None  # where the pass is, and what is to be taken from the samples that were handed out by then
         self.waited = 0.0
-        self.spent: dict[int, Spent] = {}
+        self.spent: dict[int, Spent] = {}  # by each lane, since its run began
+        self._earlier = Spent()  # in the runs of the pass that are over, less what the first run had spent before the pass
         self.network, self._network_before = network, dict(network)
         self._since = self._until = 0.0
 
@@ -107,6 +109,26 @@ class Tally:
         """Keep what a lane has used."""
         self.spent[lane] = spent
         self.network[spent.process] = spent.network
+
+    def begin_run(self, going_on: Tally | None = None) -> None:
+        """The lanes begin anew, in the next epoch of the data; or they go on from where another pass stopped."""
+        if going_on is not None:
+            self.spent = dict(going_on.spent)
+            before = self._sum(Spent())
+            self._earlier = Spent(-before.busy, -before.reading, -before.bytes_read)
+        else:
+            self._earlier, self.spent = self._sum(self._earlier), {}
+
+    @property
+    def total(self) -> Spent:
+        """What the pass has used: of all lanes, in all runs; ``held`` now."""
+        total = self._sum(self._earlier)
+        reading = max(0.0, min(total.reading, total.busy))  # it is measured by samples
+        return total._replace(reading=reading, held=sum(lane.held for lane in self.spent.values()))
+
+    def _sum(self, earlier: Spent) -> Spent:
+        parts = [earlier, *self.spent.values()]
+        return Spent(sum(part.busy for part in parts), sum(part.reading for part in parts), sum(part.bytes_read for part in parts))
 
     def used(self) -> Network:
         """What the pass has used of the network."""
