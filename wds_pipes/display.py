@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import io
 import os
-import re
 import sys
 from collections.abc import Mapping
 from fractions import Fraction
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from wds_pipes.codecs import IMAGE, image_decoder
-from wds_pipes.io.urls import hide
+from wds_pipes.io.urls import hide, is_secret
 
 __all__ = ["View", "show"]
 
@@ -32,7 +31,6 @@ IMAGE_PIXELS = 192  # along the longer side
 MIN_PIXELS = 8  # along the shorter side of an array: a smaller one is hardly an image
 MAX_IMAGE_PIXELS = 1 << 25  # of an encoded image: a larger one is not decoded to show it
 
-_SECRET = re.compile(r"(?i)(sig|signature|token|credentials?|passw(or)?d|passphrase|pwd|auth|secret|key|keyid)$")
 _OPTIONS_WITH_SECRETS = ("storage_options", "headers", "client_kwargs")
 
 
@@ -48,7 +46,9 @@ def shown(value: Any, name: str = "", *, depth: int = 0, limit: int = MAX_TEXT) 
     kind = type(value)
     if isinstance(value, (str, os.PathLike)):
         text = str(value)
-        return "'...'" if _SECRET.search(name) else repr(cut(hide(text, text), limit))
+        return "'...'" if is_secret(name) else repr(cut(hide(text, text), limit))
+    if is_secret(name) and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return "..."
     if value is None or isinstance(value, (bool, int, float, complex, Fraction, np.number, np.bool_)):
         return cut(str(value) if isinstance(value, np.generic) else repr(value), limit)
     if isinstance(value, (bytes, bytearray)):
@@ -73,7 +73,7 @@ def _shown_mapping(value: Mapping[Any, Any], name: str, depth: int, limit: int) 
         if len(items) == 6 or depth > 2:
             items.append("...")
             break
-        plain = item is None or isinstance(item, (bool, int, float))
+        plain = item is None or isinstance(item, bool)
         text = "..." if secret and not plain else shown(item, str(option) if name else "", depth=depth + 1, limit=limit)
         items.append(f"{shown(option, limit=limit)}: {text}")
     return "{" + ", ".join(items) + "}"

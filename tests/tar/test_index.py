@@ -198,6 +198,8 @@ def test_secrets_are_not_written(tmp_path):
 
     write_index(str(tmp_path / "i.json"), {"s3://user:secret@b/x.tar": ShardFacts(1), "https://h/y.tar?X-Amz-Signature=secret&v=1": ShardFacts(2)})
     assert "secret" not in (tmp_path / "i.json").read_text()
+    with pytest.raises(ValueError, match="two shards have one name without the credentials"):
+        write_index(str(tmp_path / "i.json"), {f"https://h/y.tar?code={code}": ShardFacts(1) for code in range(2)})
 
 
 NAMES_OF_FILES = ["a b.tar", "a#1?x=2.tar", "%20.tar", "{a,b}.tar", "a[1].tar", "\N{SNOWMAN}.tar", "\udcff.tar"]

@@ -28,17 +28,12 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from wds_pipes.io.locks import LockedFile, open_locked
-from wds_pipes.io.urls import redact
+from wds_pipes.io.urls import identify, redact
 
 STEP = 1 << 20  # a shard whose size is not known has room for the step that it is in and the next
 FACTS_BYTES = 1024  # room for what is known of a shard, besides its URL
 
 _NAME = re.compile(r"(.+-[0-9a-f]{32})\.(json|part|shard)")
-_PASSWORD = re.compile(r"(://[^/?#@:]*):[^/?#]*@")
-# What signs a URL, and differs each time that it is signed. Any other part of a query may say which object is meant.
-_SIGNING = re.compile(
-    r"(?i)(x-(amz|goog)-(algorithm|credential|date|expires|signedheaders|signature|security-token)|awsaccesskeyid|googleaccessid|expires|signature)="
-)
 
 
 def boot() -> str:
@@ -169,9 +164,7 @@ class CacheDirectory:
 
     def entry(self, url: str, store: str = "") -> Entry:
         """The files of the shard at ``url``; ``store`` tells stores apart in which a URL means different things."""
-        plain, _, query = _PASSWORD.sub(r"\1@", url).partition("?")
-        named = "&".join(part for part in query.split("&") if not _SIGNING.match(part))
-        digest = hashlib.sha256(f"{plain}?{named}\n{store}".encode(errors="surrogateescape")).hexdigest()[:32]
+        digest = hashlib.sha256(f"{identify(url)}\n{store}".encode(errors="surrogateescape")).hexdigest()[:32]
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", os.path.basename(urlsplit(redact(url)).path))[-80:]
         return Entry(os.path.join(self.path, f"{readable or 'shard'}-{digest}"))
 

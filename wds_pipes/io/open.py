@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_pipes.errors import ShardError, StateError
+from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.pipe import CommandOutput
 from wds_pipes.io.ranged import Feed, Pool, Reading, RemoteShard, UnreadError
 from wds_pipes.io.urls import hide, local_path, redact
@@ -44,10 +45,11 @@ class Opener:
         self._verify = verify
         self._allow_pipe = allow_pipe
         self._buffer_bytes = buffer_bytes
+        self._stores: dict[tuple[str, ...], str] = {}  # as the cache tells them apart, by protocols and user
         self._pools: dict[int, Pool] = {}  # by process; several threads may ask for that of theirs at once
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pools": {}}
+        return {**self.__dict__, "_pools": {}, "_stores": {}}
 
     @property
     def pool(self) -> Pool:
@@ -107,10 +109,16 @@ class Opener:
     def _remote(self, url: str, start: int, feed: Feed | None, wait: bool) -> BinaryIO:
         size, md5 = getattr(url, "size", None), getattr(url, "md5", None) if self._verify else None
         if self._cache is not None:
-            endpoint = str(self._reading.storage_options.get("endpoint_url") or "")
-            return self._cache.open(str(url), lambda start: self._fetch(url, start, None, size), start=start, size=size, md5=md5, store=endpoint)
+            return self._cache.open(str(url), lambda start: self._fetch(url, start, None, size), start=start, size=size, md5=md5, store=self._store(url))
         raw = self._fetch(url, start, feed, size, wait)
         return io.BufferedReader(raw if md5 is None or start else _Verified(raw, md5), self._buffer_bytes)
+
+    def _store(self, url: str) -> str:
+        """The store of a URL, for the cache."""
+        kind = (*protocols_of(url), user_of(url))
+        if kind not in self._stores:
+            self._stores[kind] = identify_store(url, self._reading.storage_options)
+        return self._stores[kind]
 
     def _fetch(self, url: str, start: int, feed: Feed | None, size: int | None, wait: bool = True) -> RemoteShard:
         own = feed is None

@@ -1,20 +1,52 @@
-"""URLs: which shards a user means, and how to show one without its secrets."""
+"""URLs: which shards a user means, which object a URL means, and how to show one without its secrets.
+
+Rules:
+1. What is shown (``redact``, ``hide``) names few parameters, those known to be harmless: a name that is not known may be that of a secret.
+2. What tells objects apart (``identify``) leaves out only what is known to sign a URL: a name that is not known may select the object. It is hashed, never
+   shown.
+"""
 
 from __future__ import annotations
 
 import glob
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
+from urllib.parse import unquote_plus
 
 import braceexpand
 
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _SCHEME = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]+:(//|:)")
-_SECRET = re.compile(r"(?i)(sig|signature|token|credential|password|passwd|pwd|auth|secret|key|accesskeyid)$")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+# Parameters that are shown: they say which object is meant, or which part or form of it.
+_HARMLESS = re.compile(
+    r"(?i)v(ersion(id)?)?|generation|snapshot|rev(ision)?|id|file(name)?|name|path|part(number)?|page|shard|split|index|epoch|format|provider|alt|download"
+)
+_HARMLESS_VALUE = re.compile(r"[A-Za-z0-9._,/+ -]{0,80}")
+# Names of secrets: of options, of parameters that follow a ";", and (those that name no column of a table) of directories such as /hdnts=.../x.tar.
+_SECRET = re.compile(
+    r"(?i)(sig|signature|sign|token|credentials?|passw(or)?d|passphrase|pass|pwd|auth(orization)?|secret|key|keyid|accesskeyid|jwt|bearer|hmac|hdn(ts|ea|tl)"
+    r"|policy|md5|code|session(id)?|sid|cookies?|connection_string)(__)?$"
+)
+_SECRET_DIRECTORY = re.compile(r"(?i)(sig|signature|token|passw(or)?d|pwd|authorization|secret|apikey|jwt|bearer|hmac|hdn(ts|ea|tl)|policy|sessionid)(__)?$")
+# Parameters that sign a URL, and differ each time that it is signed.
+_SIGNING = re.compile(
+    r"(?i)x-(amz|goog)-(algorithm|credential|date|expires|signedheaders|signature|security-token|content-sha256)|awsaccesskeyid|googleaccessid"
+    r"|expires|signature|key-pair-id|hdn(ts|ea|tl)|__(token|gda)__|((access|auth|bearer|download|id|sas|secure|security|session)[-_]?)?token|jwt|bearer|hmac"
+    r"|authorization|sig|password|passwd|pwd|(client[-_]?)?secret|(x-)?api[-_]?key|jsessionid|phpsessid"
+)
+_SIGNING_PATH = re.compile(r"(?i)(;|%3b)((access|auth)[-_]?)?token=[^/;]*|(?<=[/;~])hdn(ts|ea|tl)=[^/]*")
+# Parameters that sign a URL where another one is there too, and may select the object elsewhere.
+_SIGNING_WITH = {
+    "sig": re.compile(r"s[vrpte]|ss|srt|sip|spr|si|sk(oid|tid|t|e|s|v)|s[au]oid|scid|sdd|ses"),  # Azure SAS
+    "key-pair-id": re.compile(r"policy|hash-algorithm"),  # CloudFront
+    "expires": re.compile(r"md5"),  # nginx's secure_link
+}
+_USER_IS_A_PLACE = re.compile(r"(?i)(abfss?|wasbs?|az|adl)://")  # container@account
+_LINK = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]*)(://[^\s'\"<>]+)")  # a URL in a text; the first part makes the search linear
 _BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")
 
 
@@ -28,25 +60,138 @@ def local_path(url: str) -> str | None:
 
 
 def redact(url: str) -> str:
-    """``url`` without user, password and secret query values (``...token=x``, ``X-Amz-Signature=x``): for messages, states and fingerprints."""
-    if local_path(url) is not None:
-        return url
+    """``url`` as messages and states show it: without user and password, and of its parameters only those whose names are known to be harmless."""
     if url.startswith("pipe:"):
-        return f"{url.split(maxsplit=1)[0]} ..." if " " in url else url
-    url = re.sub(r"(://)[^/?#]*@", r"\1", url)
+        return _command(url)
+    return url if local_path(url) is not None else _redact(url)
+
+
+def _redact(url: str) -> str:
+    path, query, fragment = _split(_without_user(url))
+    shown = _shown_path(path)
+    if query is not None:
+        parts = [part for part, name in _parameters(query) if _HARMLESS.fullmatch(name) and _HARMLESS_VALUE.fullmatch(part.partition("=")[2])]
+        hidden = ["..."] if len(parts) < len(list(_parameters(query))) else []
+        shown += "?" + "&".join(parts + hidden)
+    return shown if fragment is None else f"{shown}#..."
+
+
+def plain(url: str) -> str:
+    """``url`` without what ``redact`` does not show, to be written to a file and opened again by who has credentials."""
+    return redact(url).removesuffix("#...").removesuffix("?...").removesuffix("&...")
+
+
+def _command(url: str) -> str:
+    """The name of the program that a ``pipe:`` URL runs."""
+    name = re.match(r"pipe:\s*([\w./+-]+)(?=(\s)|$)", url)
+    return "pipe:..." if name is None else name[0] + (" ..." if name[2] else "")
+
+
+def _without_user(url: str, keep: bool = False) -> str:
+    """``url`` without the user and password before its hosts, or without the password if ``keep``."""
+    url = re.sub(r"(://)([^/?#]*)@", lambda found: found[1] + (f"{found[2].partition(':')[0]}@" if keep else ""), url)
+    # A password may hold what should be encoded: then no port follows the colon.
+    odd = re.search(r"://(?=[^/?#@:\[\]]*:(?![0-9]*([/?#]|$)))", url)
+    return url[: odd.end()] + url.rpartition("@")[2] if odd and "@" in url[odd.end() :] else url
+
+
+def _is_web(url: str) -> bool:
+    return url.partition("://")[0].rpartition(":")[2].lower() in ("http", "https")
+
+
+def _split(url: str) -> tuple[str, str | None, str | None]:
+    """Path, query and fragment of a URL; only HTTP has fragments, other stores have ``#`` in names."""
+    url, mark, fragment = url.partition("#") if _is_web(url) else (url, "", "")
     path, question, query = url.partition("?")
-    if not question:
-        return url
-    shown = []
-    for part in query.split("&"):
-        name, equals, _ = part.partition("=")
-        shown.append(f"{name}=..." if equals and _SECRET.search(name) else part)
-    return f"{path}?{'&'.join(shown)}"
+    return path, query if question else None, fragment if mark else None
 
 
-def hide(text: str, url: str) -> str:
-    """A message of some library without the credentials of ``url`` and of all other URLs in it."""
-    return _URL.sub(lambda found: redact(found.group()), text.replace(url, redact(url)))  # a library may write the URL otherwise
+def _shown_path(path: str) -> str:
+    """A path without the secrets in it."""
+    shown, before = [], ""
+    for part in re.split(r"([/;~,&#]|%3[Bb])", path):
+        name, equals, value = part.partition("=")
+        secret = (_SECRET_DIRECTORY if before in ("", "/") else _SECRET).search(unquote_plus(name)) if equals and value else None
+        shown.append(f"{name}=..." if secret else part)
+        before = part
+    return "".join(shown)
+
+
+def _parameters(query: str) -> Iterator[tuple[str, str]]:
+    """The parameters of a query as they stand there, with their names."""
+    for part in re.split("[&;]", query):
+        if part:
+            yield part, unquote_plus(part.partition("=")[0]).strip()
+
+
+@lru_cache(256)  # steps ask for each sample
+def identify(url: str) -> str:
+    """What tells the object at ``url`` from others, whatever the credentials and however the URL is signed. To be hashed: it may hold secrets."""
+    if url.startswith("pipe:"):
+        return _LINK.sub(lambda found: _identify(found[0]), url)
+    return url if local_path(url) is not None else _identify(url)
+
+
+def _identify(url: str) -> str:
+    path, query, _ = _split(_without_user(url, keep=_USER_IS_A_PLACE.match(url) is not None))
+    named = _SIGNING_PATH.sub("", path) if _is_web(url) else path
+    if query is None:
+        return named
+    parameters = [(part, name.lower()) for part, name in _parameters(query)]
+    names = {name for _, name in parameters}
+    signing = [_SIGNING, *(more for mark, more in _SIGNING_WITH.items() if mark in names)]
+    kept = [part for part, name in parameters if not any(pattern.fullmatch(name) for pattern in signing)]
+    return f"{named}?{'&'.join(kept)}" if kept else named
+
+
+def hide(text: str, url: str = "", options: Any = None) -> str:
+    """A message of some library without the credentials of ``url``, of all other URLs in it, and of ``options`` (storage_options)."""
+    if url:
+        text = text.replace(url, redact(url))
+    text = _LINK.sub(lambda found: found[0] if found[1] in ("file", "local") else _redact(found[0]), text)
+    for secret in sorted({*_secrets_of_url(url), *secrets_of(options)}, key=len, reverse=True):  # a library may show a part, or write it otherwise
+        text = text.replace(secret, "...")
+    return text
+
+
+def _secrets_of_url(url: str) -> Iterator[str]:
+    if not url or url.startswith("pipe:") or local_path(url) is not None:
+        return
+    found = re.search(r"://([^/?#]*)@", url)
+    values = found[1].split(":") if found else []
+    _, query, fragment = _split(url)
+    for part, name in _parameters(f"{query or ''}&{fragment or ''}"):
+        value = part.partition("=")[2] or part
+        if not (_HARMLESS.fullmatch(name) and _HARMLESS_VALUE.fullmatch(value)):
+            values += [value, unquote_plus(value)]
+    yield from (value for value in values if len(value) >= _LEAST_SECRET)
+
+
+_LEAST_SECRET = 6  # characters: a shorter one is not searched for in messages, where it may stand for something else
+
+
+def secrets_of(options: Any, name: str = "") -> Iterator[str]:
+    """The secrets in storage_options, as text."""
+    if isinstance(options, dict):
+        for option, value in options.items():
+            inside = name if is_secret(name) or name in _HOLD_SECRETS else str(option)
+            yield from secrets_of(value, inside)
+    elif isinstance(options, (list, tuple)):
+        for value in options:
+            yield from secrets_of(value, name)
+    elif (is_secret(name) or name in _HOLD_SECRETS) and isinstance(options, (str, bytes, int, float)):
+        text = options.decode(errors="replace") if isinstance(options, bytes) else str(options)
+        for part in {text, text.rpartition(" ")[2]}:  # "Bearer x"
+            if len(part) >= _LEAST_SECRET:
+                yield part
+
+
+_HOLD_SECRETS = ("headers", "cookies")
+
+
+def is_secret(name: str) -> bool:
+    """Whether an option of this name holds a secret."""
+    return _SECRET.search(name) is not None
 
 
 def expand(urls: Urls, storage_options: dict[str, Any] | None = None) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from wds_pipes.collate import identity
 from wds_pipes.errors import SampleError, WdsError
+from wds_pipes.io.urls import identify
 from wds_pipes.ordering import mix, mix_text
 from wds_pipes.stage import Stage, Tolerant
 from wds_pipes.stages.mix import Mix
@@ -67,8 +68,9 @@ class MapSamples(Tolerant[Any]):
     def _rng(self, sample: Any) -> np.random.Generator:
         lane = self.lane
         if isinstance(sample, dict) and "__key__" in sample:
-            name, url = identity(sample)  # without credentials, which may be others after a resume
-            key = mix(lane.seed, lane.epoch, self._place, _RNG, mix_text(f"{url}\0{name}"))
+            url = sample.get("__url__")
+            url = identify(url) if isinstance(url, str) else None  # credentials may be others after a resume
+            key = mix(lane.seed, lane.epoch, self._place, _RNG, mix_text(f"{url}\0{sample['__key__']}"))
         else:
             key = lane.key(self._place, _RNG, self.at.number)
         return np.random.Generator(np.random.Philox(key=key))

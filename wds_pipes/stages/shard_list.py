@@ -8,7 +8,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Self
 
-from wds_pipes.io.urls import Urls, expand, redact
+from wds_pipes.io.urls import Urls, expand, identify, redact
 from wds_pipes.ordering import below, mix, permutation
 from wds_pipes.saved import damaged
 from wds_pipes.stage import Host, Lane, Mark, Stage, check_count
@@ -203,10 +203,10 @@ class ShardList(Stage[str]):
 
 
 def fingerprint(urls: Iterable[str]) -> str:
-    """16 hexadecimal digits that tell one list of URLs from another, whatever their credentials."""
+    """16 hexadecimal digits that tell one list of URLs from another, whatever their credentials and however they are signed."""
     digest = blake2b(digest_size=8)
     for url in urls:
-        digest.update(redact(url).encode("utf-8", "surrogateescape") + b"\0")
+        digest.update(identify(url).encode("utf-8", "surrogateescape") + b"\0")
     return digest.hexdigest()
 
 

@@ -29,7 +29,7 @@ from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
 from wds_pipes.io.open import Opener, open_url
 from wds_pipes.io.ranged import Reading
 from wds_pipes.io.stores import file_system
-from wds_pipes.io.urls import Urls, expand, local_path, redact
+from wds_pipes.io.urls import Urls, expand, local_path, plain, redact
 from wds_pipes.tar.keys import KeySplit, splitter
 from wds_pipes.tar.reader import MAX_SIZE, TarReader
 
@@ -523,7 +523,10 @@ def check_output(output: str | os.PathLike[str]) -> str:
 def write_index(path: str, facts: Mapping[str, ShardFacts]) -> None:
     """Write what is known of shards, by their URLs, as an index of wids; the file has its name only when it is complete."""
     shardlist = []
-    for name, (samples, size, digest) in {_named_from(path, url): found for url, found in facts.items()}.items():
+    named = {_named_from(path, url): found for url, found in facts.items()}
+    if len(named) < len(facts):
+        raise ValueError("two shards have one name without the credentials in their URLs, so an index cannot tell them apart: give them other names")
+    for name, (samples, size, digest) in named.items():
         entry = {"url": name, "md5sum": digest, "nsamples": samples, "filesize": size}
         shardlist.append({field: value for field, value in entry.items() if value is not None})
     content = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": shardlist}
@@ -545,7 +548,7 @@ def _named_from(index: str, url: str) -> str:
     """How an index names a shard: from its own directory where the shard lies there or below, else in full."""
     path = local_path(url)
     if path is None:
-        return redact(url)
+        return plain(url)
     path, folder = os.path.abspath(path), os.path.dirname(os.path.abspath(index))
     inside = path.startswith(os.path.join(folder, ""))
     return (os.path.relpath(path, folder) if inside else path).replace(os.sep, "/")

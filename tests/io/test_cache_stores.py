@@ -1,0 +1,156 @@
+"""The cache and stores that are reached in other ways: their bytes are kept apart, and the same store's are found again."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import fsspec
+import pytest
+from servers import Missing, moto
+
+import wds_pipes as wp
+from wds_pipes.io.identity import identify_store
+from wds_pipes.testing import make_shards
+
+KEYS = {"key": "k", "secret": "secret-of-key"}
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """The endpoints of two S3 servers with other bytes under one name."""
+    with contextlib.ExitStack() as stack:
+        endpoints = []
+        for seed in range(2):
+            try:
+                store = stack.enter_context(moto())
+            except Missing as error:
+                pytest.skip(str(error))
+            [shard] = make_shards(tmp_path_factory.mktemp("shards"), shards=1, samples=2, seed=seed, fields={"cls": lambda _, __, seed=seed: b"%d" % seed})
+            with open(shard, "rb") as file:
+                store.put("x.tar", file.read())
+            endpoints.append(store.endpoint)
+        yield endpoints
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch, tmp_path):
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+
+
+CONFIG = """
+[profile p{0}]
+endpoint_url = {1}
+[profile s{0}]
+services = s{0}
+[services s{0}]
+s3 =
+  endpoint_url = {1}
+"""
+
+
+def options_of(way, endpoint, number, monkeypatch):
+    """The storage options for a way to say which store is meant; what is said elsewhere is said there."""
+    if way == "endpoint_url":
+        return {**KEYS, "endpoint_url": endpoint}
+    if way == "client_kwargs":
+        return {**KEYS, "client_kwargs": {"endpoint_url": endpoint}}
+    if way == "fsspec":
+        monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": endpoint})
+    elif way == "AWS_PROFILE":
+        monkeypatch.setenv("AWS_PROFILE", f"p{number}")
+    elif way in ("profile", "services"):
+        return {**KEYS, "profile": f"{way[0]}{number}"}
+    else:
+        monkeypatch.setenv(way, endpoint)
+    return KEYS
+
+
+WAYS = ["endpoint_url", "client_kwargs", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "fsspec", "profile", "AWS_PROFILE", "services"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_store_has_its_own_bytes(stores, tmp_path, monkeypatch, way):
+    """Also on the second pass, when they come from the cache."""
+    (tmp_path / "config").write_text("".join(CONFIG.format(number, endpoint) for number, endpoint in enumerate(stores)))
+    for _ in range(2):
+        for number, endpoint in enumerate(stores):
+            options = options_of(way, endpoint, number, monkeypatch)
+            cache = wp.ShardCache(tmp_path / "cache", max_bytes="1GB")
+            pipe = wp.ShardList("s3://shards/x.tar").open_shards(storage_options=options, cache=cache).load_tar().group_by_key()
+            assert [sample["cls"] for sample in pipe] == [b"%d" % number] * 2
+    assert len([name for name in os.listdir(tmp_path / "cache") if name.endswith(".shard")]) == 2
+    assert "secret-of-key" not in "".join(path.name + path.read_bytes().decode("latin-1") for path in (tmp_path / "cache").iterdir())
+
+
+SAME = [
+    ("s3://b/x", {"key": "a", "secret": "b"}, {"key": "c", "secret": "d", "token": "e"}),
+    ("s3://b/x", {"key": "a", "secret": "b"}, {"anon": True, "config_kwargs": {"max_pool_connections": 5}}),
+    ("s3://b/x", {"client_kwargs": {"region_name": "us-east-1"}}, {"endpoint_url": "https://s3.eu-west-1.amazonaws.com"}),
+    ("s3://b/x", {"endpoint_url": "http://h", **KEYS}, {"client_kwargs": {"endpoint_url": "http://h/"}, "key": "k", "secret": "new", "token": "new"}),
+    ("gs://b/x", {"token": "a.json"}, {"token": {"private_key": "b"}}),
+    ("https://h/x", {"headers": {"Authorization": "a"}}, {"headers": {"Authorization": "b", "Cookie": "c"}}),
+    ("https://me:a@h/x", {}, {}),
+    ("az://c/x", {"account_name": "a", "account_key": "a"}, {"account_name": "a", "sas_token": "b"}),
+    ("az://c/x", {"connection_string": "AccountName=a;AccountKey=b=="}, {"connection_string": "AccountName=a;AccountKey=c=="}),
+]
+OTHER = [
+    ("s3://b/x", {}, {"client_kwargs": {"region_name": "cn-north-1"}}),
+    ("s3://b/x", {"endpoint_url": "http://h", "key": "a"}, {"endpoint_url": "http://h", "key": "b"}),
+    ("gs://b/x", {}, {"endpoint_url": "http://h"}),
+    ("https://h/x", {"headers": {"X-Tenant": "a"}}, {"headers": {"X-Tenant": "b"}}),
+    ("az://c/x", {"account_name": "a"}, {"account_name": "b"}),
+    ("az://c/x", {"connection_string": "AccountName=a;AccountKey=b=="}, {"connection_string": "AccountName=b;AccountKey=b=="}),
+    ("simplecache::s3://b/x", {"s3": {"endpoint_url": "http://a"}}, {"s3": {"endpoint_url": "http://b"}}),
+    ("sftp://h/x", {"username": "a"}, {"username": "b"}),
+    ("made-up://h/x", {"anything": 1}, {"anything": 2}),
+]
+
+
+@pytest.mark.parametrize(("url", "one", "other"), SAME)
+def test_new_credentials_are_the_same_store(url, one, other):
+    assert identify_store(url, one) == identify_store(url, other)
+
+
+@pytest.mark.parametrize(("url", "one", "other"), OTHER)
+def test_what_may_lead_to_another_store_is_another(url, one, other):
+    assert identify_store(url, one) != identify_store(url, other)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [("gs://b/x", "STORAGE_EMULATOR_HOST"), ("ais://b/x", "AIS_ENDPOINT"), ("hf://b/x", "HF_ENDPOINT"), ("az://c/x", "AZURE_STORAGE_ACCOUNT_NAME")],
+)
+def test_the_environment_tells_stores_apart(url, name, monkeypatch):
+    monkeypatch.setenv(name, "http://one")
+    one = identify_store(url, {})
+    monkeypatch.setenv(name, "http://other")
+    assert identify_store(url, {}) != one
+
+
+def test_processes_agree():
+    """Whatever their seeds of ``hash``, and with objects among the options."""
+    code = """
+        import sys
+        sys.modules["torch"] = None  # it starts faster
+        import fsspec
+        from wds_pipes.io.identity import identify_store
+        options = {"b": {3, 1, 2}, "a": print, "fs": fsspec.filesystem("memory"), "object": object(), "client_kwargs": {"endpoint_url": "http://h"}}
+        options["secret"] = "s"
+        print(identify_store("s3://b/x", options), identify_store("made-up://b/x", options))
+    """
+    said = set()
+    for seed in "12":
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        )
+        said.add(done.stdout)
+    assert len(said) == 1
+    assert json.dumps("s") not in said.pop()

@@ -1,0 +1,139 @@
+"""Which store a URL leads to: what its options, the environment and configuration files say, without credentials.
+
+Rules:
+1. What is not known to be without effect tells stores apart: a shard that is fetched again costs time, one store's bytes for another's are wrong.
+2. Credentials are no part of a store's identity, so that new ones find what is stored. But where S3 is not Amazon's, the name of the key is: there a
+   bucket's name may mean another one for each account.
+3. Nothing is asked over a network.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from wds_pipes.io.urls import identify, is_secret
+
+# Options of fsspec's file systems that lead to no other store.
+_WITHOUT_EFFECT = re.compile(
+    r"anon|asynchronous|loop|skip_instance_cache|use_listings_cache|listings_expiry_time|max_paths|(default_)?(block_size|cache_type|fill_cache)|cache_options"
+    r"|cache_regions|config_kwargs|max_concurrency|requester_pays|timeouts?|retries|use_ssl|local_expiry_check|fixed_upload_size|version_aware"
+    r"|session_kwargs|simple_links|same_scheme|consistency|access|cache_timeout|check_connection|secure_serialize|get_client"
+)
+# What else says where a store is.
+_ENVIRONMENT = {
+    "gs": ("STORAGE_EMULATOR_HOST", "GOOGLE_CLOUD_UNIVERSE_DOMAIN"),
+    "ais": ("AIS_ENDPOINT",),
+    "hf": ("HF_ENDPOINT",),
+    "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING"),
+    "oss": ("OSS_ENDPOINT",),
+    "hdfs": ("HADOOP_CONF_DIR",),
+}
+_ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az", "webhdfs": "hdfs", "https": "http"}
+
+
+def identify_store(url: str, options: Mapping[str, Any]) -> str:
+    """What tells the store of ``url`` from others in which the same URL means another object; to be hashed.
+
+    Args:
+        url: of a shard there, chained URLs too.
+        options: storage_options, as fsspec takes them.
+    """
+    from fsspec.config import conf
+
+    protocols = protocols_of(url)
+    said: list[Any] = []
+    for protocol in protocols:
+        name = _ALIASES.get(protocol, protocol)
+        own = options.get(protocol) if len(protocols) > 1 else options
+        told = {**conf.get(name, {}), **conf.get(protocol, {}), **(own if isinstance(own, Mapping) else {})}
+        environment = [_value(os.environ.get(variable), variable) for variable in _ENVIRONMENT.get(name, ())]
+        said.append([name, _s3(told) if name == "s3" else _plain(told), environment])
+    return json.dumps([said, user_of(url)], sort_keys=True)
+
+
+def protocols_of(url: str) -> list[str]:
+    """The protocols of a URL, several if it is chained."""
+    return [part.partition("://")[0] for part in url.split("::")]
+
+
+def user_of(url: str) -> str:
+    """The user in a URL, where each has files of its own: one with a password, or of a protocol where users log in."""
+    found = re.match(r"([^/]*)://([^/?#@:]*)(:[^/?#@]*)?@", url)
+    log_in = found is not None and not found[1].endswith(("s3", "s3a")) and (found[3] is not None or not found[1].endswith(("http", "https")))
+    return found[2] if found is not None and log_in else ""
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options without credentials, as JSON has them."""
+    kept = {str(name): value for name, value in options.items() if not _WITHOUT_EFFECT.fullmatch(str(name))}
+    return {name: _value(value, name) for name, value in kept.items() if name == "connection_string" or not is_secret(name)}
+
+
+def _value(value: Any, name: str) -> Any:
+    """A value that is the same in all processes."""
+    if isinstance(value, str) and name.lower().endswith("connection_string"):
+        return [part for part in value.split(";") if not is_secret(part.partition("=")[0])]
+    if isinstance(value, str):
+        return identify(value)
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return _plain(value)
+    if isinstance(value, (list, tuple)):
+        return [_value(item, name) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(json.dumps(_value(item, name), sort_keys=True) for item in value)
+    if isinstance(value, (bytes, bytearray)):
+        return value.hex()
+    if isinstance(value, os.PathLike):
+        return str(os.fspath(value))
+    if isinstance(getattr(value, "storage_options", None), Mapping):  # a file system
+        return [str(getattr(value, "protocol", "")), _plain(value.storage_options)]
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+# S3, as s3fs and botocore look for it
+
+
+def _s3(options: Mapping[str, Any]) -> list[Any]:
+    client = options.get("client_kwargs") or {}
+    config = options.get("config_kwargs") or {}
+    session, scoped = _session(options)
+    key = client.get("aws_access_key_id") or options.get("key") or options.get("username")
+    if key is None:
+        of_profile = scoped.get("aws_access_key_id")
+        key = of_profile if options.get("profile") else os.environ.get("AWS_ACCESS_KEY_ID") or of_profile
+    endpoint = client.get("endpoint_url") or options.get("endpoint_url")
+    ignored = config.get("ignore_configured_endpoint_urls")
+    if ignored is None and session is not None:
+        ignored = session.get_config_variable("ignore_configured_endpoint_urls")
+    if not endpoint and not ignored:
+        services = session.full_config.get("services", {}).get(scoped.get("services"), {}) if session is not None else {}
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        endpoint = endpoint or services.get("s3", {}).get("endpoint_url") or scoped.get("endpoint_url")
+    more = _plain({name: value for name, value in options.items() if name not in _OF_S3})
+    if endpoint and not re.search(r"\.amazonaws\.com(\.cn)?(:\d+)?/*$", endpoint):
+        return [identify(endpoint).rstrip("/"), key, more]
+    region = client.get("region_name") or (session.get_config_variable("region") if session is not None else None)
+    apart = re.search(
+        r"(^|[./])(cn|us-gov|us-iso[a-z]?|eu-isoe|eusc)-", endpoint or region or ""
+    )  # these have buckets of their own, elsewhere one name is one bucket
+    return ["aws", apart[2] if apart else "", more]
+
+
+_OF_S3 = ("client_kwargs", "endpoint_url", "key", "username", "secret", "password", "token", "profile", "session")
+
+
+def _session(options: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """A session of botocore's, and what the configuration files say of its profile."""
+    try:
+        session = options.get("session") or import_module("botocore.session").Session(profile=options.get("profile"))
+        return session, session.get_scoped_config()
+    except Exception:  # reading will tell what is wrong
+        return None, {"services": None, "endpoint_url": str(options.get("profile") or os.environ.get("AWS_PROFILE"))}
