@@ -29,7 +29,7 @@ from wds_pipes import codecs
 from wds_pipes.codecs import DECODERS, ENCODERS, IMAGE, IMAGE_SPECS, Decoding, NotAllowedError, encode
 from wds_pipes.testing import same
 
-PACK = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.compress}
+PACK = {"gz": lambda data: gzip.compress(data, mtime=0), "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.compress}
 
 
 def decode(field, data, *specs, allow_pickle=False, max_image_pixels=1 << 27):
@@ -153,6 +153,9 @@ DAMAGED = [
     ("txt.bz2", b"no bzip"),
     ("txt.xz", b"no xz"),
     ("txt.zst", b"no zstd"),
+    *[(f"txt.{kind}", pack(bytes(580_000))[:-1]) for kind, pack in PACK.items()],
+    *[(f"txt.{kind}", pack(bytes(580_000)) + b"x") for kind, pack in PACK.items()],
+    *[(f"txt.{kind}", b"") for kind in PACK],
 ]
 
 
