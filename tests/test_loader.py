@@ -746,8 +746,9 @@ def test_workers_end_when_the_main_process_is_killed(kind, tmp_path):
     script.write_text(LEFT_ALONE)
     main = subprocess.Popen([sys.executable, str(script), ",".join(urls), kind, str(tmp_path / "workers")], stderr=subprocess.DEVNULL)
     try:
-        workers = wait_for(lambda: [psutil.Process(int(name)) for name in os.listdir(tmp_path / "workers")], 2)
-        wait_for(lambda: [worker for worker in workers if (tmp_path / "workers" / str(worker.pid)).stat().st_size >= 8], 2)  # samples of 1 MB
+        wait_for(lambda: len(os.listdir(tmp_path / "workers")) == 2)
+        workers = [psutil.Process(int(name)) for name in os.listdir(tmp_path / "workers")]
+        wait_for(lambda: all((tmp_path / "workers" / str(worker.pid)).stat().st_size >= 8 for worker in workers))  # samples of 1 MB
     finally:
         main.kill()  # not reaped before they are gone: a zombie is gone for them too
     try:
@@ -758,15 +759,6 @@ def test_workers_end_when_the_main_process_is_killed(kind, tmp_path):
         for worker in workers:
             with contextlib.suppress(psutil.NoSuchProcess):
                 worker.kill()
-
-
-def wait_for(find, count, seconds=120):
-    """What ``find`` gives, when there are so many."""
-    until = time.monotonic() + seconds
-    while len(found := find()) < count:
-        assert time.monotonic() < until, f"{found} instead of {count}"
-        time.sleep(0.05)
-    return found
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -242,13 +242,10 @@ def _pickled_tensors(data: bytes) -> Any:
 
 def unpack(data: bytes, kind: str) -> bytes:
     """A compressed field, unpacked, of at most MAX_DECODED_BYTES."""
-    content = io.BytesIO()
-    with compression.decompress(io.BytesIO(data), kind) as stream:
-        while chunk := stream.read(1 << 20):
-            if content.tell() + len(chunk) > MAX_DECODED_BYTES:
-                raise ValueError(TOO_LARGE.format(MAX_DECODED_BYTES))
-            content.write(chunk)
-    return content.getvalue()
+    content = compression.decompress_bytes(data, kind, MAX_DECODED_BYTES)
+    if content is None:
+        raise ValueError(TOO_LARGE.format(MAX_DECODED_BYTES))
+    return content
 
 
 class Decoding:

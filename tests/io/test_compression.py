@@ -2,9 +2,12 @@
 
 import bz2
 import gzip
+import hashlib
 import io
 import lzma
 import sys
+import tracemalloc
+import zlib
 
 import pytest
 import zstandard
@@ -12,6 +15,7 @@ from tars import pairs, put, samples, tar
 
 from wds_pipes import ShardError
 from wds_pipes.io import decompress, detect
+from wds_pipes.io.compression import damage
 
 COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.ZstdCompressor().compress}
 DATA = tar(pairs(20))
@@ -88,3 +92,104 @@ def test_closing_closes_what_is_below(kind):
     stream.read(10)
     stream.close()
     assert stream.closed
+
+
+def unpacked(data, kind):
+    """All that a compressed file holds."""
+    with decompress(io.BytesIO(data), kind) as stream:
+        return stream.read()
+
+
+NOISE = b"".join(hashlib.sha256(b"%d" % number).digest() for number in range(3000))
+DAMAGE_OR_END = (EOFError, OSError, *damage())
+
+
+@pytest.mark.parametrize("kind", COMPRESS)
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_stream_that_ends_early_is_an_error_at_every_cut(kind, streams):
+    """Not the part that is there: a cut anywhere but between two streams, also in the last byte of a checksum."""
+    parts = [COMPRESS[kind](NOISE[number::streams]) for number in range(streams)]
+    data = b"".join(parts)
+    ends = {sum(map(len, parts[:number])) for number in range(1, streams)}
+    for cut in sorted({*range(0, len(data), 997), *range(1, 40), *range(len(data) - 12, len(data))} - ends):
+        with pytest.raises(EOFError):
+            unpacked(data[:cut], kind)
+
+
+@pytest.mark.parametrize("kind", COMPRESS)
+def test_a_cut_shard_is_an_error_at_every_cut(tmp_path, kind):
+    """A warning would let a part of a shard pass as the whole of it."""
+    packed = COMPRESS[kind](tar([(f"{number:03d}.bin", NOISE[number * 90 : number * 90 + 2000]) for number in range(100)]))
+    for cut in range(11, len(packed), 7919):
+        path = put(tmp_path / "x.tar", packed[:cut])
+        with pytest.raises(ShardError, match="is cut short inside its compressed data"):
+            samples([path])
+
+
+@pytest.mark.parametrize("kind", COMPRESS)
+def test_zeros_may_follow_a_stream_and_nothing_else(kind):
+    """Archives are padded with zeros; a second stream whose first bytes are damaged must not be left out without a word."""
+    one, two = COMPRESS[kind](b"one"), COMPRESS[kind](b"two")
+    assert unpacked(one + bytes(4096), kind) == b"one"
+    assert unpacked(one + bytes(512) + two, kind) == b"onetwo"
+    for place in range(4):
+        damaged = bytearray(two)
+        damaged[place] ^= 4
+        with pytest.raises(DAMAGE_OR_END):
+            unpacked(one + bytes(damaged), kind)
+    for rest in (b"garbage", b"\0\0garbage", two[:3], bytes(9) + two[:-1], b"\n"):
+        with pytest.raises(DAMAGE_OR_END):
+            unpacked(one + rest, kind)
+
+
+@pytest.mark.parametrize("kind", COMPRESS)
+def test_one_step_takes_a_bounded_amount_of_memory(kind):
+    """However small the data is that unpacks to 256 MiB."""
+    bomb = COMPRESS[kind](bytes(1 << 28))
+    tracemalloc.start()
+    with decompress(io.BytesIO(bomb), kind) as stream:
+        total = 0
+        while count := len(stream.read(1 << 20)):
+            total += count
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert total == 1 << 28
+    assert peak < 16 << 20
+
+
+@pytest.mark.parametrize("library", ["zstandard", "the standard library's"])
+def test_zstd_by_each_library(library, monkeypatch):
+    """Frames with and without a checksum and a size, blocks of one byte repeated, skippable frames between them."""
+    if library == "zstandard":
+        for name in ("compression.zstd", "backports.zstd"):
+            monkeypatch.setitem(sys.modules, name, None)
+    elif sys.version_info < (3, 14):
+        pytest.importorskip("backports.zstd")
+    skippable = b"\x5a\x2a\x4d\x18" + (300_000).to_bytes(4, "little") + NOISE[:3000] * 100
+    frames, expected = skippable, b""
+    for number in range(8):
+        packer = zstandard.ZstdCompressor(write_checksum=bool(number & 1), write_content_size=bool(number & 2))
+        content = (bytes(700_000) + NOISE) * (number & 4 or 1) if number else b""
+        frames += packer.compress(content) + skippable * (number & 1)
+        expected += content
+    assert unpacked(frames, "zst") == expected
+    for cut in range(1, 300_000, 50_021):
+        with pytest.raises(EOFError):
+            unpacked(frames[:-cut], "zst")
+    damaged = bytearray(zstandard.ZstdCompressor(write_checksum=True).compress(NOISE))
+    damaged[-1] ^= 1
+    with pytest.raises(DAMAGE_OR_END):
+        unpacked(bytes(damaged), "zst")
+
+
+def test_an_xz_stream_that_wants_much_memory_is_refused():
+    """A dictionary of 1.5 GiB, before it is taken."""
+    filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 20}]
+    data = lzma.compress(NOISE, filters=filters)
+    assert unpacked(data, "xz") == NOISE
+    header = bytearray(data[12:24])  # size, flags, filter, its size, the dictionary, padding, checksum
+    assert header[2:5] == bytes([0x21, 1, 16])
+    header[4] = 39  # 3 GiB
+    header[-4:] = zlib.crc32(header[:-4]).to_bytes(4, "little")
+    with pytest.raises(lzma.LZMAError, match="Memory usage limit"):
+        unpacked(data[:12] + bytes(header) + data[24:], "xz")
