@@ -150,6 +150,7 @@ def test_places_where_no_stage_can_stand(shards):
     position = state["lanes"]["0"]["position"]
     for place, values, message in (
         (2, {"offset": 700}, "headers of a tar start at multiples of 512"),
+        (2, {"offset": 1 << 63}, "no tar is so large"),
         (2, {"compression": "rar"}, "the compressions are gz, bz2, xz, zst"),
         (4, {"left": 0, "first": 1}, "not so many can have left"),
         (4, {"left": 12}, "not so many can have left"),

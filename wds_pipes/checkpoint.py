@@ -15,6 +15,7 @@ Rules:
    files of all its ranks are there; a crash in the middle of saving leaves an incomplete one, and the one before it still counts.
 3. A file that is there but not as it was written is an error, never a reason to take an older checkpoint or to start again.
 4. Only files that this module wrote are ever removed, by any rank at any time, and only when ``keep`` newer checkpoints are complete.
+5. To load, ranks compare what they see where torch.distributed runs: all read the same checkpoint, or all raise. See ``load``.
 """
 
 from __future__ import annotations

@@ -92,6 +92,17 @@ def test_a_shard_that_became_shorter_is_refused(tmp_path, kind):
         list(stream)
 
 
+def test_a_state_far_beyond_the_end_is_refused(tmp_path):
+    """Also beyond what a file system can seek to."""
+    stream = Stream(load([put(tmp_path / "x.tar", tar(pairs(2)))]))
+    next(iter(stream))
+    state = stream.state_dict()
+    state["lanes"]["0"]["position"][2]["offset"] = 1 << 60
+    stream.load_state_dict(state)
+    with pytest.raises(StateError, match="which has only 10240: it was changed since"):
+        list(stream)
+
+
 def test_a_shard_that_was_changed_is_told_where_it_shows(tmp_path):
     """No header is at the place any more."""
     path = put(tmp_path / "x.tar", tar([("a.a", b""), ("b.a", b"")]))

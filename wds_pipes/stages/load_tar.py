@@ -12,7 +12,7 @@ from wds_pipes.io.urls import redact
 from wds_pipes.stage import Mark, Stage, Tolerant, check_choice, check_count
 from wds_pipes.stages.open_shards import Shard
 from wds_pipes.stages.shard_list import PartOfShard
-from wds_pipes.tar.reader import BLOCK, TarMember, TarReader
+from wds_pipes.tar.reader import BLOCK, MAX_SIZE, TarMember, TarReader
 
 
 class LoadTar(Tolerant[TarMember]):
@@ -48,6 +48,8 @@ class LoadTar(Tolerant[TarMember]):
     def problem(self, at: Any) -> str | None:
         if at.offset % BLOCK:
             return f"the headers of a tar start at multiples of {BLOCK} bytes"
+        if at.offset > MAX_SIZE:
+            return "no tar is so large"
         return f"the compressions are {', '.join(KINDS)}" if at.compression not in ("", *KINDS) else None
 
     def __init__(

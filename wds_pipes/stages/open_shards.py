@@ -94,7 +94,8 @@ class Shard:
             self._opened.append(stream)
         if left and not kind and stream.seekable():
             left -= min(stream.seek(0, os.SEEK_END), offset)
-            stream.seek(offset)
+            if left < BLOCK:
+                stream.seek(offset)
         else:
             while left and (got := len(stream.read(min(left, 1 << 20)))):
                 left -= got

@@ -76,7 +76,8 @@ class ShardList(Stage[str]):
         seed: the integer, of 64 bits, that everything random in the pipeline derives from.
         resampled: draw the shards of an epoch at random with replacement, as many as there are: some come twice, others not at all.
         samples_per_shard: how many samples each shard has: one number, or a list with one for each. Then ``PipeLoader`` can deal samples instead of whole
-            shards, so that all ranks get the same number of batches, and knows its length. A shard with another number is an error when it is read.
+            shards, so that all ranks get the same number of batches, and knows its length. A shard with another number is an error when it is read. A state
+            of a ``PipeLoader`` that was saved with other numbers is refused.
         index: a file that says how many samples each shard has, instead of ``samples_per_shard``: a path or URL, or several, or a directory with one, or True
             for the directories of the shards. Told by content: wids ``index.json``, which also gives sizes and MD5s and is what ``wds-pipes index`` writes;
             ``sizes.json`` or, for a single shard, ``__len__``; timm's ``_info.json``; DALI's ``.idx``, one for each shard. An entry means the shard of the
