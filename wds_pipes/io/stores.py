@@ -14,6 +14,8 @@ import os
 import re
 import socket
 import sys
+import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -105,6 +107,7 @@ class Stores:
     def __init__(self, storage_options: dict[str, Any], connections: int) -> None:
         self._options, self._connections = storage_options, connections
         self._known: dict[str, tuple[Any, Store]] = {}
+        self._lock = threading.Lock()
         self._threads: Executor = ThreadPoolExecutor(connections, thread_name_prefix="wds_pipes")  # starts none before it needs one
 
     def find(self, url: str) -> tuple[Store, str]:
@@ -125,20 +128,24 @@ class Stores:
         kind = get_filesystem_class(protocol)
         of_url = kind._get_kwargs_from_urls(url)
         key = f"{protocol} {sorted(of_url.items())}"
-        if key not in self._known:
-            options = self._options | of_url
-            if protocol in ("s3", "s3a"):
-                # Retries are ours, and open shards may hold more connections than are asked for.
-                given = options.get("config_kwargs") or {}
-                pool = {"max_pool_connections": max(1000, self._connections), "retries": {"total_max_attempts": 1}}
-                options = options | {"config_kwargs": pool | given}
-            elif protocol in ("http", "https"):
-                options = {"get_client": _client, **options}
-            # An instance of our own: those that fsspec keeps are shared with code that may close them or rely on their retries.
-            fs = kind(**{**options, "skip_instance_cache": True})
-            self._known[key] = fs, self._store(fs)
-        fs, store = self._known[key]
+        with self._lock:
+            if key not in self._known:
+                fs = self._make(protocol, kind, of_url)
+                self._known[key] = fs, self._store(fs)
+            fs, store = self._known[key]
         return store, fs._strip_protocol(url)
+
+    def _make(self, protocol: str, kind: Any, of_url: dict[str, Any]) -> Any:
+        options = self._options | of_url
+        if protocol in ("s3", "s3a"):
+            # Retries are ours, and open shards may hold more connections than are asked for.
+            given = options.get("config_kwargs") or {}
+            pool = {"max_pool_connections": max(1000, self._connections), "retries": {"total_max_attempts": 1}}
+            options = options | {"config_kwargs": pool | given}
+        elif protocol in ("http", "https"):
+            options = {"get_client": _client, **options}
+        # An instance of our own: those that fsspec keeps are shared with code that may close them or rely on their retries.
+        return _shared.setdefault(os.getpid(), _Shared()).find(kind, options)
 
     def _store(self, fs: Any) -> Store:
         names = [fs.protocol] if isinstance(fs.protocol, str) else list(fs.protocol)
@@ -149,6 +156,41 @@ class Stores:
         if "https" in names and hasattr(fs, "encode_url"):
             return _Http(fs)
         return _Other(fs, self._threads)
+
+
+class _Shared:
+    """The file systems that the stores of this process use now: one for all of the same options, since each has connections of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: list[tuple[Any, Any, weakref.ref[Any]]] = []
+
+    def find(self, kind: Any, options: dict[str, Any]) -> Any:
+        """The file system of a class with these options."""
+        with self._lock:
+            self._made = [made for made in self._made if made[2]() is not None]
+            for of_kind, of_options, found in self._made:
+                fs = found()
+                if fs is not None and of_kind is kind and _same(of_options, options):
+                    return fs
+            fs = kind(**{**options, "skip_instance_cache": True})
+            self._made.append((kind, _copied(options), weakref.ref(fs)))
+            return fs
+
+
+_shared: dict[int, _Shared] = {}  # by process
+
+
+def _copied(options: Any) -> Any:
+    """Options as they are now: the caller may change them later."""
+    return {name: _copied(value) for name, value in options.items()} if isinstance(options, dict) else options
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # of some class of the user's
+        return False
 
 
 def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[Any, str]:
@@ -508,7 +550,9 @@ _UNPARSEABLE = {"HttpProcessingError", "ResponseParserError", "JSONDecodeError",
 def _status(error: BaseException | None) -> int | None:
     """The HTTP status in an error of some library, or in what caused it."""
     while error is not None:
-        for name in ("status", "code", "status_code"):
+        for name in ("status", "status_code", "code"):
+            if name == "code" and hasattr(error, "status"):  # of aiohttp's errors it is deprecated
+                continue
             value = getattr(error, name, None) or getattr(getattr(error, "response", None), name, None)
             if isinstance(value, (int, str)) and str(value).isdigit() and 300 <= int(value) < 600:
                 return int(value)
