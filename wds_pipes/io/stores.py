@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 PIECE = 1 << 18  # of stores that are read and not heard
+_LEAST_RANGE, _FIRST_RANGE = 1 << 12, 1 << 18  # of those that give whole ranges
 _GATHERED, _GATHER_SECONDS = 1 << 18, 0.006  # how many bytes, and those of how long, are worth to be woken for
 _LONGEST_GATHERING = 0.05  # seconds
 _IN_RECORDS = 1 << 15  # bytes that TLS may have taken from the kernel and not given yet
@@ -102,10 +103,11 @@ class Stores:
     Args:
         storage_options: as fsspec takes them.
         connections: how many there may be at once.
+        patience: after how many seconds without a byte a request is given up.
     """
 
-    def __init__(self, storage_options: dict[str, Any], connections: int) -> None:
-        self._options, self._connections = storage_options, connections
+    def __init__(self, storage_options: dict[str, Any], connections: int, patience: float) -> None:
+        self._options, self._connections, self._patience = storage_options, connections, patience
         self._known: dict[str, tuple[Any, Store]] = {}
         self._lock = threading.Lock()
         self._threads: Executor = ThreadPoolExecutor(connections, thread_name_prefix="wds_pipes")  # starts none before it needs one
@@ -155,7 +157,7 @@ class Stores:
             return _Gcs(fs)
         if "https" in names and hasattr(fs, "encode_url"):
             return _Http(fs)
-        return _Other(fs, self._threads)
+        return _Other(fs, self._threads, self._patience)
 
 
 class _Shared:
@@ -313,12 +315,17 @@ class _S3:
 
 
 class _Other:
-    """Any file system of fsspec's, asked from threads: with its blocking calls, which all have."""
+    """Any file system of fsspec's, asked from threads: with its blocking calls, which all have.
+
+    They give a range when it is complete. So that something comes within ``patience`` on any link, what is asked for is divided into ranges that are as long
+    as the link was found to allow.
+    """
 
     streams = False
 
-    def __init__(self, fs: Any, threads: Executor) -> None:
-        self._fs, self._threads = fs, threads
+    def __init__(self, fs: Any, threads: Executor, patience: float) -> None:
+        self._fs, self._threads, self._patience = fs, threads, patience
+        self._most = _FIRST_RANGE
 
     async def _call(self, name: str, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, getattr(self._fs, name), *args)
@@ -334,8 +341,32 @@ class _Other:
         if size is None:
             return Answer(0, None, None, tags, self._read_over(path))
         stop = size if stop is None else min(size, stop)
-        data = await self._call("cat_file", path, start, stop) if start < stop else b""
-        return Answer(start, max(start, stop), size, tags, one_piece(data))
+        return Answer(start, max(start, stop), size, tags, self._ranges(path, start, stop))
+
+    async def _ranges(self, path: str, start: int, stop: int) -> AsyncIterator[bytes]:
+        while start < stop:
+            wanted, begun = min(self._most, stop - start), perf_counter()
+            try:
+                data = await self._call("cat_file", path, start, start + wanted)
+            except asyncio.CancelledError:  # it took too long, or nobody wants it any more
+                if perf_counter() - begun > self._patience / 2:
+                    self._learn(wanted, perf_counter() - begun)
+                raise
+            if len(data) > wanted:
+                raise FaultyError(f"the store gave {len(data)} bytes from byte {start} on instead of {wanted}")
+            self._learn(len(data), perf_counter() - begun)
+            async for piece in one_piece(data):
+                yield piece
+            start += len(data)
+            if len(data) < wanted:
+                return
+
+    def _learn(self, count: int, seconds: float) -> None:
+        """How much to ask for at once, now that so many bytes have taken so long."""
+        if seconds > self._patience / 2:
+            self._most = max(_LEAST_RANGE, min(self._most, count // 4))
+        elif seconds < self._patience / 8:
+            self._most = max(self._most, 4 * count)
 
     async def _read_over(self, path: str) -> AsyncIterator[bytes]:
         """What has no known size can only be read from its beginning."""
