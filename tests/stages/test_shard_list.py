@@ -6,6 +6,7 @@ import pickle
 
 import fsspec
 import pytest
+from fsspec.implementations.http import HTTPFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tars import put
@@ -528,3 +529,25 @@ def test_an_index_that_counts_wrong_is_an_error_when_the_shard_is_read(tmp_path)
         pipe = wp.ShardList(urls, index=index).open_shards().load_tar().group_by_key().to_tuple("__key__")
         with contextlib.closing(wp.PipeLoader(pipe, batch_size=1)) as loader, pytest.raises(wp.ShardError, match=message):
             list(loader)
+
+
+def test_many_index_files_are_read_through_one_client(web):
+    """DALI's are one for each shard. A client for each takes connections, and for S3 a second."""
+    for number in range(120):
+        web.put(f"many/x-{number:03d}.idx", dali(number))
+    urls = [f"{web.url}/many/x-{number:03d}.tar" for number in range(120)]
+    made = []
+
+    class Counted(HTTPFileSystem):
+        def __init__(self, *args, **options):
+            made.append(self)
+            super().__init__(*args, **options)
+
+    fsspec.register_implementation("http", Counted, clobber=True)
+    try:
+        assert ShardList(urls, index=[f"{web.url}/many/x-{number:03d}.idx" for number in range(120)]).samples == list(range(120))
+        assert len(made) == 1
+        assert ShardList(urls, index=True).samples == list(range(120))
+        assert len(made) <= 3  # the second looks which index there is, in fsspec's own
+    finally:
+        fsspec.register_implementation("http", HTTPFileSystem, clobber=True)

@@ -46,6 +46,11 @@ class Reading:
     retries: int = 10
     timeout_seconds: float = 120.0
 
+    @property
+    def patience(self) -> float:
+        """After how many seconds without a byte a request is given up."""
+        return max(1.0, self.timeout_seconds / 4)
+
 
 class UnreadError(OSError):
     """The bytes of a shard do not come."""
@@ -67,7 +72,7 @@ class Pool:
         self.reading = reading
         self.pid = os.getpid()
         self.loop: asyncio.AbstractEventLoop = get_loop()
-        self.stores = Stores(reading.storage_options, reading.connections)
+        self.stores = Stores(reading.storage_options, reading.connections, reading.patience)
         self.heard_of: set[str] = set()  # protocols that have answered
         self.feeds: list[Feed] = []
         self.sharing = 1  # how many feeds share the bytes and the connections: those that it is the turn of
@@ -326,7 +331,7 @@ class RemoteShard(io.RawIOBase):
     async def _read(self, block: _Block) -> None:
         """Read the answer to one request."""
         pool, at = self._pool, block.start + block.got
-        patience = max(1.0, pool.reading.timeout_seconds / 4)
+        patience = pool.reading.patience
         pool.requests += 1
         try:
             async with asyncio.timeout(patience):

@@ -14,6 +14,8 @@ import os
 import re
 import socket
 import sys
+import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -23,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 PIECE = 1 << 18  # of stores that are read and not heard
+_LEAST_RANGE, _FIRST_RANGE = 1 << 12, 1 << 18  # of those that give whole ranges
 _GATHERED, _GATHER_SECONDS = 1 << 18, 0.006  # how many bytes, and those of how long, are worth to be woken for
 _LONGEST_GATHERING = 0.05  # seconds
 _IN_RECORDS = 1 << 15  # bytes that TLS may have taken from the kernel and not given yet
@@ -100,11 +103,13 @@ class Stores:
     Args:
         storage_options: as fsspec takes them.
         connections: how many there may be at once.
+        patience: after how many seconds without a byte a request is given up.
     """
 
-    def __init__(self, storage_options: dict[str, Any], connections: int) -> None:
-        self._options, self._connections = storage_options, connections
+    def __init__(self, storage_options: dict[str, Any], connections: int, patience: float) -> None:
+        self._options, self._connections, self._patience = storage_options, connections, patience
         self._known: dict[str, tuple[Any, Store]] = {}
+        self._lock = threading.Lock()
         self._threads: Executor = ThreadPoolExecutor(connections, thread_name_prefix="wds_pipes")  # starts none before it needs one
 
     def find(self, url: str) -> tuple[Store, str]:
@@ -125,20 +130,24 @@ class Stores:
         kind = get_filesystem_class(protocol)
         of_url = kind._get_kwargs_from_urls(url)
         key = f"{protocol} {sorted(of_url.items())}"
-        if key not in self._known:
-            options = self._options | of_url
-            if protocol in ("s3", "s3a"):
-                # Retries are ours, and open shards may hold more connections than are asked for.
-                given = options.get("config_kwargs") or {}
-                pool = {"max_pool_connections": max(1000, self._connections), "retries": {"total_max_attempts": 1}}
-                options = options | {"config_kwargs": pool | given}
-            elif protocol in ("http", "https"):
-                options = {"get_client": _client, **options}
-            # An instance of our own: those that fsspec keeps are shared with code that may close them or rely on their retries.
-            fs = kind(**{**options, "skip_instance_cache": True})
-            self._known[key] = fs, self._store(fs)
-        fs, store = self._known[key]
+        with self._lock:
+            if key not in self._known:
+                fs = self._make(protocol, kind, of_url)
+                self._known[key] = fs, self._store(fs)
+            fs, store = self._known[key]
         return store, fs._strip_protocol(url)
+
+    def _make(self, protocol: str, kind: Any, of_url: dict[str, Any]) -> Any:
+        options = self._options | of_url
+        if protocol in ("s3", "s3a"):
+            # Retries are ours, and open shards may hold more connections than are asked for.
+            given = options.get("config_kwargs") or {}
+            pool = {"max_pool_connections": max(1000, self._connections), "retries": {"total_max_attempts": 1}}
+            options = options | {"config_kwargs": pool | given}
+        elif protocol in ("http", "https"):
+            options = {"get_client": _client, **options}
+        # An instance of our own: those that fsspec keeps are shared with code that may close them or rely on their retries.
+        return _shared.setdefault(os.getpid(), _Shared()).find(kind, options)
 
     def _store(self, fs: Any) -> Store:
         names = [fs.protocol] if isinstance(fs.protocol, str) else list(fs.protocol)
@@ -148,7 +157,42 @@ class Stores:
             return _Gcs(fs)
         if "https" in names and hasattr(fs, "encode_url"):
             return _Http(fs)
-        return _Other(fs, self._threads)
+        return _Other(fs, self._threads, self._patience)
+
+
+class _Shared:
+    """The file systems that the stores of this process use now: one for all of the same options, since each has connections of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: list[tuple[Any, Any, weakref.ref[Any]]] = []
+
+    def find(self, kind: Any, options: dict[str, Any]) -> Any:
+        """The file system of a class with these options."""
+        with self._lock:
+            self._made = [made for made in self._made if made[2]() is not None]
+            for of_kind, of_options, found in self._made:
+                fs = found()
+                if fs is not None and of_kind is kind and _same(of_options, options):
+                    return fs
+            fs = kind(**{**options, "skip_instance_cache": True})
+            self._made.append((kind, _copied(options), weakref.ref(fs)))
+            return fs
+
+
+_shared: dict[int, _Shared] = {}  # by process
+
+
+def _copied(options: Any) -> Any:
+    """Options as they are now: the caller may change them later."""
+    return {name: _copied(value) for name, value in options.items()} if isinstance(options, dict) else options
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # of some class of the user's
+        return False
 
 
 def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[Any, str]:
@@ -271,12 +315,17 @@ class _S3:
 
 
 class _Other:
-    """Any file system of fsspec's, asked from threads: with its blocking calls, which all have."""
+    """Any file system of fsspec's, asked from threads: with its blocking calls, which all have.
+
+    They give a range when it is complete. So that something comes within ``patience`` on any link, what is asked for is divided into ranges that are as long
+    as the link was found to allow.
+    """
 
     streams = False
 
-    def __init__(self, fs: Any, threads: Executor) -> None:
-        self._fs, self._threads = fs, threads
+    def __init__(self, fs: Any, threads: Executor, patience: float) -> None:
+        self._fs, self._threads, self._patience = fs, threads, patience
+        self._most = _FIRST_RANGE
 
     async def _call(self, name: str, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, getattr(self._fs, name), *args)
@@ -292,8 +341,32 @@ class _Other:
         if size is None:
             return Answer(0, None, None, tags, self._read_over(path))
         stop = size if stop is None else min(size, stop)
-        data = await self._call("cat_file", path, start, stop) if start < stop else b""
-        return Answer(start, max(start, stop), size, tags, one_piece(data))
+        return Answer(start, max(start, stop), size, tags, self._ranges(path, start, stop))
+
+    async def _ranges(self, path: str, start: int, stop: int) -> AsyncIterator[bytes]:
+        while start < stop:
+            wanted, begun = min(self._most, stop - start), perf_counter()
+            try:
+                data = await self._call("cat_file", path, start, start + wanted)
+            except asyncio.CancelledError:  # it took too long, or nobody wants it any more
+                if perf_counter() - begun > self._patience / 2:
+                    self._learn(wanted, perf_counter() - begun)
+                raise
+            if len(data) > wanted:
+                raise FaultyError(f"the store gave {len(data)} bytes from byte {start} on instead of {wanted}")
+            self._learn(len(data), perf_counter() - begun)
+            async for piece in one_piece(data):
+                yield piece
+            start += len(data)
+            if len(data) < wanted:
+                return
+
+    def _learn(self, count: int, seconds: float) -> None:
+        """How much to ask for at once, now that so many bytes have taken so long."""
+        if seconds > self._patience / 2:
+            self._most = max(_LEAST_RANGE, min(self._most, count // 4))
+        elif seconds < self._patience / 8:
+            self._most = max(self._most, 4 * count)
 
     async def _read_over(self, path: str) -> AsyncIterator[bytes]:
         """What has no known size can only be read from its beginning."""
@@ -508,7 +581,9 @@ _UNPARSEABLE = {"HttpProcessingError", "ResponseParserError", "JSONDecodeError",
 def _status(error: BaseException | None) -> int | None:
     """The HTTP status in an error of some library, or in what caused it."""
     while error is not None:
-        for name in ("status", "code", "status_code"):
+        for name in ("status", "status_code", "code"):
+            if name == "code" and hasattr(error, "status"):  # of aiohttp's errors it is deprecated
+                continue
             value = getattr(error, name, None) or getattr(getattr(error, "response", None), name, None)
             if isinstance(value, (int, str)) and str(value).isdigit() and 300 <= int(value) < 600:
                 return int(value)

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
-from wds_pipes.io.open import Opener, open_url
+from wds_pipes.io.open import Opener
 from wds_pipes.io.ranged import Reading
 from wds_pipes.io.stores import file_system
 from wds_pipes.io.urls import Urls, expand, local_path, plain, redact
@@ -36,7 +36,7 @@ from wds_pipes.tar.reader import MAX_SIZE, TarReader
 MAX_INDEX_BYTES = 64 << 20  # enough for 400 000 shards
 _BESIDE = ("index.json", "sizes.json", "_info.json", "info.json")  # the names of an index beside its shards
 _LENGTH = "__len__"
-_READERS = 16  # so many index files are read at a time
+_READERS, _READAHEAD_BYTES = 16, 2 << 20  # so many index files are read at a time, and so much ahead of each
 _STORES = ("http", "https", "s3", "s3a", "gs", "gcs")  # that any index may name
 _STORES_OF_LOCAL = (*_STORES, "hf", "az", "abfs", "abfss", "ais")  # that an index on this machine may name: ``wds-pipes index`` may have written it
 _MEND = "Make one with: wds-pipes index SHARDS -o index.json"
@@ -159,16 +159,18 @@ def _exists(url: str, storage_options: Options) -> bool:
 
 
 def _read_all(urls: Sequence[str], storage_options: Options) -> list[_Index]:
+    at_once = max(1, min(len(urls), _READERS))
+    opener = Opener(Reading(storage_options or {}, readahead_bytes=at_once * _READAHEAD_BYTES, connections=2 * at_once))
     if len(urls) == 1:
-        return [_read(urls[0], storage_options)]
-    with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(lambda url: _read(url, storage_options), urls))
+        return [_read(urls[0], opener)]
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(lambda url: _read(url, opener), urls))
 
 
-def _read(url: str, storage_options: Options) -> _Index:
+def _read(url: str, opener: Opener) -> _Index:
     shown = redact(url)
     try:
-        with open_url(url, storage_options=storage_options) as stream:
+        with opener.open(url) as stream:
             data = stream.read(64)
             if not data.startswith(b"v1."):  # of DALI's only the first line matters
                 data += stream.read(MAX_INDEX_BYTES + 1 - len(data))

@@ -1,0 +1,109 @@
+"""Stores that give a range only when it is complete: whatever fsspec knows, through its blocking calls."""
+
+import itertools
+import threading
+import time
+from typing import ClassVar
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from remote import bare, content, samples
+
+from wds_pipes import ShardError
+
+
+class SlowFileSystem(MemoryFileSystem):
+    """The files of ``memory://``, at ``rate`` bytes a second for each request, after ``latency`` seconds."""
+
+    protocol = "slow"
+    rate: ClassVar[float] = float("inf")
+    latency: ClassVar[float] = 0.0
+    reads: ClassVar[list[tuple[int, int]]] = []
+    cachable = False
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return MemoryFileSystem._strip_protocol(path.replace("slow://", "memory://"))
+
+    def cat_file(self, path, start=None, end=None, **options):
+        data = super().cat_file(path, start, end, **options)
+        time.sleep(self.latency + len(data) / self.rate)
+        self.reads.append((start, len(data)))
+        return data
+
+
+@pytest.fixture
+def slow(local, monkeypatch):
+    """The file system, with a shard at ``slow://x/0.tar``."""
+    kind = type("Slow", (SlowFileSystem,), {"reads": []})
+    fsspec.register_implementation("slow", kind, clobber=True)
+    fsspec.filesystem("memory").pipe("/x/0.tar", content(local[0]))
+    return kind
+
+
+def finishes(pipe):
+    """What a pipe gives; a test that would hang fails."""
+    found = []
+
+    def read():
+        try:
+            found.extend(map(bare, pipe))
+        except ShardError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    return found
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+def test_a_slow_link_is_read_in_pieces_that_come_in_time(slow, local, connections):
+    """A range of 1 MiB takes far longer than the time after which a request is given up (a quarter of the timeout): it is asked for in pieces."""
+    slow.rate = 500_000
+    assert finishes(samples("slow://x/0.tar", timeout_seconds=4, connections=connections)) == list(map(bare, samples(local[0])))
+    assert max(count for _, count in slow.reads) < 1 << 19
+
+
+def test_a_link_that_becomes_slow(slow, local):
+    """Pieces that were right before are too long now: they are asked for again in smaller ones."""
+    pipe = samples(["slow://x/0.tar"] * 3, timeout_seconds=4, connections=2, readahead_bytes=1 << 20)
+    items = iter(pipe)
+    found = [bare(next(items)) for _ in range(60)]
+    slow.rate = 400_000
+    found += finishes(items)
+    assert found == list(map(bare, samples(local[0]))) * 3
+
+
+def test_a_fast_link_is_read_in_long_ranges(slow, local):
+    """After the first pieces, whole ranges: each request may cost a long way there and back."""
+    fsspec.filesystem("memory").pipe("/x/1.tar", content(local[0]) * 8)
+    slow.latency = 0.01
+    pipe = samples(["slow://x/0.tar", "slow://x/1.tar"], connections=2)
+    wanted = list(map(bare, samples(local[0])))
+    assert list(map(bare, itertools.islice(pipe, 80))) == wanted * 2
+    assert max(count for _, count in slow.reads) >= 4 << 20
+
+
+def test_an_answer_that_is_longer_than_the_range(slow):
+    """As of a store that ignores ranges: its bytes are not those that were asked for."""
+
+    def cat_file(self, path, start=None, end=None, **options):
+        return MemoryFileSystem.cat_file(self, path)
+
+    slow.cat_file = cat_file
+    (error,) = finishes(samples("slow://x/0.tar", retries=1))
+    assert "2" in str(error)
+    assert "instead of 262144" in str(error)
+
+
+def test_an_answer_that_is_shorter_than_the_range(slow, local):
+    """It is asked for on from there."""
+
+    def cat_file(self, path, start=None, end=None, **options):
+        return MemoryFileSystem.cat_file(self, path, start, min(end, start + 200_000))
+
+    slow.cat_file = cat_file
+    assert finishes(samples("slow://x/0.tar")) == list(map(bare, samples(local[0])))
