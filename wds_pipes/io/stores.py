@@ -43,6 +43,7 @@ class Answer:
         size: of the whole object; None: unknown.
         tags: what changes when the object does, such as its ETag, by name, the surest first; see ``changed``.
         pieces: the bytes, as they come.
+        has_end_mark: the transfer tells where it ends, by its length or a mark, so that a cut is seen.
         close: gives the connection up.
         rest: is told when nothing will be read for a while.
     """
@@ -54,6 +55,7 @@ class Answer:
     pieces: AsyncIterator[bytes] = field(default_factory=lambda: one_piece(b""))
     close: Callable[[], Any] = lambda: None
     rest: Callable[[], None] = lambda: None
+    has_end_mark: bool = True
 
 
 def changed(before: dict[str, str], now: dict[str, str]) -> tuple[str, str] | None:
@@ -290,7 +292,7 @@ class _Other:
                 raise IsADirectoryError(f"{path} is a directory")
             tags = {name: str(info[name]) for name in ("ETag", "etag", "mtime", "LastModified", "last_modified") if info.get(name)}
         if size is None:
-            return Answer(0, None, None, tags, self._read_over(path))
+            return Answer(0, None, None, tags, self._read_over(path), has_end_mark=False)
         stop = size if stop is None else min(size, stop)
         data = await self._call("cat_file", path, start, stop) if start < stop else b""
         return Answer(start, max(start, stop), size, tags, one_piece(data))
@@ -358,7 +360,7 @@ def _described(status: int, headers: Any, start: int) -> Answer:
     length = int(length) if length is not None and length.isdigit() else None
     tags = {name: re.sub("^[Ww]/", "", headers[name]) for name in _SAYING if headers.get(name)}  # weak ETags are as good here
     if status != 206:  # the range was ignored
-        return Answer(0, length, length, tags)
+        return Answer(0, length, length, tags, has_end_mark=length is not None or "chunked" in headers.get("transfer-encoding", "").lower())
     ranged = _CONTENT_RANGE.match(headers.get("content-range", ""))
     if not ranged or ranged[1] is None:
         raise FaultyError(f"an answer to a request from byte {start} on does not say which bytes it holds")
