@@ -15,12 +15,14 @@ import re
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from time import perf_counter, time
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
+
+from wds_pipes.io.threads import DaemonThreads
 
 PIECE = 1 << 18  # of stores that are read and not heard
 _GATHERED, _GATHER_SECONDS = 1 << 18, 0.006  # how many bytes, and those of how long, are worth to be woken for
@@ -107,7 +109,7 @@ class Stores:
     def __init__(self, storage_options: dict[str, Any], connections: int) -> None:
         self._options, self._connections = storage_options, connections
         self._known: dict[str, tuple[Any, Store]] = {}
-        self._threads: Executor = ThreadPoolExecutor(connections, thread_name_prefix="wds_pipes")  # starts none before it needs one
+        self._threads: Executor = DaemonThreads(connections)
 
     def find(self, url: str) -> tuple[Store, str]:
         """The store of a URL, and the path of its object there.
@@ -147,7 +149,7 @@ class Stores:
         if "s3" in names and hasattr(fs, "_call_s3"):
             return _S3(fs)
         if "gs" in names and hasattr(fs, "_get_headers"):
-            return _Gcs(fs)
+            return _Gcs(fs, self._threads)
         if "https" in names and hasattr(fs, "encode_url"):
             return _Http(fs)
         return _Other(fs, self._threads)
@@ -237,14 +239,14 @@ class _Http:
 class _Gcs:
     streams = True
 
-    def __init__(self, fs: Any) -> None:
-        self._fs = fs
+    def __init__(self, fs: Any, threads: Executor) -> None:
+        self._fs, self._threads = fs, threads
 
     async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
         fs = self._fs
         session = await fs._set_session()
         # Signing may fetch a token, which is done with blocking requests.
-        headers = await asyncio.to_thread(fs._get_headers, _asking(start, stop))
+        headers = await asyncio.get_running_loop().run_in_executor(self._threads, fs._get_headers, _asking(start, stop))
         return await _get(session, start, fs.url(path), params=fs._get_params({}), headers=headers, timeout=_no_limit())
 
 

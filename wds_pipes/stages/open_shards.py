@@ -135,7 +135,8 @@ class OpenShards(Tolerant[Shard]):
         shards_ahead: how many shards behind the one that is read may be asked for.
         retries: how often in a row to ask again without a byte of progress.
         timeout_seconds: for how long to go on without progress, which is 1 KiB a second on average over this time: fewer bytes, such as one now and then,
-            are none. A request that brings nothing for a quarter of it is made again.
+            are none. A request that brings nothing for a quarter of it is made again. Blocking calls of a file system that hang are left behind; while 64 of
+            them do, no more are made.
         cache: keep remote shards on a local disk: a directory, or a ``ShardCache``; see ``cache_shards``.
         verify: compare a remote shard that was read from its beginning with the MD5 that an index tells; a wrong one is an error at its end. This takes
             some 1.5 seconds of a processor for each GB.
