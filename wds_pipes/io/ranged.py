@@ -1,14 +1,21 @@
 """Read remote shards ahead, through several connections at once.
 
 Rules:
-1. A ``Pool`` holds the connections and the bytes of a pipe in one process; it works on fsspec's event loop. A ``Feed`` is a row of shards that are read one
-   after another: those of a lane, or one of several shards that are read in turn.
-2. Feeds share the pool's connections and bytes alike. A feed with several connections asks for ranges, and for those of the next shard before one has ended;
-   a feed with one asks for all the rest of a shard at once, which leaves no pause between requests.
+1. A process has one ``Budget``: the connections and the bytes that all its pipes share, on fsspec's event loop. A ``Pool`` is what one pipe has there: its
+   stores, its options and its counts. A ``Feed`` is a row of shards that are read one after another: those of a lane, or one of several shards that are read
+   in turn.
+2. Feeds share the connections and bytes of the budget alike, and none gets more than its own pipe has requested. A feed with several connections requests
+   ranges, and those of the next shard before one has ended; a feed with one requests all the rest of a shard at once, which leaves no pause between requests.
 3. A connection is read on only while its feed holds less than its share of the bytes. What the consumer waits for is always read: so nothing hangs for want
    of room, and a feed holds no more than its share and one piece.
-4. Every answer is checked: where it begins, how long it is, whether the object is still the same. What breaks off is asked for again from the byte reached.
-5. Everything belongs to the loop's thread, except pieces that wait for the consumer: they and their sums are behind the pool's lock.
+4. Every response is checked: where it begins, how long it is, whether the object is still the same. What breaks off is requested again from the byte reached.
+5. The blocks of a shard follow each other without a gap, and the next one starts where the last one stops. A block that is done without an error has all bytes
+   up to its ``stop``; ``stop`` is None only where nothing tells it before the transfer ends. So a shard that is not at its end always has a block that is
+   fetched, an error, or something to request.
+6. The fetch of a block ends in its bytes or in an error within ``timeout_seconds`` without progress. Progress is _LEAST_RATE bytes a second on average over
+   that time: a byte now and then is none. The time in which the consumer leaves no room does not count.
+7. Everything belongs to the loop's thread, except pieces that wait for the consumer: they, their sums and the row of blocks are used with the budget's lock.
+   Pieces enter and leave through ``add``, ``take`` and ``drop`` of their block.
 """
 
 from __future__ import annotations
@@ -21,7 +28,8 @@ import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
-from time import monotonic, perf_counter
+from itertools import islice
+from time import perf_counter
 from typing import Any, NoReturn
 
 from wds_pipes.errors import ShardError, StateError
@@ -29,11 +37,13 @@ from wds_pipes.io.stores import Answer, FaultyError, RefusedError, Stores, chang
 from wds_pipes.io.urls import hide, redact
 from wds_pipes.tar.reader import BLOCK
 
-_LEAST, _MOST = 1 << 20, 16 << 20  # of the ranges that are asked for, in bytes
-_NEARLY = 4 << 20  # with so little of a shard left to come, the next one is asked for
+_LEAST, _MOST = 1 << 20, 16 << 20  # of the ranges that are requested, in bytes
+_NEARLY = 4 << 20  # with so little of a shard left to come, the next one is requested
 _WORTH, _WORTH_SECONDS = 1 << 20, 0.02  # a consumer that has used up what there was sleeps until so much has come, or so long
-_FIRST_WAIT, _LONGEST_WAIT = 0.1, 15.0  # seconds before asking again
+_FIRST_WAIT, _LONGEST_WAIT = 0.1, 15.0  # seconds before a request is made again
 _EARLY_TRIES = 3  # for a server that never answered: its name may be wrong
+_LEAST_RATE = 1024  # bytes a second that count as progress
+_AT_ONCE = 1 << 16  # a response that ends early, as it said, after so many bytes is continued without a wait
 
 
 @dataclass(frozen=True)
@@ -56,8 +66,70 @@ class UnreadError(OSError):
     """The bytes of a shard do not come."""
 
 
+class Budget:
+    """The connections and the read-ahead bytes of this process, which all its pipes share.
+
+    Its size is the largest that one of the open pipes has requested.
+    """
+
+    def __init__(self) -> None:
+        from fsspec.asyn import get_loop
+
+        self.pid = os.getpid()
+        self.loop: asyncio.AbstractEventLoop = get_loop()
+        self.lock = threading.RLock()
+        self.feeds: list[Feed] = []
+        self.readahead_bytes = 0
+        self.held = 0
+        self.blocked = False  # something waits for the consumer to take some bytes
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process made it. In a fork its lock may be held for ever by a thread that is not there."""
+        return self.pid == os.getpid()
+
+    def call(self, what: Any, *args: Any) -> None:
+        """Let the loop do something soon."""
+        self.loop.call_soon_threadsafe(what, *args)
+
+    def share_out(self) -> None:
+        """Give each feed its share, and go on. Feeds whose turn has not come share nothing yet."""
+        readings = [feed.pool.reading for feed in self.feeds]
+        self.readahead_bytes = max((reading.readahead_bytes for reading in readings), default=0)
+        connections = max((reading.connections for reading in readings), default=0)
+        sharing: dict[Pool | None, int] = {None: 0}
+        for feed in self.feeds:
+            for who in (None, feed.pool):
+                sharing[who] = sharing.get(who, 0) + (not feed.ahead)
+        for feed in self.feeds:
+            reading, every, own = feed.pool.reading, max(1, sharing[None]), max(1, sharing[feed.pool])
+            feed.share = min(self.readahead_bytes // every, reading.readahead_bytes // own)
+            feed.connections = max(1, min(connections // every, reading.connections // own))
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Request what may be requested, and read on what may be read on."""
+        with self.lock:
+            self.blocked = False
+            for feed in self.feeds:
+                feed.go_on()
+
+
+_budgets: dict[int, Budget] = {}  # that of this process, by its number
+
+
+def budget() -> Budget:
+    """That of this process."""
+    found = _budgets.get(os.getpid())
+    if found is not None and not found.loop.is_closed():
+        return found
+    if found is not None:
+        del _budgets[found.pid]
+    return _budgets.setdefault(os.getpid(), Budget())
+
+
 class Pool:
-    """The connections of a pipe in this process, and what they have read ahead.
+    """What a pipe has in this process: its stores, and counts of what it used.
 
     Attributes:
         requests: how many were made.
@@ -67,152 +139,215 @@ class Pool:
     """
 
     def __init__(self, reading: Reading) -> None:
-        from fsspec.asyn import get_loop
-
         self.reading = reading
-        self.pid = os.getpid()
-        self.loop: asyncio.AbstractEventLoop = get_loop()
+        self.budget = budget()
         self.stores = Stores(reading.storage_options, reading.connections, reading.patience)
         self.heard_of: set[str] = set()  # protocols that have answered
-        self.feeds: list[Feed] = []
-        self.sharing = 1  # how many feeds share the bytes and the connections: those that it is the turn of
-        self.lock = threading.RLock()
-        self.held = 0
-        self.blocked = False  # something waits for the consumer to take some bytes
         self.requests = self.retries = self.bytes_fetched = 0
         self.stalled = 0.0
+        self._latency = self._rate = 0.0  # seconds from a request to its response, and bytes a second of a connection
         _pools.add(self)
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether this process made it. In a fork its lock may be held for ever by a thread that is not there."""
-        return self.pid == os.getpid()
+    def note_latency(self, seconds: float) -> None:
+        """A response has come after so long."""
+        self._latency = _smooth(self._latency, seconds)
+
+    def note_rate(self, count: int, seconds: float) -> None:
+        """A connection has brought so many bytes, without a rest."""
+        if count >= _LEAST:
+            self._rate = _smooth(self._rate, count / max(seconds, 1e-6))
 
     @property
-    def share(self) -> int:
-        """How many bytes a feed may hold."""
-        return self.reading.readahead_bytes // self.sharing
-
-    @property
-    def connections(self) -> int:
-        """How many connections a feed may have."""
-        return max(1, self.reading.connections // self.sharing)
-
-    def call(self, what: Any, *args: Any) -> None:
-        """Let the loop do something soon."""
-        self.loop.call_soon_threadsafe(what, *args)
-
-    def go_on(self) -> None:
-        """Ask for what may be asked for, and read on what may be read on."""
-        self.sharing = max(1, sum(not feed.ahead for feed in self.feeds))
-        with self.lock:
-            self.blocked = False
-            for feed in self.feeds:
-                feed.go_on()
+    def lost(self) -> int:
+        """How many bytes a connection could have brought while it waited for a response."""
+        return int(self._latency * self._rate)
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-_inherited: list[Pool] = []  # by a fork, which keeps them: their connections, if closed here, would go silent in the process that they belong to
+_inherited: list[Any] = []  # by a fork, which keeps them: their connections, if closed here, would go silent in the process that they belong to
+
+
+def _inherit() -> None:
+    _inherited.extend((*_pools, *_budgets.values()))
+    _budgets.clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _inherited.extend(_pools))
+    os.register_at_fork(after_in_child=_inherit)
 
 
 class Feed:
     """Shards that are read one after another.
 
-    The first of ``shards`` is the one that the consumer reads; what comes behind it is read ahead when nothing of it is left to ask for.
+    The first of ``shards`` is the one that the consumer reads; what comes after it is read ahead when nothing of it is left to request.
 
     Attributes:
         ahead: the consumer has not come to it yet: it has one connection, and takes none from others.
+        share: how many bytes it may hold.
+        connections: how many it may have.
     """
 
     def __init__(self, pool: Pool, *, ahead: bool = False) -> None:
-        self.pool = pool
+        self.pool, self.budget = pool, pool.budget
         self.ahead = ahead
+        self.share, self.connections = pool.reading.readahead_bytes, 1
         self.shards: deque[RemoteShard] = deque()
-        self.filled = threading.Condition(pool.lock)
+        self.filled = threading.Condition(self.budget.lock)
         self.held = 0
         self.waiting: RemoteShard | None = None  # the one whose next bytes the consumer waits for
-        self.worth = 1  # for how many of them it is to be woken
-        self.usual_size: int | None = None  # of its shards: that of the last one which was told
+        self.worth = 1  # the consumer is woken after so many of them
+        self.usual_size: int | None = None  # of its shards: that of the last one which was known
         self.open = True
-        pool.call(self._join)
+        self.budget.call(self._join)
 
     def close(self) -> None:
         """Give everything up."""
         if self.open:
             self.open = False
-            if self.pool.is_ours and not self.pool.loop.is_closed():
-                self.pool.call(self._leave)
+            if self.budget.is_ours and not self.budget.loop.is_closed():
+                self.budget.call(self._leave)
 
     def _join(self) -> None:
-        self.pool.feeds.append(self)
-        self.pool.go_on()
+        self.budget.feeds.append(self)
+        self.budget.share_out()
 
     def begin(self) -> None:
         """The consumer has come to it."""
         if self.ahead:
             self.ahead = False
-            self.pool.call(self.pool.go_on)
+            self.budget.call(self.budget.share_out)
 
     def _leave(self) -> None:
         for shard in tuple(self.shards):
             shard.close()
-        self.pool.feeds.remove(self)
-        self.pool.go_on()
+        self.budget.feeds.remove(self)
+        self.budget.share_out()
 
     def go_on(self) -> None:
         """Rules 2 and 3, in the loop."""
-        pool = self.pool
-        with pool.lock:  # so that the consumer either sees that something is blocked, or has taken its bytes before
-            self._ask(pool.connections)
+        with self.budget.lock:  # so that the consumer either sees that something is blocked, or has taken its bytes before
+            self._ask()
             for shard in self.shards:
                 for block in shard.blocks:
                     if block.paused is not None and self.may_read(block):
                         block.paused.set()
                     elif block.paused is not None:
-                        pool.blocked = True
+                        self.budget.blocked = True
 
-    def _ask(self, connections: int) -> None:
-        """Ask for what is next, with so many connections."""
-        active, most = sum(shard.active for shard in self.shards), 1 if self.ahead else connections
-        for shard in self.shards:
+    def _ask(self) -> None:
+        """Request what is next."""
+        active, most = sum(shard.active for shard in self.shards), 1 if self.ahead else self.connections
+        for place, shard in enumerate(self.shards):
+            following = next(islice(self.shards, place + 1, None), None) if most > 1 else None
             while shard.left_to_ask:
-                waited_for = shard is self.shards[0] and not any(block.pieces or not block.done for block in shard.blocks)
+                waited_for = place == 0 and not any(block.pieces or not block.done for block in shard.blocks)
                 if active >= most and not waited_for:
                     break
-                if self.held >= self.pool.share and shard.blocks and not waited_for:
-                    self.pool.blocked = True
+                if not self.has_room and shard.blocks and not waited_for:
+                    self.budget.blocked = True
                     break
-                shard.ask(connections)
+                # The first bytes of the next shard are requested before the last of this one: until they come, its size is not known, and nothing more of it
+                # can be requested.
+                early = following is not None and not following.blocks and shard.answered and not waited_for and shard.is_within(most)
+                (following if early and following is not None else shard).ask()
                 active += 1
-            if shard.left_to_ask or shard.failed or (shard is self.shards[0] and not shard.answered):
+            if shard.left_to_ask or shard.failed or (place == 0 and not shard.answered):
                 return
             if active >= most and shard.nearly_done:
                 active -= 1
 
+    @property
+    def has_room(self) -> bool:
+        """Whether it may hold more. Half of its share is its own, even where other feeds still hold more than theirs, from a time when there were fewer."""
+        return self.held < self.share and (self.budget.held < self.budget.readahead_bytes or (not self.ahead and self.held < self.share // 2))
+
     def may_read(self, block: _Block) -> bool:
         """Rule 3."""
-        pool, first = self.pool, self.shards[0] if self.shards else None
-        if self.held < pool.share and pool.held < pool.reading.readahead_bytes:
+        if self.has_room:
             return True
-        if first is None or block.shard is not first or block.pieces:
-            return False
-        return block is first.read_now
+        first = self.shards[0] if self.shards else None
+        return block.shard is first and not block.pieces and block is first.read_now
 
 
 class _Block:
-    """A run of bytes that was asked for: ``start`` up to, not including, ``stop`` (None: the end of the shard, wherever that is)."""
+    """A run of bytes that was requested: ``start`` up to, not including, ``stop`` (None: the end of the transfer, wherever that is).
+
+    Attributes:
+        got: how many bytes of it have come.
+        pieces: those that wait for the consumer.
+        done: nothing more will come.
+        came: how many bytes have come in all, also those of a server that ignores ranges from before ``start``.
+        since: from when on more bytes must come, in seconds of the loop's clock.
+        new_since: from when on new ones must come, where a request has to be made again.
+    """
 
     def __init__(self, shard: RemoteShard, start: int, stop: int | None) -> None:
         self.shard, self.start, self.stop = shard, start, stop
-        self.got = 0
+        self.got = self.came = 0
         self.pieces: deque[bytes] = deque()
+        self.held = 0
         self.done = False
         self.error: Exception | None = None
         self.paused: asyncio.Event | None = None
         self.rested = False  # it was paused, and a server may have lost patience
+        self.since = self.new_since = 0.0
+        self._counted = self._new_counted = 0  # how many bytes had come then, and how many new ones
+        self._dropped = False
         self.task: asyncio.Task[None] | None = None
+
+    # With the lock
+
+    def add(self, piece: bytes) -> None:
+        """Keep a piece for the consumer, unless it has given up."""
+        if not self._dropped:
+            self.pieces.append(piece)
+            self._hold(len(piece))
+
+    def take(self) -> bytes:
+        """The next piece."""
+        piece = self.pieces.popleft()
+        self._hold(-len(piece))
+        return piece
+
+    def drop(self) -> None:
+        """Nobody will take what there is, nor what still comes."""
+        self._dropped = True
+        self.pieces.clear()
+        self._hold(-self.held)
+
+    def _hold(self, more: int) -> None:
+        feed = self.shard.feed
+        self.held += more
+        feed.held += more
+        feed.budget.held += more
+
+    # In the loop
+
+    @property
+    def reached(self) -> int:
+        """The byte that comes next."""
+        return self.start + self.got
+
+    @property
+    def new_bytes(self) -> int:
+        """How many have come since ``new_since``."""
+        return self.got - self._new_counted
+
+    def is_whole(self) -> bool:
+        """Whether all of it has come."""
+        return self.stop is not None and self.start + self.got >= self.stop
+
+    def begin_time(self, now: float) -> None:
+        """From now on there must be progress."""
+        self.since, self._counted = now, self.came
+        self.new_since, self._new_counted = now, self.got
+
+    def count_time(self, now: float, least: float) -> None:
+        """So many bytes are progress."""
+        if self.new_bytes >= least:
+            self.begin_time(now)
+        elif self.came - self._counted >= least:
+            self.since, self._counted = now, self.came
 
 
 class RemoteShard(io.RawIOBase):
@@ -227,29 +362,33 @@ class RemoteShard(io.RawIOBase):
 
     Attributes:
         size: of the whole shard, in bytes; None: not known (yet).
+        end_is_vouched_for: False once it has ended where only its connection did: the store told no length and no end mark, so that it may have been cut there.
     """
 
     def __init__(self, feed: Feed, url: str, *, start: int = 0, size: int | None = None, whole_feed: bool = False) -> None:
-        self._feed, self._pool, self._url, self._start = feed, feed.pool, url, start
+        self.feed, self._pool, self._budget, self._url, self._start = feed, feed.pool, feed.budget, url, start
         self._store, self._path = feed.pool.stores.find(url)
         self._protocol = url.partition(":")[0]
         self._expected = self.size = size
+        self._size_is_told = False  # by the store
         self._tags: dict[str, str] = {}
+        self.end_is_vouched_for = True
         self.blocks: deque[_Block] = deque()
-        self._next = start  # the byte to ask for next
         self.answered = False
         self._rest: memoryview | None = None  # of the piece that is being given
         self.failed = False
         self._given_up = False
         self._whole_feed = whole_feed
-        self._pool.call(self._begin)
+        self._budget.call(self._begin)
 
     # In the loop
 
     def _begin(self) -> None:
-        if not self._given_up:
-            self._feed.shards.append(self)
-            self._feed.go_on()
+        if self._given_up or not self.feed.open:
+            self.close()
+        else:
+            self.feed.shards.append(self)
+            self.feed.go_on()
 
     @property
     def tag(self) -> str | None:
@@ -258,12 +397,15 @@ class RemoteShard(io.RawIOBase):
 
     @property
     def left_to_ask(self) -> bool:
-        """Whether there is something to ask for that may be asked for now."""
+        """Whether there is something to request that may be requested now."""
         if self.failed or self._given_up:
             return False
-        if self.size is None:  # what comes behind an answer is known when it has come
-            return not self.blocks or (self.answered and self.blocks[-1].done)
-        return self._next < self.size or not (self.blocks or self.answered)
+        if not self.blocks:
+            return True
+        last = self.blocks[-1]
+        if self.size is None or last.stop is None:  # what comes after a response is known when it has come
+            return last.done
+        return last.stop < self.size
 
     @property
     def active(self) -> int:
@@ -272,38 +414,54 @@ class RemoteShard(io.RawIOBase):
 
     @property
     def read_now(self) -> _Block | None:
-        """The block that the consumer reads; it may stand behind one that it has used up, and had nothing to go on to."""
+        """The block that the consumer reads; it may stand after one that it has used up, and had nothing to go on to."""
         return next((block for block in self.blocks if block.pieces or not block.done), None)
 
     @property
     def nearly_done(self) -> bool:
         """Whether one connection still reads it, and has little left."""
         last = self.blocks[-1] if self.blocks else None
-        return self.active == 1 and last is not None and not last.done and last.stop is not None and last.stop - last.start - last.got < _NEARLY
+        return self.active == 1 and last is not None and not last.done and last.stop is not None and last.stop - last.reached < _NEARLY
 
-    def ask(self, connections: int) -> None:
-        """Ask for the next bytes."""
-        stop: int | None = None
-        if connections > 1 or not self._store.streams:
-            connections = max(2, connections)
-            size = self.size or self._feed.usual_size  # so that a small shard too is read through all connections
-            part = self._pool.share // connections if size is None else min(self._pool.share, size) // connections + 1
-            stop = self._next + min(max(part, _LEAST), _MOST)
-            stop = stop if self.size is None else min(stop, self.size)
-        block = _Block(self, self._next, stop)
-        self._next = stop if stop is not None else self.size or self._next
-        with self._pool.lock:
-            self.blocks.append(block)
-        block.task = self._pool.loop.create_task(self._fetch(block))
+    def is_within(self, connections: int) -> bool:
+        """Whether its rest is requested as soon as each connection has been used once more."""
+        stop = self.blocks[-1].stop
+        return self.size is not None and stop is not None and self.size - stop <= connections * self._range()
+
+    def _range(self) -> int:
+        """How many bytes to request at once: so many that the wait for a response is a small part of the time, as far as the share and the shards allow."""
+        share, connections = self.feed.share, max(2, self.feed.connections)
+        size = self.size or self.feed.usual_size  # so that a small shard too is read through all connections
+        part = share // connections if size is None else min(share, size) // connections + 1
+        return min(max(part, _LEAST), _MOST)
+
+    def ask(self) -> None:
+        """Request the next bytes."""
+        start = self._start
+        if self.blocks:
+            assert self.blocks[-1].stop is not None
+            start = self.blocks[-1].stop
+        stop = self.size
+        if self.feed.connections > 1 or not self._store.streams:
+            stop = start + self._range() if stop is None else min(start + self._range(), stop)
+        block = _Block(self, start, stop)
+        self.blocks.append(block)
+        block.task = self._budget.loop.create_task(self._fetch(block))
+        block.task.add_done_callback(lambda task: self._ended(block, task))
 
     async def _fetch(self, block: _Block) -> None:
         """Get the bytes of a block, whatever it takes."""
-        pool, reading = self._pool, self._pool.reading
-        tries, reached, since = 0, 0, monotonic()
+        pool, reading, clock = self._pool, self._pool.reading, self._budget.loop.time
+        tries = reached = 0
+        block.begin_time(clock())
         while True:
             try:
+                before = block.got
                 await self._read(block)
-                return self._finish(block)
+                if block.stop is None or block.is_whole():
+                    return self._finish(block)
+                if block.got - before < _AT_ONCE:
+                    raise UnreadError(f"the answer ended at byte {block.reached} instead of {block.stop}")
             except asyncio.CancelledError:
                 raise
             except (ShardError, StateError) as error:
@@ -315,12 +473,12 @@ class RemoteShard(io.RawIOBase):
                 if not verdict.passing:
                     return self._finish(block, self._error(block, f"{verdict.advice} ({story})", error))
                 if block.got > reached or block.rested:
-                    tries, reached, since, block.rested = 0, block.got, monotonic(), False
+                    tries, reached, block.rested = 0, block.got, False
                 tries += 1
                 most = reading.retries if told or self._protocol in pool.heard_of else min(_EARLY_TRIES, reading.retries)
                 # From half to the whole of a time that doubles, so that many readers do not come back at once.
                 wait = max(verdict.after, min(_FIRST_WAIT * 2 ** (tries - 1), _LONGEST_WAIT) * random.uniform(0.5, 1))
-                passed = monotonic() - since
+                passed = clock() - block.new_since
                 if tries > most or passed + wait > reading.timeout_seconds:
                     asked = f"asked {tries} times in {passed:.0f} s"
                     asked += f", and told to wait {verdict.after:.0f} s" if verdict.after else ""
@@ -329,25 +487,33 @@ class RemoteShard(io.RawIOBase):
                 await asyncio.sleep(wait)
 
     async def _read(self, block: _Block) -> None:
-        """Read the answer to one request."""
-        pool, at = self._pool, block.start + block.got
+        """Read the response to one request."""
+        pool, at, clock = self._pool, block.reached, self._budget.loop.time
         patience = pool.reading.patience
         pool.requests += 1
+        begin = clock()
+        end = min(begin + patience, block.since + pool.reading.timeout_seconds)
         try:
-            async with asyncio.timeout(patience):
-                answer = await self._store.ask(self._path, at, block.stop, self.size if self.answered else None)
-        except RefusedError as refused:
-            if refused.status != 416:
-                raise
-            async with asyncio.timeout(patience):
-                answer = await self._nothing(refused, at)
+            async with asyncio.timeout_at(end):
+                try:
+                    answer = await self._store.ask(self._path, at, self._stop_to_ask(block), self.size if self.answered else None)
+                except RefusedError as refused:
+                    if refused.status != 416:
+                        raise
+                    answer = await self._nothing(refused, at)
         except TimeoutError:
-            raise UnreadError(f"no answer in {patience:.0f} s") from None
+            raise UnreadError(f"no answer in {clock() - begin:.0f} s") from None
+        pool.note_latency(clock() - begin)
         try:
             self._check(answer, at, block)
             await self._take(answer, block, at, patience)
         finally:
             await close_answer(answer)
+
+    def _stop_to_ask(self, block: _Block) -> int | None:
+        """Where a request ends. What only an index says of the size is not taken for the end: a shard that is longer shows itself then."""
+        at_end = block.stop == self.size and not self._size_is_told
+        return None if block.stop is None or block.stop <= block.reached or (at_end and self._store.streams) else block.stop
 
     async def _nothing(self, refused: RefusedError, at: int) -> Answer:
         """What a store means that has nothing at byte ``at``: the shard ends there, or in the padding before; if not, it is an error."""
@@ -380,12 +546,17 @@ class RemoteShard(io.RawIOBase):
             offset=at,
         )
 
-    def _check(self, answer: Answer, at: int, block: _Block) -> None:
-        """Rule 4; from the first answer on it is known what the object is."""
-        self._pool.heard_of.add(self._protocol)
+    def _not_as_expected(self, size: object) -> NoReturn:
         url = redact(self._url)
+        raise ShardError(f"shard {url} has {size} bytes, and {self._expected} were expected. Make the index again, or restore the shard.", url=url)
+
+    def _check(self, answer: Answer, at: int, block: _Block) -> None:
+        """Rule 4; from the first response on it is known what the object is."""
+        self._pool.heard_of.add(self._protocol)
         if self._expected is not None and answer.size is not None and answer.size != self._expected:
-            raise ShardError(f"shard {url} has {answer.size} bytes, and {self._expected} were expected. Make the index again, or restore the shard.", url=url)
+            self._not_as_expected(answer.size)
+        if self._expected is not None and answer.stop is not None and answer.stop > self._expected:
+            self._not_as_expected("more")
         if None not in (answer.size, self.size) and answer.size != self.size:
             self._changed(at, self.size, answer.size)
         if differing := changed(self._tags, answer.tags):
@@ -393,88 +564,118 @@ class RemoteShard(io.RawIOBase):
         first = not self.answered
         self.answered = True
         self.size = self.size if answer.size is None else answer.size
+        self._size_is_told = self._size_is_told or answer.size is not None
         self._tags |= answer.tags | self._tags
-        self._feed.usual_size = self.size or self._feed.usual_size
+        self.feed.usual_size = self.size or self.feed.usual_size
         if answer.size is not None and answer.size <= at - BLOCK:
             self._too_short(at, answer.size)
-        if first and block is self.blocks[-1]:  # where the size was known, others may have been asked for behind it
-            if answer.start < at or (answer.start == 0 and at == 0 and answer.stop == answer.size):
-                block.stop = answer.size  # a store without ranges, or all there is: one answer gives it all
-            elif self.size is not None:
-                block.stop = min(self.size, block.stop or self.size)
-            elif answer.stop is not None and block.stop is not None:
-                block.stop = None if answer.stop < block.stop else block.stop
-            self._next = block.stop if block.stop is not None else self._next
-        if self.size is not None and block.stop is not None:
-            block.stop = min(block.stop, self.size)
+        with self.feed.filled:
+            self._set_stop(answer, at, block, first=first)
+            if first:
+                self.feed.filled.notify()
         if first:
-            with self._feed.filled:
-                self._feed.filled.notify()
-            self._feed.go_on()
+            self.feed.go_on()
         if answer.start > at or (answer.stop is not None and answer.stop <= at < (block.stop or 0)):
             raise FaultyError(f"an answer holds bytes {answer.start} to {answer.stop}, and those from {at} on were asked for")
 
+    def _set_stop(self, answer: Answer, at: int, block: _Block, *, first: bool) -> None:
+        """Where a block ends, by what is known now."""
+        if self.size is None:  # then there is no other block; a response that does not tell where it ends is all there is
+            block.stop = answer.stop if answer.stop is None or block.stop is None else min(block.stop, answer.stop)
+        elif block.stop is None or (first and block is self.blocks[-1] and (answer.start < at or answer.stop is None or answer.stop >= self.size)):
+            block.stop = self.size  # a store without ranges, or all there is: one response brings it all
+        else:
+            block.stop = min(block.stop, self.size)
+
     async def _take(self, answer: Answer, block: _Block, at: int, patience: float) -> None:
-        """Hand the pieces of an answer to the consumer."""
-        if block.stop is not None and block.start + block.got >= block.stop:
+        """Hand the pieces of a response to the consumer."""
+        if block.is_whole():
             return
-        pool, feed = self._pool, self._feed
+        pool, feed, clock = self._pool, self.feed, self._budget.loop.time
         skip = at - answer.start
+        # Where only an index says how long the shard is, the response is read to its end, to see whether it is longer.
+        to_its_end = answer.stop is None and not self._size_is_told and block.stop == self.size
+        begin, came = clock(), block.came
         try:
             async with asyncio.timeout(None) as limit:
-                await self._until_it_may_be_read(block, answer, limit, patience)
+                rests = await self._until_it_may_be_read(block, answer, limit, patience)
                 async for piece in answer.pieces:
                     pool.bytes_fetched += len(piece)
+                    block.came += len(piece)
                     if skip:
                         passed = min(skip, len(piece))
                         skip, piece = skip - passed, piece[passed:]
-                    if block.stop is not None:
-                        piece = piece[: block.stop - block.start - block.got]
-                    block.got += len(piece)
+                    if block.stop is not None and len(piece) > block.stop - block.reached:
+                        if to_its_end:
+                            self._not_as_expected("more")
+                        piece = piece[: block.stop - block.reached]
                     if piece:
+                        block.got += len(piece)
                         with feed.filled:
-                            block.pieces.append(piece)
-                            feed.held += len(piece)
-                            pool.held += len(piece)
-                            if feed.waiting is self and block is self.read_now and sum(map(len, block.pieces)) >= feed.worth:
+                            block.add(piece)
+                            if feed.waiting is self and block.held >= feed.worth and block is self.read_now:
                                 feed.filled.notify()
-                    if block.stop is not None and block.start + block.got >= block.stop:
+                    if block.is_whole() and not to_its_end:
                         break
-                    if block is self.blocks[-1] and self.nearly_done:
-                        feed.go_on()
-                    await self._until_it_may_be_read(block, answer, limit, patience)
+                    if block is self.blocks[-1]:
+                        with self._budget.lock:
+                            nearly_done = self.nearly_done
+                        if nearly_done:
+                            feed.go_on()
+                    rests += await self._until_it_may_be_read(block, answer, limit, patience)
         except TimeoutError:
-            raise UnreadError(f"no byte came for {patience:.0f} s") from None
-        if block.stop is not None and block.start + block.got < block.stop:
-            raise UnreadError(f"the answer ended at byte {block.start + block.got} instead of {block.stop}")
+            if not block.is_whole():  # else the index is believed
+                timeout, slow = self._pool.reading.timeout_seconds, f"no byte came for {patience:.0f} s"
+                if block.new_bytes and clock() >= block.since + timeout:
+                    slow = f"only {block.new_bytes} bytes came in {timeout:.0f} s"
+                raise UnreadError(slow) from None
+        if not rests:
+            pool.note_rate(block.came - came, clock() - begin)
+        if block.stop is None:
+            self.end_is_vouched_for = answer.has_end_mark
+        elif block.reached < min(block.stop, block.stop if answer.stop is None else answer.stop):
+            raise UnreadError(f"the answer ended at byte {block.reached} instead of {block.stop}")
 
-    async def _until_it_may_be_read(self, block: _Block, answer: Answer, limit: asyncio.Timeout, patience: float) -> None:
-        """Rest where rule 3 says so; then the server has ``patience`` seconds for the next piece."""
+    async def _until_it_may_be_read(self, block: _Block, answer: Answer, limit: asyncio.Timeout, patience: float) -> int:
+        """Rest where rule 3 says so, and tell how often; then the server has ``patience`` seconds for the next piece, and rule 6 holds."""
+        clock, rests = self._budget.loop.time, 0
         while True:
-            with self._pool.lock:  # the consumer either sees that something is blocked, or has taken its bytes before
-                if self._feed.may_read(block):
+            with self._budget.lock:  # the consumer either sees that something is blocked, or has taken its bytes before
+                if self.feed.may_read(block):
                     break
-                self._pool.blocked, block.paused = True, asyncio.Event()
-                self._feed.filled.notify()
+                self._budget.blocked, block.paused = True, asyncio.Event()
+                self.feed.filled.notify()
+            rests += 1
             limit.reschedule(None)
             answer.rest()
             await block.paused.wait()
             block.paused, block.rested = None, True
-        now, end = self._pool.loop.time(), limit.when()
-        if end is None or end - now < 0.9 * patience:  # not for every piece, since that takes longer than the piece
-            limit.reschedule(now + patience)
+            block.begin_time(clock())
+        now, timeout, end = clock(), self._pool.reading.timeout_seconds, limit.when()
+        block.count_time(now, _LEAST_RATE * timeout)
+        wanted = min(now + patience, block.since + timeout)
+        if end is None or not 0 <= wanted - end < 0.1 * patience:  # not for every piece, since that takes longer than the piece
+            limit.reschedule(wanted)
+        return rests
 
     def _finish(self, block: _Block, error: Exception | None = None) -> None:
-        with self._feed.filled:
+        with self.feed.filled:
             block.done, block.error = True, error
             self.failed = self.failed or error is not None
-            if self.size is None and error is None and block.stop is None:
-                self.size = self._next = block.start + block.got  # it had no length, and this was its end
-            self._feed.filled.notify()
-        self._feed.go_on()
+            if block.stop is None and error is None:
+                block.stop = self.size = block.reached  # it had no length, and this was its end
+            self.feed.filled.notify()
+        self.feed.go_on()
 
-    def _error(self, block: _Block, what: str, cause: Exception) -> Exception:
-        url, at = redact(self._url), block.start + block.got
+    def _ended(self, block: _Block, task: asyncio.Task[None]) -> None:
+        """A task that another has cancelled, or that broke, is an error of its block."""
+        cause = None if task.cancelled() else task.exception()
+        if not block.done and not self._given_up:
+            story = "its request was cancelled" if cause is None else f"{type(cause).__name__}: {cause}"
+            self._finish(block, self._error(block, f"cannot be read ({story})", cause))
+
+    def _error(self, block: _Block, what: str, cause: BaseException | None) -> Exception:
+        url, at = redact(self._url), block.reached
         what = hide(what, self._url)
         if block.got or block.start > self._start:
             error: Exception = UnreadError(f"byte {at} {what}")
@@ -491,28 +692,33 @@ class RemoteShard(io.RawIOBase):
         Raises:
             ShardError: they cannot be had.
         """
-        feed = self._feed
+        feed = self.feed
         self._check_process()
         feed.begin()
         with feed.filled:
             while not (self.blocks and (self.blocks[0].pieces or self.blocks[0].done)):
+                self._check_open()
                 self._await(1)
             if self.blocks[0].error is not None and not self.blocks[0].pieces:
                 raise self.blocks[0].error
 
+    def _check_open(self) -> None:
+        if self.closed or not self.feed.open:
+            raise ValueError("read of a closed shard")
+
     def _check_process(self) -> None:
-        if not self._pool.is_ours:
+        if not self._budget.is_ours:
             raise RuntimeError(f"shard {redact(self._url)} was opened in another process: iterate in the process that reads")
 
     def _await(self, worth: int) -> None:
         """Wait for the loop, with the lock in hand."""
-        feed, pool = self._feed, self._pool
+        feed, budget = self.feed, self._budget
         feed.waiting, feed.worth = self, worth
-        if pool.blocked:
-            pool.call(pool.go_on)
+        if budget.blocked:
+            budget.call(budget.go_on)
         start = perf_counter()
         feed.filled.wait(None if worth == 1 else _WORTH_SECONDS)
-        pool.stalled += perf_counter() - start
+        self._pool.stalled += perf_counter() - start
         feed.waiting = None
 
     def readable(self) -> bool:
@@ -530,23 +736,20 @@ class RemoteShard(io.RawIOBase):
 
     def _piece(self) -> memoryview | None:
         """The next piece; None at the end."""
-        feed, pool, blocks = self._feed, self._pool, self.blocks
+        feed, budget, blocks = self.feed, self._budget, self.blocks
         self._check_process()
         with feed.filled:
             while True:
-                if self.closed or not feed.open:
-                    raise ValueError("read of a closed shard")
+                self._check_open()
                 if blocks and blocks[0].pieces:
-                    piece = blocks[0].pieces.popleft()
-                    feed.held -= len(piece)
-                    pool.held -= len(piece)
-                    if pool.blocked:
-                        pool.call(pool.go_on)
+                    piece = blocks[0].take()
+                    if budget.blocked:
+                        budget.call(budget.go_on)
                     return memoryview(piece)
                 if blocks and blocks[0].done:
                     if blocks[0].error is not None:
                         raise blocks[0].error
-                    if len(blocks) == 1 and self.size is not None and blocks[0].start + blocks[0].got >= self.size:
+                    if len(blocks) == 1 and self.size is not None and blocks[0].reached >= self.size:
                         return None
                     if len(blocks) > 1:
                         blocks.popleft()
@@ -554,28 +757,29 @@ class RemoteShard(io.RawIOBase):
                 self._await(_WORTH)
 
     def close(self) -> None:
-        """Give up what was asked for and not read."""
-        if not self.closed and self._pool.is_ours:
+        """Give up what was requested and not read."""
+        if not self.closed and self._budget.is_ours:
             self._given_up = True
-            with self._pool.lock:
-                left = sum(len(piece) for block in self.blocks for piece in block.pieces)
+            with self._budget.lock:
                 for block in self.blocks:
-                    block.pieces.clear()
-                self._feed.held -= left
-                self._pool.held -= left
-            if not self._pool.loop.is_closed():
-                self._pool.call(self._stop)
+                    block.drop()
+            if not self._budget.loop.is_closed():
+                self._budget.call(self._stop)
             if self._whole_feed:
-                self._feed.close()
+                self.feed.close()
         super().close()
-        if self._pool.is_ours:
-            with self._feed.filled:
-                self._feed.filled.notify_all()  # whoever waits for bytes in another thread
+        if self._budget.is_ours:
+            with self.feed.filled:
+                self.feed.filled.notify_all()  # another thread may wait for bytes
 
     def _stop(self) -> None:
         for block in self.blocks:
             if block.task is not None and not block.done:
                 block.task.cancel()
-        if self in self._feed.shards:
-            self._feed.shards.remove(self)
-        self._pool.go_on()
+        if self in self.feed.shards:
+            self.feed.shards.remove(self)
+        self._budget.go_on()
+
+
+def _smooth(before: float, now: float) -> float:
+    return now if not before else 0.7 * before + 0.3 * now

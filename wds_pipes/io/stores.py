@@ -17,12 +17,14 @@ import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from time import perf_counter, time
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
+
+from wds_pipes.io.threads import DaemonThreads
 
 PIECE = 1 << 18  # of stores that are read and not heard
 _LEAST_RANGE, _FIRST_RANGE = 1 << 12, 1 << 18  # of those that give whole ranges
@@ -46,6 +48,7 @@ class Answer:
         size: of the whole object; None: unknown.
         tags: what changes when the object does, such as its ETag, by name, the surest first; see ``changed``.
         pieces: the bytes, as they come.
+        has_end_mark: the transfer tells where it ends, by its length or a mark, so that a cut is seen.
         close: gives the connection up.
         rest: is told when nothing will be read for a while.
     """
@@ -57,6 +60,7 @@ class Answer:
     pieces: AsyncIterator[bytes] = field(default_factory=lambda: one_piece(b""))
     close: Callable[[], Any] = lambda: None
     rest: Callable[[], None] = lambda: None
+    has_end_mark: bool = True
 
 
 def changed(before: dict[str, str], now: dict[str, str]) -> tuple[str, str] | None:
@@ -110,7 +114,7 @@ class Stores:
         self._options, self._connections, self._patience = storage_options, connections, patience
         self._known: dict[str, tuple[Any, Store]] = {}
         self._lock = threading.Lock()
-        self._threads: Executor = ThreadPoolExecutor(connections, thread_name_prefix="wds_pipes")  # starts none before it needs one
+        self._threads: Executor = DaemonThreads(connections)
 
     def find(self, url: str) -> tuple[Store, str]:
         """The store of a URL, and the path of its object there.
@@ -154,7 +158,7 @@ class Stores:
         if "s3" in names and hasattr(fs, "_call_s3"):
             return _S3(fs)
         if "gs" in names and hasattr(fs, "_get_headers"):
-            return _Gcs(fs)
+            return _Gcs(fs, self._threads)
         if "https" in names and hasattr(fs, "encode_url"):
             return _Http(fs)
         return _Other(fs, self._threads, self._patience)
@@ -279,14 +283,14 @@ class _Http:
 class _Gcs:
     streams = True
 
-    def __init__(self, fs: Any) -> None:
-        self._fs = fs
+    def __init__(self, fs: Any, threads: Executor) -> None:
+        self._fs, self._threads = fs, threads
 
     async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
         fs = self._fs
         session = await fs._set_session()
         # Signing may fetch a token, which is done with blocking requests.
-        headers = await asyncio.to_thread(fs._get_headers, _asking(start, stop))
+        headers = await asyncio.get_running_loop().run_in_executor(self._threads, fs._get_headers, _asking(start, stop))
         return await _get(session, start, fs.url(path), params=fs._get_params({}), headers=headers, timeout=_no_limit())
 
 
@@ -339,7 +343,7 @@ class _Other:
                 raise IsADirectoryError(f"{path} is a directory")
             tags = {name: str(info[name]) for name in ("ETag", "etag", "mtime", "LastModified", "last_modified") if info.get(name)}
         if size is None:
-            return Answer(0, None, None, tags, self._read_over(path))
+            return Answer(0, None, None, tags, self._read_over(path), has_end_mark=False)
         stop = size if stop is None else min(size, stop)
         return Answer(start, max(start, stop), size, tags, self._ranges(path, start, stop))
 
@@ -431,7 +435,7 @@ def _described(status: int, headers: Any, start: int) -> Answer:
     length = int(length) if length is not None and length.isdigit() else None
     tags = {name: re.sub("^[Ww]/", "", headers[name]) for name in _SAYING if headers.get(name)}  # weak ETags are as good here
     if status != 206:  # the range was ignored
-        return Answer(0, length, length, tags)
+        return Answer(0, length, length, tags, has_end_mark=length is not None or "chunked" in headers.get("transfer-encoding", "").lower())
     ranged = _CONTENT_RANGE.match(headers.get("content-range", ""))
     if not ranged or ranged[1] is None:
         raise FaultyError(f"an answer to a request from byte {start} on does not say which bytes it holds")

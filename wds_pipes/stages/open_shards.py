@@ -123,16 +123,21 @@ class OpenShards(Tolerant[Shard]):
 
     What a network does is survived: a request that is refused for a while (408, 425, 429, 5xx), reset, cut short, silent or answered with other bytes is made
     again from the byte reached, later each time, and not before the time that a server asks for. An object that changes meanwhile is an error, never a splice.
+    So is a shard without an end-of-archive mark from a server that tells neither its length nor where the response ends: it may have been cut there.
 
     Args:
         source: a pipe of URLs: ``ShardList``, or torch's own, such as ``IterableWrapper(urls)``.
         storage_options: how to reach the storage: a dict, as fsspec takes it (``{"anon": True}``, ``{"endpoint_url": ...}``). Its
             headers, cookies and passwords for http(s) follow redirects only to the same scheme, host and port.
-        readahead_bytes: how much of remote shards to hold in memory, for all lanes and open shards of a process together.
-        connections: how many requests at once, for all of them together; each open shard has at least one.
+        readahead_bytes: how much of remote shards to hold in memory, for all pipes, lanes and open shards of a process together. Where its pipes request
+            different numbers, the largest counts for all of them together, and none gets more than its own. A pipe that is iterated while others still
+            hold what they had read ahead may have half of its share on top.
+        connections: how many requests at once, for all of them together in the same way; each open shard has at least one.
         shards_ahead: how many shards behind the one that is read may be asked for.
         retries: how often in a row to ask again without a byte of progress.
-        timeout_seconds: for how long to go on without a byte of progress. A request that says nothing for a quarter of it is made again.
+        timeout_seconds: for how long to go on without progress, which is 1 KiB a second on average over this time: fewer bytes, such as one now and then,
+            are none. A request that brings nothing for a quarter of it is made again. Blocking calls of a file system that hang are left behind; while 64 of
+            them do, no more are made.
         cache: keep remote shards on a local disk: a directory, or a ``ShardCache``; see ``cache_shards``.
         verify: compare a remote shard that was read from its beginning with the MD5 that an index tells; a wrong one is an error at its end. This takes
             some 1.5 seconds of a processor for each GB.

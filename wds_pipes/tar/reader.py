@@ -280,6 +280,9 @@ class TarReader:
             if offset == 0 and b"\0" not in rest:  # a name is followed by NUL
                 raise _Damage(_no_tar(rest), 0, cut=True, lost=True)
             raise _Damage(f"is cut inside a header: {len(rest)} of {BLOCK} bytes are there. Write or fetch it again", offset, cut=True)
+        if not getattr(getattr(self._stream, "raw", None), "end_is_vouched_for", True):
+            what = "ends without an end-of-archive mark, and its server told neither its length nor its end: it may have been cut there"
+            raise _Damage(f"{what}. Write it with that mark, or have the server send Content-Length", offset, cut=True)
         if self._on_truncated != "ignore":
             warnings.warn(f"shard {redact(self.url)} has no end-of-archive mark at byte {offset}: it may have been cut there.", ShardWarning, stacklevel=2)
 

@@ -1,0 +1,83 @@
+"""File systems whose blocking calls never return: an error in time, a process that ends, and threads that are replaced."""
+
+import subprocess
+import sys
+import threading
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from remote import bare, samples
+
+from wds_pipes.io.threads import DaemonThreads, HangingCallsError
+
+SCRIPT = """
+import threading
+import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
+import wds_pipes as wp
+
+class Hanging(MemoryFileSystem):
+    protocol = "hanging"
+    def info(self, path, **options):
+        threading.Event().wait()
+
+fsspec.register_implementation("hanging", Hanging)
+try:
+    list(wp.ShardList("hanging://x.tar").open_shards(timeout_seconds=1).load_tar())
+except wp.ShardError as error:
+    print(error)
+"""
+
+
+def test_a_process_ends_though_a_call_hangs():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True)
+    assert "no answer in 1 s" in done.stdout
+
+
+class SometimesHanging(LocalFileSystem):
+    """Its first calls hang."""
+
+    protocol = "sometimes-hanging"
+    cachable = False
+    hangs = 0
+    lock, free = threading.Lock(), threading.Event()
+
+    def cat_file(self, path, start=None, end=None, **options):
+        with self.lock:
+            type(self).hangs -= 1
+            hang = self.hangs >= 0
+        if hang:
+            self.free.wait()
+        return super().cat_file(path, start, end, **options)
+
+
+def test_calls_that_hang_use_no_threads_up(local):
+    """More of them than connections; the shard is read by those that come after them."""
+    fsspec.register_implementation("sometimes-hanging", SometimesHanging, clobber=True)
+    SometimesHanging.hangs = 3
+    found = list(map(bare, samples(f"sometimes-hanging://{local[0]}", connections=2, timeout_seconds=8)))
+    SometimesHanging.free.set()
+    assert found == list(map(bare, samples(local[0])))
+
+
+def test_too_many_calls_hang():
+    """No more are made, in words, until they have returned."""
+    threads, free = DaemonThreads(2), threading.Event()
+    calls = []
+    for _ in range(64):
+        started = threading.Event()
+        calls.append(threads.submit(lambda started=started: (started.set(), free.wait())))
+        assert started.wait(60)
+        calls[-1].cancel()
+    with pytest.raises(HangingCallsError, match="64 calls to this store hang"):
+        threads.submit(int)
+    free.set()
+    for call in calls:
+        call.result(60)
+    while True:
+        try:
+            assert threads.submit(int, "7").result(60) == 7
+            break
+        except HangingCallsError:
+            pass

@@ -1,0 +1,135 @@
+"""The connections and bytes of a process: shared by all its pipes, and given back whatever becomes of a reader."""
+
+import asyncio
+import sys
+import threading
+import time
+
+import pytest
+from fsspec.asyn import get_loop
+from remote import bare, content, samples
+
+import wds_pipes as wp
+from wds_pipes.io.ranged import Feed, RemoteShard, budget
+from wds_pipes.stages import OpenShards, ShardList
+from wds_pipes.testing import make_shards
+
+MIB = 1 << 20
+SOURCES = 20
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A shard of 4 MB in 40 samples."""
+    return make_shards(tmp_path_factory.mktemp("large"), shards=1, samples=40, fields={"bin": lambda rng, _: rng.randbytes(100_000)})[0]
+
+
+def settle():
+    """Wait until nothing runs on fsspec's loop any more."""
+
+    async def others():
+        return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    end = time.monotonic() + 60
+    while asyncio.run_coroutine_threadsafe(others(), get_loop()).result():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def in_time(function, seconds=60):
+    """What a function returns or raises in another thread, which must end in time."""
+    found = []
+
+    def work():
+        try:
+            found.append(function())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive()
+    return found[0]
+
+
+def test_readers_that_stop_early_give_everything_back(web, large):
+    """Also what comes after they have closed, as it does where a server is fast."""
+    web.put("large.tar", content(large))
+    settle()
+    for _ in range(150):
+        items = iter(samples(f"{web.direct.url}/large.tar", readahead_bytes=8 * MIB))
+        next(items)
+        items.close()
+    settle()
+    assert budget().held == 0
+    assert budget().feeds == []
+
+
+def test_the_sources_of_a_mix_share_one_budget(web, large):
+    """Each open shard has one connection, as all are taken by them; and the bytes are those of one pipe."""
+    urls = [web.put(f"many/{number}.tar", content(large)) for number in range(SOURCES)]
+    pipes = {str(number): samples(url, readahead_bytes=8 * MIB, connections=4) for number, url in enumerate(urls)}
+    web.faults.rules({"match": web.reads, "rate": 4_000_000})
+    items = iter(wp.mix(pipes))
+    next(items)
+    most = 0  # that was held
+    for _ in range(60):
+        most = max(most, budget().held)
+        time.sleep(0.02)
+    assert most <= 8 * MIB + SOURCES * MIB // 4  # of each a piece
+    web.faults.rules()
+    assert sum(1 for _ in items) == SOURCES * 40 - 1
+    assert max(request.live for request in web.faults.stats(web.reads)) <= SOURCES
+
+
+def test_a_pipe_gets_no_more_than_it_has_requested(web, large):
+    """Beside one that may have more."""
+    few, many = (web.put(f"{name}.tar", content(large)) for name in ("few", "many"))
+    web.faults.rules({"match": "few", "rate": 2_000_000}, {"match": "many", "rate": 2_000_000})
+    pipes = {"few": samples(few, connections=1), "many": samples(many, connections=8)}
+    assert sum(1 for _ in wp.mix(pipes)) == 80
+    seen = web.faults.stats(web.reads)
+    spans = [(request.started, request.ended) for request in seen if "few" in request.path]
+    assert max(sum(start <= begin < end for start, end in spans) for begin, _ in spans) == 1
+
+
+def test_a_request_that_another_has_cancelled_is_an_error(web, large):
+    """And not a wait for ever."""
+    url = web.put("large.tar", content(large))
+    web.faults.rules({"match": web.reads, "skip": 1, "latency": 1000})
+    items = iter(samples(url, connections=2, readahead_bytes=2 * MIB, timeout_seconds=300))
+    next(items)
+
+    async def cancel():
+        for task in asyncio.all_tasks():
+            if task.get_coro().__name__ == "_fetch":
+                task.cancel()
+
+    asyncio.run_coroutine_threadsafe(cancel(), get_loop()).result()
+    error = in_time(lambda: list(items))
+    assert isinstance(error, wp.ShardError)
+    assert "its request was cancelled" in str(error)
+
+
+def test_a_reader_that_is_closed_while_it_waits(web, large):
+    """For the first byte."""
+    url = web.put("large.tar", content(large))
+    web.faults.rules({"match": web.reads, "latency": 1000})
+    opened = OpenShards(ShardList(url), timeout_seconds=300)
+    shard = RemoteShard(Feed(opened.opener.pool), url, whole_feed=True)
+    threading.Timer(0.2, shard.close).start()
+    assert "closed" in str(in_time(shard.wait))
+
+
+def test_two_threads_look_at_the_blocks(web, large):
+    """The loop looks at them while the consumer takes them away; threads take turns as often as they can."""
+    url = web.put("large.tar", content(large))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(5):
+            found = in_time(lambda: [bare(sample) for sample in samples([url] * 4, connections=2, readahead_bytes=2 * MIB)])
+            assert len(found) == 160
+    finally:
+        sys.setswitchinterval(interval)
