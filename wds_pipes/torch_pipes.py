@@ -41,6 +41,17 @@ def walk(pipe: IterDataPipe[Any]) -> Iterator[IterDataPipe[Any]]:
                 yield from walk(part)
 
 
+def _copied(pipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
+    """A chain of torch's pipes with iterators of its own: each pipe has one at a time."""
+    again = copy.copy(pipe)
+    for name, value in vars(pipe).items():
+        if isinstance(value, IterDataPipe):
+            setattr(again, name, _copied(value))
+        elif isinstance(value, (list, tuple)) and any(isinstance(part, IterDataPipe) for part in value):
+            setattr(again, name, type(value)(_copied(part) if isinstance(part, IterDataPipe) else part for part in value))
+    return again
+
+
 class TorchStep(Stage[Any]):
     """A pipe of torch's that holds nothing at a yield, over a stage of ours."""
 
@@ -108,7 +119,7 @@ class TorchSource(Stage[Any]):
         start = lane.number + at.taken * lane.of
         if start > sys.maxsize:
             raise damaged(f"{at.taken} items were taken from torch's pipe")
-        for item in islice(self.pipe, start, None, lane.of):
+        for item in islice(_copied(self.pipe), start, None, lane.of):
             at.taken += 1
             yield item
 
