@@ -22,7 +22,7 @@ from typing import Any, NoReturn, cast
 
 from wds_pipes.errors import ShardError
 from wds_pipes.saved import COUNTED, MOST_DEALS, MOST_LANES, damaged, read_count, read_counts, read_dict, read_list, read_position, shown
-from wds_pipes.stage import Lane, Mark, Out, Stage
+from wds_pipes.stage import Lane, Mark, Out, Stage, begin, running_copy
 from wds_pipes.stages import BatchSamples, Mix, ShardList
 from wds_pipes.stages.shard_list import Piece
 
@@ -277,9 +277,9 @@ class Parts(Stage[Out]):
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Parts[Out]:
         own, before = mark or (None, None)
-        running = copy.copy(self)
+        running = running_copy(self)
         running.lane, running.at, running._resume = lane, self._at(own), before
-        running.items = running.run()
+        begin(running, mark)
         return running
 
     def run(self) -> Iterator[Out]:

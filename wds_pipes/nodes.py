@@ -3,23 +3,25 @@
 Rules:
 1. A node here is a shell: options go to its stage, iterating and state to a Stream.
 2. ``reset(None)`` may come several times before an item is asked for: an epoch begins with the first ``next()``.
-3. A resumed pass that has nothing left goes on with the next epoch, which is what Loader would do; but Loader would then keep an old state for all of it.
-   Not so a node below another of ours (with one of somebody else's between them): its epochs are those of the one above.
+3. A pass that is resumed after its last item has nothing left: it ends at once, as the nodes of torchdata do, some of which count on it. Loader (0.11) then
+   begins the next epoch, but would give its state from before for all of it: see ``_forget_old_state``.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torchdata.nodes import BaseNode
+from torchdata.nodes.loader import LoaderIterator
 
 from wds_pipes import stages
 from wds_pipes.errors import StateError, WdsError
-from wds_pipes.stage import Host, Lane, Mark, Stage, State, Stream
+from wds_pipes.stage import Ended, Host, Lane, Mark, Stage, State, Stream, begin, running_copy
 
 
 class WdsNode(BaseNode[Any]):
@@ -49,33 +51,25 @@ class WdsNode(BaseNode[Any]):
     def _begin(self, stage: Stage[Any]) -> None:
         self._stream: Stream[Any] = Stream(stage)
         self._items: Iterator[Any] = iter(self._stream)
-        self._maybe_over = False
-        self._below = False  # rule 3
 
     def reset(self, initial_state: State | None = None) -> None:
         """Begin the next epoch, or go on from a state; at the first ``next()``."""
         super().reset(initial_state)
+        _forget_old_state()
+        stream = self._stream
         if initial_state is not None:
-            self._stream.load_state_dict(initial_state)
-        self._maybe_over = initial_state is not None and not self._below
-        self._items = iter(self._stream)
+            stream.load_state_dict(initial_state)
+        else:
+            stream.give_up()
+        self._items = iter(stream)
 
     def next(self) -> Any:
         """The next item, or StopIteration at the end of the epoch."""
-        try:
-            item = next(self._items)
-        except StopIteration:
-            if not self._maybe_over:
-                raise
-            self._maybe_over = False
-            self._items = iter(self._stream)
-            return next(self._items)
-        self._maybe_over = False
-        return item
+        return next(self._items)
 
     def get_state(self) -> State:
-        """The position behind the item that was given last, as a small dict of plain JSON types, new at each call."""
-        return self._stream.state_dict()
+        """The position after the item that was given last, as a small dict of plain JSON types, new at each call; after the last one, the end of the epoch."""
+        return self._stream.state_at(self._stream.position)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be ``epoch``, from its beginning; a loaded state of that epoch still continues where it was."""
@@ -87,6 +81,18 @@ class WdsNode(BaseNode[Any]):
 
     def __repr__(self) -> str:
         return " > ".join(self._stream.stage.graph())
+
+
+def _forget_old_state() -> None:
+    """Let the Loader that resets the node now, if one does, forget the state that it kept.
+
+    Where a loaded state has nothing left, it keeps the state that it had looked up before it found that out, and gives this one throughout the next epoch.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code is LoaderIterator.reset.__code__:
+            frame.f_locals["self"]._cached_state_dict = None
+        frame = frame.f_back
 
 
 class ForeignNode(Stage[Any]):
@@ -103,8 +109,6 @@ class ForeignNode(Stage[Any]):
         super().__init__()
         self.node = node
         self._ours = _below(node)
-        for ours in self._ours:
-            ours._below = True
         self._host = Host()
 
     @property
@@ -119,12 +123,16 @@ class ForeignNode(Stage[Any]):
         return self._ours[0]._stream.stage.shards() if len(self._ours) == 1 else (None, "")
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Any]:
-        running = copy.copy(self)
+        running = running_copy(self)
         running.lane, running.at = lane, self.At()
-        running.items = running.run()
         running._state = mark[0][0] if mark else None
         for ours in self._ours:
             ours.set_epoch(lane.epoch)
+        if isinstance(mark, Ended):
+            # The node goes to its end: its next reset() counts an epoch only then.
+            self.node.reset(running._state)
+            next(self.node, None)
+        begin(running, mark)
         return running
 
     _state: Any = None
@@ -148,7 +156,7 @@ class ForeignNode(Stage[Any]):
     def mark(self) -> Mark:
         return (self.node.state_dict() if self._started else self._state,), None
 
-    def load(self, entries: list[dict[str, Any]]) -> Mark:
+    def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
         if len(entries) != 1 or entries[0].keys() - {"node"}:
             raise StateError("the state is damaged: it has no state of the node below this one. Use an untouched checkpoint.")
         return (entries[0].get("node"),), None

@@ -10,6 +10,9 @@ Rules:
 4. A mark is a nest of tuples, ``(own values, mark of the source)``: cheap enough to take for each item. Dicts are built only when a state is asked for.
 5. The stream commits a position when an item is handed out, not before: a state is right at any time, also after an exception.
 6. A state that does not fit is refused in words; nothing ever starts again silently.
+7. That a stage has ended is part of its position, whether or not its source has more: after the end, ``mark`` is an ``Ended``, and a stage that is opened there
+   gives nothing. ``open`` sees to this for all stages: a step after it may still hold items when it ends, so states are taken there.
+8. Each running copy has lists, dicts, sets and deques of its own: see ``running_copy``.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import copy
 import logging
 import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -48,6 +52,17 @@ LOGGED = 20  # so many skipped things a stage and epoch are logged
 Out = TypeVar("Out")
 Mark = tuple[tuple[Any, ...], Any]
 State = dict[str, Any]
+
+
+class Ended(NamedTuple):
+    """The mark of a stage that has ended."""
+
+    own: tuple[Any, ...]
+    before: Any
+
+
+_ENDED = "at end"  # what an entry of a state says then; no field of a position can have this name
+_CONTAINERS = frozenset({list, dict, set, bytearray, deque, defaultdict, OrderedDict, Counter})
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +151,7 @@ class Stage(Generic[Out]):
         order_options: names of the options that decide which items come in which order: a state is refused where they differ.
         counts_items: whether what the stage gives depends on the number that an item of its source has.
         holds_nothing: whether the stage has nothing of its source in hand when it yields, so that what is behind it may be run over several sources.
+        shared: names of attributes with a large list, dict or set that never changes: the running copies share it. They have their own copy of any other.
     """
 
     @dataclass(slots=True)
@@ -143,6 +159,7 @@ class Stage(Generic[Out]):
         """The position: numbers and strings whose defaults are the beginning."""
 
     order_options: ClassVar[tuple[str, ...]] = ()
+    shared: ClassVar[tuple[str, ...]] = ()
     holds_nothing: ClassVar[bool] = False
     counts_itself: ClassVar[bool] = False
     counts_items: bool = False
@@ -180,12 +197,12 @@ class Stage(Generic[Out]):
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Out]:
         """A running copy of this stage and all before it, at ``mark`` (None: the beginning)."""
         own, before = mark or (None, None)
-        running = copy.copy(self)
+        running = running_copy(self)
         running.lane = lane
         running.at = self._at(own)
         if self.source is not None:
             running.source = self.source.open(lane, before)
-        running.items = running.run()
+        begin(running, mark)
         return running
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
@@ -290,6 +307,26 @@ class Stage(Generic[Out]):
 
     def dump(self, mark: Mark | None) -> list[dict[str, Any]]:
         """A mark as JSON types: one dict a stage, from the first, without the values that are still the default."""
+        entries = self.dump_mark(mark)
+        if isinstance(mark, Ended) and not isinstance(mark.before, Ended):  # else its source says so, and has nothing for it either
+            entries[-1][_ENDED] = True
+        return entries
+
+    def load(self, entries: list[dict[str, Any]]) -> Mark:
+        """The mark that ``dump`` wrote.
+
+        Raises:
+            StateError: the chain cannot stand there.
+        """
+        if _ENDED not in entries[-1]:
+            return self.load_mark(entries)
+        if entries[-1][_ENDED] is not True:
+            raise damaged(f"{functional_name(type(self))} cannot stand at {_ENDED}={shown(entries[-1][_ENDED])}")
+        *before, entry = entries
+        return Ended(*self.load_mark([*before, {name: value for name, value in entry.items() if name != _ENDED}]))
+
+    def dump_mark(self, mark: Mark | None) -> list[dict[str, Any]]:
+        """What ``dump`` gives, but for whether the stage has ended."""
         own, before = mark or ((), None)
         entries = self.source.dump(before) if self.source is not None else []
         first = not own or own == self._beginning  # as most of them are
@@ -301,8 +338,8 @@ class Stage(Generic[Out]):
         *before, entry = entries
         return [*(self.source.uncounted(before) if self.source is not None else []), _without_counts(entry)]
 
-    def load(self, entries: list[dict[str, Any]]) -> Mark:
-        """The mark that ``dump`` wrote.
+    def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
+        """The mark that ``dump_mark`` wrote.
 
         Raises:
             StateError: the values are not of the types of ``At``, or ``problem`` refuses them.
@@ -320,6 +357,58 @@ class Stage(Generic[Out]):
     def problem(self, at: Any) -> str | None:
         """Why this stage can never stand at ``at``, which a state holds, in words; None if it can. The types of its values are right already."""
         return None
+
+
+_Running = TypeVar("_Running", bound=Stage[Any])
+
+
+def running_copy(stage: _Running) -> _Running:
+    """A copy of a stage that can run: it shares the options with it, but has lists, dicts, sets, bytearrays and deques, also inside of one another, of its own.
+
+    What has another type is shared, as are the attributes named in ``shared``: an object that changes while the stage runs is made in ``run``.
+    """
+    running = copy.copy(stage)
+    copies: dict[int, Any] = {}
+    for name, value in vars(stage).items():
+        if type(value) in _CONTAINERS and name not in stage.shared:
+            setattr(running, name, _own_copy(value, copies))
+    return running
+
+
+def begin(running: Stage[Any], mark: Mark | None) -> None:
+    """Set the ``items`` of a copy that was opened at ``mark``: what ``run`` gives, or nothing if it had ended there."""
+    if isinstance(mark, Ended):
+        _stay(running, mark)
+        running.items = _nothing()
+    else:
+        running.items = _to_the_end(running)
+
+
+def _to_the_end(running: Stage[Out]) -> Iterator[Out]:
+    yield from running.run()
+    _stay(running, Ended(*running.mark()))  # not where run() raised: that is no end
+
+
+def _stay(running: Stage[Any], mark: Ended) -> None:
+    running.mark = lambda: mark  # type: ignore[method-assign]  # so that no call of mark() before the end pays for the question
+
+
+def _nothing() -> Iterator[Any]:
+    yield from ()
+
+
+def _own_copy(value: Any, copies: dict[int, Any]) -> Any:
+    """A container, and those in it, copied; ``copies`` has those that were, by the ids of the originals."""
+    if type(value) not in _CONTAINERS:
+        return value
+    if id(value) in copies:
+        return copies[id(value)]
+    again = copies[id(value)] = copy.copy(value)
+    places = again.items() if isinstance(again, dict) else enumerate(again) if isinstance(again, (list, deque)) else ()
+    for place, part in list(places):
+        if type(part) in _CONTAINERS:
+            again[place] = _own_copy(part, copies)
+    return again
 
 
 def _without_counts(value: Any) -> Any:
@@ -432,6 +521,14 @@ class Stream(Generic[Out]):
         self.at, self._resume = position, False
         return position
 
+    def give_up(self) -> None:
+        """Let the next ``iter()`` be the next epoch, also after a state was loaded, unless nothing of this one was given."""
+        position = self.position
+        if not self._resume:
+            self.at = None
+        elif position.delivered or isinstance(position.mark, Ended):
+            self.set_epoch(position.epoch + 1)
+
     def close(self) -> None:
         """End the current iterator and close what it has open."""
         self._stop_live("it was closed")
@@ -446,11 +543,12 @@ class Stream(Generic[Out]):
 
     def state_dict(self) -> State:
         """The position as a small dict of plain JSON types, new at each call. It belongs to the last item that was handed out."""
-        recipe = self.recipe
         position = self.position
-        if position.ended:
-            position = Position(position.epoch + 1)
-        host = self.stage.host
+        return self.state_at(Position(position.epoch + 1) if position.ended else position)
+
+    def state_at(self, position: Position) -> State:
+        """The state that goes on from ``position``; where that is the end of an epoch, the rest of it is empty."""
+        recipe, host = self.recipe, self.stage.host
         return {
             "version": STATE_VERSION,
             "epoch": position.epoch,
@@ -540,11 +638,12 @@ class Pass(Generic[Out]):
         stream._live = weakref.ref(self)
 
     def _end(self) -> None:
-        counts = self._stream.stage.counts(self._mark(), self._delivered)
+        mark = cast(Stage[Out], self._running).mark()
+        counts = self._stream.stage.counts(mark, self._delivered)
         if not counts.pop("delivered") and any(counts.values()) and self._stream.stage.host.lanes == 1:
             told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
             logger.warning("this epoch gave nothing: %s. See what group_by_key(fields=...), filters and on_error='skip' leave.", told)
-        self._stream.at = Position(self._epoch, self._delivered, self._mark(), ended=True)
+        self._stream.at = Position(self._epoch, self._delivered, mark, ended=True)
         self.stop(StopIteration())
 
     def stop(self, error: Exception) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wds_pipes.stage import Lane, Stage, Stream
+from wds_pipes.stages import BatchSamples
 from wds_pipes.tar.writer import TarWriter
 
 _FIELDS: dict[str, Callable[[random.Random, int], Any]] = {
@@ -71,6 +73,10 @@ def check_resume(make: Callable[[], Any], *, epochs: int = 2) -> list[list[Any]]
     The state goes through JSON each time, must be the same right after it was loaded, and what the resumed pipeline gives must be what the uninterrupted one
     gave from there on, into the next epoch.
 
+    Of a pipeline of this package two more things are checked. A step after it may hold items when the pipeline ends: it is cut everywhere again with a
+    ``batch_samples`` after it whose last batch is not full. And a process may host several lanes: one pipeline is run as the only lane and as each of two
+    lanes, all in turn, and gives what pipelines of their own give, also after a resume halfway.
+
     Args:
         make: builds the pipeline anew, each time the same: something that can be iterated and has ``state_dict()`` and ``load_state_dict()``.
         epochs: how many epochs to run through; the cuts go through the first ``epochs - 1`` of them.
@@ -81,6 +87,15 @@ def check_resume(make: Callable[[], Any], *, epochs: int = 2) -> list[list[Any]]
     Raises:
         AssertionError: a resumed run differs; the message says where it was cut.
     """
+    whole = _check_cuts(make, epochs)
+    if _stage(make()) is not None:
+        _check_batches_after(make, epochs, len(whole[0]))
+        _check_lanes(make)
+    return whole
+
+
+def _check_cuts(make: Callable[[], Any], epochs: int) -> list[list[Any]]:
+    """Cut everywhere, and give the items of each epoch."""
     pipeline = make()
     whole: list[list[Any]] = []
     cuts = [(0, _dump(pipeline))]
@@ -112,20 +127,82 @@ def _resume(make: Callable[[], Any], cut: tuple[int, str], flat: list[Any], ends
     pipeline = make()
     pipeline.load_state_dict(json.loads(state))
     again = _dump(pipeline)
-    assert again == state, f"cut at {place}: the state differs right after it was loaded:\n{state}\n{again}"
-    start, cuts, empty = place, [], 0
+    # At the end of an epoch, torchdata's Loader goes on to the next one when its state is requested.
+    if again != state and place not in ends:
+        raise AssertionError(f"cut at {place}: the state differs right after it was loaded:\n{state}\n{again}")
+    told, cuts, empty = f"cut at {place}, resumed from {state}", [(place, again)], 0
     while place < len(flat) and empty < 2:
         empty += 1
         for item in pipeline:
-            assert same(item, flat[place]), f"cut at {start}, resumed from {state}: item {place} is {item!r:.200}, not {flat[place]!r:.200}"
+            if not same(item, flat[place]):
+                raise AssertionError(f"{told}: item {place} is {item!r:.200}, not {flat[place]!r:.200}")
             place, empty = place + 1, 0
             if place <= last_cut:
                 cuts.append((place, _dump(pipeline)))
             if place == len(flat):
                 break
-        assert place in ends, f"cut at {start}, resumed from {state}: the epoch ends after item {place}, not at one of {sorted(ends)}"
-    assert place == len(flat), f"cut at {start}, resumed from {state}: nothing comes after item {place} of {len(flat)}"
+        if place not in ends:
+            raise AssertionError(f"{told}: the epoch ends after item {place}, not at one of {sorted(ends)}")
+    if place < len(flat):
+        raise AssertionError(f"{told}: nothing comes after item {place} of {len(flat)}")
     return cuts
+
+
+def _stage(pipeline: Any) -> Stage[Any] | None:
+    """The stage of a pipeline of this package; None for anything else, such as a torchdata Loader."""
+    stream = pipeline if isinstance(pipeline, Stream) else getattr(pipeline, "_stream", None)
+    return stream.stage if isinstance(stream, Stream) else None
+
+
+def _check_batches_after(make: Callable[[], Any], epochs: int, items: int) -> None:
+    """Cut everywhere with a step after the pipeline that holds items when it ends."""
+    size = next((size for size in range(2, items + 2) if items % size), 2)  # the last batch is not full
+    try:
+        _check_cuts(lambda: Stream(BatchSamples(_stage(make()), size, collate="list")), epochs)  # type: ignore[arg-type]
+    except AssertionError as error:
+        error.add_note(f"This is with batch_samples({size}, collate='list') after the pipeline.")
+        raise
+
+
+_LANES = ((0, 1), (0, 2), (1, 2))  # the number of each, and of how many
+_NO_ITEM = object()
+
+
+def _check_lanes(make: Callable[[], Any]) -> None:
+    """Run several lanes of one pipeline in turn, compare each with that of a pipeline of its own, and do so again from halfway on."""
+    alone = [list(_open(_stage(make()), lane).items) for lane in _LANES]
+    rounds = max(map(len, alone))
+    half = _check_rounds(_stage(make()), alone, 0, rounds // 2, [None] * len(_LANES))
+    _check_rounds(_stage(make()), alone, rounds // 2, rounds + 1, json.loads(json.dumps(half)))
+
+
+def _check_rounds(stage: Stage[Any] | None, alone: list[list[Any]], start: int, stop: int, positions: list[Any]) -> list[Any]:
+    """Compare the items number ``start`` to ``stop - 1`` of each lane; the positions then."""
+    lanes = [_open(stage, lane, position) for lane, position in zip(_LANES, positions, strict=True)]
+    try:
+        for number in range(start, stop):
+            for (lane, of), running, expected in zip(_LANES, lanes, alone, strict=True):
+                item = next(running.items, _NO_ITEM)
+                right = expected[number] if number < len(expected) else _NO_ITEM
+                if not same(item, right):
+                    raise AssertionError(
+                        f"one pipeline was run as several lanes in turn: item {number} of lane {lane} of {of} is {_shown(item)}, and with a pipeline of its "
+                        f"own {_shown(right)}. Make what a stage changes while it runs in run(). (Lists, dicts and sets made in __init__ are copied for each "
+                        "lane; any other object is shared.)"
+                    )
+        return [running.dump(running.mark()) for running in lanes]
+    finally:
+        for running in lanes:
+            running.close()
+
+
+def _open(stage: Stage[Any] | None, lane: tuple[int, int], position: Any = None) -> Stage[Any]:
+    assert stage is not None
+    return stage.open(Lane(stage.seed, 0, *lane), None if position is None else stage.load(position))
+
+
+def _shown(item: Any) -> str:
+    return "missing" if item is _NO_ITEM else f"{item!r:.200}"
 
 
 def _dump(pipeline: Any) -> str:

@@ -17,6 +17,7 @@ class Given(Stage[Any]):
         number: int = 0
 
     host = seed = None
+    shared = ("given", "taken")
 
     def __init__(self, items: Sequence[Any], *, seed: int = 0) -> None:
         super().__init__()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from wds_pipes.saved import damaged, read_count, read_list, read_position, shown
-from wds_pipes.stage import Lane, Mark, Out, Stage, check_count
+from wds_pipes.stage import Lane, Mark, Out, Stage, begin, check_count, running_copy
 from wds_pipes.stages.shard_list import Piece, ShardList
 
 _NONE = object()
@@ -70,13 +69,13 @@ class InterleaveShards(Stage[Out]):
         return self._list if self._list is not None else self._before.root
 
     def open(self, lane: Lane, mark: Mark | None = None) -> InterleaveShards[Out]:
-        running = copy.copy(self)
+        running = running_copy(self)
         running.lane, running.at = lane, self._at(mark and mark[0])
         first = self._before.root.open(lane)
         assert isinstance(first, ShardList)
         first.at.next = running.at.opened
         running._list, running._chains, running._marks, running._ahead = first, [], list(running.at.round), None
-        running.items = running.run()
+        begin(running, mark)
         return running
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
@@ -180,7 +179,7 @@ class InterleaveShards(Stage[Out]):
     # The first of the open shards stands where ShardList has its position, and the places of the others count from there: then all that is opened and not
     # done lies between the positions of ShardList, as it does in any chain.
 
-    def dump(self, mark: Mark | None) -> list[dict[str, Any]]:
+    def dump_mark(self, mark: Mark | None) -> list[dict[str, Any]]:
         at = self._at(mark and mark[0])
         first = min((place for place, _ in at.round), default=at.opened)
         own = {name: getattr(at, name) for name in self._defaults}
@@ -188,7 +187,7 @@ class InterleaveShards(Stage[Out]):
         own["round"] = [[place - first, self._before.dump(before)] for place, before in at.round]
         return [{"next": first} if first else {}, *({} for _ in range(self.depth - 1)), {name: value for name, value in own.items() if value}]
 
-    def load(self, entries: list[dict[str, Any]]) -> Mark:
+    def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
         start, *between, own = entries
         if start.keys() > {"next"} or any(between) or own.keys() - self._defaults.keys():
             raise damaged(f"interleave_shards cannot stand at {shown(entries)}")

@@ -12,7 +12,6 @@ deadline finds it. So a source is never further than 1 - 1/m from y_i, and alway
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from typing import Any, NamedTuple, cast
 from wds_pipes.errors import StateError
 from wds_pipes.ordering import mix, mix_text
 from wds_pipes.saved import damaged, read_count, read_counts, read_dict, read_flag, read_list, read_position, read_text, shown
-from wds_pipes.stage import Host, Lane, Mark, Network, Stage, check_choice, check_count
+from wds_pipes.stage import Host, Lane, Mark, Network, Stage, begin, check_choice, check_count, running_copy
 
 logger = logging.getLogger("wds_pipes")
 
@@ -177,13 +176,13 @@ class Mix(Stage[Any]):
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Mix:
         last, draws, marks, rest, reached = self._places(mark)
-        running = copy.copy(self)
+        running = running_copy(self)
         running.lane, running.at = lane, self.At(last, draws, marks, rest)
         running._draws, running._marks, running._reached = list(draws), list(marks), list(reached)
         running._running = [
             source.open(self._lane(lane, source, place.passes), before) for source, before, place in zip(self.sources.values(), marks, rest, strict=True)
         ]
-        running.items = running.run()
+        begin(running, mark)
         return running
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
@@ -286,7 +285,7 @@ class Mix(Stage[Any]):
             counts = _sum(counts, own)
         return {**counts, "delivered": counts["delivered"] if batched else delivered}
 
-    def dump(self, mark: Mark | None) -> list[dict[str, Any]]:
+    def dump_mark(self, mark: Mark | None) -> list[dict[str, Any]]:
         last, draws, marks, rest, reached = self._places(mark)
         sources: dict[str, dict[str, Any]] = {}
         for (name, source), drawn, before, place in zip(self.sources.items(), draws, marks, rest, strict=True):
@@ -308,7 +307,7 @@ class Mix(Stage[Any]):
                 sources[name]["position"] = self.sources[name].uncounted(entry["position"])
         return [{**own, "sources": sources}]
 
-    def load(self, entries: list[dict[str, Any]]) -> Mark:
+    def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
         own = entries[0]
         saved = {name: _Place.read(name, entry) for name, entry in read_dict(own.get("sources"), "the sources of mix").items()}
         last, ahead = read_text(own.get("last", ""), "'last' of mix"), read_count(own.get("ahead", 0), "'ahead' of mix")

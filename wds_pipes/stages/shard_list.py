@@ -97,6 +97,7 @@ class ShardList(Stage[str]):
         next: int = 0  # the place in the lane's order
 
     order_options = ("shuffle", "resampled")
+    shared = ("urls", "facts", "samples")
 
     def __init__(
         self,

@@ -1,0 +1,201 @@
+"""The kit for tests of stages: what check_resume finds, and what it lets pass."""
+
+import random
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from stages.sources import Given
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+import wds_pipes as wp
+from wds_pipes import stages
+from wds_pipes.stage import Ended, Lane, Stage, Stream
+from wds_pipes.testing import _check_lanes, check_resume, make_shards
+
+
+class First(Stage):
+    """The first samples of an epoch; how many came is in its position, and that it has ended is not its affair."""
+
+    @dataclass
+    class At:
+        came: int = 0
+
+    def __init__(self, source, count):
+        super().__init__(source)
+        self.count = count
+
+    def run(self):
+        while self.at.came < self.count and (item := next(self.source.items, None)) is not None:
+            self.at.came += 1
+            yield item
+
+
+class UpTo(Stage):
+    """The samples up to a certain one: only the end itself says that it has come."""
+
+    def __init__(self, source, last):
+        super().__init__(source)
+        self.last = last
+
+    def run(self):
+        for item in self.source.items:
+            if item > self.last:
+                return
+            yield item
+
+
+class Unseen(Stage):
+    """Samples that did not come before in this lane, with the ones seen in an attribute made in __init__. Position: none that it needs in these tests."""
+
+    def __init__(self, source, seen):
+        super().__init__(source)
+        self.seen = seen
+
+    def run(self):
+        for item in self.source.items:
+            if item not in self.seen:
+                self.seen.add(item)
+                yield item
+
+
+class Shared:
+    """A set that is not copied."""
+
+    def __init__(self):
+        self.items = set()
+
+    def __contains__(self, item):
+        return item in self.items
+
+    def add(self, item):
+        self.items.add(item)
+
+
+class Drawn(Stage):
+    """Numbers of a generator that all running copies share."""
+
+    def __init__(self, source):
+        super().__init__(source)
+        self.rng = random.Random(0)
+
+    def run(self):
+        for item in self.source.items:
+            yield item, self.rng.random()
+
+
+GIVEN = [0, 1, 2, 3, 4, 9, 0, 1, 2]  # after the 9, there are again items that UpTo(5) would give
+
+
+@pytest.mark.parametrize("stage", [lambda source: First(source, 4), lambda source: UpTo(source, 5)])
+def test_a_stage_may_end_before_its_source(stage):
+    """That it has ended is in the position of any stage, so that a partial batch after it can be resumed."""
+    assert len(check_resume(lambda: Stream(stage(Given(GIVEN))))[0]) < 9
+    check_resume(lambda: Stream(stages.BatchSamples(stages.ShuffleBuffer(stage(Given(GIVEN)), 3), 3, collate="list")))
+    check_resume(lambda: Stream(stages.ShuffleBuffer(stages.BatchSamples(stage(Given(GIVEN)), 3, collate="list"), 2)))
+    check_resume(lambda: Stream(stages.BatchSamples(stages.BatchSamples(stage(Given(GIVEN)), 3, collate="list"), 2, collate="list")))
+
+
+def test_a_lost_end_is_found(monkeypatch):
+    """It shows in the position of a partial batch."""
+    monkeypatch.setattr(Stage, "load", Stage.load_mark)
+    monkeypatch.setattr(Stage, "dump", Stage.dump_mark)
+    with pytest.raises(AssertionError, match="cut at 3, resumed from") as caught:
+        check_resume(lambda: Stream(UpTo(Given(GIVEN), 5)))
+    assert "batch_samples(2, collate='list') after the pipeline" in caught.value.__notes__[0]
+
+
+def test_lanes_have_containers_of_their_own():
+    """Sets, dicts and lists made in __init__ are those of one run, in this process as in several; options are shared."""
+    check_resume(lambda: Stream(Unseen(Given([0, 1, 2, 3, 4]), set())), epochs=1)
+    source, large = Given([0]), {number: [] for number in range(3)}
+    recipe = Unseen(source, set())
+    recipe.deep, recipe.both, recipe.name = [large, {"deque": large}], large, ("kept", large)
+    recipe.loop = loop = []
+    loop.append(loop)
+    running = recipe.open(Lane(0, 0))
+    assert running.deep == recipe.deep
+    assert running.deep is not recipe.deep
+    assert running.deep[0] is running.deep[1]["deque"] is running.both is not large
+    assert running.both[0] is not large[0]
+    assert running.name is recipe.name
+    assert running.loop[0] is running.loop is not loop
+    assert running.source.taken is source.taken  # named in Given.shared
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_set_of_a_stage_in_a_loader(lanes, tmp_path):
+    """All samples come, on one lane or two, in every epoch."""
+    wp.register_stage(UnseenTexts)
+    pipe = wp.ShardList(make_shards(tmp_path, shards=2, samples=6, fields={"txt": lambda rng, number: str(number % 6)})).open_shards().load_tar().group_by_key()
+    loader = wp.PipeLoader(pipe.unseen_texts(), lanes=lanes)
+    for _ in range(2):
+        assert len(list(loader)) == 6 * lanes
+
+
+class UnseenTexts(Stage):
+    """Samples with a text that did not come before in their lane."""
+
+    def __init__(self, source):
+        super().__init__(source)
+        self.seen = set()
+
+    def run(self):
+        for sample in self.source.items:
+            if sample["txt"] not in self.seen:
+                self.seen.add(sample["txt"])
+                yield sample
+
+
+@pytest.mark.parametrize("broken", [lambda: Unseen(Given(range(12)), Shared()), lambda: Drawn(Given(range(12)))])
+def test_an_object_that_lanes_share_is_found(broken):
+    with pytest.raises(AssertionError, match=r"as several lanes in turn: item 0 of lane 0 of 2 is .*Make what a stage changes"):
+        _check_lanes(lambda: Stream(broken()))
+    with pytest.raises(AssertionError):
+        check_resume(lambda: Stream(broken()))
+
+
+def test_lanes_over_pipes_of_torchs(urls):
+    """torch's own pipes have one iterator at a time, so each lane has copies of them."""
+    make = lambda: IterableWrapper(urls).map(str)  # noqa: E731
+    check_resume(lambda: wp.mix({"a": make().open_shards().load_tar(), "b": make().open_shards().load_tar()}))
+    pipe = wp.mix({"a": make().open_shards().load_tar().group_by_key()})
+    keys = [[batch["__key__"] for batch in wp.PipeLoader(pipe, lanes=lanes)] for lanes in (1, 2)]
+    assert sorted(keys[0]) == sorted(keys[1]) == [f"{number:08d}" for number in range(14)]
+
+
+BROKEN = """
+from wds_pipes.stage import Stream
+from wds_pipes.testing import check_resume
+from test_testing import Given, Stage
+
+class Forgets(Stage):
+    def run(self):
+        held = []
+        for item in self.source.items:
+            held.append(item)
+            if len(held) == 2:
+                yield from held
+                held = []
+
+assert False, "python -O leaves this out"
+try:
+    check_resume(lambda: Stream(Forgets(Given(range(6)))))
+except AssertionError as error:
+    print("found:", error)
+"""
+
+
+def test_python_with_optimisation_checks_too():
+    """Where assert statements are left out."""
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{BROKEN}"
+    done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("found: cut at 5, resumed from"), done.stdout
+
+
+def test_an_ended_mark_is_a_mark():
+    """So that what takes a mark apart need not know of it."""
+    own, before = Ended((1, 2), None)
+    assert (own, before) == ((1, 2), None)
