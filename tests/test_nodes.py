@@ -1,12 +1,24 @@
 """The torchdata.nodes skin: the traps of Loader, Prefetcher and ParallelMapper."""
 
 import json
+import pickle
+from dataclasses import dataclass
+from itertools import islice
 
 import pytest
-from torchdata.nodes import Loader, ParallelMapper, Prefetcher
+from torchdata import nodes as torchdata_nodes
+from torchdata.nodes import Batcher, Loader, Mapper, MultiNodeWeightedSampler, ParallelMapper, Prefetcher, StopCriteria, Unbatcher
 
 import wds_pipes as wp
 from wds_pipes import nodes
+from wds_pipes.stage import Host, Stage
+
+CRITERIA = (
+    StopCriteria.CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED,
+    StopCriteria.ALL_DATASETS_EXHAUSTED,
+    StopCriteria.FIRST_DATASET_EXHAUSTED,
+    StopCriteria.CYCLE_FOREVER,
+)
 
 
 def node(urls):
@@ -90,3 +102,157 @@ def test_a_state_of_another_graph_is_refused(urls):
 
 def test_repr_reads_as_the_chain(urls):
     assert repr(node(urls)).endswith("group_by_key > shuffle_buffer(size=3)")
+
+
+# The nodes of torchdata over ours, compared with the same over a plain node that keeps torchdata's contract
+
+
+class Numbered(Stage):
+    """(epoch, number) from 0 on: a first stage that tells the epochs apart."""
+
+    @dataclass
+    class At:
+        given: int = 0
+
+    host = None
+    seed = 0
+
+    def __init__(self, count):
+        super().__init__()
+        self.count, self.host = count, Host()
+
+    def run(self):
+        while self.at.given < self.count:
+            self.at.given += 1
+            yield self.lane.epoch, self.at.given - 1
+
+
+class Plain(torchdata_nodes.BaseNode):
+    """The same as a node of its own."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.count, self.epoch, self.given = count, 0, 0
+
+    def reset(self, initial_state=None):
+        super().reset(initial_state)
+        if initial_state is not None:
+            self.epoch, self.given = initial_state["epoch"], initial_state["given"]
+        elif self.given:
+            self.epoch, self.given = self.epoch + 1, 0
+
+    def next(self):
+        if self.given == self.count:
+            raise StopIteration
+        self.given += 1
+        return self.epoch, self.given - 1
+
+    def get_state(self):
+        return {"epoch": self.epoch, "given": self.given}
+
+
+def ours(count):
+    return nodes.WdsNode.of(Numbered(count))
+
+
+def ours_between(count):
+    """A node of ours over one of torchdata's over one of ours, each of which holds a partial batch at the end."""
+    return nodes.BatchSamples(Batcher(ours(count), 2, drop_last=False), 2, collate="list")
+
+
+def weighted(criterion, wrap=lambda node: node):
+    weights = {"a": 2.0, "b": 1.0}
+    return lambda node: MultiNodeWeightedSampler({"a": wrap(node(5)), "b": wrap(node(3))}, weights, criterion, rank=0, world_size=1, seed=3)
+
+
+def batched(node):
+    return Batcher(node, 2, drop_last=False)
+
+
+GRAPHS = {
+    "bare": lambda node: node(7),
+    "batcher": lambda node: batched(node(7)),
+    "batcher-drop": lambda node: Batcher(node(7), 2),
+    "unbatcher": lambda node: Unbatcher(batched(node(7))),
+    "mapper": lambda node: Mapper(node(4), str),
+    "parallel": lambda node: ParallelMapper(node(4), str, 2, method="thread"),
+    "parallel-prebatch": lambda node: ParallelMapper(node(5), str, 2, method="thread", prebatch=2),
+    "prefetcher": lambda node: Prefetcher(batched(node(5)), 2),
+    "prefetcher-snapshots": lambda node: Prefetcher(node(5), 2, snapshot_frequency=2),
+    **{criterion: weighted(criterion) for criterion in CRITERIA},
+    **{f"{criterion}-batched": weighted(criterion, batched) for criterion in CRITERIA},
+    "batched-weighted": lambda node: batched(weighted(StopCriteria.ALL_DATASETS_EXHAUSTED)(node)),
+    "weighted-prefetcher": weighted(StopCriteria.ALL_DATASETS_EXHAUSTED, lambda node: Prefetcher(node, 2)),
+}
+
+
+def slow(graph):
+    """Whether starting it takes a while, since it has threads."""
+    return "parallel" in graph or "prefetcher" in graph
+
+
+def advance(loader, count, *, see_end=False):
+    """So many items, in as many epochs as it takes; ``see_end``: the epoch is over then, and its end is requested too."""
+    got, items, end = [], iter(loader), object()
+    while len(got) < count:
+        item = next(items, end)
+        if item is end:
+            items = iter(loader)
+        else:
+            got.append(item)
+    assert not see_end or next(items, end) is end
+    return got
+
+
+@pytest.mark.parametrize(("graph", "node"), [(graph, node) for graph in GRAPHS for node in (Plain, ours, ours_between) if node is ours or not slow(graph)])
+def test_every_cut_below_the_nodes_of_torchdata(graph, node):
+    """And every second cut; also those between the last item and the end of an epoch."""
+    make = lambda: Loader(GRAPHS[graph](node))  # noqa: E731
+    live, whole, ends = make(), [], []
+    while len(whole) < 30:
+        whole += islice(live, 30 - len(whole))
+        ends.append(len(whole))
+    end = ends[0]
+    places = [0, 1, end - 1, end] if slow(graph) else range(min(end, 12) + 2)
+    for cut, see_end in [(place, False) for place in places] + [(end, True)] * (end < 30):
+        first = make()
+        assert advance(first, cut, see_end=see_end) == whole[:cut]
+        state = pickle.dumps(first.state_dict())
+        for step in (0, 5) if slow(graph) else range(5) if node is ours else (0, 1, 4):
+            second = make()
+            second.load_state_dict(pickle.loads(state))
+            assert advance(second, step) == whole[cut : cut + step], (cut, see_end, step)
+            if node is Plain:  # Loader gives an old state for the epoch after one that was resumed at its end
+                assert advance(second, 0) == []
+                continue
+            third = make()
+            third.load_state_dict(pickle.loads(pickle.dumps(second.state_dict())))
+            assert advance(third, 30 - cut - step) == whole[cut + step :], (cut, see_end, step)
+
+
+def test_a_node_at_its_end_stays_there(urls):
+    """As torchdata's contract has it: a state from the end gives nothing more, and a reset after that the next epoch."""
+    expected = epochs(urls, 3)
+    first = node(urls)
+    assert keys(first) == expected[0]
+    for source in (node(urls), node(urls)):
+        source.reset(json.loads(json.dumps(first.state_dict())))
+        assert source.state_dict() == first.state_dict()
+        assert keys(source) == []
+        source.reset()
+        assert keys(source) == expected[1]
+
+
+def test_a_reset_before_the_first_item_leaves_the_loaded_epoch(urls):
+    """Unless nothing of it was given."""
+    expected = epochs(urls, 2)
+    first = node(urls)
+    beginning = json.loads(json.dumps(first.state_dict()))
+    next(first)
+    for state, rest in ((beginning, expected[0]), (first.state_dict(), expected[1])):
+        source = node(urls)
+        source.reset(state)
+        source.reset()
+        source.reset()
+        assert source.state_dict()["counts"]["delivered"] == 0
+        assert keys(source) == rest
