@@ -69,6 +69,58 @@ def test_every_stage_is_in_the_matrix():
     assert set(ARGUMENTS) <= {*FIRST, *AFTER}
 
 
+PAIRED = [name for name in AFTER if name != "ToTuple"]  # what comes after it takes no tuples
+
+
+@pytest.mark.parametrize("first", [*PAIRED, "stop", "drop", "repeat"])
+def test_every_stage_before_every_other(first, tmp_path):
+    """At every cut, also of the partial batch that check_resume adds; ``first`` is a stage, or a mix that ends so."""
+    urls = make_shards(tmp_path, shards=3, samples=[3, 1, 2])
+
+    def make(second):
+        if first in PAIRED:
+            return Stream(build(stages, (*BASE, *([first, second] if first != "BatchSamples" else ["MapSamples", first, second])), urls))
+        sources = {"a": build(stages, BASE, urls[:1]), "b": build(stages, (*BASE, "ShuffleBuffer"), urls[1:])}
+        mixed = stages.Mix(sources, {"a": 2, "b": 1}, exhausted=first)
+        arguments, options = ARGUMENTS.get(second, ((), {}))
+        return Stream(getattr(stages, second)(mixed, *arguments, **options))
+
+    for second in AFTER:
+        if second == "InterleaveShards" and first not in PAIRED:
+            continue  # it needs ShardList
+        if first == "BatchSamples" and second not in ("BatchSamples", "ShuffleBuffer", "InterleaveShards"):
+            continue  # the others take samples
+        if first == second and first in ("DecodeByExt", "InterleaveShards"):
+            continue  # once is all they can be
+        check_resume(lambda second=second: make(second))
+
+
+def test_counts_before_a_shuffle_lag_until_the_end(urls):
+    """They are those of the position at which a resume would read again."""
+    pipe = build(datapipes, (*BASE, "FilterSamples", "ShuffleBuffer"), urls)
+    items = iter(pipe)
+    next(items)
+    assert pipe.counts()["filtered"] == 0
+    left = len(list(items)) + 1
+    assert pipe.counts() == {"delivered": left, "filtered": 14 - left, "skipped": 0, "dropped": 0}
+
+
+@pytest.mark.parametrize(
+    "after", [lambda pipe: pipe.batch_samples(3, collate="list"), lambda pipe: pipe.shuffle_buffer(2).batch_samples(3), lambda pipe: pipe.batch(3)]
+)
+@pytest.mark.parametrize("exhausted", ["stop", "drop", "repeat"])
+@pytest.mark.parametrize("lanes", [None, 1, 2])
+def test_the_last_batch_of_a_mix(lanes, exhausted, after, tmp_path):
+    """A mix that ends before its sources does not go on with them; through PipeLoader too, on one lane and on two."""
+    urls = make_shards(tmp_path, shards=4, samples=[3, 2, 5, 6])
+
+    def make():
+        pipe = after(wp.mix({"a": build(datapipes, BASE, urls[:2]), "b": build(datapipes, BASE, urls[2:])}, exhausted=exhausted))
+        return pipe if lanes is None else wp.PipeLoader(pipe, lanes=lanes)
+
+    check_resume(make)
+
+
 def test_hosts_agree(urls):
     """One recipe gives the same samples in the same order as stream, pipe, node and dataset."""
     expected = list(HOSTS["stream"](CHAINS["All"], urls))

@@ -537,6 +537,9 @@ class Stream(Generic[Out]):
         """The samples of the current epoch, or the one that just ended, by what became of them: delivered, filtered, skipped, dropped.
 
         Where there are any, also the ``skipped_shards`` that could not be opened, and the number of ``damaged`` places where members were lost.
+
+        What a step before a ``shuffle_buffer`` counts lags in the middle of an epoch: it is counted up to where a resume would read again, at most
+        2.25 * size samples before. At the end of the epoch all is counted.
         """
         position = self.position if position is None else position
         return self.stage.counts(position.mark, position.delivered)
