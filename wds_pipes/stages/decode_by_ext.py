@@ -39,7 +39,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
             same as float32 in 0 to 1; ``torchl8 torchrgb8 torchrgba8 torchl torchrgb torchrgba`` tensors of shape (C, H, W); ``pill pil pilrgba`` PIL images.
             Of 16-bit images the upper 8 bits are given, of animations the first frame. EXIF is ignored, so a photo is not turned.
         allow_pickle: decode pickles, object arrays and whole pickled models too. They can run any code: only for data that you wrote.
-        max_image_pixels: refuse a larger image before decoding it. Decoding takes up to 24 bytes a pixel for uint8, 40 for floats. A JPEG of more than 100
+        max_image_pixels: refuse a larger image before decoding it. Decoding takes up to 20 bytes a pixel for uint8, 36 for floats. A JPEG of more than 100
             scans is refused too.
         on_error: for a field that cannot be decoded: ``"raise"``, or ``"skip"`` its sample and count it. What is refused, and a missing package, always raises;
             so does MemoryError, which is no fault of the sample's.
