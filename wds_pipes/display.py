@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import re
 import sys
 from collections.abc import Mapping
 from fractions import Fraction
