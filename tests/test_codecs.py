@@ -469,6 +469,102 @@ def test_what_is_no_image_is_an_error(data):
         decode("jpg", data, "rgb8")
 
 
+WEBP_34_BYTES = b"RIFF" + struct.pack("<I", 26) + b"WEBPVP8L" + struct.pack("<I", 14) + b"\x2f" + struct.pack("<I", 16382 | 16382 << 14) + bytes(9)
+
+
+def test_a_large_webp_is_refused_before_it_is_opened():
+    """Opening it would take memory for all its pixels."""
+    for data in (
+        WEBP_34_BYTES,
+        WEBP_34_BYTES[:12] + b"VP8X" + struct.pack("<II", 10, 0) + b"\xff\xff\0" * 2 + bytes(9),
+        WEBP_34_BYTES[:12] + b"VP8 " + struct.pack("<I", 14) + b"\x10\0\0\x9d\x01\x2a" + struct.pack("<HH", 16383, 16383) + bytes(4),
+    ):
+        with pytest.raises(ValueError, match=r"the image has (16383 x 16383|65536 x 65536) pixels, more than max_image_pixels"):
+            decode("webp", data, "rgb8")
+
+
+@pytest.mark.skipif(not features.check("webp"), reason="this Pillow has no WebP")
+@pytest.mark.parametrize("options", [{}, {"lossless": True}, {"exif": b"Exif\0\0x"}])
+def test_the_size_of_a_webp_is_that_of_its_header(options):
+    """Of all three kinds of first chunk."""
+    data = image_bytes(np.zeros((5, 300, 3), np.uint8), "WEBP", **options)
+    assert codecs._webp_size(data) == (300, 5)
+    assert decode("webp", data, "rgb8", max_image_pixels=1500).shape == (5, 300, 3)
+    with pytest.raises(ValueError, match="300 x 5 pixels"):
+        decode("webp", data, "rgb8", max_image_pixels=1499)
+
+
+@pytest.mark.parametrize("progressive", [True, False])
+def test_a_jpeg_of_very_many_scans_is_refused(progressive):
+    """Each goes over all its pixels again. A usual one has up to ten."""
+    data = image_bytes(PIXELS[..., :3].copy(), "JPEG", progressive=progressive)
+    assert decode("jpg", data, "rgb8").shape == (5, 7, 3)
+    start = data.rindex(b"\xff\xda")
+    for odd in (b"", b"\0"):
+        scans = odd.join([data[start:-2]] * 101)
+        with pytest.raises(ValueError, match=r"the JPEG has 1\d\d scans, more than 100"):
+            decode("jpg", data[:start] + scans + data[-2:], "rgb8")
+
+
+def test_a_decoded_image_takes_the_memory_that_is_documented():
+    """20 bytes a pixel, 36 as floats; the memory of Pillow (up to 16 bytes a pixel) is not seen here."""
+    data = png_of(np.zeros((1000, 1000, 3), np.uint8))
+    for spec, most in (("rgb8", 8), ("rgb", 20), ("torchrgba8", 12), ("torchrgba", 36)):
+        tracemalloc.start()
+        decode("png", data, spec)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < most * 1_000_000
+
+
+def png_of(pixels):
+    return image_bytes(pixels, "PNG")
+
+
+# Names of fields
+
+
+def test_a_name_of_a_million_dots_costs_no_more_than_others():
+    """Only as many parts are looked at as the caller's names have; counted in calls, not in time."""
+    looked = []
+
+    class Names(dict):
+        def get(self, name):
+            looked.append(name)
+            return super().get(name)
+
+    decoding = Decoding(({"seg.png": len, "a.b.c": len},), allow_pickle=False, max_image_pixels=1)
+    decoding._own = Names(decoding._own)
+    assert decoding.decoder("x." * 500_000 + "seg.png")(b"abc") == 3
+    assert decoding.decoder("x." * 500_000 + "bin") is None
+    assert len(looked) <= 6
+    assert max(map(len, looked)) < 20
+
+
+def test_a_field_is_packed_twice_at_most():
+    """``.gz.gz.gz`` and so on would be unpacked again and again."""
+    data = PACK["zst"](PACK["gz"](b"abc"))
+    assert decode("txt.gz.zst", data) == "abc"
+    for name in ("txt.gz.gz.zst", "txt" + ".gz" * 100_000):
+        with pytest.raises(ValueError, match="packed more than 2 times"):
+            decode(name, data)
+    assert decode("x" + ".gz" * 100_000, b"abcd", {"gz": len}) == 4
+
+
+@pytest.mark.parametrize("field", ["npy", "npz"])
+def test_an_array_that_promises_more_than_there_is_takes_no_memory(field):
+    """Not a MemoryError, which would not be skipped."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (1 << 50, 1 << 10)})
+    data = file.getvalue() + bytes(100)
+    if field == "npz":
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr("a.npy", data)
+        data = packed.getvalue()
+    assert peak_bytes(lambda: decode(field, data), "its header promises an array of shape") < 1 << 20
+
+
 # Libraries that are not there
 
 

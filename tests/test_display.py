@@ -332,6 +332,18 @@ def test_what_is_shown_is_bounded_and_escaped():
     assert "and 151 more fields" in repr(view)
 
 
+def test_what_a_terminal_would_obey_is_written_out():
+    """Escape sequences could retitle a window or hide what follows; ordinary text of all languages stays."""
+    text = "cat \x1b]0;title\x07 \x9b2J \u202egpj.exe\r\n\tdog \udcff größe 日本 👩\u200d👧\xa0x"
+    view = show({"txt\x1b[2J": text, "list": ["\x1b[31m"], "__key__": "\x1bc"})
+    for form in (repr(view), view._repr_html_()):
+        assert not {"\x1b", "\x07", "\x9b", "\u202e", "\r", "\udcff"} & set(form)
+        assert "cat \\x1b]0;title\\x07 \\x9b2J \\u202egpj.exe\\r\n\tdog \\udcff größe 日本 👩\u200d👧\xa0x" in form
+    assert repr(view).startswith("txt\\x1b[2J")
+    for item in ("\x1b[2J", ["\x1b[2J"], {"\x1b": 1}):
+        assert "\x1b" not in repr(show(item))
+
+
 def test_a_huge_image_is_not_decoded_to_show_it():
     header = b"P5 60000 60000 255\n"
     assert Parsed(show({"pgm": header + bytes(100)})._repr_html_()).images == []

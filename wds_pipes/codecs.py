@@ -12,6 +12,7 @@ import csv
 import importlib
 import io
 import json
+import math
 import pickle
 import struct
 import zipfile
@@ -41,6 +42,8 @@ PACKED = {"gz": "gz", "bz2": "bz2", "xz": "xz", "zst": "zst"}
 ON_REQUEST = frozenset(["csv", "yaml", "yml"])
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM")  # as Pillow calls them
 MAX_DECODED_BYTES = 1 << 30
+MAX_PACKED = 2  # so many outer gz, bz2, xz and zst are unpacked
+MAX_SCANS = 100  # of a JPEG, each of which goes over all its pixels; usual ones have 1 or 10
 
 # What an image spec gives: Pillow's mode, floats in 0..1 instead of uint8, and the kind of object.
 IMAGE_SPECS: dict[str, tuple[str, bool, str]] = {
@@ -65,15 +68,16 @@ def image_decoder(spec: str, max_pixels: int) -> Decoder:
     mode, floats, kind = IMAGE_SPECS[spec]
 
     def decode(data: bytes) -> Any:
-        with open_image(data) as image:
-            if image.width * image.height > max_pixels:
-                raise ValueError(f"the image has {image.width} x {image.height} pixels, more than max_image_pixels={max_pixels}")
+        with open_image(data, max_pixels) as image:
             converted = _in_8_bits(image).convert(mode)
+        del image  # what is not needed any more takes no memory beside what is made of it
         if kind == "pil":
             return converted
         array = np.asarray(converted)
+        del converted
         if floats:
-            array = array.astype(np.float32) / np.float32(255)
+            array = array.astype(np.float32)
+            array /= np.float32(255)
         if kind == "numpy":
             return array if array.flags.writeable else array.copy()
         import torch
@@ -84,10 +88,13 @@ def image_decoder(spec: str, max_pixels: int) -> Decoder:
     return decode
 
 
-def open_image(data: bytes) -> Any:
-    """The image in ``data`` as Pillow opens it: not decoded yet.
+def open_image(data: bytes, max_pixels: int) -> Any:
+    """The image in ``data`` as Pillow opens it: not decoded yet, and within the limits of pixels and scans.
 
     Pillow's own ``open`` would warn of large images before their size can be checked, and try formats that run other programs, such as EPS.
+
+    Raises:
+        ValueError: it is no image of a known format, or larger than a limit.
     """
     from PIL import Image, TiffImagePlugin, WebPImagePlugin  # noqa: F401 - these two register their formats
 
@@ -95,8 +102,39 @@ def open_image(data: bytes) -> Any:
     for name in IMAGE_FORMATS:
         factory, accept = Image.OPEN[name]
         if accept is None or accept(data[:16]) is True:
-            return factory(io.BytesIO(data), "")
+            if name == "WEBP":  # opening it takes memory for all its pixels
+                _check_pixels(*_webp_size(data), max_pixels)
+            image = factory(io.BytesIO(data), "")
+            _check_pixels(image.width, image.height, max_pixels)
+            if name == "JPEG" and (scans := _count_scans(data)) > MAX_SCANS:
+                raise ValueError(f"the JPEG has {scans} scans, more than {MAX_SCANS}, each of which costs as much time as a whole image")
+            return image
     raise ValueError(f"the data are none of {', '.join(IMAGE_FORMATS)}")
+
+
+def _check_pixels(width: int, height: int, most: int) -> None:
+    if width * height > most:
+        raise ValueError(f"the image has {width} x {height} pixels, more than max_image_pixels={most}")
+
+
+def _count_scans(data: bytes) -> int:
+    """How many scans a JPEG begins; compressed data holds no such two bytes."""
+    # As 16-bit numbers of both alignments, which takes a seventh of the time of data.count().
+    return sum(int(np.count_nonzero(np.frombuffer(data, "<u2", (len(data) - start) // 2, start) == 0xDAFF)) for start in (0, 1))
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+    """Width and height by the first chunk of a WebP (RFC 9649); 0 where it is damaged, which the library says."""
+    kind, head = data[12:16], data[20:30]
+    if len(head) == 10 and kind == b"VP8X":
+        return 1 + int.from_bytes(head[4:7], "little"), 1 + int.from_bytes(head[7:10], "little")
+    if len(head) == 10 and kind == b"VP8 ":
+        width, height = struct.unpack_from("<HH", head, 6)
+        return width & 0x3FFF, height & 0x3FFF
+    if len(head) >= 5 and kind == b"VP8L":
+        bits = int.from_bytes(head[1:5], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    return 0, 0
 
 
 def _in_8_bits(image: Any) -> Any:
@@ -123,11 +161,28 @@ def _arrays(load: Callable[[], Any]) -> Any:
 
 
 def _npy(data: bytes) -> Any:
+    _check_npy(data)
     return _arrays(lambda: np.lib.format.read_array(io.BytesIO(data), allow_pickle=False))
+
+
+def _check_npy(data: bytes) -> None:
+    """Whether the numbers that a header promises are there: numpy takes memory for all of them first."""
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        return
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if not dtype.hasobject and math.prod(shape) * dtype.itemsize > len(data) - file.tell():
+        raise ValueError(f"it is cut short: its header promises an array of shape {shape} and type {dtype}")
 
 
 def _npz(data: bytes, allow_pickle: bool = False) -> dict[str, Any]:
     check_zip(data)
+    if not allow_pickle:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries = {entry.filename.removesuffix(".npy"): archive.read(entry) for entry in archive.infolist()}
+        return {name: _npy(content) if content[:6] == b"\x93NUMPY" else content for name, content in entries.items()}
     with np.load(io.BytesIO(data), allow_pickle=allow_pickle) as arrays:
         return {name: _arrays(lambda name=name: arrays[name]) for name in arrays.files}  # type: ignore[misc]
 
@@ -276,6 +331,7 @@ class Decoding:
                 raise ValueError(f"images cannot be both {images!r} and {spec!r}: choose one, or give a function by extension")
             else:
                 raise ValueError(f"unknown spec {spec!r}: use one of {', '.join(sorted(IMAGE_SPECS))}, {', '.join(sorted(ON_REQUEST))}, or {{'ext': function}}")
+        self._parts = max((name.count(".") + 1 for name in self._own), default=0)
         if images is not None:
             self._known.update(dict.fromkeys(IMAGE, image_decoder(images, max_image_pixels)))
         if allow_pickle:
@@ -286,18 +342,39 @@ class Decoding:
             self._known.update(dict.fromkeys(PICKLE, _refuse_pickle))
 
     def decoder(self, field: str) -> Decoder | None:
-        """The decoder of a field, or None if it stays as it is. A caller's own goes by the longest end of the name that it has, the table by the last part."""
-        parts = field.lower().split(".")
-        for start in range(len(parts)):
-            own = self._own.get(".".join(parts[start:]))
-            if own is not None:
-                return own
-        last = parts[-1]
-        if last in PACKED:
-            inner = field[: -len(last) - 1]
-            decode = self.decoder(inner) if inner else None
-            return lambda data: unpack(data, PACKED[last]) if decode is None else decode(unpack(data, PACKED[last]))
-        return self._known.get(last)
+        """The decoder of a field, or None if it stays as it is. A caller's own goes by the longest end of the name that it has, the table by the last part.
+
+        Raises:
+            ValueError: it is packed more than MAX_PACKED times.
+        """
+        name, packed = field.lower(), []
+        while True:
+            last = name.rpartition(".")[2]
+            own = self._of_caller(name)
+            if own is not None or last not in PACKED:
+                break
+            packed.append(PACKED[last])
+            if len(packed) > MAX_PACKED:
+                raise ValueError(f"it is packed more than {MAX_PACKED} times by its name")
+            name = name[: -len(last) - 1]
+        decode = own or self._known.get(last)
+        if not packed:
+            return decode
+
+        def unpack_and_decode(data: bytes) -> Any:
+            for kind in packed:
+                data = unpack(data, kind)
+            return data if decode is None else decode(data)
+
+        return unpack_and_decode
+
+    def _of_caller(self, name: str) -> Decoder | None:
+        """Only as many ends of a name are looked up as a name of the caller's has parts, however many dots it has."""
+        if not self._own:
+            return None
+        parts = name.rsplit(".", self._parts)
+        parts = parts[-self._parts :] if len(parts) > self._parts else parts
+        return next((own for start in range(len(parts)) if (own := self._own.get(".".join(parts[start:]))) is not None), None)
 
 
 def _encode_text(value: Any) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import re
 import sys
 from collections.abc import Mapping
 from fractions import Fraction
@@ -87,6 +88,14 @@ def _name_of(value: Any) -> str:
     return "lambda" if name == "<lambda>" else name
 
 
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def plain(text: str) -> str:
+    """``text`` with what a terminal would obey (escape sequences, changes of direction) written out; line breaks and tabs stay."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def cut(text: str, limit: int) -> str:
     """``text``, or its beginning and its end with dots between."""
     if len(text) <= limit:
@@ -153,7 +162,7 @@ def show(item: Any) -> View:
 def _fields(item: Any) -> list[tuple[str, Any]]:
     """The parts of a sample by name."""
     if isinstance(item, Mapping):
-        return [(str(name), value) for name, value in item.items()]
+        return [(plain(str(name)), value) for name, value in item.items()]
     if isinstance(item, tuple) and hasattr(item, "_fields"):
         return list(zip(map(str, item._fields), item, strict=False))
     if isinstance(item, (tuple, list)):
@@ -164,7 +173,7 @@ def _fields(item: Any) -> list[tuple[str, Any]]:
 def _preview(name: str, value: Any) -> str:
     """A field in a line or a few."""
     if isinstance(value, str):
-        return cut(hide(value, value) if name.strip("_") == "url" else value, MAX_PREVIEW)
+        return plain(cut(hide(value, value) if name.strip("_") == "url" else value, MAX_PREVIEW))
     if isinstance(value, (bytes, bytearray)):
         return f"{len(value):,} bytes"
     if _is_pil(value):

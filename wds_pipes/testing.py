@@ -50,7 +50,7 @@ def make_shards(
         if count == 0:
             path.write_bytes(bytes(10240))
             continue
-        with TarWriter(path) as writer:
+        with TarWriter(path, overwrite=True) as writer:
             for _ in range(count):
                 writer.write({"__key__": f"{number:08d}", **{name: make(rng, number) for name, make in makers.items()}})
                 number += 1

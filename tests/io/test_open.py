@@ -14,6 +14,7 @@ from tars import pairs, put, samples, tar
 
 from wds_pipes import ShardError
 from wds_pipes.io import open_url
+from wds_pipes.io.pipe import CommandOutput
 from wds_pipes.stage import Stream
 from wds_pipes.stages import LoadTar, OpenShards, ShardList
 
@@ -119,3 +120,13 @@ def test_standard_input():
     for data in (tar(pairs(3)), gzip.compress(tar(pairs(3)))):
         done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], input=data, capture_output=True, check=False)
         assert done.stdout.decode().strip() == "['0000', '0001', '0002']", done.stderr.decode()
+
+
+def test_a_command_that_does_not_end_when_it_is_told_to_is_killed():
+    """Closing its output does not wait for it for ever."""
+    stream = CommandOutput("pipe:trap '' TERM; echo begun; while :; do sleep 1; done")
+    assert stream.read(6) == b"begun\n"
+    closing = threading.Thread(target=stream.close, daemon=True)
+    closing.start()
+    closing.join(60)
+    assert stream.closed

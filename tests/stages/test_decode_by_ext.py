@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from sources import Given
 
 import wds_pipes as wp
 from wds_pipes.stage import Stream
-from wds_pipes.stages import DecodeByExt
+from wds_pipes.stages import DecodeByExt, MapSamples
 from wds_pipes.testing import check_resume, make_shards
 
 URL = "https://me:secret@host/x.tar"
@@ -137,6 +138,33 @@ def test_a_refused_field_always_raises_and_nothing_runs(field, on_error, tmp_pat
     assert not (tmp_path / "made").exists()
     list(decoded(samples, allow_pickle=True))
     assert (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("step", ["decode_by_ext", "map_samples"])
+def test_a_lack_of_memory_always_raises(on_error, step):
+    """It is no fault of the sample's: as a bad sample it would be left out, and the next ones too."""
+
+    def starved(data):
+        raise MemoryError
+
+    samples = Given(numbered(b"1", field="bin"))
+    stage = DecodeByExt(samples, {"bin": starved}, on_error=on_error) if step == "decode_by_ext" else MapSamples(samples, starved, on_error=on_error)
+    with pytest.raises(MemoryError) as caught:
+        list(Stream(stage))
+    assert "sample '0' " in caught.value.__notes__[0]
+    assert "secret" not in caught.value.__notes__[0]
+
+
+def test_long_names_of_fields_do_not_pile_up():
+    """A name may have 1 MiB, and each sample another one."""
+    samples = MapSamples(Given(list(range(300))), lambda number: {f"{number}{'x' * 100_000}.bin": b""})
+    stream = Stream(DecodeByExt(samples))
+    tracemalloc.start()
+    assert sum(1 for _ in stream) == 300
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 << 20
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])

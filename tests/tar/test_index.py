@@ -271,7 +271,7 @@ def test_the_writer_keeps_what_is_there(tmp_path, monkeypatch):
     """Of other shards; those that it writes again are replaced, whichever way they are named."""
     monkeypatch.chdir(tmp_path)
     for folder, start, count in (("", 0, 5), ("", 3, 4), (f"{tmp_path}/", 1, 1)):
-        with ShardWriter(f"{folder}s-%d.tar", max_samples=2, start=start, index=f"{folder}index.json") as writer:
+        with ShardWriter(f"{folder}s-%d.tar", max_samples=2, start=start, index=f"{folder}index.json", overwrite=True) as writer:
             for number in range(count):
                 writer.write({"__key__": str(number), "cls": start})
     assert [(entry["url"], entry["nsamples"]) for entry in written("index.json")] == [(f"s-{shard}.tar", count) for shard, count in enumerate([2, 1, 1, 2, 2])]

@@ -1,5 +1,7 @@
 """What TarWriter and ShardWriter write, refuse and leave behind."""
 
+import contextlib
+import gc
 import hashlib
 import io
 import json
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 
+import fsspec
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -194,7 +197,7 @@ def test_an_exception_in_the_block_leaves_no_file(tmp_path):
         if older:
             path.write_bytes(older)
         with pytest.raises(KeyError):
-            write_and_fail(TarWriter(path), HUNDRED[:1])
+            write_and_fail(TarWriter(path, overwrite=True), HUNDRED[:1])
         assert os.listdir(tmp_path) == (["x.tar"] if older else [])
     assert path.read_bytes() == b"older"
 
@@ -260,6 +263,12 @@ def test_a_killed_process_leaves_no_shard_that_looks_whole(tmp_path):
     shards = sorted(tmp_path.glob("*.tar"))
     assert len(shards) >= 2
     assert [len(samples([str(path)])) for path in shards] == [50] * len(shards)
+    left = [name for name in os.listdir(tmp_path) if name.endswith(".partial")]
+    assert left == [f".s-{len(shards):03d}.tar.partial"]
+    with ShardWriter(tmp_path / "s-%03d.tar", start=len(shards)) as writer:
+        writer.write(HUNDRED[0])
+    assert not any(name.endswith(".partial") for name in os.listdir(tmp_path))
+    assert (tmp_path / f"s-{len(shards):03d}.tar").read_bytes() == written(HUNDRED[:1])
 
 
 def test_an_empty_tar_is_a_valid_one(tmp_path):
@@ -364,6 +373,210 @@ def test_percent_signs_and_braces_elsewhere_in_the_path_stay(tmp_path):
 def test_wrong_arguments_are_told_at_once(pattern, options, message):
     with pytest.raises(ValueError, match=message):
         ShardWriter(pattern, **options)
+
+
+# Errors of the disk
+
+
+FULL = """if True:
+    import json, os, resource, signal, sys
+    sys.modules["torch"] = None  # it starts faster
+    from wds_pipes.tar import ShardWriter
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, resource.RLIM_INFINITY))
+    seen, raised = [], []
+    writer = ShardWriter("s-%d.tar", max_samples=4, index="index.json", on_shard=seen.append)
+    for number in range(30):
+        try:
+            writer.write({"__key__": str(number), "bin": bytes(100 if number < 6 else 40_000)})
+        except (OSError, ValueError) as error:
+            raised.append(type(error).__name__)
+    try:
+        writer.close()
+    except ValueError as error:
+        raised.append(str(error))
+    print(json.dumps([writer.shards, writer.samples, seen, raised]))
+"""
+
+
+def test_a_full_disk_leaves_the_complete_shards_and_names_no_other(tmp_path):
+    """The writer refuses to go on, also where the error of the disk is caught: samples that it had taken are gone."""
+    done = subprocess.run([sys.executable, "-c", FULL], cwd=tmp_path, capture_output=True, text=True, check=True)
+    shards, count, seen, raised = json.loads(done.stdout)
+    assert shards == {"s-0.tar": 4}
+    assert count == 4
+    assert seen == ["s-0.tar"]
+    assert [entry["url"] for entry in json.loads((tmp_path / "index.json").read_text())["shardlist"]] == ["s-0.tar"]
+    assert sorted(os.listdir(tmp_path)) == ["index.json", "s-0.tar"]
+    assert raised[:-1] == ["OSError", *["ValueError"] * 23]
+    assert "shard s-1.tar was not written, for an error came before (OSError: " in raised[-1]
+    assert "its 2 samples were thrown away" in raised[-1]
+
+
+def test_an_index_that_could_not_be_written_is_written_later(tmp_path):
+    """Each complete shard is entered, and handed to on_shard once."""
+    index, seen = tmp_path / "index.json", []
+    writer = ShardWriter(tmp_path / "s-%d.tar", max_samples=1, index=index, on_shard=seen.append)
+    writer.write(HUNDRED[0])
+    index.mkdir()
+    with pytest.raises(IsADirectoryError):
+        writer.write(HUNDRED[1])
+    assert (len(writer.shards), seen, writer.samples) == (1, [], 1)
+    index.rmdir()
+    writer.write(HUNDRED[1])
+    writer.close()
+    assert seen == list(writer.shards) == [str(tmp_path / "s-0.tar"), str(tmp_path / "s-1.tar")]
+    assert len(json.loads(index.read_text())["shardlist"]) == writer.samples == 2
+    assert sorted(os.listdir(tmp_path)) == ["index.json", "s-0.tar", "s-1.tar"]
+
+
+def test_what_is_there_is_not_replaced_unless_it_is_allowed(tmp_path):
+    """A tar, a first shard, a later shard, and one that comes while it is written."""
+    older = tmp_path / "s-1.tar"
+    older.write_bytes(b"older")
+    for make in (lambda: TarWriter(older), lambda: ShardWriter(tmp_path / "s-%d.tar", start=1)):
+        with pytest.raises(FileExistsError, match="pass overwrite=True"):
+            make()
+    writer = ShardWriter(tmp_path / "s-%d.tar", max_samples=1)
+    writer.write(HUNDRED[0])
+    for _ in range(2):
+        with pytest.raises(FileExistsError, match="pass overwrite=True"):
+            writer.write(HUNDRED[1])
+    writer.close()
+    assert (list(writer.shards), writer.samples) == ([str(tmp_path / "s-0.tar")], 1)
+    late = TarWriter(tmp_path / "late.tar")
+    late.write(HUNDRED[0])
+    (tmp_path / "late.tar").write_bytes(b"older")
+    with pytest.raises(FileExistsError):
+        late.close()
+    assert older.read_bytes() == (tmp_path / "late.tar").read_bytes() == b"older"
+    assert sorted(os.listdir(tmp_path)) == ["late.tar", "s-0.tar", "s-1.tar"]
+    with ShardWriter(tmp_path / "s-%d.tar", max_samples=1, overwrite=True) as writer:
+        for sample in HUNDRED[:2]:
+            writer.write(sample)
+    assert older.read_bytes() == written(HUNDRED[1:2])
+
+
+def test_two_writers_of_one_shard_exclude_each_other(tmp_path):
+    """Else both would write into the same file."""
+    with TarWriter(tmp_path / "x.tar") as writer:
+        writer.write(HUNDRED[0])
+        with pytest.raises(BlockingIOError, match="another writer"):
+            TarWriter(tmp_path / "x.tar")
+    assert len(samples([str(tmp_path / "x.tar")])) == 1
+
+
+def test_a_writer_that_is_forgotten_leaves_nothing(tmp_path):
+    """As one that raised."""
+    writer = TarWriter(tmp_path / "x.tar")
+    writer.write(HUNDRED[0])
+    del writer
+    gc.collect()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_forked_process_does_not_touch_the_shard_of_its_parent(tmp_path):
+    writer = TarWriter(tmp_path / "x.tar")
+    writer.write(HUNDRED[0])
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            writer.write(HUNDRED[1])
+        except ValueError:
+            writer.discard()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    writer.write(HUNDRED[2])
+    writer.close()
+    assert (tmp_path / "x.tar").read_bytes() == written([HUNDRED[0], HUNDRED[2]])
+
+
+class Upload(io.BytesIO):
+    """A store's stream: the object appears when it is closed; a block takes a part of what it is given."""
+
+    stored = None
+
+    def write(self, data):
+        return super().write(data[:1000])
+
+    def discard(self):
+        self.seek(0)
+        self.truncate()
+
+    def close(self):
+        if not self.closed:
+            self.stored = self.getvalue()
+        super().close()
+
+
+@pytest.mark.parametrize("how", ["raise", "forget", "fail"])
+def test_the_upload_of_half_a_shard_is_aborted(how):
+    stream = Upload()
+    if how == "raise":
+        with stream, pytest.raises(KeyError):
+            write_and_fail(TarWriter(stream), HUNDRED[:9])
+    elif how == "forget":
+        with stream:
+            TarWriter(stream).write(HUNDRED[0])
+    else:
+        with stream:
+            writer = TarWriter(stream)
+            writer.write(HUNDRED[0])
+            stream.write = None
+            with pytest.raises(TypeError):
+                writer.write(HUNDRED[1])
+            with pytest.raises(ValueError, match="the shard was not written"):
+                writer.close()
+    assert stream.stored == b""
+    with Upload() as stream, TarWriter(stream) as writer:
+        writer.write(HUNDRED[0])
+    assert stream.stored == written(HUNDRED[:1])
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+@pytest.mark.parametrize("store", ["s3", "gcs"])
+@pytest.mark.parametrize("size", [10, 6 << 20], ids=["one request", "parts"])
+@pytest.mark.parametrize("inside", [True, False], ids=["its own block", "no block"])
+def test_half_a_shard_gets_no_name_in_a_store(store, size, inside, request):
+    """An exception in the block, with and without a block around the stream; a whole shard appears, and nothing else is left."""
+    store = request.getfixturevalue(store)
+    url, name = f"{store.url}/half-{size}-{inside}.tar", {"__key__": "b", "bin": b"x"}
+    fs, path = fsspec.core.url_to_fs(url, **store.storage_options)
+
+    def half():
+        stream = fs.open(path, "wb", block_size=5 << 20)
+        with stream if inside else contextlib.nullcontext(), TarWriter(stream) as writer:
+            writer.write({"__key__": "a", "bin": bytes(size)})
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        half()
+    gc.collect()
+    fs.invalidate_cache()
+    assert not fs.exists(path)
+    if store.kind == "s3":
+        assert not store.client.list_multipart_uploads(Bucket=path.partition("/")[0]).get("Uploads")
+    with fs.open(path, "wb", block_size=5 << 20) as stream, TarWriter(stream) as writer:
+        writer.write({"__key__": "a", "bin": bytes(size)})
+        writer.write(name)
+    assert fs.cat(path) == written([{"__key__": "a", "bin": bytes(size)}, name])
+
+
+def test_a_name_is_refused_where_no_reader_takes_it(tmp_path):
+    """The reader takes 1 MiB of extended headers."""
+    for length, taken in (((1 << 20) - 2000, True), (1 << 20, False), (1 << 21, False)):
+        sample = {"__key__": "n" * length, "txt": b"x"}
+        if taken:
+            assert by_reader(written([sample])) == [("n" * length + ".txt", b"x")]
+        else:
+            with pytest.raises(SampleError, match="more than 1 MiB of headers") as caught:
+                written([sample])
+            assert len(str(caught.value)) < 1000
+    with pytest.raises(SampleError, match="more than 1 MiB of headers"):
+        written([{"__key__": "a", "n" * (1 << 20): b"x"}])
 
 
 KEYS = st.text(min_size=1, max_size=150).filter(lambda key: split_key(f"{key}.x") == (key, "x") and "\0" not in key)

@@ -158,7 +158,7 @@ def write_images(directory: Path, samples: int) -> list[str]:
 
     rng = np.random.default_rng(0)
     directory.mkdir(exist_ok=True)
-    with ShardWriter(directory / "shapes-%06d.tar", max_samples=-(-samples // 12)) as writer:
+    with ShardWriter(directory / "shapes-%06d.tar", max_samples=-(-samples // 12), overwrite=True) as writer:
         for number in range(samples):
             label = int(rng.integers(len(SHAPES)))
             writer.write({"__key__": f"{number:06d}", "jpg": draw_shape(SHAPES[label], rng), "cls": label})

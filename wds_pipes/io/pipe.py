@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
 import subprocess
 from typing import Any
+
+_PATIENCE = 2.0  # seconds for a command to end by itself when its output is not wanted any more
 
 
 class CommandOutput(io.RawIOBase):
@@ -35,6 +38,10 @@ class CommandOutput(io.RawIOBase):
             assert self._process.stdout is not None
             self._process.stdout.close()
             if self._process.poll() is None:  # with all that it started
-                os.killpg(self._process.pid, signal.SIGTERM)
+                for sent in (signal.SIGTERM, signal.SIGKILL):
+                    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                        os.killpg(self._process.pid, sent)
+                        self._process.wait(_PATIENCE)
+                        break
             self._process.wait()
         super().close()

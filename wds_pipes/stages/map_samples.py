@@ -29,7 +29,8 @@ class MapSamples(Tolerant[Any]):
     Args:
         source: any pipe.
         fn: ``fn(sample)`` or ``fn(sample, rng)``. Draw from ``rng``, not from global generators, whose state nobody saves.
-        on_error: for a sample on which ``fn`` raises: ``"raise"`` what it raised, or ``"skip"`` the sample and count it.
+        on_error: for a sample on which ``fn`` raises: ``"raise"`` what it raised, or ``"skip"`` the sample and count it. A MemoryError
+            is always raised: it is no fault of the sample's.
         max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: any number.
 
     Checkpoint: the number of samples so far. A resume reads nothing again.
@@ -58,7 +59,7 @@ class MapSamples(Tolerant[Any]):
             try:
                 result = fn(sample, self._rng(sample)) if takes_rng else fn(sample)
             except Exception as error:
-                if self.on_error == "raise":
+                if self.on_error == "raise" or isinstance(error, MemoryError):
                     error.add_note(f"raised by the function of map_samples() on {_name(sample, at.number)}")
                     raise
                 self.skip(_wrapped(sample, at.number, error))

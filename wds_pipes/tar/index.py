@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, NamedTuple
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
 from wds_pipes.io.open import Opener
+from wds_pipes.io.partial import PartialFile
 from wds_pipes.io.ranged import Reading
 from wds_pipes.io.stores import file_system
 from wds_pipes.io.urls import Urls, expand, local_path, plain, redact
@@ -532,18 +533,12 @@ def write_index(path: str, facts: Mapping[str, ShardFacts]) -> None:
         entry = {"url": name, "md5sum": digest, "nsamples": samples, "filesize": size}
         shardlist.append({field: value for field, value in entry.items() if value is not None})
     content = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": shardlist}
-    partial = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}.partial")
+    partial = PartialFile(path, overwrite=True, wait=True)
     try:
-        with open(partial, "w", encoding="ascii") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        if os.path.exists(partial):
-            os.unlink(partial)
-        raise
+        partial.write((json.dumps(content, indent=1) + "\n").encode("ascii"))
+        partial.commit()
+    finally:
+        partial.discard()
 
 
 def _named_from(index: str, url: str) -> str:

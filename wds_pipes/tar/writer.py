@@ -8,22 +8,30 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import logging
 import os
 import re
+import sys
 import tarfile
 from collections.abc import Callable, Mapping
 from hashlib import md5
-from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from wds_pipes.codecs import encode
 from wds_pipes.errors import SampleError
+from wds_pipes.io.partial import PartialFile
 from wds_pipes.tar.index import ShardFacts, check_output, listed_shards, write_index
 from wds_pipes.tar.keys import split_key
+from wds_pipes.tar.reader import MAX_HEADER_BYTES
+
+logger = logging.getLogger("wds_pipes")
 
 _END = 1024  # zeros
 _RECORD = 10240  # tar files end on a multiple of it
+_JOINED = 1 << 20  # a smaller sample is written in one piece
 
 
 class TarWriter:
@@ -32,87 +40,119 @@ class TarWriter:
     A sample is a dict with ``"__key__"`` and its fields: bytes stay as they are, other values are encoded by the field's extension (text, integers, JSON,
     npy, npz, images from uint8 arrays or PIL). Other names in double underscores are left out.
 
-    Use it as a context manager: the file gets its name when the block ends well, and is thrown away if it raises.
+    Use it as a context manager: the file gets its name when the block ends well, and is thrown away if it raises. Until then it is ``.NAME.partial`` beside
+    it; what a killed process left there is written over by the next writer of the same file.
+
+    A stream is not closed, so use the writer inside the stream's own block. If the writer's block raises, or writing fails, the upload of an fsspec stream
+    (``fsspec.open("s3://...", "wb")``) is aborted: no object appears. A stream that cannot be aborted, such as an open local file, keeps what it has.
+
+    After an error of the disk or the stream, all that was written is thrown away, and ``write()`` and ``close()`` raise ValueError.
 
     Args:
-        target: a path, or a binary stream to write to (it is not closed).
+        target: a path, or a binary stream to write to.
+        overwrite: replace a file that has this path. By default that is an error.
 
     Raises:
-        SampleError: from ``write``: no key or no field, a key that was written before, a key or a field that would not read back as it is, a value that
-            cannot be encoded. Nothing of the sample is written.
+        FileExistsError: the path exists, and ``overwrite`` is not set.
+        BlockingIOError: another writer is writing to this path.
+        SampleError: from ``write``: no key or no field, a key that was written before, a key or a field that would not read back as it is (also one with
+            more than 1 MiB of name), a value that cannot be encoded. Nothing of the sample is written, and the writer goes on.
+        ValueError: from ``write`` and ``close``: the writer is closed, or failed before.
 
     Attributes:
         samples: how many were written.
         size: the bytes written so far, without the end.
     """
 
-    def __init__(self, target: str | os.PathLike[str] | BinaryIO) -> None:
+    def __init__(self, target: str | os.PathLike[str] | BinaryIO, *, overwrite: bool = False) -> None:
+        self._closed = True  # until it is open
+        self._process = os.getpid()
+        self._failed: BaseException | None = None
         self.samples = self.size = 0
         self._keys: set[str] = set()
-        self._closed = False
         self._digest: Any = None  # the MD5 of what is written, where a ShardWriter wants to know it
-        self._path: Path | None = None
+        self._name = os.fspath(target) if isinstance(target, (str, os.PathLike)) else ""
+        self._partial: PartialFile | None = None
         if isinstance(target, (str, os.PathLike)):
-            self._path = Path(target)
-            self._partial = self._path.with_name(f".{self._path.name}.{os.getpid()}.partial")
             try:
-                self._file: BinaryIO = open(self._partial, "wb")
+                self._partial = PartialFile(self._name, overwrite=overwrite)
+            except (FileExistsError, BlockingIOError) as error:
+                error.add_note(f"raised when shard {self._name} was to be written")
+                raise
             except OSError as error:
-                error.add_note(f"raised when shard {os.fspath(target)} was to be written: {_cannot_write(os.fspath(target), self._path.parent)}")
+                error.add_note(f"raised when shard {self._name} was to be written: {_cannot_write(self._name)}")
                 raise
         else:
-            self._file = target
+            self._stream = target
+        self._closed = False
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample behind the ones before it."""
+        """Add a sample after the ones before it."""
         self._write(_Encoded(sample))
 
     def _write(self, sample: _Encoded) -> None:
-        if self._closed:
-            raise ValueError("this writer is closed: open another one")
+        self._check()
         if sample.key in self._keys:
             raise SampleError(f"key {sample.key!r} was written to this shard before: its samples would be read as one. Give each its own key.", key=sample.key)
         self._keys.add(sample.key)
         try:
-            for block in sample.blocks:
+            for block in [b"".join(sample.blocks)] if sample.size < _JOINED else sample.blocks:
                 self._put(block)
-        except BaseException:
-            self.discard()  # half a sample may be there, behind which nothing could be read
+        except BaseException as error:
+            self._fail(error)  # half a sample may be there, after which nothing could be read
             raise
         self.size += sample.size
         self.samples += 1
 
     def _put(self, data: bytes) -> None:
-        self._file.write(data)
         if self._digest is not None:
             self._digest.update(data)
+        while data:
+            count = (self._partial or self._stream).write(data)
+            data = data[count:] if isinstance(count, int) else b""  # a stream without a buffer may take a part
+
+    def _check(self) -> None:
+        """Whether it can be written to."""
+        if self._failed is not None:
+            what = f"shard {self._name} was not written" if self._name else "the shard was not written"
+            raise ValueError(
+                f"this writer is closed: {what}, for an error came before ({type(self._failed).__name__}: {self._failed}), and its {self.samples} samples "
+                "were thrown away. Write them again with another writer."
+            ) from self._failed
+        if self._closed:
+            raise ValueError("this writer is closed: open another one")
+        if self._partial is not None and not self._partial.own:
+            raise ValueError("this writer belongs to the process that opened it: open one in this process")
+
+    def _fail(self, error: BaseException) -> None:
+        self._failed = error
+        self.discard()
 
     def close(self) -> None:
-        """Write the end, and give the file its name. Closing again does nothing."""
-        if self._closed:
+        """Write the end, and give the file its name. Closing again does nothing; after an error it raises."""
+        if self._closed and self._failed is None:
             return
+        self._check()
         try:
             self._put(bytes(_whole(self.size) - self.size))
-            self._file.flush()
-            if self._path is not None:
-                os.fsync(self._file.fileno())
-                self._file.close()
-                os.replace(self._partial, self._path)
-        except BaseException:
-            self.discard()
+            if self._partial is not None:
+                self._partial.commit()
+            else:
+                self._stream.flush()
+        except BaseException as error:
+            self._fail(error)
             raise
         self._closed = True
 
     def discard(self) -> None:
-        """Throw away what was written, if it went to a path and is not closed. Nothing can be written after it."""
+        """Throw away what was written, if it is not closed: remove the file, or abort the stream's upload. Nothing can be written after it."""
         if self._closed:
             return
         self._closed = True
-        if self._path is not None:
-            try:
-                self._file.close()
-            finally:
-                self._partial.unlink(missing_ok=True)
+        if self._partial is not None:
+            self._partial.discard()
+        else:
+            _abort(self._stream)
 
     def __enter__(self) -> Self:
         return self
@@ -123,12 +163,36 @@ class TarWriter:
         else:
             self.discard()
 
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and self._process == os.getpid():
+            self.discard()  # before the stream itself is collected, which would commit what it has
 
-def _cannot_write(target: str, folder: Path) -> str:
+
+def _abort(stream: Any) -> None:
+    """Make a stream forget what was written, where it can: closing one of fsspec would store half a shard under its name."""
+    discard = getattr(stream, "discard", None)  # of fsspec
+    if not callable(discard):
+        discard = getattr(stream, "terminate", None)  # of google-cloud-storage and smart_open
+    if not callable(discard):
+        return
+    try:
+        if not sys.is_finalizing():  # then nothing can be sent any more
+            discard()
+    except Exception as error:
+        logger.warning("the upload of a shard could not be aborted: %s: %s.", type(error).__name__, error)
+    with contextlib.suppress(AttributeError):
+        stream.closed = True  # what is not uploaded yet must not be, either
+
+
+def _cannot_write(target: str) -> str:
     """What to do where no file can be made."""
     if "://" in target:
         return "only local files are written; write it to a directory and copy it, or pass an open binary stream"
-    return "make its directory first" if not folder.is_dir() else "check the permissions of its directory, and that the disk is not full"
+    return (
+        "make its directory first"
+        if not os.path.isdir(os.path.dirname(target) or ".")
+        else "check the permissions of its directory, and that the disk is not full"
+    )
 
 
 class _Encoded:
@@ -147,6 +211,12 @@ class _Encoded:
                 data = encode(field, sample[field])
             except Exception as error:
                 raise SampleError(f"field {field!r} of sample {key!r} cannot be encoded: {error}", key=key) from error
+            header = _header(f"{key}.{field}", len(data))
+            if len(header) > MAX_HEADER_BYTES:
+                raise SampleError(
+                    f"sample {key[:40]!r}... with field {field[:40]!r} needs more than 1 MiB of headers for its name, which is not read back. Shorten it.",
+                    key=key[:1000],
+                )
             self.blocks += [_header(f"{key}.{field}", len(data)), data, bytes(-len(data) & 511)]
         if not self.blocks:
             raise SampleError(f"sample {key!r} has no fields: it would not be in the shard at all. Give it one, or leave it out.", key=key)
@@ -197,7 +267,10 @@ _PLACE = re.compile(r"%0\d+d|%d|\{(:0?\d*d?)?\}")  # not "%20d", which is in nam
 class ShardWriter:
     """Write samples into a row of shards, a new one when one is full.
 
-    Use it as a context manager. Each shard appears under its name when it is complete; if the block raises, the unfinished one is thrown away.
+    Use it as a context manager. Each shard appears under its name when it is complete; if the block raises, the unfinished one is thrown away. After an
+    error of the disk too: the complete shards stay, ``write()`` and ``close()`` raise, and the samples of the unfinished one are to be written again.
+
+    A process that is killed leaves the unfinished shard as ``.NAME.partial``, which the next writer of that shard writes over.
 
     Args:
         pattern: the path of the shards with one place for their number: ``"train-%06d.tar"`` or ``"train-{:06d}.tar"``. The directory must exist.
@@ -206,15 +279,18 @@ class ShardWriter:
         start: the number of the first shard.
         index: the path of an index to write: the samples, bytes and MD5 of each shard, in the form of wids (``index.json``), for ``ShardList(index=...)``.
             It is written anew when a shard is complete; what an index that is there says of other shards stays. One writer at a time may write it.
-        on_shard: called with the path of each complete shard, to upload it for example.
+        on_shard: called once with the path of each complete shard, to upload it for example. What it raises comes out of ``write()`` or ``close()``.
+        overwrite: replace shards that are there. By default the first one that is there is an error. Shards of an earlier run with higher numbers than this
+            one reaches stay in both cases.
 
     Raises:
-        SampleError: from ``write``, as ``TarWriter`` does.
+        FileExistsError: a shard exists, and ``overwrite`` is not set: at once for the first, from ``write`` for a later one.
+        SampleError: from ``write``, as ``TarWriter`` does. The writer goes on.
         ValueError: when built: the pattern has no place for a number, a limit is not positive, or the index cannot be written or is damaged.
 
     Attributes:
         shards: the paths of the complete shards, with the number of samples in each.
-        samples: how many were written to all of them.
+        samples: how many are in these and in the unfinished one.
     """
 
     def __init__(
@@ -226,6 +302,7 @@ class ShardWriter:
         start: int = 0,
         index: str | os.PathLike[str] | None = None,
         on_shard: Callable[[str], None] | None = None,
+        overwrite: bool = False,
     ) -> None:
         self.pattern = os.fspath(pattern)
         if max_samples < 1 or max_bytes < 1 or start < 0:
@@ -235,12 +312,19 @@ class ShardWriter:
             raise ValueError(f"the pattern needs one place for the shard's number, such as 'train-%06d.tar', not {self.pattern!r}")
         self._place = places[0]
         self.max_samples, self.max_bytes, self.on_shard = max_samples, max_bytes, on_shard
+        self.overwrite = overwrite
         self.shards: dict[str, int] = {}
-        self.samples = 0
         self._index = None if index is None else check_output(index)
         self._facts = dict(listed_shards([self._index])) if self._index is not None and os.path.exists(self._index) else {}
         self._number = start
         self._writer: TarWriter | None = None
+        self._told = True  # whether the index and ``on_shard`` know of the last complete shard
+        if not overwrite and os.path.lexists(self.path(start)):
+            raise FileExistsError(errno.EEXIST, "there is such a shard: pass overwrite=True to replace it, or another start=", self.path(start))
+
+    @property
+    def samples(self) -> int:
+        return sum(self.shards.values()) + (self._writer.samples if self._writer is not None and self._writer._failed is None else 0)
 
     def path(self, number: int) -> str:
         """The path of shard ``number``."""
@@ -252,28 +336,35 @@ class ShardWriter:
         """Add a sample to the current shard, or to the next if that one is full."""
         encoded = _Encoded(sample)
         writer = self._writer
+        if not self._told:
+            self._tell()
         if writer is not None and (writer.samples >= self.max_samples or _whole(writer.size + encoded.size) > self.max_bytes):
             self._finish()
         if self._writer is None:
-            self._writer = TarWriter(self.path(self._number))
+            self._writer = TarWriter(self.path(self._number), overwrite=self.overwrite)
             if self._index is not None:
                 self._writer._digest = md5(usedforsecurity=False)
         self._writer._write(encoded)
-        self.samples += 1
 
     def _finish(self) -> None:
-        if self._writer is None:
-            return
-        path = self.path(self._number)
-        self._writer.close()
-        self.shards[path] = self._writer.samples
+        if self._writer is not None:
+            self._writer.close()
+            path = self.path(self._number)
+            self.shards[path] = self._writer.samples
+            if self._index is not None:
+                self._facts[path] = ShardFacts(self._writer.samples, _whole(self._writer.size), self._writer._digest.hexdigest())
+            self._writer, self._told = None, False
+            self._number += 1
+        if not self._told:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Enter the last complete shard in the index, and call ``on_shard``; an index that could not be written is tried again the next time."""
         if self._index is not None:
-            self._facts[path] = ShardFacts(self._writer.samples, _whole(self._writer.size), self._writer._digest.hexdigest())
             write_index(self._index, self._facts)
-        self._writer = None
-        self._number += 1
+        self._told = True
         if self.on_shard is not None:
-            self.on_shard(path)
+            self.on_shard(self.path(self._number - 1))
 
     def close(self) -> None:
         """Finish the last shard."""
