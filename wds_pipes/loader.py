@@ -15,6 +15,7 @@ import copy
 import heapq
 import inspect
 import itertools
+import math
 import pickle
 import time
 import traceback
@@ -236,6 +237,11 @@ class _At(NamedTuple):
     lanes: dict[int, bytes]  # the states, packed
     step: int = 0
     given: int = 0  # batches since the last cut of with_epoch
+    samples: int = 0  # and samples, where with_epoch counts these
+
+    def counted_from(self, other: _At | None) -> _At:
+        """Here, with what ``other`` has given since the last cut; None: the cut is here."""
+        return self._replace(given=0, samples=0) if other is None else self._replace(given=other.given, samples=other.samples)
 
     @property
     def states(self) -> dict[int, LaneState]:
@@ -348,6 +354,7 @@ class PipeLoader:
         self._progress = library("tqdm", "tqdm", "progress=True").tqdm if progress else None
         self._results: Iterator[Result] | None = None
         self._cut: int | None = None
+        self._cut_in_samples = False
         self._paused: LoaderPass | None = None
         self._runs = 0
         self._epoch = 0
@@ -391,8 +398,23 @@ class PipeLoader:
         samples = deal.samples()
         if self._mode == "exact" or samples is None:
             return None
-        size, _ = _batch_size(self._stage)
-        return min(samples) // size if self._mode == "drop" else -(-max(samples) // size)
+        return min(samples) // self._batch_size if self._mode == "drop" else -(-max(samples) // self._batch_size)
+
+    @cached_property
+    def _batching(self) -> list[BatchSamples]:
+        """The steps that make batches, the first of them first: the others make batches of batches."""
+        return _batching(self._stage)
+
+    @property
+    def _batch_size(self) -> int:
+        """How many samples a whole batch has."""
+        return math.prod(step.size for step in self._batching)
+
+    def _batches_of(self, samples: int) -> int:
+        """How many batches a lane makes of its samples, where it gives them all."""
+        for step in self._batching:
+            samples = samples // step.size if step.drop_last else -(-samples // step.size)
+        return samples
 
     def __iter__(self) -> LoaderPass:
         return LoaderPass(self)
@@ -409,11 +431,11 @@ class PipeLoader:
     def _position(self) -> _At:
         """Where the loader stands; if every lane of the epoch has ended, at the beginning of the next."""
         at = self._at or self._beginning(self._epoch)
-        if self._cut is not None and at.given >= self._cut:
-            at = at._replace(given=0)
+        if self._over(at):
+            at = at.counted_from(None)
         # Other ranks may still be in this epoch if they may end at different times.
         if (len(at.lanes) == at.deal.lanes or self._mode != "exact") and all(_unpack(lane)["ended"] for lane in at.lanes.values()):
-            return self._beginning(at.epoch + 1, at.deal.lanes)._replace(given=at.given)
+            return self._beginning(at.epoch + 1, at.deal.lanes).counted_from(at)
         return at
 
     def set_epoch(self, epoch: int) -> None:
@@ -429,6 +451,10 @@ class PipeLoader:
 
         The order within is still that of the epochs of the data, which follow each other without a break.
 
+        With ``epoch_end="exact"`` and no ``drop_last``, the last batch of a lane may be smaller. With ``samples`` the pass then ends with the batch that makes
+        the number full: it has at least so many samples, and less than a batch more, and ``len()`` is not known. With ``batches`` a small batch counts as one.
+        Everywhere else all batches are whole, and a pass has exactly so many.
+
         Args:
             samples: of all ranks together; a multiple of ranks x batch size.
             batches: of all ranks together; a multiple of the ranks.
@@ -438,24 +464,24 @@ class PipeLoader:
         """
         if (samples is None) == (batches is None):
             raise ValueError("with_epoch() takes samples= or batches=, one of them")
-        ranks, size = self.rank.of, 1 if samples is None else _batch_size(self._stage)[0]
+        ranks, size = self.rank.of, 1 if samples is None else self._batch_size
         count = check_count("samples" if batches is None else "batches", samples if batches is None else batches)
         if count % (ranks * size):
             raise ValueError(f"{count} cannot be divided by {ranks} ranks{f' x {size} samples in a batch' if size > 1 else ''}")
         if ranks > 1 and self._mode == "exact":
             raise ValueError("with several ranks, with_epoch() needs epoch_end='drop' or 'pad', so that all ranks go on to the next epoch of the data together")
         at = self._at
-        if at is not None and (self._stands_at_cut or not self._resume):  # the new pass counts from here on
-            self._resume = self._resume or self._stands_at_cut
-            self._at = at._replace(given=0)
+        if at is not None and (self._over(at) or not self._resume):  # the new pass counts from here on
+            self._resume = self._resume or self._over(at)
+            self._at = at.counted_from(None)
         self._stop_live("with_epoch() was called: continue with a new iter()")
-        self._cut = count // (ranks * size)
+        self._cut_in_samples = samples is not None and self._mode == "exact" and any(step.size > 1 and not step.drop_last for step in self._batching)
+        self._cut = count if self._cut_in_samples else count // (ranks * size)
         return self
 
-    @property
-    def _stands_at_cut(self) -> bool:
-        """Whether all that with_epoch() wants of a pass was handed out: the next pass goes on there."""
-        return self._cut is not None and self._at is not None and self._at.given >= self._cut
+    def _over(self, at: _At | None) -> bool:
+        """Whether all that with_epoch() wants of a pass was handed out at a position: the next pass goes on there."""
+        return self._cut is not None and at is not None and (at.samples if self._cut_in_samples else at.given) >= self._cut
 
     def __repr__(self) -> str:
         return self._text
@@ -479,7 +505,7 @@ class PipeLoader:
             "world_size": self.rank.of,
             "step": at.step,
             "epoch_end": self._mode,
-            "batch_size": _batch_size(self._stage)[0],
+            "batch_size": self._batch_size,
             "lanes": lanes,
             "counts": _total(lanes.values(), at.deal.counts if self.rank.number == 0 else {}),
         }
@@ -487,6 +513,8 @@ class PipeLoader:
             state["samples"] = recipe.samples
         if self._cut is not None:
             state["given"] = at.given
+        if self._cut_in_samples:
+            state["given_samples"] = at.samples
         if at.deal.history:
             state["deal"] = at.deal.as_json()
         return state
@@ -513,11 +541,11 @@ class PipeLoader:
                 "collect the states of all ranks and load merge_states(states) on each."
             )
         ends = saved.epoch_end, saved.batch_size
-        alike = ends[0] == self._mode and (self._mode == "exact" or ends[1] == _batch_size(self._stage)[0])
+        alike = ends[0] == self._mode and (self._mode == "exact" or ends[1] == self._batch_size)
         if not alike and not whole:
             raise StateError(
                 f"this is the state of one rank, of an epoch with epoch_end={shown(ends[0])} and batches of {ends[1]}, and this loader has "
-                f"epoch_end={self._mode!r} and batches of {_batch_size(self._stage)[0]}: load merge_states(states) of all ranks' states on each, or keep these."
+                f"epoch_end={self._mode!r} and batches of {self._batch_size}: load merge_states(states) of all ranks' states on each, or keep these."
             )
         deal = Deal.first(count, self._source, epoch) if saved.deal is None else Deal.from_json(count, saved.deal, self._stage, epoch)
         batches = self._batches(deal) if alike else None
@@ -534,14 +562,15 @@ class PipeLoader:
             at = self._beginning(epoch, dealt)._replace(deal=deal_again(deal, dealt, lanes, self._stage, epoch))
             self._warn_of_dropped(at.deal)
         self._stop_live("a state was loaded: continue with a new iter()")
-        self._at, self._epoch, self._resume = at._replace(given=saved.given), at.epoch, True
+        samples = saved.given * self._batch_size if saved.given_samples is None else saved.given_samples
+        self._at, self._epoch, self._resume = at._replace(given=saved.given, samples=samples), at.epoch, True
 
     def _warn_of_dropped(self, deal: Deal) -> None:
         """Say so where much of an epoch that is dealt again would be left out."""
         samples, batches = deal.samples(), self._batches(deal)
         if self._mode != "drop" or samples is None or batches is None:
             return
-        left, total = sum(samples) - batches * _batch_size(self._stage)[0] * deal.lanes, sum(samples)
+        left, total = sum(samples) - batches * self._batch_size * deal.lanes, sum(samples)
         if left * 4 > total:
             logger.warning(
                 "dealt to %d lanes, %d of the %d samples that are left of the epoch make no full batch in every lane, and are dropped: use fewer lanes or "
@@ -608,14 +637,14 @@ class PipeLoader:
         }
 
     def remaining(self) -> int | None:
-        """How many batches the next pass gives to this rank, from a loaded state on too; None: the samples are not counted."""
+        """How many batches the next pass gives to this rank, from a loaded state on too; None: that is not known."""
         at = self._position
         if self._cut is not None:
-            return self._cut - at.given
-        samples, batches, (size, drop_last) = at.deal.samples(), self._batches(at.deal), _batch_size(self._stage)
+            return None if self._cut_in_samples else self._cut - at.given
+        samples, batches = at.deal.samples(), self._batches(at.deal)
         if self._uncounted or samples is None:
             return None
-        total = [batches if batches is not None else count // size if drop_last else -(-count // size) for count in samples]
+        total = [batches if batches is not None else self._batches_of(count) for count in samples]
         return sum(int(total[number] - lane["delivered"]) for number, lane in at.states.items() if not lane["ended"])
 
     def close(self) -> None:
@@ -637,21 +666,28 @@ class PipeLoader:
 
     def __len__(self) -> int:
         """How many batches of an epoch this rank gives; TypeError if the samples are not counted."""
-        if self._cut is not None:
+        if self._cut is not None and not self._cut_in_samples:
             return self._cut
-        if self._uncounted:
-            raise TypeError(f"the number of batches is not known: {self._uncounted}")
+        if unknown := self._length_unknown:
+            raise TypeError(f"the number of batches is not known: {unknown}")
         lanes = self._at.deal.lanes if self._at is not None else self._new_lanes()
         deal = Deal.first(lanes, self._source, self._epoch)
-        mine, batches, (size, drop_last) = (deal.samples() or [])[self.rank.number :: self.rank.of], self._batches(deal), _batch_size(self._stage)
+        mine, batches = (deal.samples() or [])[self.rank.number :: self.rank.of], self._batches(deal)
         if batches is not None:
             return batches * len(mine)
-        return sum(samples // size if drop_last else -(-samples // size) for samples in mine)
+        return sum(map(self._batches_of, mine))
 
-    def _begin(self, given: int | None) -> tuple[_At, Iterator[Result]]:
-        """Start a pass: its position, and the results of its commands; ``given``: it goes on behind so many batches since the last cut."""
-        at = self._position if self._resume or self._stands_at_cut else self._beginning(self._epoch, self._at.deal.lanes if self._at is not None else None)
-        at = at if given is None else at._replace(given=given)
+    @property
+    def _length_unknown(self) -> str | None:
+        """Why there is no ``len()``, with the mend; None if there is."""
+        if self._cut_in_samples:
+            return "with_epoch(samples=...) counts samples, and the last batch of a lane may be smaller: pass batches=, or drop_last=True"
+        return None if self._cut is not None else self._uncounted
+
+    def _begin(self, before: _At | None) -> tuple[_At, Iterator[Result]]:
+        """Start a pass: its position, and the results of its commands; ``before``: the pass of with_epoch goes on from there."""
+        at = self._position if self._resume or self._over(self._at) else self._beginning(self._epoch, self._at.deal.lanes if self._at is not None else None)
+        at = at if before is None else at.counted_from(before)
         self._at, self._epoch, self._resume = at, at.epoch + 1, False
         self._runs += 1
         batches = self._batches(at.deal)
@@ -728,20 +764,19 @@ class LoaderPass:
     def stands_at_cut(self) -> bool:
         """Whether all that with_epoch() asks for was handed out, and the end was not seen."""
         loader, at = self._loader, self._at
-        return loader._cut is not None and self._error is None and at is not None and loader._at is at and at.given >= loader._cut
+        return self._error is None and loader._at is at and loader._over(at)
 
     def _next(self) -> tuple[Any, _At] | Exception:
         """The next batch and the position behind it; or what to raise."""
         loader, at = self._loader, self._at or self._start()
-        cut = loader._cut
-        if cut is not None and at.given >= cut:
+        if loader._over(at):
             loader._at, loader._resume, loader._paused = at, True, self
             return self.stop(StopIteration())
-        if self._ahead is None and cut is not None:
+        if self._ahead is None and loader._cut is not None:
             self._commit_ends(at)
             self._samples_before -= loader._delivered(at)
             self.tally.begin_run()
-            at = self._go_on(given=at.given)  # the next epoch of the data, without a break
+            at = self._go_on(at)  # the next epoch of the data, without a break
             self._samples_before += loader._delivered(at)
             self.tally.stands = at, self._samples_before
         _, lane, batch, state, _, error, _ = self._ahead or _AT_END
@@ -749,7 +784,8 @@ class LoaderPass:
             self._commit_ends(at)
             return self.stop(error or StopIteration())
         self._ahead = self._fetch()  # rule 5; what goes wrong with it is for the next call
-        return batch, _At(at.epoch, at.deal, {**at.lanes, lane: state, **self._ended}, at.step + 1, at.given + 1)
+        samples = at.samples + (_delivered(state) - _delivered(at.lanes[lane]) if loader._cut_in_samples else 0)
+        return batch, _At(at.epoch, at.deal, {**at.lanes, lane: state, **self._ended}, at.step + 1, at.given + 1, samples)
 
     def _commit_ends(self, at: _At) -> None:
         """Nothing comes behind ``at`` but the ends of lanes."""
@@ -769,21 +805,21 @@ class LoaderPass:
         if paused is not None and at is not None:
             # with_epoch() cut the stream there: take up what was fetched ahead.
             self._run, self._results, self._ahead, self._waiting, self._ended = paused._run, paused._results, paused._ahead, paused._waiting, paused._ended
-            self._at = loader._at = at = at._replace(given=0)
+            self._at = loader._at = at = at.counted_from(None)
             loader._resume = False
             self.tally.begin_run(going_on=paused.tally)
         else:
-            at = self._go_on(given=None)
+            at = self._go_on()
         self._samples_before = loader._delivered(at)
         self.tally.stands = at, self._samples_before
         loader._live, loader._last = weakref.ref(self), self.tally
         if loader._progress is not None:
-            self._bar = loader._progress(initial=at.given or at.step, total=None if loader._cut is None and loader._uncounted else len(loader), unit="batch")
+            self._bar = loader._progress(initial=at.given or at.step, total=None if loader._length_unknown else len(loader), unit="batch")
         return at
 
-    def _go_on(self, *, given: int | None) -> _At:
+    def _go_on(self, before: _At | None = None) -> _At:
         """Begin a run over an epoch of the data, or its rest."""
-        at, self._results = self._loader._begin(given)
+        at, self._results = self._loader._begin(before)
         self._at, self._run, self._ended = at, self._loader._runs, {}
         self._waiting = {number for number, lane in at.states.items() if not lane["ended"]}
         self._ahead = self._fetch()
@@ -877,14 +913,16 @@ def merge_states(states: list[State]) -> State:
         raise damaged("it is nested too deeply") from error
 
 
-def _batch_size(stage: Stage[Any]) -> tuple[int, bool]:
-    """How many samples make a batch, and whether a smaller last one is left out."""
-    step: Stage[Any] | None = stage
-    while step is not None:
-        if isinstance(step, BatchSamples):
-            return step.size, step.drop_last
-        step = step.source
-    return 1, False
+def _batching(stage: Stage[Any]) -> list[BatchSamples]:
+    """The steps of a chain that make batches, from its first."""
+    before = [] if stage.source is None else _batching(stage.source)
+    return [*before, stage] if isinstance(stage, BatchSamples) else before
+
+
+def _delivered(lane: bytes) -> int:
+    """How many samples of a lane were handed out."""
+    count: int = _unpack(lane)["counts"].get("delivered", 0)
+    return count
 
 
 def _why_uncounted(stage: Stage[Any]) -> str | None:

@@ -59,6 +59,7 @@ class Saved(NamedTuple):
     world_size: int
     step: int
     given: int
+    given_samples: int | None
     epoch_end: str
     batch_size: int
     samples: str | None
@@ -186,6 +187,7 @@ def read_state(state: object) -> Saved:
         world_size=world_size,
         step=count("step", 0),
         given=count("given", 0),
+        given_samples=count("given_samples", 0) if "given_samples" in state else None,
         epoch_end=read_text(state.get("epoch_end", ""), "'epoch_end'"),
         batch_size=count("batch_size", 1),
         samples=read_text(state["samples"], "'samples'") if "samples" in state else None,
