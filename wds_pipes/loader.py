@@ -522,11 +522,14 @@ class PipeLoader:
     def load_state_dict(self, state: State | list[State]) -> None:
         """Let the next ``iter()`` continue from a state: of this rank of as many ranks, or of all ranks (``merge_states``) for any number of them.
 
+        A list of the states of all ranks is merged. If ranks were in different epochs, which ``epoch_end="exact"`` allows, as many ranks continue each from
+        its own; other numbers of ranks cannot.
+
         Raises:
             StateError: it was made by another pipeline, or it is the state of one rank of another number; the message says what to do.
         """
         if isinstance(state, (list, tuple)):
-            state = merge_states(list(state))
+            state = state_for(list(state), self.rank)
         saved, rank = check_recipe(state, self._recipe), self.rank
         if saved.rank is None:
             raise damaged("it does not say of which rank it is")
@@ -891,9 +894,7 @@ def merge_states(states: list[State]) -> State:
         facts = [f"rank {some(rank for rank in range(world) if rank not in there)} is missing"] if not are_all(there, range(world)) else []
         facts += [f"rank {some(sorted(double))} is there more than once"] if double else []
         raise StateError(f"these are not the states of ranks 0 to {world - 1}: {' and '.join(facts)}.")
-    for name in ("version", "seed", "shards", "fingerprint", "graph", "samples", "lane_count", "world_size", "deal", "epoch", "epoch_end", "batch_size"):
-        if any(state.get(name) != first.get(name) for state in states):
-            raise StateError(f"the states differ in {name!r}: {', '.join(shown(state.get(name)) for state in states[:5])}. Take them of one run, at one step.")
+    _check_alike(states, *_OF_A_RUN, "deal", "epoch")
     for state in saved:
         if not are_all(state.lanes, range(state.rank or 0, state.lane_count, world)):
             raise damaged(f"rank {state.rank} of {world} has lane {some(state.lanes)} of {state.lane_count}")
@@ -911,6 +912,38 @@ def merge_states(states: list[State]) -> State:
         return copy.deepcopy(merged)
     except RecursionError as error:
         raise damaged("it is nested too deeply") from error
+
+
+_OF_A_RUN = ("version", "seed", "shards", "fingerprint", "graph", "samples", "lane_count", "world_size", "epoch_end", "batch_size")
+
+
+def _check_alike(states: list[State], *names: str) -> None:
+    """StateError if states differ in something."""
+    for name in names:
+        if any(state.get(name) != states[0].get(name) for state in states):
+            raise StateError(f"the states differ in {name!r}: {', '.join(shown(state.get(name)) for state in states[:5])}. Take them of one run, at one step.")
+
+
+def state_for(states: list[State], rank: Rank) -> State:
+    """What a rank loads of the states of all ranks: ``merge_states``, or its own state where the ranks were not in step and need not be.
+
+    With ``epoch_end="exact"`` a rank may have fewer batches in an epoch than another. When one has begun the next, their epochs and steps differ, and no deal
+    fits all of them; but each can go on by itself.
+    """
+    try:
+        return merge_states(states)
+    except StateError as error:
+        try:
+            saved = [read_state(state) for state in states]
+        except StateError:
+            raise error from None
+        in_step = not any(state.epoch > 0 for state in saved)  # in the first epoch
+        if in_step or sorted(state.rank or 0 for state in saved) != list(range(len(saved))) or any(state.epoch_end != "exact" for state in saved):
+            raise
+        _check_alike(states, *_OF_A_RUN)
+        if len(states) != rank.of:
+            raise StateError(f"{error} With epoch_end='exact' that may be meant: on {len(states)} ranks each continues from its own state.") from None
+        return next(state for state, of in zip(states, saved, strict=True) if of.rank == rank.number)
 
 
 def _batching(stage: Stage[Any]) -> list[BatchSamples]:
