@@ -492,7 +492,7 @@ def test_an_error_of_a_function_arrives_and_stays_and_the_state_is_before_it(wor
     assert type(error) is KeyError
     notes = "\n".join(error.__notes__)
     assert "00000006" in notes
-    assert workers == 0 or "in fragile" in notes  # the traceback of the worker
+    assert ("In the worker" in notes, "in fragile" in notes) == (workers > 0, workers > 0)  # the traceback of the worker
     for _ in range(2):
         with pytest.raises(KeyError, match="no such thing"):
             next(items)
@@ -519,7 +519,8 @@ def test_an_error_that_cannot_be_pickled_arrives_in_words(workers, urls):
     text = "\n".join([str(error), *getattr(error, "__notes__", [])])
     assert "UnpicklableError" in text or type(error) is UnpicklableError
     assert "this and that" in text
-    assert "in unpicklable" in text or workers == 0
+    assert ("in unpicklable" in text) == (workers > 0)
+    assert workers > 0 or type(error) is UnpicklableError  # nothing has to be pickled
     with pytest.raises(type(error), match="this and that"):
         next(items)
     source.close()
@@ -569,6 +570,16 @@ def test_a_killed_worker_is_an_error_that_names_it_and_the_state_is_good(tmp_pat
     resumed.close()
     assert len(batches) < len(batches + rest)
     assert batches + rest == list(whole)
+
+
+def test_a_timeout_is_not_told_as_a_dead_worker(urls, tmp_path):
+    slow = shuffled(urls).map_samples(partial(waiting, tmp_path))
+    source = wp.PipeLoader(slow, batch_size=2, collate=keys_of, num_workers=1, multiprocessing_context="fork", timeout_seconds=0.5)
+    with pytest.raises(wp.WorkerError, match=r"timed out after 0\.5 seconds, timeout_seconds: no worker died") as caught:
+        next(iter(source))
+    assert "memory" not in str(caught.value)
+    (tmp_path / "go on").touch()
+    source.close()
 
 
 def test_a_loader_goes_on_after_its_worker_was_killed(tmp_path):

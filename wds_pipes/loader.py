@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import record_function
-from torch.utils.data import DataLoader, Dataset, IterDataPipe, Sampler
+from torch.utils.data import DataLoader, Dataset, IterDataPipe, Sampler, get_worker_info
 
 from wds_pipes import graph
 from wds_pipes.codecs import library
@@ -108,7 +108,7 @@ class LaneHost(Dataset[Result]):
                     running.start()
             return self._lanes[lane].next(run)
         except Exception as error:
-            return run, lane, None, None, False, _portable(error), None
+            return run, lane, None, None, False, error if get_worker_info() is None else _portable(error), None
 
     def close(self) -> None:
         """Close all that is open."""
@@ -286,7 +286,7 @@ class PipeLoader:
         TypeError, ValueError: when built: the pipeline does not start with ``ShardList``, or an argument does not fit.
         StateError: when built: a pipe of torch's in the pipeline has a state that cannot be known.
         ShardError, SampleError: from the iteration, also out of a worker, with its url, key and offset.
-        WorkerError: from the iteration: a worker process died. The state is still good.
+        WorkerError: from the iteration: a worker process died, or gave no batch for ``timeout_seconds``. The state is still good.
     """
 
     def __init__(
@@ -868,7 +868,14 @@ class LoaderPass:
 
 
 def _worker_error(error: Exception) -> Exception:
-    """What DataLoader raises when a worker dies, as an error of ours."""
+    """What DataLoader raises when a worker dies or is late, as an error of ours."""
+    if isinstance(error, RuntimeError) and str(error).startswith("DataLoader timed out"):
+        late = WorkerError(
+            f"{error}, timeout_seconds: no worker died. Reading or a step of the pipe takes longer than that for a batch: allow more, or look what the workers "
+            "wait for. state_dict() is still good."
+        )
+        late.__cause__ = error
+        return late
     if isinstance(error, RuntimeError) and "DataLoader" in str(error):
         died = WorkerError(
             f"{error}. A worker that is killed has often run out of memory: use fewer workers or a smaller shuffle_buffer. state_dict() is still good."
