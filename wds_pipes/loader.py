@@ -32,11 +32,11 @@ from torch.utils.data import DataLoader, Dataset, IterDataPipe, Sampler, get_wor
 from wds_pipes import graph
 from wds_pipes.codecs import library
 from wds_pipes.datapipes import as_stage, check_not_loaded
-from wds_pipes.errors import ShardError, StateError, WorkerError
+from wds_pipes.errors import SampleError, ShardError, StateError, WorkerError
 from wds_pipes.lanes import Deal, Parts, deal_again, lay_out, parts_of, with_parts
 from wds_pipes.parent import begin_worker
 from wds_pipes.ranks import Rank, find_rank
-from wds_pipes.saved import COUNTED, MOST, MOST_LANES, STATE_VERSION, SavedLane, are_all, damaged, read_state, shown, some
+from wds_pipes.saved import COUNTED, LIMITED, MOST, MOST_LANES, STATE_VERSION, SavedLane, are_all, damaged, read_state, shown, some
 from wds_pipes.stage import (
     Lane,
     Network,
@@ -285,7 +285,9 @@ class PipeLoader:
     Raises:
         TypeError, ValueError: when built: the pipeline does not start with ``ShardList``, or an argument does not fit.
         StateError: when built: a pipe of torch's in the pipeline has a state that cannot be known.
-        ShardError, SampleError: from the iteration, also out of a worker, with its url, key and offset.
+        ShardError, SampleError: from the iteration, also out of a worker, with its url, key and offset. A step's ``max_errors`` bounds what it skips in an
+            epoch in all lanes of this rank together: the error comes in place of the first batch by which there are more, on a resume too. Each rank counts
+            by itself; when an epoch is dealt again, each has an equal share of what was skipped before.
         WorkerError: from the iteration: a worker process died, or gave no batch for ``timeout_seconds``. The state is still good.
     """
 
@@ -328,6 +330,7 @@ class PipeLoader:
         self._epoch_end = epoch_end
         self._mode = "exact"
         self._uncounted = _why_uncounted(self._stage)
+        self._limits = _limits(self._stage)
         if epoch_end in ("drop", "pad") and self._uncounted:
             raise ValueError(f"epoch_end={epoch_end!r} needs to know how many samples there are, and {self._uncounted}")
         self._num_workers = check_count("num_workers", num_workers, least=0)
@@ -722,6 +725,7 @@ class LoaderPass:
         self._waiting: set[int] = set()  # the lanes that have not ended
         self._ended: dict[int, bytes] = {}  # those that have
         self._bar: Any = None
+        self._limited: dict[int, tuple[bytes, dict[str, int]]] = {}  # of each lane, what max_errors bounds at the state that it was taken from
         self._samples_before = 0  # of the epoch of the data, less those of earlier epochs in this pass
         self.tally = Tally(loader._network)
 
@@ -784,11 +788,32 @@ class LoaderPass:
             self.tally.stands = at, self._samples_before
         _, lane, batch, state, _, error, _ = self._ahead or _AT_END
         if state is None:
+            if loader._limits and error is None:
+                error = self._too_many(at, {**at.lanes, **self._ended})
             self._commit_ends(at)
             return self.stop(error or StopIteration())
         self._ahead = self._fetch()  # rule 5; what goes wrong with it is for the next call
+        if loader._limits and (many := self._too_many(at, {**at.lanes, lane: state, **self._ended})) is not None:
+            return self.stop(many)
         samples = at.samples + (_delivered(state) - _delivered(at.lanes[lane]) if loader._cut_in_samples else 0)
         return batch, _At(at.epoch, at.deal, {**at.lanes, lane: state, **self._ended}, at.step + 1, at.given + 1, samples)
+
+    def _too_many(self, at: _At, lanes: dict[int, bytes]) -> Exception | None:
+        """The error where the lanes of this rank have skipped more than max_errors of a step allows, together."""
+        for number, lane in lanes.items():
+            if self._limited.get(number, (None,))[0] is not lane:
+                counts = _unpack(lane)["counts"]
+                self._limited[number] = lane, {name: counts.get(name, 0) for name in self._loader._limits}
+        for name, limit in self._loader._limits.items():
+            before = at.deal.counts.get(name, 0) // self._loader.rank.of  # whose lanes these were is not known any more
+            count = before + sum(self._limited[number][1][name] for number in lanes)
+            if count > limit:
+                step = name.removeprefix(LIMITED).split()[0]
+                return (ShardError if step in ("open_shards", "load_tar") else SampleError)(
+                    f"{step}() has skipped {count} errors in this epoch, in all lanes of this rank together, and max_errors={limit}. "
+                    "The log names the first ones: mend the data, or allow more."
+                )
+        return None
 
     def _commit_ends(self, at: _At) -> None:
         """Nothing comes behind ``at`` but the ends of lanes."""
@@ -965,6 +990,21 @@ def _delivered(lane: bytes) -> int:
     return count
 
 
+def _limits(stage: Stage[Any]) -> dict[str, int]:
+    """The max_errors of the steps that have one, by the names of their counts; steps of one name in the sources of a mix share theirs."""
+    found: dict[str, int] = {}
+    step: Stage[Any] | None = stage
+    while step is not None:
+        if isinstance(step, Tolerant) and step.limited is not None and step.max_errors is not None:
+            found[step.limited] = step.max_errors
+        if isinstance(step, Mix):
+            for source in step.sources.values():
+                for name, limit in _limits(source).items():
+                    found[name] = found.get(name, 0) + limit
+        step = step.source
+    return found
+
+
 def _why_uncounted(stage: Stage[Any]) -> str | None:
     """Why the number of samples of a lane is not known, with the mend; None if it is."""
     step: Stage[Any] | None = stage
@@ -994,6 +1034,6 @@ def _total(lanes: Iterable[LaneState], before: dict[str, int]) -> dict[str, int]
     total = dict.fromkeys(COUNTED, 0)
     for counts in (before, *(lane["counts"] for lane in lanes)):
         for name, count in counts.items():
-            if count:  # most are 0, and this is done for each lane of a state
+            if count and not name.startswith(LIMITED):  # most are 0, and this is done for each lane of a state
                 total[name] = total.get(name, 0) + count
     return total
