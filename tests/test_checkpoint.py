@@ -97,6 +97,47 @@ def make_loader_at(urls, directory, step) -> wp.PipeLoader:
     return loader
 
 
+def test_ranks_in_different_epochs_go_on(shards, tmp_path):
+    """With epoch_end="exact" one rank has fewer batches in an epoch than the other: whatever save() wrote at one step, load() takes on as many ranks."""
+    given = [endless(make_unequal(shards, rank, 2)) for rank in range(2)]
+    sizes = [len(list(make_unequal(shards, rank, 2))) for rank in range(2)]
+    assert sizes[0] != sizes[1]
+    straight = [[next(batches) for _ in range(3 * max(sizes))] for batches in given]
+    loaders = [make_unequal(shards, rank, 2) for rank in range(2)]
+    running = [endless(loader) for loader in loaders]
+    epochs = set()
+    for step in range(1, 2 * max(sizes) + 3):
+        for loader, batches in zip(loaders, running, strict=True):
+            next(batches)
+            checkpoint.save(tmp_path, loader, step=step, keep=2)
+        epochs.add(tuple(loader.state_dict()["epoch"] for loader in loaders))
+        for rank in range(2):
+            again = make_unequal(shards, rank, 2)
+            assert checkpoint.load(tmp_path, again) == step
+            batches = endless(again)
+            assert [next(batches) for _ in range(2)] == straight[rank][step : step + 2]
+    assert any(len(set(of_ranks)) == 2 for of_ranks in epochs)
+    for loader, batches in zip(loaders, running, strict=True):  # until their epochs differ again
+        while len({loader.state_dict()["epoch"] for loader in loaders}) == 1:
+            next(batches)
+    for loader in loaders:
+        checkpoint.save(tmp_path, loader)
+    with pytest.raises(wp.StateError, match="differ in 'epoch'.*on 2 ranks each continues from its own state"):
+        checkpoint.load(tmp_path, make_unequal(shards, 0, 1))
+
+
+def make_unequal(urls, rank, ranks) -> wp.PipeLoader:
+    pipe = wp.ShardList(urls[:7], shuffle=True, seed=5).open_shards().load_tar().group_by_key()
+    return wp.PipeLoader(pipe, batch_size=2, collate="list", rank=rank, world_size=ranks, epoch_end="exact", lanes=2)
+
+
+def endless(loader):
+    """Batches of keys, over epochs."""
+    while True:
+        for batch in loader:
+            yield [sample["__key__"] for sample in batch]
+
+
 @pytest.mark.parametrize("worlds", [(2, 1), (1, 2), (2, 3), (3, 2, 1), (2, 3, 2, 4), (4, 2, 4, 1)])
 def test_other_ranks_go_on(shards, tmp_path, worlds):
     """Onto any number of ranks, several times: each sample once."""

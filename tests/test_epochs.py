@@ -151,6 +151,46 @@ def test_with_epoch_cuts_one_stream(workers, counted_urls):
     cut.close()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_with_epoch_counts_samples(workers, counted_urls):
+    """The last batch of a lane may be smaller: it counts for what it has, also after a resume in the middle of a pass."""
+    source = loader(counted_urls, lanes=2, batch_size=4, num_workers=workers).with_epoch(samples=16)
+    stream = [keys(batch) for plain in [loader(counted_urls, lanes=2, batch_size=4)] for _ in range(4) for batch in plain]
+    passes = [[keys(batch) for batch in source] for _ in range(5)]
+    source.close()
+    assert [batch for batches in passes for batch in batches] == stream[: sum(map(len, passes))]
+    assert all(16 <= sum(map(len, batches)) < 16 + 4 for batches in passes)
+    assert all(sum(map(len, batches[:-1])) < 16 for batches in passes)
+    assert len({len(batches) for batches in passes}) > 1
+    assert source.remaining() is None
+    with pytest.raises(TypeError, match="the last batch of a lane may be smaller: pass batches=, or drop_last=True"):
+        len(source)
+    check_resume(lambda: loader(counted_urls, lanes=2, batch_size=4).with_epoch(samples=16), epochs=4)
+
+
+@pytest.mark.parametrize("options", [{"drop_last": True}, {"epoch_end": "drop"}, {"epoch_end": "pad"}, {"batch_size": 1}])
+def test_with_epoch_of_whole_batches_is_exact(options, counted_urls):
+    source = loader(counted_urls, lanes=2, **{"batch_size": 4, **options}).with_epoch(samples=16)
+    passes = [list(source) for _ in range(5)]
+    assert {sum(map(len, batches)) for batches in passes} == {16}
+    assert {len(batches) for batches in passes} == {len(source)}
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("end", ["drop", "pad", "exact"])
+def test_batches_of_batches_are_counted(end, drop_last, counted_urls):
+    """batch_samples() in the pipe and batch_size= together: whole ones have the samples of both, and len() is right."""
+    batched = pipe(counted_urls).batch_samples(2, collate="list", drop_last=drop_last)
+    source = wp.PipeLoader(batched, batch_size=3, collate="list", lanes=2, epoch_end=end)
+    found = [[len(inner) for inner in outer] for outer in source]
+    assert len(found) == len(source)
+    if end != "exact":
+        assert {tuple(sizes) for sizes in found} == {(2, 2, 2)}
+    counts = source.counts()
+    assert counts["delivered"] == sum(map(sum, found))
+    assert counts["delivered"] + counts["dropped"] - counts.get("padded", 0) == len(ALL)
+
+
 def test_with_epoch_is_of_all_ranks_and_resumes(counted_urls):
     check_resume(lambda: loader(counted_urls, lanes=2).with_epoch(batches=7), epochs=4)
     ranks = [loader(counted_urls, rank=rank, world_size=2).with_epoch(samples=12) for rank in range(2)]

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wds_pipes.errors import StateError
-from wds_pipes.loader import PipeLoader, merge_states
+from wds_pipes.loader import PipeLoader, merge_states, state_for
 from wds_pipes.saved import is_count, shown
 from wds_pipes.stage import State, check_count, logger
 
@@ -109,7 +109,8 @@ def load(
 
     Args:
         directory: where ``save`` wrote, the same for all ranks. It must exist: one that is not there may be one that is not mounted.
-        loader: the loader, of any number of ranks and workers: where lanes and hosts fit it goes on as it would have, else what is left is dealt again.
+        loader: the loader, of any number of ranks and workers: where lanes and hosts fit it goes on as it would have, else what is left is dealt again. If
+            ranks were in different epochs (``epoch_end="exact"`` allows it), of as many ranks.
         step: which checkpoint, the same for all ranks; None: the newest complete one. Give it where the model's checkpoint may be an older one than the
             newest here.
         group: the process group of the ranks; None: the default group.
@@ -127,9 +128,10 @@ def load(
     if number is None:
         return None
     with _together(loader, group, f"checkpoint {number} of {root}") as agreed:
-        whole = _states(root, number)
-        agreed.append(_checksum(whole))
-    _load(loader, whole, str(_place(root, number)))
+        states = _states(root, number)
+        state = _state_for(loader, states, str(_place(root, number)))
+        agreed.append(_checksum({"ranks": states}))
+    _load(loader, state, str(_place(root, number)))
     _last_steps[loader] = number
     return number
 
@@ -164,18 +166,17 @@ def _choose(root: Path, found: _Found, step: int | None) -> int | None:
     return number
 
 
-def _states(root: Path, number: int) -> State:
-    """The states of all ranks of a checkpoint as one."""
+def _states(root: Path, number: int) -> list[State]:
+    """The states of all ranks of a checkpoint, by rank."""
     place = _place(root, number)
     try:
         worlds = _complete(_find(root).get(number, {}))
         if not worlds:
             raise StateError(f"the checkpoint {place} was removed or changed while it was read. Load it again.")
         world = max(worlds, key=lambda world: (place / _file(0, world)).stat().st_mtime_ns)
-        states = [_read(place / _file(rank, world), number, rank, world) for rank in range(world)]
+        return [_read(place / _file(rank, world), number, rank, world) for rank in range(world)]
     except OSError as error:
         raise StateError(f"cannot read the checkpoint {place}: {error}.") from error
-    return _merge(states, str(place))
 
 
 class _View(NamedTuple):
@@ -374,22 +375,22 @@ def _gather(loader: PipeLoader, group: Any) -> list[State]:
 
 def _restore(loader: PipeLoader, states: list[State], where: str) -> None:
     """Load the states of all ranks; ``where`` they are from, for people."""
-    _load(loader, _merge(states, where), where)
+    _load(loader, _state_for(loader, states, where), where)
 
 
-def _load(loader: PipeLoader, whole: State, where: str) -> None:
+def _load(loader: PipeLoader, state: State, where: str) -> None:
     """Load a state; ``where`` it is from, for people."""
     try:
-        loader.load_state_dict(whole)
+        loader.load_state_dict(state)
     except StateError as error:
         error.add_note(f"The state is from {where}.")
         raise
 
 
-def _merge(states: list[State], where: str) -> State:
-    """The states of all ranks as one; ``where`` they are from, for people."""
+def _state_for(loader: PipeLoader, states: list[State], where: str) -> State:
+    """What a loader is to load of the states of all ranks; ``where`` they are from, for people."""
     try:
-        return merge_states(states)
+        return state_for(states, loader.rank)
     except StateError as error:
         raise StateError(f"the ranks of {where} do not belong together: {error} Or load an older checkpoint.") from error
 

@@ -5,7 +5,7 @@ WdsError
   SampleError       one sample is bad                                   (.url .key .offset)
     DecodeError     one field of it cannot be decoded                   (.field)
   StateError        a checkpoint does not fit this pipeline
-  WorkerError       a worker process died
+  WorkerError       a worker process died or gave nothing in time
 
 ShardWarning        a shard is odd but was read to its end
 
@@ -76,7 +76,7 @@ class StateError(WdsError):
 
 
 class WorkerError(WdsError):
-    """A worker process died, for want of memory perhaps. The loader's state is still good."""
+    """A worker process died, for want of memory perhaps, or gave nothing in ``timeout_seconds``. The loader's state is still good."""
 
 
 class ShardWarning(UserWarning):

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, cast
 
 from wds_pipes.errors import ShardError
 from wds_pipes.saved import COUNTED, MOST_DEALS, MOST_LANES, damaged, read_count, read_counts, read_dict, read_list, read_position, shown
-from wds_pipes.stage import Lane, Mark, Out, Stage, begin, running_copy
+from wds_pipes.stage import Lane, Mark, Out, Stage, add_limited, begin, public_counts, running_copy
 from wds_pipes.stages import BatchSamples, Mix, ShardList
 from wds_pipes.stages.shard_list import Piece
 
@@ -259,6 +259,7 @@ class Parts(Stage[Out]):
         dropped: int = 0
         skipped_shards: int = 0
         damaged: int = 0
+        limited: dict[str, int] | None = None  # the counts of single stages
 
     counts_itself = True
     order_options = ("samples",)
@@ -321,7 +322,9 @@ class Parts(Stage[Out]):
 
     def _count(self, inner: Stage[Out]) -> None:
         """Keep what became of the samples of a part that is done."""
-        for name, count in inner.counts(inner.mark(), 0).items():
+        counts = inner.counts(inner.mark(), 0)
+        self.at.limited = add_limited(self.at.limited, counts)
+        for name, count in public_counts(counts).items():
             own = "batched" if name == "delivered" else name
             setattr(self.at, own, getattr(self.at, own) + count)
 
@@ -329,8 +332,9 @@ class Parts(Stage[Out]):
         own, before = mark or (None, None)
         counts = super().counts((own, None) if own else None, 0)
         assert self.source is not None
-        inner = self.source.counts(before, 0)
-        batched = self._at(own).batched + inner["delivered"]
+        inner, at = self.source.counts(before, 0), self._at(own)
+        counts |= at.limited or {}
+        batched = at.batched + inner["delivered"]
         return {**counts, **{name: counts.get(name, 0) + count for name, count in inner.items()}, "delivered": batched or delivered}
 
     def mark(self) -> Mark:
@@ -339,6 +343,10 @@ class Parts(Stage[Out]):
             return self._own(at), self._resume
         at.opened = getattr(inner.root.at, "next", 0)
         return self._own(at), inner.mark()
+
+    def load(self, entries: list[dict[str, Any]]) -> Mark:
+        read_counts(entries[-1].get("limited", {}), "'limited' of parts")
+        return super().load(entries)
 
     def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return self.source.uncounted(entries) if self.source is not None else entries

@@ -15,6 +15,7 @@ import copy
 import heapq
 import inspect
 import itertools
+import math
 import pickle
 import time
 import traceback
@@ -26,16 +27,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import record_function
-from torch.utils.data import DataLoader, Dataset, IterDataPipe, Sampler
+from torch.utils.data import DataLoader, Dataset, IterDataPipe, Sampler, get_worker_info
 
 from wds_pipes import graph
 from wds_pipes.codecs import library
 from wds_pipes.datapipes import as_stage, check_not_loaded
-from wds_pipes.errors import ShardError, StateError, WorkerError
+from wds_pipes.errors import SampleError, ShardError, StateError, WorkerError
 from wds_pipes.lanes import Deal, Parts, deal_again, lay_out, parts_of, with_parts
 from wds_pipes.parent import begin_worker
 from wds_pipes.ranks import Rank, find_rank
-from wds_pipes.saved import COUNTED, MOST, MOST_LANES, STATE_VERSION, SavedLane, are_all, damaged, read_state, shown, some
+from wds_pipes.saved import COUNTED, LIMITED, MOST, MOST_LANES, STATE_VERSION, SavedLane, are_all, damaged, read_state, shown, some
 from wds_pipes.stage import (
     Lane,
     Network,
@@ -107,7 +108,7 @@ class LaneHost(Dataset[Result]):
                     running.start()
             return self._lanes[lane].next(run)
         except Exception as error:
-            return run, lane, None, None, False, _portable(error), None
+            return run, lane, None, None, False, error if get_worker_info() is None else _portable(error), None
 
     def close(self) -> None:
         """Close all that is open."""
@@ -236,6 +237,11 @@ class _At(NamedTuple):
     lanes: dict[int, bytes]  # the states, packed
     step: int = 0
     given: int = 0  # batches since the last cut of with_epoch
+    samples: int = 0  # and samples, where with_epoch counts these
+
+    def counted_from(self, other: _At | None) -> _At:
+        """Here, with what ``other`` has given since the last cut; None: the cut is here."""
+        return self._replace(given=0, samples=0) if other is None else self._replace(given=other.given, samples=other.samples)
 
     @property
     def states(self) -> dict[int, LaneState]:
@@ -279,8 +285,10 @@ class PipeLoader:
     Raises:
         TypeError, ValueError: when built: the pipeline does not start with ``ShardList``, or an argument does not fit.
         StateError: when built: a pipe of torch's in the pipeline has a state that cannot be known.
-        ShardError, SampleError: from the iteration, also out of a worker, with its url, key and offset.
-        WorkerError: from the iteration: a worker process died. The state is still good.
+        ShardError, SampleError: from the iteration, also out of a worker, with its url, key and offset. A step's ``max_errors`` bounds what it skips in an
+            epoch in all lanes of this rank together: the error comes in place of the first batch by which there are more, on a resume too. Each rank counts
+            by itself; when an epoch is dealt again, each has an equal share of what was skipped before.
+        WorkerError: from the iteration: a worker process died, or gave no batch for ``timeout_seconds``. The state is still good.
     """
 
     def __init__(
@@ -322,6 +330,7 @@ class PipeLoader:
         self._epoch_end = epoch_end
         self._mode = "exact"
         self._uncounted = _why_uncounted(self._stage)
+        self._limits = _limits(self._stage)
         if epoch_end in ("drop", "pad") and self._uncounted:
             raise ValueError(f"epoch_end={epoch_end!r} needs to know how many samples there are, and {self._uncounted}")
         self._num_workers = check_count("num_workers", num_workers, least=0)
@@ -348,6 +357,7 @@ class PipeLoader:
         self._progress = library("tqdm", "tqdm", "progress=True").tqdm if progress else None
         self._results: Iterator[Result] | None = None
         self._cut: int | None = None
+        self._cut_in_samples = False
         self._paused: LoaderPass | None = None
         self._runs = 0
         self._epoch = 0
@@ -391,8 +401,23 @@ class PipeLoader:
         samples = deal.samples()
         if self._mode == "exact" or samples is None:
             return None
-        size, _ = _batch_size(self._stage)
-        return min(samples) // size if self._mode == "drop" else -(-max(samples) // size)
+        return min(samples) // self._batch_size if self._mode == "drop" else -(-max(samples) // self._batch_size)
+
+    @cached_property
+    def _batching(self) -> list[BatchSamples]:
+        """The steps that make batches, the first of them first: the others make batches of batches."""
+        return _batching(self._stage)
+
+    @property
+    def _batch_size(self) -> int:
+        """How many samples a whole batch has."""
+        return math.prod(step.size for step in self._batching)
+
+    def _batches_of(self, samples: int) -> int:
+        """How many batches a lane makes of its samples, where it gives them all."""
+        for step in self._batching:
+            samples = samples // step.size if step.drop_last else -(-samples // step.size)
+        return samples
 
     def __iter__(self) -> LoaderPass:
         return LoaderPass(self)
@@ -409,11 +434,11 @@ class PipeLoader:
     def _position(self) -> _At:
         """Where the loader stands; if every lane of the epoch has ended, at the beginning of the next."""
         at = self._at or self._beginning(self._epoch)
-        if self._cut is not None and at.given >= self._cut:
-            at = at._replace(given=0)
+        if self._over(at):
+            at = at.counted_from(None)
         # Other ranks may still be in this epoch if they may end at different times.
         if (len(at.lanes) == at.deal.lanes or self._mode != "exact") and all(_unpack(lane)["ended"] for lane in at.lanes.values()):
-            return self._beginning(at.epoch + 1, at.deal.lanes)._replace(given=at.given)
+            return self._beginning(at.epoch + 1, at.deal.lanes).counted_from(at)
         return at
 
     def set_epoch(self, epoch: int) -> None:
@@ -429,6 +454,10 @@ class PipeLoader:
 
         The order within is still that of the epochs of the data, which follow each other without a break.
 
+        With ``epoch_end="exact"`` and no ``drop_last``, the last batch of a lane may be smaller. With ``samples`` the pass then ends with the batch that makes
+        the number full: it has at least so many samples, and less than a batch more, and ``len()`` is not known. With ``batches`` a small batch counts as one.
+        Everywhere else all batches are whole, and a pass has exactly so many.
+
         Args:
             samples: of all ranks together; a multiple of ranks x batch size.
             batches: of all ranks together; a multiple of the ranks.
@@ -438,24 +467,24 @@ class PipeLoader:
         """
         if (samples is None) == (batches is None):
             raise ValueError("with_epoch() takes samples= or batches=, one of them")
-        ranks, size = self.rank.of, 1 if samples is None else _batch_size(self._stage)[0]
+        ranks, size = self.rank.of, 1 if samples is None else self._batch_size
         count = check_count("samples" if batches is None else "batches", samples if batches is None else batches)
         if count % (ranks * size):
             raise ValueError(f"{count} cannot be divided by {ranks} ranks{f' x {size} samples in a batch' if size > 1 else ''}")
         if ranks > 1 and self._mode == "exact":
             raise ValueError("with several ranks, with_epoch() needs epoch_end='drop' or 'pad', so that all ranks go on to the next epoch of the data together")
         at = self._at
-        if at is not None and (self._stands_at_cut or not self._resume):  # the new pass counts from here on
-            self._resume = self._resume or self._stands_at_cut
-            self._at = at._replace(given=0)
+        if at is not None and (self._over(at) or not self._resume):  # the new pass counts from here on
+            self._resume = self._resume or self._over(at)
+            self._at = at.counted_from(None)
         self._stop_live("with_epoch() was called: continue with a new iter()")
-        self._cut = count // (ranks * size)
+        self._cut_in_samples = samples is not None and self._mode == "exact" and any(step.size > 1 and not step.drop_last for step in self._batching)
+        self._cut = count if self._cut_in_samples else count // (ranks * size)
         return self
 
-    @property
-    def _stands_at_cut(self) -> bool:
-        """Whether all that with_epoch() wants of a pass was handed out: the next pass goes on there."""
-        return self._cut is not None and self._at is not None and self._at.given >= self._cut
+    def _over(self, at: _At | None) -> bool:
+        """Whether all that with_epoch() wants of a pass was handed out at a position: the next pass goes on there."""
+        return self._cut is not None and at is not None and (at.samples if self._cut_in_samples else at.given) >= self._cut
 
     def __repr__(self) -> str:
         return self._text
@@ -479,7 +508,7 @@ class PipeLoader:
             "world_size": self.rank.of,
             "step": at.step,
             "epoch_end": self._mode,
-            "batch_size": _batch_size(self._stage)[0],
+            "batch_size": self._batch_size,
             "lanes": lanes,
             "counts": _total(lanes.values(), at.deal.counts if self.rank.number == 0 else {}),
         }
@@ -487,6 +516,8 @@ class PipeLoader:
             state["samples"] = recipe.samples
         if self._cut is not None:
             state["given"] = at.given
+        if self._cut_in_samples:
+            state["given_samples"] = at.samples
         if at.deal.history:
             state["deal"] = at.deal.as_json()
         return state
@@ -494,11 +525,14 @@ class PipeLoader:
     def load_state_dict(self, state: State | list[State]) -> None:
         """Let the next ``iter()`` continue from a state: of this rank of as many ranks, or of all ranks (``merge_states``) for any number of them.
 
+        A list of the states of all ranks is merged. If ranks were in different epochs, which ``epoch_end="exact"`` allows, as many ranks continue each from
+        its own; other numbers of ranks cannot.
+
         Raises:
             StateError: it was made by another pipeline, or it is the state of one rank of another number; the message says what to do.
         """
         if isinstance(state, (list, tuple)):
-            state = merge_states(list(state))
+            state = state_for(list(state), self.rank)
         saved, rank = check_recipe(state, self._recipe), self.rank
         if saved.rank is None:
             raise damaged("it does not say of which rank it is")
@@ -513,11 +547,11 @@ class PipeLoader:
                 "collect the states of all ranks and load merge_states(states) on each."
             )
         ends = saved.epoch_end, saved.batch_size
-        alike = ends[0] == self._mode and (self._mode == "exact" or ends[1] == _batch_size(self._stage)[0])
+        alike = ends[0] == self._mode and (self._mode == "exact" or ends[1] == self._batch_size)
         if not alike and not whole:
             raise StateError(
                 f"this is the state of one rank, of an epoch with epoch_end={shown(ends[0])} and batches of {ends[1]}, and this loader has "
-                f"epoch_end={self._mode!r} and batches of {_batch_size(self._stage)[0]}: load merge_states(states) of all ranks' states on each, or keep these."
+                f"epoch_end={self._mode!r} and batches of {self._batch_size}: load merge_states(states) of all ranks' states on each, or keep these."
             )
         deal = Deal.first(count, self._source, epoch) if saved.deal is None else Deal.from_json(count, saved.deal, self._stage, epoch)
         batches = self._batches(deal) if alike else None
@@ -534,14 +568,15 @@ class PipeLoader:
             at = self._beginning(epoch, dealt)._replace(deal=deal_again(deal, dealt, lanes, self._stage, epoch))
             self._warn_of_dropped(at.deal)
         self._stop_live("a state was loaded: continue with a new iter()")
-        self._at, self._epoch, self._resume = at._replace(given=saved.given), at.epoch, True
+        samples = saved.given * self._batch_size if saved.given_samples is None else saved.given_samples
+        self._at, self._epoch, self._resume = at._replace(given=saved.given, samples=samples), at.epoch, True
 
     def _warn_of_dropped(self, deal: Deal) -> None:
         """Say so where much of an epoch that is dealt again would be left out."""
         samples, batches = deal.samples(), self._batches(deal)
         if self._mode != "drop" or samples is None or batches is None:
             return
-        left, total = sum(samples) - batches * _batch_size(self._stage)[0] * deal.lanes, sum(samples)
+        left, total = sum(samples) - batches * self._batch_size * deal.lanes, sum(samples)
         if left * 4 > total:
             logger.warning(
                 "dealt to %d lanes, %d of the %d samples that are left of the epoch make no full batch in every lane, and are dropped: use fewer lanes or "
@@ -608,14 +643,14 @@ class PipeLoader:
         }
 
     def remaining(self) -> int | None:
-        """How many batches the next pass gives to this rank, from a loaded state on too; None: the samples are not counted."""
+        """How many batches the next pass gives to this rank, from a loaded state on too; None: that is not known."""
         at = self._position
         if self._cut is not None:
-            return self._cut - at.given
-        samples, batches, (size, drop_last) = at.deal.samples(), self._batches(at.deal), _batch_size(self._stage)
+            return None if self._cut_in_samples else self._cut - at.given
+        samples, batches = at.deal.samples(), self._batches(at.deal)
         if self._uncounted or samples is None:
             return None
-        total = [batches if batches is not None else count // size if drop_last else -(-count // size) for count in samples]
+        total = [batches if batches is not None else self._batches_of(count) for count in samples]
         return sum(int(total[number] - lane["delivered"]) for number, lane in at.states.items() if not lane["ended"])
 
     def close(self) -> None:
@@ -637,21 +672,28 @@ class PipeLoader:
 
     def __len__(self) -> int:
         """How many batches of an epoch this rank gives; TypeError if the samples are not counted."""
-        if self._cut is not None:
+        if self._cut is not None and not self._cut_in_samples:
             return self._cut
-        if self._uncounted:
-            raise TypeError(f"the number of batches is not known: {self._uncounted}")
+        if unknown := self._length_unknown:
+            raise TypeError(f"the number of batches is not known: {unknown}")
         lanes = self._at.deal.lanes if self._at is not None else self._new_lanes()
         deal = Deal.first(lanes, self._source, self._epoch)
-        mine, batches, (size, drop_last) = (deal.samples() or [])[self.rank.number :: self.rank.of], self._batches(deal), _batch_size(self._stage)
+        mine, batches = (deal.samples() or [])[self.rank.number :: self.rank.of], self._batches(deal)
         if batches is not None:
             return batches * len(mine)
-        return sum(samples // size if drop_last else -(-samples // size) for samples in mine)
+        return sum(map(self._batches_of, mine))
 
-    def _begin(self, given: int | None) -> tuple[_At, Iterator[Result]]:
-        """Start a pass: its position, and the results of its commands; ``given``: it goes on behind so many batches since the last cut."""
-        at = self._position if self._resume or self._stands_at_cut else self._beginning(self._epoch, self._at.deal.lanes if self._at is not None else None)
-        at = at if given is None else at._replace(given=given)
+    @property
+    def _length_unknown(self) -> str | None:
+        """Why there is no ``len()``, with the mend; None if there is."""
+        if self._cut_in_samples:
+            return "with_epoch(samples=...) counts samples, and the last batch of a lane may be smaller: pass batches=, or drop_last=True"
+        return None if self._cut is not None else self._uncounted
+
+    def _begin(self, before: _At | None) -> tuple[_At, Iterator[Result]]:
+        """Start a pass: its position, and the results of its commands; ``before``: the pass of with_epoch goes on from there."""
+        at = self._position if self._resume or self._over(self._at) else self._beginning(self._epoch, self._at.deal.lanes if self._at is not None else None)
+        at = at if before is None else at.counted_from(before)
         self._at, self._epoch, self._resume = at, at.epoch + 1, False
         self._runs += 1
         batches = self._batches(at.deal)
@@ -683,6 +725,7 @@ class LoaderPass:
         self._waiting: set[int] = set()  # the lanes that have not ended
         self._ended: dict[int, bytes] = {}  # those that have
         self._bar: Any = None
+        self._limited: dict[int, tuple[bytes, dict[str, int]]] = {}  # of each lane, what max_errors bounds at the state that it was taken from
         self._samples_before = 0  # of the epoch of the data, less those of earlier epochs in this pass
         self.tally = Tally(loader._network)
 
@@ -728,28 +771,49 @@ class LoaderPass:
     def stands_at_cut(self) -> bool:
         """Whether all that with_epoch() asks for was handed out, and the end was not seen."""
         loader, at = self._loader, self._at
-        return loader._cut is not None and self._error is None and at is not None and loader._at is at and at.given >= loader._cut
+        return self._error is None and loader._at is at and loader._over(at)
 
     def _next(self) -> tuple[Any, _At] | Exception:
         """The next batch and the position behind it; or what to raise."""
         loader, at = self._loader, self._at or self._start()
-        cut = loader._cut
-        if cut is not None and at.given >= cut:
+        if loader._over(at):
             loader._at, loader._resume, loader._paused = at, True, self
             return self.stop(StopIteration())
-        if self._ahead is None and cut is not None:
+        if self._ahead is None and loader._cut is not None:
             self._commit_ends(at)
             self._samples_before -= loader._delivered(at)
             self.tally.begin_run()
-            at = self._go_on(given=at.given)  # the next epoch of the data, without a break
+            at = self._go_on(at)  # the next epoch of the data, without a break
             self._samples_before += loader._delivered(at)
             self.tally.stands = at, self._samples_before
         _, lane, batch, state, _, error, _ = self._ahead or _AT_END
         if state is None:
+            if loader._limits and error is None:
+                error = self._too_many(at, {**at.lanes, **self._ended})
             self._commit_ends(at)
             return self.stop(error or StopIteration())
         self._ahead = self._fetch()  # rule 5; what goes wrong with it is for the next call
-        return batch, _At(at.epoch, at.deal, {**at.lanes, lane: state, **self._ended}, at.step + 1, at.given + 1)
+        if loader._limits and (many := self._too_many(at, {**at.lanes, lane: state, **self._ended})) is not None:
+            return self.stop(many)
+        samples = at.samples + (_delivered(state) - _delivered(at.lanes[lane]) if loader._cut_in_samples else 0)
+        return batch, _At(at.epoch, at.deal, {**at.lanes, lane: state, **self._ended}, at.step + 1, at.given + 1, samples)
+
+    def _too_many(self, at: _At, lanes: dict[int, bytes]) -> Exception | None:
+        """The error where the lanes of this rank have skipped more than max_errors of a step allows, together."""
+        for number, lane in lanes.items():
+            if self._limited.get(number, (None,))[0] is not lane:
+                counts = _unpack(lane)["counts"]
+                self._limited[number] = lane, {name: counts.get(name, 0) for name in self._loader._limits}
+        for name, limit in self._loader._limits.items():
+            before = at.deal.counts.get(name, 0) // self._loader.rank.of  # whose lanes these were is not known any more
+            count = before + sum(self._limited[number][1][name] for number in lanes)
+            if count > limit:
+                step = name.removeprefix(LIMITED).split()[0]
+                return (ShardError if step in ("open_shards", "load_tar") else SampleError)(
+                    f"{step}() has skipped {count} errors in this epoch, in all lanes of this rank together, and max_errors={limit}. "
+                    "The log names the first ones: mend the data, or allow more."
+                )
+        return None
 
     def _commit_ends(self, at: _At) -> None:
         """Nothing comes behind ``at`` but the ends of lanes."""
@@ -769,21 +833,21 @@ class LoaderPass:
         if paused is not None and at is not None:
             # with_epoch() cut the stream there: take up what was fetched ahead.
             self._run, self._results, self._ahead, self._waiting, self._ended = paused._run, paused._results, paused._ahead, paused._waiting, paused._ended
-            self._at = loader._at = at = at._replace(given=0)
+            self._at = loader._at = at = at.counted_from(None)
             loader._resume = False
             self.tally.begin_run(going_on=paused.tally)
         else:
-            at = self._go_on(given=None)
+            at = self._go_on()
         self._samples_before = loader._delivered(at)
         self.tally.stands = at, self._samples_before
         loader._live, loader._last = weakref.ref(self), self.tally
         if loader._progress is not None:
-            self._bar = loader._progress(initial=at.given or at.step, total=None if loader._cut is None and loader._uncounted else len(loader), unit="batch")
+            self._bar = loader._progress(initial=at.given or at.step, total=None if loader._length_unknown else len(loader), unit="batch")
         return at
 
-    def _go_on(self, *, given: int | None) -> _At:
+    def _go_on(self, before: _At | None = None) -> _At:
         """Begin a run over an epoch of the data, or its rest."""
-        at, self._results = self._loader._begin(given)
+        at, self._results = self._loader._begin(before)
         self._at, self._run, self._ended = at, self._loader._runs, {}
         self._waiting = {number for number, lane in at.states.items() if not lane["ended"]}
         self._ahead = self._fetch()
@@ -829,7 +893,14 @@ class LoaderPass:
 
 
 def _worker_error(error: Exception) -> Exception:
-    """What DataLoader raises when a worker dies, as an error of ours."""
+    """What DataLoader raises when a worker dies or is late, as an error of ours."""
+    if isinstance(error, RuntimeError) and str(error).startswith("DataLoader timed out"):
+        late = WorkerError(
+            f"{error}, timeout_seconds: no worker died. Reading or a step of the pipe takes longer than that for a batch: allow more, or look what the workers "
+            "wait for. state_dict() is still good."
+        )
+        late.__cause__ = error
+        return late
     if isinstance(error, RuntimeError) and "DataLoader" in str(error):
         died = WorkerError(
             f"{error}. A worker that is killed has often run out of memory: use fewer workers or a smaller shuffle_buffer. state_dict() is still good."
@@ -855,9 +926,7 @@ def merge_states(states: list[State]) -> State:
         facts = [f"rank {some(rank for rank in range(world) if rank not in there)} is missing"] if not are_all(there, range(world)) else []
         facts += [f"rank {some(sorted(double))} is there more than once"] if double else []
         raise StateError(f"these are not the states of ranks 0 to {world - 1}: {' and '.join(facts)}.")
-    for name in ("version", "seed", "shards", "fingerprint", "graph", "samples", "lane_count", "world_size", "deal", "epoch", "epoch_end", "batch_size"):
-        if any(state.get(name) != first.get(name) for state in states):
-            raise StateError(f"the states differ in {name!r}: {', '.join(shown(state.get(name)) for state in states[:5])}. Take them of one run, at one step.")
+    _check_alike(states, *_OF_A_RUN, "deal", "epoch")
     for state in saved:
         if not are_all(state.lanes, range(state.rank or 0, state.lane_count, world)):
             raise damaged(f"rank {state.rank} of {world} has lane {some(state.lanes)} of {state.lane_count}")
@@ -877,14 +946,63 @@ def merge_states(states: list[State]) -> State:
         raise damaged("it is nested too deeply") from error
 
 
-def _batch_size(stage: Stage[Any]) -> tuple[int, bool]:
-    """How many samples make a batch, and whether a smaller last one is left out."""
+_OF_A_RUN = ("version", "seed", "shards", "fingerprint", "graph", "samples", "lane_count", "world_size", "epoch_end", "batch_size")
+
+
+def _check_alike(states: list[State], *names: str) -> None:
+    """StateError if states differ in something."""
+    for name in names:
+        if any(state.get(name) != states[0].get(name) for state in states):
+            raise StateError(f"the states differ in {name!r}: {', '.join(shown(state.get(name)) for state in states[:5])}. Take them of one run, at one step.")
+
+
+def state_for(states: list[State], rank: Rank) -> State:
+    """What a rank loads of the states of all ranks: ``merge_states``, or its own state where the ranks were not in step and need not be.
+
+    With ``epoch_end="exact"`` a rank may have fewer batches in an epoch than another. When one has begun the next, their epochs and steps differ, and no deal
+    fits all of them; but each can go on by itself.
+    """
+    try:
+        return merge_states(states)
+    except StateError as error:
+        try:
+            saved = [read_state(state) for state in states]
+        except StateError:
+            raise error from None
+        in_step = not any(state.epoch > 0 for state in saved)  # in the first epoch
+        if in_step or sorted(state.rank or 0 for state in saved) != list(range(len(saved))) or any(state.epoch_end != "exact" for state in saved):
+            raise
+        _check_alike(states, *_OF_A_RUN)
+        if len(states) != rank.of:
+            raise StateError(f"{error} With epoch_end='exact' that may be meant: on {len(states)} ranks each continues from its own state.") from None
+        return next(state for state, of in zip(states, saved, strict=True) if of.rank == rank.number)
+
+
+def _batching(stage: Stage[Any]) -> list[BatchSamples]:
+    """The steps of a chain that make batches, from its first."""
+    before = [] if stage.source is None else _batching(stage.source)
+    return [*before, stage] if isinstance(stage, BatchSamples) else before
+
+
+def _delivered(lane: bytes) -> int:
+    """How many samples of a lane were handed out."""
+    count: int = _unpack(lane)["counts"].get("delivered", 0)
+    return count
+
+
+def _limits(stage: Stage[Any]) -> dict[str, int]:
+    """The max_errors of the steps that have one, by the names of their counts; steps of one name in the sources of a mix share theirs."""
+    found: dict[str, int] = {}
     step: Stage[Any] | None = stage
     while step is not None:
-        if isinstance(step, BatchSamples):
-            return step.size, step.drop_last
+        if isinstance(step, Tolerant) and step.limited is not None and step.max_errors is not None:
+            found[step.limited] = step.max_errors
+        if isinstance(step, Mix):
+            for source in step.sources.values():
+                for name, limit in _limits(source).items():
+                    found[name] = found.get(name, 0) + limit
         step = step.source
-    return 1, False
+    return found
 
 
 def _why_uncounted(stage: Stage[Any]) -> str | None:
@@ -916,6 +1034,6 @@ def _total(lanes: Iterable[LaneState], before: dict[str, int]) -> dict[str, int]
     total = dict.fromkeys(COUNTED, 0)
     for counts in (before, *(lane["counts"] for lane in lanes)):
         for name, count in counts.items():
-            if count:  # most are 0, and this is done for each lane of a state
+            if count and not name.startswith(LIMITED):  # most are 0, and this is done for each lane of a state
                 total[name] = total.get(name, 0) + count
     return total

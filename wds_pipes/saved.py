@@ -18,6 +18,7 @@ from wds_pipes.errors import StateError
 STATE_VERSION = 1
 COUNTED = ("delivered", "filtered", "skipped", "dropped")  # samples; these are always told
 TROUBLE = ("skipped_shards", "damaged", "padded")  # these where there are any
+LIMITED = "errors in "  # so begin the names of the counts of single stages that have max_errors; these are in the lanes of states only
 
 # The bounds of a state. No lists are made by a number of a state before it is known to be below these.
 MOST = (1 << 64) - 1  # any number: the hash of ordering.py takes 64 bits, and a longer number is none that was counted
@@ -59,6 +60,7 @@ class Saved(NamedTuple):
     world_size: int
     step: int
     given: int
+    given_samples: int | None
     epoch_end: str
     batch_size: int
     samples: str | None
@@ -129,7 +131,7 @@ def read_counts(value: object, what: str) -> dict[str, int]:
     """A value as numbers of samples by what became of them."""
     counts = read_dict(value, what)
     for name, count in counts.items():
-        if name not in COUNTED and name not in TROUBLE:
+        if name not in COUNTED and name not in TROUBLE and not (isinstance(name, str) and name.startswith(LIMITED)):
             raise damaged(f"{what} name {shown(name)}")
         read_count(count, f"{name!r} of {what}")
     return counts
@@ -186,6 +188,7 @@ def read_state(state: object) -> Saved:
         world_size=world_size,
         step=count("step", 0),
         given=count("given", 0),
+        given_samples=count("given_samples", 0) if "given_samples" in state else None,
         epoch_end=read_text(state.get("epoch_end", ""), "'epoch_end'"),
         batch_size=count("batch_size", 1),
         samples=read_text(state["samples"], "'samples'") if "samples" in state else None,

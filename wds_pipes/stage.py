@@ -31,6 +31,7 @@ from wds_pipes.errors import StateError, WdsError
 from wds_pipes.ordering import mix
 from wds_pipes.saved import (
     COUNTED,
+    LIMITED,
     MOST,
     STATE_VERSION,
     TROUBLE,
@@ -163,6 +164,7 @@ class Stage(Generic[Out]):
     holds_nothing: ClassVar[bool] = False
     counts_itself: ClassVar[bool] = False
     counts_items: bool = False
+    limited: str | None = None  # the name of the count that max_errors bounds
     _defaults: ClassVar[dict[str, Any]] = {}  # of the fields of At
     _beginning: ClassVar[tuple[Any, ...]] = ()  # their defaults
     _tallies: ClassVar[tuple[tuple[int, str], ...]] = ()  # those of them that count samples
@@ -302,6 +304,8 @@ class Stage(Generic[Out]):
                     counts[name] = value
                 elif value:
                     counts[name] = counts.get(name, 0) + value
+                    if stage.limited is not None and name == stage.counter:  # type: ignore[attr-defined]
+                        counts[stage.limited] = counts.get(stage.limited, 0) + value
             stage = stage.source
         return counts
 
@@ -411,9 +415,20 @@ def _own_copy(value: Any, copies: dict[int, Any]) -> Any:
     return again
 
 
+def public_counts(counts: dict[str, int]) -> dict[str, int]:
+    """Counts without those of single stages."""
+    return {name: count for name, count in counts.items() if not name.startswith(LIMITED)}
+
+
+def add_limited(limited: dict[str, int] | None, counts: dict[str, int]) -> dict[str, int] | None:
+    """The counts of single stages, with those in ``counts``; a new dict, since positions hold the old one."""
+    more = {name: count for name, count in counts.items() if name.startswith(LIMITED)}
+    return {**(limited or {}), **{name: (limited or {}).get(name, 0) + count for name, count in more.items()}} if more else limited
+
+
 def _without_counts(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_counts(part) for name, part in value.items() if name not in (*COUNTED, *TROUBLE)}
+        return {name: _without_counts(part) for name, part in value.items() if name not in (*COUNTED, *TROUBLE, "limited")}
     return [_without_counts(part) for part in value] if isinstance(value, list) else value
 
 
@@ -429,7 +444,10 @@ def _alike(default: object, value: object) -> bool:
 
 
 class Tolerant(Stage[Out]):
-    """A stage that can meet bad data: ``on_error="raise"`` stops there, ``"skip"`` counts it and goes on, up to ``max_errors``."""
+    """A stage that can meet bad data: ``on_error="raise"`` stops there, ``"skip"`` counts it and goes on, up to ``max_errors``.
+
+    Here ``max_errors`` bounds what one running chain skips. PipeLoader bounds with it what all lanes of a rank skip together in an epoch.
+    """
 
     @dataclass(slots=True)
     class At:  # noqa: D106 - see Stage
@@ -439,6 +457,8 @@ class Tolerant(Stage[Out]):
         super().__init__(source)
         self.on_error = check_choice("on_error", on_error, "raise", "skip")
         self.max_errors = None if max_errors is None else check_count("max_errors", max_errors, least=0)
+        if self.max_errors is not None and on_error == "skip":
+            self.limited = f"{LIMITED}{functional_name(type(self))} {self.depth}"
 
     counter: ClassVar[str] = "skipped"
 
@@ -542,7 +562,7 @@ class Stream(Generic[Out]):
         2.25 * size samples before. At the end of the epoch all is counted.
         """
         position = self.position if position is None else position
-        return self.stage.counts(position.mark, position.delivered)
+        return public_counts(self.stage.counts(position.mark, position.delivered))
 
     def state_dict(self) -> State:
         """The position as a small dict of plain JSON types, new at each call. It belongs to the last item that was handed out."""
@@ -642,7 +662,7 @@ class Pass(Generic[Out]):
 
     def _end(self) -> None:
         mark = cast(Stage[Out], self._running).mark()
-        counts = self._stream.stage.counts(mark, self._delivered)
+        counts = self._stream.counts(Position(self._epoch, self._delivered, mark))
         if not counts.pop("delivered") and any(counts.values()) and self._stream.stage.host.lanes == 1:
             told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
             logger.warning("this epoch gave nothing: %s. See what group_by_key(fields=...), filters and on_error='skip' leave.", told)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from wds_pipes.saved import damaged, read_count, read_list, read_position, shown
-from wds_pipes.stage import Lane, Mark, Out, Stage, begin, check_count, running_copy
+from wds_pipes.saved import damaged, read_count, read_counts, read_list, read_position, shown
+from wds_pipes.stage import Lane, Mark, Out, Stage, add_limited, begin, check_count, public_counts, running_copy
 from wds_pipes.stages.shard_list import Piece, ShardList
 
 _NONE = object()
@@ -20,7 +20,7 @@ class InterleaveShards(Stage[Out]):
     The steps before it are run for each shard by itself, ``count`` of them at once; when a shard has nothing left, the lane's next one takes its place in the
     round. Neighbouring samples then come from different shards, so that a smaller ``shuffle_buffer`` behind it mixes as well. Remote shards are asked for
     together, and one more before its turn. Put it behind ``group_by_key()``. What the steps before it decide at random is a function of (seed, epoch, shard),
-    and their ``max_errors`` holds for each shard.
+    and their ``max_errors`` holds for each shard; in PipeLoader, for all shards of a rank.
 
     Args:
         source: a pipe that starts with ``ShardList``.
@@ -44,6 +44,7 @@ class InterleaveShards(Stage[Out]):
         dropped: int = 0
         skipped_shards: int = 0
         damaged: int = 0
+        limited: dict[str, int] | None = None  # the counts of single stages
 
     counts_itself = True
     order_options = ("count",)
@@ -149,7 +150,9 @@ class InterleaveShards(Stage[Out]):
 
     def _count(self, chain: Stage[Out]) -> None:
         """Keep what became of the samples of a shard that is done."""
-        for name, count in chain.counts(chain.mark(), 0).items():
+        counts = chain.counts(chain.mark(), 0)
+        self.at.limited = add_limited(self.at.limited, counts)
+        for name, count in public_counts(counts).items():
             own = "batched" if name == "delivered" else name
             setattr(self.at, own, getattr(self.at, own) + count)
 
@@ -170,7 +173,7 @@ class InterleaveShards(Stage[Out]):
 
     def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
         at = self._at(mark and mark[0])
-        counts = super().counts((mark[0], None) if mark else None, at.batched)
+        counts = super().counts((mark[0], None) if mark else None, at.batched) | (at.limited or {})
         for _, before in at.round:
             for name, count in self._before.counts(before, 0).items():
                 counts[name] = counts.get(name, 0) + count
@@ -192,7 +195,8 @@ class InterleaveShards(Stage[Out]):
         if start.keys() > {"next"} or any(between) or own.keys() - self._defaults.keys():
             raise damaged(f"interleave_shards cannot stand at {shown(entries)}")
         first = read_count(start.get("next", 0), "'next' of shard_list")
-        counts = {name: read_count(own.get(name, 0), f"{name!r} of interleave_shards") for name in self._defaults if name != "round"}
+        counts = {name: read_count(own.get(name, 0), f"{name!r} of interleave_shards") for name in self._defaults if name not in ("round", "limited")}
+        limited = read_counts(own["limited"], "'limited' of interleave_shards") if "limited" in own else None
         places, marks = [], []
         for shard in read_list(own.get("round", []), "'round' of interleave_shards"):
             if not isinstance(shard, list) or len(shard) != 2:
@@ -202,4 +206,4 @@ class InterleaveShards(Stage[Out]):
         if len(set(places)) < len(places) or len(places) > min(self.count, counts["opened"]) or counts["turn"] >= max(1, len(places)):
             raise damaged(f"interleave_shards cannot have shards {shown(places)} of {counts['opened']} open, and take from number {counts['turn']} of them")
         counts["opened"] += first
-        return self._own(self.At(round=tuple((first + place, mark) for place, mark in zip(places, marks, strict=True)), **counts)), None
+        return self._own(self.At(round=tuple((first + place, mark) for place, mark in zip(places, marks, strict=True)), limited=limited, **counts)), None
