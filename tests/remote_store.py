@@ -49,6 +49,9 @@ class Answer:
         self.end = status.st_size // 2 if number <= store.cuts else status.st_size
         self.flip_at = store.flip_at if number <= store.flips else None
 
+    def wait(self):
+        pass
+
     def read(self, n):
         if self.rate:
             n = min(n, 1 << 14)
@@ -95,6 +98,7 @@ def fetch_web(url):
         answer = urllib.request.urlopen(urllib.request.Request(url, headers={"Range": f"bytes={offset}-"}), timeout=60)
         answer.size = int(answer.headers["Content-Range"].rpartition("/")[2])
         answer.tag = answer.headers["ETag"]
+        answer.wait = int  # nothing to wait for
         return answer
 
     return fetch

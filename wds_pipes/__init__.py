@@ -7,7 +7,7 @@ only ``wds_pipes.tar``, ``wds_pipes.stages`` and ``wds_pipes.testing`` can be us
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
 
-from wds_pipes.errors import DecodeError, SampleError, ShardError, ShardWarning, StateError, WdsError, WorkerError
+from wds_pipes.errors import CacheError, DecodeError, SampleError, ShardError, ShardWarning, StateError, WdsError, WorkerError
 from wds_pipes.stage import Stage, describe_state
 from wds_pipes.tar import ShardWriter, TarWriter
 
@@ -31,6 +31,7 @@ else:
         globals().update({_name: getattr(_import_module(f"wds_pipes.{_module}"), _name) for _name in _names})
 
 __all__ = [
+    "CacheError",
     "DecodeError",
     "PipeLoader",
     "SampleError",

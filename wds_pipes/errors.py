@@ -6,6 +6,7 @@ WdsError
     DecodeError     one field of it cannot be decoded                   (.field)
   StateError        a checkpoint does not fit this pipeline
   WorkerError       a worker process died or gave nothing in time
+  CacheError        the local cache cannot be used                      (.path)
 
 ShardWarning        a shard is odd but was read to its end
 
@@ -77,6 +78,17 @@ class StateError(WdsError):
 
 class WorkerError(WdsError):
     """A worker process died, for want of memory perhaps, or gave nothing in ``timeout_seconds``. The loader's state is still good."""
+
+
+class CacheError(WdsError):
+    """The local cache of remote shards cannot be used: its directory may not be written, or holds what no cache has put there.
+
+    Attributes:
+        path: the file or directory.
+    """
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        super().__init__(message, path=path)
 
 
 class ShardWarning(UserWarning):

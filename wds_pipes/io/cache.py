@@ -6,7 +6,10 @@ Rules:
 2. A file is complete when it has its final name, and its end is given only then. Nothing is given from what an earlier download has left before the store
    has said that it is still the same object.
 3. A wrong size or checksum is seen at the end. The shard is then downloaded once more, and who has read wrong bytes of it gets an error.
-4. Where nothing can be stored, shards are read straight from the store.
+4. Where the disk is full, shards are read straight from the store.
+5. Only what something vouches for is stored: a checksum; or a beginning like that of a tar or of a compressed one, and a length that the store or an index
+   tells, or the end mark of the tar and that of its compression. Anything else (a page that asks for a password, an answer that was cut and had no length) is
+   given to its reader and forgotten.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import errno
 import io
 import os
 import re
+import tarfile
 import threading
 import time
 import warnings
@@ -24,8 +28,9 @@ from dataclasses import replace
 from hashlib import md5 as md5_hash
 from typing import Any, BinaryIO, Protocol
 
-from wds_pipes.errors import ShardError
+from wds_pipes.errors import CacheError, ShardError
 from wds_pipes.io.cache_files import FACTS_BYTES, STEP, CacheDirectory, Entry, Facts, boot
+from wds_pipes.io.compression import decompress, detect
 from wds_pipes.io.locks import LockedFile, open_locked
 from wds_pipes.io.urls import redact
 
@@ -43,8 +48,11 @@ _full: dict[str, float] = {}  # directories whose disk was full, and when to try
 class Fetched(Protocol):
     """A shard that arrives from the store, from some byte on.
 
-    ``read`` and ``close`` may be called by two threads at once: a ``read`` that waits is then to end, in whatever way.
+    ``close`` may be called while another thread is in ``wait`` or ``read``: these are then to end, in whatever way.
     """
+
+    def wait(self) -> object:
+        """Return when the store has answered, so that size and tag are known."""
 
     @property
     def size(self) -> int | None:
@@ -146,7 +154,8 @@ class ShardCache:
 
         Args:
             url: the name of the shard.
-            fetch: called with an offset, asks the store for the shard from there on; retries are its own business. It is called in another thread.
+            fetch: called with an offset, asks the store for the shard from there on, without waiting for an answer; retries are its own business. It is called
+                in another thread.
             start: the first byte wanted.
             size: the bytes that it must have, if they are known.
             md5: the MD5 that they must have, in hexadecimal digits, if it is known.
@@ -154,7 +163,7 @@ class ShardCache:
 
         Raises:
             ShardError: here or from reading: the size or the checksum is wrong, twice; the shard changed while it was read.
-            OSError: the directory cannot be used.
+            CacheError: the directory cannot be used.
             Exception: whatever ``fetch`` and its streams raise, here or from reading.
         """
         expected = Facts(redact(url), size, md5=md5.lower() if md5 is not None and self.verify else None)
@@ -176,13 +185,17 @@ class _StoppedError(Exception):
 
 
 @contextlib.contextmanager
-def _writing() -> Iterator[None]:
+def _using(directory: CacheDirectory) -> Iterator[None]:
+    """Tell what goes wrong with the cache's files from what goes wrong with the store."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise _FullError(str(error)) from error
-        raise
+        raise CacheError(
+            f"the cache {directory.path} cannot be used ({type(error).__name__}: {error}). Give a directory that this user may write, or read without a cache.",
+            path=directory.path,
+        ) from error
 
 
 class _Download(threading.Thread):
@@ -194,6 +207,7 @@ class _Download(threading.Thread):
         error: what went wrong.
         full: what was said when the disk was full.
         problem: what was wrong with the bytes that were stored first.
+        passing: it came to its end, but nothing vouches for it (rule 5): its bytes are in ``file``, which has no name any more.
         file: the .part, later the complete file; it stays open, so that nobody removes it, until ``stop``.
     """
 
@@ -204,6 +218,7 @@ class _Download(threading.Thread):
         self.error: BaseException | None = None
         self.full: str | None = None
         self.problem: str | None = None
+        self.passing = False
         self.file: LockedFile | None = None
         self._directory, self._entry, self._lock, self._fetch, self._expected, self._max_bytes = directory, entry, lock, fetch, expected, max_bytes
         self._changed = threading.Condition()
@@ -234,6 +249,7 @@ class _Download(threading.Thread):
 
     def run(self) -> None:
         try:
+            self._directory.sweep_once()
             with contextlib.suppress(FileNotFoundError):
                 os.remove(self._entry.whole)  # it is not as it should be, and the facts will be those of another
             self.problem = self._store()
@@ -251,6 +267,11 @@ class _Download(threading.Thread):
         except BaseException as error:
             self.error = None if self._stopping else error
         finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Let go of everything, and tell the readers, whatever fails."""
+        try:
             self._end_stream()
             with contextlib.suppress(OSError):
                 if not self._entry.growing():
@@ -258,9 +279,11 @@ class _Download(threading.Thread):
                         os.remove(self._entry.part)
                     if not os.path.exists(self._entry.whole):
                         os.remove(self._entry.known)
-            self._lock.close()
+            with contextlib.suppress(OSError):
+                self._lock.close()
             if self._stopping and self.file is not None:
                 self.file.close()
+        finally:
             self.running = False
             self._tell()
 
@@ -276,6 +299,7 @@ class _Download(threading.Thread):
             self._stream = stream
             if self._stopping:
                 raise _StoppedError
+        stream.wait()
         return stream
 
     def _end_stream(self) -> None:
@@ -292,10 +316,10 @@ class _Download(threading.Thread):
             self.file.close()
 
     def _open_part(self) -> LockedFile:
-        with _writing():
+        with _using(self._directory):
             self.file = open_locked(self._entry.part, os.O_RDWR | os.O_CREAT, shared=True, wait=True)
         if self.file is None:
-            raise FileNotFoundError(f"the cache {self._directory.path} was removed while it was in use")
+            raise CacheError(f"the cache {self._directory.path} was removed while it was in use: start again.", path=self._directory.path)
         return self.file
 
     def _store(self) -> str | None:
@@ -303,7 +327,7 @@ class _Download(threading.Thread):
         known = self._entry.read()
         file = self._open_part()
         facts = Facts(self._expected.url)
-        with _writing():
+        with _using(self._directory):
             self._entry.write(self._lock, facts)
         offset = self._usable(file, known)
         stream = self._begin_stream(offset)
@@ -317,7 +341,7 @@ class _Download(threading.Thread):
             return f"it had {stream.size} bytes instead of {self._expected.size}"
         total = stream.size if stream.size is not None else self._expected.size
         facts = replace(facts, size=total, tag=stream.tag, boot=boot())
-        with _writing():
+        with _using(self._directory):
             self._entry.write(self._lock, facts)
             self._directory.reserve((2 * STEP if total is None else total - offset) + FACTS_BYTES + len(facts.url), self._max_bytes)
         self._tell()
@@ -337,7 +361,7 @@ class _Download(threading.Thread):
                 return f"it had more bytes than {total}"
             if checksum is not None:
                 checksum.update(chunk)
-            with _writing():
+            with _using(self._directory):
                 _write(file, chunk, offset)
                 offset += len(chunk)
                 if total is None and offset // STEP != (offset - len(chunk)) // STEP:
@@ -348,9 +372,13 @@ class _Download(threading.Thread):
         md5 = checksum.hexdigest() if checksum is not None else None
         if md5 != self._expected.md5:
             return f"its MD5 was {md5} instead of {self._expected.md5}"
-        with _writing():
+        with _using(self._directory):
+            if md5 is None and not _is_vouched_for(file, total):
+                self.passing = True
+                os.remove(self._entry.part)
+                return None
             self._entry.write(self._lock, replace(facts, size=offset, md5=md5))
-        os.replace(self._entry.part, self._entry.whole)
+            os.replace(self._entry.part, self._entry.whole)
         return None
 
     def _usable(self, file: LockedFile, known: Facts | None) -> int:
@@ -378,6 +406,7 @@ class _CachedStream(io.RawIOBase):
         self._direct: Fetched | None = None
         self._facts: Facts | None = None  # of what was read
         self._broken: ShardError | None = None  # why nothing may be read any more
+        self._doubted = False
 
     def begin(self, start: int) -> None:
         """Find the shard, or begin to store it."""
@@ -431,14 +460,32 @@ class _CachedStream(io.RawIOBase):
         super().close()
         if os.getpid() != self._pid:
             return
-        if self._download is not None:
-            self._download.stop()
-        if self._file is not None:
-            self._file.close()
-            with contextlib.suppress(OSError):
-                self._directory.trim(self._max_bytes)
-        if self._direct is not None:
-            self._direct.close()
+        with contextlib.ExitStack() as stack:
+            if self._direct is not None:
+                stack.callback(self._direct.close)
+            if self._file is not None:
+                stack.callback(self._leave)
+                stack.callback(self._file.close)
+            if self._download is not None:
+                stack.callback(self._download.stop)
+
+    def _leave(self) -> None:
+        """The file is closed: it may be removed."""
+        with contextlib.suppress(OSError, CacheError):
+            if self._doubted:
+                self._entry.remove()
+            self._directory.trim(self._max_bytes)
+
+    def doubt(self) -> str | None:
+        """The shard makes no sense to its reader: forget it when it is closed, unless its checksum is right.
+
+        Returns:
+            The file in the cache that will be removed, if there is one.
+        """
+        if self._file is None or self._expected.md5 is not None or (self._facts is not None and self._facts.md5 is not None):
+            return None
+        self._doubted = True
+        return self._entry.whole
 
     def _check_open(self) -> None:
         if self.closed:
@@ -501,6 +548,10 @@ class _CachedStream(io.RawIOBase):
         if ended:
             assert self._download is not None
             download, self._download = self._download, None
+            if download.passing:
+                assert download.file is not None
+                self._take(download.file)
+                return True
             download.stop()
             if download.error is not None:
                 raise download.error
@@ -509,8 +560,8 @@ class _CachedStream(io.RawIOBase):
                     raise self._wrong("and could not be stored again, as the disk is full")
                 raise _FullError(download.full)
         if self._download is None:
-            with _writing():
-                os.makedirs(self._directory.path, exist_ok=True)
+            with _using(self._directory):
+                os.makedirs(self._directory.path, 0o700, exist_ok=True)
                 lock = self._entry.lock()
             if lock is not None:
                 whole = self._open_whole()  # it may have become complete just now
@@ -527,9 +578,10 @@ class _CachedStream(io.RawIOBase):
 
     def _open_growing(self) -> bool:
         """Open what has come so far, if there is a download; whether something of it is to be read."""
-        self._facts = self._entry.read()
-        if self._facts is not None and self._facts.boot == boot():
-            self._file = open_locked(self._entry.part, shared=True, wait=True)
+        with _using(self._directory):
+            self._facts = self._entry.read()
+            if self._facts is not None and self._facts.boot == boot():
+                self._file = open_locked(self._entry.part, shared=True, wait=True)
         return self._has_more()
 
     def _has_more(self) -> bool:
@@ -538,12 +590,14 @@ class _CachedStream(io.RawIOBase):
 
     def _open_whole(self) -> LockedFile | None:
         """The complete file, if it is there and as it should be."""
-        file = open_locked(self._entry.whole, shared=True, wait=True)
+        with _using(self._directory):
+            file = open_locked(self._entry.whole, shared=True, wait=True)
         if file is None:
             return None
         try:
-            if self._is_good(file):
-                return file
+            with _using(self._directory):
+                if self._is_good(file):
+                    return file
         except BaseException:
             file.close()
             raise
@@ -612,6 +666,7 @@ class _CachedStream(io.RawIOBase):
     def _go_direct(self) -> None:
         """Read on straight from the store."""
         direct = self._direct = self._fetch(self._position)
+        direct.wait()
         if self._expected.size is None:
             self._expected = replace(self._expected, size=direct.size)
         tag = self._facts.tag if self._facts is not None and self._given else None
@@ -628,6 +683,39 @@ def _chunks(file: LockedFile, end: int) -> Iterator[bytes]:
     """The bytes of ``file`` before ``end``."""
     for place in range(0, end, CHUNK):
         yield os.pread(file.fd, min(CHUNK, end - place), place)
+
+
+def _is_vouched_for(file: LockedFile, size: int | None) -> bool:
+    """Rule 5, for bytes without a checksum; ``size`` is what they have by the store or an index."""
+    head = os.pread(file.fd, tarfile.BLOCKSIZE, 0)
+    kind = detect(head)
+    if not kind and head != bytes(tarfile.BLOCKSIZE):
+        try:
+            tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
+        except tarfile.TarError:
+            return False
+    if size is not None:
+        return True
+    with open(file.fd, "rb", buffering=CHUNK, closefd=False) as stream:
+        try:
+            stream.seek(0)
+            return _has_end(decompress(stream, kind) if kind else stream)
+        except Exception:  # in whatever way it is no whole tar
+            return False
+
+
+def _has_end(tar: BinaryIO) -> bool:
+    """Whether there is an end-of-archive mark after the last member, and the stream too comes to its end."""
+    while any(head := tar.read(tarfile.BLOCKSIZE)):
+        left = -(-tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape").size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+        while left:
+            got = len(tar.read(min(left, CHUNK)))
+            if not got:
+                return False
+            left -= got
+    while tar.read(CHUNK):
+        pass
+    return len(head) == tarfile.BLOCKSIZE
 
 
 def _write(file: LockedFile, chunk: bytes, offset: int) -> None:

@@ -12,6 +12,8 @@ must have its size without a hole, which is what a loss of power leaves.
 
 ``usage`` counts the bytes, those included that running downloads will need. It may be too high, after a SIGKILL, but not too low: only when it exceeds
 the limit are the files themselves looked at.
+
+A cache belongs to one user: it makes its directory with mode 0700 and its files with 0600, and refuses files of others (see ``locks``).
 """
 
 from __future__ import annotations
@@ -21,19 +23,24 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from wds_pipes.io.locks import LockedFile, open_locked
+from wds_pipes.errors import CacheError
+from wds_pipes.io.locks import LockedFile, open_locked, open_own
 from wds_pipes.io.urls import identify, redact
 
 STEP = 1 << 20  # a shard whose size is not known has room for the step that it is in and the next
 FACTS_BYTES = 1024  # room for what is known of a shard, besides its URL
 
 _NAME = re.compile(r"(.+-[0-9a-f]{32})\.(json|part|shard)")
+
+
+_swept: dict[str, int] = {}  # directories, and the processes that have looked there for what killed ones have left
 
 
 def boot() -> str:
@@ -96,15 +103,15 @@ class Entry:
     def growing(self) -> int:
         """How many of its bytes have arrived; 0 if it does not arrive."""
         try:
-            return os.stat(self.part).st_size
+            return os.lstat(self.part).st_size
         except FileNotFoundError:
             return 0
 
     def read(self) -> Facts | None:
         """What is known of it."""
         try:
-            with open(self.known, "rb") as file:
-                return _facts(file.readline())
+            with open(open_own(self.known, os.O_RDONLY), "rb") as file:
+                return _facts(file.readline(1 << 16))
         except FileNotFoundError:
             return None
 
@@ -113,6 +120,12 @@ class Entry:
         line = json.dumps(asdict(facts)).encode() + b"\n"
         os.pwrite(lock.fd, line, 0)
         os.ftruncate(lock.fd, len(line))
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a download that was stopped can be continued, if the store says that it is still the same object."""
+        facts = self.read()
+        return self.growing() > 0 and facts is not None and facts.boot == boot() and facts.size is not None and facts.tag is not None
 
     def remove(self) -> bool:
         """Remove it, unless somebody reads or downloads it."""
@@ -180,7 +193,7 @@ class CacheDirectory:
     def trim(self, max_bytes: int) -> None:
         """Remove what is too much and in use no longer."""
         try:
-            with open(self._usage, "rb") as file:
+            with open(open_own(self._usage, os.O_RDONLY), "rb") as file:
                 used = int(file.read(32) or -1)
         except (FileNotFoundError, ValueError):
             used = -1
@@ -205,6 +218,20 @@ class CacheDirectory:
             evicted, freed = self._evict(counter, max_bytes)
         return count + evicted, gone + freed
 
+    def sweep_once(self) -> None:
+        """``sweep``, when this process stores its first shard."""
+        if _swept.get(self.path) != os.getpid():
+            _swept[self.path] = os.getpid()
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Remove what downloads of processes that were killed have left and no other can continue."""
+        for stem, files in self._scan().items():
+            entry = Entry(stem)
+            with contextlib.suppress(OSError, CacheError):
+                if "shard" not in files and not entry.goes_on:
+                    entry.remove()
+
     def entries(self) -> list[Stored]:
         """What is in the cache, the shards used least recently first."""
         found = []
@@ -224,7 +251,9 @@ class CacheDirectory:
                 name = _NAME.fullmatch(item.name)
                 if name:
                     with contextlib.suppress(FileNotFoundError):
-                        found[os.path.join(self.path, name[1])][name[2]] = item.stat()
+                        status = item.stat(follow_symlinks=False)
+                        if stat.S_ISREG(status.st_mode):
+                            found[os.path.join(self.path, name[1])][name[2]] = status
         return found
 
     def _busy(self, entry: Entry) -> bool:
@@ -246,7 +275,7 @@ class CacheDirectory:
             for stem in sorted(found, key=lambda stem: _used(found[stem])):
                 if used <= goal:
                     break
-                with contextlib.suppress(PermissionError):
+                with contextlib.suppress(PermissionError, CacheError):
                     if Entry(stem).remove():
                         used -= sizes[stem]
                         count += 1
@@ -265,7 +294,7 @@ class CacheDirectory:
         """The right to count and to remove."""
         counter = open_locked(self._usage, os.O_RDWR | os.O_CREAT, wait=True)
         if counter is None:
-            raise FileNotFoundError(f"the cache {self.path} was removed while it was in use")
+            raise CacheError(f"the cache {self.path} was removed while it was in use: start again.", path=self.path)
         try:
             yield counter
         finally:

@@ -1,18 +1,54 @@
-"""Files that carry a lock as long as they are open: flock(2), which the kernel drops with the process, however that ends.
+"""Files of this user that carry a lock as long as they are open: flock(2), which the kernel drops with the process, however that ends.
 
 A lock belongs to what was opened, so two files that are opened in one process exclude each other too. A forked child shares what it inherits and would keep
 it locked when its parent has died: so each child closes that at once.
+
+Others may be able to write to the directory. So only regular files are opened that belong to this user, to root or to the owner of the directory: no links,
+which could lead anywhere, no pipes, which could keep this process waiting, and no bytes of other users.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 import threading
 import weakref
 
+from wds_pipes.errors import CacheError
+
 _guard = threading.RLock()  # held where files are opened and closed, and by a fork, so that a child knows all that it inherits
 _open: weakref.WeakSet[LockedFile] = weakref.WeakSet()
+
+
+def open_own(path: str, flags: int) -> int:
+    """A descriptor of the regular file at ``path``, which is made for this user alone.
+
+    Raises:
+        CacheError: something else is there, or it belongs to somebody else.
+        OSError: it cannot be opened.
+    """
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise _foreign(path, "is no regular file") from error
+        raise
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise _foreign(path, "is no regular file")
+        if found.st_uid not in (os.geteuid(), 0) and found.st_uid != os.stat(os.path.dirname(path)).st_uid:
+            raise _foreign(path, f"belongs to another user (uid {found.st_uid})")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _foreign(path: str, what: str) -> CacheError:
+    return CacheError(f"{path} in the cache {what}: remove it, and give each user a cache directory that only this user may write.", path=path)
 
 
 class LockedFile:
@@ -25,7 +61,7 @@ class LockedFile:
     def __init__(self, path: str, flags: int) -> None:
         self.fd = -1
         with _guard:
-            self.fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
+            self.fd = open_own(path, flags)
             _open.add(self)
 
     @property
@@ -42,8 +78,10 @@ class LockedFile:
         """Unlock and close; again: nothing."""
         with _guard:
             if self.fd >= 0:
-                fcntl.flock(self.fd, fcntl.LOCK_UN)  # for a child too that is between its fork and its exec
-                self._drop()
+                try:
+                    fcntl.flock(self.fd, fcntl.LOCK_UN)  # for a child too that is between its fork and its exec
+                finally:
+                    self._drop()
 
     def _drop(self) -> None:
         fd, self.fd = self.fd, -1

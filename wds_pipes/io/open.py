@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from wds_pipes.errors import ShardError, StateError
+from wds_pipes.errors import CacheError, ShardError, StateError
 from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.pipe import CommandOutput
 from wds_pipes.io.ranged import Feed, Pool, Reading, RemoteShard, UnreadError
@@ -88,7 +88,7 @@ class Opener:
             raise ShardError(f"shard {redact(url)} does not exist. The working directory is {os.getcwd()}. Check its name.", url=redact(url)) from error
         except PermissionError as error:
             raise ShardError(f"shard {redact(url)} may not be read: check its permissions.", url=redact(url)) from error
-        except (ShardError, StateError):
+        except (ShardError, StateError, CacheError):
             raise
         except ImportError as error:
             protocol = url.partition(":")[0]
@@ -109,7 +109,9 @@ class Opener:
     def _remote(self, url: str, start: int, feed: Feed | None, wait: bool) -> BinaryIO:
         size, md5 = getattr(url, "size", None), getattr(url, "md5", None) if self._verify else None
         if self._cache is not None:
-            return self._cache.open(str(url), lambda start: self._fetch(url, start, None, size), start=start, size=size, md5=md5, store=self._store(url))
+            return self._cache.open(
+                str(url), lambda start: self._fetch(url, start, None, size, wait=False), start=start, size=size, md5=md5, store=self._store(url)
+            )
         raw = self._fetch(url, start, feed, size, wait)
         return io.BufferedReader(raw if md5 is None or start else _Verified(raw, md5), self._buffer_bytes)
 

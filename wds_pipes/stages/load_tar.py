@@ -68,6 +68,7 @@ class LoadTar(Tolerant[TarMember]):
         self.named = True
         self.leave = False  # set by it when the wanted samples of a shard have come
         self._reader: TarReader | None = None
+        self._shard: Shard | None = None  # while running, the one that is read
         self._before: Mark | None = None  # while running, the position of the source to resume at
         self.bytes_read = 0  # while running, of the shards that are done
         self._began = 0  # at this byte of its shard
@@ -92,7 +93,7 @@ class LoadTar(Tolerant[TarMember]):
                     shard.refuse(error)
                     at.offset, at.compression = 0, ""
                     continue
-                self._began = at.offset
+                self._began, self._shard = at.offset, shard
                 self._reader = TarReader(
                     stream,
                     url=shard.url,
@@ -114,11 +115,13 @@ class LoadTar(Tolerant[TarMember]):
                 raise ShardError(f"shard {redact(shard.url)} cannot be read: {error}", url=redact(shard.url)) from error
             except unreadable() as error:
                 url = redact(shard.url)
-                self.skip(ShardError(f"shard {url} cannot be read ({type(error).__name__}: {error}). Write or fetch it again.", url=url, offset=at.offset))
+                broken = ShardError(f"shard {url} cannot be read ({type(error).__name__}: {error}). Write or fetch it again.", url=url, offset=at.offset)
+                shard.doubt(broken)
+                self.skip(broken)
             finally:
                 shard.close()
             self.bytes_read = self.bytes_so_far
-            self._reader, self._damage_at, at.offset, at.compression = None, -1, 0, ""
+            self._reader, self._shard, self._damage_at, at.offset, at.compression = None, None, -1, 0, ""
             self.leave = False
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
@@ -130,6 +133,7 @@ class LoadTar(Tolerant[TarMember]):
         return self.bytes_read + (self._reader.offset - self._began if self._reader is not None else 0)
 
     def _damaged(self, error: ShardError) -> None:
+        self._shard.doubt(error)  # type: ignore[union-attr]
         offset, url = getattr(error, "offset", None), getattr(error, "url", None)
         if self.on_error == "raise" and offset == self._began > 0 and error.__cause__ is None:
             # Where the position came from a shard as it is now, the header was read already.

@@ -103,6 +103,13 @@ class Shard:
             raise StateError(f"the state stands at byte {offset} of shard {redact(self.url)}, which has only {offset - left}: it was changed since.")
         return stream, kind
 
+    def doubt(self, error: ShardError) -> None:
+        """Damage was found in it: a cache forgets it when it is closed, and ``error`` says so."""
+        forget = getattr(getattr(self._opened[0], "raw", None), "doubt", None) if self._opened else None
+        path = forget() if forget is not None else None
+        if path is not None:
+            error.add_note(f"It was read from the cache, file {path}, which is removed when nobody reads it: the next time, the shard is fetched again.")
+
     def close(self) -> None:
         """Close its streams; a shard that is dropped is closed too."""
         for stream in reversed(self._opened):

@@ -1,0 +1,319 @@
+"""What a cache must not keep, must not touch, and must not wait for."""
+
+import contextlib
+import gzip
+import os
+import signal
+import stat
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from launch import CONTEXT
+from remote import content
+from remote_store import Store
+from test_cache import Gate, digest, download, noise, wait_for
+
+import wds_pipes as wp
+from wds_pipes.io.cache_files import CacheDirectory
+from wds_pipes.testing import make_shards
+
+PAGE = b"<!DOCTYPE html><html><body>Log in</body></html>" * 100
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory):
+    """The bytes of a shard of 10 samples."""
+    [path] = make_shards(tmp_path_factory.mktemp("shard"), shards=1, samples=10, fields={"bin": lambda rng, _: rng.randbytes(5000)})
+    return content(path)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return wp.ShardCache(tmp_path / "cache", max_bytes="1GB")
+
+
+def within(seconds, call):
+    """What ``call`` returns or raises; a failure if it does not end."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append((call(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert outcome, "it did not end"
+    value, error = outcome[0]
+    if error is not None:
+        raise error
+    return value
+
+
+@contextlib.contextmanager
+def server(answers):
+    """A web server that gives these bodies, one after another, the last one again and again; and the number of requests as a list."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = answers[min(len(asked), len(answers) - 1)]
+            asked.append(self.path)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{web.server_port}/x.tar", asked
+        web.shutdown()
+
+
+# What is stored
+
+
+def bodies(shard):
+    """Bytes, whether their length is told, and whether they are to be stored."""
+    packed = gzip.compress(shard, mtime=0)
+    end = len(shard) - len(shard) % 10240 if len(shard) % 10240 else len(shard)
+    return {
+        "a page": (PAGE, True, False),
+        "a page without a length": (PAGE, False, False),
+        "nothing": (b"", True, False),
+        "less than a header": (shard[:100], True, False),
+        "a tar": (shard, True, True),
+        "a tar without a length": (shard, False, True),
+        "a tar that is cut in a member": (shard[:20_001], False, False),
+        "a tar that is cut after its members": (shard[: len(shard.rstrip(b"\0")) // 512 * 512 + 512], False, False),
+        "gzip": (packed, True, True),
+        "gzip without a length": (packed, False, True),
+        "gzip that is cut": (packed[:-9], False, False),
+        "an empty tar": (bytes(end)[:10240], False, True),
+    }
+
+
+@pytest.mark.parametrize("case", bodies(b""))
+def test_only_what_is_vouched_for_is_stored(tmp_path, cache, shard, case):
+    """The reader has it in any case; with the right checksum anything is stored."""
+    body, sized, stored = bodies(shard)[case]
+    store = Store(tmp_path / "store", sized=sized)
+    store.put("x.tar", body)
+    for _ in range(2):
+        with cache.open("s3://b/x.tar", store.fetch("x.tar")) as stream:
+            assert stream.read() == body
+    assert store.asked("x.tar") == [0] * (1 if stored else 2)
+    assert [path.suffix for path in Path(cache.directory).iterdir() if path.suffix] == [".json", ".shard"] * stored or stored
+    for _ in range(2):
+        with cache.open("s3://b/x.tar", store.fetch("x.tar"), md5=digest(body)) as stream:
+            assert stream.read() == body
+    assert store.asked("x.tar") == [0] * (1 if stored else 3)
+
+
+def test_readers_of_what_is_not_stored(cache):
+    """Each has all of it, also one that waits for the other's download."""
+    gate = Gate(PAGE * 100, 100_000)
+    with cache.open("s3://b/x.tar", gate) as one, cache.open("s3://b/x.tar", gate) as other:
+        assert one.read(1000) == other.read(1000) == gate.data[:1000]
+        gate.open.set()
+        assert other.read() == gate.data[1000:]
+        assert one.read() == gate.data[1000:]
+    assert CacheDirectory(cache.directory).entries() == []
+
+
+def test_a_login_page_is_forgotten(cache, shard):
+    with server([PAGE, shard]) as (url, asked):
+        pipe = wp.ShardList(url).open_shards(cache=cache).load_tar().group_by_key()
+        with pytest.raises(wp.ShardError, match="web page"):
+            list(pipe)
+        assert len(list(pipe)) == 10
+        assert len(list(pipe)) == 10
+        assert len(asked) == 2
+
+
+def test_a_shard_that_makes_no_sense_is_forgotten(cache, shard):
+    """The message names its file; without the cache the error would be the same."""
+    damaged = shard[:11264] + b"x" * 512 + shard[11776:]  # the third header
+    with server([damaged, shard]) as (url, asked):
+        pipe = wp.ShardList(url).open_shards(cache=cache).load_tar().group_by_key()
+        with pytest.raises(wp.ShardError) as caught:
+            list(pipe)
+        assert str(cache.directory) in "".join(caught.value.__notes__)
+        assert len(list(pipe)) == 10
+        assert len(list(pipe)) == 10
+        assert len(asked) == 2
+
+
+# The directory and its files
+
+
+@pytest.mark.parametrize("path", ["file/cache", "/proc/cache"])
+def test_a_directory_that_cannot_be_used_is_not_the_shard(tmp_path, shard, path):
+    """It is told as what it is, and never skipped as a bad shard."""
+    (tmp_path / "file").touch()
+    with server([shard]) as (url, _):
+        pipe = wp.ShardList(url).open_shards(cache=wp.ShardCache(tmp_path / path, max_bytes="1GB"), on_error="skip").load_tar(on_error="skip").group_by_key()
+        with pytest.raises(wp.CacheError, match="the cache .*cache cannot be used") as caught:
+            list(pipe)
+    assert caught.value.path == str(tmp_path / path)
+
+
+@pytest.mark.parametrize("planted", ["link", "pipe", "directory"])
+@pytest.mark.parametrize("which", ["known", "part", "whole", "usage"])
+def test_what_others_have_planted_is_refused(tmp_path, cache, planted, which, store_of_one):
+    """No link is followed, and no pipe waited for."""
+    os.mkdir(cache.directory)
+    entry = CacheDirectory(cache.directory).entry("s3://b/x.tar")
+    path = f"{cache.directory}/usage" if which == "usage" else getattr(entry, which)
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    if planted == "link":
+        os.symlink(victim, path)
+    elif planted == "pipe":
+        os.mkfifo(path)
+    else:
+        os.mkdir(path)
+
+    def read():
+        with cache.open("s3://b/x.tar", store_of_one.fetch("x.tar")) as stream:
+            return stream.read()
+
+    with pytest.raises(wp.CacheError, match="is no regular file: remove it"):
+        within(60, read)
+    assert victim.read_bytes() == b"precious"
+    within(60, lambda: CacheDirectory(cache.directory).entries())
+
+
+@pytest.fixture
+def store_of_one(tmp_path):
+    store = Store(tmp_path / "store")
+    store.put("x.tar", noise(1000))
+    return store
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to give files away")
+def test_files_of_others_are_refused(tmp_path, cache, store_of_one):
+    """But for those of the directory's owner, as where files belong to another user by the way a file system is mounted."""
+    with cache.open("s3://b/x.tar", store_of_one.fetch("x.tar")) as stream:
+        stream.read()
+    whole = CacheDirectory(cache.directory).entry("s3://b/x.tar").whole
+    os.chown(whole, 12345, -1)
+    with pytest.raises(wp.CacheError, match=r"belongs to another user \(uid 12345\)"):
+        cache.open("s3://b/x.tar", store_of_one.fetch("x.tar"))
+    os.chown(cache.directory, 12345, -1)
+    with cache.open("s3://b/x.tar", store_of_one.fetch("x.tar")) as stream:
+        assert stream.read() == noise(1000)
+    assert store_of_one.asked("x.tar") == [0]
+
+
+def test_files_are_for_this_user_alone(cache, store_of_one):
+    before = os.umask(0)
+    try:
+        with cache.open("s3://b/x.tar", store_of_one.fetch("x.tar")) as stream:
+            stream.read()
+    finally:
+        os.umask(before)
+    modes = {path.suffix: stat.S_IMODE(path.stat().st_mode) for path in Path(cache.directory).iterdir()}
+    assert modes == {"": 0o600, ".json": 0o600, ".shard": 0o600}
+    assert stat.S_IMODE(os.stat(cache.directory).st_mode) == 0o700
+
+
+def test_what_a_killed_process_has_left(tmp_path, cache):
+    """What no other can go on with is removed by the next one, what can be gone on with stays."""
+    stores = {name: Store(tmp_path / "store", rate=300_000, tagged=name == "tagged.tar") for name in ("tagged.tar", "untagged.tar")}
+    processes = []
+    for name, store in stores.items():
+        url = store.put(name, noise(8_000_000))
+        processes.append(CONTEXT.Process(target=download, args=(cache, url, store.fetch, name)))
+        processes[-1].start()
+    wait_for(lambda: [path.stat().st_size > 0 for path in Path(cache.directory).glob("*.part")] == [True, True], 60)
+    for process in processes:
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    assert len(list(Path(cache.directory).glob("*.part"))) == 2
+    store = Store(tmp_path / "store")
+    store.put("other.tar", noise(1000))
+    with cache.open("s3://bucket/other.tar", store.fetch("other.tar")) as stream:
+        stream.read()
+    assert [path.name.partition("-")[0] for path in Path(cache.directory).glob("*.part")] == ["tagged.tar"]
+    assert len(list(Path(cache.directory).glob("*.json"))) == 2
+    with cache.open("s3://bucket/tagged.tar", store.fetch("tagged.tar")) as stream:
+        assert stream.read() == noise(8_000_000)
+    assert store.asked("tagged.tar")[1] > 0
+
+
+# Waiting
+
+
+def test_a_lock_that_cannot_be_closed_stops_no_reader(cache):
+    """The descriptor is closed beneath the cache, as some file systems fail to close one."""
+    fails = threading.Event()
+
+    class Failing:
+        size, tag, wait, left = 2_000_000, "tag", int, [noise(500_000)]
+
+        def read(self, n):
+            if self.left:
+                return self.left.pop()
+            fails.wait(60)
+            raise ConnectionResetError("reset")
+
+        def close(self):
+            fails.set()
+
+    with cache.open("s3://b/x.tar", lambda offset: Failing()) as stream:
+        stream.read(1000)
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(f"/proc/self/fd/{name}").endswith(".json"):
+                    os.close(int(name))
+        fails.set()
+        with pytest.raises(ConnectionResetError):
+            within(60, stream.read)
+
+
+class GivenUpError(KeyboardInterrupt):
+    pass
+
+
+def interrupt(*_):
+    raise GivenUpError
+
+
+def test_closing_does_not_wait_for_the_first_byte(cache, shard):
+    """A server has not answered yet when the consumer gives up."""
+    asked, answer = threading.Event(), threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.set()
+            answer.wait(60)
+            answer.set()
+
+        def log_message(self, *args):
+            pass
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    main = threading.main_thread().ident
+    try:
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
+            threading.Thread(target=web.serve_forever, daemon=True).start()
+            threading.Thread(target=lambda: asked.wait(60) and signal.pthread_kill(main, signal.SIGUSR1), daemon=True).start()
+            pipe = wp.ShardList(f"http://127.0.0.1:{web.server_port}/x.tar").open_shards(cache=cache).load_tar().group_by_key()
+            with pytest.raises(GivenUpError):
+                list(pipe)
+            del pipe
+            assert not answer.is_set()
+            assert not [thread for thread in threading.enumerate() if thread.name == "wds_pipes-cache"]
+            answer.set()
+            web.shutdown()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
