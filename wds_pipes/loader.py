@@ -33,6 +33,7 @@ from wds_pipes import graph
 from wds_pipes.codecs import library
 from wds_pipes.datapipes import as_stage, check_not_loaded
 from wds_pipes.errors import SampleError, ShardError, StateError, WorkerError
+from wds_pipes.io.urls import hide
 from wds_pipes.lanes import Deal, Parts, deal_again, lay_out, parts_of, with_parts
 from wds_pipes.parent import begin_worker
 from wds_pipes.ranks import Rank, find_rank
@@ -182,7 +183,7 @@ _AT_END: Result = (-1, -1, None, None, False, None, None)
 
 def _portable(error: Exception) -> Exception:
     """``error`` with what led to it in words, so that it can leave the process."""
-    story = "".join(traceback.format_exception(error))
+    story = hide("".join(traceback.format_exception(error)))
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

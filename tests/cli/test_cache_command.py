@@ -21,7 +21,7 @@ def cache(tmp_path, monkeypatch):
     store = Store(tmp_path / "store", rate=20_000_000)
     cache = ShardCache(tmp_path / "cache", max_bytes="1GB")
     for number in range(4):
-        url = store.put(f"{number}.tar", os.urandom(9_000_000 if number == 3 else 1_000_000 + number))
+        url = store.put(f"{number}.tar", b"\x1f\x8b\x08" + os.urandom(9_000_000 if number == 3 else 999_997 + number))
         with cache.open(url, store.fetch(f"{number}.tar")) as stream:
             stream.read(None if number < 3 else 1000)
     monkeypatch.setenv("WDS_PIPES_CACHE_DIR", cache.directory)

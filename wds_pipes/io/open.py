@@ -12,7 +12,7 @@ from wds_pipes.errors import CacheError, ShardError, StateError
 from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.pipe import CommandOutput
 from wds_pipes.io.ranged import Feed, Pool, Reading, RemoteShard, UnreadError
-from wds_pipes.io.urls import hide, local_path, redact
+from wds_pipes.io.urls import clean, hide, local_path, redact
 from wds_pipes.stage import NO_NETWORK, Network
 
 if TYPE_CHECKING:
@@ -84,19 +84,29 @@ class Opener:
             if path is not None:
                 return open(path, "rb", buffering=self._buffer_bytes)
             return self._remote(url, start, feed, wait)
-        except FileNotFoundError as error:
-            raise ShardError(f"shard {redact(url)} does not exist. The working directory is {os.getcwd()}. Check its name.", url=redact(url)) from error
-        except PermissionError as error:
-            raise ShardError(f"shard {redact(url)} may not be read: check its permissions.", url=redact(url)) from error
         except (ShardError, StateError, CacheError):
             raise
-        except ImportError as error:
+        except Exception as error:
+            problem = self._problem(url, error)
+        raise problem  # where no other error is handled, whose arguments may hold the URL
+
+    def _problem(self, url: str, error: Exception) -> ShardError:
+        """What keeps a shard from being opened, in words and without credentials."""
+        shown, options = redact(url), self._reading.storage_options
+        if isinstance(error, FileNotFoundError):
+            message = f"shard {shown} does not exist. The working directory is {os.getcwd()}. Check its name."
+        elif isinstance(error, PermissionError):
+            message = f"shard {shown} may not be read: check its permissions."
+        elif isinstance(error, ImportError):
             protocol = url.partition(":")[0]
             mend = f"pip install 'wds_pipes[{_EXTRAS[protocol]}]'" if protocol in _EXTRAS else "install the package that it names"
-            raise ShardError(f"shard {redact(url)} needs a package that is not installed ({error}): {mend}.", url=redact(url)) from error
-        except Exception as error:
+            message = f"shard {shown} needs a package that is not installed ({hide(str(error), url, options)}): {mend}."
+        else:
             mend = " Write a local path without '://'." if "Protocol not known" in str(error) else ""
-            raise ShardError(f"shard {redact(url)} cannot be opened: {type(error).__name__}: {hide(str(error), url)}{mend}", url=redact(url)) from error
+            message = f"shard {shown} cannot be opened: {type(error).__name__}: {hide(str(error), url, options)}{mend}"
+        problem = ShardError(message, url=shown)
+        problem.__cause__ = clean(error, url, options)
+        return problem
 
     def _command(self, url: str) -> BinaryIO:
         if not self._allow_pipe:

@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.stores import Answer, FaultyError, RefusedError, Stores, changed, close_answer, judge, one_piece
-from wds_pipes.io.urls import hide, redact
+from wds_pipes.io.urls import clean, hide, redact
 from wds_pipes.tar.reader import BLOCK
 
 _LEAST, _MOST = 1 << 20, 16 << 20  # of the ranges that are requested, in bytes
@@ -676,12 +676,13 @@ class RemoteShard(io.RawIOBase):
 
     def _error(self, block: _Block, what: str, cause: BaseException | None) -> Exception:
         url, at = redact(self._url), block.reached
-        what = hide(what, self._url)
+        options = self._pool.reading.storage_options
+        what = hide(what, self._url, options)
         if block.got or block.start > self._start:
             error: Exception = UnreadError(f"byte {at} {what}")
         else:
             error = ShardError(f"shard {url} {what}.", url=url, offset=at or None)
-        error.__cause__ = cause
+        error.__cause__ = clean(cause, self._url, options)
         return error
 
     # By the consumer

@@ -18,6 +18,8 @@ from urllib.parse import unquote_plus
 
 import braceexpand
 
+from wds_pipes.errors import ShardError
+
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _SCHEME = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]+:(//|:)")
@@ -154,6 +156,42 @@ def hide(text: str, url: str = "", options: Any = None) -> str:
     return text
 
 
+def clean(error: BaseException | None, url: str = "", options: Any = None, *, depth: int = 10) -> BaseException | None:
+    """``error`` as a cause that may be shown, with all that led to it: of the same class, but with nothing of it except its message, as ``hide`` gives it."""
+    if error is None or depth == 0:
+        return None
+    message = hide(str(error), url, options)
+    shown: BaseException
+    try:
+        shown = _stand_in(type(error), message)
+    except Exception:  # its class cannot be had without its arguments
+        shown = _stand_in(Exception, f"{type(error).__name__}: {message}")
+    for note in getattr(error, "__notes__", ()):
+        shown.add_note(hide(str(note), url, options))
+    context = None if error.__suppress_context__ else error.__context__
+    shown.__cause__ = clean(error.__cause__, url, options, depth=depth - 1)
+    shown.__context__ = clean(context, url, options, depth=depth - 1)
+    shown.__suppress_context__ = error.__suppress_context__
+    return shown.with_traceback(error.__traceback__)
+
+
+def _stand_in(kind: type[BaseException], message: str) -> BaseException:
+    """An error of this class that was made without its arguments."""
+    more = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__str__": _message, "__repr__": _shown_error}
+    made: type[BaseException] = type(kind.__name__, (kind,), more)
+    error = made.__new__(made, message)
+    error.args = (message,)
+    return error
+
+
+def _message(error: BaseException) -> str:
+    return str(error.args[0])
+
+
+def _shown_error(error: BaseException) -> str:
+    return f"{type(error).__name__}({str(error)!r})"
+
+
 def _secrets_of_url(url: str) -> Iterator[str]:
     if not url or url.startswith("pipe:") or local_path(url) is not None:
         return
@@ -209,7 +247,7 @@ def expand(urls: Urls, storage_options: dict[str, Any] | None = None) -> list[st
     if isinstance(urls, (str, os.PathLike)):
         urls = [urls]
     if not isinstance(urls, Iterable) or isinstance(urls, (bytes, dict)):
-        raise TypeError(f"shards are named by a URL, a path or a list of them, not {urls!r}")
+        raise TypeError(f"shards are named by a URL, a path or a list of them, not {hide(repr(urls)):.200}")
     found = [shard for url in urls for shard in _expand_one(url, storage_options)]
     if not found:
         raise ValueError("the list of shards is empty: name at least one")
@@ -218,7 +256,7 @@ def expand(urls: Urls, storage_options: dict[str, Any] | None = None) -> list[st
 
 def _expand_one(item: str | os.PathLike[str], storage_options: dict[str, Any] | None) -> Sequence[str]:
     if not isinstance(item, (str, os.PathLike)):
-        raise TypeError(f"a shard is named by a string or a path, not {item!r}")
+        raise TypeError(f"a shard is named by a string or a path, not {hide(repr(item)):.200}")
     url = os.fspath(item)
     if not isinstance(url, str) or not url:
         raise ValueError(f"a shard needs a name, not {url!r}")
@@ -259,8 +297,17 @@ def _expand_glob(url: str, storage_options: dict[str, Any] | None) -> Sequence[s
         return [url]
     from wds_pipes.io.stores import file_system
 
-    fs, pattern = file_system(url, storage_options)
-    return _found(url, [fs.unstrip_protocol(name) for name in sorted(fs.glob(pattern))])
+    try:
+        fs, pattern = file_system(url, storage_options)
+        names = [fs.unstrip_protocol(name) for name in sorted(fs.glob(pattern))]
+    except ImportError:
+        raise
+    except Exception as error:
+        cause = clean(error, url, storage_options)
+    else:
+        return _found(url, names)
+    shown = redact(url)
+    raise ShardError(f"the shards {shown} cannot be listed: {type(cause).__name__}: {cause}. Check the URL and your credentials.", url=shown) from cause
 
 
 def _found(url: str, shards: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.compression import KINDS, unreadable
-from wds_pipes.io.urls import redact
+from wds_pipes.io.urls import hide, redact
 from wds_pipes.stage import Mark, Stage, Tolerant, check_choice, check_count
 from wds_pipes.stages.open_shards import Shard
 from wds_pipes.stages.shard_list import PartOfShard
@@ -84,7 +84,7 @@ class LoadTar(Tolerant[TarMember]):
                 self._before = None
                 return
             if not isinstance(shard, Shard):
-                raise TypeError(f"load_tar() takes open shards, and its source gave {shard!r}: put .open_shards() before it")
+                raise TypeError(f"load_tar() takes open shards, and its source gave {hide(repr(shard)):.200}: put .open_shards() before it")
             try:
                 resumed = at.offset > 0
                 try:

@@ -13,7 +13,7 @@ from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io import compression
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.ranged import Feed, Reading
-from wds_pipes.io.urls import redact
+from wds_pipes.io.urls import hide, redact
 from wds_pipes.stage import Lane, Mark, Network, Stage, Tolerant, check_count
 from wds_pipes.stages.cache_shards import CacheShards
 from wds_pipes.tar.reader import BLOCK
@@ -184,7 +184,7 @@ class OpenShards(Tolerant[Shard]):
     ) -> None:
         super().__init__(source, on_error, max_errors)
         if storage_options is not None and not isinstance(storage_options, dict):
-            raise TypeError(f"storage_options must be a dict, not {storage_options!r}")
+            raise TypeError(f"storage_options must be a dict, not {type(storage_options).__name__}")
         if not isinstance(timeout_seconds, (int, float)) or timeout_seconds <= 0:
             raise ValueError(f"timeout_seconds must be a positive number, not {timeout_seconds!r}")
         reading = Reading(
@@ -257,7 +257,9 @@ class OpenShards(Tolerant[Shard]):
         assert self.source is not None
         while len(self._next) < count and (url := next(self.source.items, None)) is not None:
             if not isinstance(url, (str, os.PathLike)):
-                raise TypeError(f"open_shards() takes URLs and paths, and its source gave {url!r:.200}: put it behind ShardList(...) or IterableWrapper(urls)")
+                raise TypeError(
+                    f"open_shards() takes URLs and paths, and its source gave {hide(repr(url)):.200}: put it behind ShardList(...) or IterableWrapper(urls)"
+                )
             name = url if isinstance(url, str) else os.fspath(url)
             self._next.append((Shard(name, partial(self._opening, name), self._refuse), self.source.mark()))
 

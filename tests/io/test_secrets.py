@@ -1,0 +1,115 @@
+"""Credentials are in nothing that is shown, whatever goes wrong, in this process and in workers."""
+
+import json
+import logging
+import threading
+import traceback
+import warnings
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from servers.process import free_port
+
+import wds_pipes as wp
+from wds_pipes.testing import make_shards
+
+CANARIES = ("canary-in-query", "canary-in-user", "canary-in-header", "canary-in-path", "canary-in-fragment")
+OPTIONS = {"headers": {"X-Api-Key": "canary-in-header"}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server that answers with whatever its path names, and repeats the query in where it sends clients on to."""
+    [path] = make_shards(tmp_path_factory.mktemp("shard"), shards=1, samples=4)
+    with open(path, "rb") as file:
+        shard = file.read()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            what, _, query = self.path.partition("?")
+            what = what.rpartition("/")[2].partition(";")[0]
+            bodies = {"page": b"<html>" * 200, "cut": shard[:1100], "good": shard}
+            self.send_response({"loop": 302, "away": 302, "odd": 302}.get(what) or (int(what) if what.isdigit() else 200))
+            if what == "loop":
+                self.send_header("Location", f"/loop?{query}")
+            elif what == "away":
+                self.send_header("Location", f"http://u:canary-in-user@127.0.0.1:{port}/x?{query}")
+            elif what == "odd":
+                self.send_header("Location", f"http://u:canary-in-user@[1:/x?{query}")
+            body = bodies.get(what, b"")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    port = free_port()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        yield web.server_port
+        web.shutdown()
+
+
+def chain(error):
+    """An error and all that led to it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def shown_of(error):
+    """All that is shown of an error by anything that knows errors."""
+    return "".join(traceback.format_exception(error)) + "".join(f"{each} {each!r} {each.args} {getattr(each, '__notes__', '')}" for each in chain(error))
+
+
+CASES = ["404", "403", "500", "loop", "away", "odd", "page", "cut", "nowhere", "no host", "a bad port", "no package", "no protocol"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("cached", [False, True])
+def test_whatever_goes_wrong(server, caplog, tmp_path, workers, cached):
+    caplog.set_level(logging.INFO, "wds_pipes")
+    hosts = {"nowhere": f"http://{{}}@127.0.0.1:{free_port()}", "no host": "http://{}@", "a bad port": "http://{}@127.0.0.1:99999999"}
+    hosts |= {"no package": "hf-made-up://{}@h", "no protocol": "made-up://{}@h"}
+    said = []
+    for case in CASES if not workers else ["loop", "odd", "page", "a bad port"]:
+        host = hosts.get(case, f"http://{{}}@127.0.0.1:{server}").format("user:canary-in-user")
+        url = f"{host}/{case.replace(' ', '-')};token=canary-in-path?part=1&%74oken=canary-in-query&jwt=canary-in-query#code=canary-in-fragment"
+        cache = wp.ShardCache(tmp_path / "cache", max_bytes="1GB") if cached else None
+        options = OPTIONS if case != "no protocol" else {}
+        pipe = wp.ShardList(url).open_shards(storage_options=options, retries=0, timeout_seconds=5, cache=cache).load_tar().group_by_key().batch_samples(1)
+        loader = wp.PipeLoader(pipe, num_workers=workers)
+        with warnings.catch_warnings(record=True, action="always") as caught, pytest.raises(wp.WdsError) as failed:
+            list(loader)
+        said += [shown_of(failed.value), repr(pipe), pipe.to_mermaid(), pipe.to_dot(), pipe._repr_html_(), repr(loader)]
+        said += [
+            json.dumps(pipe.state_dict()),
+            json.dumps(loader.state_dict()),
+            wp.describe_state(loader.state_dict()),
+            *(str(each.message) for each in caught),
+        ]
+    said += [caplog.text, *(f"{path.name} {path.read_text()}" for path in tmp_path.glob("cache/*.json"))]
+    for canary in CANARIES:
+        assert [text for text in said if canary in text] == []
+
+
+@pytest.mark.parametrize("case", ["404", "403"])
+def test_patterns_and_indices(server, case):
+    """What is listed or read before the iteration."""
+    url = f"http://user:canary-in-user@127.0.0.1:{server}/{case}"
+    query = "jwt=canary-in-query"
+    with pytest.raises((wp.ShardError, ValueError)) as failed:
+        wp.ShardList(f"{url}/*.tar?{query}", storage_options=OPTIONS)
+    with pytest.raises((wp.ShardError, ValueError)) as of_index:
+        wp.ShardList("x.tar", index=f"{url}?{query}", storage_options=OPTIONS)
+    for canary in CANARIES:
+        assert canary not in shown_of(failed.value) + shown_of(of_index.value)
+
+
+def test_wrong_arguments():
+    url = "http://user:canary-in-user@h/x.tar?jwt=canary-in-query"
+    for wrong in (lambda: wp.ShardList({url: 1}), lambda: wp.ShardList([[url]]), lambda: wp.ShardList(url).open_shards(storage_options=f"secret {url}")):
+        with pytest.raises(TypeError) as failed:
+            wrong()
+        assert "canary" not in shown_of(failed.value)
