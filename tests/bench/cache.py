@@ -98,7 +98,7 @@ def main():
         os.makedirs(cache.directory)
         contents = {}
         for number in range(SHARDS):
-            contents[f"{number}.tar"] = rng.randbytes(SIZE + rng.randrange(100_000))
+            contents[f"{number}.tar"] = b"\x1f\x8b\x08" + rng.randbytes(SIZE + rng.randrange(100_000))  # like a compressed shard
             store.put(f"{number}.tar", contents[f"{number}.tar"])
         readers, kills, most, bad = [], 0, 0, []
         end = time.monotonic() + options.seconds
