@@ -24,6 +24,7 @@ from time import perf_counter, time
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
+from wds_pipes.io.identity import identify_store
 from wds_pipes.io.threads import DaemonThreads
 
 PIECE = 1 << 18  # of stores that are read and not heard
@@ -151,7 +152,7 @@ class Stores:
         elif protocol in ("http", "https"):
             options = {"get_client": _client, **options}
         # An instance of our own: those that fsspec keeps are shared with code that may close them or rely on their retries.
-        return _shared.setdefault(os.getpid(), _Shared()).find(kind, options)
+        return _shared.setdefault(os.getpid(), _Shared()).find(kind, options, identify_store(f"{protocol}://", options))
 
     def _store(self, fs: Any) -> Store:
         names = [fs.protocol] if isinstance(fs.protocol, str) else list(fs.protocol)
@@ -169,18 +170,18 @@ class _Shared:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._made: list[tuple[Any, Any, weakref.ref[Any]]] = []
+        self._made: list[tuple[Any, Any, weakref.ref[Any], str]] = []
 
-    def find(self, kind: Any, options: dict[str, Any]) -> Any:
-        """The file system of a class with these options."""
+    def find(self, kind: Any, options: dict[str, Any], identity: str) -> Any:
+        """The file system of a class with these options, which lead to the store ``identity``: the environment may have changed since one was made."""
         with self._lock:
             self._made = [made for made in self._made if made[2]() is not None]
-            for of_kind, of_options, found in self._made:
+            for of_kind, of_options, found, of_identity in self._made:
                 fs = found()
-                if fs is not None and of_kind is kind and _same(of_options, options):
+                if fs is not None and of_kind is kind and of_identity == identity and _same(of_options, options):
                     return fs
             fs = kind(**{**options, "skip_instance_cache": True})
-            self._made.append((kind, _copied(options), weakref.ref(fs)))
+            self._made.append((kind, _copied(options), weakref.ref(fs), identity))
             return fs
 
 
