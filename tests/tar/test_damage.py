@@ -110,6 +110,8 @@ BROKEN = {
         "a sparse map that cannot be read",
         0,
     ),
+    "pax length without a space": (header(b"x", 9, kind=b"x") + padded(b"8 a=bcd\n\n") + END, "a pax header that cannot be read", 0),
+    "pax length that goes back": (header(b"x", 14, kind=b"x") + padded(b"8 a=bcd\n1 a=b\n") + END, "a pax header that cannot be read", 0),
     "old sparse map without end": (header(b"a", kind=b"S", at_482=b"\1") + b"\1" * (MAX_HEADER_BYTES * 2), "a sparse map of more than", 0),
     "old sparse map cut": (header(b"a", kind=b"S", at_482=b"\1") + b"\1" * 700, "is cut inside a sparse map", 0),
 }

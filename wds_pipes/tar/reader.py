@@ -497,7 +497,7 @@ class _Extra:
             digits = content[place : max(space, place)]
             end = place + int(digits) if digits.isdigit() else place
             key, equals, value = content[space + 1 : end].partition(b"=")
-            if not equals or value[-1:] != b"\n" or end > len(content):
+            if end <= place or not equals or value[-1:] != b"\n" or end > len(content):
                 raise _Damage("has a pax header that cannot be read. Write or fetch it again", offset)
             if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes"):
                 self.pieces.append(value[:-1])
