@@ -10,13 +10,43 @@ from typing import Any
 
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.urls import redact
+from wds_pipes.saved import damaged
 from wds_pipes.stage import Lane, Mark, Stage, Tolerant, check_choice
 from wds_pipes.stages.load_tar import LoadTar
-from wds_pipes.stages.shard_list import PartOfShard
-from wds_pipes.tar.keys import KeySplit, splitter
-from wds_pipes.tar.reader import TarMember
+from wds_pipes.stages.shard_list import PartOfShard, ShardList
+from wds_pipes.tar.keys import KeySplit, has_field, lacks, splitter, with_field
+from wds_pipes.tar.reader import EMPTY, END, MARK, TarMember, half_sample
 
 Sample = dict[str, Any]
+
+ENOUGH, VARIED = 3, 4
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was seen of a shard up to a place.
+
+    Attributes:
+        fields: all fields of its samples, see ``tar.keys``.
+        alike: how many whole samples it had, up to ENOUGH, while all have the same fields; or VARIED.
+        lost: 1: samples were lost; 2: and what follows may lie inside another member.
+    """
+
+    fields: str = ""
+    alike: int = 0
+    lost: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> _Seen:
+        """What ``str`` gave."""
+        if not text:
+            return cls()
+        if len(text) < 2 or text[0] not in "01234" or text[1] not in "012":
+            raise damaged(f"group_by_key cannot stand at shard={text!r:.80}")
+        return cls(text[2:], int(text[0]), int(text[1]))
+
+    def __str__(self) -> str:
+        return f"{self.alike}{self.lost}{self.fields}"
 
 
 class GroupByKey(Tolerant[Sample]):
@@ -25,6 +55,11 @@ class GroupByKey(Tolerant[Sample]):
     A sample is a dict ``{"__key__": str, "__url__": str, field: bytes, ...}`` with the fields in the order of the tar. By default the key of
     ``dir/a.seg.png`` is ``dir/a`` and its field ``seg.png`` (in lower case). Hidden files, names without a dot and a top-level ``__meta__`` belong to no
     sample. Members group only inside one shard.
+
+    Half a sample is never given as a whole one. A sample beside a damaged place is dropped. A sample beside a doubtful place (the end of a shard without an
+    end-of-archive mark; an end mark inside a shard, which may be a zeroed page) is given only if it has the fields that the samples before it in the shard
+    have. If not, or if no sample comes before, ``load_tar(on_truncated=..., on_error=...)`` decide: an error by default. At a proper end, a last sample that
+    lacks a field is given; it is a ShardWarning if all samples before it, three at least, have the same fields.
 
     Args:
         source: a pipe of members: ``load_tar()``.
@@ -39,7 +74,8 @@ class GroupByKey(Tolerant[Sample]):
     Raises:
         SampleError: from the iteration, with ``.url``, ``.key`` and ``.offset``: a field twice, or a repeated key.
 
-    Checkpoint: where the first member of the next sample starts. A resume reads that one member again.
+    Checkpoint: where the first member of the next sample starts, and the names of the fields in its shard, up to 256 characters (if there are more, doubtful
+    samples are refused). A resume reads that one member again.
     """
 
     @dataclass(slots=True)
@@ -47,6 +83,7 @@ class GroupByKey(Tolerant[Sample]):
         skipped: int = 0
         filtered: int = 0
         number: int = 0  # how many samples of the shard came before this place, where only a part of the shard is meant
+        shard: str = ""  # what was seen of the shard up to here, see _Seen; one text, since a mark is taken for each item
 
     order_options = ("fields", "key_split")
 
@@ -73,15 +110,26 @@ class GroupByKey(Tolerant[Sample]):
         # While running, where the source is to be resumed: the offset of a member of its current shard if that says it all, else a mark.
         self._offset = -1
         self._before: Mark | None = None
+        self._seen = _Seen()  # while running, what at.shard says
+        self._tar: LoadTar | None = None  # while running, where the members come from
+        self._doubt: tuple[int, bytes, str] = -1, MARK, ""  # while running, the last doubtful place: its offset, what it is, the fields of the shard up to it
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Sample]:
-        if not isinstance(self.source, LoadTar):
-            return super().open(lane, mark)
         group = copy.copy(self)
-        group.source = load = copy.copy(self.source)
-        load.named = False
-        load.want = self._wants(set(self.fields)) if self.fields else None
-        return super(GroupByKey, group).open(lane, mark)
+        if isinstance(self.source, LoadTar):
+            group.source = load = copy.copy(self.source)
+            load.named = False
+            load.want = self._wants(set(self.fields)) if self.fields else None
+        running = super(GroupByKey, group).open(lane, mark)
+        stage = running.source
+        while stage is not None and not isinstance(stage, LoadTar):
+            stage = stage.source
+        if stage is not None:
+            stage.doubts = True
+            if isinstance(stage.root, ShardList):
+                stage.root.counted = True
+        running._tar = stage  # type: ignore[attr-defined]
+        return running
 
     def _wants(self, fields: set[str]) -> Callable[[str], bool]:
         split = splitter(self.split)
@@ -95,15 +143,18 @@ class GroupByKey(Tolerant[Sample]):
     def run(self) -> Iterator[Sample]:
         source = self.source
         assert source is not None
-        split, by_stem, wanted = splitter(self.split), self.split == "first-dot", self.fields and set(self.fields)
+        split, by_stem, wanted = splitter(self.split), self.split == "first-dot", set(self.fields) if self.fields else None
+        at = self.at
+        here = self._seen = _Seen.parse(at.shard)
         mark = None if isinstance(source, LoadTar) else source.mark
         names: dict[str, str] = {}  # a field as it is written: in lower case, one object for all samples
         seen: set[str] = set()  # the keys of this shard
         sample: Sample | None = None
         key = stem = url = shown = ""
         last, length = -1, 0
-        bad = False  # the sample being built is not to be given
-        suspect = False  # the next sample may have lost its first members
+        bad = 0  # the sample being built is beside a doubtful place (1), or not to be given (2)
+        suspect = 0  # the next sample may have lost its first members (1), or has (2)
+        look, width = True, 0  # compare whole samples, but for those of this many entries, which are like those before them
         flags = {} if self.lane.padding is None else {"__padding__": self.lane.padding}
         part: PartOfShard | None = None
         first = True
@@ -117,7 +168,7 @@ class GroupByKey(Tolerant[Sample]):
             if (shard is not url and shard != url) or offset <= last:
                 if mark and not isinstance(member, TarMember):
                     raise _no_member(member)
-                ready = self._finish(sample, bad, part)
+                ready = self._last(sample, bad, part)
                 if not first:
                     self._end_shard(part)
                 if ready is not None:
@@ -125,8 +176,12 @@ class GroupByKey(Tolerant[Sample]):
                     yield ready
                 sample, key, stem, url, shown = None, "", "", shard, str(shard)  # without what a URL may carry for the stages
                 part = shard if isinstance(shard, PartOfShard) else None
-                bad = suspect = first = passing = False
+                here = self._seen  # another one if a shard has ended
+                first = passing = False
+                bad = suspect = 0
+                look, width = self._look(wanted)
                 seen.clear()
+                names.clear()
             last = offset
             if passing:
                 continue
@@ -135,21 +190,34 @@ class GroupByKey(Tolerant[Sample]):
             if field is None:
                 parts = split(name) if name else None
                 if parts is None:
-                    if not name:  # a gap: the sample may go on behind it
-                        stem, bad, suspect = "", True, True
-                    if mark:
+                    if not name:  # see tar.reader; the sample may go on after it
+                        stem = ""
+                        if data in (MARK, END):
+                            bad, suspect = bad or 1, suspect or 1
+                            self._doubt = offset, data, here.fields
+                        elif data != EMPTY:
+                            bad = suspect = 2
+                            here.lost = max(here.lost, 1 if data is None else 2)
+                            at.shard = str(here)
+                            names.clear()
+                    if mark and (suspect != 1 or (not name and data == END)):
                         before = mark()
                     continue
                 if parts[0] != key or sample is None:
+                    if bad:
+                        bad = self._judge(sample, bad, part)
+                    if look and sample is not None and len(sample) != width and not bad:
+                        look, width = self._compare(sample, wanted)
                     ready = sample if wanted is None and part is None and not bad else self._finish(sample, bad, part)
                     if ready is not None:
-                        self._offset, self._before = offset if mark is None else -1, before
+                        # Where the next sample is in doubt, a resume must meet the reason again.
+                        self._offset, self._before = -1 if mark else self._doubt[0] if suspect else offset, before
                         yield ready
                     if part is not None and self.at.number >= part.stop:
                         self._leave(part, offset)
                         sample, stem, passing = None, "", True
                         continue
-                    key, bad, suspect = parts[0], suspect, False
+                    key, bad, suspect = parts[0], suspect, 0
                     if by_stem:
                         stem, length = f"{key}.", len(key) + 1
                     sample = {"__key__": key, "__url__": shown, **flags}
@@ -157,28 +225,78 @@ class GroupByKey(Tolerant[Sample]):
                         self._repeated(sample, offset)
                     seen.add(key)
                 elif suspect:
-                    suspect = False
+                    suspect = 0
                 field = names.get(parts[1])
                 if field is None:
-                    if len(names) > 4096:
-                        names.clear()
-                    field = names[parts[1]] = parts[1].lower()
+                    field = parts[1].lower()
+                    if here.lost == 2 and not has_field(here.fields, field):
+                        bad = 2
+                    else:
+                        if len(names) > 4096:
+                            names.clear()
+                        names[parts[1]] = field
+                        if not has_field(here.fields, field):
+                            here.fields = with_field(here.fields, field)
+                            if here.alike:
+                                here.alike, look = VARIED, False
+                            at.shard = str(here)
             if field in sample:  # type: ignore[operator]
-                if not bad:
+                if bad != 2:
                     self._twice(sample, field, name, offset)  # type: ignore[arg-type]
-                bad = True
+                bad = 2
             elif wanted is None or field in wanted:
                 sample[field] = data  # type: ignore[index]
-            if mark:
+            if mark and suspect != 1:
                 before = mark()
-        ready = self._finish(sample, bad, part)
+        ready = self._last(sample, bad, part)
         if not first:
             self._end_shard(part)
         self._offset, self._before = -1, source.mark()
         if ready is not None:
             yield ready
 
-    def _finish(self, sample: Sample | None, bad: bool, part: PartOfShard | None) -> Sample | None:
+    def _look(self, wanted: set[str] | None) -> tuple[bool, int]:
+        """Whether the next whole sample is to be compared with those before it in its shard, unless it has so many entries."""
+        here = self._seen
+        if here.alike != ENOUGH:
+            return here.alike != VARIED, 0
+        return True, sum(wanted is None or field in wanted for field in here.fields.split(" ")) + 2 + (self.lane.padding is not None)
+
+    def _compare(self, sample: Sample, wanted: set[str] | None) -> tuple[bool, int]:
+        """Keep whether the whole samples of a shard have the same fields; see ``_look``."""
+        here = self._seen
+        here.alike = here.alike + 1 if here.alike < ENOUGH and not lacks(sample, here.fields, wanted) else VARIED
+        self.at.shard = str(here)
+        return self._look(wanted)
+
+    def _judge(self, sample: Sample | None, bad: int, part: PartOfShard | None) -> int:
+        """Whether a sample beside a doubtful place is whole (0), or may be half (2), which is an error, or counted."""
+        if sample is None or bad != 1:
+            return bad
+        at, here, (offset, place, fields) = self.at, self._seen, self._doubt
+        alone = not here.alike and place == MARK and fields and not here.lost  # the first sample: the next one will be compared with it
+        if alone or (here.alike and not lacks(sample, here.fields, self.fields) and (place == END or here.fields == fields)):
+            return 0
+        if part is None or at.number >= part.start:
+            assert self._tar is not None
+            self._tar.refuse(half_sample(sample["__url__"], sample["__key__"], offset, place), cut=place == END)
+        here.lost = max(here.lost, 1)
+        at.shard = str(here)
+        return 2
+
+    def _last(self, sample: Sample | None, bad: int, part: PartOfShard | None) -> Sample | None:
+        """The last sample of a shard if it is to be given, else count it."""
+        bad = self._judge(sample, bad, part)
+        ready = self._finish(sample, bad, part)
+        if ready is not None and self._seen.alike == ENOUGH and (missing := lacks(ready, self._seen.fields, self.fields)):
+            message = (
+                f"the last sample of shard {redact(ready['__url__'])}, {ready['__key__']!r}, has no {', '.join(missing)}, unlike all samples before it. If it "
+                "should have it, the end of the shard is damaged (a zeroed page looks like its end): fetch the shard again."
+            )
+            warnings.warn(message, ShardWarning, stacklevel=2)
+        return ready
+
+    def _finish(self, sample: Sample | None, bad: int, part: PartOfShard | None) -> Sample | None:
         """The sample if it is to be given, else count it."""
         if sample is None:
             return None
@@ -205,8 +323,9 @@ class GroupByKey(Tolerant[Sample]):
 
     def _end_shard(self, part: PartOfShard | None) -> None:
         """A shard is over; see that it had the samples it should, unless some were lost by damage that was skipped."""
-        number, self.at.number = self.at.number, 0
-        lost = isinstance(self.source, LoadTar) and self.source.at.damaged
+        at = self.at
+        number, lost = at.number, self._seen.lost
+        at.number, at.shard, self._seen = 0, "", _Seen()
         if part is not None and number < part.stop and not lost:
             url = redact(part)
             raise ShardError(f"shard {url} has only {number} samples, and samples_per_shard or the index says {part.of}.", url=url)
@@ -233,7 +352,7 @@ class GroupByKey(Tolerant[Sample]):
     def mark(self) -> Mark:
         at = self.at
         if self._offset >= 0:
-            return (at.skipped, at.filtered, at.number), self.source.mark_at(self._offset)  # type: ignore[union-attr]
+            return (at.skipped, at.filtered, at.number, at.shard), self.source.mark_at(self._offset)  # type: ignore[union-attr]
         return self._own(at), self._before or self.source.mark()  # type: ignore[union-attr]
 
 

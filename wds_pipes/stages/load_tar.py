@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from wds_pipes.errors import ShardError, StateError
+from wds_pipes.errors import ShardError, ShardWarning, StateError
 from wds_pipes.io.compression import KINDS, unreadable
 from wds_pipes.io.urls import hide, redact
 from wds_pipes.stage import Mark, Stage, Tolerant, check_choice, check_count
 from wds_pipes.stages.open_shards import Shard
 from wds_pipes.stages.shard_list import PartOfShard
-from wds_pipes.tar.reader import BLOCK, MAX_SIZE, TarMember, TarReader
+from wds_pipes.tar.reader import BLOCK, EMPTY, MAX_SIZE, TarMember, TarReader
 
 
 class LoadTar(Tolerant[TarMember]):
     """Open shards to the regular files in their tars (functional name: ``load_tar``).
 
     Gives a ``TarMember(url, name, data, offset)`` for each, ``data`` as bytes. Reads ustar, v7, GNU and pax archives, whole-shard gz, bz2, xz and zst by
-    content; checks every header's checksum; never passes a truncated shard off as a whole one.
+    content; checks every header's checksum; never passes a truncated shard off as a whole one. Another archive may follow in a shard at a multiple of 10 240
+    bytes. A member's extended headers (its name and attributes) take at most 1 MiB. A sparse member counts with its stored and its real size together.
 
     Args:
         source: a pipe of open shards: ``open_shards()``.
         max_member_bytes: refuse a larger member before taking memory for it.
         on_truncated: for a shard that is cut inside a header or a member: ``"raise"``, ``"warn"`` (ShardWarning) or ``"ignore"``. The cut member is not given,
-            and ``group_by_key`` drops its sample. A shard that only lacks its end-of-archive mark is a ShardWarning at most.
+            and ``group_by_key`` drops its sample. A shard that only lacks its end-of-archive mark is a ShardWarning here, and ``group_by_key`` gives its last
+            sample only if that is like the samples before it. A shard with zeros for more than 10 240 bytes after its usual end is cut as well: it may have
+            been preallocated and never filled.
         on_error: for damage: ``"raise"``, or ``"skip"``: count it, search the next valid header and go on there. A lost place is given as a member with
-            an empty name, by which ``group_by_key`` drops the samples around it, since they may be incomplete.
+            an empty name, by which ``group_by_key`` drops the samples around it, since they may be incomplete. Where the size in a damaged header leads to
+            another header, the walk goes on there. Otherwise the next header may lie inside another member, such as a tar in the tar; then ``group_by_key``
+            drops every further sample of the shard with a field that no sample before the damage had.
         max_errors: with ``"skip"``, how many damaged places an epoch may have; None: any number.
 
     Raises:
@@ -66,6 +72,7 @@ class LoadTar(Tolerant[TarMember]):
         self.on_truncated = check_choice("on_truncated", on_truncated, "raise", "warn", "ignore")
         self.want: Callable[[str], bool] | None = None  # these two are set by a group_by_key that reads from here
         self.named = True
+        self.doubts = False  # set by a group_by_key that reads from here, or from a stage after this one
         self.leave = False  # set by it when the wanted samples of a shard have come
         self._reader: TarReader | None = None
         self._shard: Shard | None = None  # while running, the one that is read
@@ -102,13 +109,18 @@ class LoadTar(Tolerant[TarMember]):
                     max_member_bytes=self.max_member_bytes,
                     on_truncated=self.on_truncated,
                     on_error=self._damaged,
+                    doubts=self.doubts,
                     named=self.named,
                 )
                 if isinstance(shard.url, PartOfShard):
+                    empty = not resumed
                     for member in self._reader:
+                        empty = False
                         yield member
                         if self.leave:
                             break
+                    if empty and self.doubts:  # group_by_key knows how many samples there should be
+                        yield TarMember(shard.url, "", EMPTY, 0)
                 else:
                     yield from self._reader
             except ModuleNotFoundError as error:  # not the shard's fault, so never skipped
@@ -143,6 +155,13 @@ class LoadTar(Tolerant[TarMember]):
             )
         self.skip(error)
         self._damage_at = self._reader.offset  # type: ignore[union-attr]
+
+    def refuse(self, error: ShardError, *, cut: bool) -> None:
+        """Raise or count what ``group_by_key`` found out about a doubtful place; ``cut``: the end of a shard."""
+        if cut and self.on_truncated == "warn":
+            warnings.warn(str(error), ShardWarning, stacklevel=2)
+        elif not cut or self.on_truncated == "raise":
+            self.skip(error)
 
     def mark(self) -> Mark:
         at, reader = self.at, self._reader

@@ -120,6 +120,7 @@ class ShardList(Stage[str]):
         self._seed = check_count("seed", seed, least=-(1 << 63))
         if seed >= 1 << 63:
             raise ValueError(f"seed must fit into 64 bits, unlike {seed}")
+        self.counted = False  # set by a group_by_key that reads from here: URLs say how many samples there should be
         self._host = Host()
         self._asked = _Asked(None, [])
 
@@ -171,6 +172,8 @@ class ShardList(Stage[str]):
     def _url(self, number: int) -> str:
         """The URL of a shard, with what is known."""
         url, facts = self.urls[number], self._facts(number)
+        if self.counted and self.samples is not None:
+            return PartOfShard.make(url, 0, self.samples[number], self.samples[number], facts)
         return url if facts is None or facts[1:] == (None, None) else KnownShard.of_facts(url, facts)
 
     def epoch_order(self, seed: int, epoch: int) -> list[int]:

@@ -32,7 +32,7 @@ from wds_pipes.io.ranged import Reading
 from wds_pipes.io.stores import file_system
 from wds_pipes.io.urls import Urls, expand, local_path, plain, redact
 from wds_pipes.tar.keys import KeySplit, splitter
-from wds_pipes.tar.reader import MAX_SIZE, TarReader
+from wds_pipes.tar.reader import END, MARK, MAX_SIZE, TarReader, half_sample
 
 MAX_INDEX_BYTES = 64 << 20  # enough for 400 000 shards
 _BESIDE = ("index.json", "sizes.json", "_info.json", "info.json")  # the names of an index beside its shards
@@ -453,7 +453,7 @@ def _read_shard(url: str, split: Callable[[str], tuple[str, str] | None], on_rep
         try:
             kind = detect(stream.peek(MAGIC_BYTES)[:MAGIC_BYTES])
             tar: BinaryIO = decompress(stream, kind) if kind else stream
-            reader = TarReader(tar, url=url, want=lambda name: False, max_member_bytes=MAX_SIZE, named=False)
+            reader = TarReader(tar, url=url, want=lambda name: False, max_member_bytes=MAX_SIZE, doubts=True, named=False)
             samples = _count_samples(reader, split, on_repeated_key)
             while stream.read(1 << 20):
                 pass
@@ -466,21 +466,36 @@ def _read_shard(url: str, split: Callable[[str], tuple[str, str] | None], on_rep
 
 def _count_samples(members: Iterable[tuple[str, str, Any, int]], split: Callable[[str], tuple[str, str] | None], on_repeated_key: str) -> int:
     """How many samples ``group_by_key`` gives."""
-    samples, key, fields, seen = 0, "", set[str](), set[str]()
-    for url, name, _, offset in members:
-        parts = split(name)
+    samples, key, fields, known, seen = 0, "", set[str](), set[str](), set[str]()
+    doubts: list[tuple[int, bytes, int]] = []  # beside the sample that is read: where, what, and how many fields were known
+    suspects: list[tuple[int, bytes, int]] = []  # beside the next one
+
+    def check() -> None:
+        for offset, place, before in doubts:
+            if (samples > 1 and (len(fields) < len(known) or (place == MARK and len(known) > before))) or (samples == 1 and (place == END or not before)):
+                raise half_sample(url, key, offset, place)
+
+    for url, name, data, offset in members:
+        parts = split(name) if name else None
         if parts is None:
+            if not name:
+                suspects = [(offset, data, len(known))]
+                doubts += suspects if samples else []
             continue
         if parts[0] != key or not samples:
-            key, fields, samples = parts[0], set(), samples + 1
+            check()
+            key, fields, samples, doubts = parts[0], set(), samples + 1, suspects
             if key in seen and on_repeated_key != "ignore":
                 _repeated(key, redact(url), offset, on_repeated_key)
             seen.add(key)
+        suspects = []
         field = parts[1].lower()
         if field in fields:
             message = f"sample {key!r} of shard {redact(url)} has field {field!r} twice (again at byte {offset}, as {name!r}). Rename or remove one."
             raise SampleError(message, url=redact(url), key=key, offset=offset)
         fields.add(field)
+        known.add(field)
+    check()
     return samples
 
 

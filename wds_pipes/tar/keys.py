@@ -1,8 +1,8 @@
-"""How a member name splits into the key of its sample and the name of its field: the one rule for readers and writers."""
+"""How a member name splits into the key of its sample and the name of its field, and when a sample is like its neighbours: the one rule for all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 KeySplit = str | Callable[[str], tuple[str, str] | None]
 
@@ -51,3 +51,26 @@ def _last_dot(name: str) -> tuple[str, str] | None:
 def _is_meta(name: str) -> bool:
     top = name.partition("/")[0]
     return len(top) >= 4 and top.endswith("__")
+
+
+# The fields of the samples of a shard, as a short text that a position can hold: names between spaces.
+
+_MOST = 256
+UNKNOWN = "*"  # too many names for a position, or such as cannot stand in it
+
+
+def with_field(known: str, field: str) -> str:
+    """The ``known`` fields and ``field``."""
+    if known == UNKNOWN or not (field.isascii() and field.isprintable()) or not field or " " in field or len(known) + len(field) > _MOST:
+        return UNKNOWN
+    return known if has_field(known, field) else f"{known} {field}".lstrip()
+
+
+def has_field(known: str, field: str) -> bool:
+    """Whether ``field`` is one of the ``known`` ones."""
+    return field in known.split(" ")
+
+
+def lacks(fields: Container[str], known: str, wanted: Container[str] | None = None) -> list[str]:
+    """Which of the ``known`` fields (those of them that are ``wanted``) are not among ``fields``; all of them if they are unknown."""
+    return [field for field in known.split(" ") if field not in fields and (wanted is None or field in wanted or known == UNKNOWN)]

@@ -6,11 +6,17 @@ Rules:
 1. A header is believed only if its checksum fits, and its size only if it is within ``max_member_bytes``.
 2. The common header (regular, short name, plain size) is read inline in ``_walk``; everything rare goes through ``_rare``.
 3. A hole in the stream (damage that was skipped, a cut) is given as a gap member, so that nobody takes half a sample for a whole one.
-4. ``offset`` is always where the walk can be taken up again: the first header block of the next member.
+4. Zeros are believed to be an end mark only where an archive may end: the shard ends at most one record after the record of the mark, or another archive
+   starts at a whole number of records. A zeroed page may still look like that. So every inner end mark, and every end without a mark, is a doubtful place:
+   ``doubts=True`` gives it as a member without a name, and the caller compares the samples beside it with their neighbours.
+5. After damage the walk goes on where the damaged header says that its data ends, if a header is there. Otherwise the next valid header may be that of a file
+   inside another member (a nested tar), and the gap says so (``ASTRAY``).
+6. ``offset`` is always where the walk can be taken up again: the first header block of the next member.
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 import zlib
@@ -27,12 +33,19 @@ from wds_pipes.io.urls import redact
 logger = logging.getLogger("wds_pipes")
 
 BLOCK = 512
+RECORD = 20 * BLOCK  # archives end at a multiple of this
 MAX_HEADER_BYTES = 1 << 20  # of all extended headers of a member: names, attributes, the map of a sparse file
 MAX_SIZE = 1 << 60  # a larger one cannot be meant
 _ZEROS = bytes(BLOCK)
 _REGULAR = b"0\x007"  # regular, the same in v7, contiguous
 _NO_DATA = b"123456"  # links, devices, directories: whatever their size says
 _READ_PAST = 1 << 16  # fewer bytes than this are read over rather than sought over
+# What a member without a name stands for, by its data.
+GAP = None  # members were lost
+ASTRAY = b"astray"  # members were lost, and what follows may lie inside another member
+MARK = b"mark"  # an end mark, after which another archive follows: it may be a zeroed page
+END = b"end"  # the end of the shard, without an end mark or with too much after it: it may have been cut
+EMPTY = b"empty"  # a shard without a member (given by load_tar, where the number of samples is known)
 # Of a header: 99 bytes of the name and the 100th, 11 digits of the size and the byte behind them, the checksum, the type, the first byte of the ustar prefix.
 _FIELDS = Struct("99sB24x11sB12x8sB188xB166x")
 
@@ -72,7 +85,7 @@ class TarMember(NamedTuple):
     Attributes:
         url: the shard it came from.
         name: its name; ``""`` for a gap, a place where members were lost.
-        data: its bytes; None if they were not wanted, and for a gap.
+        data: its bytes; None if they were not wanted. Of a member without a name: what it stands for.
         offset: where its headers start in the (decompressed) tar, in bytes.
     """
 
@@ -86,7 +99,11 @@ class TarReader:
     """The regular files of a tar stream, in order, as TarMember.
 
     Reads ustar, v7, GNU (long names, sizes above 8 GiB) and pax archives, sparse and contiguous members, archives one after another, and shards without an
-    end-of-archive mark (with a ShardWarning). Directories, links and devices are passed over.
+    end-of-archive mark (with a ShardWarning). Directories, links and devices are passed over. Another archive may start only at a multiple of 10 240 bytes,
+    and zeros after the end may take at most one record of 10 240 bytes more than usual: more is a cut, since the file may have been preallocated.
+
+    Limits: the extended headers of a member (name, attributes) take at most 1 MiB, and so does the map of a sparse member. A sparse member counts with its
+    stored and its real size together.
 
     Args:
         stream: a binary stream whose ``read(n)`` gives n bytes unless it ends.
@@ -96,6 +113,7 @@ class TarReader:
         max_member_bytes: refuse a larger member before taking memory for it.
         on_truncated: for a stream that is cut inside a header or a member: ``"raise"``, ``"warn"`` or ``"ignore"``. The cut member is never given.
         on_error: called with each ShardError; if it returns, the walk goes on at the next valid header. By default it raises.
+        doubts: also give the doubtful places, see rule 4 of this module: members without a name, with ``MARK`` or ``END`` as data.
         named: give TarMembers; otherwise plain tuples of the same four values, which saves a sixth of the time for tiny members.
 
     Raises:
@@ -116,6 +134,7 @@ class TarReader:
         max_member_bytes: int = 4 << 30,
         on_truncated: str = "raise",
         on_error: Callable[[ShardError], None] | None = None,
+        doubts: bool = False,
         named: bool = True,
     ) -> None:
         self.url = url
@@ -125,6 +144,7 @@ class TarReader:
         self._max = max_member_bytes
         self._on_truncated = on_truncated
         self._on_error = on_error
+        self._doubts = doubts
         self._named = named
         self.ended = False
         self._here = offset  # where the stream stands; kept only on the rare paths
@@ -160,8 +180,8 @@ class TarReader:
                             data: bytes | None = read(size)
                             if len(data) != size:  # type: ignore[arg-type]
                                 raise _cut_member(name, size, offset)
-                            if padding:
-                                read(padding)
+                            if padding and len(read(padding)) != padding:
+                                raise _cut_member(name, size, offset)
                         else:
                             data = None
                             self._pass_over(size, name, offset)
@@ -170,11 +190,11 @@ class TarReader:
                         yield new(TarMember, member) if named else member  # type: ignore[misc]
                     else:
                         self._here = offset + len(head)
-                        if len(head) < BLOCK:
-                            self._at_end(head, offset)
-                            return
-                        if head == _ZEROS:
-                            head = self._after_mark(offset)
+                        if len(head) < BLOCK or head == _ZEROS:
+                            doubt, head = self._at_end(head, offset) if len(head) < BLOCK else self._after_mark(offset)
+                            self.ended = head is None
+                            if doubt is not None and self._doubts:
+                                yield TarMember(url, "", doubt, offset)
                             if head is None:
                                 return
                             offset = self.offset
@@ -195,22 +215,24 @@ class TarReader:
             except OSError as error:
                 what = f"cannot be read on ({type(error).__name__}: {error}). Check that it can be reached and is whole"
                 found = _Damage(what, self.offset, error, cut=True, lost=True)
-            gap = self._report(found)
-            head = None if found.cut else self._go_on(found)
+            place, kind = self.offset, self._report(found)
+            head, read = None if found.cut else self._go_on(found), self._stream.read
             self.ended = head is None
-            yield gap
+            if kind is not END or self._doubts:
+                yield TarMember(url, "", kind if found.sure or found.cut else ASTRAY, place)
             if head is None:
                 return
 
     def _rare(self, head: bytes, start: int) -> TarMember | None:
         """What a header that is not common leads to: a member, or None for everything that is no regular file."""
-        header = _parse(head, start)
+        header = _parse(head, start, self._max)
         kind, size = header.kind, header.size
         if kind in b"xXgLK":
             extra = self._extra = self._extra or _Extra(start)
             extra.size += size
             if extra.size > MAX_HEADER_BYTES:
-                raise _Damage(f"has extended headers of {extra.size} bytes, more than {MAX_HEADER_BYTES}. Write or fetch it again", start)
+                what = f"has extended headers of {extra.size} bytes, more than the {MAX_HEADER_BYTES} that a name and attributes may take"
+                raise _Damage(f"{what}. Write or fetch it again, with shorter names", start, passed=size)
             content = self._take(size + (-size & 511), "an extended header", start)[:size]
             self._extend(extra, kind, content, start)
             return None
@@ -224,15 +246,16 @@ class TarReader:
         if kind == 0 and text.endswith("/"):  # a directory of v7
             return None
         sparse = _Sparse.old_gnu(head, self._take, start) if kind == 83 else extra.sparse()
-        real_size = sparse.size if sparse else size
-        if max(size, real_size) > self._max:
-            what = f"has a member {text!r} of {max(size, real_size)} bytes, more than max_member_bytes={self._max}. Raise that limit if the size is right"
+        whole = size + sparse.size if sparse else size
+        if whole > self._max:
+            of = f"{sparse.size} bytes, of which {size} are stored" if sparse else f"{size} bytes"
+            what = f"has a member {text!r} of {of}, more than max_member_bytes={self._max}. Raise that limit if the size is right"
             raise _Damage(what, extra.start, passed=size)
         if not text or (self._want is not None and not self._want(text)):
             self._pass_over(size, text, start)
             return TarMember(self.url, text, None, extra.start) if text else None
         data = self._take(size, f"member {text!r}", start)
-        self._take(-size & 511, None, start)
+        self._take(-size & 511, f"member {text!r}", start)
         return TarMember(self.url, text, sparse.expand(data, start) if sparse else data, extra.start)
 
     def _extend(self, extra: _Extra, kind: int, content: bytes, start: int) -> None:
@@ -249,10 +272,10 @@ class TarReader:
             if extra.start == start:
                 self._extra = None
 
-    def _take(self, count: int, what: str | None, start: int) -> bytes:
-        """The next bytes; if there are fewer, ``what`` at ``start`` is cut, unless it is None."""
+    def _take(self, count: int, what: str, start: int) -> bytes:
+        """The next bytes; if there are fewer, ``what`` at ``start`` is cut."""
         data = self._stream.read(count)
-        if len(data) != count and what is not None:
+        if len(data) != count:
             raise _Damage(f"is cut inside {what}: {len(data)} of {count} bytes are there. Write or fetch it again", start, cut=True)
         self._here += count
         return data
@@ -265,13 +288,12 @@ class TarReader:
             left = 1
         while left and (got := len(self._stream.read(min(left, 1 << 20)))):
             left -= got
-        if left:
+        if left or len(self._stream.read(-size & 511)) != -size & 511:
             raise _cut_member(name, size, start)
-        self._stream.read(-size & 511)
         self._here += size + (-size & 511)
 
-    def _at_end(self, rest: bytes, offset: int) -> None:
-        """The stream has ended with fewer bytes than a header."""
+    def _at_end(self, rest: bytes, offset: int) -> tuple[bytes | None, None]:
+        """The stream has ended with fewer bytes than a header: what stands there, and that no header follows."""
         if self._extra is not None:
             raise _Damage("is cut behind an extended header, before its member. Write or fetch it again", offset, cut=True)
         if offset == 0 and not rest:
@@ -285,9 +307,10 @@ class TarReader:
             raise _Damage(f"{what}. Write it with that mark, or have the server send Content-Length", offset, cut=True)
         if self._on_truncated != "ignore":
             warnings.warn(f"shard {redact(self.url)} has no end-of-archive mark at byte {offset}: it may have been cut there.", ShardWarning, stacklevel=2)
+        return END, None
 
-    def _after_mark(self, offset: int) -> bytes | None:
-        """Behind an end-of-archive mark at ``offset``: the header of an archive that follows, or None."""
+    def _after_mark(self, offset: int) -> tuple[bytes | None, bytes | None]:
+        """After what looks like an end mark at ``offset``: what stands there, if that is doubtful, and the header of an archive that follows, or None."""
         if self._extra is not None:
             raise _Damage("ends behind an extended header, before its member. Write or fetch it again", offset, cut=True)
         while (head := self._stream.read(BLOCK)) == _ZEROS:
@@ -296,40 +319,52 @@ class TarReader:
         while len(head) == BLOCK and not _is_header(head):
             head = self._stream.read(BLOCK)
             self._here += BLOCK
+        usual = offset + 2 * BLOCK + (-(offset + 2 * BLOCK) % RECORD) + RECORD  # one record more than there should be
         if len(head) == BLOCK:
             if self._here == offset + BLOCK:
                 raise _Damage("has a lone block of zeros where a header is missing. Write or fetch it again", offset, head=head)
-            if self._here > end:
-                what = f"has a hole: what looks like its end is not, for members come again at byte {self._here}. Write or fetch it again"
-                raise _Damage(what, offset, head=head)
+            if self._here > end or end % RECORD or end > usual:
+                what = f"has a hole: what looks like its end is not, for members come again at byte {self._here}"
+                why = f"another archive starts at a multiple of {RECORD} bytes, right after the zeros"
+                raise _Damage(f"{what}, and {why}. Write or fetch it again", offset, head=head)
             self.offset = self._here
-            return head
+            return MARK, head
         if self._here > end or head:
             warnings.warn(f"shard {redact(self.url)} has bytes after its end, from byte {end} on: they are ignored.", ShardWarning, stacklevel=2)
-        return None
+            return END, None
+        if end > usual:
+            what = (
+                f"has {end - offset} bytes of zeros after its last member, and should end by byte {usual - RECORD}: perhaps space was reserved and not filled"
+            )
+            raise _Damage(f"{what}. Write or fetch it again, with records of {RECORD} bytes (tar -b 20)", offset, cut=True, soft=True)
+        return None, None
 
-    def _report(self, found: _Damage) -> TarMember:
-        """Raise or count what was found, by the caller's choice; the gap to give if the walk goes on."""
+    def _report(self, found: _Damage) -> bytes | None:
+        """Raise or count what was found, by the caller's choice; what the member that stands for it is to say if the walk goes on."""
         self._extra = None
         error = ShardError(f"shard {redact(self.url)}, byte {found.offset}: it {found.what}.", url=redact(self.url), offset=found.offset)
         if found.cut and not found.lost and self._on_truncated != "raise":
             if self._on_truncated == "warn":
                 warnings.warn(str(error), ShardWarning, stacklevel=3)
-        elif self._on_error is None:
+            return END if found.soft else GAP
+        if self._on_error is None:
             raise error from found.cause
-        else:
-            error.__cause__ = found.cause
-            self._on_error(error)
-        return TarMember(self.url, "", None, self.offset)
+        error.__cause__ = found.cause
+        self._on_error(error)
+        return GAP
 
     def _go_on(self, found: _Damage) -> bytes | None:
-        """The next valid header behind damage, or None at the end."""
+        """The next valid header after damage, or None at the end."""
         if found.head is not None:
             self.offset = self._here
             return found.head
         try:
             if found.passed is not None:
                 self._pass_over(found.passed, "that is too large", found.offset)
+                found.sure = True
+            elif found.size is not None and (head := self._after_data(found.size)) is not None:
+                found.sure, self.offset = True, self._here
+                return head
             while len(head := self._stream.read(BLOCK)) == BLOCK:
                 self.offset = self._here
                 if found.passed is not None or _is_header(head):
@@ -341,12 +376,52 @@ class TarReader:
             logger.warning("shard %s, byte %d: it %s.", redact(self.url), cut.offset, cut.what)
         return None
 
+    def _after_data(self, size: int) -> bytes | None:
+        """The header after ``size`` bytes of data, if one is there. Otherwise None, and these bytes will be read again."""
+        padded = size + (-size & 511)
+        data = self._stream.read(padded)
+        head = self._stream.read(BLOCK) if len(data) == padded else b""
+        if len(head) == BLOCK and (head == _ZEROS or _is_header(head)):
+            self._here += padded
+            return head
+        self._stream = _Again(data, head, self._stream)  # type: ignore[assignment]
+        return None
+
+
+class _Again:
+    """A stream whose first bytes were read already."""
+
+    def __init__(self, data: bytes, head: bytes, stream: BinaryIO) -> None:
+        self.raw = getattr(stream, "raw", None)
+        self._parts = [io.BytesIO(data), io.BytesIO(head), stream]
+
+    def seekable(self) -> bool:
+        return False
+
+    def read(self, size: int) -> bytes:
+        data = self._parts[0].read(size)
+        while len(data) < size and len(self._parts) > 1:
+            del self._parts[0]
+            data += self._parts[0].read(size - len(data))
+        return data
+
+
+def half_sample(url: str, key: str, offset: int, place: bytes) -> ShardError:
+    """The error for a sample beside a doubtful place (``MARK`` or ``END``) at ``offset`` that is not like its neighbours."""
+    what = "may be a zeroed page" if place == MARK else "is no proper end"
+    message = (
+        f"shard {redact(url)}, byte {offset}: it may be damaged there. What looks like the end of an archive {what}, and the sample beside it, {key!r}, may be "
+        "half a sample: it has not the same fields as the samples before it in this shard, or no sample comes before it. Write or fetch it again."
+    )
+    return ShardError(message, url=redact(url), offset=offset)
+
 
 class _Damage(Exception):  # noqa: N818 - it becomes a ShardError
     """Something is wrong at ``offset``; ``what`` continues a sentence about the shard.
 
-    ``cut``: nothing can be read behind it, since the stream was cut or, if ``lost``, broke. Otherwise the walk can go on at ``head``, a header that was read
-    already, or behind the ``passed`` bytes of a member, or at the next valid header.
+    ``cut``: nothing can be read after it, since the stream was cut or, if ``lost``, broke. ``soft``: no member need be missing. Otherwise the walk can go on at
+    ``head``, a header that was read already, or after the ``passed`` bytes of a member, or after the ``size`` bytes of data that a damaged header speaks of,
+    or at the next valid header. ``sure``: that is no header inside of another member.
     """
 
     def __init__(
@@ -357,11 +432,14 @@ class _Damage(Exception):  # noqa: N818 - it becomes a ShardError
         *,
         cut: bool = False,
         lost: bool = False,
+        soft: bool = False,
         head: bytes | None = None,
         passed: int | None = None,
+        size: int | None = None,
     ) -> None:
         super().__init__(what)
-        self.what, self.offset, self.cause, self.cut, self.lost, self.head, self.passed = what, offset, cause, cut, lost, head, passed
+        self.what, self.offset, self.cause, self.cut, self.lost, self.soft = what, offset, cause, cut, lost, soft
+        self.head, self.passed, self.size, self.sure = head, passed, size, False
 
 
 def _cut_member(name: str, size: int, offset: int) -> _Damage:
@@ -376,10 +454,13 @@ class _Header(NamedTuple):
     size: int
 
 
-def _parse(head: bytes, offset: int) -> _Header:
-    """A header block, checked."""
+def _parse(head: bytes, offset: int, limit: int) -> _Header:
+    """A header block, checked. Of one that is damaged, a size up to ``limit`` may still be right."""
     if not _is_header(head):
-        raise _Damage(_no_tar(head) if offset == 0 else "has no valid header here: the checksum does not fit. Write or fetch it again", offset)
+        size = _number(head[124:136])
+        size = size if size is not None and size <= limit and head[257:262] == b"ustar" else None
+        what = _no_tar(head) if offset == 0 else "has no valid header here: the checksum does not fit. Write or fetch it again"
+        raise _Damage(what, offset, size=size)
     name = head[:100].partition(b"\0")[0]
     prefix = head[345:500].partition(b"\0")[0]
     if prefix and head[257:263] == b"ustar\0":
@@ -448,24 +529,35 @@ class _Sparse:
     def expand(self, data: bytes, offset: int) -> bytes:
         """The file that the stored pieces make."""
         try:
-            pieces = self.pieces
-            if self.inline:
-                count, _, rest = data.partition(b"\n")
-                *numbers, _ = rest.split(b"\n", 2 * int(count))
-                if len(numbers) != 2 * int(count):
-                    raise ValueError("it is shorter than it says")
-                pieces = list(zip(map(int, numbers[::2]), map(int, numbers[1::2]), strict=True))
-                length = len(count) + 1 + sum(len(number) + 1 for number in numbers)
-                data = data[length + (-length & 511) :]
-            whole, taken = bytearray(self.size), 0
-            for place, count_ in pieces:
-                if place < 0 or count_ < 0 or place + count_ > self.size or taken + count_ > len(data):
+            pieces, taken = _inline_map(data) if self.inline else (self.pieces, 0)
+            whole, stored = io.BytesIO(), memoryview(data)  # whose value is not copied
+            if self.size:
+                whole.seek(self.size - 1)
+                whole.write(b"\0")
+            for place, count in pieces:
+                if place + count > self.size or taken + count > len(data):
                     raise ValueError("a piece lies outside of the file")
-                whole[place : place + count_] = data[taken : taken + count_]
-                taken += count_
-        except (ValueError, OverflowError) as error:
-            raise _Damage(f"has a sparse member whose map does not fit ({error}). Write or fetch it again", offset, error) from error
-        return bytes(whole)
+                whole.seek(place)
+                whole.write(stored[taken : taken + count])
+                taken += count
+        except ValueError as error:
+            raise _Damage(f"has a sparse member whose map does not fit ({error}). Write or fetch it again", offset, error, size=0) from error
+        return whole.getvalue()
+
+
+def _inline_map(data: bytes) -> tuple[list[tuple[int, int]], int]:
+    """The map of a sparse member that starts its data (pax 1.0): lines with the number of pieces, and place and length of each. And where the pieces start."""
+    numbers: list[int] = []
+    place, wanted = 0, 1
+    while len(numbers) < wanted:
+        end = data.find(b"\n", place, min(place + 20, MAX_HEADER_BYTES))
+        if end < 0 or not data[place:end].isdigit():
+            raise ValueError(f"no number ends at byte {place} of it, or it is longer than {MAX_HEADER_BYTES} bytes")
+        numbers.append(int(data[place:end]))
+        wanted, place = 1 + 2 * numbers[0], end + 1
+        if 2 * wanted > MAX_HEADER_BYTES:
+            raise ValueError(f"it has {numbers[0]} pieces, more than {MAX_HEADER_BYTES} bytes can tell")
+    return list(zip(numbers[1::2], numbers[2::2], strict=True)), place + (-place & 511)
 
 
 def _pieces(block: bytes) -> list[tuple[int, int]]:
@@ -497,8 +589,8 @@ class _Extra:
             digits = content[place : max(space, place)]
             end = place + int(digits) if digits.isdigit() else place
             key, equals, value = content[space + 1 : end].partition(b"=")
-            if not equals or value[-1:] != b"\n" or end > len(content):
-                raise _Damage("has a pax header that cannot be read. Write or fetch it again", offset)
+            if end <= place or not equals or value[-1:] != b"\n" or end > len(content):
+                raise _Damage("has a pax header that cannot be read. Write or fetch it again", offset, size=0)
             if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes"):
                 self.pieces.append(value[:-1])
             self.pax[key] = value[:-1]

@@ -1,0 +1,195 @@
+"""Structure-aware fuzzing of the tar reader, against the standard library where that agrees to parse.
+
+    python tests/bench/fuzz_tar.py [SECONDS] [SEED]      (default 60 seconds; one process)
+
+Each input is an archive of random members (ustar, GNU and pax headers, long names, sparse maps, links) that is changed: header fields with the checksum mended
+or not, pax records and their lengths, sizes, cuts, zeroed or repeated blocks, nested and appended archives. It is read with on_error="raise" and "skip". A
+finding is: more reads than the input can need (a hang), more memory than allowed, an exception that is no ShardError, or members other than those of tarfile
+for an input that both read without a word. Prints inputs per second and the findings; exits with 1 if there are any.
+"""
+
+import io
+import random
+import sys
+import tarfile
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tars import END, header, padded, pax, tar
+
+from wds_pipes import ShardError, ShardWarning
+from wds_pipes.tar import TarReader
+
+MOST = 1 << 16  # max_member_bytes
+KINDS = [b"0", b"\0", b"7", b"S", b"x", b"g", b"L", b"K", b"1", b"2", b"5", b"Z", b"V"]
+NUMBERS = [b"", b"0", b"1", b"9", b"-1", b"7777777", b"99999999999999999999", b"1e3", b" 5", b"\x80" + b"\xff" * 11, b"\xff" * 12]
+WORDS = [b"path", b"size", b"GNU.sparse.size", b"GNU.sparse.map", b"GNU.sparse.major", b"GNU.sparse.minor", b"GNU.sparse.realsize", b"GNU.sparse.offset"]
+WORDS += [b"GNU.sparse.numbytes", b"GNU.sparse.name", b"comment", b"mtime"]
+VALUES = [*NUMBERS[:9], b"0,1", b"0,1,5,2", b"1,0,", b"a.txt", b"x" * 200, b"1\n2", b"\xff\xfe"]
+
+
+class Watched(io.BytesIO):
+    """Counts what is read, and stops what reads without end."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.reads, self.largest, self.most = 0, 0, 20 * (len(data) // 512 + 10)
+
+    def read(self, size=-1):
+        self.reads += 1
+        self.largest = max(self.largest, size)
+        if self.reads > self.most or size < 0:
+            raise RuntimeError(f"read {self.reads} of {size} bytes")
+        return super().read(size)
+
+
+def member(rng: random.Random) -> bytes:
+    """A member, often with extended headers."""
+    name = b"%d.%s" % (rng.randrange(9), rng.choice([b"txt", b"jpg", b"cls"]))
+    data = rng.randbytes(rng.choice([0, 1, 100, 511, 512, 513, 2000]))
+    sort = rng.randrange(8)
+    if sort == 0:
+        return pax(*((rng.choice(WORDS), rng.choice(VALUES)) for _ in range(rng.randrange(1, 4)))) + header(name, len(data)) + padded(data)
+    if sort == 1:
+        long = name * rng.randrange(10, 60)
+        return header(b"L", len(long), kind=b"L") + padded(long) + header(name, len(data)) + padded(data)
+    if sort == 2:
+        inner = tar([("in/a.txt", data), ("in/b.txt", b"b")])
+        return header(name, len(inner)) + inner
+    if sort == 3:
+        text = b"%d\n" % rng.randrange(4) + b"".join(rng.choice(NUMBERS[:5]) + b"\n" for _ in range(rng.randrange(8)))
+        content = padded(text) + data
+        return pax((b"GNU.sparse.major", b"1"), (b"GNU.sparse.realsize", b"%d" % rng.randrange(5000))) + header(name, len(content)) + padded(content)
+    if sort == 4:
+        pieces = b"".join(b"%011o\0%011o\0" % (rng.randrange(3000), rng.randrange(600)) for _ in range(rng.randrange(5)))
+        return header(name, len(data), kind=b"S", at_386=pieces, at_482=rng.choice([b"\0", b"\1"]), at_483=b"%011o\0" % 4000) + padded(data)
+    if sort == 5:
+        return header(name, rng.choice([0, len(data)]), kind=rng.choice(KINDS)) + padded(data)
+    return header(name, len(data)) + padded(data)
+
+
+def mend(block: bytearray) -> None:
+    """Give a header block the checksum that fits."""
+    if block[257:262] == b"ustar":
+        block[148:156] = b" " * 8
+        block[148:156] = b"%06o\0 " % sum(block)
+
+
+def change(data: bytearray, rng: random.Random) -> None:
+    """One change of the structure."""
+    blocks = max(1, len(data) // 512)
+    place = rng.randrange(blocks) * 512
+    sort = rng.randrange(9)
+    if sort == 0:
+        del data[rng.randrange(len(data) + 1) :]
+    elif sort == 1:
+        data[place : place + 512 * rng.choice([1, 8, 20])] = bytes(len(data[place : place + 512 * rng.choice([1, 8, 20])]))
+    elif sort == 2 and data:
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    elif sort == 3:
+        data[place:place] = data[place : place + 512 * rng.randrange(1, 4)]
+    elif sort == 4:
+        del data[place : place + rng.choice([1, 511, 512, 1024])]
+    elif sort == 5:
+        data += bytes(-len(data) % 10240) + tar([("appended.txt", b"x")])
+    elif sort == 6:
+        start = data.find(b"=", place)
+        if start > 0:
+            data[start - rng.randrange(1, 9)] = rng.choice(b"0123456789 =\n")
+    elif len(data) >= 512:
+        block = bytearray(data[place : place + 512].ljust(512, b"\0"))
+        if sort == 7:
+            number = rng.choice(NUMBERS)[:12]
+            block[124 : 124 + len(number)] = number
+            block[156:157] = rng.choice([block[156:157], *KINDS])
+        else:
+            block[rng.randrange(512)] = rng.randrange(256)
+        mend(block)
+        data[place : place + 512] = block
+
+
+def make(rng: random.Random) -> bytes:
+    """An input."""
+    data = bytearray(b"".join(member(rng) for _ in range(rng.randrange(1, 6))) + rng.choice([END, END, b""]))
+    if rng.randrange(2):
+        data += bytes(-len(data) % 10240)
+    for _ in range(rng.choice([0, 1, 1, 1, 2, 4])):
+        change(data, rng)
+    return bytes(data)
+
+
+def read(data: bytes, *, skip: bool) -> tuple[list[tuple[str, bytes]], bool]:
+    """The members, and whether anything was reported."""
+    stream, errors, found = Watched(data), [], []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            for name_and_data in TarReader(stream, max_member_bytes=MOST, on_error=errors.append if skip else None, doubts=True, named=False):
+                if name_and_data[1]:
+                    found.append((name_and_data[1], name_and_data[2]))
+                else:
+                    errors.append(None)
+                if len(name_and_data[2] or b"") > MOST:
+                    raise RuntimeError(f"a member of {len(name_and_data[2])} bytes")
+        except ShardError as error:
+            errors.append(error)
+    if stream.largest > 1 << 20:
+        raise RuntimeError(f"a read of {stream.largest} bytes")
+    assert all(issubclass(warning.category, ShardWarning) for warning in caught)
+    return found, bool(caught or errors)
+
+
+def headers(data: bytes) -> list[bytes]:
+    """The types of the headers among these blocks."""
+    return [data[place + 156 : place + 157] for place in range(0, len(data), 512) if data[place + 257 : place + 262] == b"ustar"]
+
+
+def oracle(data: bytes) -> list[tuple[str, bytes]] | None:
+    """The members by tarfile; None if it refuses, or where it reads otherwise: sparse maps that make no sense, sizes in pax headers,
+    several extended headers of one member, or no name.
+    """
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), encoding="utf-8", errors="surrogateescape") as archive:
+            infos = list(archive)
+            if any(info.sparse is not None or any(key == "size" or key.startswith("GNU.sparse") for key in info.pax_headers) for info in infos):
+                return None
+            if any(len(headers(data[info.offset : info.offset_data])) > 2 for info in infos) or not all(info.name for info in infos):
+                return None
+            return [(info.name, archive.extractfile(info).read()) for info in infos if info.isreg() and info.name]
+    except Exception:
+        return None
+
+
+def main() -> None:
+    import logging
+
+    logging.disable()
+    seconds, seed = float(sys.argv[1]) if len(sys.argv) > 1 else 60, int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns()
+    rng, start, findings, sorts = random.Random(seed), time.monotonic(), [], Counter()
+    while (spent := time.monotonic() - start) < seconds and len(findings) < 20:
+        data = make(rng)
+        sorts["inputs"] += 1
+        try:
+            found, reported = read(data, skip=False)
+            read(data, skip=True)
+            sorts["reported"] += reported
+            if not reported and (expected := oracle(data)) is not None:
+                sorts["compared"] += 1
+                if found[: len(expected)] != expected:  # tarfile stops at the first end mark
+                    short = [[(name, len(content)) for name, content in members] for members in (found, expected)]
+                    raise RuntimeError(f"members {short[0]}, by tarfile {short[1]}")
+        except Exception as error:
+            findings.append(repr(error))
+            name = Path(f"/tmp/fuzz_tar_{seed}_{len(findings)}.tar")
+            name.write_bytes(data)
+            print(f"{error!r}: {name}")
+    rate = sorts["inputs"] / spent
+    print(f"seed {seed}: {rate:,.0f} inputs/s; {dict(sorts)}; {len(findings)} findings")
+    sys.exit(1 if findings else 0)
+
+
+if __name__ == "__main__":
+    main()
