@@ -83,10 +83,12 @@ def test_storage_options_and_buffers(tmp_path):
 
 
 def test_reads_are_large(tmp_path, counted):
-    """One read of some MiB is cheaper than two thousand of a block."""
+    """A few reads, each four times as large as the one before, are cheaper than two thousand of a block."""
     path = put(tmp_path / "x.tar", tar([(f"{number}.bin", bytes(50_000)) for number in range(60)]))
     list(Stream(load([f"counted://{path}"])))
-    assert len(counted) == 1
+    sizes = [size for _, size in counted]
+    assert sum(sizes) == path.stat().st_size
+    assert sizes[:-1] == [1 << 18, 1 << 20]
 
 
 @pytest.mark.parametrize(
