@@ -707,7 +707,7 @@ def test_an_interrupted_iterator_does_not_look_as_if_it_had_ended(workers, urls,
 
 
 def test_interrupts_at_random_moments():
-    """A few rounds of tests/bench/interrupts.py, with 0 and 2 workers; in a process of their own, since an interrupt may leave locks of Python's library held."""
+    """A few rounds of tests/bench/interrupts.py, with 0 and 2 workers. An interrupt may leave locks of Python held: they run in another process."""
     script = Path(__file__).parent / "bench" / "interrupts.py"
     run = subprocess.run([sys.executable, str(script), "--trials", "4", "--seed", "3"], capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
