@@ -119,7 +119,7 @@ class WdsPipe(IterDataPipe[T_co]):
             self,
             *specs: str | Mapping[str, Decoder],
             allow_pickle: bool = False,
-            max_image_pixels: int = 1 << 27,
+            max_image_pixels: int = 1 << 26,
             on_error: str = "raise",
             max_errors: int | None = None,
         ) -> WdsPipe[dict[str, Any]]:
