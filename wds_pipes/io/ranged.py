@@ -34,8 +34,8 @@ from time import perf_counter
 from typing import Any, NoReturn
 
 from wds_pipes.errors import ShardError, StateError
-from wds_pipes.io.stores import Answer, FaultyError, RefusedError, Stores, changed, close_answer, judge, one_piece, words
-from wds_pipes.io.urls import clean, hide, redact
+from wds_pipes.io.stores import Answer, FaultyError, RefusedError, Stores, changed, close_answer, judge, one_piece
+from wds_pipes.io.urls import clean, hide, redact, words
 from wds_pipes.tar.reader import BLOCK
 
 _LEAST, _MOST = 1 << 20, 16 << 20  # of the ranges that are requested, in bytes
@@ -682,7 +682,11 @@ class RemoteShard(io.RawIOBase):
         cause = None if task.cancelled() else task.exception()
         if not block.done and not self._given_up:
             story = "its request was cancelled" if cause is None else f"{type(cause).__name__}: {words(cause)}"
-            self._finish(block, self._error(block, f"cannot be read ({story})", cause))
+            try:
+                error = self._error(block, f"cannot be read ({story})", cause)
+            except Exception:  # it cannot even be told
+                error = UnreadError(f"byte {block.reached} cannot be read ({type(cause).__name__})")
+            self._finish(block, error)
 
     def _error(self, block: _Block, what: str, cause: BaseException | None) -> Exception:
         url, at = redact(self._url), block.reached

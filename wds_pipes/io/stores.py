@@ -26,6 +26,7 @@ from urllib.parse import quote
 
 from wds_pipes.io.identity import identify_store
 from wds_pipes.io.threads import DaemonThreads
+from wds_pipes.io.urls import words
 
 PIECE = 1 << 18  # of stores that are read and not heard
 _LEAST_RANGE, _FIRST_RANGE = 1 << 12, 1 << 18  # of those that give whole ranges
@@ -569,14 +570,6 @@ _PUBLIC = {
     "http": "; headers go into storage_options={'headers': {...}}",
     "https": "; headers go into storage_options={'headers': {...}}",
 }
-
-
-def words(error: BaseException) -> str:
-    """What an error says, if it can."""
-    try:
-        return str(error)
-    except Exception:
-        return "it says nothing"
 
 
 def _unparseable(error: BaseException | None) -> bool:
