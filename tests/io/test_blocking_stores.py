@@ -1,5 +1,6 @@
 """Stores that give a range only when it is complete: whatever fsspec knows, through its blocking calls."""
 
+import asyncio
 import itertools
 import threading
 import time
@@ -106,4 +107,39 @@ def test_an_answer_that_is_shorter_than_the_range(slow, local):
         return MemoryFileSystem.cat_file(self, path, start, min(end, start + 200_000))
 
     slow.cat_file = cat_file
+    assert finishes(samples("slow://x/0.tar")) == list(map(bare, samples(local[0])))
+
+
+class SilentError(OSError):
+    """One that cannot be told."""
+
+    def __str__(self):
+        raise self
+
+
+class StrangeError(OSError):
+    """One that cannot be judged."""
+
+    @property
+    def status(self):
+        raise SilentError
+
+
+class ForeignError(BaseException):
+    """One that is no Exception."""
+
+
+@pytest.mark.parametrize("name", ["info", "cat_file"])
+@pytest.mark.parametrize("kind", [SilentError, StrangeError, ForeignError, SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, asyncio.CancelledError])
+def test_whatever_a_file_system_raises_is_an_error(slow, local, kind, name):
+    """The reader does not wait for ever, and others are read on: the thread that serves all shards lives."""
+
+    def fails(self, *args, **options):
+        raise kind
+
+    kept = getattr(slow, name)
+    setattr(slow, name, fails)
+    (error,) = finishes(samples("slow://x/0.tar", retries=0, timeout_seconds=4))
+    assert "shard slow://x/0.tar cannot be read" in str(error)
+    setattr(slow, name, kept)
     assert finishes(samples("slow://x/0.tar")) == list(map(bare, samples(local[0])))

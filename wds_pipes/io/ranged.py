@@ -29,15 +29,17 @@ import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
+from math import ceil
 from time import perf_counter
 from typing import Any, NoReturn
 
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.stores import Answer, FaultyError, RefusedError, Stores, changed, close_answer, judge, one_piece
-from wds_pipes.io.urls import clean, hide, redact
+from wds_pipes.io.urls import clean, hide, redact, words
 from wds_pipes.tar.reader import BLOCK
 
 _LEAST, _MOST = 1 << 20, 16 << 20  # of the ranges that are requested, in bytes
+_WAITS = 6  # a range takes at least so many times as long as the wait for its response, if it may
 _NEARLY = 4 << 20  # with so little of a shard left to come, the next one is requested
 _WORTH, _WORTH_SECONDS = 1 << 20, 0.02  # a consumer that has used up what there was sleeps until so much has come, or so long
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 15.0  # seconds before a request is made again
@@ -429,10 +431,18 @@ class RemoteShard(io.RawIOBase):
         return self.size is not None and stop is not None and self.size - stop <= connections * self._range()
 
     def _range(self) -> int:
-        """How many bytes to request at once: so many that the wait for a response is a small part of the time, as far as the share and the shards allow."""
+        """How many bytes to request at once.
+
+        Small enough that a shard is read through all connections; but where the wait for a response costs much, so many that it is a small part of the time, as
+        far as the share and the shards ahead allow: while the last range of a shard comes, those ahead must have enough for all other connections.
+        """
         share, connections = self.feed.share, max(2, self.feed.connections)
-        size = self.size or self.feed.usual_size  # so that a small shard too is read through all connections
+        size = self.size or self.feed.usual_size
         part = share // connections if size is None else min(share, size) // connections + 1
+        if size is not None and len(self.feed.shards) > 1:
+            wanted = max(1, min(_WAITS * self._pool.lost, 2 * share // connections))
+            parts = max(ceil((connections - 1) / (len(self.feed.shards) - 1)), ceil(size / wanted))
+            part = max(part, size // parts + 1)
         return min(max(part, _LEAST), _MOST)
 
     def ask(self) -> None:
@@ -466,10 +476,10 @@ class RemoteShard(io.RawIOBase):
                 raise
             except (ShardError, StateError) as error:
                 return self._finish(block, error)
-            except Exception as error:
+            except BaseException as error:  # a SystemExit too, which would end the loop
                 verdict = judge(error, self._protocol)
                 told = isinstance(error, (RefusedError, FaultyError, UnreadError))  # by a server, or by us
-                story = str(error) if told else f"{type(error).__name__}: {error}"
+                story = words(error) if told else f"{type(error).__name__}: {words(error)}"
                 if not verdict.passing:
                     return self._finish(block, self._error(block, f"{verdict.advice} ({story})", error))
                 if block.got > reached or block.rested:
@@ -671,8 +681,12 @@ class RemoteShard(io.RawIOBase):
         """A task that another has cancelled, or that broke, is an error of its block."""
         cause = None if task.cancelled() else task.exception()
         if not block.done and not self._given_up:
-            story = "its request was cancelled" if cause is None else f"{type(cause).__name__}: {cause}"
-            self._finish(block, self._error(block, f"cannot be read ({story})", cause))
+            story = "its request was cancelled" if cause is None else f"{type(cause).__name__}: {words(cause)}"
+            try:
+                error = self._error(block, f"cannot be read ({story})", cause)
+            except Exception:  # it cannot even be told
+                error = UnreadError(f"byte {block.reached} cannot be read ({type(cause).__name__})")
+            self._finish(block, error)
 
     def _error(self, block: _Block, what: str, cause: BaseException | None) -> Exception:
         url, at = redact(self._url), block.reached

@@ -26,6 +26,7 @@ from urllib.parse import quote
 
 from wds_pipes.io.identity import identify_store
 from wds_pipes.io.threads import DaemonThreads
+from wds_pipes.io.urls import words
 
 PIECE = 1 << 18  # of stores that are read and not heard
 _LEAST_RANGE, _FIRST_RANGE = 1 << 12, 1 << 18  # of those that give whole ranges
@@ -553,11 +554,11 @@ def judge(error: BaseException, protocol: str) -> Verdict:
     status = error.status if isinstance(error, RefusedError) else _status(error)
     if status == 404 or (status is None and isinstance(error, FileNotFoundError)):
         return Verdict(False, advice="does not exist: check its name")
-    if status in (401, 403) or (status is None and isinstance(error, PermissionError)) or "Credentials" in kind or "Forbidden" in str(error):
+    if status in (401, 403) or (status is None and isinstance(error, PermissionError)) or "Credentials" in kind or "Forbidden" in words(error):
         return Verdict(False, advice=f"may not be read: check your credentials{_PUBLIC.get(protocol, '')}")
     if status is not None:
         return Verdict(status in _PASSING, getattr(error, "after", None) or 0.0, "cannot be read")
-    if isinstance(error, (IsADirectoryError, NotADirectoryError, ValueError, *_OWN_FAULT)) or "Certificate" in kind:
+    if isinstance(error, (IsADirectoryError, NotADirectoryError, ValueError, *_OWN_FAULT)) or "Certificate" in kind or not isinstance(error, Exception):
         return Verdict(False, advice="cannot be read")
     return Verdict(True, advice="cannot be read")
 

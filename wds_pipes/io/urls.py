@@ -156,11 +156,19 @@ def hide(text: str, url: str = "", options: Any = None) -> str:
     return text
 
 
+def words(error: BaseException) -> str:
+    """What an error says, if it can."""
+    try:
+        return str(error)
+    except Exception:
+        return "it says nothing"
+
+
 def clean(error: BaseException | None, url: str = "", options: Any = None, *, depth: int = 10) -> BaseException | None:
     """``error`` as a cause that may be shown, with all that led to it: of the same class, but with nothing of it except its message, as ``hide`` gives it."""
     if error is None or depth == 0:
         return None
-    message = hide(str(error), url, options)
+    message = hide(words(error), url, options)
     shown: BaseException
     try:
         shown = _stand_in(type(error), message)
