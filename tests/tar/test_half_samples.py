@@ -2,6 +2,7 @@
 
 import io
 import json
+import tarfile
 import tracemalloc
 import warnings
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import pytest
 from tars import END, group, header, load, padded, pairs, pax, put, tar
 
 import wds_pipes as wp
-from wds_pipes import ShardError, Stage
+from wds_pipes import ShardError, ShardWarning, Stage
 from wds_pipes.stage import Stream
 from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
 from wds_pipes.tar import TarMember, TarReader
@@ -170,6 +171,37 @@ def test_a_preallocated_shard_is_cut(tmp_path):
     assert found == [set(FIELDS)] * 10
     assert len(reported) == 1
     assert read(put(tmp_path / "x.tar", whole + bytes(RECORD))) == ([set(FIELDS)] * 20, [])
+
+
+def test_an_archive_in_large_records_is_whole(tmp_path):
+    """As ``tar -b 64`` to ``-b 2048`` write it: all its samples are given, with a warning, for space may have been reserved."""
+    members = shard(20)[: 20 * 3072 - 1024]  # the last one has no caption
+    for size in (1 << 17, 1 << 18, 1 << 20):
+        path = put(tmp_path / "x.tar", members + bytes(size - len(members)))
+        found, reported = read(path)
+        assert found == [set(FIELDS)] * 19 + [{"cls", "jpg"}]
+        assert len(reported) == 2
+        assert "unless it was written in records of more than 10240 bytes" in reported[0]
+        assert "unlike all samples before it" in reported[1]
+        with pytest.warns(ShardWarning, match="perhaps space was reserved"):
+            assert index_shards(path)[path].samples == 20
+    for size in (3 << 15, 20 * RECORD, 2 << 20):
+        found, reported = read(put(tmp_path / "x.tar", members + bytes(size - len(members))))
+        assert len(found) == 19
+        assert "perhaps space was reserved and not filled. Write or fetch it again" in reported[0]
+
+
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+@pytest.mark.parametrize("length", [150, 700, 1200])
+def test_a_zeroed_block_in_a_long_name(tmp_path, format, length):
+    """The member does not come under the short name that its own header has, which would break its sample into pieces."""
+    folder = "d" * 90 + "/" + "ä" * length
+    data = tar([(f"{folder}/{number}.{field}", b"data") for number in range(5) for field in ("cls", "txt")], format=format)
+    for start in range(0, len(data.rstrip(b"\0")), 512):
+        damaged = zeroed(data, start, start + 512)
+        found, reported = read(put(tmp_path / "x.tar", damaged), on_error="skip")
+        assert all(fields == {"cls", "txt"} for fields in found), start
+        assert reported or data[start : start + 4] == b"data", start
 
 
 def test_the_fields_in_a_state_are_bounded(tmp_path):

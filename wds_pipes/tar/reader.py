@@ -7,8 +7,8 @@ Rules:
 2. The common header (regular, short name, plain size) is read inline in ``_walk``; everything rare goes through ``_rare``.
 3. A hole in the stream (damage that was skipped, a cut) is given as a gap member, so that nobody takes half a sample for a whole one.
 4. Zeros are believed to be an end mark only where an archive may end: the shard ends at most one record after the record of the mark, or another archive
-   starts at a whole number of records. A zeroed page may still look like that. So every inner end mark, and every end without a mark, is a doubtful place:
-   ``doubts=True`` gives it as a member without a name, and the caller compares the samples beside it with their neighbours.
+   starts at a whole number of records of 10 240 bytes. A zeroed page may still look like that. So every inner end mark, and every end without a mark, is a
+   doubtful place: ``doubts=True`` gives it as a member without a name, and the caller compares the samples beside it with their neighbours.
 5. After damage the walk goes on where the damaged header says that its data ends, if a header is there. Otherwise the next valid header may be that of a file
    inside another member (a nested tar), and the gap says so (``ASTRAY``).
 6. ``offset`` is always where the walk can be taken up again: the first header block of the next member.
@@ -34,6 +34,7 @@ logger = logging.getLogger("wds_pipes")
 
 BLOCK = 512
 RECORD = 20 * BLOCK  # archives end at a multiple of this
+_LARGE = 1 << 20  # or at one of a power of two up to this (tar -b 2048)
 MAX_HEADER_BYTES = 1 << 20  # of all extended headers of a member: names, attributes, the map of a sparse file
 MAX_SIZE = 1 << 60  # a larger one cannot be meant
 _ZEROS = bytes(BLOCK)
@@ -100,7 +101,8 @@ class TarReader:
 
     Reads ustar, v7, GNU (long names, sizes above 8 GiB) and pax archives, sparse and contiguous members, archives one after another, and shards without an
     end-of-archive mark (with a ShardWarning). Directories, links and devices are passed over. Another archive may start only at a multiple of 10 240 bytes,
-    and zeros after the end may take at most one record of 10 240 bytes more than usual: more is a cut, since the file may have been preallocated.
+    and zeros after the end may take at most one record of 10 240 bytes more than usual: more is a cut, since the file may have been preallocated. If they
+    fill up a record of a power of two up to 1 MiB (``tar -b 2048``), they are a ShardWarning.
 
     Limits: the extended headers of a member (name, attributes) take at most 1 MiB, and so does the map of a sparse member. A sparse member counts with its
     stored and its real size together.
@@ -261,7 +263,9 @@ class TarReader:
     def _extend(self, extra: _Extra, kind: int, content: bytes, start: int) -> None:
         """Keep what an extended header says for the member behind it."""
         if kind == 76:  # L: GNU long name
-            extra.long_name = content.partition(b"\0")[0]
+            extra.long_name = name = content.partition(b"\0")[0]
+            if len(name) % BLOCK == 0 and (not name or len(name) + 1 < len(content)):
+                raise _Damage("has a long name that is cut by zeros. Write or fetch it again", start, size=0)
         elif kind in b"xX":
             extra.read_pax(content, start)
         elif kind == 103:  # g: global
@@ -332,11 +336,14 @@ class TarReader:
         if self._here > end or head:
             warnings.warn(f"shard {redact(self.url)} has bytes after its end, from byte {end} on: they are ignored.", ShardWarning, stacklevel=2)
             return END, None
-        if end > usual:
-            what = (
-                f"has {end - offset} bytes of zeros after its last member, and should end by byte {usual - RECORD}: perhaps space was reserved and not filled"
-            )
+        if end <= usual:
+            return None, None
+        what = f"has {end - offset} bytes of zeros after its last member, and should end by byte {usual - RECORD}: perhaps space was reserved and not filled"
+        if end - offset >= min(end & -end, _LARGE) + 2 * BLOCK:
             raise _Damage(f"{what}. Write or fetch it again, with records of {RECORD} bytes (tar -b 20)", offset, cut=True, soft=True)
+        if self._on_truncated != "ignore":
+            why = f"unless it was written in records of more than {RECORD} bytes"
+            warnings.warn(f"shard {redact(self.url)} {what}, {why}.", ShardWarning, stacklevel=2)
         return None, None
 
     def _report(self, found: _Damage) -> bytes | None:
@@ -583,13 +590,15 @@ class _Extra:
 
     def read_pax(self, content: bytes, offset: int) -> None:
         """Take in the records of a pax header: length, space, key, equals sign, value, newline."""
-        content, place = content.rstrip(b"\0"), 0
+        stored, content, place = len(content), content.rstrip(b"\0"), 0
+        if stored and len(content) % BLOCK == 0 and stored > len(content):
+            raise _Damage("has a pax header that is cut by zeros. Write or fetch it again", offset, size=0)
         while place < len(content):
             space = content.find(b" ", place, place + 8)
             digits = content[place : max(space, place)]
             end = place + int(digits) if digits.isdigit() else place
             key, equals, value = content[space + 1 : end].partition(b"=")
-            if end <= place or not equals or value[-1:] != b"\n" or end > len(content):
+            if end <= place or not equals or value[-1:] != b"\n" or end > len(content) or (key == b"path" and b"\0" in value):
                 raise _Damage("has a pax header that cannot be read. Write or fetch it again", offset, size=0)
             if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes"):
                 self.pieces.append(value[:-1])
