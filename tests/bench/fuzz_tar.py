@@ -149,12 +149,14 @@ def headers(data: bytes) -> list[bytes]:
 
 def oracle(data: bytes) -> list[tuple[str, bytes]] | None:
     """The members by tarfile; None if it refuses, or where it reads otherwise: sparse maps that make no sense, sizes in pax headers,
-    several extended headers of one member, or no name.
+    several extended headers of one member, a GNU long name (it ignores its size), or no name.
     """
     try:
         with tarfile.open(fileobj=io.BytesIO(data), encoding="utf-8", errors="surrogateescape") as archive:
             infos = list(archive)
             if any(info.sparse is not None or any(key == "size" or key.startswith("GNU.sparse") for key in info.pax_headers) for info in infos):
+                return None
+            if any(len(info.name) > 100 and not info.pax_headers for info in infos):
                 return None
             if any(len(headers(data[info.offset : info.offset_data])) > 2 for info in infos) or not all(info.name for info in infos):
                 return None
