@@ -20,7 +20,7 @@ SAMPLES = 40
 
 def shard(path: Path, image_bytes: int, rng: random.Random) -> bytes:
     """A shard of samples with an image of about ``image_bytes`` bytes, a class and a caption."""
-    with wp.TarWriter(path) as writer:
+    with wp.TarWriter(path, overwrite=True) as writer:
         for number in range(SAMPLES):
             image = rng.randbytes(rng.randrange(image_bytes // 2, image_bytes * 3 // 2))
             writer.write({"__key__": f"{number:05d}", "cls": number % 10, "jpg": image, "txt": f"caption {number}"})
