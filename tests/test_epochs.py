@@ -473,3 +473,52 @@ def test_numbers_of_samples_that_decide_nothing_may_change(counted_urls):
     loader(counted_urls, lanes=2).load_state_dict(state)
     with pytest.raises(wp.StateError, match=r"its pipeline was .* parts > .* this one is .* parts\(samples=29\)"):
         loader(counted_urls, lanes=2).load_state_dict(loader(counted_urls, lanes=2, pipe_options={"samples_per_shard": None}).state_dict())
+
+
+@pytest.mark.parametrize("end", ["drop", "pad"])
+@pytest.mark.parametrize("hold", [lambda pipe: pipe.shuffle_buffer(3), lambda pipe: pipe.interleave_shards(2)])
+def test_equal_epochs_of_batches_that_are_shuffled_are_refused(hold, end, counted_urls):
+    """They were not full, their samples were all counted as dropped, and a resume on other lanes blamed the shards."""
+    batches = wp.ShardList(counted_urls, samples_per_shard=COUNTS).open_shards().load_tar().group_by_key().batch_samples(2, collate="list")
+    with pytest.raises(ValueError, match=r"put batch_samples\(\) last"):
+        wp.PipeLoader(hold(batches), lanes=2, epoch_end=end)
+    source = wp.PipeLoader(hold(batches), lanes=2)
+    with pytest.raises(TypeError, match=r"put batch_samples\(\) last"):
+        len(source)
+    assert source.remaining() is None
+    assert sorted(key for batch in source for key in keys(batch)) == ALL
+
+
+def test_what_remains_is_known_after_the_batch_size_was_changed(counted_urls):
+    """The batches that were given were counted as ones of the new size."""
+    state, expected = None, len(ALL)
+    for size in (2, 5, 1, 4):
+        source = loader(counted_urls, lanes=2, batch_size=size)
+        if state is not None:
+            source.load_state_dict(state)
+        batches = iter(source)
+        expected -= sum(len(next(batches)) for _ in range(2))
+        state, remaining = source.state_dict(), source.remaining()
+    rest = list(batches)
+    assert remaining == len(rest)
+    assert sum(map(len, rest)) == expected
+
+
+@pytest.mark.parametrize("kind", ["shuffle", "interleave", "mix"])
+def test_samples_in_batches_before_a_step_that_holds_are_counted_once(kind, counted_urls):
+    """Before the first position after a batch, the number of batches stood for that of the samples, and stayed in the counts of a resume on other lanes."""
+
+    def make(lanes):
+        grouped = wp.ShardList(counted_urls).open_shards().load_tar().group_by_key()
+        batches = (wp.mix({"a": grouped}) if kind == "mix" else grouped).batch_samples(3, collate="list")
+        return wp.PipeLoader(batches.interleave_shards(2) if kind == "interleave" else batches.shuffle_buffer(3), lanes=lanes)
+
+    for cut in range(1, 9):
+        source = make(2)
+        given = [batch for _, batch in zip(range(cut), source, strict=False)]
+        assert source.counts()["delivered"] <= sum(map(len, given))
+        resumed = make(1)
+        resumed.load_state_dict(source.state_dict())
+        given += resumed
+        assert sorted(key for batch in given for key in keys(batch)) == ALL
+        assert resumed.counts()["delivered"] == len(ALL)

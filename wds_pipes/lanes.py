@@ -335,7 +335,7 @@ class Parts(Stage[Out]):
         inner, at = self.source.counts(before, 0), self._at(own)
         counts |= at.limited or {}
         batched = at.batched + inner["delivered"]
-        return {**counts, **{name: counts.get(name, 0) + count for name, count in inner.items()}, "delivered": batched or delivered}
+        return {**counts, **{name: counts.get(name, 0) + count for name, count in inner.items()}, "delivered": batched if self.counts_delivered else delivered}
 
     def mark(self) -> Mark:
         at, inner = self.at, self._inner

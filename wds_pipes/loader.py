@@ -651,8 +651,11 @@ class PipeLoader:
         samples, batches = at.deal.samples(), self._batches(at.deal)
         if self._uncounted or samples is None:
             return None
-        total = [batches if batches is not None else self._batches_of(count) for count in samples]
-        return sum(int(total[number] - lane["delivered"]) for number, lane in at.states.items() if not lane["ended"])
+        going = {number: lane for number, lane in at.states.items() if not lane["ended"]}
+        if batches is not None:
+            return sum(int(batches - lane["delivered"]) for lane in going.values())
+        # By samples, since the batches before may have had another size.
+        return sum(self._batches_of(samples[number] - sum(lane["counts"].get(name, 0) for name in COUNTED)) for number, lane in going.items())
 
     def close(self) -> None:
         """Stop the workers and close what is open; the state stays, and a further ``iter()`` starts new workers."""
@@ -1014,6 +1017,8 @@ def _why_uncounted(stage: Stage[Any]) -> str | None:
             return "the samples of the shards are not counted: pass ShardList(index=...), or samples_per_shard=, a number or a list of them"
         if isinstance(step, Mix):
             return "how many samples a mix() gives is not known"
+        if isinstance(step, Parts) and step.counts_delivered:
+            return "a step after batch_samples() holds batches, so that not all of them are full: put batch_samples() last"
         name = functional_name(type(step))
         if isinstance(step, Tolerant) and step.on_error == "skip":
             return f"{name}(on_error='skip') changes their number"

@@ -252,6 +252,11 @@ class Stage(Generic[Out]):
         return self.root.seed
 
     @property
+    def counts_delivered(self) -> bool:
+        """Whether a step up to this one counts the samples that it delivered, since the chain's items are more than one each."""
+        return any(name == "delivered" for _, name in self._tallies) or (self.source is not None and self.source.counts_delivered)
+
+    @property
     def deals(self) -> bool:
         """Whether this stage, the first of a chain, deals what it gives to the lanes."""
         return True
@@ -436,7 +441,7 @@ def add_limited(limited: dict[str, int] | None, counts: dict[str, int]) -> dict[
 
 def _without_counts(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_counts(part) for name, part in value.items() if name not in (*COUNTED, *TROUBLE, "limited")}
+        return {name: _without_counts(part) for name, part in value.items() if name not in (*COUNTED, *TROUBLE, "batched", "limited")}
     return [_without_counts(part) for part in value] if isinstance(value, list) else value
 
 

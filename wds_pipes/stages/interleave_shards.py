@@ -177,7 +177,7 @@ class InterleaveShards(Stage[Out]):
         for _, before in at.round:
             for name, count in self._before.counts(before, 0).items():
                 counts[name] = counts.get(name, 0) + count
-        return {**counts, "delivered": counts["delivered"] or delivered}
+        return counts if self.counts_delivered else {**counts, "delivered": delivered}
 
     # The first of the open shards stands where ShardList has its position, and the places of the others count from there: then all that is opened and not
     # done lies between the positions of ShardList, as it does in any chain.

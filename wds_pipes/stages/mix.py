@@ -162,6 +162,11 @@ class Mix(Stage[Any]):
         return self._seed
 
     @property
+    def counts_delivered(self) -> bool:
+        """Whether a source counts the samples that it delivered."""
+        return any(source.counts_delivered for source in self.sources.values())
+
+    @property
     def deals(self) -> bool:
         """Not here: each source deals what it gives."""
         return False
@@ -277,13 +282,12 @@ class Mix(Stage[Any]):
     def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
         _, draws, marks, rest, _ = self._places(mark)
         counts = super().counts(None, 0)
-        batched = False
         for source, drawn, before, place in zip(self.sources.values(), draws, marks, rest, strict=True):
             own = _sum(place.done, source.counts(before, 0))
-            batched = batched or own["delivered"] > 0
-            own["delivered"] = own["delivered"] or drawn - place.told
+            if not source.counts_delivered:
+                own["delivered"] = drawn - place.told
             counts = _sum(counts, own)
-        return {**counts, "delivered": counts["delivered"] if batched else delivered}
+        return counts if self.counts_delivered else {**counts, "delivered": delivered}
 
     def dump_mark(self, mark: Mark | None) -> list[dict[str, Any]]:
         last, draws, marks, rest, reached = self._places(mark)
