@@ -318,8 +318,11 @@ DAMAGE = {
     "another run": (of_another_run, "do not belong together: the states differ in 'seed'"),
     "another step": (of_another_step, "were taken at different steps"),
     "a state of no kind": (lambda path: seal(path, state=[]), "do not belong together"),
-    "a directory": (lambda path: (path.unlink(), path.mkdir()), "cannot read the checkpoint"),
+    "a directory": (lambda path: (path.unlink(), path.mkdir()), "is no regular file"),
     "a dead link": (lambda path: (path.unlink(), path.symlink_to("nowhere")), "cannot read the checkpoint"),
+    "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "is no regular file"),
+    "a device": (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "is no regular file"),
+    "huge": (lambda path: os.truncate(path, 1 << 40), "has 1,099,511,627,776 bytes"),
 }
 
 
@@ -338,6 +341,15 @@ def test_damage_is_named(shards, tmp_path, what):
         assert message in str(error.value)
         assert "step-0000000001" in str(error.value)
         assert loader.state_dict() == before
+
+
+@pytest.mark.parametrize("what", ["a pipe", "a device", "not text"])
+def test_saving_again_over_damage(shards, tmp_path, what):
+    """A file that is compared with what is to be saved is neither waited for nor read without an end."""
+    checkpoint.save(tmp_path, make_loader(shards))
+    DAMAGE[what][0](tmp_path / "step-0000000001" / "rank-0000-of-0001.json")
+    with pytest.raises(wp.StateError):
+        checkpoint.save(tmp_path, make_loader(shards))
 
 
 def test_any_changed_byte_is_found(shards, tmp_path):

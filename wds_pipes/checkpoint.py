@@ -29,6 +29,7 @@ import math
 import os
 import re
 import secrets
+import stat
 import time
 import weakref
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ from wds_pipes.stage import State, check_count, logger
 FORMAT = 1
 WAIT_SECONDS = 10.0  # network file systems show a new name within some seconds, if they are asked again
 LOOK_AGAIN_SECONDS = 0.5
+MOST_BYTES = 1 << 30  # of one rank's file: some KB for each of its lanes
 
 _STEP = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,})")  # as _place writes them, and nothing else
 _RANK = re.compile(r"rank-([0-9]{4}|[1-9][0-9]{4,})-of-([0-9]{4}|[1-9][0-9]{4,})\.json")
@@ -80,7 +82,7 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
     try:
         root.mkdir(parents=True, exist_ok=True)
         newest = max((at for at, worlds in _find(root).items() if _complete(worlds)), default=-1)
-        if newest > number or (newest == number and step is None and not (path.exists() and path.read_text("ascii") == text)):
+        if newest > number or (newest == number and step is None and not (path.exists() and _content(path) == text.encode())):
             raise StateError(
                 f"{root} holds checkpoint {newest}, and this one would be {number}: load() would not take it. "
                 "Continue from the newest with load(), save to another directory, or remove what you do not want."
@@ -445,7 +447,7 @@ def _checksum(content: dict[str, Any]) -> str:
 def _read(path: Path, number: int, rank: int, world: int) -> State:
     """The state in a file, which must be whole, as it was written, and in its place."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(_content(path))
         checksum = _checksum({name: value for name, value in content.items() if name not in ("format", "checksum")}) if isinstance(content, dict) else ""
     except (ValueError, RecursionError) as error:
         raise StateError(f"{path} is truncated or damaged: it is not JSON ({error}). Load an older checkpoint with step=, or bring this one back.") from error
@@ -462,6 +464,20 @@ def _read(path: Path, number: int, rank: int, world: int) -> State:
         )
     state: State = content["state"]
     return state
+
+
+def _content(path: Path) -> bytes:
+    """What is in a regular file; another kind, such as a pipe, could keep this process waiting."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+            what = f"has {found.st_size:,} bytes" if stat.S_ISREG(found.st_mode) else "is no regular file"
+            raise StateError(f"{path} is not a checkpoint of wds_pipes: it {what}. Remove it, or load an older checkpoint with step=.")
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(found.st_size)
+    finally:
+        os.close(handle)
 
 
 def _write(path: Path, text: str) -> None:

@@ -30,7 +30,9 @@ def stores(tmp_path_factory):
                 pytest.skip(str(error))
             [shard] = make_shards(tmp_path_factory.mktemp("shards"), shards=1, samples=2, seed=seed, fields={"cls": lambda _, __, seed=seed: b"%d" % seed})
             with open(shard, "rb") as file:
-                store.put("x.tar", file.read())
+                data = file.read()
+            store.put("x.tar", data)
+            store.put("y.tar", data)
             endpoints.append(store.endpoint)
         yield endpoints
 
@@ -90,6 +92,32 @@ def test_each_store_has_its_own_bytes(stores, tmp_path, monkeypatch, way):
     assert "secret-of-key" not in "".join(path.name + path.read_bytes().decode("latin-1") for path in (tmp_path / "cache").iterdir())
 
 
+def test_the_environment_changes_before_the_first_fetch(stores, tmp_path, monkeypatch):
+    """What comes from the cache makes no file system: the one that is made later goes by the environment of that time, and so does what is stored then."""
+
+    def pipe(*names):
+        cache = wp.ShardCache(tmp_path / "cache", max_bytes="1GB")
+        return wp.ShardList([f"s3://shards/{name}.tar" for name in names]).open_shards(storage_options=KEYS, cache=cache).load_tar().group_by_key()
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", stores[0])
+    assert [sample["cls"] for sample in pipe("x")] == [b"0"] * 2
+    items = iter(pipe("x", "y"))
+    assert next(items)["cls"] == b"0"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", stores[1])
+    assert [sample["cls"] for sample in items] == [b"0", b"1", b"1"]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", stores[0])
+    assert [sample["cls"] for sample in pipe("y")] == [b"0"] * 2
+
+
+@pytest.mark.parametrize("name", ["s3", "s3a"])
+@pytest.mark.parametrize("protocol", ["s3", "s3a"])
+def test_the_configuration_of_each_name_of_a_protocol_counts(name, protocol, monkeypatch):
+    """fsspec gives a file system what is configured for any of its protocols."""
+    one = identify_store(f"{protocol}://b/x", {})
+    monkeypatch.setitem(fsspec.config.conf, name, {"endpoint_url": "http://h"})
+    assert identify_store(f"{protocol}://b/x", {}) != one
+
+
 SAME = [
     ("s3://b/x", {"key": "a", "secret": "b"}, {"key": "c", "secret": "d", "token": "e"}),
     ("s3://b/x", {"key": "a", "secret": "b"}, {"anon": True, "config_kwargs": {"max_pool_connections": 5}}),
@@ -104,6 +132,7 @@ SAME = [
 OTHER = [
     ("s3://b/x", {}, {"client_kwargs": {"region_name": "cn-north-1"}}),
     ("s3://b/x", {"endpoint_url": "http://h", "key": "a"}, {"endpoint_url": "http://h", "key": "b"}),
+    ("s3://b/x", {"endpoint_url": "http://h", "key": "a"}, {"endpoint_url": "http://h", "key": "a", "anon": True}),
     ("gs://b/x", {}, {"endpoint_url": "http://h"}),
     ("https://h/x", {"headers": {"X-Tenant": "a"}}, {"headers": {"X-Tenant": "b"}}),
     ("az://c/x", {"account_name": "a"}, {"account_name": "b"}),

@@ -11,6 +11,7 @@ import pytest
 from servers.process import free_port
 
 import wds_pipes as wp
+from wds_pipes.io.urls import hide
 from wds_pipes.testing import make_shards
 
 CANARIES = ("canary-in-query", "canary-in-user", "canary-in-header", "canary-in-path", "canary-in-fragment")
@@ -113,3 +114,23 @@ def test_wrong_arguments():
         with pytest.raises(TypeError) as failed:
             wrong()
         assert "canary" not in shown_of(failed.value)
+
+
+@pytest.mark.parametrize("command", ["TOKEN=canary false", "TOKEN='canary x' false", "'canary;'", "false canary", "canary=1 ; exit 3"])
+def test_a_command_that_fails(command):
+    with pytest.raises(wp.ShardError) as failed:
+        list(wp.ShardList(f"pipe:{command}").open_shards(allow_pipe=True).load_tar())
+    assert "canary" not in shown_of(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("retries exceeded with url: /tokeninfo?access_token=a%2Fcanary%3D%3D (Caused by ...)", {"token": "a/canary=="}),
+        ("retries exceeded with url: /tokeninfo?id=5&access_token=canary (Caused by ...)", {}),
+        ("cannot open https://h/a%3Btoken%3Dcanary", {}),
+    ],
+)
+def test_what_libraries_write_otherwise(text, options):
+    assert "canary" not in hide(text, "", options)
+    assert hide("cannot open /data/x.tar?part=5, b=3", "", options) == "cannot open /data/x.tar?part=5, b=3"

@@ -76,7 +76,7 @@ def _facts(line: bytes) -> Facts | None:
     try:
         found = json.loads(line)
         facts = Facts(**found)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
     texts = (facts.url, facts.tag or "", facts.md5 or "", facts.boot)
     return facts if type(facts.size) in (int, type(None)) and all(isinstance(text, str) for text in texts) else None
@@ -302,9 +302,10 @@ class CacheDirectory:
 
     def _count(self, counter: LockedFile) -> int | None:
         try:
-            return int(os.pread(counter.fd, 32, 0))
+            used = int(os.pread(counter.fd, 32, 0))
         except ValueError:
             return None
+        return used if used >= 0 else None
 
     def _set(self, counter: LockedFile, used: int) -> None:
         os.pwrite(counter.fd, b"%020d\n" % used, 0)

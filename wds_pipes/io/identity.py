@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -50,10 +50,24 @@ def identify_store(url: str, options: Mapping[str, Any]) -> str:
     for protocol in protocols:
         name = _ALIASES.get(protocol, protocol)
         own = options.get(protocol) if len(protocols) > 1 else options
-        told = {**conf.get(name, {}), **conf.get(protocol, {}), **(own if isinstance(own, Mapping) else {})}
+        told: dict[str, Any] = {}
+        for alias in _names(name, protocol):
+            told |= conf.get(alias, {})
+        told |= own if isinstance(own, Mapping) else {}
         environment = [_value(os.environ.get(variable), variable) for variable in _ENVIRONMENT.get(name, ())]
         said.append([name, _s3(told) if name == "s3" else _plain(told), environment])
     return json.dumps([said, user_of(url)], sort_keys=True)
+
+
+def _names(*names: str) -> Sequence[str]:
+    """The protocols whose configuration a file system of fsspec takes, in its order: all that it has."""
+    from fsspec.core import get_filesystem_class
+
+    try:
+        kind: Any = get_filesystem_class(names[0])
+    except (ImportError, ValueError):
+        return names
+    return [kind.protocol] if isinstance(kind.protocol, str) else list(kind.protocol)
 
 
 def protocols_of(url: str) -> list[str]:
@@ -109,6 +123,8 @@ def _s3(options: Mapping[str, Any]) -> list[Any]:
     if key is None:
         of_profile = scoped.get("aws_access_key_id")
         key = of_profile if options.get("profile") else os.environ.get("AWS_ACCESS_KEY_ID") or of_profile
+    if options.get("anon"):
+        key = None
     endpoint = client.get("endpoint_url") or options.get("endpoint_url")
     ignored = config.get("ignore_configured_endpoint_urls")
     if ignored is None and session is not None:

@@ -45,11 +45,12 @@ class Opener:
         self._verify = verify
         self._allow_pipe = allow_pipe
         self._buffer_bytes = buffer_bytes
-        self._stores: dict[tuple[str, ...], str] = {}  # as the cache tells them apart, by protocols and user
+        self._stores: dict[tuple[str, ...], tuple[str, dict[str, str]]] = {}  # as the cache tells them apart, by protocols and user; in which environment
+        self._asked: set[tuple[int, tuple[str, ...]]] = set()  # those from which something was fetched, by process
         self._pools: dict[int, Pool] = {}  # by process; several threads may ask for that of theirs at once
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pools": {}, "_stores": {}}
+        return {**self.__dict__, "_pools": {}, "_stores": {}, "_asked": set()}
 
     @property
     def pool(self) -> Pool:
@@ -119,18 +120,21 @@ class Opener:
     def _remote(self, url: str, start: int, feed: Feed | None, wait: bool) -> BinaryIO:
         size, md5 = getattr(url, "size", None), getattr(url, "md5", None) if self._verify else None
         if self._cache is not None:
-            return self._cache.open(
-                str(url), lambda start: self._fetch(url, start, None, size, wait=False), start=start, size=size, md5=md5, store=self._store(url)
-            )
+            return self._cache.open(str(url), lambda start: self._fetch_stored(url, start, size), start=start, size=size, md5=md5, store=self._store(url))
         raw = self._fetch(url, start, feed, size, wait)
         return io.BufferedReader(raw if md5 is None or start else _Verified(raw, md5), self._buffer_bytes)
 
     def _store(self, url: str) -> str:
-        """The store of a URL, for the cache."""
-        kind = (*protocols_of(url), user_of(url))
-        if kind not in self._stores:
-            self._stores[kind] = identify_store(url, self._reading.storage_options)
-        return self._stores[kind]
+        """The store of a URL, for the cache. Until a process has fetched something, this follows the environment, as the file system that is made then does."""
+        kind = _kind(url)
+        found = self._stores.get(kind)
+        if found is None or ((os.getpid(), kind) not in self._asked and found[1] != os.environ):
+            found = self._stores[kind] = identify_store(url, self._reading.storage_options), dict(os.environ)
+        return found[0]
+
+    def _fetch_stored(self, url: str, start: int, size: int | None) -> RemoteShard:
+        self._asked.add((os.getpid(), _kind(url)))
+        return self._fetch(url, start, None, size, wait=False)
 
     def _fetch(self, url: str, start: int, feed: Feed | None, size: int | None, wait: bool = True) -> RemoteShard:
         own = feed is None
@@ -147,6 +151,11 @@ class Opener:
                 feed.close()
             raise
         return shard
+
+
+def _kind(url: str) -> tuple[str, ...]:
+    """What of a URL says in which store it is."""
+    return (*protocols_of(url), user_of(url))
 
 
 class _Verified(io.RawIOBase):

@@ -9,6 +9,8 @@ import signal
 import subprocess
 from typing import Any
 
+from wds_pipes.io.urls import redact
+
 _PATIENCE = 2.0  # seconds for a command to end by itself when its output is not wanted any more
 
 
@@ -21,7 +23,7 @@ class CommandOutput(io.RawIOBase):
 
     def __init__(self, url: str) -> None:
         self._process = subprocess.Popen(url.removeprefix("pipe:"), shell=True, stdout=subprocess.PIPE, bufsize=0, start_new_session=True)
-        self._name = url.removeprefix("pipe:").split(maxsplit=1)[0]
+        self._name = redact(url).removeprefix("pipe:").strip()
 
     def readable(self) -> bool:
         return True

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
-from urllib.parse import unquote_plus
+from urllib.parse import quote_plus, unquote_plus
 
 import braceexpand
 
@@ -36,7 +36,8 @@ _SECRET = re.compile(
 _SECRET_DIRECTORY = re.compile(r"(?i)(sig|signature|token|passw(or)?d|pwd|authorization|secret|apikey|jwt|bearer|hmac|hdn(ts|ea|tl)|policy|sessionid)(__)?$")
 # Parameters that sign a URL, and differ each time that it is signed.
 _SIGNING = re.compile(
-    r"(?i)x-(amz|goog)-(algorithm|credential|date|expires|signedheaders|signature|security-token|content-sha256)|awsaccesskeyid|googleaccessid"
+    r"(?i)x-(amz|goog|oss|obs|cos)-(algorithm|credential|date|expires|signedheaders|signature(-version)?|(access|security)-token|content-sha256)|awsaccesskeyid"
+    r"|googleaccessid|ossaccesskeyid|q-(ak|signature|(sign|key)-time|(header|url-param)-list|sign-algorithm)"
     r"|expires|signature|key-pair-id|hdn(ts|ea|tl)|__(token|gda)__|((access|auth|bearer|download|id|sas|secure|security|session)[-_]?)?token|jwt|bearer|hmac"
     r"|authorization|sig|password|passwd|pwd|(client[-_]?)?secret|(x-)?api[-_]?key|jsessionid|phpsessid"
 )
@@ -48,6 +49,7 @@ _SIGNING_WITH = {
     "expires": re.compile(r"md5"),  # nginx's secure_link
 }
 _USER_IS_A_PLACE = re.compile(r"(?i)(abfss?|wasbs?|az|adl)://")  # container@account
+_TARGET = re.compile(r"(?<=with url: )/[^\s'\"<>]*")  # of a request, as urllib3 tells it
 _LINK = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]*)(://[^\s'\"<>]+)")  # a URL in a text; the first part makes the search linear
 _BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")
 
@@ -112,9 +114,9 @@ def _shown_path(path: str) -> str:
     """A path without the secrets in it."""
     shown, before = [], ""
     for part in re.split(r"([/;~,&#]|%3[Bb])", path):
-        name, equals, value = part.partition("=")
+        name, equals, value = next((part.partition(mark) for mark in ("=", "%3D", "%3d") if mark in part), (part, "", ""))
         secret = (_SECRET_DIRECTORY if before in ("", "/") else _SECRET).search(unquote_plus(name)) if equals and value else None
-        shown.append(f"{name}=..." if secret else part)
+        shown.append(f"{name}{equals}..." if secret else part)
         before = part
     return "".join(shown)
 
@@ -151,9 +153,15 @@ def hide(text: str, url: str = "", options: Any = None) -> str:
     if url:
         text = text.replace(url, redact(url))
     text = _LINK.sub(lambda found: found[0] if found[1] in ("file", "local") else _redact(found[0]), text)
-    for secret in sorted({*_secrets_of_url(url), *secrets_of(options)}, key=len, reverse=True):  # a library may show a part, or write it otherwise
+    secrets = {*_secrets_of_url(url), *secrets_of(options)}
+    for secret in sorted({*secrets, *map(_quoted, secrets)}, key=len, reverse=True):  # a library may show a part, or write it otherwise
         text = text.replace(secret, "...")
-    return text
+    return _TARGET.sub(lambda found: _redact(found[0]), text)
+
+
+def _quoted(secret: str) -> str:
+    """A secret as libraries write it into URLs."""
+    return quote_plus(secret, errors="replace")
 
 
 def words(error: BaseException) -> str:
