@@ -208,6 +208,7 @@ class _Download(threading.Thread):
         full: what was said when the disk was full.
         problem: what was wrong with the bytes that were stored first.
         passing: it came to its end, but nothing vouches for it (rule 5): its bytes are in ``file``, which has no name any more.
+        end_is_vouched_for: as ``RemoteShard`` has it.
         file: the .part, later the complete file; it stays open, so that nobody removes it, until ``stop``.
     """
 
@@ -219,6 +220,7 @@ class _Download(threading.Thread):
         self.full: str | None = None
         self.problem: str | None = None
         self.passing = False
+        self.end_is_vouched_for = True
         self.file: LockedFile | None = None
         self._directory, self._entry, self._lock, self._fetch, self._expected, self._max_bytes = directory, entry, lock, fetch, expected, max_bytes
         self._changed = threading.Condition()
@@ -337,9 +339,12 @@ class _Download(threading.Thread):
         if file.size and not offset:
             self._discard()
             file = self._open_part()
-        if stream.size is not None and self._expected.size is not None and stream.size != self._expected.size:
-            return f"it had {stream.size} bytes instead of {self._expected.size}"
-        total = stream.size if stream.size is not None else self._expected.size
+        size = stream.size
+        if not _end_is_vouched_for(stream):
+            size = None  # it is over already, and this is only how far it came
+        if size is not None and self._expected.size is not None and size != self._expected.size:
+            return f"it had {size} bytes instead of {self._expected.size}"
+        total = size if size is not None else self._expected.size
         facts = replace(facts, size=total, tag=stream.tag, boot=boot())
         with _using(self._directory):
             self._entry.write(self._lock, facts)
@@ -374,6 +379,7 @@ class _Download(threading.Thread):
             return f"its MD5 was {md5} instead of {self._expected.md5}"
         with _using(self._directory):
             if md5 is None and not _is_vouched_for(file, total):
+                self.end_is_vouched_for = _end_is_vouched_for(stream)
                 self.passing = True
                 os.remove(self._entry.part)
                 return None
@@ -407,6 +413,7 @@ class _CachedStream(io.RawIOBase):
         self._facts: Facts | None = None  # of what was read
         self._broken: ShardError | None = None  # why nothing may be read any more
         self._doubted = False
+        self._is_vouched_for = True  # the end of what was downloaded
 
     def begin(self, start: int) -> None:
         """Find the shard, or begin to store it."""
@@ -418,6 +425,11 @@ class _CachedStream(io.RawIOBase):
             self._go_direct()
         else:
             self._advance()
+
+    @property
+    def end_is_vouched_for(self) -> bool:
+        """As ``RemoteShard`` has it."""
+        return self._is_vouched_for and _end_is_vouched_for(self._direct)
 
     def readable(self) -> bool:
         return True
@@ -550,6 +562,7 @@ class _CachedStream(io.RawIOBase):
             download, self._download = self._download, None
             if download.passing:
                 assert download.file is not None
+                self._is_vouched_for = download.end_is_vouched_for
                 self._take(download.file)
                 return True
             download.stop()
@@ -702,6 +715,11 @@ def _is_vouched_for(file: LockedFile, size: int | None) -> bool:
             return _has_end(decompress(stream, kind) if kind else stream)
         except Exception:  # in whatever way it is no whole tar
             return False
+
+
+def _end_is_vouched_for(stream: Fetched | None) -> bool:
+    """As ``RemoteShard`` has it; other streams tell lengths that are true."""
+    return bool(getattr(stream, "end_is_vouched_for", True))
 
 
 def _has_end(tar: BinaryIO) -> bool:
