@@ -84,7 +84,7 @@ def test_compressed_shards_are_read_over(remote, local):
 @pytest.mark.parametrize("end", ["mark", "padding", "none"])
 @pytest.mark.filterwarnings("ignore:.*end-of-archive")
 def test_a_resume_behind_the_last_sample(remote, tmp_path, end):
-    """There is nothing left in the shard; that it lacks the end-of-archive mark, or even the last padding, is no error."""
+    """There is nothing left in the shard. That it lacks the end-of-archive mark is no error; the last padding may only be missing where the call says so."""
     (path,) = make_shards(tmp_path, shards=1, samples=3)
     data = content(path)
     if end != "mark":
@@ -94,7 +94,8 @@ def test_a_resume_behind_the_last_sample(remote, tmp_path, end):
     url = remote.put("end.tar", data)
 
     def make():
-        return wp.ShardList(url).open_shards(storage_options=remote.storage_options).load_tar()
+        opened = wp.ShardList(url).open_shards(storage_options=remote.storage_options)
+        return opened.load_tar(on_truncated="ignore") if end == "none" else opened.load_tar()
 
     state = cut_at(make(), 6)
     found, seen = resumed(remote, make, state)
