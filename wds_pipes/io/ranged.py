@@ -369,7 +369,6 @@ class RemoteShard(io.RawIOBase):
 
     def __init__(self, feed: Feed, url: str, *, start: int = 0, size: int | None = None, whole_feed: bool = False) -> None:
         self.feed, self._pool, self._budget, self._url, self._start = feed, feed.pool, feed.budget, url, start
-        self._store, self._path = feed.pool.stores.find(url)
         self._protocol = url.partition(":")[0]
         self._expected = self.size = size
         self._size_is_told = False  # by the store
@@ -381,6 +380,7 @@ class RemoteShard(io.RawIOBase):
         self.failed = False
         self._given_up = False
         self._whole_feed = whole_feed
+        self._store, self._path = feed.pool.stores.find(url)  # last: where it raises, what was built is closed
         self._budget.call(self._begin)
 
     # In the loop
