@@ -130,7 +130,13 @@ def load(
     if number is None:
         return None
     with _together(loader, group, f"checkpoint {number} of {root}") as agreed:
-        states = _states(root, number)
+        try:
+            states = _states(root, number)
+        except StateError:
+            newer = None if step is not None or _has_group(loader, group) else _choose(root, _look(root), None)
+            if newer is None or newer <= number:
+                raise
+            return load(root, loader, group=group)  # a rank that goes on already has saved newer ones, and removed this one
         state = _state_for(loader, states, str(_place(root, number)))
         agreed.append(_checksum({"ranks": states}))
     _load(loader, state, str(_place(root, number)))
