@@ -671,11 +671,15 @@ def interrupted_at_the_first_fetch(source, directory):
         signal.pthread_kill(main, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt, daemon=True)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        next(items)
-    go_on.touch()
-    thread.join(60)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets processes in the background ignore it
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(items)
+        go_on.touch()
+        thread.join(60)
+    finally:
+        signal.signal(signal.SIGINT, before)
     return items
 
 
