@@ -156,7 +156,7 @@ class WdsPipe(IterDataPipe[T_co]):
             storage_options: dict[str, Any] | None = None,
             readahead_bytes: int = 64 << 20,
             connections: int = 8,
-            shards_ahead: int = 1,
+            shards_ahead: int = 2,
             retries: int = 10,
             timeout_seconds: float = 120,
             cache: ShardCache | str | os.PathLike[str] | None = None,

@@ -1,5 +1,6 @@
 """How remote shards are read ahead: through which connections, how much of them at a time, and what is left when iteration stops."""
 
+import collections
 import gc
 import os
 import threading
@@ -285,3 +286,14 @@ def test_a_resume_at_the_very_end(remote, tmp_path):
     url = remote.put("cut.tar", data)
     with pytest.warns(wp.ShardWarning):
         assert len(list(samples(url, remote))) == 3
+
+
+def test_ranges_are_longer_where_responses_take_long(web, tmp_path):
+    """Once latency and rate are known, and as long as the shards ahead leave something for each connection."""
+    paths = make_shards(tmp_path, shards=5, samples=12, fields={"bin": lambda rng, _: rng.randbytes(1_000_000)})
+    urls = put_all(web, paths)
+    web.faults.rules({"match": web.reads, "latency": 1})
+    assert len(list(samples(urls))) == 60
+    counts = collections.Counter(request.path for request in web.faults.stats(web.reads))
+    *_, third, _, _ = (counts[path] for path in sorted(counts))
+    assert third < 8  # which is one for each connection

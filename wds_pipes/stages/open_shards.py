@@ -140,7 +140,7 @@ class OpenShards(Tolerant[Shard]):
             different numbers, the largest counts for all of them together, and none gets more than its own. A pipe that is iterated while others still
             hold what they had read ahead may have half of its share on top.
         connections: how many requests at once, for all of them together in the same way; each open shard has at least one.
-        shards_ahead: how many shards behind the one that is read may be asked for.
+        shards_ahead: how many shards after the one that is read may be requested. With two, a link of long round trips is used best: ranges can be longer then.
         retries: how often in a row to ask again without a byte of progress.
         timeout_seconds: for how long to go on without progress, which is 1 KiB a second on average over this time: fewer bytes, such as one now and then,
             are none. A request that brings nothing for a quarter of it is made again. Blocking calls of a file system that hang are left behind; while 64 of
@@ -172,7 +172,7 @@ class OpenShards(Tolerant[Shard]):
         storage_options: dict[str, Any] | None = None,
         readahead_bytes: int = 64 << 20,
         connections: int = 8,
-        shards_ahead: int = 1,
+        shards_ahead: int = 2,
         retries: int = 10,
         timeout_seconds: float = 120,
         cache: ShardCache | str | os.PathLike[str] | None = None,
