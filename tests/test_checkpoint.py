@@ -240,6 +240,26 @@ def test_ranks_save_at_their_own_pace(shards, tmp_path):
     assert sorted(content_of(tmp_path)) == [f"step-0000000015/rank-{rank:04d}-of-0004.json" for rank in range(4)]
 
 
+def test_loading_while_a_faster_rank_saves(shards, tmp_path):
+    """What is found may be removed before it is read, since a rank that goes on already saves newer ones: the newest is loaded then."""
+    checkpoint.save(tmp_path, make_loader(shards), keep=1, step=0)
+    stop = threading.Event()
+
+    def save():
+        loader = make_loader(shards)
+        while not stop.is_set():
+            checkpoint.save(tmp_path, loader, keep=1)
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    try:
+        steps = [checkpoint.load(tmp_path, make_loader(shards)) for _ in range(200)]
+    finally:
+        stop.set()
+        thread.join()
+    assert steps == sorted(steps)
+
+
 def test_incomplete_newer_ones_are_passed_over(shards, tmp_path, caplog):
     """A crash in the middle of saving: the one before counts, and the log says so; saving goes on in its place."""
     run_ranks(shards, 2, tmp_path, 1)
