@@ -44,6 +44,7 @@ from wds_pipes.stage import State, check_count, logger
 FORMAT = 1
 WAIT_SECONDS = 10.0  # network file systems show a new name within some seconds, if they are asked again
 LOOK_AGAIN_SECONDS = 0.5
+_MOST_LOOKS = 10  # by a rank alone: others save once in minutes
 MOST_BYTES = 1 << 30  # of one rank's file: some KB for each of its lanes
 
 _STEP = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,})")  # as _place writes them, and nothing else
@@ -126,22 +127,40 @@ def load(
             state does not fit the loader; ranks want different steps, see different files, or another rank cannot load. The loader stays as it was.
     """
     root = _local(directory)
-    number = _agree(root, loader, step, group, wait_seconds) if _has_group(loader, group) else _choose(root, _look(root), step)
-    if number is None:
-        return None
-    with _together(loader, group, f"checkpoint {number} of {root}") as agreed:
-        try:
-            states = _states(root, number)
-        except StateError:
-            newer = None if step is not None or _has_group(loader, group) else _choose(root, _look(root), None)
-            if newer is None or newer <= number:
-                raise
-            return load(root, loader, group=group)  # a rank that goes on already has saved newer ones, and removed this one
+    if not _has_group(loader, group):
+        found = _read_alone(root, step)
+        if found is None:
+            return None
+        number, states = found
         state = _state_for(loader, states, str(_place(root, number)))
-        agreed.append(_checksum({"ranks": states}))
+    else:
+        agreed_number = _agree(root, loader, step, group, wait_seconds)
+        if agreed_number is None:
+            return None
+        number = agreed_number
+        with _together(loader, group, f"checkpoint {number} of {root}") as agreed:
+            states = _states(root, number)
+            state = _state_for(loader, states, str(_place(root, number)))
+            agreed.append(_checksum({"ranks": states}))
     _load(loader, state, str(_place(root, number)))
     _last_steps[loader] = number
     return number
+
+
+def _read_alone(root: Path, step: int | None) -> tuple[int, list[State]] | None:
+    """The step to load and the states of its ranks, as one rank sees them; None: there is nothing at all.
+
+    A rank that goes on already may save newer checkpoints meanwhile, and remove the one that is found here. Then the directory is not as it was: look again.
+    """
+    looks = 0
+    while True:
+        found, looks = _look(root), looks + 1
+        try:
+            number = _choose(root, found, step)
+            return None if number is None else (number, _states(root, number))
+        except StateError:
+            if looks == _MOST_LOOKS or _look(root) == found:
+                raise
 
 
 def _look(root: Path) -> _Found:
@@ -244,9 +263,6 @@ def _agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_se
 @contextlib.contextmanager
 def _together(loader: PipeLoader, group: Any, what: str) -> Iterator[list[str]]:
     """Let all ranks of a loader do something, or none: where one fails, or they come to different values, all raise."""
-    if not _has_group(loader, group):
-        yield []
-        return
     values: list[str] = []
     error: Exception | None = None
     try:
