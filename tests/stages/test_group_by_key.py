@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import fsspec
@@ -13,6 +14,7 @@ import pytest
 import zstandard
 from tars import END, by_webdataset, group, header, load, padded, pairs, put, samples, tar
 
+import wds_pipes as wp
 from wds_pipes import SampleError, ShardWarning, Stage
 from wds_pipes.stage import Stream
 from wds_pipes.stages import GroupByKey, ShardList
@@ -33,6 +35,34 @@ def test_resume_is_exact(tmp_path, kind):
     urls = [put(tmp_path / f"{number}.tar", COMPRESS[kind](content)) for number, content in enumerate(data)]
     epoch, _ = check_resume(lambda: Stream(group([*urls, urls[0], urls[0], urls[2]])))
     assert len(epoch) == 4 + 2 + 4 + 4 + 2
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["plain", "counted"])
+@pytest.mark.parametrize("several", [False, True], ids=["one shard", "two at once"])
+def test_numbers_of_samples_may_come_later(tmp_path, first, several):
+    """A state of a pipe without ``samples_per_shard`` goes on in one with it, also a second time, and the other way round."""
+    urls = wp.testing.make_shards(tmp_path, shards=3, samples=4)
+
+    def pipe(counted):
+        pipe = wp.ShardList(urls, samples_per_shard=4 if counted else None).open_shards().load_tar().group_by_key()
+        return pipe.interleave_shards(2) if several else pipe
+
+    def resumed(counted, state):
+        found = pipe(counted)
+        found.load_state_dict(state)
+        return found
+
+    epoch = keys(pipe(first))
+    for cut in range(len(epoch) + 1):
+        begun = pipe(first)
+        assert keys(islice(begun, cut)) == epoch[:cut]
+        state = begun.state_dict()
+        assert keys(resumed(not first, state)) == epoch[cut:]
+        begun = resumed(not first, state)
+        if cut < len(epoch):
+            assert next(iter(begun))["__key__"] == epoch[cut]
+            for counted in (True, False):
+                assert keys(resumed(counted, begun.state_dict())) == epoch[cut + 1 :]
 
 
 @pytest.mark.parametrize("options", [{"fields": ["cls"]}, {"fields": ["none"]}, {"key_split": "last-dot"}, {"key_split": lambda name: tuple(name.split("."))}])

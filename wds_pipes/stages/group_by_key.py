@@ -29,7 +29,7 @@ class _Seen:
     Attributes:
         fields: all fields of its samples, see ``tar.keys``.
         alike: how many whole samples it had, up to ENOUGH, while all have the same fields; or VARIED.
-        lost: 1: samples were lost; 2: and what follows may lie inside another member.
+        lost: 1: samples were lost, or were not counted; 2: and what follows may lie inside another member.
     """
 
     fields: str = ""
@@ -112,6 +112,7 @@ class GroupByKey(Tolerant[Sample]):
         self._before: Mark | None = None
         self._seen = _Seen()  # while running, what at.shard says
         self._tar: LoadTar | None = None  # while running, where the members come from
+        self._resumed = False  # while running, from a mark
         self._doubt: tuple[int, bytes, str] = -1, MARK, ""  # while running, the last doubtful place: its offset, what it is, the fields of the shard up to it
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Sample]:
@@ -129,6 +130,7 @@ class GroupByKey(Tolerant[Sample]):
             if isinstance(stage.root, ShardList):
                 stage.root.counted = True
         running._tar = stage  # type: ignore[attr-defined]
+        running._resumed = mark is not None  # type: ignore[attr-defined]
         return running
 
     def _wants(self, fields: set[str]) -> Callable[[str], bool]:
@@ -177,6 +179,11 @@ class GroupByKey(Tolerant[Sample]):
                 sample, key, stem, url, shown = None, "", "", shard, str(shard)  # without what a URL may carry for the stages
                 part = shard if isinstance(shard, PartOfShard) else None
                 here = self._seen  # another one if a shard has ended
+                if part is None:
+                    at.number = 0
+                elif first and self._resumed and offset and not at.number:  # the pipe that was saved was not told samples_per_shard
+                    here.lost = max(here.lost, 1)
+                    at.shard = str(here)
                 first = passing = False
                 bad = suspect = 0
                 look, width = self._look(wanted)
