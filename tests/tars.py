@@ -5,11 +5,13 @@ import io
 import tarfile
 import traceback
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
+from wds_pipes import Stage
 from wds_pipes.stage import Stream
 from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
-from wds_pipes.tar import TarReader
+from wds_pipes.tar import TarMember, TarReader
 
 KINDS = {"usual": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
@@ -116,3 +118,16 @@ def put(path: Path, data: bytes) -> str:
     """Write a file and give its path as text."""
     path.write_bytes(data)
     return str(path)
+
+
+class Renewed(Stage):
+    """Members whose URL is a new text each, as from another process."""
+
+    @dataclass(slots=True)
+    class At:
+        given: int = 0
+
+    def run(self):
+        for member in self.source.items:
+            self.at.given += 1
+            yield TarMember("".join(list(member.url)), member.name, member.data, member.offset)

@@ -5,20 +5,18 @@ import gzip
 import json
 import lzma
 import os
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import fsspec
 import pytest
 import zstandard
-from tars import END, by_webdataset, group, header, load, padded, pairs, put, samples, tar
+from tars import END, Renewed, by_webdataset, group, header, load, padded, pairs, put, samples, tar
 
 import wds_pipes as wp
-from wds_pipes import SampleError, ShardWarning, Stage
+from wds_pipes import SampleError, ShardWarning
 from wds_pipes.stage import Stream
 from wds_pipes.stages import GroupByKey, ShardList
-from wds_pipes.tar import TarMember
 from wds_pipes.testing import check_resume
 
 COMPRESS = {"": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.ZstdCompressor().compress}
@@ -174,19 +172,6 @@ def test_names_that_are_not_utf_8(tmp_path):
     with pytest.raises(SampleError) as caught:
         samples([path])
     str(caught.value).encode("ascii")
-
-
-class Renewed(Stage):
-    """Members whose URL is a new text each, as from another process."""
-
-    @dataclass(slots=True)
-    class At:
-        given: int = 0
-
-    def run(self):
-        for member in self.source.items:
-            self.at.given += 1
-            yield TarMember("".join(list(member.url)), member.name, member.data, member.offset)
 
 
 def test_members_may_come_through_another_stage(tmp_path):

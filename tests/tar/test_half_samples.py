@@ -5,16 +5,15 @@ import json
 import tarfile
 import tracemalloc
 import warnings
-from dataclasses import dataclass
 
 import pytest
-from tars import END, group, header, load, padded, pairs, pax, put, tar
+from tars import END, Renewed, group, header, load, padded, pairs, pax, put, tar
 
 import wds_pipes as wp
-from wds_pipes import ShardError, ShardWarning, Stage
+from wds_pipes import ShardError, ShardWarning
 from wds_pipes.stage import Stream
 from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
-from wds_pipes.tar import TarMember, TarReader
+from wds_pipes.tar import TarReader
 from wds_pipes.tar.index import index_shards
 from wds_pipes.testing import check_resume
 
@@ -90,19 +89,6 @@ DAMAGE = {
     "a lost header": shard(6)[:3072] + b"?" * 512 + shard(6)[3584:],
     "nothing at all": tar([]),
 }
-
-
-class Renewed(Stage):
-    """A stage between the two."""
-
-    @dataclass(slots=True)
-    class At:
-        given: int = 0
-
-    def run(self):
-        for member in self.source.items:
-            self.at.given += 1
-            yield TarMember(*member)
 
 
 @pytest.mark.parametrize("on_truncated", ["raise", "ignore"])
