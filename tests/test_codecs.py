@@ -575,7 +575,7 @@ def test_an_array_that_promises_more_than_there_is_takes_no_memory(field):
         ("cbor", ["cbor2"], "pip install cbor2"),
         ("safetensors", ["safetensors", "safetensors.torch"], "pip install safetensors"),
         ("yaml", ["yaml"], "pip install pyyaml"),
-        ("txt.zst", ["zstandard", "compression.zstd"], "pip install"),
+        ("txt.zst", ["backports.zstd", "compression.zstd"], "pip install"),
         ("pt", ["torch"], "pip install torch"),
     ],
 )

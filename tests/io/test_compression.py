@@ -74,7 +74,7 @@ def test_a_zstd_skippable_frame_at_the_start(tmp_path):
 
 
 def test_without_a_zstd_library_the_error_says_what_to_install(tmp_path, monkeypatch):
-    for name in ("zstandard", "compression.zstd"):
+    for name in ("backports.zstd", "compression.zstd"):
         monkeypatch.setitem(sys.modules, name, None)
     path = put(tmp_path / "x.tar", COMPRESS["zst"](DATA))
     with pytest.raises(ShardError, match=r"pip install 'wds_pipes\[formats\]'"):
@@ -157,14 +157,8 @@ def test_one_step_takes_a_bounded_amount_of_memory(kind):
     assert peak < 16 << 20
 
 
-@pytest.mark.parametrize("library", ["zstandard", "the standard library's"])
-def test_zstd_by_each_library(library, monkeypatch):
-    """Frames with and without a checksum and a size, blocks of one byte repeated, skippable frames between them."""
-    if library == "zstandard":
-        for name in ("compression.zstd", "backports.zstd"):
-            monkeypatch.setitem(sys.modules, name, None)
-    elif sys.version_info < (3, 14):
-        pytest.importorskip("backports.zstd")
+def test_frames_of_zstd_of_all_kinds():
+    """With and without a checksum and a size, of blocks of one byte repeated, with skippable frames between them."""
     skippable = b"\x5a\x2a\x4d\x18" + (300_000).to_bytes(4, "little") + NOISE[:3000] * 100
     frames, expected = skippable, b""
     for number in range(8):

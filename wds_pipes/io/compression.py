@@ -31,8 +31,7 @@ _MAGICS = (
 )
 KINDS = tuple(name for name, _ in _MAGICS)
 MAX_WINDOW_BYTES = 1 << 27  # of a dictionary (xz) or a window (zstd); xz -9 needs half of it
-_ZSTD_BLOCK = 1 << 17  # no block of a frame unpacks to more
-_ZSTD = ("compression.zstd", "backports.zstd")  # from Python 3.14, and what brings it to older ones
+_ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"  # the same library
 
 
 def detect(head: bytes) -> str:
@@ -48,7 +47,7 @@ def decompress(stream: BinaryIO, kind: str, *, buffer_bytes: int = 1 << 20) -> B
     close ``stream``.
 
     Raises:
-        ModuleNotFoundError: ``kind`` is ``"zst"`` and no zstd library is installed.
+        ModuleNotFoundError: ``kind`` is ``"zst"``, and the library is not installed.
     """
     return io.BufferedReader(_Decompressed(stream, kind), buffer_bytes)
 
@@ -80,7 +79,7 @@ class _Decompressed(io.RawIOBase):
     def __init__(self, stream: BinaryIO, kind: str) -> None:
         self._stream = stream
         self._new = _decompressors(kind)
-        self._step = 1 << (17 if kind == "zst" else 15)  # damage costs at most what one step would have given; zstd stops at the damaged block itself
+        self._step = 1 << 15  # damage costs at most what one step would have given
         self._one: _Decompressor | None = self._new()
         self._data = b""  # compressed, and not given to a decompressor yet
 
@@ -123,16 +122,10 @@ def _decompressors(kind: str) -> Callable[[], Any]:
         return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_WINDOW_BYTES)
     if kind != "zst":
         raise ValueError(f"unknown compression {kind!r}")
-    for name in _ZSTD:
-        try:
-            return importlib.import_module(name).ZstdDecompressor  # type: ignore[no-any-return]
-        except ModuleNotFoundError:
-            pass
     try:
-        library = importlib.import_module("zstandard")
+        return importlib.import_module(_ZSTD).ZstdDecompressor  # type: ignore[no-any-return]
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("a zstd stream needs the zstandard package: pip install 'wds_pipes[formats]'") from error
-    return lambda: _ZstdFrame(library)
+        raise ModuleNotFoundError(f"a zstd stream needs the module {_ZSTD}: pip install 'wds_pipes[formats]'") from error
 
 
 class _Gzip:
@@ -158,62 +151,10 @@ class _Gzip:
         return found
 
 
-class _ZstdFrame:
-    """One frame by the zstandard package, in the manner of the others.
-
-    The package returns at once all that its input holds, which may be 128 KiB for each 4 bytes. So it gets a bounded number of blocks at a time, which is
-    also how the end of the frame is known. The sizes of its parts are those of RFC 8878, section 3.1.
-    """
-
-    def __init__(self, library: Any) -> None:
-        self.eof, self.needs_input, self.unused_data = False, True, b""
-        self._one = library.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj(write_size=2 * _ZSTD_BLOCK)
-        self._next = "header"  # the part that comes next: header, block, checksum or end
-        self._checksum = False
-        self._left = 0  # bytes of the present part that are still to come
-        self._rest = b""  # not given to it yet
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        data, end = self._rest + data, 0
-        parts = max(1, max_length // _ZSTD_BLOCK)
-        while parts:
-            taken = min(self._left, len(data) - end)
-            end, self._left = end + taken, self._left - taken
-            if self._left or not self._begin(data[end : end + 8]):
-                break
-            parts -= 1
-        self._rest, self.needs_input = data[end:], parts > 0
-        if self._next == "end" and not self._left:
-            self.eof, self.unused_data = True, self._rest
-        return bytes(self._one.decompress(data[:end])) if end else b""
-
-    def _begin(self, head: bytes) -> bool:
-        """Begin the next part, whose first bytes are ``head``; false where they are too few to know its size, and at the end."""
-        if self._next == "header" and len(head) == 8:
-            if head[1:4] == b"\x2a\x4d\x18":
-                self._next, self._left = "end", 8 + int.from_bytes(head[4:], "little")  # a skippable frame
-            else:
-                flags = head[4]
-                single = flags >> 5 & 1
-                self._next, self._checksum = "block", bool(flags & 4)
-                self._left = 6 - single + (0, 1, 2, 4)[flags & 3] + (single, 2, 4, 8)[flags >> 6]
-        elif self._next == "block" and len(head) >= 3:
-            block = int.from_bytes(head[:3], "little")
-            self._left = 3 + (1 if block >> 1 & 3 == 1 else block >> 3)  # one byte that is repeated, or as many as it says
-            if block & 1:
-                self._next = "checksum" if self._checksum else "end"
-        elif self._next == "checksum":
-            self._next, self._left = "end", 4
-        return self._left > 0
-
-
 def damage() -> tuple[type[Exception], ...]:
     """Every exception by which a damaged compressed stream shows, for the libraries that are loaded."""
-    found = list(DAMAGE)
-    for module in (*_ZSTD, "zstandard"):
-        if sys.modules.get(module) is not None:
-            found.append(sys.modules[module].ZstdError)
-    return tuple(found)
+    zstd = sys.modules.get(_ZSTD)
+    return DAMAGE if zstd is None else (*DAMAGE, zstd.ZstdError)
 
 
 def unreadable() -> tuple[type[Exception], ...]:
