@@ -1,6 +1,7 @@
 """The cache of remote shards: real files, real processes, real kills."""
 
 import contextlib
+import errno
 import gc
 import hashlib
 import json
@@ -644,6 +645,32 @@ def test_a_full_disk(tmp_path, store, how):
     assert warned.count("shards are read without storing them. Free some space, or lower its limit.") == 1
     assert left == "['', '.json', '.shard']"
     assert (store.asked("small.tar"), store.asked("a.tar")[0], len(store.asked("a.tar")), store.asked("b.tar")) == ([0], 0, 2, [0])
+
+
+@pytest.mark.parametrize("place", [0, 500_000])
+def test_a_checksum_is_compared_on_a_full_disk_too(cache, monkeypatch, place):
+    """What is read straight from the store, from its beginning or after what was stored, must be what the index says."""
+    data = noise(3 * MB)
+    wrong = data[: 2 * MB] + b"wrong" + data[2 * MB + 5 :]
+
+    def write(file, chunk, offset):
+        if offset >= place:
+            raise OSError(errno.ENOSPC, "full")
+        os.pwrite(file.fd, chunk, offset)
+
+    monkeypatch.setattr(module, "_write", write)
+    monkeypatch.setattr(module, "_full", {cache.directory: 0.0})
+    for url, bytes_there in (("s3://b/a.tar", data), ("s3://b/b.tar", wrong)):
+        module._full[cache.directory] = 0.0
+        gate = Gate(bytes_there, place) if place else opened(bytes_there)
+        with cache.open(url, gate, md5=digest(data)) as stream:
+            assert stream.read(place // 2) == data[: place // 2]
+            gate.open.set()
+            if bytes_there is data:
+                assert stream.read() == data[place // 2 :]
+            else:
+                with pytest.raises(ShardError, match=r"its MD5 is \w+ instead of \w+: what was read of it, up to byte 3000000, is wrong"):
+                    stream.read()
 
 
 # Options, and what stays

@@ -410,6 +410,7 @@ class _CachedStream(io.RawIOBase):
         self._complete = False
         self._download: _Download | None = None
         self._direct: Fetched | None = None
+        self._checksum: Any = None  # of all that was read, where it is read on straight from the store and its MD5 is known
         self._facts: Facts | None = None  # of what was read
         self._broken: ShardError | None = None  # why nothing may be read any more
         self._doubted = False
@@ -429,7 +430,7 @@ class _CachedStream(io.RawIOBase):
     @property
     def end_is_vouched_for(self) -> bool:
         """As ``RemoteShard`` has it."""
-        return self._is_vouched_for and _end_is_vouched_for(self._direct)
+        return self._checksum is not None or (self._is_vouched_for and _end_is_vouched_for(self._direct))
 
     def readable(self) -> bool:
         return True
@@ -458,10 +459,14 @@ class _CachedStream(io.RawIOBase):
             chunk = self._direct.read(len(buffer))
             count = len(chunk)
             buffer[:count] = chunk
+            if self._checksum is not None:
+                self._checksum.update(chunk)
             if not count and self._expected.size is not None and self._position < self._expected.size:
                 raise ShardError(
                     f"shard {self._expected.url} ended after {self._position} of {self._expected.size} bytes.", url=self._expected.url, offset=self._position
                 )
+            if not count and len(buffer) and self._checksum is not None and self._checksum.hexdigest() != self._expected.md5:
+                raise self._wrong(f"as its MD5 is {self._checksum.hexdigest()} instead of {self._expected.md5}")
         self._position += count
         self._given = max(self._given, self._position)
         return count
@@ -678,6 +683,11 @@ class _CachedStream(io.RawIOBase):
 
     def _go_direct(self) -> None:
         """Read on straight from the store."""
+        if self._expected.md5 is not None and (self._position == 0 or (self._file is not None and self._given >= self._position)):
+            checksum = md5_hash(usedforsecurity=False)
+            for chunk in _chunks(self._file, self._position) if self._file is not None else ():
+                checksum.update(chunk)
+            self._checksum = checksum
         direct = self._direct = self._fetch(self._position)
         direct.wait()
         if self._expected.size is None:
