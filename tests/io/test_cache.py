@@ -24,10 +24,11 @@ from launch import CONTEXT
 from remote_store import Store, WebStore, fetch_web
 from waiting import wait_for
 
-from wds_pipes import ShardError
+from wds_pipes import CacheError, ShardError
 from wds_pipes.io import cache as module
 from wds_pipes.io.cache import ShardCache
-from wds_pipes.io.cache_files import CacheDirectory
+from wds_pipes.io.cache_files import CacheDirectory, Entry
+from wds_pipes.io.locks import open_locked
 
 MB = 1_000_000
 
@@ -671,6 +672,49 @@ def test_a_checksum_is_compared_on_a_full_disk_too(cache, monkeypatch, place):
             else:
                 with pytest.raises(ShardError, match=r"its MD5 is \w+ instead of \w+: what was read of it, up to byte 3000000, is wrong"):
                     stream.read()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_stored_shard_is_read_where_nothing_can_be_written(tmp_path, cache, store, monkeypatch, number):
+    """Its MD5 is compared each time then, and no lock stays."""
+    data = noise(200_000)
+    store.put("a.tar", data)
+    read(cache, store, "a.tar")
+    descriptors = len(os.listdir("/proc/self/fd"))
+
+    def write(*_):
+        raise OSError(number, "no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Entry, "write", write)
+        for _ in range(2):
+            assert read(cache, store, "a.tar", md5=digest(data)) == data
+    assert store.asked("a.tar") == [0]
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_what_cannot_be_opened_for_once_stays_unlocked(cache, store, monkeypatch):
+    """As where a process has no descriptor left: the next to come downloads the shard."""
+    data = noise(200_000)
+    store.put("a.tar", data)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    looked = []
+
+    def open_sometimes(path, *args, **options):
+        if path.endswith(".shard"):
+            looked.append(path)
+            if len(looked) > 2:  # when it has the lock
+                raise OSError(errno.EMFILE, "too many open files")
+        return open_locked(path, *args, **options)
+
+    for _ in range(2):
+        looked.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "open_locked", open_sometimes)
+            with pytest.raises(CacheError, match="too many open files"):
+                read(cache, store, "a.tar")
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert read(cache, store, "a.tar") == data
 
 
 # Options, and what stays

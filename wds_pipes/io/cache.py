@@ -582,7 +582,11 @@ class _CachedStream(io.RawIOBase):
                 os.makedirs(self._directory.path, 0o700, exist_ok=True)
                 lock = self._entry.lock()
             if lock is not None:
-                whole = self._open_whole()  # it may have become complete just now
+                try:
+                    whole = self._open_whole()  # it may have become complete just now
+                except BaseException:
+                    lock.close()
+                    raise
                 if whole is not None:
                     lock.close()
                     self._take(whole)
@@ -638,10 +642,13 @@ class _CachedStream(io.RawIOBase):
                 checksum.update(chunk)
             if checksum.hexdigest() != md5:
                 return False
-            lock = self._entry.lock()
-            if lock is not None:
-                self._entry.write(lock, replace(facts, md5=md5, boot=boot()))
-                lock.close()
+            with contextlib.suppress(OSError):  # a disk that is full or may not be written to: then it is compared again the next time
+                lock = self._entry.lock()
+                if lock is not None:
+                    try:
+                        self._entry.write(lock, replace(facts, md5=md5, boot=boot()))
+                    finally:
+                        lock.close()
         self._facts = facts
         return True
 
