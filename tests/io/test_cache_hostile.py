@@ -1,6 +1,7 @@
 """What a cache must not keep, must not touch, and must not wait for."""
 
 import contextlib
+import errno
 import gzip
 import os
 import signal
@@ -16,6 +17,8 @@ from remote_store import Store
 from test_cache import Gate, digest, download, noise, wait_for
 
 import wds_pipes as wp
+from wds_pipes.io import cache as cache_module
+from wds_pipes.io import cache_files
 from wds_pipes.io.cache_files import CacheDirectory
 from wds_pipes.testing import make_shards
 
@@ -164,6 +167,25 @@ def test_a_directory_that_cannot_be_used_is_not_the_shard(tmp_path, shard, path)
         with pytest.raises(wp.CacheError, match="the cache .*cache cannot be used") as caught:
             list(pipe)
     assert caught.value.path == str(tmp_path / path)
+
+
+@pytest.mark.parametrize("call", ["preadv", "scandir", "remove"])
+def test_a_disk_that_fails_is_not_the_shard(cache, shard, monkeypatch, call):
+    """Whatever of the cache it is that cannot be read."""
+
+    class Failing:
+        def __getattr__(self, name):
+            return fail if name == call else getattr(os, name)
+
+    def fail(*_):
+        raise OSError(errno.EIO, "the disk fails")
+
+    with server([shard]) as (url, _):
+        pipe = wp.ShardList(url).open_shards(cache=cache, on_error="skip").load_tar(on_error="skip").group_by_key(on_error="skip")
+        for module in (cache_module, cache_files):
+            monkeypatch.setattr(module, "os", Failing())
+        with pytest.raises(wp.CacheError, match="the cache .*cache cannot be used .*the disk fails"):
+            list(pipe)
 
 
 @pytest.mark.parametrize("planted", ["link", "pipe", "directory"])

@@ -251,8 +251,9 @@ class _Download(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._directory.sweep_once()
-            with contextlib.suppress(FileNotFoundError):
+            with _using(self._directory):
+                self._directory.sweep_once()
+            with _using(self._directory), contextlib.suppress(FileNotFoundError):
                 os.remove(self._entry.whole)  # it is not as it should be, and the facts will be those of another
             self.problem = self._store()
             if self.problem is not None:
@@ -326,7 +327,8 @@ class _Download(threading.Thread):
 
     def _store(self) -> str | None:
         """Store the shard; what is wrong with it."""
-        known = self._entry.read()
+        with _using(self._directory):
+            known = self._entry.read()
         file = self._open_part()
         facts = Facts(self._expected.url)
         with _using(self._directory):
@@ -451,7 +453,8 @@ class _CachedStream(io.RawIOBase):
         while self._direct is None:
             self._check_open()
             if self._file is not None and (self._complete or not self._file.removed):
-                count = os.preadv(self._file.fd, [buffer], self._position)
+                with _using(self._directory):
+                    count = os.preadv(self._file.fd, [buffer], self._position)
                 if count or self._complete or not len(buffer):
                     break
             self._advance()
@@ -540,7 +543,8 @@ class _CachedStream(io.RawIOBase):
             if self._download is not None:
                 self._download.wait(seen)
                 continue
-            growing = self._entry.growing()
+            with _using(self._directory):
+                growing = self._entry.growing()
             if growing != stored:
                 stored, patience = growing, time.monotonic() + STALL_SECONDS
             elif time.monotonic() > patience:
