@@ -12,6 +12,7 @@ from servers.process import free_port
 
 import wds_pipes as wp
 from wds_pipes.io.urls import hide
+from wds_pipes.tar import TarWriter, index_shards
 from wds_pipes.testing import make_shards
 
 CANARIES = ("canary-in-query", "canary-in-user", "canary-in-header", "canary-in-path", "canary-in-fragment")
@@ -114,6 +115,26 @@ def test_wrong_arguments():
         with pytest.raises(TypeError) as failed:
             wrong()
         assert "canary" not in shown_of(failed.value)
+
+
+@pytest.mark.parametrize("way", ["shards", "shard", "pattern", "index", "index_of_writer"])
+def test_what_is_not_written_to_a_store(tmp_path, way):
+    """Only local files are written, and who names a store is told so without the credentials."""
+    url = "http://user:canary-in-user@h/%06d.tar?jwt=canary-in-query"
+
+    def write():
+        if way == "index":
+            index_shards(make_shards(tmp_path, shards=1, samples=1), url)
+        elif way == "shard":
+            TarWriter(url)
+        else:
+            index, pattern = (url, f"{tmp_path}/%d.tar") if way == "index_of_writer" else (None, url if way == "shards" else url.replace("%06d", "x"))
+            wp.ShardWriter(pattern, index=index).write({"__key__": "a", "txt": "a"})
+
+    with pytest.raises((OSError, ValueError)) as failed:
+        write()
+    said = f"{failed.value} {failed.value!r} {failed.value.args} {getattr(failed.value, 'filename', '')} {getattr(failed.value, '__notes__', '')}"
+    assert "canary" not in said
 
 
 @pytest.mark.parametrize("command", ["TOKEN=canary false", "TOKEN='canary x' false", "'canary;'", "false canary", "canary=1 ; exit 3"])

@@ -532,7 +532,7 @@ def check_output(output: str | os.PathLike[str]) -> str:
     """The local path of an index to write; ValueError if it is none, or its directory is missing."""
     path = local_path(os.fspath(output))
     if path is None or not path or path.endswith("/"):
-        raise ValueError(f"an index is written to a local file, not to {os.fspath(output)!r}: write it there and copy it")
+        raise ValueError(f"an index is written to a local file, not to {redact(os.fspath(output))!r}: write it there and copy it")
     if not os.path.isdir(os.path.dirname(path) or "."):
         raise ValueError(f"the directory of index {path!r} does not exist: make it first")
     return path

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, Self
 from wds_pipes.codecs import encode
 from wds_pipes.errors import SampleError
 from wds_pipes.io.partial import PartialFile
+from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import ShardFacts, check_output, listed_shards, write_index
 from wds_pipes.tar.keys import split_key
 from wds_pipes.tar.reader import MAX_HEADER_BYTES
@@ -80,7 +81,10 @@ class TarWriter:
                 error.add_note(f"raised when shard {self._name} was to be written")
                 raise
             except OSError as error:
-                error.add_note(f"raised when shard {self._name} was to be written: {_cannot_write(self._name)}")
+                shown = redact(self._name)
+                if error.filename == self._name:
+                    error.filename = shown
+                error.add_note(f"raised when shard {shown} was to be written: {_cannot_write(self._name)}")
                 raise
         else:
             self._stream = target
@@ -309,7 +313,7 @@ class ShardWriter:
             raise ValueError(f"max_samples and max_bytes must be positive and start not negative, not {max_samples}, {max_bytes} and {start}")
         places = list(_PLACE.finditer(self.pattern))
         if len(places) != 1:
-            raise ValueError(f"the pattern needs one place for the shard's number, such as 'train-%06d.tar', not {self.pattern!r}")
+            raise ValueError(f"the pattern needs one place for the shard's number, such as 'train-%06d.tar', not {redact(self.pattern)!r}")
         self._place = places[0]
         self.max_samples, self.max_bytes, self.on_shard = max_samples, max_bytes, on_shard
         self.overwrite = overwrite
