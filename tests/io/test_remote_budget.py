@@ -125,6 +125,15 @@ def test_shards_that_are_read_in_another_order(web, local, ahead):
     assert (budget().held, budget().feeds) == (0, [])
 
 
+def test_a_byte_now_and_then_is_no_progress_without_room(web, local):
+    """The next shard holds it all, so that the first one rests after each byte."""
+    urls = [web.put(f"slow/{number}.tar", content(local[number])) for number in range(2)]
+    web.faults.rules({"match": "slow/0", "trickle": [1, 0.05]})
+    error = in_time(lambda: list(samples(urls, readahead_bytes=MIB, timeout_seconds=2)))
+    assert isinstance(error, wp.ShardError)
+    assert "bytes came in 2 s" in str(error)
+
+
 def test_two_open_shards_are_read_in_turn(web, local):
     """Each while the other holds all the room."""
     urls = [web.put(f"turn/{number}.tar", content(path)) for number, path in enumerate(local)]

@@ -362,6 +362,11 @@ class _Block:
         self.since, self._counted = now, self.came
         self.new_since, self._new_counted = now, self.got
 
+    def leave_out(self, seconds: float) -> None:
+        """In these nothing was to come."""
+        self.since += seconds
+        self.new_since += seconds
+
     def count_time(self, now: float, least: float) -> None:
         """So many bytes are progress."""
         if self.new_bytes >= least:
@@ -675,11 +680,12 @@ class RemoteShard(io.RawIOBase):
                 self._budget.blocked, block.paused = True, asyncio.Event()
                 self.feed.filled.notify()
             rests += 1
+            begin = clock()
             limit.reschedule(None)
             answer.rest()
             await block.paused.wait()
             block.paused, block.rested = None, True
-            block.begin_time(clock())
+            block.leave_out(clock() - begin)
         now, timeout, end = clock(), self._pool.reading.timeout_seconds, limit.when()
         block.count_time(now, _LEAST_RATE * timeout)
         wanted = min(now + patience, block.since + timeout)
