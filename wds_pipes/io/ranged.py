@@ -395,6 +395,7 @@ class RemoteShard(io.RawIOBase):
         self._protocol = url.partition(":")[0]
         self._expected = self.size = size
         self._size_is_told = False  # by the store
+        self._ignores_ranges = False  # the store gives it from its beginning whatever is requested: then all the rest is requested at once
         self._tags: dict[str, str] = {}
         self.end_is_vouched_for = True
         self.blocks: deque[_Block] = deque()
@@ -476,7 +477,7 @@ class RemoteShard(io.RawIOBase):
             assert self.blocks[-1].stop is not None
             start = self.blocks[-1].stop
         stop = self.size
-        if self.feed.connections > 1 or not self._store.streams:
+        if not self._ignores_ranges and (self.feed.connections > 1 or not self._store.streams):
             stop = start + self._range() if stop is None else min(start + self._range(), stop)
         block = _Block(self, start, stop)
         self.blocks.append(block)
@@ -597,6 +598,7 @@ class RemoteShard(io.RawIOBase):
             self._changed(at, *differing)
         first = not self.answered
         self.answered = True
+        self._ignores_ranges = self._ignores_ranges or answer.start < at
         self.size = self.size if answer.size is None else answer.size
         self._size_is_told = self._size_is_told or answer.size is not None
         self._tags |= answer.tags | self._tags
