@@ -2,6 +2,7 @@
 
 import collections
 import gc
+import json
 import os
 import threading
 import time
@@ -40,6 +41,17 @@ def test_one_shard_uses_all_connections(remote, large, connections):
     assert max(request.live for request in seen) == connections
     if connections == 1:
         assert len(seen) <= 2  # the first, and all the rest
+
+
+def test_a_server_that_ignores_ranges_is_not_asked_for_each(web, large, tmp_path):
+    """Also where an index tells the size, so that several are requested before the first response: each would bring the shard from its beginning."""
+    url = web.put("large.tar", content(large))
+    index = tmp_path / "index.json"
+    index.write_text(json.dumps({"wids_version": 1, "shardlist": [{"url": url, "nsamples": 20, "filesize": os.path.getsize(large)}]}))
+    web.faults.rules({"match": web.reads, "ignore_range": True})
+    found = list(samples(url, index=index, connections=2, readahead_bytes=2 * MIB))
+    assert list(map(bare, found)) == list(map(bare, samples(large)))
+    assert len(web.faults.stats(web.reads)) <= 4  # two at once, perhaps one more before a response, and all the rest
 
 
 @pytest.mark.parametrize("connections", [1, 4])

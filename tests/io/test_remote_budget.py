@@ -112,6 +112,41 @@ def test_a_request_that_another_has_cancelled_is_an_error(web, large):
     assert "its request was cancelled" in str(error)
 
 
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_shards_that_are_read_in_another_order(web, local, ahead):
+    """As a shuffle of open shards gives them: those that were requested first hold all the room, and the source ends before they are read."""
+    urls = [web.put(f"order/{number}.tar", content(local[number % 4])) for number in range(8)]
+    opened = wp.ShardList(urls).open_shards(readahead_bytes=MIB, shards_ahead=ahead)
+    alone = [local[urls.index(shard.url) % 4] for shard in opened.shuffle_buffer(3)]
+    assert [content(path) for path in alone] != [content(local[number % 4]) for number in range(8)]
+    pipe = wp.ShardList(urls).open_shards(readahead_bytes=MIB, shards_ahead=ahead).shuffle_buffer(3).load_tar().group_by_key()
+    assert in_time(lambda: list(map(bare, pipe))) == list(map(bare, samples(alone)))
+    settle()
+    assert (budget().held, budget().feeds) == (0, [])
+
+
+def test_a_byte_now_and_then_is_no_progress_without_room(web, local):
+    """The next shard holds it all, so that the first one rests after each byte."""
+    urls = [web.put(f"slow/{number}.tar", content(local[number])) for number in range(2)]
+    web.faults.rules({"match": "slow/0", "trickle": [1, 0.05]})
+    error = in_time(lambda: list(samples(urls, readahead_bytes=MIB, timeout_seconds=2)))
+    assert isinstance(error, wp.ShardError)
+    assert "bytes came in 2 s" in str(error)
+
+
+def test_two_open_shards_are_read_in_turn(web, local):
+    """Each while the other holds all the room."""
+    urls = [web.put(f"turn/{number}.tar", content(path)) for number, path in enumerate(local)]
+    shards = list(wp.ShardList(urls).open_shards(readahead_bytes=MIB))
+    streams = [shard.raw for shard in reversed(shards)]
+    parts = in_time(lambda: [[stream.read(size) for stream in streams] for size in (10, 1 << 19, -1)])
+    assert [b"".join(part) for part in zip(*parts, strict=True)] == [content(path) for path in reversed(local)]
+    for shard in shards:
+        shard.close()
+    settle()
+    assert (budget().held, budget().feeds) == (0, [])
+
+
 def test_a_reader_that_is_closed_while_it_waits(web, large):
     """For the first byte."""
     url = web.put("large.tar", content(large))

@@ -14,8 +14,8 @@ Rules:
    fetched, an error, or something to request.
 6. The fetch of a block ends in its bytes or in an error within ``timeout_seconds`` without progress. Progress is _LEAST_RATE bytes a second on average over
    that time: a byte now and then is none. The time in which the consumer leaves no room does not count.
-7. Everything belongs to the loop's thread, except pieces that wait for the consumer: they, their sums and the row of blocks are used with the budget's lock.
-   Pieces enter and leave through ``add``, ``take`` and ``drop`` of their block.
+7. Everything belongs to the loop's thread, except pieces that wait for the consumer: they, their sums and the rows of blocks and shards are used with the
+   budget's lock. Pieces enter and leave through ``add``, ``take`` and ``drop`` of their block.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ if hasattr(os, "register_at_fork"):
 class Feed:
     """Shards that are read one after another.
 
-    The first of ``shards`` is the one that the consumer reads; what comes after it is read ahead when nothing of it is left to request.
+    The first of ``shards`` is the one that the consumer reads, or waits for; what comes after it is read ahead when nothing of it is left to request.
 
     Attributes:
         ahead: the consumer has not come to it yet: it has one connection, and takes none from others.
@@ -199,7 +199,7 @@ class Feed:
         self.waiting: RemoteShard | None = None  # the one whose next bytes the consumer waits for
         self.worth = 1  # the consumer is woken after so many of them
         self.usual_size: int | None = None  # of its shards: that of the last one which was known
-        self.open = True
+        self.open, self.ended = True, False
         self.budget.call(self._join)
 
     def close(self) -> None:
@@ -218,6 +218,24 @@ class Feed:
         if self.ahead:
             self.ahead = False
             self.budget.call(self.budget.share_out)
+
+    def end(self) -> None:
+        """Nothing will be added: close it after its last shard."""
+        if self.budget.is_ours and not self.budget.loop.is_closed():
+            self.budget.call(self._end)
+
+    def _end(self) -> None:
+        self.ended = True
+        if not self.shards:
+            self.close()
+
+    def put_first(self, shard: RemoteShard) -> None:
+        """The consumer waits for this one: some step has changed their order."""
+        if shard in self.shards:
+            with self.budget.lock:
+                self.shards.remove(shard)
+                self.shards.appendleft(shard)
+            self.budget.go_on()
 
     def _leave(self) -> None:
         for shard in tuple(self.shards):
@@ -344,6 +362,11 @@ class _Block:
         self.since, self._counted = now, self.came
         self.new_since, self._new_counted = now, self.got
 
+    def leave_out(self, seconds: float) -> None:
+        """In these nothing was to come."""
+        self.since += seconds
+        self.new_since += seconds
+
     def count_time(self, now: float, least: float) -> None:
         """So many bytes are progress."""
         if self.new_bytes >= least:
@@ -372,6 +395,7 @@ class RemoteShard(io.RawIOBase):
         self._protocol = url.partition(":")[0]
         self._expected = self.size = size
         self._size_is_told = False  # by the store
+        self._ignores_ranges = False  # the store gives it from its beginning whatever is requested: then all the rest is requested at once
         self._tags: dict[str, str] = {}
         self.end_is_vouched_for = True
         self.blocks: deque[_Block] = deque()
@@ -389,7 +413,8 @@ class RemoteShard(io.RawIOBase):
         if self._given_up or not self.feed.open:
             self.close()
         else:
-            self.feed.shards.append(self)
+            with self._budget.lock:
+                self.feed.shards.append(self)
             self.feed.go_on()
 
     @property
@@ -452,7 +477,7 @@ class RemoteShard(io.RawIOBase):
             assert self.blocks[-1].stop is not None
             start = self.blocks[-1].stop
         stop = self.size
-        if self.feed.connections > 1 or not self._store.streams:
+        if not self._ignores_ranges and (self.feed.connections > 1 or not self._store.streams):
             stop = start + self._range() if stop is None else min(start + self._range(), stop)
         block = _Block(self, start, stop)
         self.blocks.append(block)
@@ -573,6 +598,7 @@ class RemoteShard(io.RawIOBase):
             self._changed(at, *differing)
         first = not self.answered
         self.answered = True
+        self._ignores_ranges = self._ignores_ranges or answer.start < at
         self.size = self.size if answer.size is None else answer.size
         self._size_is_told = self._size_is_told or answer.size is not None
         self._tags |= answer.tags | self._tags
@@ -656,11 +682,12 @@ class RemoteShard(io.RawIOBase):
                 self._budget.blocked, block.paused = True, asyncio.Event()
                 self.feed.filled.notify()
             rests += 1
+            begin = clock()
             limit.reschedule(None)
             answer.rest()
             await block.paused.wait()
             block.paused, block.rested = None, True
-            block.begin_time(clock())
+            block.leave_out(clock() - begin)
         now, timeout, end = clock(), self._pool.reading.timeout_seconds, limit.when()
         block.count_time(now, _LEAST_RATE * timeout)
         wanted = min(now + patience, block.since + timeout)
@@ -729,6 +756,8 @@ class RemoteShard(io.RawIOBase):
         """Wait for the loop, with the lock in hand."""
         feed, budget = self.feed, self._budget
         feed.waiting, feed.worth = self, worth
+        if feed.shards and feed.shards[0] is not self:
+            budget.call(feed.put_first, self)
         if budget.blocked:
             budget.call(budget.go_on)
         start = perf_counter()
@@ -792,7 +821,10 @@ class RemoteShard(io.RawIOBase):
             if block.task is not None and not block.done:
                 block.task.cancel()
         if self in self.feed.shards:
-            self.feed.shards.remove(self)
+            with self._budget.lock:
+                self.feed.shards.remove(self)
+        if self.feed.ended and not self.feed.shards:
+            self.feed.close()
         self._budget.go_on()
 
 

@@ -199,6 +199,7 @@ class OpenShards(Tolerant[Shard]):
         buffer_bytes = check_count("buffer_bytes", buffer_bytes, least=512)
         self.opener = Opener(reading, cache=self.cache, verify=bool(verify), allow_pipe=bool(allow_pipe), buffer_bytes=buffer_bytes)
         self._feed: Feed | None = None  # while running, what remote shards are read among
+        self._ended = False  # while running, whether nothing more will be read among them
         self._next: deque[tuple[Shard, Mark | None]] = deque()  # while running, the shards ahead, with the positions of the source behind them
         self._behind: Mark | None = None  # while running, the position of the source behind the shard that was given
 
@@ -215,6 +216,7 @@ class OpenShards(Tolerant[Shard]):
                 self._look_ahead(1)
                 if not self._next:
                     self._behind = None  # but for URLs that a step before has dropped there would be one
+                    self._end()
                     return
                 shard, self._behind = self._next.popleft()
                 if is_remote(shard.url):  # opens when it is known from which byte on it is read
@@ -241,8 +243,16 @@ class OpenShards(Tolerant[Shard]):
             self._feed = Feed(self.opener.pool, ahead=ahead)
             self._next[0][0].read_ahead(offset)
 
+    def _end(self) -> None:
+        """All are given. A step after this one, such as a shuffle, may still hold some that it has not read."""
+        self._ended = True
+        if self._feed is not None:
+            self._feed.end()
+            self._feed = None
+
     def _give_up(self) -> None:
         """Close what nobody has taken."""
+        self._ended = True
         for shard, _ in self._next:
             shard.close()
         if self._feed is not None:
@@ -266,6 +276,8 @@ class OpenShards(Tolerant[Shard]):
     def _opening(self, url: str, start: int, wait: bool) -> BinaryIO:
         if self.cache is not None or not is_remote(url):
             return self.opener.open(url, start)
+        if self._ended:
+            return self.opener.open(url, start, wait=wait)
         self._feed = self._feed or Feed(self.opener.pool)
         stream = self.opener.open(url, start, self._feed, wait=wait)
         if wait:
