@@ -169,10 +169,14 @@ def _check_npy(data: bytes) -> None:
     """Whether the numbers that a header promises are there: numpy takes memory for all of them first."""
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
+    if version not in ((1, 0), (2, 0), (3, 0)):
         return
+    # Version 3 differs from 2 only in how it writes the names of fields.
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(file)
+    try:
+        shape, _, dtype = read(file)
+    except MemoryError as error:  # Python's parser says this of a text that is nested too deeply; headers are small
+        raise ValueError("its header is nested too deeply") from error
     if not dtype.hasobject and math.prod(shape) * dtype.itemsize > len(data) - file.tell():
         raise ValueError(f"it is cut short: its header promises an array of shape {shape} and type {dtype}")
 
