@@ -211,11 +211,30 @@ def test_a_bomb_in_a_zip_is_an_error_and_does_not_take_the_memory(field, bomb, m
     assert peak_bytes(lambda: decode(field, bomb), "it unpacks to more than 10485760 bytes") < 4 << 20
 
 
-def peak_bytes(call, message):
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_zip_that_says_less_than_it_unpacks_to_takes_no_memory(size):
+    """Both places where it says the size of its entry."""
+    data = bytearray(written(np.savez_compressed, np.zeros(64 << 20, np.uint8)))
+    entry = data.rindex(b"PK\1\2")
+    data[22:26] = data[entry + 24 : entry + 28] = struct.pack("<I", size)
+    assert peak_bytes(lambda: decode("npz", bytes(data)), "Bad CRC-32", zipfile.BadZipFile) < 4 << 20
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_zip_in_another_compression_is_refused(kind):
+    """numpy and torch write none, and what it unpacks to cannot be limited."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", kind) as archive:
+        archive.writestr("a.npy", written(np.save, ARRAY))
+    with pytest.raises(ValueError, match="neither stored nor deflated"):
+        decode("npz", packed.getvalue())
+
+
+def peak_bytes(call, message, kind=ValueError):
     """How much memory Python took at most until ``call`` raised."""
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(kind, match=message):
             call()
         return tracemalloc.get_traced_memory()[1]
     finally:

@@ -185,10 +185,16 @@ def _npz(data: bytes, allow_pickle: bool = False) -> dict[str, Any]:
     check_zip(data)
     if not allow_pickle:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            entries = {entry.filename.removesuffix(".npy"): archive.read(entry) for entry in archive.infolist()}
+            entries = {entry.filename.removesuffix(".npy"): _read_entry(archive, entry) for entry in archive.infolist()}
         return {name: _npy(content) if content[:6] == b"\x93NUMPY" else content for name, content in entries.items()}
     with np.load(io.BytesIO(data), allow_pickle=allow_pickle) as arrays:
         return {name: _arrays(lambda name=name: arrays[name]) for name in arrays.files}  # type: ignore[misc]
+
+
+def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    """The content of an entry. ``archive.read`` would unpack all that is there first, however small the size is that the archive says."""
+    with archive.open(entry) as file:
+        return file.read(entry.file_size + 1)  # up to the end, where the checksum is compared
 
 
 def check_zip(data: bytes) -> list[str]:
@@ -197,6 +203,8 @@ def check_zip(data: bytes) -> list[str]:
         entries = archive.infolist()
     if sum(entry.file_size for entry in entries) > MAX_DECODED_BYTES:
         raise ValueError(TOO_LARGE.format(MAX_DECODED_BYTES))
+    if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in entries):  # zipfile unpacks others without a limit
+        raise ValueError("its entries are neither stored nor deflated, as numpy and torch write them")
     return [entry.filename for entry in entries]
 
 
