@@ -211,11 +211,30 @@ def test_a_bomb_in_a_zip_is_an_error_and_does_not_take_the_memory(field, bomb, m
     assert peak_bytes(lambda: decode(field, bomb), "it unpacks to more than 10485760 bytes") < 4 << 20
 
 
-def peak_bytes(call, message):
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_zip_that_says_less_than_it_unpacks_to_takes_no_memory(size):
+    """Both places where it says the size of its entry."""
+    data = bytearray(written(np.savez_compressed, np.zeros(64 << 20, np.uint8)))
+    entry = data.rindex(b"PK\1\2")
+    data[22:26] = data[entry + 24 : entry + 28] = struct.pack("<I", size)
+    assert peak_bytes(lambda: decode("npz", bytes(data)), "Bad CRC-32", zipfile.BadZipFile) < 4 << 20
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_zip_in_another_compression_is_refused(kind):
+    """numpy and torch write none, and what it unpacks to cannot be limited."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", kind) as archive:
+        archive.writestr("a.npy", written(np.save, ARRAY))
+    with pytest.raises(ValueError, match="neither stored nor deflated"):
+        decode("npz", packed.getvalue())
+
+
+def peak_bytes(call, message, kind=ValueError):
     """How much memory Python took at most until ``call`` raised."""
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(kind, match=message):
             call()
         return tracemalloc.get_traced_memory()[1]
     finally:
@@ -551,18 +570,34 @@ def test_a_field_is_packed_twice_at_most():
     assert decode("x" + ".gz" * 100_000, b"abcd", {"gz": len}) == 4
 
 
+@pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("field", ["npy", "npz"])
-def test_an_array_that_promises_more_than_there_is_takes_no_memory(field):
+def test_an_array_that_promises_more_than_there_is_takes_no_memory(field, version):
     """Not a MemoryError, which would not be skipped."""
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (1 << 50, 1 << 10)})
-    data = file.getvalue() + bytes(100)
+    text = b"{'descr': '<f8', 'fortran_order': False, 'shape': (%d, 1024)}" % (1 << 50)
+    data = b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(2 if version == 1 else 4, "little") + text + bytes(100)
     if field == "npz":
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w") as archive:
             archive.writestr("a.npy", data)
         data = packed.getvalue()
     assert peak_bytes(lambda: decode(field, data), "its header promises an array of shape") < 1 << 20
+
+
+def test_an_array_of_version_3_is_read():
+    """numpy writes it where the names of fields are not latin-1."""
+    array = np.zeros(3, [("名", "<i4"), ("ä\x85\xa0", "<f8")])
+    with pytest.warns(UserWarning, match="format 3.0"):
+        data = written(np.save, array)
+    assert same(decode("npy", data), array)
+
+
+def test_an_array_with_a_hostile_header_is_an_error_of_its_sample():
+    """Python's parser says MemoryError of it, which would not be skipped."""
+    text = b"-" * 9000 + b"1"
+    data = b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text
+    with pytest.raises(ValueError, match="its header is nested too deeply"):
+        decode("npy", data)
 
 
 # Libraries that are not there

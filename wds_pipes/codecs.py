@@ -169,10 +169,14 @@ def _check_npy(data: bytes) -> None:
     """Whether the numbers that a header promises are there: numpy takes memory for all of them first."""
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
+    if version not in ((1, 0), (2, 0), (3, 0)):
         return
+    # Version 3 differs from 2 only in how it writes the names of fields.
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(file)
+    try:
+        shape, _, dtype = read(file)
+    except MemoryError as error:  # Python's parser says this of a text that is nested too deeply; headers are small
+        raise ValueError("its header is nested too deeply") from error
     if not dtype.hasobject and math.prod(shape) * dtype.itemsize > len(data) - file.tell():
         raise ValueError(f"it is cut short: its header promises an array of shape {shape} and type {dtype}")
 
@@ -181,10 +185,16 @@ def _npz(data: bytes, allow_pickle: bool = False) -> dict[str, Any]:
     check_zip(data)
     if not allow_pickle:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            entries = {entry.filename.removesuffix(".npy"): archive.read(entry) for entry in archive.infolist()}
+            entries = {entry.filename.removesuffix(".npy"): _read_entry(archive, entry) for entry in archive.infolist()}
         return {name: _npy(content) if content[:6] == b"\x93NUMPY" else content for name, content in entries.items()}
     with np.load(io.BytesIO(data), allow_pickle=allow_pickle) as arrays:
         return {name: _arrays(lambda name=name: arrays[name]) for name in arrays.files}  # type: ignore[misc]
+
+
+def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    """The content of an entry. ``archive.read`` would unpack all that is there first, however small the size is that the archive says."""
+    with archive.open(entry) as file:
+        return file.read(entry.file_size + 1)  # up to the end, where the checksum is compared
 
 
 def check_zip(data: bytes) -> list[str]:
@@ -193,6 +203,8 @@ def check_zip(data: bytes) -> list[str]:
         entries = archive.infolist()
     if sum(entry.file_size for entry in entries) > MAX_DECODED_BYTES:
         raise ValueError(TOO_LARGE.format(MAX_DECODED_BYTES))
+    if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in entries):  # zipfile unpacks others without a limit
+        raise ValueError("its entries are neither stored nor deflated, as numpy and torch write them")
     return [entry.filename for entry in entries]
 
 

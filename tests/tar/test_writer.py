@@ -611,3 +611,14 @@ def test_any_name_is_either_refused_or_reads_back(key, field):
         return
     assert by_reader(data) == [(f"{key}.{field}", b"x")]
     assert split_key(f"{key}.{field}") == (key, field)
+
+
+@pytest.mark.parametrize("folder", ["/", "//", "/d/", "d//", "/d//"])
+@pytest.mark.parametrize("length", range(94, 102))
+def test_a_long_name_keeps_the_slash_at_its_start(tmp_path, folder, length):
+    """tarfile splits it there where its last part has up to 100 bytes, and the slash would be lost."""
+    key = folder + "k" * (length - len("é")) + "é"
+    with TarWriter(tmp_path / "x.tar") as writer:
+        writer.write({"__key__": key, "txt": b"text"})
+    assert by_tarfile(tmp_path / "x.tar") == [(f"{key}.txt", b"text")]
+    assert [sample["__key__"] for sample in samples([str(tmp_path / "x.tar")])] == [key]

@@ -243,10 +243,12 @@ def _encodable(name: str) -> bool:
 def _header(name: str, size: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = size, 0o444, 0
-    try:
-        return info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
-    except ValueError:
-        return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    with contextlib.suppress(ValueError):
+        header = info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
+        # A long name that tarfile splits after a slash at its start, which leaves the prefix empty, would lose that slash.
+        if header[345] or len(name.encode("utf-8", "surrogateescape")) <= 100:
+            return header
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
 def _mend(key: str, field: str) -> str:
