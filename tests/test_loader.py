@@ -526,6 +526,26 @@ def test_an_error_that_cannot_be_pickled_arrives_in_words(workers, urls):
     source.close()
 
 
+def with_function(sample):
+    return {**sample, "function": lambda: None} if sample["__key__"].endswith("6") else sample
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_batch_that_cannot_be_pickled_is_an_error(method, urls):
+    source = wp.PipeLoader(samples(urls, shuffle=False).map_samples(with_function), num_workers=1, multiprocessing_context=method)
+    given, error, items = until_error(source)
+    assert type(error) is wp.WorkerError
+    assert "cannot be sent" in str(error)
+    assert "lambda" in str(error)
+    assert [sample["__key__"] for sample in given] == EVERY[:6]
+    with pytest.raises(wp.WorkerError, match="cannot be sent"):
+        next(items)
+    rest = wp.PipeLoader(samples(urls, shuffle=False).map_samples(dict))
+    rest.load_state_dict(source.state_dict())
+    source.close()
+    assert [sample["__key__"] for sample in rest] == EVERY[6:]
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_bad_shard_arrives_with_url_and_offset_and_a_bad_sample_with_its_key(workers, tmp_path):
     urls = make_shards(tmp_path, shards=2, samples=4, fields={"cls": lambda rng, number: b"none" if number == 5 else b"1"})

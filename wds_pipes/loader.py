@@ -23,6 +23,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from multiprocessing import queues
 from typing import Any, NamedTuple
 
 import torch
@@ -192,6 +193,29 @@ def _portable(error: Exception) -> Exception:
     return error
 
 
+def _begin_worker(worker: int) -> None:
+    """What a worker process does first."""
+    begin_worker(worker)
+    queues.Queue._on_queue_feeder_error = _not_sent  # type: ignore[attr-defined]
+
+
+_log_not_sent = queues.Queue._on_queue_feeder_error  # type: ignore[attr-defined]
+
+
+def _not_sent(queue: queues.Queue[Any], error: Exception, item: Any) -> None:
+    """Send an error in place of a batch that cannot be sent: the queue alone would drop it, and the main process would wait for ever."""
+    try:
+        number, (run, lane, _, _, _, _, _) = item
+    except (TypeError, ValueError):  # of another queue
+        _log_not_sent(error, item)
+        return
+    unsent = WorkerError(
+        f"a batch of lane {lane} cannot be sent to the main process ({type(error).__name__}: {hide(str(error))}). Let the last step give what can be pickled, "
+        "or use num_workers=0. state_dict() is still good."
+    )
+    queue.put((number, (run, lane, None, None, False, unsent, None)))
+
+
 class _Commands(Sampler[Command]):
     """The commands to the workers, without end: rules 2 and 3.
 
@@ -289,7 +313,7 @@ class PipeLoader:
         ShardError, SampleError: from the iteration, also out of a worker, with its url, key and offset. A step's ``max_errors`` bounds what it skips in an
             epoch in all lanes of this rank together: the error comes in place of the first batch by which there are more, on a resume too. Each rank counts
             by itself; when an epoch is dealt again, each has an equal share of what was skipped before.
-        WorkerError: from the iteration: a worker process died, or gave no batch for ``timeout_seconds``. The state is still good.
+        WorkerError: from the iteration: a worker process died, gave no batch for ``timeout_seconds``, or cannot pickle a batch. The state is still good.
     """
 
     def __init__(
@@ -352,7 +376,7 @@ class PipeLoader:
             pin_memory=pin_memory,
             multiprocessing_context=multiprocessing_context if num_workers else None,
             timeout=timeout_seconds,
-            worker_init_fn=begin_worker if num_workers else None,
+            worker_init_fn=_begin_worker if num_workers else None,
             generator=torch.Generator(),  # the global one is the model's
         )
         self._progress = library("tqdm", "tqdm", "progress=True").tqdm if progress else None
