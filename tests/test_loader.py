@@ -1106,3 +1106,58 @@ def test_close_stops_the_workers_also_while_an_iterator_is_held(urls):
 def test_same_batches_for_the_same_arguments(urls):
     make = lambda: wp.PipeLoader(shuffled(urls).decode_by_ext(), batch_size=4, lanes=2)  # noqa: E731
     assert same(list(make()), list(make()))
+
+
+def held_up(directory, sample):
+    """Wait at the third sample until the test says to go on; tell it so first."""
+    if sample["__key__"] == EVERY[2]:
+        (directory / "waits").touch()
+        wait_for((directory / "go on").exists)
+    return sample
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_close_while_another_thread_waits_for_a_batch(workers, urls, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)  # how long a worker that is busy may take to end
+    pipe = samples(urls, shuffle=False).map_samples(partial(held_up, tmp_path))
+    source = wp.PipeLoader(pipe, batch_size=1, collate=keys_of, num_workers=workers, multiprocessing_context="fork" if workers else None)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(until_error(source)), daemon=True)
+    thread.start()
+    wait_for((tmp_path / "waits").exists)
+    source.close()
+    (tmp_path / "go on").touch()
+    thread.join(120)
+    given, error, _ = found[0]
+    assert type(error) is wp.StateError
+    assert "it was closed" in str(error)
+    source.load_state_dict(source.state_dict())
+    assert flat(given) + flat(source) == EVERY
+    source.close()
+
+
+@pytest.mark.parametrize("exits", [False, True])
+def test_close_in_a_signal_handler(exits, urls, tmp_path):
+    pipe = samples(urls, shuffle=False).map_samples(partial(held_up, tmp_path))
+    source = wp.PipeLoader(pipe, batch_size=1, collate=keys_of)
+
+    def leave(*_):
+        source.close()
+        (tmp_path / "go on").touch()
+        if exits:
+            sys.exit(3)
+
+    def send():
+        wait_for((tmp_path / "waits").exists)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    given = []
+    before = signal.signal(signal.SIGUSR1, leave)
+    try:
+        threading.Thread(target=send, daemon=True).start()
+        with pytest.raises(SystemExit if exits else wp.StateError) as caught:
+            given.extend(source)
+        assert exits or "it was closed" in str(caught.value)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(given) < 3

@@ -115,7 +115,12 @@ class LaneHost(Dataset[Result]):
     def close(self) -> None:
         """Close all that is open."""
         for running in self._lanes.values():
-            running.stage.close()
+            try:
+                running.stage.close()
+            except ValueError as error:
+                # A thread, or what a signal handler has interrupted, is reading it: it is closed when that has ended, and nobody holds the lane.
+                if "already executing" not in str(error):
+                    raise
         self._lanes.clear()
 
 
@@ -695,6 +700,8 @@ class PipeLoader:
         results, self._results = self._results, None
         if (shutdown := getattr(results, "_shutdown_workers", None)) is not None:  # a traceback may hold the results, and they hold the workers
             shutdown()
+            # Who waits for a batch, in another thread or below the signal handler that this runs in, is to see that the workers are gone.
+            results._workers_status = [True] * len(results._workers)  # type: ignore[union-attr]
         self._host.close()
         self._inside = False
 
