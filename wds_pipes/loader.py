@@ -561,6 +561,15 @@ class PipeLoader:
         Raises:
             StateError: it was made by another pipeline, or it is the state of one rank of another number; the message says what to do.
         """
+        self._go_to(self._place_of(state))
+
+    def _go_to(self, at: _At) -> None:
+        """Let the next ``iter()`` continue there."""
+        self._stop_live("a state was loaded: continue with a new iter()")
+        self._at, self._epoch, self._resume = at, at.epoch, True
+
+    def _place_of(self, state: State | list[State]) -> _At:
+        """Where a state lets this loader continue; StateError as in ``load_state_dict``."""
         if isinstance(state, (list, tuple)):
             state = state_for(list(state), self.rank)
         saved, rank = check_recipe(state, self._recipe), self.rank
@@ -597,9 +606,8 @@ class PipeLoader:
             dealt = self._lanes or max(hosts, count // rank.of * rank.of)
             at = self._beginning(epoch, dealt)._replace(deal=deal_again(deal, dealt, lanes, self._stage, epoch))
             self._warn_of_dropped(at.deal)
-        self._stop_live("a state was loaded: continue with a new iter()")
         samples = saved.given * self._batch_size if saved.given_samples is None else saved.given_samples
-        self._at, self._epoch, self._resume = at._replace(given=saved.given, samples=samples), at.epoch, True
+        return at._replace(given=saved.given, samples=samples)
 
     def _warn_of_dropped(self, deal: Deal) -> None:
         """Say so where much of an epoch that is dealt again would be left out."""
