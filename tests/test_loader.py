@@ -1108,18 +1108,18 @@ def test_same_batches_for_the_same_arguments(urls):
     assert same(list(make()), list(make()))
 
 
-def held_up(directory, sample):
-    """Wait at the third sample until the test says to go on; tell it so first."""
-    if sample["__key__"] == EVERY[2]:
+def held_up(directory, key, sample):
+    """Wait at a sample until the test says to go on; tell it so first."""
+    if sample["__key__"] == key:
         (directory / "waits").touch()
         wait_for((directory / "go on").exists)
     return sample
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_close_while_another_thread_waits_for_a_batch(workers, urls, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("workers", "at"), [(0, 0), (0, 2), (1, 2)])
+def test_close_while_another_thread_waits_for_a_batch(workers, at, urls, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)  # how long a worker that is busy may take to end
-    pipe = samples(urls, shuffle=False).map_samples(partial(held_up, tmp_path))
+    pipe = samples(urls, shuffle=False).map_samples(partial(held_up, tmp_path, EVERY[at]))
     source = wp.PipeLoader(pipe, batch_size=1, collate=keys_of, num_workers=workers, multiprocessing_context="fork" if workers else None)
     found = []
     thread = threading.Thread(target=lambda: found.append(until_error(source)), daemon=True)
@@ -1138,7 +1138,7 @@ def test_close_while_another_thread_waits_for_a_batch(workers, urls, tmp_path, m
 
 @pytest.mark.parametrize("exits", [False, True])
 def test_close_in_a_signal_handler(exits, urls, tmp_path):
-    pipe = samples(urls, shuffle=False).map_samples(partial(held_up, tmp_path))
+    pipe = samples(urls, shuffle=False).map_samples(partial(held_up, tmp_path, EVERY[2]))
     source = wp.PipeLoader(pipe, batch_size=1, collate=keys_of)
 
     def leave(*_):

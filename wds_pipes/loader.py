@@ -872,6 +872,7 @@ class LoaderPass:
             live.stop(StopIteration())
             loader._paused = None
         loader._stop_live("a newer one was started, and a loader has one at a time")
+        loader._live = weakref.ref(self)
         at = paused._at if paused is not None and loader._resume and loader._at is paused._at else None
         if paused is not None and at is not None:
             # with_epoch() cut the stream there: take up what was fetched ahead.
@@ -883,7 +884,7 @@ class LoaderPass:
             at = self._go_on()
         self._samples_before = loader._delivered(at)
         self.tally.stands = at, self._samples_before
-        loader._live, loader._last = weakref.ref(self), self.tally
+        loader._last = self.tally
         if loader._progress is not None:
             self._bar = loader._progress(initial=at.given or at.step, total=None if loader._length_unknown else len(loader), unit="batch")
         return at
