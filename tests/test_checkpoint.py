@@ -595,6 +595,26 @@ def test_gather_over_ranks(shards, tmp_path):
     assert sorted(first + second + take(loader)) == [f"{number:08d}" for number in range(46)]
 
 
+def load_on_a_rank_with_other_shards(rank, ranks, urls, path):
+    """What ``checkpoint.load`` says where the state does not fit rank 1."""
+    loader = make_loader(urls if rank == 0 else urls[::-1], None, None)
+    before = loader.state_dict()
+    try:
+        checkpoint.load(path, loader)
+    except wp.StateError as error:
+        assert loader.state_dict() == before
+        return str(error)
+    return None
+
+
+def test_where_a_checkpoint_does_not_fit_one_rank_all_say_so(shards, tmp_path):
+    run_ranks(shards, 2, tmp_path, 2)
+    first, second = on_ranks(2, load_on_a_rank_with_other_shards, shards, tmp_path)
+    assert "rank 1 cannot load checkpoint 1" in first
+    assert "its list of shards has other URLs or another order" in first
+    assert second.startswith("the state does not fit this pipeline: its list of shards")
+
+
 def load_what_this_rank_sees(rank, ranks, urls, path):
     """What ``checkpoint.load`` does on ranks that see different directories, by what differs: the step or the error."""
     found = {}

@@ -526,6 +526,26 @@ def test_an_error_that_cannot_be_pickled_arrives_in_words(workers, urls):
     source.close()
 
 
+def with_function(sample):
+    return {**sample, "function": lambda: None} if sample["__key__"].endswith("6") else sample
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_batch_that_cannot_be_pickled_is_an_error(method, urls):
+    source = wp.PipeLoader(samples(urls, shuffle=False).map_samples(with_function), num_workers=1, multiprocessing_context=method)
+    given, error, items = until_error(source)
+    assert type(error) is wp.WorkerError
+    assert "cannot be sent" in str(error)
+    assert "lambda" in str(error)
+    assert [sample["__key__"] for sample in given] == EVERY[:6]
+    with pytest.raises(wp.WorkerError, match="cannot be sent"):
+        next(items)
+    rest = wp.PipeLoader(samples(urls, shuffle=False).map_samples(dict))
+    rest.load_state_dict(source.state_dict())
+    source.close()
+    assert [sample["__key__"] for sample in rest] == EVERY[6:]
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_bad_shard_arrives_with_url_and_offset_and_a_bad_sample_with_its_key(workers, tmp_path):
     urls = make_shards(tmp_path, shards=2, samples=4, fields={"cls": lambda rng, number: b"none" if number == 5 else b"1"})
@@ -1086,3 +1106,58 @@ def test_close_stops_the_workers_also_while_an_iterator_is_held(urls):
 def test_same_batches_for_the_same_arguments(urls):
     make = lambda: wp.PipeLoader(shuffled(urls).decode_by_ext(), batch_size=4, lanes=2)  # noqa: E731
     assert same(list(make()), list(make()))
+
+
+def held_up(directory, key, sample):
+    """Wait at a sample until the test says to go on; tell it so first."""
+    if sample["__key__"] == key:
+        (directory / "waits").touch()
+        wait_for((directory / "go on").exists)
+    return sample
+
+
+@pytest.mark.parametrize(("workers", "at"), [(0, 0), (0, 2), (1, 2)])
+def test_close_while_another_thread_waits_for_a_batch(workers, at, urls, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)  # how long a worker that is busy may take to end
+    pipe = samples(urls, shuffle=False).map_samples(partial(held_up, tmp_path, EVERY[at]))
+    source = wp.PipeLoader(pipe, batch_size=1, collate=keys_of, num_workers=workers, multiprocessing_context="fork" if workers else None)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(until_error(source)), daemon=True)
+    thread.start()
+    wait_for((tmp_path / "waits").exists)
+    source.close()
+    (tmp_path / "go on").touch()
+    thread.join(120)
+    given, error, _ = found[0]
+    assert type(error) is wp.StateError
+    assert "it was closed" in str(error)
+    source.load_state_dict(source.state_dict())
+    assert flat(given) + flat(source) == EVERY
+    source.close()
+
+
+@pytest.mark.parametrize("exits", [False, True])
+def test_close_in_a_signal_handler(exits, urls, tmp_path):
+    pipe = samples(urls, shuffle=False).map_samples(partial(held_up, tmp_path, EVERY[2]))
+    source = wp.PipeLoader(pipe, batch_size=1, collate=keys_of)
+
+    def leave(*_):
+        source.close()
+        (tmp_path / "go on").touch()
+        if exits:
+            sys.exit(3)
+
+    def send():
+        wait_for((tmp_path / "waits").exists)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    given = []
+    before = signal.signal(signal.SIGUSR1, leave)
+    try:
+        threading.Thread(target=send, daemon=True).start()
+        with pytest.raises(SystemExit if exits else wp.StateError) as caught:
+            given.extend(source)
+        assert exits or "it was closed" in str(caught.value)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(given) < 3

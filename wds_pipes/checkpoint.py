@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wds_pipes.errors import StateError
-from wds_pipes.loader import PipeLoader, merge_states, state_for
+from wds_pipes.loader import PipeLoader, _At, merge_states, state_for
 from wds_pipes.saved import is_count, shown
 from wds_pipes.stage import State, check_count, logger
 
@@ -132,7 +132,7 @@ def load(
         if found is None:
             return None
         number, states = found
-        state = _state_for(loader, states, str(_place(root, number)))
+        at = _place_in(loader, states, str(_place(root, number)))
     else:
         agreed_number = _agree(root, loader, step, group, wait_seconds)
         if agreed_number is None:
@@ -140,9 +140,9 @@ def load(
         number = agreed_number
         with _together(loader, group, f"checkpoint {number} of {root}") as agreed:
             states = _states(root, number)
-            state = _state_for(loader, states, str(_place(root, number)))
+            at = _place_in(loader, states, str(_place(root, number)))
             agreed.append(_checksum({"ranks": states}))
-    _load(loader, state, str(_place(root, number)))
+    loader._go_to(at)
     _last_steps[loader] = number
     return number
 
@@ -377,7 +377,7 @@ class DCPState:
             raise StateError(
                 f"this is not what DCPState.state_dict() gave ({error!r}): load a checkpoint that was saved with a DCPState under this name."
             ) from error
-        _restore(self._loader, states, "the distributed checkpoint")
+        self._loader._go_to(_place_in(self._loader, states, "the distributed checkpoint"))
 
 
 def _gather(loader: PipeLoader, group: Any) -> list[State]:
@@ -397,15 +397,11 @@ def _gather(loader: PipeLoader, group: Any) -> list[State]:
     return [state for place, state in enumerate(states) if place == 0 or state != states[place - 1]]
 
 
-def _restore(loader: PipeLoader, states: list[State], where: str) -> None:
-    """Load the states of all ranks; ``where`` they are from, for people."""
-    _load(loader, _state_for(loader, states, where), where)
-
-
-def _load(loader: PipeLoader, state: State, where: str) -> None:
-    """Load a state; ``where`` it is from, for people."""
+def _place_in(loader: PipeLoader, states: list[State], where: str) -> _At:
+    """Where the states of all ranks let a loader continue; ``where`` they are from, for people."""
+    state = _state_for(loader, states, where)
     try:
-        loader.load_state_dict(state)
+        return loader._place_of(state)
     except StateError as error:
         error.add_note(f"The state is from {where}.")
         raise

@@ -77,7 +77,7 @@ class StateError(WdsError):
 
 
 class WorkerError(WdsError):
-    """A worker process died, for want of memory perhaps, or gave nothing in ``timeout_seconds``. The loader's state is still good."""
+    """A worker process died, for want of memory perhaps, gave nothing in ``timeout_seconds``, or cannot send a batch. The loader's state is still good."""
 
 
 class CacheError(WdsError):

@@ -23,6 +23,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from multiprocessing import queues
 from typing import Any, NamedTuple
 
 import torch
@@ -114,7 +115,12 @@ class LaneHost(Dataset[Result]):
     def close(self) -> None:
         """Close all that is open."""
         for running in self._lanes.values():
-            running.stage.close()
+            try:
+                running.stage.close()
+            except ValueError as error:
+                # A thread, or what a signal handler has interrupted, is reading it: it is closed when that has ended, and nobody holds the lane.
+                if "already executing" not in str(error):
+                    raise
         self._lanes.clear()
 
 
@@ -190,6 +196,29 @@ def _portable(error: Exception) -> Exception:
         return RuntimeError(f"{type(error).__name__} in a worker:\n{story}")
     error.add_note(f"In the worker:\n{story}")
     return error
+
+
+def _begin_worker(worker: int) -> None:
+    """What a worker process does first."""
+    begin_worker(worker)
+    queues.Queue._on_queue_feeder_error = _not_sent  # type: ignore[attr-defined]
+
+
+_log_not_sent = queues.Queue._on_queue_feeder_error  # type: ignore[attr-defined]
+
+
+def _not_sent(queue: queues.Queue[Any], error: Exception, item: Any) -> None:
+    """Send an error in place of a batch that cannot be sent: the queue alone would drop it, and the main process would wait for ever."""
+    try:
+        number, (run, lane, _, _, _, _, _) = item
+    except (TypeError, ValueError):  # of another queue
+        _log_not_sent(error, item)
+        return
+    unsent = WorkerError(
+        f"a batch of lane {lane} cannot be sent to the main process ({type(error).__name__}: {hide(str(error))}). Let the last step give what can be pickled, "
+        "or use num_workers=0. state_dict() is still good."
+    )
+    queue.put((number, (run, lane, None, None, False, unsent, None)))
 
 
 class _Commands(Sampler[Command]):
@@ -289,7 +318,7 @@ class PipeLoader:
         ShardError, SampleError: from the iteration, also out of a worker, with its url, key and offset. A step's ``max_errors`` bounds what it skips in an
             epoch in all lanes of this rank together: the error comes in place of the first batch by which there are more, on a resume too. Each rank counts
             by itself; when an epoch is dealt again, each has an equal share of what was skipped before.
-        WorkerError: from the iteration: a worker process died, or gave no batch for ``timeout_seconds``. The state is still good.
+        WorkerError: from the iteration: a worker process died, gave no batch for ``timeout_seconds``, or cannot pickle a batch. The state is still good.
     """
 
     def __init__(
@@ -352,7 +381,7 @@ class PipeLoader:
             pin_memory=pin_memory,
             multiprocessing_context=multiprocessing_context if num_workers else None,
             timeout=timeout_seconds,
-            worker_init_fn=begin_worker if num_workers else None,
+            worker_init_fn=_begin_worker if num_workers else None,
             generator=torch.Generator(),  # the global one is the model's
         )
         self._progress = library("tqdm", "tqdm", "progress=True").tqdm if progress else None
@@ -532,6 +561,15 @@ class PipeLoader:
         Raises:
             StateError: it was made by another pipeline, or it is the state of one rank of another number; the message says what to do.
         """
+        self._go_to(self._place_of(state))
+
+    def _go_to(self, at: _At) -> None:
+        """Let the next ``iter()`` continue there."""
+        self._stop_live("a state was loaded: continue with a new iter()")
+        self._at, self._epoch, self._resume = at, at.epoch, True
+
+    def _place_of(self, state: State | list[State]) -> _At:
+        """Where a state lets this loader continue; StateError as in ``load_state_dict``."""
         if isinstance(state, (list, tuple)):
             state = state_for(list(state), self.rank)
         saved, rank = check_recipe(state, self._recipe), self.rank
@@ -568,9 +606,8 @@ class PipeLoader:
             dealt = self._lanes or max(hosts, count // rank.of * rank.of)
             at = self._beginning(epoch, dealt)._replace(deal=deal_again(deal, dealt, lanes, self._stage, epoch))
             self._warn_of_dropped(at.deal)
-        self._stop_live("a state was loaded: continue with a new iter()")
         samples = saved.given * self._batch_size if saved.given_samples is None else saved.given_samples
-        self._at, self._epoch, self._resume = at._replace(given=saved.given, samples=samples), at.epoch, True
+        return at._replace(given=saved.given, samples=samples)
 
     def _warn_of_dropped(self, deal: Deal) -> None:
         """Say so where much of an epoch that is dealt again would be left out."""
@@ -671,6 +708,8 @@ class PipeLoader:
         results, self._results = self._results, None
         if (shutdown := getattr(results, "_shutdown_workers", None)) is not None:  # a traceback may hold the results, and they hold the workers
             shutdown()
+            # Who waits for a batch, in another thread or below the signal handler that this runs in, is to see that the workers are gone.
+            results._workers_status = [True] * len(results._workers)  # type: ignore[union-attr]
         self._host.close()
         self._inside = False
 
@@ -833,6 +872,7 @@ class LoaderPass:
             live.stop(StopIteration())
             loader._paused = None
         loader._stop_live("a newer one was started, and a loader has one at a time")
+        loader._live = weakref.ref(self)
         at = paused._at if paused is not None and loader._resume and loader._at is paused._at else None
         if paused is not None and at is not None:
             # with_epoch() cut the stream there: take up what was fetched ahead.
@@ -844,7 +884,7 @@ class LoaderPass:
             at = self._go_on()
         self._samples_before = loader._delivered(at)
         self.tally.stands = at, self._samples_before
-        loader._live, loader._last = weakref.ref(self), self.tally
+        loader._last = self.tally
         if loader._progress is not None:
             self._bar = loader._progress(initial=at.given or at.step, total=None if loader._length_unknown else len(loader), unit="batch")
         return at
