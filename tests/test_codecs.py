@@ -119,6 +119,14 @@ def test_csv_and_yaml_only_on_request():
         decode("yaml", b"!!python/object/apply:os.getcwd []", "yaml")
 
 
+def test_merge_keys_of_yaml_are_bounded():
+    """Each mapping of this merges the one before ten times: a billion pairs in 400 bytes."""
+    assert decode("yaml", b"a: &a {x: 1}\nb: {<<: [*a, {y: 2}], z: 3}\n", "yaml")["b"] == {"x": 1, "y": 2, "z": 3}
+    lines = ["x0: &x0 {a: 1}", *(f"x{level}: &x{level} {{<<: [{', '.join([f'*x{level - 1}'] * 10)}]}}" for level in range(1, 10))]
+    with pytest.raises(ValueError, match="more than 100,000 pairs"):
+        decode("yaml", "\n".join(lines).encode(), "yaml")
+
+
 @pytest.mark.parametrize("field", ["", "bin", "xyz", "jpg", "seg.png", "mp4", "wav", "tar", "py", "txt~"])
 def test_what_is_unknown_stays_bytes(field):
     assert decode(field, b"\x00\xff") == b"\x00\xff"

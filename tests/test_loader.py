@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -796,6 +797,73 @@ def test_nothing_is_left(persistent, urls):
     psutil.wait_procs(left, timeout=120)
     assert worker_processes(processes) == []
     assert len(os.listdir("/proc/self/fd")) <= len(files)
+
+
+def test_workers_end_with_a_loader_that_was_cut(urls):
+    """Without close(), and without the garbage collector."""
+    before = psutil.Process().children(recursive=True)
+    gc.disable()
+    try:
+        source = loader(urls, num_workers=2, multiprocessing_context="fork").with_epoch(batches=2)
+        assert len(list(source)) == 2
+        workers = worker_processes(before)
+        assert len(workers) == 2
+        del source
+        psutil.wait_procs(workers, timeout=60)
+        assert worker_processes(before) == []
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("make_copy", [copy.copy, copy.deepcopy, lambda source: pickle.loads(pickle.dumps(source))], ids=["copy", "deepcopy", "pickle"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("cut", [None, 5])
+def test_a_copy_stands_where_the_loader_does(urls, workers, cut, make_copy):
+    """And neither disturbs the other, whatever was iterated."""
+
+    def make():
+        source = loader(urls, num_workers=workers, lanes=2, multiprocessing_context="fork" if workers else None)
+        return source if cut is None else source.with_epoch(batches=cut)
+
+    straight = make()
+    epochs = [list(straight) for _ in range(3)]
+    straight.close()
+    broken = make()
+    after(broken, 2)
+    after_a_break = [list(broken) for _ in range(2)]
+    broken.close()
+    source = make()
+    assert list(make_copy(source)) == epochs[0]
+    items = iter(source)
+    begun = [next(items), next(items)]
+    other = make_copy(source)
+    assert other.state_dict() == source.state_dict()
+    assert [list(other) for _ in range(2)] == after_a_break
+    assert begun + list(items) == epochs[0]
+    again = make_copy(source)
+    assert list(again) == list(source) == epochs[1]
+    for each in (other, again, source):
+        each.close()
+
+
+def draw_globally(sample):
+    return int(torch.randint(1 << 40, ()))
+
+
+def test_the_global_generators_of_workers_differ_between_ranks_and_after_a_resume(urls):
+    drawn, states = [], []
+    for rank in range(2):
+        source = wp.PipeLoader(samples(urls).map_samples(draw_globally), num_workers=2, rank=rank, world_size=2, epoch_end="exact")
+        items = iter(source)
+        drawn += [next(items) for _ in range(4)]
+        states.append(source.state_dict())
+        source.close()
+    source = wp.PipeLoader(samples(urls).map_samples(draw_globally), num_workers=2, rank=0, world_size=2, epoch_end="exact")
+    source.load_state_dict(states[0])
+    items = iter(source)
+    drawn += [next(items) for _ in range(4)]
+    source.close()
+    assert len(set(drawn)) == 12
 
 
 LEFT_ALONE = """

@@ -9,6 +9,7 @@ Rules:
 from __future__ import annotations
 
 import csv
+import functools
 import importlib
 import io
 import json
@@ -43,6 +44,7 @@ ON_REQUEST = frozenset(["csv", "yaml", "yml"])
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM")  # as Pillow calls them
 MAX_DECODED_BYTES = 1 << 30
 MAX_PACKED = 2  # so many outer gz, bz2, xz and zst are unpacked
+MAX_MERGED = 100_000  # pairs that the merge keys of a YAML mapping bring
 MAX_SCANS = 100  # of a JPEG, each of which goes over all its pixels; usual ones have 1 or 10
 
 # What an image spec gives: Pillow's mode, floats in 0..1 instead of uint8, and the kind of object.
@@ -240,7 +242,28 @@ def _torch(data: bytes) -> Any:
 
 
 def _yaml(data: bytes) -> Any:
-    return library("yaml", "pyyaml", "a YAML field").safe_load(data)
+    yaml = library("yaml", "pyyaml", "a YAML field")
+    return yaml.load(data, _yaml_loader(yaml))
+
+
+@functools.cache
+def _yaml_loader(yaml: Any) -> Any:
+    """PyYAML's safe loader, with a bound on what merge keys (``<<``) bring together: a short text may multiply by them what it says."""
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def flatten_mapping(self, node: Any) -> None:
+            pairs = 0
+            for key, value in node.value:
+                if key.tag == "tag:yaml.org,2002:merge":
+                    for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                        if isinstance(merged, yaml.MappingNode):
+                            self.flatten_mapping(merged)
+                            pairs += len(merged.value)
+            if pairs > MAX_MERGED:
+                raise ValueError(f"its merge keys (<<) bring more than {MAX_MERGED:,} pairs into one mapping")
+            super().flatten_mapping(node)
+
+    return Loader
 
 
 # The tensors of webdataset's "tenbin": chunks of 8 bytes magic, 8 bytes length and the content padded to 64; a header chunk (dtype, name, ndim, shape as

@@ -30,7 +30,7 @@ import torch
 from torch.profiler import record_function
 from torch.utils.data import DataLoader, Dataset, IterDataPipe, Sampler, get_worker_info
 
-from wds_pipes import graph
+from wds_pipes import graph, ordering
 from wds_pipes.codecs import library
 from wds_pipes.datapipes import as_stage, check_not_loaded
 from wds_pipes.errors import SampleError, ShardError, StateError, WorkerError
@@ -388,7 +388,7 @@ class PipeLoader:
         self._results: Iterator[Result] | None = None
         self._cut: int | None = None
         self._cut_in_samples = False
-        self._paused: LoaderPass | None = None
+        self._paused: _Paused | None = None
         self._runs = 0
         self._epoch = 0
         self._at: _At | None = None
@@ -518,6 +518,13 @@ class PipeLoader:
 
     def __repr__(self) -> str:
         return self._text
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy stands where this one does, and has nothing that runs."""
+        return {**self.__dict__, "_results": None, "_paused": None, "_live": None, "_last": None, "_inside": False}
+
+    def __copy__(self) -> PipeLoader:
+        return copy.deepcopy(self)
 
     def state_dict(self) -> State:
         """The positions of this rank's lanes behind the batch that was handed out last, as a dict of plain JSON types, new at each call.
@@ -702,9 +709,7 @@ class PipeLoader:
     def _discard(self) -> None:
         """Stop the workers and drop all that is in flight; positions are left alone."""
         self._stop_live("what it had in flight is gone")
-        if self._paused is not None:
-            self._paused.drop()
-            self._paused = None
+        self._paused = None
         results, self._results = self._results, None
         if (shutdown := getattr(results, "_shutdown_workers", None)) is not None:  # a traceback may hold the results, and they hold the workers
             shutdown()
@@ -745,6 +750,8 @@ class PipeLoader:
         if not self._persistent or not all(worker.is_alive() for worker in getattr(self._results, "_workers", ())):
             self._results = None  # the old workers stop first
         if self._results is None:
+            # Of the global generators in the workers: others on each rank, and after a resume.
+            self._loader.generator.manual_seed(ordering.mix(self._recipe.seed, self.rank.number, at.epoch, at.step))
             self._results = iter(self._loader)
         return at, self._results
 
@@ -752,6 +759,18 @@ class PipeLoader:
         live = None if self._live is None else self._live()
         if live is not None:
             live.stop(StateError(f"this iterator has been replaced: {why}."))
+
+
+class _Paused(NamedTuple):
+    """Where with_epoch() cut a pass, and what was in flight then."""
+
+    at: _At
+    run: int
+    results: Iterator[Result]
+    ahead: Result | None
+    waiting: set[int]
+    ended: dict[int, bytes]
+    tally: Tally
 
 
 class LoaderPass:
@@ -810,6 +829,12 @@ class LoaderPass:
         loader._inside = False
         return batch
 
+    def pause(self) -> _Paused:
+        """Leave what is in flight with the loader, for the next pass of with_epoch()."""
+        assert self._at is not None
+        self._loader._paused = paused = _Paused(self._at, self._run, self._results, self._ahead, self._waiting, self._ended, self.tally)
+        return paused
+
     @property
     def stands_at_cut(self) -> bool:
         """Whether all that with_epoch() asks for was handed out, and the end was not seen."""
@@ -820,7 +845,8 @@ class LoaderPass:
         """The next batch and the position behind it; or what to raise."""
         loader, at = self._loader, self._at or self._start()
         if loader._over(at):
-            loader._at, loader._resume, loader._paused = at, True, self
+            loader._at, loader._resume = at, True
+            self.pause()
             return self.stop(StopIteration())
         if self._ahead is None and loader._cut is not None:
             self._commit_ends(at)
@@ -867,16 +893,16 @@ class LoaderPass:
         paused, loader._paused = loader._paused, None
         live = None if loader._live is None else loader._live()
         if live is not None and live.stands_at_cut:  # who iterated over it has counted, and did not ask for its end
-            loader._paused = paused = live
             loader._resume = True
+            paused = live.pause()
             live.stop(StopIteration())
             loader._paused = None
         loader._stop_live("a newer one was started, and a loader has one at a time")
         loader._live = weakref.ref(self)
-        at = paused._at if paused is not None and loader._resume and loader._at is paused._at else None
+        at = paused.at if paused is not None and loader._resume and loader._at is paused.at else None
         if paused is not None and at is not None:
             # with_epoch() cut the stream there: take up what was fetched ahead.
-            self._run, self._results, self._ahead, self._waiting, self._ended = paused._run, paused._results, paused._ahead, paused._waiting, paused._ended
+            self._run, self._results, self._ahead, self._waiting, self._ended = paused.run, paused.results, paused.ahead, paused.waiting, paused.ended
             self._at = loader._at = at = at.counted_from(None)
             loader._resume = False
             self.tally.begin_run(going_on=paused.tally)
@@ -925,15 +951,11 @@ class LoaderPass:
             if self._bar is not None:
                 self._bar.close()
             broken = not isinstance(error, (StopIteration, StateError))
-            if self._loader._paused is not self:
-                self.drop()
-                if broken or not self._loader._persistent:
-                    self._loader._results = None
+            paused = self._loader._paused is not None and self._loader._paused.run == self._run
+            if not paused and (broken or not self._loader._persistent):
+                self._loader._results = None
+            self._results, self._ahead = iter(()), None  # the results keep the workers alive
         return self._error
-
-    def drop(self) -> None:
-        """Let go of what is in flight: the results keep the workers alive."""
-        self._results, self._ahead = iter(()), None
 
 
 def _worker_error(error: Exception) -> Exception:

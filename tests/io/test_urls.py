@@ -251,6 +251,7 @@ def test_a_url_that_is_signed_again_is_the_same():
             for name in ["id", "key", "versionId", "generation", "path", "file", "code", "md5", "se", "sp", "st", "sv", "policy", "page_token"]
         ),
         ("https://h/x.tar?a", "https://h/x.tar?b"),
+        ("https://h/x.tar?md5=1&Expires=5&Signature=s", "https://h/x.tar?md5=2&Expires=5&Signature=s"),
         ("https://h/token=1/x.tar", "https://h/token=2/x.tar"),
         ("s3://b/x;token=1.tar", "s3://b/x;token=2.tar"),
         ("s3://b/x#1.tar", "s3://b/x#2.tar"),

@@ -143,6 +143,8 @@ def _identify(url: str) -> str:
         return named
     parameters = [(part, name.lower()) for part, name in _parameters(query)]
     names = {name for _, name in parameters}
+    if "signature" in names:
+        names.discard("expires")  # this is the signature of S3 or GCS, and md5 beside it a parameter as others
     signing = [_SIGNING, *(more for mark, more in _SIGNING_WITH.items() if mark in names)]
     kept = [part for part, name in parameters if not any(pattern.fullmatch(name) for pattern in signing)]
     return f"{named}?{'&'.join(kept)}" if kept else named
