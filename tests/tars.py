@@ -54,6 +54,12 @@ def padded(data: bytes) -> bytes:
     return data + bytes(-len(data) & 511)
 
 
+def filled(data: bytes) -> bytes:
+    """An archive with zeros at its end as writers have them: up to a whole record."""
+    data = padded(data.rstrip(b"\0")) + END
+    return data + bytes(-len(data) % 10240)
+
+
 def pax(*records: tuple[bytes, bytes], kind: bytes = b"x") -> bytes:
     """A pax extended header with these records."""
     content = b"".join(record(key, value) for key, value in records)

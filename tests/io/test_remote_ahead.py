@@ -215,13 +215,13 @@ def test_stopping_cancels_at_once(remote, large, way, recwarn, capfd):
     remote.faults.rules({"match": remote.reads, "skip": 1, "rate": 2_000_000})
     pipe = begin_and_stop(samples(url, remote, readahead_bytes=16 * MIB), way)
     gc.collect()
+    wait_for(lambda: not tasks())
     wait_for(lambda: all(request.ended is not None for request in remote.faults.stats(remote.reads)))
     asked = len(remote.faults.stats(remote.reads))
     time.sleep(0.3)
     assert len(remote.faults.stats(remote.reads)) == asked
     pipe.clear()
     wait_for(lambda: gc.collect() < 0 or sockets() <= before)
-    wait_for(lambda: not tasks())
     assert not [str(warning.message) for warning in recwarn]
     assert capfd.readouterr().err == ""
 

@@ -10,7 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from tars import END, KINDS, by_reader, by_tarfile, by_webdataset, header, load, padded, pax, put, samples, tar
+from tars import END, KINDS, by_reader, by_tarfile, by_webdataset, filled, header, load, padded, pax, put, samples, tar
 
 from wds_pipes import SampleError, ShardError, ShardWarning
 from wds_pipes.stage import Stream
@@ -207,7 +207,7 @@ def test_pax_records_win_over_the_header_and_empty_ones_do_not():
 
 def test_a_global_pax_header_is_passed_over():
     """git archive writes its commit so."""
-    data = pax((b"comment", b"0123456789"), kind=b"g") + tar([("a.txt", b"x")], format=tarfile.PAX_FORMAT)
+    data = filled(pax((b"comment", b"0123456789"), kind=b"g") + tar([("a.txt", b"x")], format=tarfile.PAX_FORMAT))
     assert by_reader(data) == by_tarfile(data) == [("a.txt", b"x")]
 
 

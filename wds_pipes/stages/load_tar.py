@@ -29,7 +29,8 @@ class LoadTar(Tolerant[TarMember]):
         on_truncated: for a shard that is cut inside a header or a member: ``"raise"``, ``"warn"`` (ShardWarning) or ``"ignore"``. The cut member is not given,
             and ``group_by_key`` drops its sample. A shard that only lacks its end-of-archive mark is a ShardWarning here, and ``group_by_key`` gives its last
             sample only if that is like the samples before it. A shard with zeros for more than 10 240 bytes after its usual end is cut as well: it may have
-            been preallocated and never filled. It is only a ShardWarning if they fill up a record of a power of two up to 1 MiB (``tar -b 2048``).
+            been preallocated and never filled. Fewer, or zeros up to a whole record of a power of two up to 1 MiB (``tar -b 2048``), are a ShardWarning where
+            they are neither two blocks nor end at a multiple of 10 240 bytes: they may hide samples.
         on_error: for damage: ``"raise"``, or ``"skip"``: count it, search the next valid header and go on there. A lost place is given as a member with
             an empty name, by which ``group_by_key`` drops the samples around it, since they may be incomplete. Where the size in a damaged header leads to
             another header, the walk goes on there. Otherwise the next header may lie inside another member, such as a tar in the tar; then ``group_by_key``

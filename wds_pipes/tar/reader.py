@@ -6,9 +6,10 @@ Rules:
 1. A header is believed only if its checksum fits, and its size only if it is within ``max_member_bytes``.
 2. The common header (regular, short name, plain size) is read inline in ``_walk``; everything rare goes through ``_rare``.
 3. A hole in the stream (damage that was skipped, a cut) is given as a gap member, so that nobody takes half a sample for a whole one.
-4. Zeros are believed to be an end mark only where an archive may end: the shard ends at most one record after the record of the mark, or another archive
-   starts at a whole number of records of 10 240 bytes. A zeroed page may still look like that. So every inner end mark, and every end without a mark, is a
-   doubtful place: ``doubts=True`` gives it as a member without a name, and the caller compares the samples beside it with their neighbours.
+4. Zeros are believed to be an end mark only where an archive may end: the shard ends at most one record after the record of the mark (with a warning, unless
+   it ends as writers do), or another archive starts at a whole number of records of 10 240 bytes. A zeroed page may still look like that. So every inner end
+   mark, and every end without a mark, is a doubtful place: ``doubts=True`` gives it as a member without a name, and the caller compares the samples beside it
+   with their neighbours.
 5. After damage the walk goes on where the damaged header says that its data ends, if a header is there. Otherwise the next valid header may be that of a file
    inside another member (a nested tar), and the gap says so (``ASTRAY``).
 6. ``offset`` is always where the walk can be taken up again: the first header block of the next member.
@@ -100,9 +101,10 @@ class TarReader:
     """The regular files of a tar stream, in order, as TarMember.
 
     Reads ustar, v7, GNU (long names, sizes above 8 GiB) and pax archives, sparse and contiguous members, archives one after another, and shards without an
-    end-of-archive mark (with a ShardWarning). Directories, links and devices are passed over. Another archive may start only at a multiple of 10 240 bytes,
-    and zeros after the end may take at most one record of 10 240 bytes more than usual: more is a cut, since the file may have been preallocated. If they
-    fill up a record of a power of two up to 1 MiB (``tar -b 2048``), they are a ShardWarning.
+    end-of-archive mark (with a ShardWarning). Directories, links and devices are passed over. Another archive may start only at a multiple of 10 240 bytes.
+    Writers end an archive with two blocks of zeros, or with zeros up to the next multiple of 10 240 bytes. Any other number is a ShardWarning, for zeros may
+    hide members. More than one record of 10 240 bytes too many is a cut, since the file may have been preallocated, unless they fill up a record of a power of
+    two up to 1 MiB (``tar -b 2048``).
 
     Limits: the extended headers of a member (name, attributes) take at most 1 MiB, and so does the map of a sparse member. A sparse member counts with its
     stored and its real size together.
@@ -323,11 +325,11 @@ class TarReader:
         while len(head) == BLOCK and not _is_header(head):
             head = self._stream.read(BLOCK)
             self._here += BLOCK
-        usual = offset + 2 * BLOCK + (-(offset + 2 * BLOCK) % RECORD) + RECORD  # one record more than there should be
+        usual = offset + 2 * BLOCK + (-(offset + 2 * BLOCK) % RECORD)  # archives end there, or after two blocks of zeros
         if len(head) == BLOCK:
             if self._here == offset + BLOCK:
                 raise _Damage("has a lone block of zeros where a header is missing. Write or fetch it again", offset, head=head)
-            if self._here > end or end % RECORD or end > usual:
+            if self._here > end or end % RECORD or end > usual + RECORD:
                 what = f"has a hole: what looks like its end is not, for members come again at byte {self._here}"
                 why = f"another archive starts at a multiple of {RECORD} bytes, right after the zeros"
                 raise _Damage(f"{what}, and {why}. Write or fetch it again", offset, head=head)
@@ -336,13 +338,14 @@ class TarReader:
         if self._here > end or head:
             warnings.warn(f"shard {redact(self.url)} has bytes after its end, from byte {end} on: they are ignored.", ShardWarning, stacklevel=2)
             return END, None
-        if end <= usual:
+        if end <= offset + 2 * BLOCK or end == usual:
             return None, None
-        what = f"has {end - offset} bytes of zeros after its last member, and should end by byte {usual - RECORD}: perhaps space was reserved and not filled"
-        if end - offset >= min(end & -end, _LARGE) + 2 * BLOCK:
+        what = f"has {end - offset} bytes of zeros at its end, where archives have {2 * BLOCK} or, here, {usual - offset}"
+        what = f"{what}: perhaps they hide members, or space was reserved and not filled"
+        if end > usual + RECORD and end - offset >= min(end & -end, _LARGE) + 2 * BLOCK:
             raise _Damage(f"{what}. Write or fetch it again, with records of {RECORD} bytes (tar -b 20)", offset, cut=True, soft=True)
         if self._on_truncated != "ignore":
-            why = f"unless it was written in records of more than {RECORD} bytes"
+            why = f"unless it was written in records of another size than {RECORD} bytes"
             warnings.warn(f"shard {redact(self.url)} {what}, {why}.", ShardWarning, stacklevel=2)
         return None, None
 
