@@ -59,9 +59,10 @@ class GroupByKey(Tolerant[Sample]):
     Half a sample is not given as a whole one. A sample beside a damaged place is dropped. A sample beside a doubtful place (the end of a shard without an
     end-of-archive mark; an end mark inside a shard, which may be a zeroed page) is given only if it has the fields that the samples before it in the shard
     have. If not, or if no sample comes before, ``load_tar(on_truncated=..., on_error=...)`` decide: an error by default. At a proper end, a last sample that
-    lacks a field is given; it is a ShardWarning if all samples before it, three at least, have the same fields. Some damage does
-    not show in a tar: zeros up to a proper end, blocks that are missing, other bytes in data or long names. ``samples_per_shard=`` or an index shows that samples
-    are missing, the MD5 of an index all of it.
+    lacks a field is given; it is a ShardWarning if all samples before it, three at least, have the same fields.
+
+    Some damage does not show in a tar: zeros up to a proper end, blocks that are missing, other bytes in data or in long names. ``samples_per_shard=`` or an
+    index shows that samples are missing, the MD5 of an index (``open_shards(verify=...)``) all of it.
 
     Args:
         source: a pipe of members: ``load_tar()``.
