@@ -136,7 +136,7 @@ class Proxy:
                     await self.wait(self.rules, faults)
                     await Exchange(writer, entry, faults).run(self.upstream, first, headers.without("expect", "connection"), body)
                 finally:
-                    entry["ended"] = time.time()
+                    entry["ended"] = entry["ended"] or time.time()
         except Cut as cut:
             if cut.args == ("reset",):
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -263,6 +263,8 @@ class Exchange:
             place = faults.get("flip", -1) - entry["sent"]
             if 0 <= place < len(data):
                 data = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+            if entry["sent"] + len(data) == length:
+                entry["ended"] = time.time()  # first, since the client may go on at once
             await self.send(data)
             await asyncio.sleep(pause)
 

@@ -24,7 +24,7 @@ class Request(NamedTuple):
         sent: bytes of the body that were sent.
         connection: tells one connection from another.
         started: when it came, in seconds.
-        ended: when it was done with, in seconds, or None.
+        ended: when its last bytes were sent, or it was done with otherwise, in seconds, or None.
         live: how many requests were being answered then, with this one; None where that is not known.
         faults: the names of the faults that it was to get.
     """
