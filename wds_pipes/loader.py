@@ -796,7 +796,7 @@ class LoaderPass:
 
     def __next__(self) -> Any:
         if self._error is not None:
-            raise self._error
+            raise _to_raise(self._error)
         loader = self._loader
         if loader._inside:
             if self._started:
@@ -821,7 +821,7 @@ class LoaderPass:
             loader._discard()
         if isinstance(found, Exception):
             loader._inside = False
-            raise found
+            raise _to_raise(found)
         # From here to the return no signal handler runs: an interrupt comes before the position counts, or when the caller has the batch.
         batch, self._at = found
         loader._at = self._at
@@ -956,6 +956,11 @@ class LoaderPass:
                 self._loader._results = None
             self._results, self._ahead = iter(()), None  # the results keep the workers alive
         return self._error
+
+
+def _to_raise(error: Exception) -> Exception:
+    """The error itself; but a new StopIteration, since its traceback would keep the pass, and with it the workers, until the garbage collector runs."""
+    return StopIteration() if isinstance(error, StopIteration) else error
 
 
 def _worker_error(error: Exception) -> Exception:
