@@ -468,33 +468,58 @@ def test_a_directory_without_leave_to_write(shards, tmp_path):
 # Killed
 
 
-def save_for_ever(urls, rank, ranks, directory, connection):
-    """Load, then save behind each batch, over epochs, and tell of each."""
-    loader = make_loader(urls, rank, ranks, epoch_end="drop")
+def save_for_ever(urls, where, directory, connection, in_step):
+    """Load, then save after each batch, over epochs, and tell of each; in step with the other ranks, as a training is."""
+    loader = make_loader(urls, *where, epoch_end="drop")
     checkpoint.load(directory, loader)
+    in_step.wait()
     while True:
         for _ in loader:
             connection.send(int(checkpoint.save(directory, loader, keep=2).name.removeprefix("step-")))
+            in_step.wait()
+
+
+def test_a_crash_after_a_crash_between_two_ranks(shards, tmp_path):
+    """The first leaves step 3 of one rank only; after the resume, the second leaves step 3 of the other only: both belong together."""
+
+    def run(last):
+        loaders = [make_loader(shards, rank, 2, epoch_end="drop") for rank in range(2)]
+        begun = [(checkpoint.load(tmp_path, loader) or 0, loader, iter(loader)) for loader in loaders]
+        for (step, loader, batches), end in zip(begun, last, strict=True):
+            while step < end:
+                next(batches)
+                step = int(checkpoint.save(tmp_path, loader).name.removeprefix("step-"))
+
+    run((2, 3))
+    (tmp_path / "step-0000000003" / "rank-0001-of-0002.json").replace(tmp_path / "kept")
+    run((3, 2))
+    (tmp_path / "kept").replace(tmp_path / "step-0000000003" / "rank-0001-of-0002.json")
+    for rank in range(2):
+        loader = make_loader(shards, rank, 2, epoch_end="drop")
+        assert checkpoint.load(tmp_path, loader) == 3
+        assert next_batches(loader, 2) == next_batches(make_loader(shards, rank, 2, epoch_end="drop"), 5)[-2:]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_at_any_moment(shards, tmp_path, ranks):
     """SIGKILL at random moments of ranks that do nothing but save: the newest complete checkpoint always loads, and no rank has told of more.
 
-    A rank may be far ahead of another here, so that what it left in one round is completed in a later one.
+    A rank may be ahead of another, so that what it left in one round is completed in the next one.
     """
     random_delay, last, most = random.Random(3), 0, [0] * ranks
     (tmp_path / "step-0000000000").mkdir()
     for rank in range(ranks):
         checkpoint.save(tmp_path, make_loader(shards, rank, ranks, epoch_end="drop"), step=0)
     for _ in range(6):
-        processes, told = [], []
+        processes, told, in_step = [], [], CONTEXT.Barrier(ranks)
         for rank in range(ranks):
             receiver, sender = CONTEXT.Pipe(duplex=False)
-            processes.append(CONTEXT.Process(target=save_for_ever, args=(shards, rank, ranks, tmp_path, sender)))
+            processes.append(CONTEXT.Process(target=save_for_ever, args=(shards, (rank, ranks), tmp_path, sender, in_step)))
             processes[-1].start()
             sender.close()
-            told.append((receiver, [receiver.recv()]))
+            told.append((receiver, []))
+        for receiver, steps in told:
+            steps.append(receiver.recv())
         time.sleep(random_delay.uniform(0, 0.3))
         for process in processes:
             process.kill()

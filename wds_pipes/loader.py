@@ -607,8 +607,7 @@ class PipeLoader:
         if (whole or self._mode != "exact") and all(lane["ended"] for lane in lanes.values()):
             at = self._beginning(epoch + 1, count if count % rank.of == 0 and count >= hosts else None)
         elif not whole or (alike and count % rank.of == 0 and count >= hosts and self._lanes in (None, count) and self._even(deal, lanes)):
-            # Ranks that were merged begin to count anew: steps are only compared.
-            at = _At(epoch, deal, {number: _pack(lanes[number]) for number in range(rank.number, count, rank.of)}, saved.step if own else 0)
+            at = _At(epoch, deal, {number: _pack(lanes[number]) for number in range(rank.number, count, rank.of)}, saved.step)
         else:
             dealt = self._lanes or max(hosts, count // rank.of * rank.of)
             at = self._beginning(epoch, dealt)._replace(deal=deal_again(deal, dealt, lanes, self._stage, epoch))
@@ -1010,7 +1009,8 @@ def merge_states(states: list[State]) -> State:
         for name, count in state.counts.items():
             counts[name] = counts.get(name, 0) + count
     lanes = {number: lane for state in states for number, lane in state["lanes"].items()}
-    merged = {**first, "rank": 0, "world_size": 1, "lanes": {number: lanes[number] for number in sorted(lanes, key=int)}, "counts": counts}
+    step = max(state.step for state in saved)  # so that a run that is repeated from here writes what it wrote the first time
+    merged = {**first, "rank": 0, "world_size": 1, "step": step, "lanes": {number: lanes[number] for number in sorted(lanes, key=int)}, "counts": counts}
     try:
         return copy.deepcopy(merged)
     except RecursionError as error:

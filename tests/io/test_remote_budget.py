@@ -1,6 +1,7 @@
 """The connections and bytes of a process: shared by all its pipes, and given back whatever becomes of a reader."""
 
 import asyncio
+import gc
 import sys
 import threading
 import time
@@ -34,6 +35,15 @@ def settle():
     while asyncio.run_coroutine_threadsafe(others(), get_loop()).result():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def alone():
+    """Nothing of other tests is left in this process: neither garbage, nor what waits for a store."""
+    gc.collect()
+    for feed in tuple(budget().feeds):
+        feed.close()
+    settle()
 
 
 def in_time(function, seconds=60):
