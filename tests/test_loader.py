@@ -851,19 +851,22 @@ def draw_globally(sample):
 
 
 def test_the_global_generators_of_workers_differ_between_ranks_and_after_a_resume(urls):
-    drawn, states = [], []
-    for rank in range(2):
-        source = wp.PipeLoader(samples(urls).map_samples(draw_globally), num_workers=2, rank=rank, world_size=2, epoch_end="exact")
+    """Also where the rest of an epoch is dealt again."""
+
+    def run(rank, ranks, state=None):
+        source = wp.PipeLoader(samples(urls).map_samples(draw_globally), num_workers=2, rank=rank, world_size=ranks, epoch_end="exact")
+        if state is not None:
+            source.load_state_dict(state)
         items = iter(source)
-        drawn += [next(items) for _ in range(4)]
-        states.append(source.state_dict())
+        drawn = [next(items) for _ in range(4)]
+        state = source.state_dict()
         source.close()
-    source = wp.PipeLoader(samples(urls).map_samples(draw_globally), num_workers=2, rank=0, world_size=2, epoch_end="exact")
-    source.load_state_dict(states[0])
-    items = iter(source)
-    drawn += [next(items) for _ in range(4)]
-    source.close()
-    assert len(set(drawn)) == 12
+        return drawn, state
+
+    begun = [run(rank, 2) for rank in range(2)]
+    states = [state for _, state in begun]
+    more = [run(0, 2, states[0]), run(0, 3, wp.merge_states(states))]
+    assert len({number for drawn, _ in [*begun, *more] for number in drawn}) == 16
 
 
 LEFT_ALONE = """

@@ -175,7 +175,7 @@ SHARDS = url + "/large/shard-{000000..000002}.tar"  # 8 MB each
 # |---|---|---|
 # | `connections=8` | requests at once, of one process | more, if `wds-pipes bench` says that the link gives more |
 # | `readahead_bytes=64 << 20` | how much is held in memory, of one process | connections x 8 MiB is a good number; less with many workers |
-# | `shards_ahead=2` | how many shards behind the one that is read | more for small shards, of less than 10 MB or so |
+# | `shards_ahead=2` | how many shards after the one that is read | more for small shards, of less than 10 MB or so |
 # | `retries`, `timeout_seconds` | how long to be patient | a store that is away for minutes: more |
 #
 # and `interleave_shards(8)`, behind `group_by_key()`, has 8 shards open at once, each through a connection of its own: the cheapest way to use many, and it

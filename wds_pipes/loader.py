@@ -118,7 +118,7 @@ class LaneHost(Dataset[Result]):
             try:
                 running.stage.close()
             except ValueError as error:
-                # A thread, or what a signal handler has interrupted, is reading it: it is closed when that has ended, and nobody holds the lane.
+                # A thread, or what a signal handler has interrupted, is reading it: it is closed when that has ended, and nothing holds the lane.
                 if "already executing" not in str(error):
                     raise
         self._lanes.clear()
@@ -750,7 +750,7 @@ class PipeLoader:
             self._results = None  # the old workers stop first
         if self._results is None:
             # Of the global generators in the workers: others on each rank, and after a resume.
-            self._loader.generator.manual_seed(ordering.mix(self._recipe.seed, self.rank.number, at.epoch, at.step))
+            self._loader.generator.manual_seed(ordering.mix(self._recipe.seed, self.rank.number, at.epoch, len(at.deal.history), at.step))
             self._results = iter(self._loader)
         return at, self._results
 
