@@ -738,18 +738,92 @@ def test_interrupts_at_random_moments():
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-def test_ctrl_c_is_for_the_main_process(tmp_path):
-    """A terminal sends it to all processes; the workers stay, and whoever catches it in the main process may go on."""
-    urls = make_shards(tmp_path, shards=4, samples=20)
-    before = psutil.Process().children(recursive=True)
-    source = loader(urls, num_workers=2, multiprocessing_context="fork")
-    items = iter(source)
-    batches = [next(items)]
-    for worker in worker_processes(before):
-        worker.send_signal(signal.SIGINT)
-    batches += items
+def key_and_process(sample):
+    return sample["__key__"], os.getpid()
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_signals_to_all_processes_are_for_the_main_process(context, urls):
+    """A terminal, torchrun or a cluster sends them to all; the workers stay, and the main process may save and go on."""
+    pipe = shuffled(urls).map_samples(key_and_process)
+    source = wp.PipeLoader(pipe, batch_size=2, collate="list", num_workers=2, multiprocessing_context=context)
+    batches = []
+    for batch in source:
+        for _, worker in batch if len(batches) < 2 else ():  # one batch of each
+            os.kill(worker, signal.SIGINT)
+            os.kill(worker, signal.SIGTERM)
+        batches.append(batch)
     source.close()
-    assert batches == list(loader(urls, lanes=2))
+    assert len({worker for batch in batches for _, worker in batch}) == 2
+    assert [[key for key, _ in batch] for batch in batches] == list(loader(urls, lanes=2))
+
+
+ENDS = """
+import sys, time
+import wds_pipes as wp
+
+
+def slow(sample):
+    if sample["__key__"] > "00000001":
+        time.sleep(600)
+    return sample
+
+
+def main():
+    pipe = wp.ShardList(sys.argv[1]).open_shards().load_tar().group_by_key().map_samples(slow)
+    loader = wp.PipeLoader(pipe, num_workers=1, multiprocessing_context=sys.argv[2])
+    print(next(iter(loader))["__key__"])
+    return loader
+
+
+if __name__ == "__main__" or sys.argv[3:] == ["unguarded"]:
+    kept = main()
+"""
+
+
+def script(tmp_path, code, *arguments):
+    """What a script prints, to both streams, and its exit code."""
+    path = tmp_path / "script.py"
+    path.write_text(code)
+    return subprocess.run([sys.executable, str(path), *arguments], capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_a_script_ends_while_its_worker_is_busy(urls, tmp_path):
+    """And says nothing of it."""
+    run = script(tmp_path, ENDS, urls[0], "fork")
+    assert (run.returncode, run.stdout, run.stderr) == (0, "00000000\n", "")
+
+
+def test_a_script_without_a_main_guard(urls, tmp_path):
+    """The worker imports it, and says what is missing; so does the error."""
+    run = script(tmp_path, ENDS, urls[0], "forkserver", "unguarded")
+    said = (
+        "A worker imports the main script when it starts, and this script then starts workers again: put what it runs into a function main(), and call that "
+        'below if __name__ == "__main__":'
+    )
+    assert run.returncode == 1
+    assert run.stderr.startswith(f"wds_pipes: {said}\nTraceback")
+    assert run.stderr.count("Traceback") < 5
+    last = run.stderr.splitlines()[-1]
+    assert last.startswith("wds_pipes.errors.WorkerError: DataLoader worker (pid")
+    assert last.endswith(f"{said}. state_dict() is still good.")
+
+
+@pytest.mark.parametrize(
+    ("ended", "why"),
+    [
+        (lambda sample: os.kill(os.getpid(), signal.SIGKILL), "killed it for want of memory"),
+        (lambda sample: os.kill(os.getpid(), signal.SIGSEGV), "A native library crashed"),
+        (lambda sample: os.kill(os.getpid(), signal.SIGBUS), "Shared memory may be full"),
+        (lambda sample: os._exit(3), "What it has printed itself says why"),
+    ],
+)
+def test_why_a_worker_has_ended(ended, why, urls):
+    pipe = shuffled(urls).map_samples(ended)
+    source = wp.PipeLoader(pipe, num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(wp.WorkerError, match=why):
+        next(iter(source))
+    source.close()
 
 
 def test_a_new_iterator_replaces_dead_workers(tmp_path):

@@ -233,3 +233,10 @@ def test_killed_for_real():
     script = Path(__file__).parent / "bench" / "kill.py"
     run = subprocess.run([sys.executable, str(script), "--rounds", "2"], capture_output=True, text=True, timeout=300, check=False)
     assert run.stdout == "rounds=2 lost=0 repeated=0\n", run.stderr
+
+
+def test_ended_by_a_cluster():
+    """A round of tests/bench/preempt.py: SIGTERM through torchrun."""
+    script = Path(__file__).parent / "bench" / "preempt.py"
+    run = subprocess.run([sys.executable, str(script), "--rounds", "1"], capture_output=True, text=True, timeout=300, check=False)
+    assert run.stdout == "rounds=1 bad=0\n", run.stderr

@@ -11,11 +11,13 @@ Rules:
 
 from __future__ import annotations
 
+import atexit
 import copy
 import heapq
 import inspect
 import itertools
 import math
+import os
 import pickle
 import time
 import traceback
@@ -36,7 +38,7 @@ from wds_pipes.datapipes import as_stage, check_not_loaded
 from wds_pipes.errors import SampleError, ShardError, StateError, WorkerError
 from wds_pipes.io.urls import hide
 from wds_pipes.lanes import Deal, Parts, deal_again, lay_out, parts_of, with_parts
-from wds_pipes.parent import begin_worker
+from wds_pipes.parent import begin_worker, check_guarded, end_workers, make_terminate_kill, why_ended
 from wds_pipes.ranks import Rank, find_rank
 from wds_pipes.saved import COUNTED, LIMITED, MOST, MOST_LANES, STATE_VERSION, SavedLane, are_all, damaged, read_state, shown, some
 from wds_pipes.stage import (
@@ -710,8 +712,8 @@ class PipeLoader:
         self._stop_live("what it had in flight is gone")
         self._paused = None
         results, self._results = self._results, None
-        if (shutdown := getattr(results, "_shutdown_workers", None)) is not None:  # a traceback may hold the results, and they hold the workers
-            shutdown()
+        if hasattr(results, "_workers"):  # a traceback may hold the results, and they hold the workers
+            end_workers(results)
             # Who waits for a batch, in another thread or below the signal handler that this runs in, is to see that the workers are gone.
             results._workers_status = [True] * len(results._workers)  # type: ignore[union-attr]
         self._host.close()
@@ -751,13 +753,29 @@ class PipeLoader:
         if self._results is None:
             # Of the global generators in the workers: others on each rank, and after a resume.
             self._loader.generator.manual_seed(ordering.mix(self._recipe.seed, self.rank.number, at.epoch, len(at.deal.history), at.step))
+            if self._num_workers:
+                check_guarded()
+                _with_workers.add(self)
             self._results = iter(self._loader)
+            make_terminate_kill(getattr(self._results, "_workers", ()))
         return at, self._results
 
     def _stop_live(self, why: str) -> None:
         live = None if self._live is None else self._live()
         if live is not None:
             live.stop(StateError(f"this iterator has been replaced: {why}."))
+
+
+_with_workers: weakref.WeakSet[PipeLoader] = weakref.WeakSet()  # those that this process has started
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_with_workers.clear)
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close the loaders when Python ends, before multiprocessing ends their workers and DataLoader takes them for broken ones."""
+    for loader in list(_with_workers):
+        loader.close()
 
 
 class _Paused(NamedTuple):
@@ -816,7 +834,7 @@ class LoaderPass:
                 if self._bar is not None:
                     self._bar.update()
         except Exception as error:  # a signal handler may raise one at any moment: that of DataLoader does so for a dead worker
-            found = self.stop(_worker_error(error))
+            found = self.stop(_worker_error(error, self._results))
             loader._discard()
         if isinstance(found, Exception):
             loader._inside = False
@@ -928,7 +946,7 @@ class LoaderPass:
             try:
                 result = next(self._results)
             except Exception as error:
-                return self._run, -1, None, None, False, _worker_error(error), None
+                return self._run, -1, None, None, False, _worker_error(error, self._results), None
             run, lane, _, state, ended, _, spent = result
             if run != self._run or lane not in self._waiting:
                 continue
@@ -962,22 +980,19 @@ def _to_raise(error: Exception) -> Exception:
     return StopIteration() if isinstance(error, StopIteration) else error
 
 
-def _worker_error(error: Exception) -> Exception:
-    """What DataLoader raises when a worker dies or is late, as an error of ours."""
-    if isinstance(error, RuntimeError) and str(error).startswith("DataLoader timed out"):
-        late = WorkerError(
-            f"{error}, timeout_seconds: no worker died. Reading or a step of the pipe takes longer than that for a batch: allow more, or look what the workers "
-            "wait for. state_dict() is still good."
-        )
-        late.__cause__ = error
-        return late
-    if isinstance(error, RuntimeError) and "DataLoader" in str(error):
-        died = WorkerError(
-            f"{error}. A worker that is killed has often run out of memory: use fewer workers or a smaller shuffle_buffer. state_dict() is still good."
-        )
-        died.__cause__ = error
-        return died
-    return error
+def _worker_error(error: Exception, results: object) -> Exception:
+    """What DataLoader raises when a worker dies or is late, as an error of ours; ``results``: of the workers, if they were started."""
+    if not isinstance(error, RuntimeError) or "DataLoader" not in str(error):
+        return error
+    if str(error).startswith("DataLoader timed out"):
+        why = "no worker died. Reading or a step of the pipe takes longer than that for a batch: allow more, or look what the workers wait for"
+        told = WorkerError(f"{error}, timeout_seconds: {why}. state_dict() is still good.")
+    else:
+        codes = {worker.exitcode for worker in getattr(results, "_workers", ())}
+        why = why_ended(codes, str(error))
+        told = WorkerError(f"{str(error).strip().removesuffix('.')}. {why}. state_dict() is still good.")
+    told.__cause__ = error
+    return told
 
 
 def merge_states(states: list[State]) -> State:

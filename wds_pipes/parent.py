@@ -6,16 +6,98 @@ import multiprocessing
 import os
 import select
 import signal
+import sys
 import threading
 import time
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any
+
+from torch.utils.data._utils import signal_handling
 
 _NAME = "wds_pipes-parent"  # of the thread that watches; a forked child has none
+_PATIENCE = 5.0  # seconds that workers have for leaving
+
+NOT_GUARDED = 64  # the exit code of a worker that was to start workers while it imported the main script
+_UNGUARDED = (
+    "A worker imports the main script when it starts, and this script then starts workers again: put what it runs into a function main(), and call that below "
+    'if __name__ == "__main__":'
+)
+_CRASHED = "A native library crashed, of a decoder or of a step of yours: run the script with python -X faulthandler, which prints where"
+_WHY = {  # by the name of the signal, the most likely cause first
+    "SIGKILL": "Most often the system has killed it for want of memory: use fewer workers, a smaller shuffle_buffer or a smaller prefetch_factor",
+    "SIGTERM": "Something outside has ended it while it started, such as a cluster that ends the job: once workers run, they leave SIGTERM to the main process",
+    "SIGBUS": "Shared memory may be full: use fewer workers or a smaller prefetch_factor, or allow more in /dev/shm (docker run --shm-size)",
+    "SIGSEGV": _CRASHED,
+    "SIGABRT": _CRASHED,
+    "SIGILL": _CRASHED,
+    "SIGFPE": _CRASHED,
+}
 
 
 def begin_worker(worker: int) -> None:
-    """What a worker process of a loader does first: it leaves Ctrl-C to the main process, and ends with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all processes
+    """What a worker process of a loader does first: it leaves Ctrl-C and SIGTERM to the main process, and ends with it.
+
+    A terminal, torchrun or a cluster sends these to all processes of a job, and the main process may want to save its state and go on for a while. How it ends
+    its workers instead: ``make_terminate_kill``.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _go_on)
     end_with_parent()
+
+
+def _go_on(number: int, frame: FrameType | None) -> None:
+    """Do nothing at a signal. SIG_IGN would be inherited by commands that a worker runs."""
+
+
+def make_terminate_kill(workers: Iterable[Any]) -> None:
+    """Let ``terminate()``, by which DataLoader and multiprocessing end a worker that hangs, send SIGKILL: workers do not end at SIGTERM."""
+    for worker in workers:
+        worker._popen.terminate = worker._popen.kill
+
+
+def end_workers(results: Any) -> None:
+    """End the workers behind an iterator of DataLoader's: those that do not leave in time, since they wait for a store perhaps, are killed."""
+    if not results._shutdown:
+        if results._worker_pids_set:  # else DataLoader's handler of SIGCHLD would raise an error for those that are killed
+            signal_handling._remove_worker_pids(id(results))  # type: ignore[attr-defined]
+            results._worker_pids_set = False
+        results._workers_done_event.set()
+        for queue in results._index_queues:
+            queue.put(None)  # so that those that wait for a command look at the event
+        end = time.monotonic() + _PATIENCE
+        for worker in results._workers:
+            worker.join(max(0, end - time.monotonic()))
+        for worker in results._workers:
+            worker.kill()
+    results._shutdown_workers()
+
+
+def check_guarded() -> None:
+    """End this process with a message if it is a worker that still imports the main script, whose code starts workers where it should not.
+
+    That happens with "spawn" and "forkserver" where the script has no ``if __name__ == "__main__":``. An exception would print its traceback for each worker.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        sys.stderr.write(f"wds_pipes: {_UNGUARDED}\n")
+        sys.stderr.flush()
+        os._exit(NOT_GUARDED)
+
+
+def why_ended(codes: Iterable[int | None], text: str) -> str:
+    """Why workers have ended that should not, and what to do.
+
+    Args:
+        codes: the exit codes of all workers, negative for a signal; None for one that runs.
+        text: what DataLoader says.
+    """
+    for name, why in _WHY.items():
+        number = getattr(signal, name, None)  # not all systems have all
+        if number is not None and (-number in codes or f"killed by signal: {signal.strsignal(number)}" in text):
+            return why
+    if NOT_GUARDED in codes or f"exit code {NOT_GUARDED}." in text:
+        return _UNGUARDED
+    return 'What it has printed itself says why. With "spawn" and "forkserver" a worker imports the functions of a pipe: define them in a script or a module'
 
 
 def end_with_parent() -> None:

@@ -1,0 +1,143 @@
+"""Training whose job is ended by a cluster: SIGTERM to torchrun, which sends it to its 2 ranks with 2 workers each; resumed on 1 and on 3 ranks.
+
+    python tests/bench/preempt.py [--rounds 10] [--seed N]
+
+The ranks only remember the signal, agree on a step, save there with checkpoint.save() and leave; this is their only checkpoint. Each appends the keys that it
+has trained on to a log. Exit code 1 if no checkpoint is there, a process is left, or a sample was lost or came twice.
+"""
+
+import argparse
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+
+SHARDS, SAMPLES, SIZE = 12, 100, 4
+STEP_SECONDS = 0.004
+
+
+# What each rank runs
+
+
+def train(directory, urls):
+    """Go on from the checkpoint to the end of the epoch, or to SIGTERM."""
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
+
+    import torch
+    import torch.distributed as dist
+
+    import wds_pipes as wp
+    from wds_pipes import checkpoint
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    pipe = wp.ShardList(urls, shuffle=True, seed=3).open_shards().load_tar().group_by_key().shuffle_buffer(50)
+    loader = wp.PipeLoader(pipe, batch_size=SIZE, collate=keys_of, num_workers=2, epoch_end="exact")
+    saved = f"{directory}/checkpoints"
+    if os.path.exists(saved):
+        checkpoint.load(saved, loader)
+    with open(f"{directory}/log-{os.environ['WORLD_SIZE']}-{os.environ['RANK']}", "a") as log:
+        batches = iter(loader)
+        while True:
+            batch = next(batches, ())
+            going, stop = together = torch.tensor([float(bool(batch)), float(told.is_set())])
+            dist.all_reduce(together)
+            log.writelines(f"{key}\n" for key in batch)
+            log.flush()
+            if stop:
+                checkpoint.save(saved, loader)
+            if stop or not going:
+                break
+            time.sleep(STEP_SECONDS)
+    loader.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def keys_of(samples):
+    return [sample["__key__"] for sample in samples]
+
+
+# Who starts and ends them
+
+
+def start(ranks, directory, urls):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), __file__, "--train", str(directory), *urls]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def logged(directory):
+    """All keys in the logs."""
+    return [key for log in pathlib.Path(directory).glob("log-*") for key in log.read_text().split()]
+
+
+def end(process, directory, target):
+    """End a job once so many keys are logged; how many of its processes are left then, and what it has printed."""
+    import psutil
+
+    while process.poll() is None and len(logged(directory)) < target:
+        time.sleep(0.01)
+    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    process.send_signal(signal.SIGTERM)
+    _, printed = process.communicate(timeout=300)
+    _, left = psutil.wait_procs(family, timeout=60)
+    for rest in left:
+        rest.kill()
+    return len(left), printed
+
+
+def play(directory, urls, rng):
+    """One round: how many keys were logged when the job had ended, and what went wrong, in words."""
+    first = pathlib.Path(directory) / "ended"
+    first.mkdir()
+    left, printed = end(start(2, first, urls), first, rng.randrange(1, SHARDS * SAMPLES * 9 // 10))
+    wrong = [f"{left} processes are left"] if left else []
+    if not list(first.glob("checkpoints/**/*.json")):
+        return len(logged(first)), [*wrong, f"there is no checkpoint:\n{printed}"]
+    for ranks in (1, 3):
+        again = pathlib.Path(directory) / f"on-{ranks}"
+        shutil.copytree(first, again)
+        process = start(ranks, again, urls)
+        _, printed = process.communicate(timeout=300)
+        counts = Counter(logged(again))
+        lost, repeated = SHARDS * SAMPLES - len(counts), counts.total() - len(counts)
+        if process.returncode or lost or repeated:
+            wrong.append(f"on {ranks} ranks {lost} samples were lost and {repeated} repeated, exit code {process.returncode}:\n{printed}")
+    return len(logged(first)), wrong
+
+
+def main(rounds, seed):
+    from wds_pipes.testing import make_shards
+
+    rng, bad = random.Random(seed), 0
+    with tempfile.TemporaryDirectory() as directory:
+        urls = make_shards(f"{directory}/data", shards=SHARDS, samples=SAMPLES)
+        for number in range(rounds):
+            (place := pathlib.Path(directory) / f"round-{number}").mkdir()
+            done, wrong = play(place, urls, rng)
+            bad += bool(wrong)
+            print(f"round {number}: ended with {done} of {SHARDS * SAMPLES} samples trained on", *wrong, sep="\n  ", file=sys.stderr, flush=True)
+    print(f"rounds={rounds} bad={bad}")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
+    parser.add_argument("--train", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.train:
+        train(options.train[0], options.train[1:])
+    else:
+        print(f"seed {options.seed}", file=sys.stderr)
+        sys.exit(main(options.rounds, options.seed))
