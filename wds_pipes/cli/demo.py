@@ -132,6 +132,8 @@ def demo(*, urls: tuple[str, ...], out: Path, samples: int, batch_size: int, wor
     say("state", f"{count(killed.state_bytes, 'byte')} as JSON, all workers together")
     say("first batch", f"{resumed.steps[0].seconds:.2f} s after load_state_dict()")
     say("picture", str(picture or "none, for want of matplotlib: pip install 'wds_pipes[demo]'"))
+    if not urls:
+        say("shards", str(out / "shards" / f"shapes-{{000000..{len(shards) - 1:06d}}}.tar"))
     say("took", f"{time.perf_counter() - start:.0f} s")
     if unequal is not None:
         raise SystemExit(1)
