@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from torch.utils.data import IterDataPipe
 
 from wds_pipes.checkpoint import gather
-from wds_pipes.datapipes import ShardList
+from wds_pipes.datapipes import ShardList, WdsPipe
 from wds_pipes.loader import PipeLoader
 from wds_pipes.stage import State
 
@@ -360,6 +360,12 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         seed: of URLs: what the order derives from.
         samples_per_shard: of the URLs of ``train``: how many samples each shard has. Then the length is known, and all ranks get the same number of batches.
         index: of all URLs: there is an index beside the shards that says so.
+        storage_options: of all URLs: for their store, as fsspec takes them: ``{"endpoint_url": "http://minio:9000"}``.
+        cache: of all URLs: a directory on this machine where remote shards are kept.
+        cache_bytes: how large the cache may become, such as ``"200GB"``; see ``cache_shards``.
+        transform: of URLs, in training: a function of a decoded sample, a dict, or of the sample and a random generator of its own, as in ``map_samples``: to
+            resize and augment. In a YAML file: its import path.
+        eval_transform: the same in validation and tests.
         epoch_end: of training, as in ``PipeLoader``; None: ``"drop"`` where the number of samples is known, on any number of devices, so that a checkpoint fits
             all of them. Validation and tests give each sample once.
         drop_last: in training, leave out a last batch that is smaller.
@@ -388,6 +394,11 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         seed: int = 0,
         samples_per_shard: int | list[int] | None = None,
         index: bool = False,
+        storage_options: dict[str, Any] | None = None,
+        cache: str | None = None,
+        cache_bytes: int | str | None = None,
+        transform: Callable[..., Any] | None = None,
+        eval_transform: Callable[..., Any] | None = None,
         epoch_end: str | None = None,
         drop_last: bool = False,
         lanes: int | None = None,
@@ -408,6 +419,8 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
             self.test_dataloader = super().test_dataloader  # type: ignore[method-assign]
         self._fields, self._decode, self._shuffle_buffer, self._seed = fields, decode, shuffle_buffer, seed
         self._samples_per_shard, self._index = samples_per_shard, index
+        self._storage_options, self._cache, self._cache_bytes = storage_options, cache, cache_bytes
+        self._transforms = {"train": transform, "val": eval_transform, "test": eval_transform}
         self._options: dict[str, Any] = {
             "batch_size": batch_size,
             "num_workers": num_workers,
@@ -455,12 +468,17 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         if not isinstance(source, (str, list, tuple)):
             raise TypeError(f"{name} must be URLs, a pipe or a function that makes one, not {source!r:.80}")
         counts = self._samples_per_shard if train else None
-        shards = ShardList(source, shuffle=train, seed=self._seed, samples_per_shard=counts, index=self._index or None)
+        store = self._storage_options
+        shards: WdsPipe[str] = ShardList(source, shuffle=train, seed=self._seed, samples_per_shard=counts, index=self._index or None, storage_options=store)
         names = None if self._fields is None else [name for field in self._fields for name in field.split(";") if not name.startswith("__")]
-        pipe = shards.open_shards().load_tar().group_by_key(fields=names or None)
+        if self._cache is not None:
+            shards = shards.cache_shards(self._cache, max_bytes=self._cache_bytes)
+        pipe = shards.open_shards(storage_options=store).load_tar().group_by_key(fields=names or None)
         if train and self._shuffle_buffer:
             pipe = pipe.shuffle_buffer(self._shuffle_buffer)
         pipe = pipe.decode_by_ext(*[] if self._decode is None else [self._decode])
+        if (transform := self._transforms[name]) is not None:
+            pipe = pipe.map_samples(transform)
         return pipe if self._fields is None else pipe.to_tuple(*self._fields)
 
     def _loader_options(self, name: str) -> dict[str, Any]:

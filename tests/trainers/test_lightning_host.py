@@ -1,6 +1,7 @@
 """WdsDataModule as people meet it: from a command line, on their own DataModule, with the older package, and what it says when something is wrong."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -280,6 +281,10 @@ class Model(PACKAGE.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
+def augment(sample, rng):
+    sample["__key__"] += str(rng.choice(["+", "-"]))
+    return sample
+
 def pipe():
     base = wp.ShardList("train/*.tar", shuffle=True, seed=3).open_shards().load_tar().group_by_key()
     return base.shuffle_buffer(5).decode_by_ext("rgb8").to_tuple("jpg", "__key__")
@@ -308,15 +313,18 @@ trainer:
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_lightning_cli(package, tmp_path):
-    """URLs from the command line, a function of the user's from the configuration, and a resume; with both packages."""
+def test_lightning_cli(package, s3, tmp_path):
+    """URLs in a store of one's own, with a cache and an augmentation; a function from the configuration, and a resume; with both packages."""
     pytest.importorskip("jsonargparse")
     pytest.importorskip(package)
-    make_shards(tmp_path / "train", shards=4, samples=SAMPLES, fields=("jpg", "cls"))
+    shards = make_shards(tmp_path / "train", shards=4, samples=SAMPLES, fields=("jpg", "cls"))
+    stored = [s3.put(os.path.basename(path), Path(path).read_bytes()) for path in shards]
     for name, content in (("mine.py", MODULE), ("main.py", MAIN), ("config.yaml", CONFIG)):
         (tmp_path / name).write_text(content.replace("PACKAGE", package))
 
-    urls = ["--data.train=train/*.tar", "--data.val=train/shard-000001.tar", "--data.fields=[jpg, cls, __key__]", "--data.num_workers=1"]
+    store = [f"--data.storage_options={json.dumps(s3.storage_options)}", "--data.cache=kept", "--data.cache_bytes=1GB"]
+    functions = ["--data.transform=mine.augment", "--data.eval_transform=mine.augment"]
+    urls = [f"--data.train={stored}", f"--data.val={stored[1]}", "--data.fields=[jpg, cls, __key__]", "--data.num_workers=1", *store, *functions]
     function = ["--data.train=mine.pipe"]
     # A checkpoint of the second run, and one of the run that was resumed from there.
     runs = [urls, function, [*function, "--ckpt_path=saved/step=3.ckpt"], [*function, "--ckpt_path=saved/step=6.ckpt"]]
@@ -325,4 +333,6 @@ def test_lightning_cli(package, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     first, whole, second, third = ((tmp_path / f"keys-{number}.txt").read_text().splitlines() for number in range(4))
     assert len(first) == len(whole) == 8
+    assert {key[-1] for line in first for key in line.split()} == {"+", "-"}
+    assert list((tmp_path / "kept").iterdir())
     assert (second, third) == (whole[3:], whole[6:])
