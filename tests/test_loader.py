@@ -1049,7 +1049,7 @@ def changed(state, **changes):
         (lambda states: [*states[:2], changed(states[2], step=2)], r"different steps \(rank 0 at 1, rank 1 at 1, rank 2 at 2\).*lost or repeated"),
         (lambda states: [*states[:2], changed(states[2], epoch=1)], "differ in 'epoch': 0, 0, 1"),
         (lambda states: [*states[:2], changed(states[2], seed=6)], "differ in 'seed': 5, 5, 6"),
-        (lambda states: [*states[:2], changed(states[2], fingerprint="x")], "differ in 'fingerprint'"),
+        (lambda states: [*states[:2], changed(states[2], fingerprint="x", data="0" * 8)], "differ in 'fingerprint' and 'data'"),
         (lambda states: [*states[:2], changed(states[2], graph=["shard_list"])], "differ in 'graph'"),
         (lambda states: [*states[:2], changed(states[2], lane_count=6)], "differ in 'lane_count': 3, 3, 6"),
         (lambda states: [*states[:2], changed(states[2], version=2)], "has format version 2"),

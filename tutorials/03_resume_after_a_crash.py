@@ -73,7 +73,9 @@ print(f"{len(rest)} batches after the cut are the same; the state has {len(json.
 print(wp.describe_state(state))
 
 # %% [markdown]
-# What decides the order must be the same when you resume: the shards, the seed, the steps. The batch size is yours to change:
+# What decides the order must be the same when you resume: the shards, the seed, the steps. The shards may lie elsewhere: a copy with the same names on a
+# job's own disk or in a store goes on, and a line in the log says so. For renamed shards, say `load_state_dict(state, moved=True)`. The batch size is yours
+# to change:
 
 # %%
 smaller = make_pipe(batch_size=4)

@@ -165,11 +165,19 @@ with raises(TypeError):
 #
 # **Cause:** what decides the order is not as it was: the message lists what differs. **Do:** build the pipeline as it was. If the change is meant, a new
 # epoch is the place to make it: begin with `set_epoch(n)` instead of the state.
+#
+# A copy of the shards at another place is the same data, if their names below the directory that all of them are in are the same, or the MD5s in their
+# index. Where shards were renamed, or have left their `train/` directory, you know it better: pass `moved=True` to `load_state_dict` or `checkpoint.load`.
+# Where another library loads the state (`StatefulDataLoader`, torchdata's `Loader`), pass it to `ShardList`; in Lightning, set `data.moved = True` before
+# `fit`.
 
 # %%
 state = samples(shuffle=True, seed=1).shuffle_buffer(10).state_dict()
 with raises(wp.StateError):
     samples(urls[:3], shuffle=True, seed=2).shuffle_buffer(20).load_state_dict(state)
+with raises(wp.StateError):
+    samples("https://host/renamed-{0..3}.tar", shuffle=True, seed=1).shuffle_buffer(10).load_state_dict(state)
+samples("https://host/renamed-{0..3}.tar", shuffle=True, seed=1).shuffle_buffer(10).load_state_dict(state, moved=True)
 
 # %% [markdown]
 # ### The state of one rank alone

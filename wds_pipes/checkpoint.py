@@ -100,7 +100,13 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
 
 
 def load(
-    directory: str | os.PathLike[str], loader: PipeLoader, *, step: int | None = None, group: Any = None, wait_seconds: float = WAIT_SECONDS
+    directory: str | os.PathLike[str],
+    loader: PipeLoader,
+    *,
+    step: int | None = None,
+    group: Any = None,
+    wait_seconds: float = WAIT_SECONDS,
+    moved: bool = False,
 ) -> int | None:
     """Let a loader continue from a checkpoint, by whatever number of ranks and workers it was saved.
 
@@ -118,6 +124,7 @@ def load(
             newest here.
         group: the process group of the ranks; None: the default group.
         wait_seconds: how long ranks that see different checkpoints look again; rank 0's number counts.
+        moved: the shards are those of the checkpoint, whatever their names and the index say: see ``WdsPipe.load_state_dict``.
 
     Returns:
         The step of the checkpoint; None if nothing was ever saved there.
@@ -132,7 +139,7 @@ def load(
         if found is None:
             return None
         number, states = found
-        at = _place_in(loader, states, str(_place(root, number)))
+        at = _place_in(loader, states, str(_place(root, number)), moved)
     else:
         agreed_number = _agree(root, loader, step, group, wait_seconds)
         if agreed_number is None:
@@ -140,7 +147,7 @@ def load(
         number = agreed_number
         with _together(loader, group, f"checkpoint {number} of {root}") as agreed:
             states = _states(root, number)
-            at = _place_in(loader, states, str(_place(root, number)))
+            at = _place_in(loader, states, str(_place(root, number)), moved)
             agreed.append(_checksum({"ranks": states}))
     loader._go_to(at)
     _last_steps[loader] = number
@@ -332,9 +339,9 @@ class AllRanks:
         """What ``gather`` gives."""
         return gather(self._loader, self._group)
 
-    def load_state_dict(self, state: State) -> None:
-        """Let the loader continue from it, on any number of ranks."""
-        self._loader.load_state_dict(state)
+    def load_state_dict(self, state: State, *, moved: bool = False) -> None:
+        """Let the loader continue from it, on any number of ranks; for ``moved`` see ``WdsPipe.load_state_dict``."""
+        self._loader.load_state_dict(state, moved=moved)
 
 
 class DCPState:
@@ -365,7 +372,7 @@ class DCPState:
         return {"ranks": json.dumps({f"dp_rank_{state['rank']}": state for state in _gather(self._loader, self._group)})}
 
     def load_state_dict(self, state_dict: dict[str, str]) -> None:
-        """Let the loader continue from what ``dcp.load`` has read.
+        """Let the loader continue from what ``dcp.load`` has read. Where the shards were renamed since, pass ``ShardList(..., moved=True)``.
 
         Raises:
             StateError: it is not what ``state_dict`` gave, its ranks do not belong together, or it does not fit the loader.
@@ -397,20 +404,20 @@ def _gather(loader: PipeLoader, group: Any) -> list[State]:
     return [state for place, state in enumerate(states) if place == 0 or state != states[place - 1]]
 
 
-def _place_in(loader: PipeLoader, states: list[State], where: str) -> _At:
+def _place_in(loader: PipeLoader, states: list[State], where: str, moved: bool = False) -> _At:
     """Where the states of all ranks let a loader continue; ``where`` they are from, for people."""
-    state = _state_for(loader, states, where)
+    state = _state_for(loader, states, where, moved or loader._recipe.data.moved)
     try:
-        return loader._place_of(state)
+        return loader._place_of(state, moved=moved)
     except StateError as error:
         error.add_note(f"The state is from {where}.")
         raise
 
 
-def _state_for(loader: PipeLoader, states: list[State], where: str) -> State:
+def _state_for(loader: PipeLoader, states: list[State], where: str, moved: bool) -> State:
     """What a loader is to load of the states of all ranks; ``where`` they are from, for people."""
     try:
-        return state_for(states, loader.rank)
+        return state_for(states, loader.rank, moved=moved)
     except StateError as error:
         raise StateError(f"the ranks of {where} do not belong together: {error} Or load an older checkpoint.") from error
 

@@ -79,13 +79,22 @@ class WdsPipe(IterDataPipe[T_co]):
         """
         return self._stream.state_dict()
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: State, *, moved: bool = False) -> None:
         """Let the next ``iter()`` continue from ``state``: the same samples in the same order, none lost, none twice.
+
+        The shards may lie elsewhere by now, on another disk or in another store. They are the same shards if all have the MD5s in the index that they had; or,
+        where there was no index or is none, the same names below the directory that all of them are in. A line in the log says that the state goes on
+        elsewhere. If the directory is called as a split is (``train``, ``val``), it must keep its name.
+
+        Args:
+            state: what ``state_dict`` returned.
+            moved: these are the shards of the state, in the same order, whatever their names and the index say: for shards that were renamed or packed
+                anew. All else is checked.
 
         Raises:
             StateError: the state does not fit this pipeline; the message says what differs.
         """
-        self._stream.load_state_dict(state)
+        self._stream.load_state_dict(state, moved=moved)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next ``iter()`` be ``epoch``, from its beginning; a loaded state of that epoch still continues where it was."""
@@ -398,6 +407,7 @@ if TYPE_CHECKING:
             samples_per_shard: int | Sequence[int] | None = None,
             index: Urls | bool | None = None,
             storage_options: dict[str, Any] | None = None,
+            moved: bool = False,
         ) -> None: ...
 
     class ShuffleBuffer(WdsPipe[T_co]):
@@ -447,13 +457,13 @@ def state_dict(pipe: IterDataPipe[Any]) -> State:
     return _ours(pipe).state_dict()
 
 
-def load_state_dict(pipe: IterDataPipe[Any], state: State) -> None:
-    """Let the next ``iter(pipe)`` continue from ``state``, also for a pipe of torch's behind ours: see ``WdsPipe.load_state_dict``.
+def load_state_dict(pipe: IterDataPipe[Any], state: State, *, moved: bool = False) -> None:
+    """Let the next ``iter(pipe)`` continue from ``state``, also for a pipe of torch's behind ours: see ``WdsPipe.load_state_dict``, also for ``moved``.
 
     Raises:
         StateError: the state does not fit; the message says what differs.
     """
-    _ours(pipe).load_state_dict(state)
+    _ours(pipe).load_state_dict(state, moved=moved)
 
 
 def _ours(pipe: IterDataPipe[Any]) -> WdsPipe:

@@ -68,14 +68,17 @@ class WdsDataset(IterableDataset[Any]):
         stream.settle()
         return {**stream.state_dict(), "ended": stream.over or stream.position.ended}
 
-    def load_state_dict(self, state: State) -> None:
-        """Let the next iteration in this process continue from ``state``."""
+    def load_state_dict(self, state: State, *, moved: bool = False) -> None:
+        """Let the next iteration in this process continue from ``state``; for ``moved`` see ``WdsPipe.load_state_dict``.
+
+        StatefulDataLoader calls this in its workers: where its state is of shards that were renamed, pass ``ShardList(..., moved=True)``.
+        """
         stream = self._stream
         stream.settle()
         saved = read_state(state)
         if saved.epoch >= _EPOCHS - 1:
             raise damaged(f"'epoch' is {saved.epoch}, and epochs are numbered below {_EPOCHS - 1}")
-        stream.load_state_dict(state)
+        stream.load_state_dict(state, moved=moved)
         stream.over = stream.waits = saved.ended
         stream.tell(stream.position.epoch - 1)
 

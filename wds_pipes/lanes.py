@@ -21,6 +21,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NoReturn, cast
 
 from wds_pipes.errors import ShardError
+from wds_pipes.moved import Move
 from wds_pipes.saved import COUNTED, MOST_DEALS, MOST_LANES, damaged, read_count, read_counts, read_dict, read_list, read_position, shown
 from wds_pipes.stage import Lane, Mark, Out, Stage, add_limited, begin, public_counts, running_copy
 from wds_pipes.stages import BatchSamples, Mix, ShardList
@@ -160,7 +161,7 @@ class Deal:
         return pickle.dumps(entry)
 
     @classmethod
-    def from_json(cls, lanes: int, entry: dict[str, Any], stage: Stage[Any], epoch: int) -> Deal:
+    def from_json(cls, lanes: int, entry: dict[str, Any], stage: Stage[Any], epoch: int, move: Move) -> Deal:
         """The deal that ``as_json`` wrote of an epoch, of a chain that ``lay_out`` made; StateError where it cannot be one."""
         recipe = parts_of(stage).source
         assert recipe is not None
@@ -188,6 +189,9 @@ class Deal:
                 raise damaged("its deal goes on with lanes that there were not")
             if isinstance(stage.root, ShardList) and not (tail.stop is not None and tail.start < tail.stop <= history[tail.generation][1][tail.number]):
                 raise damaged("its deal goes on with shards that were not opened")
+        tails = tuple(tail if tail.position is None else replace(tail, position=recipe.relocate(tail.position, move)) for tail in tails)
+        deal = replace(deal, tails=tails)
+        for tail in tails:
             if tail.position is not None:
                 recipe.load(tail.position)
         counted = isinstance(stage.root, ShardList) and stage.root.samples is not None

@@ -153,7 +153,7 @@ class _TrainLoader:
 
     def load(self, state: dict[str, Any]) -> None:
         """Let the next pass continue from a state."""
-        self.loader.load_state_dict(state["ranks"])
+        self.loader.load_state_dict(state["ranks"], moved=self._data.moved)
         if state["epoch"] is not None:
             self.loader.set_epoch(state["epoch"])
         self._base = self._at = self.loader.state_dict()
@@ -198,8 +198,13 @@ class ResumableData:
 
     With several training loaders give each a name. Their states are in the checkpoint under the name of your class, which so must stay. If you override
     ``state_dict`` or ``load_state_dict``, call ``super()``'s.
+
+    Attributes:
+        moved: the shards are those of the checkpoint, whatever their names and the index say: ``data.moved = True`` before ``fit(ckpt_path=...)``. See
+            ``WdsPipe.load_state_dict``.
     """
 
+    moved: bool = False
     trainer: Any
 
     def __init_subclass__(cls, **options: Any) -> None:

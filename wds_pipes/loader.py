@@ -38,9 +38,10 @@ from wds_pipes.datapipes import as_stage, check_not_loaded
 from wds_pipes.errors import SampleError, ShardError, StateError, WorkerError
 from wds_pipes.io.urls import hide
 from wds_pipes.lanes import Deal, Parts, deal_again, lay_out, parts_of, with_parts
+from wds_pipes.moved import Data, Move
 from wds_pipes.parent import begin_worker, check_guarded, end_workers, make_terminate_kill, why_ended
 from wds_pipes.ranks import Rank, find_rank
-from wds_pipes.saved import COUNTED, LIMITED, MOST, MOST_LANES, STATE_VERSION, SavedLane, are_all, damaged, read_state, shown, some
+from wds_pipes.saved import COUNTED, LIMITED, MOST, MOST_LANES, STATE_VERSION, Saved, SavedLane, are_all, damaged, read_state, shown, some
 from wds_pipes.stage import (
     Lane,
     Network,
@@ -541,6 +542,7 @@ class PipeLoader:
             "seed": recipe.seed,
             "shards": recipe.shards,
             "fingerprint": recipe.fingerprint,
+            **recipe.of_data,
             "graph": list(recipe.graph),
             "lane_count": at.deal.lanes,
             "rank": self.rank.number,
@@ -561,31 +563,36 @@ class PipeLoader:
             state["deal"] = at.deal.as_json()
         return state
 
-    def load_state_dict(self, state: State | list[State]) -> None:
+    def load_state_dict(self, state: State | list[State], *, moved: bool = False) -> None:
         """Let the next ``iter()`` continue from a state: of this rank of as many ranks, or of all ranks (``merge_states``) for any number of them.
 
         A list of the states of all ranks is merged. If ranks were in different epochs, which ``epoch_end="exact"`` allows, as many ranks continue each from
         its own; other numbers of ranks cannot.
 
+        Args:
+            state: what ``state_dict`` returned, a list of such, or what ``merge_states`` made of them.
+            moved: the shards are those of the state, whatever their names and the index say: see ``WdsPipe.load_state_dict``.
+
         Raises:
             StateError: it was made by another pipeline, or it is the state of one rank of another number; the message says what to do.
         """
-        self._go_to(self._place_of(state))
+        self._go_to(self._place_of(state, moved=moved))
 
     def _go_to(self, at: _At) -> None:
         """Let the next ``iter()`` continue there."""
         self._stop_live("a state was loaded: continue with a new iter()")
         self._at, self._epoch, self._resume = at, at.epoch, True
 
-    def _place_of(self, state: State | list[State]) -> _At:
+    def _place_of(self, state: State | list[State], *, moved: bool = False) -> _At:
         """Where a state lets this loader continue; StateError as in ``load_state_dict``."""
         if isinstance(state, (list, tuple)):
-            state = state_for(list(state), self.rank)
-        saved, rank = check_recipe(state, self._recipe), self.rank
+            state = state_for(list(state), self.rank, moved=moved or self._recipe.data.moved)
+        move, rank = Move(moved), self.rank
+        saved = check_recipe(state, self._recipe, move)
         if saved.rank is None:
             raise damaged("it does not say of which rank it is")
         epoch, count = saved.epoch, saved.lane_count
-        lanes = {number: self._checked_lane(number, lane) for number, lane in saved.lanes.items()}
+        lanes = {number: self._checked_lane(number, lane, move) for number, lane in saved.lanes.items()}
         whole, own = are_all(lanes, range(count)), (saved.rank, saved.world_size) == tuple(rank)
         if own and not whole and not are_all(lanes, range(rank.number, count, rank.of)):
             raise damaged(f"it has lane {some(lanes)} of {count}")
@@ -601,7 +608,7 @@ class PipeLoader:
                 f"this is the state of one rank, of an epoch with epoch_end={shown(ends[0])} and batches of {ends[1]}, and this loader has "
                 f"epoch_end={self._mode!r} and batches of {self._batch_size}: load merge_states(states) of all ranks' states on each, or keep these."
             )
-        deal = Deal.first(count, self._source, epoch) if saved.deal is None else Deal.from_json(count, saved.deal, self._stage, epoch)
+        deal = Deal.first(count, self._source, epoch) if saved.deal is None else Deal.from_json(count, saved.deal, self._stage, epoch, move)
         batches = self._batches(deal) if alike else None
         if batches is not None and any(lane["delivered"] > batches for lane in lanes.values()):
             raise damaged(f"it has a lane that gave more than its {batches} batches")
@@ -614,6 +621,7 @@ class PipeLoader:
             dealt = self._lanes or max(hosts, count // rank.of * rank.of)
             at = self._beginning(epoch, dealt)._replace(deal=deal_again(deal, dealt, lanes, self._stage, epoch))
             self._warn_of_dropped(at.deal)
+        move.log()
         samples = saved.given * self._batch_size if saved.given_samples is None else saved.given_samples
         return at._replace(given=saved.given, samples=samples)
 
@@ -629,11 +637,13 @@ class PipeLoader:
                 "epoch_end='pad' or 'exact' if that is not meant", deal.lanes, left, total,
             )  # fmt: skip
 
-    def _checked_lane(self, number: int, lane: SavedLane) -> LaneState:
+    def _checked_lane(self, number: int, lane: SavedLane, move: Move) -> LaneState:
         """What a state says of a lane; StateError if it cannot stand there."""
+        position = None
         if lane.position is not None:
-            self._stage.load(check_lane(lane, number, self._stage))
-        return {"url": lane.url, "delivered": lane.delivered, "ended": lane.ended, "position": lane.position, "counts": lane.counts}
+            position = self._stage.relocate(check_lane(lane, number, self._stage), move)
+            self._stage.load(position)
+        return {"url": lane.url, "delivered": lane.delivered, "ended": lane.ended, "position": position, "counts": lane.counts}
 
     def _even(self, deal: Deal, lanes: dict[int, LaneState]) -> bool:
         """Whether all ranks have equally many batches left in these lanes, where that matters."""
@@ -995,8 +1005,14 @@ def _worker_error(error: Exception, results: object) -> Exception:
     return told
 
 
-def merge_states(states: list[State]) -> State:
+def merge_states(states: list[State], *, moved: bool = False) -> State:
     """The states of all ranks, taken at the same step, as one that any number of ranks and workers can load.
+
+    Ranks may read the same shards at different places, as on disks of their own.
+
+    Args:
+        states: what ``state_dict`` of each rank's loader returned.
+        moved: the shards of all ranks are the same, whatever their names and the index say.
 
     Raises:
         StateError: a rank is missing or there twice, or they were taken at different steps or by different pipelines.
@@ -1012,6 +1028,7 @@ def merge_states(states: list[State]) -> State:
         facts += [f"rank {some(sorted(double))} is there more than once"] if double else []
         raise StateError(f"these are not the states of ranks 0 to {world - 1}: {' and '.join(facts)}.")
     _check_alike(states, *_OF_A_RUN, "deal", "epoch")
+    _check_data(saved, moved)
     for state in saved:
         if not are_all(state.lanes, range(state.rank or 0, state.lane_count, world)):
             raise damaged(f"rank {state.rank} of {world} has lane {some(state.lanes)} of {state.lane_count}")
@@ -1032,7 +1049,7 @@ def merge_states(states: list[State]) -> State:
         raise damaged("it is nested too deeply") from error
 
 
-_OF_A_RUN = ("version", "seed", "shards", "fingerprint", "graph", "samples", "lane_count", "world_size", "epoch_end", "batch_size")
+_OF_A_RUN = ("version", "seed", "shards", "graph", "samples", "lane_count", "world_size", "epoch_end", "batch_size")
 
 
 def _check_alike(states: list[State], *names: str) -> None:
@@ -1042,14 +1059,25 @@ def _check_alike(states: list[State], *names: str) -> None:
             raise StateError(f"the states differ in {name!r}: {', '.join(shown(state.get(name)) for state in states[:5])}. Take them of one run, at one step.")
 
 
-def state_for(states: list[State], rank: Rank) -> State:
+def _check_data(saved: list[Saved], moved: bool) -> None:
+    """StateError if states are not of the same shards, which each rank may have at a place of its own."""
+    first = Data(saved[0].fingerprint, saved[0].data)
+    for state in saved[1:]:
+        if Move(moved).problem(Data(state.fingerprint, state.data), first) is not None:
+            raise StateError(
+                f"the states of ranks {saved[0].rank} and {state.rank} differ in 'fingerprint' and 'data', so that they are of other shards. Take them of one "
+                "run, at one step. If their shards are the same, under other names, pass moved=True."
+            )
+
+
+def state_for(states: list[State], rank: Rank, *, moved: bool = False) -> State:
     """What a rank loads of the states of all ranks: ``merge_states``, or its own state where the ranks were not in step and need not be.
 
     With ``epoch_end="exact"`` a rank may have fewer batches in an epoch than another. When one has begun the next, their epochs and steps differ, and no deal
     fits all of them; but each can go on by itself.
     """
     try:
-        return merge_states(states)
+        return merge_states(states, moved=moved)
     except StateError as error:
         try:
             saved = [read_state(state) for state in states]
@@ -1059,6 +1087,7 @@ def state_for(states: list[State], rank: Rank) -> State:
         if in_step or sorted(state.rank or 0 for state in saved) != list(range(len(saved))) or any(state.epoch_end != "exact" for state in saved):
             raise
         _check_alike(states, *_OF_A_RUN)
+        _check_data(saved, moved)
         if len(states) != rank.of:
             raise StateError(f"{error} With epoch_end='exact' that may be meant: on {len(states)} ranks each continues from its own state.") from None
         return next(state for state, of in zip(states, saved, strict=True) if of.rank == rank.number)

@@ -21,6 +21,7 @@ from torchdata.nodes.loader import LoaderIterator
 
 from wds_pipes import stages
 from wds_pipes.errors import StateError, WdsError
+from wds_pipes.moved import Data
 from wds_pipes.stage import Ended, Host, Lane, Mark, Stage, State, Stream, begin, running_copy
 
 
@@ -121,6 +122,12 @@ class ForeignNode(Stage[Any]):
 
     def shards(self) -> tuple[int | None, str]:
         return self._ours[0]._stream.stage.shards() if len(self._ours) == 1 else (None, "")
+
+    def which_data(self) -> Data:
+        return self._ours[0]._stream.stage.which_data() if len(self._ours) == 1 else Data("")
+
+    def number_of(self, url: str) -> str | None:
+        return self._ours[0]._stream.stage.number_of(url) if len(self._ours) == 1 else None
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Any]:
         running = running_copy(self)

@@ -26,6 +26,7 @@ MOST_LANES = 1_000_000  # ranks x workers at a first start: 100 000 accelerators
 MOST_RANKS = MOST_LANES  # each rank has at least one lane
 MOST_DEALS = 10_000  # how often an epoch was dealt again: with a restart each ten minutes, that is an epoch of ten weeks
 
+_DATA = re.compile("[0-9a-f]{8}([12][0-9a-f]{7})?")  # see wds_pipes.moved
 _LANE = re.compile("0|[1-9][0-9]{0,6}")  # as str(number) writes it: int() would also take "01", " 1", "1_0" and other digits than these
 
 _repr = reprlib.Repr()
@@ -45,7 +46,7 @@ class SavedLane(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What a state says. The fields from ``rank`` on are those of a PipeLoader; ``rank`` is None in the state of anything else."""
+    """What a state says. The fields from ``rank`` to ``deal`` are those of a PipeLoader; ``rank`` is None in the state of anything else."""
 
     epoch: int
     seed: int
@@ -65,6 +66,7 @@ class Saved(NamedTuple):
     batch_size: int
     samples: str | None
     deal: dict[str, Any] | None
+    data: str
 
 
 def damaged(what: str) -> StateError:
@@ -144,6 +146,13 @@ def read_position(value: object, what: str, stages: int | None = None) -> list[d
     return [read_dict(entry, what) for entry in value]
 
 
+def read_data(value: object) -> str:
+    """What tells the data wherever they lie."""
+    if not isinstance(value, str) or not _DATA.fullmatch(value):
+        raise damaged(f"the id of its data is {shown(value)}")
+    return value
+
+
 def read_lane_number(name: object) -> int:
     """The number of a lane from its name in a state."""
     if not isinstance(name, str) or not _LANE.fullmatch(name):
@@ -193,6 +202,7 @@ def read_state(state: object) -> Saved:
         batch_size=count("batch_size", 1),
         samples=read_text(state["samples"], "'samples'") if "samples" in state else None,
         deal=read_dict(state["deal"], "'deal'") if "deal" in state else None,
+        data=read_data(state["data"]) if "data" in state else "",
     )
 
 

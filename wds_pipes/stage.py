@@ -29,6 +29,7 @@ from operator import attrgetter
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 from wds_pipes.errors import StateError, WdsError
+from wds_pipes.moved import MEND, Data, Move
 from wds_pipes.ordering import mix
 from wds_pipes.saved import (
     COUNTED,
@@ -265,6 +266,14 @@ class Stage(Generic[Out]):
         """How many shards the chain reads (None: unknown) and the fingerprint of their list."""
         return (None, "") if self.source is None else self.source.shards()
 
+    def which_data(self) -> Data:
+        """Which shards the chain reads, also where they lie elsewhere: see ``wds_pipes.moved``."""
+        return Data(self.shards()[1]) if self.source is None else self.source.which_data()
+
+    def number_of(self, url: str) -> str | None:
+        """What tells the shard with this URL from the others of the chain, wherever they lie; None where no list has it."""
+        return None if self.source is None else self.source.number_of(url)
+
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
         """The URL of the shard at a position, for people; None where there is none."""
         return self.source.where(mark and mark[1], lane) if self.source is not None else None
@@ -342,6 +351,15 @@ class Stage(Generic[Out]):
         first = not own or own == self._beginning  # as most of them are
         entries.append({} if first else {name: value for (name, default), value in zip(self._defaults.items(), own, strict=False) if value != default})
         return entries
+
+    def relocate(self, entries: list[dict[str, Any]], move: Move) -> list[dict[str, Any]]:
+        """What ``dump`` wrote, as it is for the shards of this chain where these are the same data as then.
+
+        Raises:
+            StateError: they are other data.
+        """
+        *before, entry = entries
+        return [*(self.source.relocate(before, move) if self.source is not None else []), entry]
 
     def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """What ``dump`` wrote, without counts of samples: for whoever goes on there, and counts what comes from there on."""
@@ -495,7 +513,13 @@ class Recipe(NamedTuple):
     shards: int | None
     fingerprint: str
     graph: tuple[str, ...]
+    data: Data
     samples: str | None = None  # the fingerprint of the numbers of samples, where lanes are dealt by them
+
+    @property
+    def of_data(self) -> dict[str, str]:
+        """What a state says of the data, wherever they lie."""
+        return {"data": self.data.id} if self.data.id else {}
 
 
 class Position(NamedTuple):
@@ -591,6 +615,7 @@ class Stream(Generic[Out]):
             "seed": recipe.seed,
             "shards": recipe.shards,
             "fingerprint": recipe.fingerprint,
+            **recipe.of_data,
             "graph": list(recipe.graph),
             "lane_count": host.lanes,
             "lanes": {
@@ -607,21 +632,28 @@ class Stream(Generic[Out]):
     def recipe(self) -> Recipe:
         """What never changes; StateError if the chain's position cannot be known."""
         self.stage.check_resumable()
-        return Recipe(self.stage.seed, *self.stage.shards(), tuple(self.stage.graph()))
+        return Recipe(self.stage.seed, *self.stage.shards(), tuple(self.stage.graph()), self.stage.which_data())
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: State, *, moved: bool = False) -> None:
         """Let the next ``iter()`` continue from ``state``.
+
+        Args:
+            state: what ``state_dict`` returned.
+            moved: the shards are the same, whatever their names and the index say: see ``wds_pipes.moved``.
 
         Raises:
             StateError: the state was made by another version, over other shards, with another seed or another chain of stages; the message says what differs.
         """
-        saved, host = check_recipe(state, self.recipe), self.stage.host
+        move, host = Move(moved), self.stage.host
+        saved = check_recipe(state, self.recipe, move)
         lane = saved.lanes.get(host.lane)
         if saved.lane_count != host.lanes or lane is None:
             held = f"lane {some(saved.lanes)} of {saved.lane_count}"
             raise StateError(f"the state holds {held}, and this process gives lane {host.lane} of {host.lanes}: keep the number of workers.")
-        mark = self.stage.load(check_lane(lane, host.lane, self.stage))
+        mark = self.stage.load(self.stage.relocate(check_lane(lane, host.lane, self.stage), move))
         self.seek(Position(saved.epoch, lane.delivered, mark))
+        if host.lane == 0:  # of several workers, one says it
+            move.log()
 
     def _stop_live(self, why: str) -> None:
         live = None if self._live is None else self._live()
@@ -696,21 +728,23 @@ class Pass(Generic[Out]):
         self.close()
 
 
-def check_recipe(state: State, recipe: Recipe) -> Saved:
-    """What a state says; StateError, saying all that differs, where another pipeline made it."""
-    saved, differences = read_state(state), []
+def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
+    """What a state says; StateError, saying all that differs, where another pipeline made it. ``move`` notes where its data were."""
+    saved, differences, mend = read_state(state), [], "Build the pipeline as it was when the state was saved."
+    move.url = next((lane.url for lane in saved.lanes.values() if lane.url is not None), None)
     if saved.graph != recipe.graph:
         differences.append(f"its pipeline was {' > '.join(saved.graph):.2000}, this one is {' > '.join(recipe.graph)}")
     if saved.shards != recipe.shards:
         differences.append(f"it was made over {saved.shards} shards, this pipeline has {recipe.shards}")
-    elif saved.fingerprint != recipe.fingerprint:
-        differences.append("its list of shards has other URLs or another order")
+    elif (problem := move.problem(Data(saved.fingerprint, saved.data), recipe.data)) is not None:
+        differences.append(problem)
+        mend += f" {MEND}"
     if saved.samples not in (None, recipe.samples):  # None: the versions before did not say
         differences.append("samples_per_shard or the index gave the shards other numbers of samples, by which the lanes were dealt")
     if saved.seed != recipe.seed:
         differences.append(f"it was made with seed={saved.seed}, this pipeline has seed={recipe.seed}")
     if differences:
-        raise StateError(f"the state does not fit this pipeline: {'; '.join(differences)}. Build the pipeline as it was when the state was saved.")
+        raise StateError(f"the state does not fit this pipeline: {'; '.join(differences)}. {mend}")
     return saved
 
 

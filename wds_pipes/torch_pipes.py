@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -19,9 +20,11 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes import iter as pipes
 
 from wds_pipes.errors import StateError
+from wds_pipes.io.urls import redact
+from wds_pipes.moved import Data
 from wds_pipes.saved import damaged
 from wds_pipes.stage import Host, Stage
-from wds_pipes.stages.shard_list import fingerprint
+from wds_pipes.stages.shard_list import data_id, fingerprint, numbers_of
 
 HOLD_NOTHING = (pipes.Mapper, pipes.Filter, pipes.Batcher, pipes.Collator)
 _REPEATABLE = (*HOLD_NOTHING, pipes.IterableWrapper, pipes.FileLister, pipes.ShardingFilter, pipes.UnBatcher, pipes.Concater)
@@ -123,11 +126,26 @@ class TorchSource(Stage[Any]):
             at.taken += 1
             yield item
 
-    def shards(self) -> tuple[int | None, str]:
+    @property
+    def _urls(self) -> Sequence[str] | None:
+        """The list that the chain begins with, if that is one of URLs."""
         listed = [pipe.iterable for pipe in walk(self.pipe) if isinstance(pipe, pipes.IterableWrapper)]
-        if len(listed) == 1 and isinstance(listed[0], (list, tuple)) and all(isinstance(url, str) for url in listed[0]):
-            return len(listed[0]), fingerprint(listed[0])
-        return None, ""
+        return listed[0] if len(listed) == 1 and isinstance(listed[0], (list, tuple)) and all(isinstance(url, str) for url in listed[0]) else None
+
+    def shards(self) -> tuple[int | None, str]:
+        urls = self._urls
+        return (None, "") if urls is None else (len(urls), fingerprint(urls))
+
+    def which_data(self) -> Data:
+        urls = self._urls
+        return Data(fingerprint(urls), data_id(urls), redact(urls[0])) if urls else Data(self.shards()[1])
+
+    @cached_property
+    def _numbers(self) -> dict[str, str]:
+        return numbers_of(self._urls or ())
+
+    def number_of(self, url: str) -> str | None:
+        return self._numbers.get(url)
 
     def graph(self, *, counted: bool = False) -> list[str]:
         return [f"torch({' < '.join(map(_name, walk(self.pipe)))})"]

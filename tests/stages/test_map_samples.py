@@ -3,11 +3,13 @@
 import functools
 import pickle
 import random
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from sources import Given
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_pipes as wp
 from wds_pipes.stage import Stream
@@ -159,6 +161,25 @@ def test_credentials_do_not_decide_what_is_drawn():
     queries = ("id=1&token=one", "id=1&sv=1&se=2&sig=other", "id=2&token=one")
     drawn = [list(Stream(MapSamples(Given([{"__key__": "a", "__url__": f"https://x/a.tar?{query}"}]), draw_number))).pop()[1] for query in queries]
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_the_place_of_shards_does_not_decide_what_is_drawn(urls, tmp_path):
+    """Their number in the list does, under any name. A position of an older version, which went by their URLs, goes on as it began."""
+    copies = [shutil.copy(url, f"{tmp_path}/{number}.tar") for number, url in enumerate(urls)]
+    drawn = list(shards(urls).map_samples(draw))
+    assert list(shards(copies).map_samples(draw)) == drawn
+    assert list(shards([copies[0], copies[0]]).map_samples(draw)) == drawn[:3] * 2
+    listed = [IterableWrapper(of).open_shards().load_tar().group_by_key().map_samples(draw) for of in (urls, copies)]
+    assert list(listed[0]) == list(listed[1])
+
+    pipe = shards(urls).map_samples(draw)
+    next(iter(pipe))
+    state = pipe.state_dict()
+    assert state["lanes"]["0"]["position"][-1].pop("listed") == 1
+    older = shards(urls).map_samples(draw)
+    older.load_state_dict(state)
+    by_url = Stream(MapSamples(Given(list(shards(urls)), seed=5), draw))
+    assert list(older) == list(by_url)[1:] != drawn[1:]
 
 
 def test_golden_key():

@@ -388,7 +388,8 @@ def test_a_changed_source_is_refused_in_words(three, tmp_path):
     """Other shards, another seed or other steps under the same name; the message names the source."""
     state = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}).state_dict()
     for other, words in (
-        (samples(three["b"]), "'a' of this mix is not the one of the state: its shards have other URLs"),
+        (samples(three["b"]), "'a' of this mix is not the one of the state: it had 4 shards and has 3"),
+        (samples(three["a"][::-1]), "'a' of this mix is not the one of the state: its list of shards has other URLs or another order.*moved=True"),
         (samples(three["a"], seed=4), "'a' of this mix is not the one of the state: its seed was 3 and is 4"),
         (samples(three["a"]).shuffle_buffer(2), "its steps were others than shard_list.* > shuffle_buffer"),
     ):

@@ -479,6 +479,11 @@ def test_urls_carry_what_is_known(tmp_path):
     assert [type(url) for stage in (by_hand, counted_only) for url in order(stage)] == [str, str]
 
 
+def uncertified(state):
+    """A state without the MD5s that an index gave."""
+    return {**state, "data": state["data"][:8]}
+
+
 def test_states_are_the_same_with_an_index_and_by_hand(tmp_path):
     """And are loaded by each other, in the middle of a lane of PipeLoader too."""
     urls = make_shards(tmp_path, shards=5, samples=[3, 0, 7, 2, 9])
@@ -501,11 +506,11 @@ def test_states_are_the_same_with_an_index_and_by_hand(tmp_path):
     for make in makers:
         with contextlib.closing(make()) as running:
             assert len(running) == 10
-            states.append([running.state_dict()])
+            states.append([uncertified(running.state_dict())])
             batches.append([])
             for keys, _ in running:
                 batches[-1].append(list(keys))
-                states[-1].append(running.state_dict())
+                states[-1].append(uncertified(running.state_dict()))
     assert states[0] == states[1] == states[2]
     assert batches[0] == batches[1] == batches[2]
     assert [len(batch) for batch in batches[0]] == [2] * 10

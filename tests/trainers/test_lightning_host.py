@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,21 @@ class Own(ResumableData, pl.LightningDataModule):
         pipe = wp.ShardList(self.urls, shuffle=True, seed=3).open_shards().load_tar().group_by_key(fields=["cls"]).shuffle_buffer(5).decode_by_ext()
         loader = wp.PipeLoader(pipe, batch_size=BATCH, epoch_end="exact")
         return self.resumable(loader, **self.options)
+
+
+def test_data_that_moved_go_on_exactly(shards, tmp_path):
+    """A copy does by itself; what was renamed where the DataModule is told."""
+    model, _ = fit(Own(shards), Save(tmp_path, 3), max_epochs=1)
+    for name in ("shard", "renamed"):
+        (tmp_path / name).mkdir()
+        copies = [shutil.copy(url, tmp_path / name / f"{name}-{number:06d}.tar") for number, url in enumerate(shards)]
+        data = Own(copies)
+        if name == "renamed":
+            with pytest.raises(wp.StateError, match="moved=True"):
+                fit(Own(copies), load=tmp_path / "3.ckpt", max_epochs=1)
+            data.moved = True
+        again, _ = fit(data, load=tmp_path / "3.ckpt", max_epochs=1)
+        assert keys(again.batches) == keys(model.batches[3:])
 
 
 @pytest.mark.parametrize("reload", [0, 1, 2])

@@ -4,17 +4,19 @@ Rules:
 1. What is shown (``redact``, ``hide``) names few parameters, those known to be harmless: a name that is not known may be that of a secret.
 2. What tells objects apart (``identify``) leaves out only what is known to sign a URL: a name that is not known may select the object. It is hashed, never
    shown.
+3. What is the same for a copy elsewhere (``relative_names``) is the end of what tells objects apart: the names below a common directory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
-from urllib.parse import quote_plus, unquote_plus
+from urllib.parse import quote_plus, unquote, unquote_plus
 
 import braceexpand
 
@@ -51,6 +53,7 @@ _SIGNING_WITH = {
 _USER_IS_A_PLACE = re.compile(r"(?i)(abfss?|wasbs?|az|adl)://")  # container@account
 _TARGET = re.compile(r"(?<=with url: )/[^\s'\"<>]*")  # of a request, as urllib3 tells it
 _LINK = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]*)(://[^\s'\"<>]+)")  # a URL in a text; the first part makes the search linear
+_SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation"))
 _BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")
 
 
@@ -148,6 +151,48 @@ def _identify(url: str) -> str:
     signing = [_SIGNING, *(more for mark, more in _SIGNING_WITH.items() if mark in names)]
     kept = [part for part, name in parameters if not any(pattern.fullmatch(name) for pattern in signing)]
     return f"{named}?{'&'.join(kept)}" if kept else named
+
+
+def relative_names(urls: Sequence[str]) -> list[str]:
+    """The names of objects below the directory that all of them are in, which a copy of that directory has too. To be hashed: they may hold secrets.
+
+    The directory itself is no part of the names, unless it is called as a split is, such as ``train``: ``val/0.tar`` is no copy of ``train/0.tar``. A command
+    is a name as a whole, as is a URL of a file in another file (``zip://0.tar::...``), and a query that does not sign the URL is the end of one.
+    """
+    split = [_folder_and_name(url) for url in urls]
+    folders = {folder: _directories(folder) for folder in dict.fromkeys(folder for folder, _ in split)}
+    first, last = min(folders.values()), max(folders.values())
+    common = next((number for number, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), min(len(first), len(last)))
+    if common and first[common - 1].lower() in _SPLITS:
+        common -= 1
+    below = {folder: "".join(f"{name}/" for name in names[common:]) for folder, names in folders.items()}
+    return [below[folder] + name for folder, name in split]
+
+
+def _folder_and_name(url: str) -> tuple[str | None, str]:
+    """A URL up to its last slash, and its name; None and all of it where it is not a file in a directory."""
+    path = local_path(url)
+    if path is not None:
+        folder, slash, name = path.replace(os.sep, "/").rpartition("/")
+        return folder + slash, name
+    if url.startswith("pipe:") or "://" in url.rpartition("::")[0]:
+        return None, identify(url)
+    path, question, query = identify(url).partition("?")
+    folder, slash, name = path.rpartition("/")
+    return folder + slash, (unquote(name) if _is_web(url) else name) + question + query
+
+
+def _directories(folder: str | None) -> list[str]:
+    """The scheme, the host or bucket, and the directories of a URL that ends in a slash; of a path on this machine, from the root on."""
+    if folder is None:
+        return []
+    path = local_path(folder)
+    if path is None:
+        scheme, _, path = folder.partition("://")
+        return [scheme, *(unquote(name) if _is_web(folder) else name for name in path.split("/") if name)]
+    with contextlib.suppress(OSError):  # the working directory was removed
+        path = os.path.abspath(path)
+    return ["", *(name for name in path.replace(os.sep, "/").split("/") if name)]
 
 
 def hide(text: str, url: str = "", options: Any = None) -> str:

@@ -23,8 +23,9 @@ class MapSamples(Tolerant[Any]):
     """Apply a function to each sample (functional name: ``map_samples``).
 
     A function with a second parameter, ``fn(sample, rng)``, gets a ``numpy.random.Generator`` made for this sample alone, a function of (seed, epoch,
-    sample): what it draws is the same after a resume and whatever came before. A dict sample is told by its ``__url__`` and ``__key__``, so it also draws the
-    same under another order or number of workers; anything else by its number in the lane.
+    sample): what it draws is the same after a resume and whatever came before. A dict sample is told by its ``__key__`` and the number of its shard in the list
+    (where no list has its ``__url__``, by that), so it also draws the same under another order or number of workers, and for shards that were moved;
+    anything else by its number in the lane.
 
     Args:
         source: any pipe.
@@ -40,6 +41,7 @@ class MapSamples(Tolerant[Any]):
     class At:
         number: int = 0
         skipped: int = 0
+        listed: int = 0  # 1: generators go by the numbers of shards in their list; 0 after the first sample: an older version went by their URLs
 
     holds_nothing = True
 
@@ -53,7 +55,9 @@ class MapSamples(Tolerant[Any]):
     def run(self) -> Iterator[Any]:
         assert self.source is not None
         at, fn, takes_rng = self.at, self.fn, self.takes_rng
-        self._place = _maps(self.source)
+        self._place, self._root = _maps(self.source), self.root
+        if takes_rng and not at.number:
+            at.listed = 1
         for sample in self.source.items:
             at.number += 1
             try:
@@ -70,8 +74,10 @@ class MapSamples(Tolerant[Any]):
         lane = self.lane
         if isinstance(sample, dict) and "__key__" in sample:
             url = sample.get("__url__")
-            url = identify(url) if isinstance(url, str) else None  # credentials may be others after a resume
-            key = mix(lane.seed, lane.epoch, self._place, _RNG, mix_text(f"{url}\0{sample['__key__']}"))
+            shard = None
+            if isinstance(url, str):  # the place of the shards, and credentials, may be others after a resume
+                shard = (self._root.number_of(url) if self.at.listed else None) or identify(url)
+            key = mix(lane.seed, lane.epoch, self._place, _RNG, mix_text(f"{shard}\0{sample['__key__']}"))
         else:
             key = lane.key(self._place, _RNG, self.at.number)
         return np.random.Generator(np.random.Philox(key=key))

@@ -23,8 +23,9 @@ from numbers import Integral, Rational, Real
 from typing import Any, NamedTuple, cast
 
 from wds_pipes.errors import StateError
+from wds_pipes.moved import MEND, Data, Move
 from wds_pipes.ordering import mix, mix_text
-from wds_pipes.saved import damaged, read_count, read_counts, read_dict, read_flag, read_list, read_position, read_text, shown
+from wds_pipes.saved import damaged, read_count, read_counts, read_data, read_dict, read_flag, read_list, read_position, read_text, shown
 from wds_pipes.stage import Host, Lane, Mark, Network, Stage, begin, check_choice, check_count, running_copy
 
 logger = logging.getLogger("wds_pipes")
@@ -175,6 +176,11 @@ class Mix(Stage[Any]):
     def _recipes(self) -> dict[str, list[Any]]:
         return {name: _recipe(source) for name, source in self.sources.items()}
 
+    def number_of(self, url: str) -> str | None:
+        """The number of the shard in the list of the first source that has it, and the name of that source."""
+        numbers = ((name, source.number_of(url)) for name, source in self.sources.items())
+        return next((f"{name}\0{number}" for name, number in numbers if number is not None), None)
+
     def check_resumable(self) -> None:
         for source in self.sources.values():
             source.check_resumable()
@@ -311,6 +317,21 @@ class Mix(Stage[Any]):
                 sources[name]["position"] = self.sources[name].uncounted(entry["position"])
         return [{**own, "sources": sources}]
 
+    def relocate(self, entries: list[dict[str, Any]], move: Move) -> list[dict[str, Any]]:
+        [own] = entries
+        sources = dict(read_dict(own.get("sources"), "the sources of mix"))
+        for name, source in self.sources.items():
+            if name not in sources:
+                continue
+            place, now = _Place.read(name, sources[name]), self._recipes[name]
+            saved = place.recipe
+            problem = move.problem(Data(read_text(saved[1], f"the fingerprint of source {name!r} of mix"), *saved[3:4]), source.which_data())
+            _check_source(name, source, saved, now, problem)
+            sources[name] = {**sources[name], "recipe": list(now)}
+            if place.position is not None:
+                sources[name]["position"] = source.relocate(_position_of(name, source, place.position), move)
+        return [{**own, "sources": sources}]
+
     def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
         own = entries[0]
         saved = {name: _Place.read(name, entry) for name, entry in read_dict(own.get("sources"), "the sources of mix").items()}
@@ -331,10 +352,10 @@ class Mix(Stage[Any]):
             if place is None:
                 draws, marks, places = [*draws, 0], [*marks, None], [*places, _Rest()]
                 continue
-            _check_source(name, source, place.recipe, self._recipes[name])
-            position = place.position
+            position, now = place.position, self._recipes[name]
+            _check_source(name, source, place.recipe, now, "its shards are others" if place.recipe[1] != now[1] else None)
             draws.append(place.draws)
-            marks.append(None if position is None else source.load(read_position(position, f"source {name!r} of mix", len(source.dump(None)))))
+            marks.append(None if position is None else source.load(_position_of(name, source, position)))
             places.append(place.rest)
         if {name: place.weight for name, place in saved.items()} == {name: str(weight) for name, weight in self.weights.items()}:
             self._check_proportions(draws, places)
@@ -388,20 +409,29 @@ def _fraction(name: str, weight: Any) -> Fraction:
 
 
 def _recipe(source: Stage[Any]) -> list[Any]:
-    """What a source must be for its position to fit: the seed, the shards, the steps."""
-    return [source.seed, source.shards()[1], blake2b("\0".join(source.graph(counted=True)).encode(), digest_size=4).hexdigest()]
+    """What a source must be for its position to fit: seed, shards, steps and, if that is known, what tells its shards wherever they lie, and their number."""
+    steps, data = blake2b("\0".join(source.graph(counted=True)).encode(), digest_size=4).hexdigest(), source.which_data()
+    return [source.seed, data.fingerprint, steps, *([data.id, source.shards()[0]] if data.id else [])]
 
 
-def _check_source(name: str, source: Stage[Any], saved: list[Any], now: list[Any]) -> None:
-    """StateError if a source was another pipeline."""
+def _check_source(name: str, source: Stage[Any], saved: list[Any], now: list[Any], problem: str | None) -> None:
+    """StateError if a source was another pipeline; ``problem``: what is wrong with its shards."""
     facts = [f"its seed was {shown(saved[0])} and is {now[0]}"] if saved[0] != now[0] else []
-    facts += ["its shards have other URLs, another number or another order"] if saved[1] != now[1] else []
+    if saved[4:] and now[4:] and saved[4] != now[4]:
+        facts.append(f"it had {saved[4]} shards and has {now[4]}")
+    elif problem is not None:
+        facts.append(problem)
     facts += [f"its steps were others than {' > '.join(source.graph(counted=True))}"] if saved[2] != now[2] else []
     if facts:
         raise StateError(
             f"source {name!r} of this mix is not the one of the state: {'; '.join(facts)}. Build it as it was, or give it another name to begin it at its "
-            f"beginning (and pass without=[{name!r}])."
+            f"beginning (and pass without=[{name!r}]).{'' if problem is None else f' {MEND}'}"
         )
+
+
+def _position_of(name: str, source: Stage[Any], position: list[Any]) -> list[dict[str, Any]]:
+    """The position of a source, with an entry for each of its steps."""
+    return read_position(position, f"source {name!r} of mix", len(source.dump(None)))
 
 
 class _Place(NamedTuple):
@@ -421,8 +451,11 @@ class _Place(NamedTuple):
         if unknown := values.keys() - {"recipe", "weight", "position", "draws", *_Rest._fields}:
             raise damaged(f"{what} cannot stand at {shown(min(unknown))}")
         recipe, position = read_list(values.get("recipe"), f"the recipe of {what}"), values.get("position")
-        if len(recipe) != 3:
+        if len(recipe) not in (3, 5):  # the versions before did not tell the data wherever they lie
             raise damaged(f"the recipe of {what} is {shown(recipe)}")
+        if recipe[3:]:
+            read_data(recipe[3])
+            read_count(recipe[4], f"the number of shards of {what}")
         draws, since, passes, told = (read_count(values.get(field, 0), f"{field!r} of {what}") for field in ("draws", "since", "passes", "told"))
         if max(since, told) > draws:
             raise damaged(f"{what} was drawn {draws} times, and earlier {max(since, told)} times")

@@ -8,7 +8,8 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Self
 
-from wds_pipes.io.urls import Urls, expand, identify, redact
+from wds_pipes.io.urls import Urls, expand, identify, redact, relative_names
+from wds_pipes.moved import BY_MD5, BY_SIZE, NAMES, Data
 from wds_pipes.ordering import below, mix, permutation
 from wds_pipes.saved import damaged
 from wds_pipes.stage import Host, Lane, Mark, Stage, check_count
@@ -83,6 +84,8 @@ class ShardList(Stage[str]):
             ``sizes.json`` or, for a single shard, ``__len__``; timm's ``_info.json``; DALI's ``.idx``, one for each shard. An entry means the shard of the
             same base name and, where several have that, the one with the most of the path in common. It may list more shards than there are here.
         storage_options: for listing remote patterns and reading a remote index: a dict, as fsspec takes it. (``open_shards`` has its own for reading.)
+        moved: these are the shards of the state that is loaded, whatever their names and the index say: what ``load_state_dict(state, moved=True)`` says, for
+            where another library loads the state. Leave it out once a state was saved here.
 
     Raises:
         ValueError: nothing matches, the list is empty, ``samples_per_shard`` has another length, or the index is damaged or not one of these shards.
@@ -97,7 +100,7 @@ class ShardList(Stage[str]):
         next: int = 0  # the place in the lane's order
 
     order_options = ("shuffle", "resampled")
-    shared = ("urls", "facts", "samples")
+    shared = ("urls", "facts", "samples", "_numbers")
 
     def __init__(
         self,
@@ -109,6 +112,7 @@ class ShardList(Stage[str]):
         samples_per_shard: int | Sequence[int] | None = None,
         index: Urls | bool | None = None,
         storage_options: dict[str, Any] | None = None,
+        moved: bool = False,
     ) -> None:
         super().__init__()
         self.urls = expand(urls, storage_options)
@@ -116,12 +120,13 @@ class ShardList(Stage[str]):
         self.samples = _samples(samples_per_shard, len(self.urls)) if self.facts is None else [facts.samples or 0 for facts in self.facts]
         if not isinstance(shuffle, bool) or not isinstance(resampled, bool):
             raise TypeError("shuffle and resampled must be True or False; a window of samples is shuffled by shuffle_buffer(size)")
-        self.shuffle, self.resampled = shuffle, resampled
+        self.shuffle, self.resampled, self.moved = shuffle, resampled, bool(moved)
         self._seed = check_count("seed", seed, least=-(1 << 63))
         if seed >= 1 << 63:
             raise ValueError(f"seed must fit into 64 bits, unlike {seed}")
         self.counted = False  # set by a group_by_key that reads from here: URLs say how many samples there should be
         self._host = Host()
+        self._numbers: dict[str, str] = {}  # of the shards by their URLs, once somebody asks
         self._asked = _Asked(None, [])
 
     def _known(self, samples_per_shard: object, index: Urls | bool | None, storage_options: dict[str, Any] | None) -> list[ShardFacts] | None:
@@ -193,6 +198,18 @@ class ShardList(Stage[str]):
     def _fingerprint(self) -> str:
         return fingerprint(self.urls)
 
+    def which_data(self) -> Data:
+        return self._data
+
+    @cached_property
+    def _data(self) -> Data:
+        return Data(self._fingerprint, data_id(self.urls, self.facts), _shorten(redact(self.urls[0])), self.moved)
+
+    def number_of(self, url: str) -> str | None:
+        if not self._numbers:
+            self._numbers.update(numbers_of(self.urls))
+        return self._numbers.get(url)
+
     @cached_property
     def samples_fingerprint(self) -> str | None:
         """16 hexadecimal digits that tell these numbers of samples from others; None if they are not known."""
@@ -213,6 +230,27 @@ def fingerprint(urls: Iterable[str]) -> str:
     for url in urls:
         digest.update(identify(url).encode("utf-8", "surrogateescape") + b"\0")
     return digest.hexdigest()
+
+
+def data_id(urls: Sequence[str], facts: Sequence[ShardFacts] | None = None) -> str:
+    """What tells one list of shards from another wherever they lie: see ``wds_pipes.moved.NAMES``."""
+    names = _digest(relative_names(urls), NAMES)
+    if facts is None:
+        return names
+    if all(shard.md5 is not None for shard in facts):
+        return names + BY_MD5 + _digest([str(shard.md5) for shard in facts], 7)
+    if all(shard.size is not None for shard in facts):
+        return names + BY_SIZE + _digest([f"{shard.size} {shard.samples}" for shard in facts], 7)
+    return names
+
+
+def numbers_of(urls: Sequence[str]) -> dict[str, str]:
+    """The number of each shard by its URL; of one that comes again, the first."""
+    return {url: str(number) for number, url in reversed(list(enumerate(urls)))}
+
+
+def _digest(texts: Iterable[str], digits: int) -> str:
+    return blake2b("\0".join(texts).encode("utf-8", "surrogateescape")).hexdigest()[:digits]
 
 
 def _samples(given: int | Sequence[int] | None, shards: int) -> list[int] | None:

@@ -1,0 +1,400 @@
+"""Data that lie elsewhere when a state is loaded: the same data go on exactly, other data are refused, and the user has the last word."""
+
+import itertools
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torchdata.nodes import Loader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import wds_pipes as wp
+from wds_pipes import checkpoint, nodes
+from wds_pipes.tar import index_shards
+from wds_pipes.testing import make_shards
+
+SAMPLES = [5, 3, 6, 4, 5, 2]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A directory with two data sets, each in a directory: six shards of 25 samples, and three of 12."""
+    root = tmp_path_factory.mktemp("here")
+    make_shards(root / "birds", shards=6, samples=SAMPLES)
+    make_shards(root / "fish", shards=3, samples=4, seed=1)
+    return root
+
+
+@pytest.fixture
+def there(here, tmp_path):
+    """A copy of it on another disk, as it were."""
+    shutil.copytree(here, tmp_path / "scratch" / "job-1")
+    return tmp_path / "scratch" / "job-1"
+
+
+def draw(sample, rng):
+    return {**sample, "draw": int(rng.integers(1 << 30))}
+
+
+def facts(items):
+    """What is the same wherever a sample lies: its key, and what was drawn for it."""
+    return [[(sample["__key__"], sample.get("draw")) for sample in (item if isinstance(item, list) else [item])] for item in items]
+
+
+def samples(urls, **options):
+    return wp.ShardList(urls, **{"shuffle": True, "seed": 3, **options}).open_shards().load_tar().group_by_key()
+
+
+def listed(root, name):
+    """The shards of a data set below a directory, which may be a file:// URL."""
+    return [f"{root}/{name}/{path.name}" for path in sorted(Path(str(root).removeprefix("file://"), name).iterdir())]
+
+
+def shuffled(root, **options):
+    return samples(listed(root, "birds"), **options).shuffle_buffer(4).map_samples(draw)
+
+
+def interleaved(root, **options):
+    return samples(listed(root, "birds"), **options).map_samples(draw).interleave_shards(2)
+
+
+def mixed(root, **options):
+    sources = {"birds": samples(listed(root, "birds"), **options).shuffle_buffer(2), "fish": samples(listed(root, "fish"), **options).map_samples(draw)}
+    return wp.mix(sources, {"birds": 2, "fish": 1}).map_samples(draw)
+
+
+def loader(root, pipe=shuffled, **options):
+    """Batches of two from two lanes."""
+    return wp.PipeLoader(pipe(root), **{"batch_size": 2, "collate": "list", "lanes": 2, "epoch_end": "exact", **options})
+
+
+def cut(source, count):
+    """What is given up to ``count`` items, a state from there, as JSON, and the rest."""
+    items = iter(source)
+    given = facts(itertools.islice(items, count))
+    state = json.loads(json.dumps(source.state_dict()))
+    return given, state, facts(items)
+
+
+def moves(caplog):
+    """The lines of the log that speak of another place."""
+    found = [record.getMessage() for record in caplog.records if "another place" in record.getMessage()]
+    caplog.clear()
+    return found
+
+
+@pytest.mark.parametrize(
+    "make", [shuffled, interleaved, mixed, loader, lambda root: loader(root, mixed)], ids=["pipe", "interleave", "mix", "loader", "mix in loader"]
+)
+def test_the_same_data_at_another_place_go_on_exactly(make, here, there, monkeypatch, caplog):
+    """By a relative path, as a file:// URL, and as a copy: same samples, same order, same draws; one line of the log says it. Back home it says nothing."""
+    monkeypatch.chdir(here)
+    for count in (0, 1, 7):
+        _, state, rest = cut(make(here), count)
+        for root in (".", f"file://{here}", there):
+            resumed = make(root)
+            resumed.load_state_dict(state)
+            found = moves(caplog)
+            assert len(found) == (any(lane["position"] for lane in state["lanes"].values()) or "data" in state)  # of a mix, its position tells the data
+            assert all(f"'{root}/birds/" in line for line in found)
+            assert facts(resumed) == rest
+        _, again, rest = cut_again(make(there), state, 2)
+        moves(caplog)
+        resumed = make(there)
+        resumed.load_state_dict(again)
+        assert not moves(caplog)
+        assert facts(resumed) == rest
+
+
+def cut_again(source, state, count, **options):
+    source.load_state_dict(state, **options)
+    return cut(source, count)
+
+
+def test_a_copy_in_a_store_goes_on_exactly(here, web, s3):
+    local = sorted((here / "birds").glob("*.tar"))
+    stored = {store: [store.put(f"moved/{path.name}", path.read_bytes()) for path in local] for store in (web, s3)}
+
+    def make(urls, store=None, **options):
+        opened = wp.ShardList(urls, shuffle=True, seed=3).open_shards(storage_options=None if store is None else store.storage_options)
+        pipe = opened.load_tar().group_by_key().shuffle_buffer(4).map_samples(draw)
+        return wp.PipeLoader(pipe, batch_size=2, collate="list", lanes=2, **options)
+
+    _, state, rest = cut(make(map(str, local)), 4)
+    for store, urls in stored.items():
+        resumed = make(urls, store)
+        resumed.load_state_dict(state)
+        assert facts(resumed) == rest
+        _, again, rest_there = cut_again(make(urls, store), state, 3)
+        home = make(map(str, local))
+        home.load_state_dict(again)
+        assert facts(home) == rest_there
+
+
+def test_lanes_and_workers_may_change_on_the_way(here, there):
+    """An epoch is divided again while its data move, with worker processes: each sample once."""
+    for pipe, expected in ((shuffled, 25), (mixed, None)):
+        whole = sorted(itertools.chain(*facts(loader(here, pipe, lanes=3))))
+        given, state, _ = cut(loader(here, pipe, lanes=3), 3)
+        halves = loader(there, pipe, lanes=2)
+        halves.load_state_dict(state)
+        more, state, _ = cut(halves, 2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            resumed = loader(here, pipe, lanes=4, num_workers=2)
+            resumed.load_state_dict(state)
+            last = facts(resumed)
+            resumed.close()
+        assert sorted(itertools.chain(*given, *more, *last)) == whole
+        assert expected is None or len(whole) == expected
+
+
+# By what data are known
+
+
+def fits(saved, urls, **options):
+    """Whether a state over ``saved`` fits ``urls``; nothing is opened."""
+    state = wp.ShardList(saved).state_dict()
+    try:
+        wp.ShardList(urls).load_state_dict(state, **options)
+    except wp.StateError:
+        return False
+    return True
+
+
+SAME = {
+    "one shard": (["/a/x.tar"], ["s3://b/c/x.tar"]),
+    "a directory": (["/a/0.tar", "/a/1.tar"], ["/b/c/0.tar", "/b/c/1.tar"]),
+    "odd paths": (["/a/0.tar", "/a/1.tar"], ["/b//0.tar", "/b/./c/../1.tar"]),
+    "schemes": (["s3://a/0.tar", "s3://a/1.tar"], ["gs://b/0.tar", "gs://b/1.tar"]),
+    "nested": (["/a/x/0.tar", "/a/y/0.tar"], ["http://h/b/x/0.tar", "http://h/b/y/0.tar"]),
+    "again": (["/a/0.tar", "/a/0.tar"], ["/b/0.tar", "/b/0.tar"]),
+    "signed": (["https://h/a/0.tar?X-Amz-Signature=1&X-Amz-Date=2"], ["s3://b/0.tar"]),
+    "signed anew": (["https://u:p@h/0.tar?part=1&sig=2&sv=3"], ["https://h2/d/0.tar?part=1&sig=4&sv=5"]),
+    "quoted": (["/a/b c/0 %.tar", "/a/d/1.tar"], ["https://h/b%20c/0%20%25.tar", "https://h/d/1.tar"]),
+    "a split": (["/a/train/0.tar"], ["s3://train/0.tar"]),
+    "a chain": (["simplecache::s3://b/c/0.tar", "simplecache::s3://b/c/1.tar"], ["/c/0.tar", "/c/1.tar"]),
+    "a query that selects": (["https://h/get?file=d/0.tar", "https://h/get?file=d/1.tar"], ["http://i/p/get?file=d/0.tar", "http://i/p/get?file=d/1.tar"]),
+}
+OTHER = {
+    "a name": (["/a/x.tar"], ["/a/y.tar"]),
+    "order": (["/a/0.tar", "/a/1.tar"], ["/b/1.tar", "/b/0.tar"]),
+    "a directory": (["/a/x/0.tar", "/a/y/0.tar"], ["/a/x/0.tar", "/a/z/0.tar"]),
+    "directories to one": (["/a/x/0.tar", "/a/y/1.tar"], ["/b/0.tar", "/b/1.tar"]),
+    "again": (["/a/0.tar", "/a/0.tar"], ["/b/x/0.tar", "/b/y/0.tar"]),
+    "splits": (["/a/train/0.tar", "/a/train/1.tar"], ["/a/val/0.tar", "/a/val/1.tar"]),
+    "a split that is none": (["/a/Train/0.tar"], ["/b/0.tar"]),
+    "a query that selects": (["https://h/get?file=d/0.tar"], ["https://h/get?file=e/0.tar"]),
+    "a version": (["s3://b/0.tar?versionId=1"], ["s3://b/0.tar?versionId=2"]),
+    "a command": (["pipe:cat /a/0.tar"], ["pipe:cat /b/0.tar"]),
+    "stores": (["s3://b/0.tar", "gs://b/0.tar"], ["gs://b/0.tar", "s3://b/0.tar"]),
+    "in a zip": (["zip://0.tar::/a/x.zip"], ["zip://1.tar::/a/x.zip"]),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_names_below_the_common_directory_are_the_same(case):
+    saved, urls = SAME[case]
+    assert fits(saved, urls)
+    assert fits(urls, saved)
+
+
+@pytest.mark.parametrize("case", OTHER)
+def test_other_names_are_other_data_unless_the_user_says_so(case):
+    saved, urls = OTHER[case]
+    assert not fits(saved, urls)
+    assert fits(saved, urls, moved=True)
+
+
+def test_an_index_decides_before_names(here, there, tmp_path, caplog):
+    """The same MD5s are the same data under any name; others are other data under the same names, also where these did not change."""
+
+    def indexed(root, **options):
+        return samples(f"{root}/birds/*.tar", index=f"{root}/index.json", **options)
+
+    for root in (here, there, make_shards(tmp_path / "other" / "birds", shards=6, samples=SAMPLES, seed=9) and tmp_path / "other"):
+        index_shards(f"{root}/birds/*.tar", f"{root}/index.json")
+    _, state, rest = cut(indexed(here), 6)
+    assert len(state["data"]) == 16
+    with pytest.raises(wp.StateError, match=r"does not fit this pipeline: the index gives its shards other MD5s.*Build the pipeline as it was.*moved=True"):
+        indexed(tmp_path / "other").load_state_dict(state)
+    samples(f"{tmp_path}/other/birds/*.tar").load_state_dict(state)  # without an index its names are all that is known
+    assert "an index would show" in moves(caplog)[0]
+    for path in sorted((there / "birds").iterdir()):
+        path.rename(path.with_name(path.name.replace("shard", "part")))
+    index_shards(f"{there}/birds/*.tar", f"{there}/index.json")
+    resumed = indexed(there)
+    resumed.load_state_dict(state)
+    assert "their MD5s in the index are the same" in moves(caplog)[0]
+    assert facts(resumed) == rest
+
+    sizes = json.loads((here / "index.json").read_text())
+    for entry in sizes["shardlist"]:
+        del entry["md5sum"]
+    (here / "index.json").write_text(json.dumps(sizes))
+    _, state, _ = cut(indexed(here), 6)
+    sizes["shardlist"][0]["filesize"] += 10240
+    (here / "index.json").write_text(json.dumps(sizes))
+    with pytest.raises(wp.StateError, match="the index gives its shards other sizes or numbers of samples"):
+        indexed(here).load_state_dict(state)
+    indexed(here).load_state_dict(state, moved=True)
+    indexed(there).load_state_dict(state, moved=True)
+
+
+# The user says it
+
+
+def renamed(there):
+    """The copy with other names of its directories and shards."""
+    for path in sorted(there.glob("*/*.tar")):
+        path.rename(path.with_name(f"renamed-{path.name}"))
+    return there
+
+
+@pytest.mark.parametrize("make", [shuffled, mixed, loader, lambda root: loader(root, mixed)], ids=["pipe", "mix", "loader", "mix in loader"])
+def test_what_was_renamed_goes_on_where_the_user_says_so(make, here, there, caplog):
+    """And is refused with both ways out otherwise; all else is checked as ever. A state from there needs no word."""
+    _, state, rest = cut(make(here), 5)
+    renamed(there)
+    resumed = make(there)
+    with pytest.raises(wp.StateError, match=r"other URLs or another order \(it stands at '.*/shard-.*', and this list begins with '.*/renamed-.*moved=True"):
+        resumed.load_state_dict(state)
+    assert not moves(caplog)
+    resumed.load_state_dict(state, moved=True)
+    assert "(moved=True says so)" in moves(caplog)[0]
+    assert facts(resumed) == rest
+    _, again, rest = cut_again(make(there), state, 2, moved=True)
+    moves(caplog)
+    resumed = make(there)
+    resumed.load_state_dict(again)
+    assert not moves(caplog)
+    assert facts(resumed) == rest
+
+
+def test_all_else_is_checked_as_ever(here):
+    """Also with moved=True: the number of shards and of samples, the seed, the steps, and what a lane holds."""
+    state = shuffled(here).state_dict()
+    fewer = samples(sorted(map(str, (here / "birds").iterdir()))[:5]).shuffle_buffer(4).map_samples(draw)
+    for other, message in (
+        (fewer, "made over 6 shards, this pipeline has 5"),
+        (shuffled(here, seed=4), "seed=3, this pipeline has seed=4"),
+        (interleaved(here), "its pipeline was"),
+    ):
+        with pytest.raises(wp.StateError, match=message):
+            other.load_state_dict(state, moved=True)
+    counted = {"samples_per_shard": SAMPLES}
+    other = wp.PipeLoader(shuffled(here, samples_per_shard=SAMPLES[::-1]), lanes=2)
+    with pytest.raises(wp.StateError, match="other numbers of samples"):
+        other.load_state_dict(wp.PipeLoader(shuffled(here, **counted), lanes=2).state_dict(), moved=True)
+    state = mixed(here).state_dict()
+    with pytest.raises(wp.StateError, match="its seed was 3 and is 4"):
+        mixed(here, seed=4).load_state_dict(state, moved=True)
+    one = lambda name: wp.mix({"source": samples(listed(here, name))})  # noqa: E731
+    with pytest.raises(wp.StateError, match="it had 6 shards and has 3"):
+        one("fish").load_state_dict(one("birds").state_dict(), moved=True)
+
+
+def test_every_host_can_be_told(here, there, tmp_path):
+    """Functions that load take moved=True; where another library loads, ShardList does."""
+    _, state, rest = cut(shuffled(here), 5)
+    other = renamed(there)
+    wrapped = [IterableWrapper(sorted(map(str, (root / "birds").iterdir()))).open_shards().load_tar().group_by_key().batch(2) for root in (here, other)]
+    _, of_torch, rest_of_torch = cut(wrapped[0], 3)
+    wp.load_state_dict(wrapped[1], of_torch, moved=True)
+    assert facts(wrapped[1]) == rest_of_torch
+    data = shuffled(other).as_dataset()
+    data.load_state_dict({**state, "ended": False}, moved=True)
+    assert facts(data) == rest
+
+    def hosted(root, **options):
+        return StatefulDataLoader(shuffled(root, **options).as_dataset(), batch_size=None, num_workers=0)
+
+    _, hosted_state, rest = cut(hosted(here), 5)
+    resumed = hosted(other, moved=True)
+    resumed.load_state_dict(hosted_state)
+    assert facts(resumed) == rest
+    resumed = hosted(other)
+    resumed.load_state_dict(hosted_state)
+    with pytest.raises(wp.StateError, match=r"ShardList\(..., moved=True\)"):
+        next(iter(resumed))
+
+    def node(root, **options):
+        urls = nodes.ShardList(f"{root}/birds/*.tar", **options)
+        return Loader(nodes.MapSamples(nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(urls))), draw), restart_on_stop_iteration=False)
+
+    _, node_state, rest = cut(node(here), 5)
+    resumed = node(other, moved=True)
+    resumed.load_state_dict(node_state)
+    assert facts(resumed) == rest
+
+    source = loader(here)
+    next(iter(source))
+    checkpoint.save(tmp_path / "saved", source)
+    with pytest.raises(wp.StateError, match="moved=True"):
+        checkpoint.load(tmp_path / "saved", loader(other))
+    resumed = loader(other)
+    checkpoint.load(tmp_path / "saved", resumed, moved=True)
+    expected = loader(here)
+    checkpoint.load(tmp_path / "saved", expected)
+    assert facts(resumed) == facts(expected)
+
+
+def test_ranks_may_see_the_data_at_places_of_their_own(here, there):
+    """On disks of their own; under other names, if the user says so."""
+
+    def states(*roots):
+        made = [loader(root, rank=rank, world_size=2) for rank, root in enumerate(roots)]
+        given = [facts(itertools.islice(iter(source), 2)) for source in made]
+        return itertools.chain(*given), [source.state_dict() for source in made]
+
+    whole = sorted(itertools.chain(*facts(loader(here))))
+    given, apart = states(here, there)
+    resumed = loader(there)
+    resumed.load_state_dict(wp.merge_states(apart))
+    assert sorted(itertools.chain(*given, *facts(resumed))) == whole
+    given, apart = states(here, renamed(there))
+    with pytest.raises(wp.StateError, match="ranks 0 and 1 differ in 'fingerprint' and 'data'.*moved=True"):
+        loader(here).load_state_dict(apart)
+    loader(here).load_state_dict(wp.merge_states(apart, moved=True))
+    resumed = loader(here)
+    resumed.load_state_dict(apart, moved=True)
+    assert sorted(itertools.chain(*given, *facts(resumed))) == whole
+
+
+# States of older versions
+
+
+def old(state):
+    """A state as the versions before wrote it."""
+    del state["data"]
+    for lane in state["lanes"].values():
+        for entry in lane["position"] or ():
+            entry.pop("listed", None)
+            for source in entry.get("sources", {}).values():
+                del source["recipe"][3:]
+    return state
+
+
+def test_states_that_do_not_tell_their_data_fit_where_they_did(here, there):
+    for make in (shuffled, mixed, loader, lambda root: loader(root, mixed)):
+        _, state, rest = cut(make(here), 5)
+        state = old({"data": "", **state})
+        resumed = make(here)
+        resumed.load_state_dict(state)
+        assert [key for item in facts(resumed) for key, _ in item] == [key for item in rest for key, _ in item]
+        with pytest.raises(wp.StateError, match="other URLs or another order"):
+            make(there).load_state_dict(state)
+        make(there).load_state_dict(state, moved=True)
+
+
+@pytest.mark.parametrize("data", [None, 1, "", "x" * 8, "0" * 9, "0" * 8 + "3" + "0" * 7, "0" * 17, ["0" * 8], "٠" * 8])
+def test_a_damaged_id_is_refused(data, here):
+    with pytest.raises(wp.StateError, match="damaged: the id of its data"):
+        shuffled(here).load_state_dict({**shuffled(here).state_dict(), "data": data})
+    state = mixed(here).state_dict()
+    state["lanes"]["0"]["position"][0]["sources"]["birds"]["recipe"][3] = data
+    with pytest.raises(wp.StateError, match="damaged: the id of its data"):
+        mixed(here).load_state_dict(state, moved=True)

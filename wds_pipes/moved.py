@@ -1,0 +1,84 @@
+"""Whether the shards of a state are those of a pipeline, which may lie elsewhere now: the one place that decides it. Without torch.
+
+Rules:
+1. Where an index gave the MD5s of all shards, then and now, these decide: others are other data, the same are the same data under any name.
+2. Otherwise the names decide, relative to the directory that all shards are in: a copy of that directory anywhere is the same data. Where an index gave the
+   sizes of all shards, then and now, these must be the same too.
+3. Otherwise the user decides, with ``moved=True``.
+
+The names of other data may be the same where no index is: hence a line in the log for each state that goes on elsewhere, and names that keep a last ``train/``
+or ``val/``, see ``wds_pipes.io.urls.relative_names``. All else that a state must fit is checked as ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+logger = logging.getLogger("wds_pipes")
+
+BY_MD5, BY_SIZE = "1", "2"
+NAMES = 8  # so many hexadecimal digits of an id tell the names; after them, where an index says more, comes BY_MD5 or BY_SIZE, and 7 digits of that
+MEND = (
+    "If these are the same shards in the same order, at another place or under other names, pass moved=True: load_state_dict(state, moved=True), or "
+    "ShardList(..., moved=True) where another library loads the state."
+)
+
+
+class Data(NamedTuple):
+    """Which shards a chain reads.
+
+    Attributes:
+        fingerprint: of their URLs.
+        id: 8 or 16 hexadecimal digits that are the same at another place, see ``NAMES``; ``""``: unknown, as in states of older versions.
+        place: the URL of the first shard, for people.
+        moved: the user says that any state is of these shards.
+    """
+
+    fingerprint: str
+    id: str = ""
+    place: str | None = None
+    moved: bool = False
+
+
+class Move:
+    """Where the data of one state were, and where they are now.
+
+    Args:
+        stated: the user says that they are the same data.
+    """
+
+    def __init__(self, stated: bool = False) -> None:
+        self._stated = stated
+        self.url: str | None = None  # of a shard in the state
+        self._found: dict[str, str] = {}  # new places, and by what it is known that the data are the same
+
+    def problem(self, then: Data, now: Data) -> str | None:
+        """What differs, in words; None if they are the same data, which is noted if they lie elsewhere."""
+        known, why, what = then.id[NAMES:], None, None
+        alike = bool(known) and known[0] == now.id[NAMES : NAMES + 1]
+        if alike and known != now.id[NAMES:]:
+            told = "MD5s" if known[0] == BY_MD5 else "sizes or numbers of samples"
+            what = f"the index gives its shards other {told}, or they have another order"
+        elif then.fingerprint == now.fingerprint:
+            return None
+        elif alike and known[0] == BY_MD5:
+            why = "their MD5s in the index are the same"
+        elif then.id and then.id[:NAMES] == now.id[:NAMES]:
+            why = "their names and their sizes in the index are the same" if alike else "their names are the same; an index would show whether their MD5s are"
+        else:
+            here = "" if now.place is None else f", and this list begins with {now.place!r:.300}"
+            what = f"its list of shards has other URLs or another order{self._there(' (it stands at ', here + ')')}"
+        if what is not None and not (self._stated or now.moved):
+            return what
+        self._found[now.place or "another place"] = why or "moved=True says so"
+        return None
+
+    def _there(self, before: str, after: str) -> str:
+        return "" if self.url is None else f"{before}{self.url!r:.300}{after}"
+
+    def log(self) -> None:
+        """Say it where a state goes on elsewhere: one line."""
+        if self._found:
+            places = "; ".join(f"{place!r:.300} ({why})" for place, why in self._found.items())
+            logger.warning("the state%s goes on with the same shards at another place, which begin with %s", self._there(", which stands at ", ","), places)
