@@ -245,8 +245,8 @@ def data_id(urls: Sequence[str], facts: Sequence[ShardFacts] | None = None) -> s
 
 
 def numbers_of(urls: Sequence[str]) -> dict[str, str]:
-    """The number of each shard by its URL; of one that comes again, the first."""
-    return {url: str(number) for number, url in reversed(list(enumerate(urls)))}
+    """The number of each shard by its URL as samples show it; of one that comes again, the first."""
+    return {redact(url): str(number) for number, url in reversed(list(enumerate(urls)))}
 
 
 def _digest(texts: Iterable[str], digits: int) -> str:
