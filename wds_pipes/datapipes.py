@@ -217,6 +217,10 @@ class WdsPipe(IterDataPipe[T_co]):
     def _count_epoch(self, seed: int) -> None:
         host = self._stream.stage.host
         host.pid = host.pid or os.getpid()
+        if host.tell_end is None:
+            from wds_pipes.dataset import LaneEnds
+
+            host.tell_end = LaneEnds()
         # A worker goes on from the epoch that it was started with; and an iterator of DataLoader's tells it twice, when it is made and when it is reset.
         if host.pid != os.getpid() or sys._getframe(2).f_code.co_name != "__init__":
             return

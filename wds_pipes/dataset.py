@@ -35,6 +35,7 @@ class WdsDataset(IterableDataset[Any]):
         if ranks > 1 or (torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1):
             warnings.warn("as_dataset() gives all samples to every rank: use wds_pipes.PipeLoader on several ranks.", stacklevel=3)
         self._stream = _WorkerStream(stage)
+        stage.host.tell_end = LaneEnds()
 
     def __iter__(self) -> Iterator[Any]:
         stream = self._stream
@@ -78,6 +79,26 @@ class WdsDataset(IterableDataset[Any]):
         stream.load_state_dict(state)
         stream.over = stream.waits = saved.ended
         stream.tell(stream.position.epoch - 1)
+
+
+class LaneEnds:
+    """How the lanes of DataLoader's workers ended, in shared memory: no worker sees more than its own lane, and none of the others is to be missed.
+
+    Of each lane that gave nothing, this has the epoch, and whether its samples lacked the fields that are kept (else it had no samples).
+    """
+
+    def __init__(self) -> None:
+        self._ends = torch.zeros(MAX_WORKERS, dtype=torch.int64)
+        self._ends.share_memory_()  # type: ignore[no-untyped-call]
+
+    def __call__(self, epoch: int, lacking: bool) -> bool:
+        """Take down that the lane of this process gave nothing; whether no lane did, since fields were lacking."""
+        worker = get_worker_info()
+        if worker is None or worker.id >= MAX_WORKERS:
+            return lacking
+        self._ends[worker.id] = 2 * (epoch + 1) + lacking
+        ends = self._ends[: worker.num_workers].tolist()
+        return all(end // 2 == epoch + 1 for end in ends) and any(end % 2 for end in ends)
 
 
 class _WorkerStream(Stream[Any]):

@@ -42,6 +42,7 @@ from wds_pipes.parent import begin_worker, check_guarded, end_workers, make_term
 from wds_pipes.ranks import Rank, find_rank
 from wds_pipes.saved import COUNTED, LIMITED, MOST, MOST_LANES, STATE_VERSION, SavedLane, are_all, damaged, read_state, shown, some
 from wds_pipes.stage import (
+    Lack,
     Lane,
     Network,
     Recipe,
@@ -55,6 +56,7 @@ from wds_pipes.stage import (
     check_recipe,
     functional_name,
     logger,
+    warn_of_nothing,
 )
 from wds_pipes.stages import BatchSamples, DecodeByExt, GroupByKey, InterleaveShards, LoadTar, MapSamples, Mix, OpenShards, ShardList, ShuffleBuffer, ToTuple
 from wds_pipes.stats import Meter, Spent, Tally
@@ -79,7 +81,8 @@ Command = tuple[int, int, dict[int, Begin] | None]
 
 
 # A batch of a lane with the lane's state behind it, or what went wrong: the run, the lane, the batch, the state (packed), whether the lane has ended (with that
-# state, and without a batch), the error, and with some what was spent. A plain tuple too; a state is packed once, and unpacked when somebody asks for it.
+# state, and in the place of a batch its Lack if it gave nothing), the error, and with some what was spent. A plain tuple too; a state is packed once, and
+# unpacked when somebody asks for it.
 Result = tuple[int, int, Any, bytes | None, bool, Exception | None, Spent | None]
 
 
@@ -161,13 +164,16 @@ class _Running:
         self._meter.busy += time.perf_counter() - start
         ended = batch is _NONE
         self._delivered += not ended
+        mark = self.stage.mark()
+        counts = self.stage.counts(mark, self._delivered)
+        lack = self.stage.lack if ended and not self._delivered else None
         if ended and self._batches is not None and not full:
+            if lack is not None and lack.explains(counts):
+                raise lack.error(f"lane {self._number} of {self._lane.of}")
             raise ShardError(
                 f"lane {self._number} gave {self._delivered} batches instead of {self._batches}: the shards have fewer usable samples than samples_per_shard "
                 "says, so the ranks would not end together. Correct it, or use epoch_end='exact'."
             )
-        mark = self.stage.mark()
-        counts = self.stage.counts(mark, self._delivered)
         state: LaneState = {
             "url": self.stage.where(mark, self._lane),
             "delivered": self._delivered,
@@ -180,7 +186,7 @@ class _Running:
         spent = self._meter.spent() if ended or self._delivered % 8 == 1 else None
         if ended:
             self.stage.close()
-            self._end = run, self._number, None, _pack(state), True, None, spent
+            self._end = run, self._number, lack, _pack(state), True, None, spent
             return self._end
         return run, self._number, batch, _pack(state), False, None, spent
 
@@ -803,6 +809,7 @@ class LoaderPass:
         self._ahead: Result | None = None
         self._waiting: set[int] = set()  # the lanes that have not ended
         self._ended: dict[int, bytes] = {}  # those that have
+        self._lack = Lack()  # of those that gave nothing
         self._bar: Any = None
         self._limited: dict[int, tuple[bytes, dict[str, int]]] = {}  # of each lane, what max_errors bounds at the state that it was taken from
         self._samples_before = 0  # of the epoch of the data, less those of earlier epochs in this pass
@@ -874,6 +881,8 @@ class LoaderPass:
             self.tally.stands = at, self._samples_before
         _, lane, batch, state, _, error, _ = self._ahead or _AT_END
         if state is None:
+            if error is None and (lacking := self._all_lacking(at)) is not None:
+                return self.stop(lacking)  # the state stays at the beginning of the epoch
             if loader._limits and error is None:
                 error = self._too_many(at, {**at.lanes, **self._ended})
             self._commit_ends(at)
@@ -899,6 +908,16 @@ class LoaderPass:
                     f"{step}() has skipped {count} errors in this epoch, in all lanes of this rank together, and max_errors={limit}. "
                     "The log names the first ones: mend the data, or allow more."
                 )
+        return None
+
+    def _all_lacking(self, at: _At) -> Exception | None:
+        """The error where no lane of this rank gave anything in the epoch, since the samples lack the fields that are kept."""
+        if at.deal.counts.get("delivered") or any(map(_delivered, at.lanes.values())):
+            return None
+        counts = _total(map(_unpack, self._ended.values()), {})
+        if self._lack.explains(counts):
+            return self._lack.error()
+        warn_of_nothing(counts)
         return None
 
     def _commit_ends(self, at: _At) -> None:
@@ -935,7 +954,7 @@ class LoaderPass:
     def _go_on(self, before: _At | None = None) -> _At:
         """Begin a run over an epoch of the data, or its rest."""
         at, self._results = self._loader._begin(before)
-        self._at, self._run, self._ended = at, self._loader._runs, {}
+        self._at, self._run, self._ended, self._lack = at, self._loader._runs, {}, Lack()
         self._waiting = {number for number, lane in at.states.items() if not lane["ended"]}
         self._ahead = self._fetch()
         return at
@@ -947,7 +966,7 @@ class LoaderPass:
                 result = next(self._results)
             except Exception as error:
                 return self._run, -1, None, None, False, _worker_error(error, self._results), None
-            run, lane, _, state, ended, _, spent = result
+            run, lane, batch, state, ended, _, spent = result
             if run != self._run or lane not in self._waiting:
                 continue
             if spent is not None:
@@ -958,6 +977,8 @@ class LoaderPass:
             self._waiting.discard(lane)
             self._loader._commands.end(lane)
             self._ended[lane] = state
+            if batch is not None:
+                self._lack = Lack.of_all((self._lack, batch))
         return None
 
     def stop(self, error: Exception) -> Exception:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, cast
 from wds_pipes.errors import StateError
 from wds_pipes.ordering import mix, mix_text
 from wds_pipes.saved import damaged, read_count, read_counts, read_dict, read_flag, read_list, read_position, read_text, shown
-from wds_pipes.stage import Host, Lane, Mark, Network, Stage, begin, check_choice, check_count, running_copy
+from wds_pipes.stage import Host, Lack, Lane, Mark, Network, Stage, begin, check_choice, check_count, running_copy
 
 logger = logging.getLogger("wds_pipes")
 
@@ -206,6 +206,10 @@ class Mix(Stage[Any]):
         """How many bytes of shards a running copy has read."""
         return self._bytes + sum(source.bytes_so_far for source in self._running)
 
+    @property
+    def lack(self) -> Lack:
+        return Lack.of_all(source.lack for source in self._running)
+
     def _places(self, mark: Mark | None) -> _Places:
         """The own values at a mark."""
         count = len(self.sources)
@@ -247,7 +251,11 @@ class Mix(Stage[Any]):
         place, empty = at.rest[number], self._marks[number] is None
         if empty:
             name, lane = list(self.sources)[number], self.lane
-            logger.warning("source %r of mix() gives nothing in lane %d of %d: has it fewer shards than lanes?", name, lane.number, lane.of)
+            lack, where = running.lack, f"in lane {lane.number} of {lane.of}"
+            if lack.explains(source.counts(running.mark(), 0)):
+                logger.warning("%s", lack.error(f"source {name!r} of mix() {where}"))
+            else:
+                logger.warning("source %r of mix() gives nothing %s: has it fewer shards than lanes?", name, where)
         passes = place.passes + 1
         done = _sum(place.done, source.counts(running.mark(), 0))
         self._bytes += running.bytes_so_far
