@@ -294,6 +294,11 @@ class Stage(Generic[Out]):
         return self.root.seed
 
     @property
+    def storage_options(self) -> dict[str, Any] | None:
+        """How to reach the storage, as the first stage of the chain was told; None if it was not."""
+        return None if self.source is None else self.source.storage_options
+
+    @property
     def counts_delivered(self) -> bool:
         """Whether a step up to this one counts the samples that it delivered, since the chain's items are more than one each."""
         return any(name == "delivered" for _, name in self._tallies) or (self.source is not None and self.source.counts_delivered)

@@ -162,6 +162,14 @@ class Mix(Stage[Any]):
         return self._seed
 
     @property
+    def storage_options(self) -> dict[str, Any] | None:
+        """Those of the sources that have any, if they are the same."""
+        given = [source.storage_options for source in self.sources.values() if source.storage_options is not None]
+        if any(options != given[0] for options in given):
+            raise ValueError("the sources of mix() have different storage_options: give each an open_shards() of its own, or pass storage_options= to this one")
+        return given[0] if given else None
+
+    @property
     def counts_delivered(self) -> bool:
         """Whether a source counts the samples that it delivered."""
         return any(source.counts_delivered for source in self.sources.values())

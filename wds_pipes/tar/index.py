@@ -30,7 +30,7 @@ from wds_pipes.io.open import Opener
 from wds_pipes.io.partial import PartialFile
 from wds_pipes.io.ranged import Reading
 from wds_pipes.io.stores import file_system
-from wds_pipes.io.urls import Urls, expand, local_path, plain, redact
+from wds_pipes.io.urls import Urls, expand, links_of, local_path, plain, redact
 from wds_pipes.tar.keys import KeySplit, splitter
 from wds_pipes.tar.reader import END, MARK, MAX_SIZE, TarReader, half_sample
 
@@ -371,7 +371,7 @@ def _check_named(index: str, url: str) -> None:
         return
     protocol, _, rest = url.partition("://")
     allowed = _STORES_OF_LOCAL if local else (*_STORES, index.partition("://")[0])
-    if not rest or "::" in rest or protocol not in allowed:
+    if not rest or len(links_of(f"://{rest}")) > 1 or protocol not in allowed:
         raise ValueError(
             f"index {redact(index)} may not name {redact(url)!r:.200}: an index names shards beside it, or by {', '.join(f'{name}://' for name in allowed)}. "
             "Name the shards themselves, and pass the file as index=."
