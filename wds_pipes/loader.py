@@ -21,6 +21,7 @@ import os
 import pickle
 import time
 import traceback
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -40,7 +41,7 @@ from wds_pipes.io.urls import hide
 from wds_pipes.lanes import Deal, Parts, deal_again, lay_out, parts_of, with_parts
 from wds_pipes.parent import begin_worker, check_guarded, end_workers, make_terminate_kill, why_ended
 from wds_pipes.ranks import Rank, find_rank
-from wds_pipes.saved import COUNTED, LIMITED, MOST, MOST_LANES, STATE_VERSION, SavedLane, are_all, damaged, read_state, shown, some
+from wds_pipes.saved import COUNTED, LIMITED, MOST, MOST_LANES, STATE_VERSION, SavedLane, are_all, damaged, plural, read_state, shown, some
 from wds_pipes.stage import (
     Lack,
     Lane,
@@ -171,8 +172,8 @@ class _Running:
             if lack is not None and lack.explains(counts):
                 raise lack.error(f"lane {self._number} of {self._lane.of}")
             raise ShardError(
-                f"lane {self._number} gave {self._delivered} batches instead of {self._batches}: the shards have fewer usable samples than samples_per_shard "
-                "says, so the ranks would not end together. Correct it, or use epoch_end='exact'."
+                f"lane {self._number} gave {plural(self._delivered, 'batch')} instead of {self._batches}: the shards have fewer usable samples than "
+                "samples_per_shard says, so the ranks would not end together. Correct it, or use epoch_end='exact'."
             )
         state: LaneState = {
             "url": self.stage.where(mark, self._lane),
@@ -357,6 +358,9 @@ class PipeLoader:
         stage: Stage[Any] = as_stage(pipe)
         stage.check_resumable()
         if batch_size is not None:
+            if stage.batches is not None:
+                message = f"the pipe gives batches of {stage.batches} already, and batch_size={batch_size} makes batches of these: leave one of the two out."
+                warnings.warn(f"{message} If it is meant, write the second one as .batch_samples({batch_size}), too.", stacklevel=2)
             stage = BatchSamples(stage, batch_size, drop_last=drop_last, collate=collate)
         elif drop_last or collate is not None:
             raise ValueError("drop_last and collate go with batch_size; without it the items of the pipe are the batches")
@@ -905,7 +909,7 @@ class LoaderPass:
             if count > limit:
                 step = name.removeprefix(LIMITED).split()[0]
                 return (ShardError if step in ("open_shards", "load_tar") else SampleError)(
-                    f"{step}() has skipped {count} errors in this epoch, in all lanes of this rank together, and max_errors={limit}. "
+                    f"{step}() has skipped {plural(count, 'error')} in this epoch, in all lanes of this rank together, and max_errors={limit}. "
                     "The log names the first ones: mend the data, or allow more."
                 )
         return None

@@ -40,6 +40,8 @@ from wds_pipes.saved import (
     SavedLane,
     damaged,
     is_count,
+    listed,
+    plural,
     read_count,
     read_finite,
     read_state,
@@ -134,12 +136,6 @@ class Lack(NamedTuple):
         seen = f"; they have {listed(self.left_out)}" if self.left_out else ""
         wanted = f"[{listed(self.wanted)}]" if self.wanted else "..."
         return SampleError(f"{whose} gave nothing: {many} had none of the fields that group_by_key(fields={wanted}) keeps{seen}. Correct the names.")
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names in quotes, in order, and at most 20 of them."""
-    ordered = sorted(names)
-    return ", ".join(f"{name!r:.80}" for name in ordered[:20]) + (", ..." if len(ordered) > 20 else "")
 
 
 class Network(NamedTuple):
@@ -325,6 +321,11 @@ class Stage(Generic[Out]):
     def network(self) -> Network:
         """What the chain has used of the network in this process."""
         return NO_NETWORK if self.source is None else self.source.network
+
+    @property
+    def batches(self) -> int | None:
+        """How many samples the chain puts into each of its items, where its last steps are known to make batches; else None."""
+        return None if self.source is None or not self.holds_nothing else self.source.batches
 
     @property
     def lack(self) -> Lack:
@@ -833,7 +834,7 @@ def _describe(state: Saved) -> str:
                 facts.append(f"byte {value('offset'):,}")
             elif name == "shuffle_buffer":
                 facts.append(f"shuffle at {value('left'):,}, read again from its sample {value('first'):,}")
-        facts.append(f"{lane.delivered:,} items delivered")
+        facts.append(f"{plural(lane.delivered, 'item')} delivered")
         lines.append(f"lane {index} of {state.lane_count}: " + ", ".join(facts))
     lines.append("samples: " + ", ".join(f"{count:,} {what}" for what, count in state.counts.items()))
     return "\n".join(lines)

@@ -13,7 +13,7 @@ from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.pipe import CommandOutput
 from wds_pipes.io.ranged import Feed, Pool, Reading, RemoteShard, UnreadError
 from wds_pipes.io.stores import missing_package
-from wds_pipes.io.urls import clean, hide, local_path, redact
+from wds_pipes.io.urls import at_home, clean, hide, local_path, redact
 from wds_pipes.stage import NO_NETWORK, Network
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Opener:
                 return self._command(url)
             path = local_path(url)
             if path is not None:
-                return open(path, "rb", buffering=self._buffer_bytes)
+                return open(at_home(path), "rb", buffering=self._buffer_bytes)
             return self._remote(url, start, feed, wait)
         except (ShardError, StateError, CacheError):
             raise

@@ -63,6 +63,11 @@ def local_path(url: str) -> str | None:
     return None if _SCHEME.match(url) or url.startswith("pipe:") else url
 
 
+def at_home(path: str) -> str:
+    """A path with ``~`` replaced by the home directory, as a shell does it; a path that exists is taken as it is."""
+    return os.path.expanduser(path) if path.startswith("~") and not os.path.lexists(path) else path
+
+
 def links_of(url: str) -> list[str]:
     """The parts of a chained URL, ``a::b://c``; the URL itself if it is none."""
     addresses = [found.span() for found in IPV6_HOST.finditer(url)]
@@ -290,10 +295,11 @@ def _expand_one(item: str | os.PathLike[str], storage_options: dict[str, Any] | 
         raise ValueError(f"a shard needs a name, not {url!r}")
     if url == "-":
         return [url]
+    url = at_home(url)
     if url.startswith("@"):
-        if not os.path.isfile(url[1:]):
+        if not os.path.isfile(at_home(url[1:])):
             raise ValueError(f"the list of shards {url[1:]!r} does not exist; after '@' comes the path of a text file")
-        with open(url[1:], encoding="utf-8") as lines:
+        with open(at_home(url[1:]), encoding="utf-8") as lines:
             names = [line.strip() for line in lines if line.strip()]
         if any(name.startswith("@") for name in names):
             raise ValueError(f"the list {url[1:]!r} names another list: name the shards themselves")

@@ -10,7 +10,7 @@ from typing import Any
 
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.urls import redact
-from wds_pipes.saved import damaged
+from wds_pipes.saved import damaged, plural
 from wds_pipes.stage import Lack, Lane, Mark, Stage, Tolerant, check_choice
 from wds_pipes.stages.load_tar import LoadTar
 from wds_pipes.stages.shard_list import PartOfShard, ShardList
@@ -350,7 +350,7 @@ class GroupByKey(Tolerant[Sample]):
         at.number, at.shard, self._seen = 0, "", _Seen()
         if part is not None and number < part.stop and not lost:
             url = redact(part)
-            raise ShardError(f"shard {url} has only {number} samples, and samples_per_shard or the index says {part.of}.", url=url)
+            raise ShardError(f"shard {url} has only {plural(number, 'sample')}, and samples_per_shard or the index says {part.of}.", url=url)
 
     def _twice(self, sample: Sample, field: str, name: str, offset: int) -> None:
         """A sample has a field a second time: raise, or see that it may be skipped."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from wds_pipes.collate import identity
 from wds_pipes.errors import SampleError
-from wds_pipes.stage import Stage, Tolerant, listed
+from wds_pipes.saved import listed
+from wds_pipes.stage import Stage, Tolerant
 
 
 class ToTuple(Tolerant[tuple[Any, ...]]):
