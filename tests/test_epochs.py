@@ -178,6 +178,7 @@ def test_with_epoch_of_whole_batches_is_exact(options, counted_urls):
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("end", ["drop", "pad", "exact"])
+@pytest.mark.filterwarnings("ignore:the pipe gives batches of")
 def test_batches_of_batches_are_counted(end, drop_last, counted_urls):
     """batch_samples() in the pipe and batch_size= together: whole ones have the samples of both, and len() is right."""
     batched = pipe(counted_urls).batch_samples(2, collate="list", drop_last=drop_last)

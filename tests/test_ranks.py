@@ -2,9 +2,13 @@
 
 import pytest
 import torch.distributed as dist
+from torch.utils.data import DataLoader
+from torchdata.nodes import Loader
 
 import wds_pipes as wp
+from wds_pipes import nodes
 from wds_pipes.ranks import Rank, find_rank
+from wds_pipes.testing import make_shards
 
 
 @pytest.fixture(autouse=True)
@@ -111,3 +115,20 @@ def test_ranks_of_uncounted_shards_are_refused_unless_they_may_differ(urls):
     pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key()
     with pytest.raises(ValueError, match=r"samples_per_shard.*epoch_end='exact'"):
         list(wp.PipeLoader(pipe, rank=0, world_size=2))
+
+
+def test_what_gives_all_to_every_rank_warns(environment, tmp_path):
+    """A pipe, a pipe in DataLoader, a node, a dataset; a PipeLoader deals, and a rank alone has nothing to share."""
+    urls = make_shards(tmp_path, shards=1, samples=2)
+    for read in (
+        lambda: list(wp.ShardList(urls)),
+        lambda: list(DataLoader(wp.ShardList(urls), batch_size=None)),
+        lambda: list(Loader(nodes.ShardList(urls))),
+        lambda: wp.ShardList(urls).as_dataset(),
+    ):
+        with pytest.warns(UserWarning, match=r"to every rank: use wds_pipes\.PipeLoader"):
+            read()
+    with pytest.MonkeyPatch.context() as alone:
+        alone.delenv("RANK")
+        assert list(wp.ShardList(urls)) == urls
+    list(wp.PipeLoader(wp.ShardList(urls).open_shards().load_tar().group_by_key(), epoch_end="exact"))

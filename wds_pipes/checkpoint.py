@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wds_pipes.errors import StateError
+from wds_pipes.io.urls import at_home
 from wds_pipes.loader import PipeLoader, _At, merge_states, state_for
 from wds_pipes.saved import is_count, shown
 from wds_pipes.stage import State, check_count, logger
@@ -425,7 +426,7 @@ def _state_for(loader: PipeLoader, states: list[State], where: str, moved: bool)
 def _local(directory: str | os.PathLike[str]) -> Path:
     if "://" in os.fspath(directory):
         raise ValueError(f"checkpoints are kept in a local or shared file system, not at a URL such as {directory}; see gather() for states to store elsewhere")
-    return Path(directory)
+    return Path(at_home(os.fspath(directory)))
 
 
 def _place(root: Path, number: int) -> Path:

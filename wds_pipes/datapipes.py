@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import IterDataPipe
+from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes import iter as torch_pipes
 from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
 
 from wds_pipes import graph, stages
+from wds_pipes.dataset import LaneEnds, warn_of_batches
 from wds_pipes.errors import StateError
+from wds_pipes.ranks import warn_of_ranks
+from wds_pipes.saved import plural
 from wds_pipes.stage import Stage, State, Stream, functional_name
 from wds_pipes.torch_pipes import HOLD_NOTHING, TorchSource, TorchStep, walk
 
@@ -226,6 +229,9 @@ class WdsPipe(IterDataPipe[T_co]):
     def _count_epoch(self, seed: int) -> None:
         host = self._stream.stage.host
         host.pid = host.pid or os.getpid()
+        warn_of_ranks("a pipe in DataLoader", dealt=True)
+        if host.tell_end is None:
+            host.tell_end = LaneEnds()
         # A worker goes on from the epoch that it was started with; and an iterator of DataLoader's tells it twice, when it is made and when it is reset.
         if host.pid != os.getpid() or sys._getframe(2).f_code.co_name != "__init__":
             return
@@ -261,6 +267,10 @@ def _iterate(self: WdsPipe) -> Iterator[Any]:
             "StatefulDataLoader does not see the state of an IterDataPipe: it would replay from the start and say nothing. Give it pipe.as_dataset(), or "
             "wds_pipes.as_dataset(pipe) for a chain that ends in a pipe of torch's."
         )
+    if get_worker_info() is None and self._stream.stage.host.lanes == 1:
+        warn_of_ranks("a pipe")
+    if self._stream.stage.batches:
+        warn_of_batches(self._stream.stage.batches)
     return iter(self._stream)
 
 
@@ -289,7 +299,7 @@ def _call(kind: type[Stage[Any]], stage: Stage[Any], args: tuple[Any, ...], opti
     if isinstance(stage, stages.ShardList):
         patterns = values["urls"] if isinstance(values["urls"], (str, os.PathLike, list, tuple)) else stage.urls
         call = graph.Call.of(kind.__name__, signature, {**values, "urls": patterns})
-        return call._replace(arguments=(f"{call.arguments[0]} ({len(stage.urls):,} shards)", *call.arguments[1:]))
+        return call._replace(arguments=(f"{call.arguments[0]} ({plural(len(stage.urls), 'shard')})", *call.arguments[1:]))
     del values[next(iter(signature.parameters))]
     return graph.Call.of(functional_name(kind), signature, values)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import os
+import sys
 import warnings
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.fetch import _BaseDatasetFetcher
 
 from wds_pipes.ordering import mix
 from wds_pipes.parent import end_with_parent
+from wds_pipes.ranks import warn_of_ranks
 from wds_pipes.saved import damaged, read_state
 from wds_pipes.stage import Position, Stage, State, Stream, check_count
 
@@ -31,13 +34,14 @@ class WdsDataset(IterableDataset[Any]):
 
     def __init__(self, stage: Stage[Any]) -> None:
         super().__init__()
-        ranks = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
-        if ranks > 1 or (torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1):
-            warnings.warn("as_dataset() gives all samples to every rank: use wds_pipes.PipeLoader on several ranks.", stacklevel=3)
+        warn_of_ranks("as_dataset()")
         self._stream = _WorkerStream(stage)
+        stage.host.tell_end = LaneEnds()
 
     def __iter__(self) -> Iterator[Any]:
         stream = self._stream
+        if stream.stage.batches is not None:
+            warn_of_batches(stream.stage.batches)
         if get_worker_info() is not None:
             end_with_parent()
         stream.settle()
@@ -81,6 +85,40 @@ class WdsDataset(IterableDataset[Any]):
         stream.load_state_dict(state, moved=moved)
         stream.over = stream.waits = saved.ended
         stream.tell(stream.position.epoch - 1)
+
+
+def warn_of_batches(size: int) -> None:
+    """Warn where DataLoader, which iterates over batches of ``size`` samples now, makes batches of them."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(10):
+        fetcher = None if frame is None else frame.f_locals.get("self")
+        if isinstance(fetcher, _BaseDatasetFetcher):
+            worker = get_worker_info()
+            if fetcher.auto_collation and (worker is None or worker.id == 0):
+                message = f"the pipe gives batches of {size} already, and DataLoader makes batches of these (also of one): pass DataLoader(batch_size=None)."
+                warnings.warn(message, stacklevel=3)
+            return
+        frame = None if frame is None else frame.f_back
+
+
+class LaneEnds:
+    """How the lanes of DataLoader's workers ended, in shared memory: no worker sees more than its own lane, and none of the others is to be missed.
+
+    Of each lane that gave nothing, this has the epoch, and whether its samples lacked the fields that are kept (else it had no samples).
+    """
+
+    def __init__(self) -> None:
+        self._ends = torch.zeros(MAX_WORKERS, dtype=torch.int64)
+        self._ends.share_memory_()  # type: ignore[no-untyped-call]
+
+    def __call__(self, epoch: int, lacking: bool) -> bool:
+        """Take down that the lane of this process gave nothing; whether no lane did, since fields were lacking."""
+        worker = get_worker_info()
+        if worker is None or worker.id >= MAX_WORKERS:
+            return lacking
+        self._ends[worker.id] = 2 * (epoch + 1) + lacking
+        ends = self._ends[: worker.num_workers].tolist()
+        return all(end // 2 == epoch + 1 for end in ends) and any(end % 2 for end in ends)
 
 
 class _WorkerStream(Stream[Any]):

@@ -23,7 +23,7 @@ from typing import Any, NoReturn, cast
 from wds_pipes.errors import ShardError
 from wds_pipes.moved import Move
 from wds_pipes.saved import COUNTED, MOST_DEALS, MOST_LANES, damaged, read_count, read_counts, read_dict, read_list, read_position, shown
-from wds_pipes.stage import Lane, Mark, Out, Stage, add_limited, begin, public_counts, running_copy
+from wds_pipes.stage import Lack, Lane, Mark, Out, Stage, add_limited, begin, public_counts, running_copy
 from wds_pipes.stages import BatchSamples, Mix, ShardList
 from wds_pipes.stages.shard_list import Piece
 
@@ -278,6 +278,7 @@ class Parts(Stage[Out]):
         self.padding: Lane | None = None
         self.watch: Callable[[Stage[Out]], None] | None = None  # is shown each part's chain before it starts
         self._inner: Stage[Out] | None = None
+        self._lack = Lack()  # while running, of the parts that are done
         self._resume: Mark | None = None
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Parts[Out]:
@@ -304,6 +305,8 @@ class Parts(Stage[Out]):
             inner.close()
             self._inner = None
             if pads and whole and at.padded == before:
+                if self._lack.explains({"filtered": at.filtered, "skipped": at.skipped}):
+                    raise self._lack.error(f"lane {self.lane.number} of {self.lane.of}")
                 raise ShardError("there are no samples to fill up the epoch with: use epoch_end='drop', or look why the shards give none.")
             at.part, at.opened = at.part + 1, 0
             self._resume = None
@@ -327,10 +330,15 @@ class Parts(Stage[Out]):
     def _count(self, inner: Stage[Out]) -> None:
         """Keep what became of the samples of a part that is done."""
         counts = inner.counts(inner.mark(), 0)
+        self._lack = Lack.of_all((self._lack, inner.lack))
         self.at.limited = add_limited(self.at.limited, counts)
         for name, count in public_counts(counts).items():
             own = "batched" if name == "delivered" else name
             setattr(self.at, own, getattr(self.at, own) + count)
+
+    @property
+    def lack(self) -> Lack:
+        return Lack.of_all([self._lack, *([] if self._inner is None else [self._inner.lack])])
 
     def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
         own, before = mark or (None, None)

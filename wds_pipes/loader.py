@@ -21,6 +21,7 @@ import os
 import pickle
 import time
 import traceback
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -41,8 +42,9 @@ from wds_pipes.lanes import Deal, Parts, deal_again, lay_out, parts_of, with_par
 from wds_pipes.moved import Data, Move
 from wds_pipes.parent import begin_worker, check_guarded, end_workers, make_terminate_kill, why_ended
 from wds_pipes.ranks import Rank, find_rank
-from wds_pipes.saved import COUNTED, LIMITED, MOST, MOST_LANES, STATE_VERSION, Saved, SavedLane, are_all, damaged, read_state, shown, some
+from wds_pipes.saved import COUNTED, LIMITED, MOST, MOST_LANES, STATE_VERSION, Saved, SavedLane, are_all, damaged, plural, read_state, shown, some
 from wds_pipes.stage import (
+    Lack,
     Lane,
     Network,
     Recipe,
@@ -56,6 +58,7 @@ from wds_pipes.stage import (
     check_recipe,
     functional_name,
     logger,
+    warn_of_nothing,
 )
 from wds_pipes.stages import BatchSamples, DecodeByExt, GroupByKey, InterleaveShards, LoadTar, MapSamples, Mix, OpenShards, ShardList, ShuffleBuffer, ToTuple
 from wds_pipes.stats import Meter, Spent, Tally
@@ -80,7 +83,8 @@ Command = tuple[int, int, dict[int, Begin] | None]
 
 
 # A batch of a lane with the lane's state behind it, or what went wrong: the run, the lane, the batch, the state (packed), whether the lane has ended (with that
-# state, and without a batch), the error, and with some what was spent. A plain tuple too; a state is packed once, and unpacked when somebody asks for it.
+# state, and in the place of a batch its Lack if it gave nothing), the error, and with some what was spent. A plain tuple too; a state is packed once, and
+# unpacked when somebody asks for it.
 Result = tuple[int, int, Any, bytes | None, bool, Exception | None, Spent | None]
 
 
@@ -162,13 +166,16 @@ class _Running:
         self._meter.busy += time.perf_counter() - start
         ended = batch is _NONE
         self._delivered += not ended
-        if ended and self._batches is not None and not full:
-            raise ShardError(
-                f"lane {self._number} gave {self._delivered} batches instead of {self._batches}: the shards have fewer usable samples than samples_per_shard "
-                "says, so the ranks would not end together. Correct it, or use epoch_end='exact'."
-            )
         mark = self.stage.mark()
         counts = self.stage.counts(mark, self._delivered)
+        lack = self.stage.lack if ended and not self._delivered else None
+        if ended and self._batches is not None and not full:
+            if lack is not None and lack.explains(counts):
+                raise lack.error(f"lane {self._number} of {self._lane.of}")
+            raise ShardError(
+                f"lane {self._number} gave {plural(self._delivered, 'batch')} instead of {self._batches}: the shards have fewer usable samples than "
+                "samples_per_shard says, so the ranks would not end together. Correct it, or use epoch_end='exact'."
+            )
         state: LaneState = {
             "url": self.stage.where(mark, self._lane),
             "delivered": self._delivered,
@@ -181,7 +188,7 @@ class _Running:
         spent = self._meter.spent() if ended or self._delivered % 8 == 1 else None
         if ended:
             self.stage.close()
-            self._end = run, self._number, None, _pack(state), True, None, spent
+            self._end = run, self._number, lack, _pack(state), True, None, spent
             return self._end
         return run, self._number, batch, _pack(state), False, None, spent
 
@@ -352,6 +359,9 @@ class PipeLoader:
         stage: Stage[Any] = as_stage(pipe)
         stage.check_resumable()
         if batch_size is not None:
+            if stage.batches is not None:
+                message = f"the pipe gives batches of {stage.batches} already, and batch_size={batch_size} makes batches of these: leave one of the two out."
+                warnings.warn(f"{message} If it is meant, write the second one as .batch_samples({batch_size}), too.", stacklevel=2)
             stage = BatchSamples(stage, batch_size, drop_last=drop_last, collate=collate)
         elif drop_last or collate is not None:
             raise ValueError("drop_last and collate go with batch_size; without it the items of the pipe are the batches")
@@ -813,6 +823,7 @@ class LoaderPass:
         self._ahead: Result | None = None
         self._waiting: set[int] = set()  # the lanes that have not ended
         self._ended: dict[int, bytes] = {}  # those that have
+        self._lack = Lack()  # of those that gave nothing
         self._bar: Any = None
         self._limited: dict[int, tuple[bytes, dict[str, int]]] = {}  # of each lane, what max_errors bounds at the state that it was taken from
         self._samples_before = 0  # of the epoch of the data, less those of earlier epochs in this pass
@@ -884,6 +895,8 @@ class LoaderPass:
             self.tally.stands = at, self._samples_before
         _, lane, batch, state, _, error, _ = self._ahead or _AT_END
         if state is None:
+            if error is None and (lacking := self._all_lacking(at)) is not None:
+                return self.stop(lacking)  # the state stays at the beginning of the epoch
             if loader._limits and error is None:
                 error = self._too_many(at, {**at.lanes, **self._ended})
             self._commit_ends(at)
@@ -906,9 +919,19 @@ class LoaderPass:
             if count > limit:
                 step = name.removeprefix(LIMITED).split()[0]
                 return (ShardError if step in ("open_shards", "load_tar") else SampleError)(
-                    f"{step}() has skipped {count} errors in this epoch, in all lanes of this rank together, and max_errors={limit}. "
+                    f"{step}() has skipped {plural(count, 'error')} in this epoch, in all lanes of this rank together, and max_errors={limit}. "
                     "The log names the first ones: mend the data, or allow more."
                 )
+        return None
+
+    def _all_lacking(self, at: _At) -> Exception | None:
+        """The error where no lane of this rank gave anything in the epoch, since the samples lack the fields that are kept."""
+        if at.deal.counts.get("delivered") or any(map(_delivered, at.lanes.values())):
+            return None
+        counts = _total(map(_unpack, self._ended.values()), {})
+        if self._lack.explains(counts):
+            return self._lack.error()
+        warn_of_nothing(counts)
         return None
 
     def _commit_ends(self, at: _At) -> None:
@@ -945,7 +968,7 @@ class LoaderPass:
     def _go_on(self, before: _At | None = None) -> _At:
         """Begin a run over an epoch of the data, or its rest."""
         at, self._results = self._loader._begin(before)
-        self._at, self._run, self._ended = at, self._loader._runs, {}
+        self._at, self._run, self._ended, self._lack = at, self._loader._runs, {}, Lack()
         self._waiting = {number for number, lane in at.states.items() if not lane["ended"]}
         self._ahead = self._fetch()
         return at
@@ -957,7 +980,7 @@ class LoaderPass:
                 result = next(self._results)
             except Exception as error:
                 return self._run, -1, None, None, False, _worker_error(error, self._results), None
-            run, lane, _, state, ended, _, spent = result
+            run, lane, batch, state, ended, _, spent = result
             if run != self._run or lane not in self._waiting:
                 continue
             if spent is not None:
@@ -968,6 +991,8 @@ class LoaderPass:
             self._waiting.discard(lane)
             self._loader._commands.end(lane)
             self._ended[lane] = state
+            if batch is not None:
+                self._lack = Lack.of_all((self._lack, batch))
         return None
 
     def stop(self, error: Exception) -> Exception:

@@ -22,6 +22,7 @@ from torchdata.nodes.loader import LoaderIterator
 from wds_pipes import stages
 from wds_pipes.errors import StateError, WdsError
 from wds_pipes.moved import Data
+from wds_pipes.ranks import warn_of_ranks
 from wds_pipes.stage import Ended, Host, Lane, Mark, Stage, State, Stream, begin, running_copy
 
 
@@ -56,6 +57,7 @@ class WdsNode(BaseNode[Any]):
     def reset(self, initial_state: State | None = None) -> None:
         """Begin the next epoch, or go on from a state; at the first ``next()``."""
         super().reset(initial_state)
+        warn_of_ranks("a node")
         _forget_old_state()
         stream = self._stream
         if initial_state is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import NamedTuple
 
 
@@ -39,3 +40,21 @@ def _from_surroundings() -> tuple[int, int]:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return 0, 1
+
+
+def warn_of_ranks(what: str, *, dealt: bool = False) -> None:
+    """Warn, where several ranks run, that each gets all samples.
+
+    Args:
+        what: is iterated.
+        dealt: whether torch deals the samples where torch.distributed is initialised.
+    """
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        ranks = 1 if dealt else dist.get_world_size()
+    else:
+        ranks = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    if ranks > 1:
+        message = "gives all samples of its shards to every rank: use wds_pipes.PipeLoader, or let each rank list shards of its own (then ignore this)."
+        warnings.warn(f"{what} {message}", stacklevel=4)

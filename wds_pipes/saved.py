@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import reprlib
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from wds_pipes.errors import StateError
@@ -81,6 +82,17 @@ def shown(value: object) -> str:
     except Exception:  # such as of an int with thousands of digits
         text = f"some {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun: ``1 shard``, ``1,000 shards``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}es" if noun.endswith("ch") else f"{count:,} {noun}s"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in quotes, in order, and at most 20 of them."""
+    ordered = sorted(names)
+    return ", ".join(f"{name!r:.80}" for name in ordered[:20]) + (", ..." if len(ordered) > 20 else "")
 
 
 def is_count(value: object, *, least: int = 0, most: int = MOST) -> bool:

@@ -21,14 +21,14 @@ import copy
 import logging
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
-from wds_pipes.errors import StateError, WdsError
+from wds_pipes.errors import SampleError, StateError, WdsError
 from wds_pipes.moved import MEND, Data, Move
 from wds_pipes.ordering import mix
 from wds_pipes.saved import (
@@ -41,6 +41,8 @@ from wds_pipes.saved import (
     SavedLane,
     damaged,
     is_count,
+    listed,
+    plural,
     read_count,
     read_finite,
     read_state,
@@ -97,8 +99,44 @@ class Host:
     epoch: int = 0
     lane: int = 0
     lanes: int = 1
+    tell_end: Callable[[int, bool], bool] | None = None  # see dataset.LaneEnds
     pid: int | None = None  # of the main process, and the epoch that it last gave to DataLoader's workers
     hosted: int | None = None
+
+
+class Lack(NamedTuple):
+    """How the samples of a running chain fit the fields that ``group_by_key(fields=...)`` keeps.
+
+    Attributes:
+        samples: how many had none of them.
+        fits: whether another one had some.
+        wanted: the fields to keep.
+        left_out: other fields that were seen, some of them if there are many.
+    """
+
+    samples: int = 0
+    fits: bool = False
+    wanted: frozenset[str] = frozenset()
+    left_out: frozenset[str] = frozenset()
+
+    @classmethod
+    def of_all(cls, lacks: Iterable[Lack]) -> Lack:
+        """That of several chains together."""
+        both = cls()
+        for lack in lacks:
+            both = cls(both.samples + lack.samples, both.fits or lack.fits, both.wanted | lack.wanted, both.left_out | lack.left_out)
+        return both
+
+    def explains(self, counts: Mapping[str, int]) -> bool:
+        """Whether, by ``counts``, all that became of the samples is that they had none of the fields."""
+        return not self.fits and self.samples > 0 and self.samples == sum(counts.get(name, 0) for name in COUNTED)
+
+    def error(self, whose: str = "this epoch") -> SampleError:
+        """What to raise where it explains that nothing was given."""
+        many = f"all {self.samples:,} samples" if self.samples > 1 else "the only sample" if self.samples else "all samples of the other lanes"
+        seen = f"; they have {listed(self.left_out)}" if self.left_out else ""
+        wanted = f"[{listed(self.wanted)}]" if self.wanted else "..."
+        return SampleError(f"{whose} gave nothing: {many} had none of the fields that group_by_key(fields={wanted}) keeps{seen}. Correct the names.")
 
 
 class Network(NamedTuple):
@@ -253,6 +291,11 @@ class Stage(Generic[Out]):
         return self.root.seed
 
     @property
+    def storage_options(self) -> dict[str, Any] | None:
+        """How to reach the storage, as the first stage of the chain was told; None if it was not."""
+        return None if self.source is None else self.source.storage_options
+
+    @property
     def counts_delivered(self) -> bool:
         """Whether a step up to this one counts the samples that it delivered, since the chain's items are more than one each."""
         return any(name == "delivered" for _, name in self._tallies) or (self.source is not None and self.source.counts_delivered)
@@ -287,6 +330,16 @@ class Stage(Generic[Out]):
     def network(self) -> Network:
         """What the chain has used of the network in this process."""
         return NO_NETWORK if self.source is None else self.source.network
+
+    @property
+    def batches(self) -> int | None:
+        """How many samples the chain puts into each of its items, where its last steps are known to make batches; else None."""
+        return None if self.source is None or not self.holds_nothing else self.source.batches
+
+    @property
+    def lack(self) -> Lack:
+        """How the samples of a running chain fit the fields that it keeps, since it was opened."""
+        return Lack() if self.source is None else self.source.lack
 
     def check_resumable(self) -> None:
         """Raise StateError if the position of this chain cannot be known exactly."""
@@ -685,7 +738,8 @@ class Pass(Generic[Out]):
             item = next(self._items)
             mark = self._mark()
         except StopIteration:
-            self._end()
+            if (lacking := self._end()) is not None:
+                raise lacking from None
             raise
         except BaseException as error:
             interrupted = RuntimeError(f"this iterator was interrupted by {type(error).__name__}; load_state_dict(state_dict()) and iter() go on")
@@ -705,14 +759,21 @@ class Pass(Generic[Out]):
         self._items, self._mark = self._running.items, self._running.mark
         stream._live = weakref.ref(self)
 
-    def _end(self) -> None:
-        mark = cast(Stage[Out], self._running).mark()
+    def _end(self) -> SampleError | None:
+        """Commit the end of the epoch; or, if all its samples lack the fields that are kept, stop with that error, which is returned."""
+        running, host = cast(Stage[Out], self._running), self._stream.stage.host
+        mark, lack = running.mark(), running.lack
         counts = self._stream.counts(Position(self._epoch, self._delivered, mark))
-        if not counts.pop("delivered") and any(counts.values()) and self._stream.stage.host.lanes == 1:
-            told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-            logger.warning("this epoch gave nothing: %s. See what group_by_key(fields=...), filters and on_error='skip' leave.", told)
+        explained, nothing = lack.explains(counts), not any(counts.values())
+        if (explained or nothing) and (explained if host.tell_end is None else host.tell_end(self._epoch, explained)):
+            error = lack.error()
+            self.stop(error)
+            return error
+        if host.lanes == 1:
+            warn_of_nothing(counts)
         self._stream.at = Position(self._epoch, self._delivered, mark, ended=True)
         self.stop(StopIteration())
+        return None
 
     def stop(self, error: Exception) -> None:
         """Let every further ``next()`` raise ``error``, unless the iterator has stopped already."""
@@ -726,6 +787,13 @@ class Pass(Generic[Out]):
 
     def __del__(self) -> None:
         self.close()
+
+
+def warn_of_nothing(counts: dict[str, int]) -> None:
+    """Say so where samples were read, and none of them was given."""
+    lost = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    if lost and not counts["delivered"]:
+        logger.warning("this epoch gave nothing: %s. See what group_by_key(fields=...), filters and on_error='skip' leave.", lost)
 
 
 def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
@@ -800,7 +868,7 @@ def _describe(state: Saved) -> str:
                 facts.append(f"byte {value('offset'):,}")
             elif name == "shuffle_buffer":
                 facts.append(f"shuffle at {value('left'):,}, read again from its sample {value('first'):,}")
-        facts.append(f"{lane.delivered:,} items delivered")
+        facts.append(f"{plural(lane.delivered, 'item')} delivered")
         lines.append(f"lane {index} of {state.lane_count}: " + ", ".join(facts))
     lines.append("samples: " + ", ".join(f"{count:,} {what}" for what, count in state.counts.items()))
     return "\n".join(lines)

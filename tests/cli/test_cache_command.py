@@ -49,7 +49,7 @@ def test_clear(cache, tmp_path):
     own = Path(cache.directory, "notes.json")
     own.write_text("mine")
     with cache.open("s3://bucket/1.tar", None) as stream:
-        assert run("clear", "--directory", cache.directory).output.endswith("1 shards are left, 1 MB\n")
+        assert run("clear", "--directory", cache.directory).output.endswith("1 shard is left, 1 MB\n")
         assert len(stream.read()) == 1_000_001
     assert run("clear").output.endswith("0 shards are left, 0 bytes\n")
     assert sorted(os.listdir(cache.directory)) == ["notes.json", "usage"]

@@ -9,6 +9,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
+import wds_pipes as wp
+from wds_pipes import checkpoint
 from wds_pipes.io.urls import expand, hide, identify, local_path, redact
 
 
@@ -295,3 +297,28 @@ def test_long_texts_are_looked_through_in_linear_time():
 )
 def test_what_is_local(url, path):
     assert local_path(url) == path
+
+
+def test_the_home_directory(tmp_path, monkeypatch):
+    """Where a shell would replace it; but a file of this name is taken as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with wp.ShardWriter("~/x-%06d.tar", max_samples=2, index="~/index.json") as writer:
+        for key in "abc":
+            writer.write({"__key__": key, "txt": key})
+    names = [str(tmp_path / "home" / f"x-00000{number}.tar") for number in range(2)]
+    (tmp_path / "home" / "list.txt").write_text("~/x-000001.tar\n")
+    for urls in ("~/*.tar", Path("~/x-*.tar"), "~/x-{000000..000001}.tar", "~", "~/index.json"):
+        assert expand(urls) == (names if not str(urls).endswith("json") else [str(tmp_path / "home" / "index.json")])
+    assert expand("@~/list.txt") == names[1:]
+    for index in ("~/index.json", "~/"):
+        assert wp.ShardList("~/x-*.tar", index=index)._stream.stage.samples == [2, 1]
+    loader = wp.PipeLoader(wp.ShardList("~/*.tar").open_shards().load_tar().group_by_key(), batch_size=1)
+    next(iter(loader))
+    assert checkpoint.save("~/run", loader).parent == tmp_path / "home" / "run"
+    assert checkpoint.load("~/run", loader) is not None
+    Path("~").mkdir()
+    assert expand("~/y.tar") == [str(tmp_path / "home" / "y.tar")]
+    Path("~/y.tar").write_bytes(b"")
+    assert expand("~/y.tar") == ["~/y.tar"]

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 from sources import Given
+from torch.utils.data import DataLoader
 
 import wds_pipes as wp
 from wds_pipes.stage import Stream
 from wds_pipes.stages import BatchSamples
-from wds_pipes.testing import check_resume
+from wds_pipes.testing import check_resume, make_shards
 
 
 def shards(urls):
@@ -110,3 +111,28 @@ def test_is_a_method_with_help_that_pickles(urls, capsys):
     assert list(again) == list(pipe)
     help(pipe.batch_samples)
     assert "Collect samples into batches" in capsys.readouterr().out
+
+
+def test_batching_twice_warns(tmp_path):
+    """By a loader over a pipe of batches; what is written as two steps is meant, and so is batch_size=None."""
+
+    def pipe():
+        return wp.ShardList(urls).open_shards().load_tar().group_by_key().batch_samples(2).map_samples(len)
+
+    urls = make_shards(tmp_path, shards=2, samples=4)
+    for host in (
+        lambda: wp.PipeLoader(pipe(), batch_size=2),
+        lambda: list(DataLoader(pipe())),
+        lambda: list(DataLoader(pipe(), batch_size=2)),
+        lambda: list(DataLoader(pipe().as_dataset(), batch_size=2)),
+    ):
+        with pytest.warns(UserWarning, match="gives batches of 2 already"):
+            host()
+    for right in (
+        wp.PipeLoader(pipe()),
+        wp.PipeLoader(pipe().batch_samples(2)),
+        DataLoader(pipe(), batch_size=None),
+        DataLoader(pipe().as_dataset(), batch_size=None),
+        DataLoader(wp.ShardList(urls), batch_size=2),
+    ):
+        assert list(right)

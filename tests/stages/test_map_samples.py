@@ -14,7 +14,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import wds_pipes as wp
 from wds_pipes.stage import Stream
 from wds_pipes.stages import MapSamples
-from wds_pipes.testing import check_resume
+from wds_pipes.testing import check_resume, make_shards
 
 
 def shards(urls, **options):
@@ -184,9 +184,8 @@ def test_the_place_of_shards_does_not_decide_what_is_drawn(urls, tmp_path):
 
 def test_golden_key():
     """The key of a sample's generator never changes; numpy's Philox is a published function of it."""
-    keys = []
     sample = {"__key__": "0001", "__url__": "s3://bucket/a.tar"}
-    list(Stream(MapSamples(Given([sample, 1], seed=3), lambda sample, rng: keys.append(rng.bit_generator.state["state"]["key"].tolist()))))
+    keys = list(Stream(MapSamples(Given([sample, 1], seed=3), lambda sample, rng: rng.bit_generator.state["state"]["key"].tolist())))
     assert keys == [[1685911290127790245, 0], [2697846336622512274, 0]]
 
 
@@ -265,3 +264,18 @@ def test_is_a_method_with_help_that_pickles(urls, capsys):
     assert list(pickle.loads(pickle.dumps(pipe))) == list(pipe)
     help(pipe.map_samples)
     assert "Apply a function to each sample" in capsys.readouterr().out
+
+
+def test_a_function_that_returns_nothing_is_named(tmp_path):
+    """A forgotten return is an error, and is skipped and counted as one that raises."""
+
+    def forgetful(sample):
+        return sample if sample["__key__"] != "00000001" else None
+
+    pipe = wp.ShardList(make_shards(tmp_path, shards=1, samples=3)).open_shards().load_tar().group_by_key()
+    with pytest.raises(wp.SampleError, match=r"map_samples\(\) returned None for sample '00000001' of shard .*filter_samples\(\)") as caught:
+        list(pipe.map_samples(forgetful))
+    assert caught.value.key == "00000001"
+    skipping = pipe.map_samples(forgetful, on_error="skip")
+    assert len(list(skipping)) == 2
+    assert skipping.counts()["skipped"] == 1

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wds_pipes.saved import plural
+
 if TYPE_CHECKING:
     from wds_pipes.io.cache_files import CacheDirectory
 
@@ -30,7 +32,7 @@ def list_shards(directory: str | None) -> None:
     for entry in entries:
         used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.used))
         click.echo(f"{_shown(entry.bytes):>10}  {used}  {entry.state:<11}  {entry.url or entry.path}")
-    click.echo(f"{files.path}: {len(entries):,} shards, {_shown(sum(entry.bytes for entry in entries))}")
+    click.echo(f"{files.path}: {plural(len(entries), 'shard')}, {_shown(sum(entry.bytes for entry in entries))}")
 
 
 @cache.command()
@@ -70,8 +72,8 @@ def _prune(files: CacheDirectory, limit: int) -> None:
     except OSError as error:
         raise click.ClickException(str(error)) from error
     left = files.entries()
-    kept = f"{len(left):,} shards are left, {_shown(sum(entry.bytes for entry in left))}"
-    click.echo(f"{files.path}: removed {count:,} shards, {_shown(freed)}; {kept}")
+    kept = f"{plural(len(left), 'shard')} {'is' if len(left) == 1 else 'are'} left, {_shown(sum(entry.bytes for entry in left))}"
+    click.echo(f"{files.path}: removed {plural(count, 'shard')}, {_shown(freed)}; {kept}")
 
 
 def _shown(size: float) -> str:

@@ -10,6 +10,7 @@ import click
 
 from wds_pipes.errors import ShardWarning, WdsError
 from wds_pipes.io.urls import expand, redact
+from wds_pipes.saved import plural
 from wds_pipes.tar.index import ShardFacts, index_shards
 
 
@@ -43,4 +44,4 @@ def index(urls: tuple[str, ...], output: str, threads: int, key_split: str, on_r
     except (WdsError, ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
     samples, size = sum(facts.samples or 0 for facts in found.values()), sum(facts.size or 0 for facts in found.values())
-    click.echo(f"{redact(output)}: {len(found):,} shards, {samples:,} samples, {size:,} bytes")
+    click.echo(f"{redact(output)}: {plural(len(found), 'shard')}, {plural(samples, 'sample')}, {plural(size, 'byte')}")

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from wds_pipes.io.urls import identify, is_secret
+from wds_pipes.io.urls import identify, is_secret, links_of
 
 # Options of fsspec's file systems that lead to no other store.
 _WITHOUT_EFFECT = re.compile(
@@ -72,7 +72,7 @@ def _names(*names: str) -> Sequence[str]:
 
 def protocols_of(url: str) -> list[str]:
     """The protocols of a URL, several if it is chained."""
-    return [part.partition("://")[0] for part in url.split("::")]
+    return [part.partition("://")[0] for part in links_of(url)]
 
 
 def user_of(url: str) -> str:

@@ -12,13 +12,12 @@ from wds_pipes.errors import CacheError, ShardError, StateError
 from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.pipe import CommandOutput
 from wds_pipes.io.ranged import Feed, Pool, Reading, RemoteShard, UnreadError
-from wds_pipes.io.urls import clean, hide, local_path, redact
+from wds_pipes.io.stores import missing_package
+from wds_pipes.io.urls import at_home, clean, hide, local_path, redact
 from wds_pipes.stage import NO_NETWORK, Network
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache import ShardCache
-
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 
 
 def is_remote(url: str) -> bool:
@@ -83,7 +82,7 @@ class Opener:
                 return self._command(url)
             path = local_path(url)
             if path is not None:
-                return open(path, "rb", buffering=self._buffer_bytes)
+                return open(at_home(path), "rb", buffering=self._buffer_bytes)
             return self._remote(url, start, feed, wait)
         except (ShardError, StateError, CacheError):
             raise
@@ -99,9 +98,7 @@ class Opener:
         elif isinstance(error, PermissionError):
             message = f"shard {shown} may not be read: check its permissions."
         elif isinstance(error, ImportError):
-            protocol = url.partition(":")[0]
-            mend = f"pip install 'wds_pipes[{_EXTRAS[protocol]}]'" if protocol in _EXTRAS else "install the package that it names"
-            message = f"shard {shown} needs a package that is not installed ({hide(str(error), url, options)}): {mend}."
+            message = f"shard {shown} needs a package that is not installed ({hide(str(error), url, options)}): {missing_package(url)}."
         else:
             mend = " Write a local path without '://'." if "Protocol not known" in str(error) else ""
             message = f"shard {shown} cannot be opened: {type(error).__name__}: {hide(str(error), url, options)}{mend}"

@@ -20,14 +20,17 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
-from time import perf_counter, time
+from ipaddress import IPv6Address
+from time import perf_counter, sleep, time
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
+from urllib.request import getproxies
 
 from wds_pipes.io.identity import identify_store
 from wds_pipes.io.threads import DaemonThreads
-from wds_pipes.io.urls import words
+from wds_pipes.io.urls import IPV6_HOST, links_of, words
 
+_CONNECT_SECONDS = 5.0
 PIECE = 1 << 18  # of stores that are read and not heard
 _LEAST_RANGE, _FIRST_RANGE = 1 << 12, 1 << 18  # of those that give whole ranges
 _GATHERED, _GATHER_SECONDS = 1 << 18, 0.006  # how many bytes, and those of how long, are worth to be woken for
@@ -129,7 +132,7 @@ class Stores:
 
         if url.startswith("ais://"):
             url = _ais(url)
-        if "::" in url:
+        if len(links_of(url)) > 1:
             fs, path = file_system(url, self._options)
             return self._store(fs), path
         protocol = url.partition(":")[0]
@@ -145,6 +148,7 @@ class Stores:
 
     def _make(self, protocol: str, kind: Any, of_url: dict[str, Any]) -> Any:
         options = self._options | of_url
+        _check_reachable(protocol, options)
         if protocol in ("s3", "s3a"):
             # Retries are ours, and open shards may hold more connections than are asked for.
             given = options.get("config_kwargs") or {}
@@ -203,16 +207,60 @@ def _same(one: Any, other: Any) -> bool:
 
 def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[Any, str]:
     """The file system of a URL as fsspec keeps it, and the path there; its requests by HTTP follow ``_client``."""
-    from fsspec.core import url_to_fs
+    from fsspec.core import get_filesystem_class, url_to_fs
 
-    options, chained = dict(storage_options or {}), "::" in url
-    for part in url.split("::"):
-        protocol = part.partition("://")[0]
+    options, links = dict(storage_options or {}), links_of(url)
+    for link in links:
+        protocol = link.partition("://")[0]
+        _check_reachable(protocol, options.get(protocol, {}) if len(links) > 1 else options)
         if protocol in ("http", "https"):
-            given = options.get(protocol, {}) if chained else options
+            given = options.get(protocol, {}) if len(links) > 1 else options
             given = {"get_client": _client, **given}
-            options = {**options, protocol: given} if chained else given
+            options = {**options, protocol: given} if len(links) > 1 else given
+    if "::" in url and len(links) == 1:  # fsspec would take it for a chain
+        kind = get_filesystem_class(protocol)
+        return kind(**(options | kind._get_kwargs_from_urls(url))), kind._strip_protocol(url)
+    url = IPV6_HOST.sub(lambda found: f"[{IPv6Address(found[0][1:-1]).exploded}]", url) if len(links) > 1 else url
     return url_to_fs(url, **options)  # type: ignore[no-any-return]
+
+
+def _check_reachable(protocol: str, options: Mapping[str, Any]) -> None:
+    """ConnectionError, soon, where there is no way to Google's storage.
+
+    gcsfs would first look for credentials on a machine of Google's, and then request again and again: that takes up to a minute.
+    """
+    if protocol not in ("gs", "gcs"):
+        return
+    from fsspec.config import conf
+
+    options = {**conf.get("gs", {}), **conf.get("gcs", {}), **options}
+    endpoint = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
+    endpoint = endpoint or f"https://storage.{os.environ.get('GOOGLE_CLOUD_UNIVERSE_DOMAIN') or 'googleapis.com'}"
+    place = urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
+    if getproxies() or options.get("session_kwargs") or place.hostname is None:  # they may lead there in another way
+        return
+    error: OSError | None = None
+    for wait in (0.0, 0.1, 0.2, 0.4):
+        sleep(wait)
+        try:
+            socket.create_connection((place.hostname, place.port or (80 if place.scheme == "http" else 443)), _CONNECT_SECONDS).close()
+        except TimeoutError as late:
+            error = late
+            break
+        except OSError as refused:
+            error = refused
+        else:
+            return
+    raise ConnectionError(f"no connection to {place.hostname}: {error}") from None
+
+
+def missing_package(url: str) -> str:
+    """How to install what the protocol of a URL needs."""
+    extra = _EXTRAS.get(url.partition(":")[0])
+    return "install the package that it names" if extra is None else f"pip install 'wds_pipes[{extra}]'"
+
+
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 
 
 def _ais(url: str) -> str:

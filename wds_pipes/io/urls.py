@@ -20,11 +20,11 @@ from urllib.parse import quote_plus, unquote, unquote_plus
 
 import braceexpand
 
-from wds_pipes.errors import ShardError
-
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _SCHEME = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]+:(//|:)")
+# The address of a host in a URL: its brackets are no pattern, and its colons no chain of protocols.
+IPV6_HOST = re.compile(r"(?<=[/@])\[[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%25[^\]/]*)?\](?=[:/?#]|$)")
 # Parameters that are shown: they say which object is meant, or which part or form of it.
 _HARMLESS = re.compile(
     r"(?i)v(ersion(id)?)?|generation|snapshot|rev(ision)?|id|file(name)?|name|path|part(number)?|page|shard|split|index|epoch|format|provider|alt|download"
@@ -64,6 +64,19 @@ def local_path(url: str) -> str | None:
     if url.startswith("local://"):
         return url.removeprefix("local://")
     return None if _SCHEME.match(url) or url.startswith("pipe:") else url
+
+
+def at_home(path: str) -> str:
+    """A path with ``~`` replaced by the home directory, as a shell does it; a path that exists is taken as it is."""
+    return os.path.expanduser(path) if path.startswith("~") and not os.path.lexists(path) else path
+
+
+def links_of(url: str) -> list[str]:
+    """The parts of a chained URL, ``a::b://c``; the URL itself if it is none."""
+    addresses = [found.span() for found in IPV6_HOST.finditer(url)]
+    cuts = [found.span() for found in re.finditer("::", url) if not any(start < found.start() < stop for start, stop in addresses)]
+    starts, stops = [0, *(stop for _, stop in cuts)], [*(start for start, _ in cuts), len(url)]
+    return [url[start:stop] for start, stop in zip(starts, stops, strict=True)]
 
 
 def redact(url: str) -> str:
@@ -300,11 +313,13 @@ def expand(urls: Urls, storage_options: dict[str, Any] | None = None) -> list[st
 
     Args:
         urls: a URL or path, or several. Each may hold braces (``{000..011}``, ``{a,b}``, nested, with steps), or ``*``, ``?`` and ``[...]`` (sorted); a
-            local directory means the ``*.tar*`` files in it, ``@list.txt`` the lines of a local text file. A path that exists is taken as it is.
+            directory means the ``*.tar*`` files in it (one in a store ends in ``/``), ``@list.txt`` the lines of a local text file. A path that exists is
+            taken as it is.
         storage_options: for listing remote globs, as fsspec takes them.
 
     Raises:
         ValueError: nothing matches, or the list is empty.
+        ShardError: a store cannot be listed.
         TypeError: something is neither a string nor a path.
     """
     if isinstance(urls, (str, os.PathLike)):
@@ -325,10 +340,11 @@ def _expand_one(item: str | os.PathLike[str], storage_options: dict[str, Any] | 
         raise ValueError(f"a shard needs a name, not {url!r}")
     if url == "-":
         return [url]
+    url = at_home(url)
     if url.startswith("@"):
-        if not os.path.isfile(url[1:]):
+        if not os.path.isfile(at_home(url[1:])):
             raise ValueError(f"the list of shards {url[1:]!r} does not exist; after '@' comes the path of a text file")
-        with open(url[1:], encoding="utf-8") as lines:
+        with open(at_home(url[1:]), encoding="utf-8") as lines:
             names = [line.strip() for line in lines if line.strip()]
         if any(name.startswith("@") for name in names):
             raise ValueError(f"the list {url[1:]!r} names another list: name the shards themselves")
@@ -356,21 +372,13 @@ def _expand_glob(url: str, storage_options: dict[str, Any] | None) -> Sequence[s
             return [url]
         return _found(url, sorted(glob.glob(path, recursive=True)))
     # In a URL "?" starts a query; only what comes before it can be a pattern.
-    if not ("*" in url.partition("?")[0] or "[" in url.partition("?")[0]) or url.startswith("pipe:"):
+    named = IPV6_HOST.sub("", url.partition("?")[0])
+    folder = url.endswith("/") and "?" not in url and len(links_of(url)) == 1
+    if not ("*" in named or "[" in named or folder) or url.startswith("pipe:"):
         return [url]
-    from wds_pipes.io.stores import file_system
+    from wds_pipes.io.listing import list_shards
 
-    try:
-        fs, pattern = file_system(url, storage_options)
-        names = [fs.unstrip_protocol(name) for name in sorted(fs.glob(pattern))]
-    except ImportError:
-        raise
-    except Exception as error:
-        cause = clean(error, url, storage_options)
-    else:
-        return _found(url, names)
-    shown = redact(url)
-    raise ShardError(f"the shards {shown} cannot be listed: {type(cause).__name__}: {cause}. Check the URL and your credentials.", url=shown) from cause
+    return list_shards(f"{url}*.tar*" if folder else url, storage_options)
 
 
 def _found(url: str, shards: list[str]) -> list[str]:

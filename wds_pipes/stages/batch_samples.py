@@ -66,6 +66,10 @@ class BatchSamples(Stage[Any]):
             at.delivered += len(batch)
             yield collated
 
+    @property
+    def batches(self) -> int:
+        return self.size
+
     def _collate(self, batch: list[Any]) -> Any:
         if callable(self.collate):
             return self.collate(batch)

@@ -10,8 +10,8 @@ from typing import Any
 
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.urls import redact
-from wds_pipes.saved import damaged
-from wds_pipes.stage import Lane, Mark, Stage, Tolerant, check_choice
+from wds_pipes.saved import damaged, plural
+from wds_pipes.stage import Lack, Lane, Mark, Stage, Tolerant, check_choice
 from wds_pipes.stages.load_tar import LoadTar
 from wds_pipes.stages.shard_list import PartOfShard, ShardList
 from wds_pipes.tar.keys import KeySplit, has_field, lacks, splitter, with_field
@@ -20,6 +20,7 @@ from wds_pipes.tar.reader import EMPTY, END, MARK, TarMember, half_sample
 Sample = dict[str, Any]
 
 ENOUGH, VARIED = 3, 4
+_MOST_LEFT_OUT = 100  # names of fields that are kept for messages
 
 
 @dataclass(slots=True)
@@ -67,7 +68,7 @@ class GroupByKey(Tolerant[Sample]):
     Args:
         source: a pipe of members: ``load_tar()``.
         fields: keep only these fields; the data of others is passed over, not read, where the stream can seek. A sample with none of them is not given, and
-            counted as filtered.
+            counted as filtered. An epoch in which that happens to all samples is an error: of all lanes of a rank together.
         key_split: ``"first-dot"``, ``"last-dot"``, or a function from a member's name to (key, field), or None for a member to leave out.
         on_repeated_key: for a key that comes again later in the same shard, so that its sample is given in pieces: ``"raise"``, ``"warn"`` (ShardWarning) or
             ``"ignore"``. Sort such a shard. After a resume only the shard's part from there on is compared.
@@ -75,7 +76,8 @@ class GroupByKey(Tolerant[Sample]):
         max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: any number.
 
     Raises:
-        SampleError: from the iteration, with ``.url``, ``.key`` and ``.offset``: a field twice, or a repeated key.
+        SampleError: from the iteration, with ``.url``, ``.key`` and ``.offset``: a field twice, or a repeated key. At the end of an epoch, without these: no
+            sample had one of ``fields``; the message lists the fields that were seen, and the state stays at the beginning of the epoch.
 
     Checkpoint: where the first member of the next sample starts, and the names of the fields in its shard, up to 256 characters (if there are more, doubtful
     samples are refused). A resume reads that one member again.
@@ -116,6 +118,8 @@ class GroupByKey(Tolerant[Sample]):
         self._seen = _Seen()  # while running, what at.shard says
         self._tar: LoadTar | None = None  # while running, where the members come from
         self._resumed = False  # while running, from a mark
+        self._fits = False  # while running, whether a sample had one of the fields to keep
+        self._left_out: set[str] = set()  # while running, fields that are not kept
         self._doubt: tuple[int, bytes, str] = -1, MARK, ""  # while running, the last doubtful place: its offset, what it is, the fields of the shard up to it
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Sample]:
@@ -245,6 +249,8 @@ class GroupByKey(Tolerant[Sample]):
                         if len(names) > 4096:
                             names.clear()
                         names[parts[1]] = field
+                        if wanted is not None and field not in wanted and len(self._left_out) < _MOST_LEFT_OUT:
+                            self._left_out.add(field)
                         if not has_field(here.fields, field):
                             here.fields = with_field(here.fields, field)
                             if here.alike:
@@ -317,10 +323,16 @@ class GroupByKey(Tolerant[Sample]):
         if bad:
             self.at.skipped += 1
             return None
-        if self.fields is not None and all(name[:2] == "__" for name in sample):
-            self.at.filtered += 1
-            return None
+        if self.fields is not None:
+            if all(name[:2] == "__" for name in sample):
+                self.at.filtered += 1
+                return None
+            self._fits = True
         return sample
+
+    @property
+    def lack(self) -> Lack:
+        return Lack(self.at.filtered, self._fits or self.fields is None, frozenset(self.fields or ()), frozenset(self._left_out))
 
     def _leave(self, part: PartOfShard, offset: int) -> None:
         """The wanted samples of a shard have come, and another one follows."""
@@ -338,7 +350,7 @@ class GroupByKey(Tolerant[Sample]):
         at.number, at.shard, self._seen = 0, "", _Seen()
         if part is not None and number < part.stop and not lost:
             url = redact(part)
-            raise ShardError(f"shard {url} has only {number} samples, and samples_per_shard or the index says {part.of}.", url=url)
+            raise ShardError(f"shard {url} has only {plural(number, 'sample')}, and samples_per_shard or the index says {part.of}.", url=url)
 
     def _twice(self, sample: Sample, field: str, name: str, offset: int) -> None:
         """A sample has a field a second time: raise, or see that it may be skipped."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from wds_pipes.saved import damaged, read_count, read_counts, read_list, read_position, shown
-from wds_pipes.stage import Lane, Mark, Out, Stage, add_limited, begin, check_count, public_counts, running_copy
+from wds_pipes.stage import Lack, Lane, Mark, Out, Stage, add_limited, begin, check_count, public_counts, running_copy
 from wds_pipes.stages.shard_list import Piece, ShardList
 
 _NONE = object()
@@ -59,6 +59,7 @@ class InterleaveShards(Stage[Out]):
         self._marks: list[tuple[int, Mark | None]] = []
         self._ahead: Stage[Out] | None = None  # while running, the chain of the shard that will be opened next
         self._bytes = 0  # while running, how many were read of the shards that are done
+        self._lack = Lack()  # while running, of those shards
 
     @property
     def _before(self) -> Stage[Out]:
@@ -117,6 +118,10 @@ class InterleaveShards(Stage[Out]):
         """How many bytes of shards a running copy has read."""
         return self._bytes + sum(chain.bytes_so_far for chain in self._chains)
 
+    @property
+    def lack(self) -> Lack:
+        return Lack.of_all([self._lack, *(chain.lack for chain in self._chains)])
+
     @cached_property
     def _pieces(self) -> tuple[Piece, ...]:
         """The shards, or pieces of them, of this lane."""
@@ -151,6 +156,7 @@ class InterleaveShards(Stage[Out]):
     def _count(self, chain: Stage[Out]) -> None:
         """Keep what became of the samples of a shard that is done."""
         counts = chain.counts(chain.mark(), 0)
+        self._lack = Lack.of_all((self._lack, chain.lack))
         self.at.limited = add_limited(self.at.limited, counts)
         for name, count in public_counts(counts).items():
             own = "batched" if name == "delivered" else name

@@ -29,10 +29,14 @@ class MapSamples(Tolerant[Any]):
 
     Args:
         source: any pipe.
-        fn: ``fn(sample)`` or ``fn(sample, rng)``. Draw from ``rng``, not from global generators, whose state nobody saves.
-        on_error: for a sample on which ``fn`` raises: ``"raise"`` what it raised, or ``"skip"`` the sample and count it. A MemoryError
+        fn: ``fn(sample)`` or ``fn(sample, rng)``; it returns the new sample, and never None. Draw from ``rng``, not from global generators, whose state
+            nobody saves.
+        on_error: for a sample on which ``fn`` raises or returns None: ``"raise"`` what it raised, or ``"skip"`` the sample and count it. A MemoryError
             is always raised: it is no fault of the sample's.
         max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: any number.
+
+    Raises:
+        SampleError: from the iteration: ``fn`` returned None.
 
     Checkpoint: the number of samples so far. A resume reads nothing again.
     """
@@ -67,6 +71,9 @@ class MapSamples(Tolerant[Any]):
                     error.add_note(f"raised by the function of map_samples() on {_name(sample, at.number)}")
                     raise
                 self.skip(_wrapped(sample, at.number, error))
+                continue
+            if result is None:
+                self.skip(_nothing(sample, at.number))
                 continue
             yield result
 
@@ -108,6 +115,12 @@ def _takes_rng(fn: Callable[..., Any]) -> bool:
 def _name(sample: Any, number: int) -> str:
     key, url = identity(sample)
     return f"sample {number} of this lane and epoch" if key is None else f"sample {key!r} of shard {url}"
+
+
+def _nothing(sample: Any, number: int) -> SampleError:
+    key, url = identity(sample)
+    mend = "let it return the sample; to leave samples out, use filter_samples()"
+    return SampleError(f"the function of map_samples() returned None for {_name(sample, number)}: {mend}.", url=url, key=key)
 
 
 def _wrapped(sample: Any, number: int, cause: Exception) -> WdsError:

@@ -26,7 +26,7 @@ from wds_pipes.errors import StateError
 from wds_pipes.moved import MEND, Data, Move
 from wds_pipes.ordering import mix, mix_text
 from wds_pipes.saved import damaged, read_count, read_counts, read_data, read_dict, read_flag, read_list, read_position, read_text, shown
-from wds_pipes.stage import Host, Lane, Mark, Network, Stage, begin, check_choice, check_count, running_copy
+from wds_pipes.stage import Host, Lack, Lane, Mark, Network, Stage, begin, check_choice, check_count, running_copy
 
 logger = logging.getLogger("wds_pipes")
 
@@ -163,6 +163,14 @@ class Mix(Stage[Any]):
         return self._seed
 
     @property
+    def storage_options(self) -> dict[str, Any] | None:
+        """Those of the sources that have any, if they are the same."""
+        given = [source.storage_options for source in self.sources.values() if source.storage_options is not None]
+        if any(options != given[0] for options in given):
+            raise ValueError("the sources of mix() have different storage_options: give each an open_shards() of its own, or pass storage_options= to this one")
+        return given[0] if given else None
+
+    @property
     def counts_delivered(self) -> bool:
         """Whether a source counts the samples that it delivered."""
         return any(source.counts_delivered for source in self.sources.values())
@@ -212,6 +220,10 @@ class Mix(Stage[Any]):
         """How many bytes of shards a running copy has read."""
         return self._bytes + sum(source.bytes_so_far for source in self._running)
 
+    @property
+    def lack(self) -> Lack:
+        return Lack.of_all(source.lack for source in self._running)
+
     def _places(self, mark: Mark | None) -> _Places:
         """The own values at a mark."""
         count = len(self.sources)
@@ -253,7 +265,11 @@ class Mix(Stage[Any]):
         place, empty = at.rest[number], self._marks[number] is None
         if empty:
             name, lane = list(self.sources)[number], self.lane
-            logger.warning("source %r of mix() gives nothing in lane %d of %d: has it fewer shards than lanes?", name, lane.number, lane.of)
+            lack, where = running.lack, f"in lane {lane.number} of {lane.of}"
+            if lack.explains(source.counts(running.mark(), 0)):
+                logger.warning("%s", lack.error(f"source {name!r} of mix() {where}"))
+            else:
+                logger.warning("source %r of mix() gives nothing %s: has it fewer shards than lanes?", name, where)
         passes = place.passes + 1
         done = _sum(place.done, source.counts(running.mark(), 0))
         self._bytes += running.bytes_so_far

@@ -134,8 +134,8 @@ class OpenShards(Tolerant[Shard]):
 
     Args:
         source: a pipe of URLs: ``ShardList``, or torch's own, such as ``IterableWrapper(urls)``.
-        storage_options: how to reach the storage: a dict, as fsspec takes it (``{"anon": True}``, ``{"endpoint_url": ...}``). Its
-            headers, cookies and passwords for http(s) follow redirects only to the same scheme, host and port.
+        storage_options: how to reach the storage: a dict, as fsspec takes it (``{"anon": True}``, ``{"endpoint_url": ...}``); None: those of
+            ``ShardList``. Their headers, cookies and passwords for http(s) follow redirects only to the same scheme, host and port.
         readahead_bytes: how much of remote shards to hold in memory, for all pipes, lanes and open shards of a process together. Where its pipes request
             different numbers, the largest counts for all of them together, and none gets more than its own. A pipe that is iterated while others still
             hold what they had read ahead may have half of its share on top.
@@ -187,6 +187,8 @@ class OpenShards(Tolerant[Shard]):
             raise TypeError(f"storage_options must be a dict, not {type(storage_options).__name__}")
         if not isinstance(timeout_seconds, (int, float)) or timeout_seconds <= 0:
             raise ValueError(f"timeout_seconds must be a positive number, not {timeout_seconds!r}")
+        if storage_options is None:
+            storage_options = source.storage_options
         reading = Reading(
             storage_options or {},
             check_count("readahead_bytes", readahead_bytes, least=1 << 20),

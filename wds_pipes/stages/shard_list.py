@@ -70,9 +70,10 @@ class ShardList(Stage[str]):
 
     Args:
         urls: a URL or path, or a list of them. Each may hold braces (``train-{000000..000999}.tar``, ``{a,b}``), or ``*``, ``?`` and ``[...]``, sorted, local
-            or remote; a directory means the ``*.tar*`` files in it, ``@list.txt`` the lines of a text file, ``-`` standard input. A name that ends in
-            ``.json`` is an index (see below) and means the shards that it lists, with what it says of them. An index names shards beside it, in the store where
-            it lies, or in http(s), S3 or GCS; an index on this machine also local files, and what lies in the stores that ``open_shards`` lists.
+            or remote; a directory means the ``*.tar*`` files in it (one in a store ends in ``/``), ``@list.txt`` the lines of a text file, ``-`` standard
+            input. A name that ends in ``.json`` is an index (see below) and means the shards that it lists, with what it says of them. An index names shards
+            beside it, in the store where it lies, or in http(s), S3 or GCS; an index on this machine also local files, and what lies in the stores that
+            ``open_shards`` lists.
         shuffle: give the shards in a random order.
         seed: the integer, of 64 bits, that everything random in the pipeline derives from.
         resampled: draw the shards of an epoch at random with replacement, as many as there are: some come twice, others not at all.
@@ -83,14 +84,15 @@ class ShardList(Stage[str]):
             for the directories of the shards. Told by content: wids ``index.json``, which also gives sizes and MD5s and is what ``wds-pipes index`` writes;
             ``sizes.json`` or, for a single shard, ``__len__``; timm's ``_info.json``; DALI's ``.idx``, one for each shard. An entry means the shard of the
             same base name and, where several have that, the one with the most of the path in common. It may list more shards than there are here.
-        storage_options: for listing remote patterns and reading a remote index: a dict, as fsspec takes it. (``open_shards`` has its own for reading.)
+        storage_options: how to reach the storage: a dict, as fsspec takes it. For listing remote patterns and reading a remote index, and for reading the
+            shards unless ``open_shards`` has storage_options of its own.
         moved: these are the shards of the state that is loaded, whatever their names and the index say: what ``load_state_dict(state, moved=True)`` says, for
             where another library loads the state. Leave it out once a state was saved here.
 
     Raises:
         ValueError: nothing matches, the list is empty, ``samples_per_shard`` has another length, or the index is damaged or not one of these shards.
         TypeError: ``urls`` holds something other than strings and paths.
-        ShardError: the index cannot be read.
+        ShardError: a store cannot be listed, or the index cannot be read.
 
     Checkpoint: the number of shards that were given. A resume reads nothing again.
     """
@@ -100,7 +102,7 @@ class ShardList(Stage[str]):
         next: int = 0  # the place in the lane's order
 
     order_options = ("shuffle", "resampled")
-    shared = ("urls", "facts", "samples", "_numbers")
+    shared = ("urls", "facts", "samples", "options", "_numbers")
 
     def __init__(
         self,
@@ -115,6 +117,9 @@ class ShardList(Stage[str]):
         moved: bool = False,
     ) -> None:
         super().__init__()
+        if storage_options is not None and not isinstance(storage_options, dict):
+            raise TypeError(f"storage_options must be a dict, not {type(storage_options).__name__}")
+        self.options = storage_options
         self.urls = expand(urls, storage_options)
         self.facts = self._known(samples_per_shard, index, storage_options)
         self.samples = _samples(samples_per_shard, len(self.urls)) if self.facts is None else [facts.samples or 0 for facts in self.facts]
@@ -152,6 +157,10 @@ class ShardList(Stage[str]):
     @property
     def seed(self) -> int:
         return self._seed
+
+    @property
+    def storage_options(self) -> dict[str, Any] | None:
+        return self.options
 
     def run(self) -> Iterator[str]:
         at = self.at

@@ -7,6 +7,7 @@ from typing import Any
 
 from wds_pipes.collate import identity
 from wds_pipes.errors import SampleError
+from wds_pipes.saved import listed
 from wds_pipes.stage import Stage, Tolerant
 
 
@@ -50,13 +51,15 @@ class ToTuple(Tolerant[tuple[Any, ...]]):
                         chosen.append(sample[name])
                         break
                 else:
-                    self.skip(_missing(sample, ";".join(names)))
+                    self.skip(self._missing(sample, ";".join(names)))
                     break
             else:
                 yield tuple(chosen)
 
-
-def _missing(sample: dict[str, Any], field: str) -> SampleError:
-    key, url = identity(sample)
-    there = ", ".join(repr(name) for name in sample if name not in ("__key__", "__url__")) or "no fields"
-    return SampleError(f"sample {key!r} of shard {url} has no field {field!r}; it has: {there}", url=url, key=key)
+    def _missing(self, sample: dict[str, Any], field: str) -> SampleError:
+        assert self.source is not None
+        key, url = identity(sample)
+        there = ", ".join(repr(name) for name in sample if name not in ("__key__", "__url__")) or "no fields"
+        if left_out := self.source.lack.left_out:
+            there += f"; group_by_key(fields=...) left out: {listed(left_out)}"
+        return SampleError(f"sample {key!r} of shard {url} has no field {field!r}; it has: {there}", url=url, key=key)

@@ -30,7 +30,7 @@ from wds_pipes.io.open import Opener
 from wds_pipes.io.partial import PartialFile
 from wds_pipes.io.ranged import Reading
 from wds_pipes.io.stores import file_system
-from wds_pipes.io.urls import Urls, expand, local_path, plain, redact
+from wds_pipes.io.urls import Urls, at_home, expand, links_of, local_path, plain, redact
 from wds_pipes.tar.keys import KeySplit, splitter
 from wds_pipes.tar.reader import END, MARK, MAX_SIZE, TarReader, half_sample
 
@@ -122,6 +122,7 @@ def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options
     else:
         for item in [index] if isinstance(index, (str, os.PathLike)) else index:
             name = os.fspath(item) if isinstance(item, os.PathLike) else item
+            name = at_home(name) if isinstance(name, str) else name
             if isinstance(name, str) and (name.endswith("/") or os.path.isdir(local_path(name) or "")):
                 files += _look_in(name.rstrip("/") + "/", urls, storage_options)
             else:
@@ -371,7 +372,7 @@ def _check_named(index: str, url: str) -> None:
         return
     protocol, _, rest = url.partition("://")
     allowed = _STORES_OF_LOCAL if local else (*_STORES, index.partition("://")[0])
-    if not rest or "::" in rest or protocol not in allowed:
+    if not rest or len(links_of(f"://{rest}")) > 1 or protocol not in allowed:
         raise ValueError(
             f"index {redact(index)} may not name {redact(url)!r:.200}: an index names shards beside it, or by {', '.join(f'{name}://' for name in allowed)}. "
             "Name the shards themselves, and pass the file as index=."
@@ -530,7 +531,7 @@ class _Hashed(io.RawIOBase):
 
 def check_output(output: str | os.PathLike[str]) -> str:
     """The local path of an index to write; ValueError if it is none, or its directory is missing."""
-    path = local_path(os.fspath(output))
+    path = local_path(at_home(os.fspath(output)))
     if path is None or not path or path.endswith("/"):
         raise ValueError(f"an index is written to a local file, not to {redact(os.fspath(output))!r}: write it there and copy it")
     if not os.path.isdir(os.path.dirname(path) or "."):

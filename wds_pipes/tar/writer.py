@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Self
 from wds_pipes.codecs import encode
 from wds_pipes.errors import SampleError
 from wds_pipes.io.partial import PartialFile
-from wds_pipes.io.urls import redact
+from wds_pipes.io.urls import at_home, redact
 from wds_pipes.tar.index import ShardFacts, check_output, listed_shards, write_index
 from wds_pipes.tar.keys import split_key
 from wds_pipes.tar.reader import MAX_HEADER_BYTES
@@ -72,7 +72,7 @@ class TarWriter:
         self.samples = self.size = 0
         self._keys: set[str] = set()
         self._digest: Any = None  # the MD5 of what is written, where a ShardWriter wants to know it
-        self._name = os.fspath(target) if isinstance(target, (str, os.PathLike)) else ""
+        self._name = at_home(os.fspath(target)) if isinstance(target, (str, os.PathLike)) else ""
         self._partial: PartialFile | None = None
         if isinstance(target, (str, os.PathLike)):
             try:
@@ -310,7 +310,7 @@ class ShardWriter:
         on_shard: Callable[[str], None] | None = None,
         overwrite: bool = False,
     ) -> None:
-        self.pattern = os.fspath(pattern)
+        self.pattern = at_home(os.fspath(pattern))
         if max_samples < 1 or max_bytes < 1 or start < 0:
             raise ValueError(f"max_samples and max_bytes must be positive and start not negative, not {max_samples}, {max_bytes} and {start}")
         places = list(_PLACE.finditer(self.pattern))

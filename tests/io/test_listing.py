@@ -1,0 +1,155 @@
+"""Patterns and directories of remote shards: what they mean, and what is said where they cannot be listed."""
+
+import functools
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import traceback
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from remote import bare, put_all, samples
+
+import wds_pipes as wp
+from wds_pipes import ShardError, nodes
+from wds_pipes.io.cache import ShardCache
+from wds_pipes.io.identity import protocols_of
+from wds_pipes.io.urls import expand, links_of
+from wds_pipes.stages import OpenShards
+from wds_pipes.testing import make_shards
+
+
+def told(error) -> list[str]:
+    """The lines of a traceback from the first error on that is shown, without those of the test."""
+    return "".join(traceback.format_exception(error)).splitlines()
+
+
+def test_a_remote_directory_and_its_options(remote, local):
+    """A directory means its shards, and what listed them reads them too."""
+    urls = put_all(remote, local[:2])
+    remote.put("d/notes.txt", b"x")
+    options = remote.storage_options
+    folder = f"{remote.url}/d/"
+    if remote.kind != "http":
+        assert expand(folder, options) == expand(f"{folder}*.tar", options)
+        pipe = wp.ShardList(folder, storage_options=options).open_shards().load_tar().group_by_key()
+        assert len(list(pipe)) == 80
+    assert [sample["__key__"] for sample in wp.ShardList(urls[0], storage_options=options).open_shards().load_tar().group_by_key()] == [
+        sample["__key__"] for sample in samples(urls[0], remote)
+    ]
+
+
+def test_options_of_the_list_reach_all_that_reads(s3, local, tmp_path):
+    urls, options = put_all(s3, local[:2]), s3.storage_options
+    pipe = wp.ShardList(urls, storage_options=options).cache_shards(tmp_path, max_bytes="1GB").open_shards().load_tar().group_by_key()
+    assert "testsecret" not in repr(pipe)
+    assert len(list(wp.PipeLoader(pipe, num_workers=2, multiprocessing_context="spawn"))) == 80
+    node = nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls[:1], storage_options=options))))
+    assert len(list(node)) == 40
+    both = {name: wp.ShardList(url, storage_options=options) for name, url in zip("ab", urls, strict=True)}
+    assert len(list(wp.mix(both).open_shards().load_tar().group_by_key())) == 80
+    with pytest.raises(ValueError, match="different storage_options"):
+        wp.mix({**both, "c": wp.ShardList(urls[:1], storage_options={"anon": True})}).open_shards()
+    own = OpenShards(wp.ShardList(urls, storage_options=options)._stream.stage, storage_options={})
+    assert own.opener._reading.storage_options == {}
+    with pytest.raises(TypeError, match="storage_options must be a dict"):
+        wp.ShardList(urls, storage_options="anon")
+
+
+def test_what_does_not_match_in_a_store(remote):
+    remote.put("there/a.tar", b"x")
+    options, url = remote.storage_options, remote.url
+    missing = f"{url}-none/*.tar" if remote.kind != "http" else f"{url}/none/*.tar"
+    with pytest.raises((ValueError, ShardError)) as caught:
+        expand(missing, options)
+    assert "none" in str(caught.value)
+    assert "working directory" not in str(caught.value)
+    if remote.kind != "http":
+        assert f"bucket or directory '{missing[:-6]}' does not exist" in str(caught.value)
+        with pytest.raises(ValueError, match=r"no shard matches '.*/there/b\*.tar': check the pattern") as caught:
+            expand(f"{url}/there/b*.tar", options)
+
+
+def test_without_credentials(s3, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    with pytest.raises(ShardError, match=r"the shards s3://b/\*\.tar may not be listed .*redentials.*'anon': True") as caught:
+        expand("s3://b/*.tar", {"endpoint_url": s3.endpoint})
+    assert caught.value.url == "s3://b/*.tar"
+    assert len([line for line in told(caught.value) if line.startswith("  File")]) <= 8
+
+
+def test_without_the_package():
+    """In a process where s3fs cannot be imported."""
+    script = """
+        import sys
+        sys.modules["s3fs"] = None
+        import wds_pipes as wp
+        try:
+            wp.ShardList("s3://b/*.tar")
+        except wp.ShardError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=True)
+    assert "need a package that is not installed" in done.stdout
+    assert "pip install 'wds_pipes[s3]'" in done.stdout
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/*.tar", "gs://bucket/a.tar"])
+def test_no_way_to_google(url, monkeypatch):
+    """Nothing listens there: it is said at once, and not after all attempts to find credentials."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        options = {"endpoint_url": f"http://127.0.0.1:{unused.getsockname()[1]}"}
+        with pytest.raises(ShardError, match=r"no connection to 127\.0\.0\.1"):
+            next(iter(wp.ShardList(url, storage_options=options).open_shards(retries=0).load_tar()))
+
+
+@pytest.mark.parametrize(
+    ("url", "links"),
+    [
+        ("http://[::1]:8080/x.tar", ["http://[::1]:8080/x.tar"]),
+        ("https://user:pw@[fe80::1%25eth0]/x.tar", ["https://user:pw@[fe80::1%25eth0]/x.tar"]),
+        ("simplecache::http://[2001:db8::1]/x.tar", ["simplecache", "http://[2001:db8::1]/x.tar"]),
+        ("tar://a::b.tar::s3://b/c.tar", ["tar://a", "b.tar", "s3://b/c.tar"]),
+        ("s3://b/[a]::c", ["s3://b/[a]", "c"]),
+        ("s3://b/x.tar", ["s3://b/x.tar"]),
+    ],
+)
+def test_an_ipv6_address_is_no_chain(url, links):
+    assert links_of(url) == links
+    assert protocols_of(url)[0] == url.partition(":")[0]
+
+
+@pytest.fixture
+def on_ipv6(tmp_path):
+    """A web server on [::1]."""
+
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6
+
+    try:
+        server = Server(("::1", 0), functools.partial(SimpleHTTPRequestHandler, directory=tmp_path))
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    make_shards(tmp_path, shards=2, samples=3)
+    yield f"http://[::1]:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_shards_on_an_ipv6_address(on_ipv6, tmp_path):
+    wanted = [sample["__key__"] for sample in samples(sorted(map(str, tmp_path.glob("*.tar"))))]
+    names = [f"{on_ipv6}/shard-{number:06d}.tar" for number in range(2)]
+    for urls in (names, f"{on_ipv6}/shard-*.tar", f"{on_ipv6}/", f"{on_ipv6}/shard-{{000000..000001}}.tar"):
+        assert expand(urls) == names
+    assert [sample["__key__"] for sample in samples(names)] == wanted
+    assert [sample["__key__"] for sample in samples(names, cache=ShardCache(tmp_path / "cache", max_bytes="1GB"))] == wanted
+    assert list(map(bare, samples(f"simplecache::{names[0]}"))) == list(map(bare, samples(names[0])))

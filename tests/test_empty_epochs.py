@@ -1,0 +1,107 @@
+"""An epoch of which nothing is given since no sample has the fields that are kept is an error that names them; one that a filter empties is none."""
+
+import logging
+
+import pytest
+from torch.utils.data import DataLoader
+from torchdata.nodes import Loader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import wds_pipes as wp
+from wds_pipes import SampleError, nodes
+from wds_pipes.testing import make_shards
+
+SEEN = r"fields=\['jpeg'\].*'cls', 'txt'"
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("lacking"), shards=4, samples=[3, 0, 5, 2])
+
+
+def chain(urls, *fields, module=wp, **options):
+    if module is nodes:
+        return nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls, **options))), fields=fields)
+    return wp.ShardList(urls, **options).open_shards().load_tar().group_by_key(fields=fields)
+
+
+def pipe(urls, *fields, **options):
+    return chain(urls, *fields, **options)
+
+
+def nothing(sample):
+    return False
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("host", ["DataLoader", "as_dataset", "StatefulDataLoader", "PipeLoader", "interleaved", "with_epoch"])
+def test_no_sample_has_the_fields(host, workers, urls):
+    make = {
+        "DataLoader": lambda pipe: DataLoader(pipe, batch_size=None, num_workers=workers),
+        "as_dataset": lambda pipe: DataLoader(pipe.as_dataset(), batch_size=None, num_workers=workers),
+        "StatefulDataLoader": lambda pipe: StatefulDataLoader(pipe.as_dataset(), batch_size=None, num_workers=workers),
+        "PipeLoader": lambda pipe: wp.PipeLoader(pipe, batch_size=2, num_workers=workers),
+        "interleaved": lambda pipe: wp.PipeLoader(pipe.interleave_shards(2).shuffle_buffer(3), batch_size=2, num_workers=workers, lanes=4),
+        "with_epoch": lambda pipe: wp.PipeLoader(pipe, batch_size=2, num_workers=workers).with_epoch(batches=3),
+    }[host]
+    with pytest.raises(SampleError, match=SEEN):
+        list(make(pipe(urls, "jpeg")))
+    # Of some lanes that is no error, nor where a predicate drops the rest.
+    if workers:
+        some = [*urls[:1], *make_shards(f"{urls[0]}-other", shards=1, samples=2, fields=("json",))]
+        assert next(iter(make(pipe(some, "json"))))
+    if host != "with_epoch":
+        assert list(make(pipe(urls, "txt", "jpeg").filter_samples(nothing))) == []
+
+
+@pytest.mark.parametrize("host", [lambda pipe: pipe, lambda pipe: wp.PipeLoader(pipe, batch_size=2, lanes=2)], ids=["pipe", "PipeLoader"])
+def test_the_state_stays_at_the_beginning_of_the_epoch(host, urls):
+    """It is the one before the epoch, the iterator goes on to raise, and the next iter() is the next epoch."""
+    source = host(pipe(urls, "jpeg", shuffle=True))
+    source.set_epoch(3)
+    passing = iter(source)
+    for _ in range(2):
+        with pytest.raises(SampleError, match=SEEN):
+            next(passing)
+    state = source.state_dict()
+    assert (state["epoch"], state["counts"]["filtered"]) == (3, 0)
+    again = host(pipe(urls, "jpeg", shuffle=True))
+    again.load_state_dict(state)
+    with pytest.raises(SampleError, match=SEEN):
+        list(again)
+    with pytest.raises(SampleError, match=SEEN):
+        list(source)
+    assert source.state_dict()["epoch"] == 4
+
+
+def test_a_node_says_so(urls):
+    with pytest.raises(SampleError, match=SEEN):
+        list(Loader(chain(urls, "jpeg", module=nodes)))
+
+
+@pytest.mark.parametrize("end", ["drop", "pad", "exact"])
+def test_equal_epochs_say_so_too(end, urls):
+    loader = wp.PipeLoader(pipe(urls, "jpeg", samples_per_shard=[3, 0, 5, 2]), batch_size=2, epoch_end=end)
+    with pytest.raises(SampleError, match=SEEN):
+        list(loader)
+
+
+def test_a_source_of_a_mix(urls, caplog):
+    """Alone it is an error; beside others the warning names the fields."""
+    with pytest.raises(SampleError, match=SEEN):
+        list(wp.mix({"a": pipe(urls, "jpeg"), "b": pipe(urls, "jpeg")}, exhausted="drop"))
+    with caplog.at_level(logging.WARNING, logger="wds_pipes"):
+        assert len(list(wp.mix({"a": pipe(urls, "jpeg"), "b": pipe(urls, "txt")}, exhausted="drop"))) == 10
+    assert "'cls', 'txt'" in caplog.text
+
+
+def test_an_epoch_that_is_empty_for_another_reason_is_a_warning(urls, caplog):
+    with caplog.at_level(logging.WARNING, logger="wds_pipes"):
+        assert list(wp.PipeLoader(pipe(urls, "txt").filter_samples(nothing), num_workers=2)) == []
+    assert caplog.text.count("this epoch gave nothing: 10 filtered") == 1
+
+
+def test_a_missing_field_lists_those_that_were_left_out(urls):
+    for steps in (lambda pipe: pipe, lambda pipe: pipe.interleave_shards(2), lambda pipe: wp.mix({"a": pipe})):
+        with pytest.raises(SampleError, match=r"no field 'jpeg'; it has: 'cls'; group_by_key\(fields=...\) left out: 'txt'"):
+            list(steps(pipe(urls, "jpeg", "cls")).to_tuple("jpeg", "cls"))

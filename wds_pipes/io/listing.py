@@ -1,0 +1,71 @@
+"""List the shards in a store: those that match a pattern, or lie in a directory."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from fnmatch import fnmatchcase
+from typing import Any
+
+from wds_pipes.errors import ShardError
+from wds_pipes.io.stores import file_system, judge, missing_package
+from wds_pipes.io.urls import IPV6_HOST, clean, hide, redact, words
+
+_MAGIC = re.compile(r"[*?\[]")
+
+
+def list_shards(pattern: str, storage_options: dict[str, Any] | None) -> list[str]:
+    """The URLs of the shards in a store that match a pattern, sorted.
+
+    Raises:
+        ValueError: there are none.
+        ShardError: the store cannot be listed.
+    """
+    names: list[str] = []
+    known, problem = True, None
+    try:
+        fs, path = file_system(pattern, storage_options)
+        names = _names(fs, path)
+        known = bool(names) or bool(fs.ls(_fixed(path), detail=False))
+    except FileNotFoundError:
+        known = False
+    except Exception as error:
+        problem = _problem(pattern, error, storage_options)
+    if problem is not None:
+        raise problem  # where no other error is handled, whose arguments may hold the URL
+    if not names:
+        folder = "" if known else f"its bucket or directory {redact(_fixed(pattern))!r} does not exist or is empty; "
+        raise ValueError(f"no shard matches {redact(pattern)!r}: {folder}check the pattern, the bucket and the directory")
+    return names
+
+
+def _names(fs: Any, path: str) -> list[str]:
+    """The URLs that match a pattern, sorted."""
+    if IPV6_HOST.search(path) is None:
+        return [fs.unstrip_protocol(name) for name in sorted(fs.glob(path))]
+    # fsspec takes the brackets of the address for a pattern.
+    folder, _, base = path.rpartition("/")
+    if _MAGIC.search(IPV6_HOST.sub("", folder)):
+        raise ValueError("in the URL of an IPv6 address only the last part of the path can be a pattern")
+    return sorted(name for name in fs.ls(f"{folder}/", detail=False) if fnmatchcase(posixpath.basename(name), base))
+
+
+def _fixed(pattern: str) -> str:
+    """The directories of a pattern before its first wildcard."""
+    host = IPV6_HOST.search(pattern)
+    found = _MAGIC.search(pattern, host.end() if host else 0)
+    return pattern[: found.start() if found else None].rpartition("/")[0]
+
+
+def _problem(url: str, error: Exception, storage_options: dict[str, Any] | None) -> ShardError:
+    """Why shards cannot be listed, in words, without credentials, and with the cause in a line."""
+    shown, story = redact(url), f"{type(error).__name__}: {hide(words(error), url, storage_options)}"
+    if isinstance(error, ImportError):
+        message = f"the shards {shown} need a package that is not installed ({story}): {missing_package(url)}."
+    else:
+        what, _, mend = judge(error, url.partition("://")[0]).advice.replace("be read", "be listed").partition(": ")
+        message = f"the shards {shown} {what} ({story}): {mend or 'check the URL and the network'}."
+    problem = ShardError(message, url=shown)
+    cause = clean(error, url, storage_options, depth=1)
+    problem.__cause__ = cause and cause.with_traceback(None)
+    return problem
