@@ -20,8 +20,10 @@ from torch.utils.data.datapipes import iter as torch_pipes
 from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
 
 from wds_pipes import graph, stages
+from wds_pipes.display import shown
 from wds_pipes.errors import StateError
 from wds_pipes.stage import Stage, State, Stream, functional_name
+from wds_pipes.suggest import build, no_method
 from wds_pipes.torch_pipes import HOLD_NOTHING, TorchSource, TorchStep, walk
 
 if TYPE_CHECKING:
@@ -62,13 +64,14 @@ class WdsPipe(IterDataPipe[T_co]):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         given = args  # with pipes
+        name = _written(self._kind)
         if self._kind is not stages.ShardList:
             if not args or not isinstance(args[0], IterDataPipe):
-                raise TypeError(f"{functional_name(self._kind)}() needs a pipe as its source, not {args[0] if args else None!r}")
-            check_not_loaded(args[0], f"{functional_name(self._kind)}()")
+                raise TypeError(f"{name}() needs a pipe as its source, not {args[0] if args else None!r}")
+            check_not_loaded(args[0], f"{name}()")
             self._source = args[0]  # torch's graph walk looks for it
             args = (as_stage(args[0]), *args[1:])
-        self._stream: Stream[Any] = Stream(self._kind(*args, **options))
+        self._stream: Stream[Any] = Stream(build(self._kind, name, args, options))
         self._call = _call(self._kind, self._stream.stage, given, options)
 
     def state_dict(self) -> State:
@@ -198,9 +201,19 @@ class WdsPipe(IterDataPipe[T_co]):
     def collate(self, *args: Any, **options: Any) -> WdsPipe:
         return TorchEnded(torch_pipes.Collator(self, *args, **options))
 
+    def shuffle(self, *args: Any, **options: Any) -> IterDataPipe[Any]:
+        if args:
+            size = shown(args[0])
+            raise TypeError(
+                f"shuffle({size}) of webdataset is .shuffle_buffer({size}) here. torch's is shuffle(buffer_size={size}), and its state cannot be saved."
+            )
+        return torch_pipes.Shuffler(self, **options)
+
     def __getattr__(self, name: str) -> Any:
-        # torch gives a partial here, whose help shows neither the name nor the arguments
         method = IterDataPipe.functions.get(name)
+        if method is None and not name.startswith("_"):
+            raise AttributeError(no_method(type(self).__name__, name, dir(self)), name=name)
+        # torch gives a partial here, whose help shows neither the name nor the arguments
         return MethodType(method, self) if method is not None and hasattr(method, "_wds_kind") else super().__getattr__(name)
 
     # What torch's DataLoader calls: only the first pipe of a chain answers, since a chain is dealt once.
@@ -264,7 +277,13 @@ def _iterate(self: WdsPipe) -> Iterator[Any]:
     return iter(self._stream)
 
 
-for _method, _torchs in ((WdsPipe.map, "Mapper"), (WdsPipe.filter, "Filter"), (WdsPipe.batch, "Batcher"), (WdsPipe.collate, "Collator")):
+for _method, _torchs in (
+    (WdsPipe.map, "Mapper"),
+    (WdsPipe.filter, "Filter"),
+    (WdsPipe.batch, "Batcher"),
+    (WdsPipe.collate, "Collator"),
+    (WdsPipe.shuffle, "Shuffler"),
+):
     _method.__doc__ = getattr(torch_pipes, _torchs).__doc__
 
 WdsPipe.__iter__ = _iterate  # type: ignore[method-assign]  # rule 2: set here, torch's metaclass does not see it
@@ -280,6 +299,11 @@ def _below_stateful_dataloader() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _written(kind: type[Stage[Any]]) -> str:
+    """What a caller writes to build a stage's pipe."""
+    return kind.__name__ if kind is stages.ShardList else functional_name(kind)
 
 
 def _call(kind: type[Stage[Any]], stage: Stage[Any], args: tuple[Any, ...], options: dict[str, Any]) -> graph.Call:
@@ -347,7 +371,7 @@ class _MixedPipe(WdsPipe):
             if not isinstance(pipe, IterDataPipe):
                 raise TypeError(f"mix() takes pipes by name, and {name!r} is {pipe!r:.80}")
         self._sources = list(pipes.values())  # torch's graph walk looks for them
-        self._stream = Stream(stages.Mix({name: as_stage(pipe) for name, pipe in pipes.items()} or sources, *args, **options))  # type: ignore[arg-type]
+        self._stream = Stream(build(stages.Mix, "mix", ({name: as_stage(pipe) for name, pipe in pipes.items()} or sources, *args), options))
         self._call = _call(stages.Mix, self._stream.stage, (sources, *args), options)
 
 

@@ -59,6 +59,7 @@ from wds_pipes.stage import (
 )
 from wds_pipes.stages import BatchSamples, DecodeByExt, GroupByKey, InterleaveShards, LoadTar, MapSamples, Mix, OpenShards, ShardList, ShuffleBuffer, ToTuple
 from wds_pipes.stats import Meter, Spent, Tally
+from wds_pipes.suggest import checks_options
 
 LaneState = dict[str, Any]  # url, delivered, ended, position (None: not begun), counts
 
@@ -324,6 +325,7 @@ class PipeLoader:
         WorkerError: from the iteration: a worker process died, gave no batch for ``timeout_seconds``, or cannot pickle a batch. The state is still good.
     """
 
+    @checks_options
     def __init__(
         self,
         pipe: IterDataPipe[Any],
