@@ -107,6 +107,19 @@ class WdsPipe(IterDataPipe[T_co]):
         """The samples of the current epoch, or the one that just ended, by what became of them; see ``Stream.counts``."""
         return self._stream.counts()
 
+    def __len__(self) -> int:
+        """How many items an epoch has: samples or batches, if ``ShardList(index=...)`` or ``samples_per_shard=`` counts them, or URLs and shards.
+
+        Raises:
+            TypeError: it is not known, or depends on the workers or ranks of the DataLoader that asks; the message says what to do.
+        """
+        from wds_pipes.lengths import length
+
+        return length(self._stream.stage, ranks_are_dealt=True)
+
+    def __bool__(self) -> bool:
+        return True  # also where len() is not known
+
     def as_dataset(self) -> WdsDataset:
         """A plain IterableDataset with this pipe's state, for DataLoader and StatefulDataLoader."""
         return as_dataset(self)
