@@ -1,6 +1,7 @@
 """What several tests share."""
 
 import os
+import tracemalloc  # noqa: F401 - pytest imports it when a finalizer fails; in a forked worker, in the middle of another import, Python 3.11 trips over that
 from pathlib import Path
 from typing import ClassVar
 

@@ -2,33 +2,32 @@
 
 Importing this package makes the stages methods of every torch IterDataPipe: ``ShardList(urls).open_shards().load_tar().group_by_key()``. Without torch
 only ``wds_pipes.tar``, ``wds_pipes.stages`` and ``wds_pipes.testing`` can be used.
+
+The import itself is quick: each public name is loaded at its first use, and the methods are there as soon as torch.utils.data is imported.
 """
 
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
-from wds_pipes.errors import CacheError, DecodeError, SampleError, ShardError, ShardWarning, StateError, WdsError, WorkerError
-from wds_pipes.stage import Stage, describe_state
-from wds_pipes.tar import ShardWriter, TarWriter
+from wds_pipes.importing import after_import as _after_import
 
-if TYPE_CHECKING:
+if _TYPE_CHECKING:
+    from wds_pipes import checkpoint as checkpoint
+    from wds_pipes import datapipes as datapipes
+    from wds_pipes import display as display
+    from wds_pipes import io as io
+    from wds_pipes import lightning as lightning
+    from wds_pipes import nodes as nodes
+    from wds_pipes import stages as stages
+    from wds_pipes import tar as tar
+    from wds_pipes import testing as testing
     from wds_pipes.datapipes import ShardList, WdsPipe, as_dataset, load_state_dict, mix, register_stage, state_dict
+    from wds_pipes.errors import CacheError, DecodeError, SampleError, ShardError, ShardWarning, StateError, WdsError, WorkerError
     from wds_pipes.io.cache import ShardCache
     from wds_pipes.loader import PipeLoader, merge_states
-
-_NEED_TORCH = {
-    "datapipes": ("ShardList", "WdsPipe", "as_dataset", "load_state_dict", "mix", "register_stage", "state_dict"),
-    "loader": ("PipeLoader", "merge_states"),
-}
-
-try:
-    import torch as _torch  # noqa: F401 - only to see whether it is there
-except ModuleNotFoundError as _error:
-    if _error.name != "torch":
-        raise
-else:
-    for _module, _names in _NEED_TORCH.items():
-        globals().update({_name: getattr(_import_module(f"wds_pipes.{_module}"), _name) for _name in _names})
+    from wds_pipes.stage import Stage, describe_state
+    from wds_pipes.tar import ShardWriter, TarWriter
 
 __all__ = [
     "CacheError",
@@ -55,10 +54,38 @@ __all__ = [
     "state_dict",
 ]
 
+# Where each public name is defined.
+_NAMES = {
+    "datapipes": ("ShardList", "WdsPipe", "as_dataset", "load_state_dict", "mix", "register_stage", "state_dict"),
+    "errors": ("CacheError", "DecodeError", "SampleError", "ShardError", "ShardWarning", "StateError", "WdsError", "WorkerError"),
+    "io.cache": ("ShardCache",),
+    "loader": ("PipeLoader", "merge_states"),
+    "stage": ("Stage", "describe_state"),
+    "tar": ("ShardWriter", "TarWriter"),
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
-def __getattr__(name: str) -> Any:
-    if name == "ShardCache":  # locks files in ways that not every system has
-        return _import_module("wds_pipes.io.cache").ShardCache
-    if any(name in names for names in _NEED_TORCH.values()):
-        raise AttributeError(f"wds_pipes.{name} needs torch, which is not installed: pip install torch")
-    raise AttributeError(f"module 'wds_pipes' has no attribute {name!r}")
+_after_import("torch.utils.data", "wds_pipes.datapipes")  # which registers the methods
+
+if not _TYPE_CHECKING:  # type checkers know the names from above, and no others
+
+    def __getattr__(name: str) -> _Any:
+        if name not in _MODULE_OF:
+            from importlib.util import find_spec
+
+            from wds_pipes.suggest import no_name
+
+            if name.isidentifier() and not name.startswith("_") and find_spec(f"wds_pipes.{name}") is not None:
+                return _import_module(f"wds_pipes.{name}")
+            raise AttributeError(no_name(__name__, name, __all__), name=name)
+        try:
+            value = getattr(_import_module(f"wds_pipes.{_MODULE_OF[name]}"), name)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise AttributeError(f"wds_pipes.{name} needs torch, which is not installed: pip install torch", name=name) from None
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

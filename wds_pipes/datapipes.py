@@ -21,10 +21,12 @@ from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrappe
 
 from wds_pipes import graph, stages
 from wds_pipes.dataset import LaneEnds, warn_of_batches
+from wds_pipes.display import shown
 from wds_pipes.errors import StateError
 from wds_pipes.ranks import warn_of_ranks
 from wds_pipes.saved import plural
 from wds_pipes.stage import Stage, State, Stream, functional_name
+from wds_pipes.suggest import build, no_method
 from wds_pipes.torch_pipes import HOLD_NOTHING, TorchSource, TorchStep, walk
 
 if TYPE_CHECKING:
@@ -65,13 +67,14 @@ class WdsPipe(IterDataPipe[T_co]):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         given = args  # with pipes
+        name = _written(self._kind)
         if self._kind is not stages.ShardList:
             if not args or not isinstance(args[0], IterDataPipe):
-                raise TypeError(f"{functional_name(self._kind)}() needs a pipe as its source, not {args[0] if args else None!r}")
-            check_not_loaded(args[0], f"{functional_name(self._kind)}()")
+                raise TypeError(f"{name}() needs a pipe as its source, not {args[0] if args else None!r}")
+            check_not_loaded(args[0], f"{name}()")
             self._source = args[0]  # torch's graph walk looks for it
             args = (as_stage(args[0]), *args[1:])
-        self._stream: Stream[Any] = Stream(self._kind(*args, **options))
+        self._stream: Stream[Any] = Stream(build(self._kind, name, args, options))
         self._call = _call(self._kind, self._stream.stage, given, options)
 
     def state_dict(self) -> State:
@@ -106,6 +109,19 @@ class WdsPipe(IterDataPipe[T_co]):
     def counts(self) -> dict[str, int]:
         """The samples of the current epoch, or the one that just ended, by what became of them; see ``Stream.counts``."""
         return self._stream.counts()
+
+    def __len__(self) -> int:
+        """How many items an epoch has: samples or batches, if ``ShardList(index=...)`` or ``samples_per_shard=`` counts them, or URLs and shards.
+
+        Raises:
+            TypeError: it is not known, or depends on the workers or ranks of the DataLoader that asks; the message says what to do.
+        """
+        from wds_pipes.lengths import length
+
+        return length(self._stream.stage, ranks_are_dealt=True)
+
+    def __bool__(self) -> bool:
+        return True  # also where len() is not known
 
     def as_dataset(self) -> WdsDataset:
         """A plain IterableDataset with this pipe's state, for DataLoader and StatefulDataLoader."""
@@ -201,9 +217,19 @@ class WdsPipe(IterDataPipe[T_co]):
     def collate(self, *args: Any, **options: Any) -> WdsPipe:
         return TorchEnded(torch_pipes.Collator(self, *args, **options))
 
+    def shuffle(self, *args: Any, **options: Any) -> IterDataPipe[Any]:
+        if args:
+            size = shown(args[0])
+            raise TypeError(
+                f"shuffle({size}) of webdataset is .shuffle_buffer({size}) here. torch's is shuffle(buffer_size={size}), and its state cannot be saved."
+            )
+        return torch_pipes.Shuffler(self, **options)
+
     def __getattr__(self, name: str) -> Any:
-        # torch gives a partial here, whose help shows neither the name nor the arguments
         method = IterDataPipe.functions.get(name)
+        if method is None and not name.startswith("_"):
+            raise AttributeError(no_method(type(self).__name__, name, dir(self)), name=name)
+        # torch gives a partial here, whose help shows neither the name nor the arguments
         return MethodType(method, self) if method is not None and hasattr(method, "_wds_kind") else super().__getattr__(name)
 
     # What torch's DataLoader calls: only the first pipe of a chain answers, since a chain is dealt once.
@@ -274,7 +300,13 @@ def _iterate(self: WdsPipe) -> Iterator[Any]:
     return iter(self._stream)
 
 
-for _method, _torchs in ((WdsPipe.map, "Mapper"), (WdsPipe.filter, "Filter"), (WdsPipe.batch, "Batcher"), (WdsPipe.collate, "Collator")):
+for _method, _torchs in (
+    (WdsPipe.map, "Mapper"),
+    (WdsPipe.filter, "Filter"),
+    (WdsPipe.batch, "Batcher"),
+    (WdsPipe.collate, "Collator"),
+    (WdsPipe.shuffle, "Shuffler"),
+):
     _method.__doc__ = getattr(torch_pipes, _torchs).__doc__
 
 WdsPipe.__iter__ = _iterate  # type: ignore[method-assign]  # rule 2: set here, torch's metaclass does not see it
@@ -290,6 +322,11 @@ def _below_stateful_dataloader() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _written(kind: type[Stage[Any]]) -> str:
+    """What a caller writes to build a stage's pipe."""
+    return kind.__name__ if kind is stages.ShardList else functional_name(kind)
 
 
 def _call(kind: type[Stage[Any]], stage: Stage[Any], args: tuple[Any, ...], options: dict[str, Any]) -> graph.Call:
@@ -357,7 +394,7 @@ class _MixedPipe(WdsPipe):
             if not isinstance(pipe, IterDataPipe):
                 raise TypeError(f"mix() takes pipes by name, and {name!r} is {pipe!r:.80}")
         self._sources = list(pipes.values())  # torch's graph walk looks for them
-        self._stream = Stream(stages.Mix({name: as_stage(pipe) for name, pipe in pipes.items()} or sources, *args, **options))  # type: ignore[arg-type]
+        self._stream = Stream(build(stages.Mix, "mix", ({name: as_stage(pipe) for name, pipe in pipes.items()} or sources, *args), options))
         self._call = _call(stages.Mix, self._stream.stage, (sources, *args), options)
 
 

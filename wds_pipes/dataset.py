@@ -56,6 +56,15 @@ class WdsDataset(IterableDataset[Any]):
             stream.settle()
         return iter(stream)
 
+    def __len__(self) -> int:
+        """How many items an epoch has, as of the pipe."""
+        from wds_pipes.lengths import length
+
+        return length(self._stream.stage, ranks_are_dealt=False)
+
+    def __bool__(self) -> bool:
+        return True  # also where len() is not known
+
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be ``epoch``, in all workers; a loaded state of that epoch still continues where it was."""
         check_count("epoch", epoch, least=0)

@@ -38,7 +38,8 @@ from wds_pipes.codecs import library
 from wds_pipes.datapipes import as_stage, check_not_loaded
 from wds_pipes.errors import SampleError, ShardError, StateError, WorkerError
 from wds_pipes.io.urls import hide
-from wds_pipes.lanes import Deal, Parts, deal_again, lay_out, parts_of, with_parts
+from wds_pipes.lanes import Deal, deal_again, lay_out, parts_of, with_parts
+from wds_pipes.lengths import batches_of, batching, why_uncounted
 from wds_pipes.moved import Data, Move
 from wds_pipes.parent import begin_worker, check_guarded, end_workers, make_terminate_kill, why_ended
 from wds_pipes.ranks import Rank, find_rank
@@ -56,12 +57,12 @@ from wds_pipes.stage import (
     check_count,
     check_lane,
     check_recipe,
-    functional_name,
     logger,
     warn_of_nothing,
 )
-from wds_pipes.stages import BatchSamples, DecodeByExt, GroupByKey, InterleaveShards, LoadTar, MapSamples, Mix, OpenShards, ShardList, ShuffleBuffer, ToTuple
+from wds_pipes.stages import BatchSamples, Mix
 from wds_pipes.stats import Meter, Spent, Tally
+from wds_pipes.suggest import checks_options
 
 LaneState = dict[str, Any]  # url, delivered, ended, position (None: not begun), counts
 
@@ -331,6 +332,7 @@ class PipeLoader:
         WorkerError: from the iteration: a worker process died, gave no batch for ``timeout_seconds``, or cannot pickle a batch. The state is still good.
     """
 
+    @checks_options
     def __init__(
         self,
         pipe: IterDataPipe[Any],
@@ -372,7 +374,7 @@ class PipeLoader:
             check_choice("epoch_end", epoch_end, "drop", "pad", "exact")
         self._epoch_end = epoch_end
         self._mode = "exact"
-        self._uncounted = _why_uncounted(self._stage)
+        self._uncounted = why_uncounted(self._stage)
         self._limits = _limits(self._stage)
         if epoch_end in ("drop", "pad") and self._uncounted:
             raise ValueError(f"epoch_end={epoch_end!r} needs to know how many samples there are, and {self._uncounted}")
@@ -449,7 +451,7 @@ class PipeLoader:
     @cached_property
     def _batching(self) -> list[BatchSamples]:
         """The steps that make batches, the first of them first: the others make batches of batches."""
-        return _batching(self._stage)
+        return batching(self._stage)
 
     @property
     def _batch_size(self) -> int:
@@ -458,9 +460,7 @@ class PipeLoader:
 
     def _batches_of(self, samples: int) -> int:
         """How many batches a lane makes of its samples, where it gives them all."""
-        for step in self._batching:
-            samples = samples // step.size if step.drop_last else -(-samples // step.size)
-        return samples
+        return batches_of(self._batching, samples)
 
     def __iter__(self) -> LoaderPass:
         return LoaderPass(self)
@@ -1118,12 +1118,6 @@ def state_for(states: list[State], rank: Rank, *, moved: bool = False) -> State:
         return next(state for state, of in zip(states, saved, strict=True) if of.rank == rank.number)
 
 
-def _batching(stage: Stage[Any]) -> list[BatchSamples]:
-    """The steps of a chain that make batches, from its first."""
-    before = [] if stage.source is None else _batching(stage.source)
-    return [*before, stage] if isinstance(stage, BatchSamples) else before
-
-
 def _delivered(lane: bytes) -> int:
     """How many samples of a lane were handed out."""
     count: int = _unpack(lane)["counts"].get("delivered", 0)
@@ -1143,29 +1137,6 @@ def _limits(stage: Stage[Any]) -> dict[str, int]:
                     found[name] = found.get(name, 0) + limit
         step = step.source
     return found
-
-
-def _why_uncounted(stage: Stage[Any]) -> str | None:
-    """Why the number of samples of a lane is not known, with the mend; None if it is."""
-    step: Stage[Any] | None = stage
-    while step is not None:
-        if isinstance(step, ShardList) and step.samples is None:
-            return "the samples of the shards are not counted: pass ShardList(index=...), or samples_per_shard=, a number or a list of them"
-        if isinstance(step, Mix):
-            return "how many samples a mix() gives is not known"
-        if isinstance(step, Parts) and step.counts_delivered:
-            return "a step after batch_samples() holds batches, so that not all of them are full: put batch_samples() last"
-        name = functional_name(type(step))
-        if isinstance(step, Tolerant) and step.on_error == "skip":
-            return f"{name}(on_error='skip') changes their number"
-        if not isinstance(step, _KEEP_COUNT):
-            return f"{name}() may change their number"
-        step = step.source
-    return None
-
-
-# The steps that give as many samples as they take.
-_KEEP_COUNT = (ShardList, OpenShards, LoadTar, GroupByKey, ShuffleBuffer, DecodeByExt, ToTuple, MapSamples, BatchSamples, InterleaveShards, Parts)
 
 
 def _as_it_is(result: Result) -> Result:

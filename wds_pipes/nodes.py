@@ -24,6 +24,7 @@ from wds_pipes.errors import StateError, WdsError
 from wds_pipes.moved import Data
 from wds_pipes.ranks import warn_of_ranks
 from wds_pipes.stage import Ended, Host, Lane, Mark, Stage, State, Stream, begin, running_copy
+from wds_pipes.suggest import build, no_name
 
 
 class WdsNode(BaseNode[Any]):
@@ -40,7 +41,7 @@ class WdsNode(BaseNode[Any]):
             if not args or not isinstance(args[0], BaseNode):
                 raise TypeError(f"nodes.{self._kind.__name__}() needs a node as its source, not {args[0] if args else None!r}")
             args = (as_stage(args[0]), *args[1:])
-        self._begin(self._kind(*args, **options))
+        self._begin(build(self._kind, f"nodes.{self._kind.__name__}", args, options))
 
     @classmethod
     def of(cls, stage: Stage[Any]) -> WdsNode:
@@ -209,7 +210,7 @@ class Mix(WdsNode):
         for name, node in nodes.items():
             if not isinstance(node, BaseNode):
                 raise TypeError(f"nodes.Mix() takes nodes by name, and {name!r} is {node!r:.80}")
-        self._begin(stages.Mix({name: as_stage(node) for name, node in nodes.items()} or sources, *args, **options))
+        self._begin(build(stages.Mix, "nodes.Mix", ({name: as_stage(node) for name, node in nodes.items()} or sources, *args), options))
 
 
 for _name in stages.__all__:
@@ -220,6 +221,11 @@ for _name in stages.__all__:
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> type[WdsNode]: ...  # the nodes that are made above
+
+else:
+
+    def __getattr__(name: str) -> type[WdsNode]:
+        raise AttributeError(no_name(__name__, name, __all__), name=name)
 
 
 __all__ = ["WdsNode", *stages.__all__]  # noqa: PLE0604 - names, all of them

@@ -11,9 +11,11 @@ Rules:
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -40,6 +42,8 @@ def mix_text(text: str) -> int:
 
 def stream(key: int, start: int, count: int) -> npt.NDArray[np.uint64]:
     """Outputs ``start`` to ``start + count - 1`` of the SplitMix64 stream seeded with ``key``: uint64, shape (count,)."""
+    import numpy as np
+
     z = np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(_GAMMA) + np.uint64(key & _MASK)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -48,10 +52,14 @@ def stream(key: int, start: int, count: int) -> npt.NDArray[np.uint64]:
 
 def below(limit: int, key: int, start: int, count: int) -> npt.NDArray[np.int64]:
     """``count`` integers in [0, limit), numbers ``start`` and on of the stream ``key``; limit is at most 2**31."""
+    import numpy as np
+
     high = stream(key, start, count) >> np.uint64(32)
     return ((high * np.uint64(limit)) >> np.uint64(32)).astype(np.int64)
 
 
 def permutation(count: int, key: int) -> npt.NDArray[np.int64]:
     """The numbers 0 to count - 1 in an order that ``key`` decides."""
+    import numpy as np
+
     return np.argsort(stream(key, 0, count), kind="stable").astype(np.int64)

@@ -7,16 +7,13 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wds_pipes.errors import WdsError
-from wds_pipes.io.open import Opener, is_remote
-from wds_pipes.io.ranged import Feed, Reading
-from wds_pipes.io.urls import expand, redact
-from wds_pipes.stage import Stage, Stream
-from wds_pipes.stages import GroupByKey, InterleaveShards, LoadTar, OpenShards, ShardList
+if TYPE_CHECKING:
+    from wds_pipes.io.open import Opener
+    from wds_pipes.stage import Stage
 
 _CONNECTIONS = (1, 2, 4, 8, 16, 32)
 _GAIN = 1.15  # more connections are worth it if they give so much more
@@ -43,6 +40,11 @@ def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib
 
     URLS are the shards, with {000..011} or * in quotes. They are read over and over; local ones are measured as they lie in the memory of the machine.
     """
+    from wds_pipes.errors import WdsError
+    from wds_pipes.io.open import is_remote
+    from wds_pipes.io.urls import expand, redact
+    from wds_pipes.stages import GroupByKey, InterleaveShards, LoadTar, OpenShards, ShardList
+
     try:
         options = json.loads(storage_options)
         if not isinstance(options, dict):
@@ -73,6 +75,9 @@ def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib
 
 def _link(shards: list[str], seconds: float, options: dict[str, Any], readahead: int) -> tuple[float, int]:
     """MB per second that the link gives at most, and how many connections that takes."""
+    from wds_pipes.io.open import Opener
+    from wds_pipes.io.ranged import Reading
+
     waits, opener = [], Opener(Reading(options, readahead, 1))
     for turn in range(5):
         start = time.perf_counter()
@@ -91,6 +96,8 @@ def _link(shards: list[str], seconds: float, options: dict[str, Any], readahead:
 
 def _raw(shards: list[str], seconds: float, opener: Opener) -> float:
     """MB per second that come, whether somebody has looked at them or not."""
+    from wds_pipes.io.ranged import Feed
+
     buffer, start = bytearray(1 << 20), time.perf_counter()
     while True:
         feed = Feed(opener.pool)
@@ -108,6 +115,8 @@ def _raw(shards: list[str], seconds: float, opener: Opener) -> float:
 
 def _watch(chain: Stage[Any], opener: Opener, seconds: float) -> _Seen:
     """What a pipeline gives."""
+    from wds_pipes.stage import Stream
+
     taken = samples = 0
     stream = Stream(chain)
     start, busy, before = time.perf_counter(), time.thread_time(), opener.used.stall_seconds

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
+from typing import TYPE_CHECKING
 
 import click
 
-from wds_pipes.errors import ShardWarning, WdsError
-from wds_pipes.io.urls import expand, redact
-from wds_pipes.saved import plural
-from wds_pipes.tar.index import ShardFacts, index_shards
+if TYPE_CHECKING:
+    from wds_pipes.tar.index import ShardFacts
 
 
 @click.command()
@@ -26,6 +25,11 @@ def index(urls: tuple[str, ...], output: str, threads: int, key_split: str, on_r
     URLS are paths or URLs, with {000..011} or * in quotes. Each shard is read once, to its end. ShardList(urls, index="index.json") and
     ShardList("index.json") read the index, and so does the wids package.
     """
+    from wds_pipes.errors import ShardWarning, WdsError
+    from wds_pipes.io.urls import expand, redact
+    from wds_pipes.saved import plural
+    from wds_pipes.tar.index import index_shards
+
     try:
         shards = expand(urls)
         with contextlib.ExitStack() as stack:

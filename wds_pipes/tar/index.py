@@ -22,17 +22,17 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import md5
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
-from wds_pipes.io.open import Opener
 from wds_pipes.io.partial import PartialFile
-from wds_pipes.io.ranged import Reading
-from wds_pipes.io.stores import file_system
 from wds_pipes.io.urls import Urls, at_home, expand, links_of, local_path, plain, redact
 from wds_pipes.tar.keys import KeySplit, splitter
 from wds_pipes.tar.reader import END, MARK, MAX_SIZE, TarReader, half_sample
+
+if TYPE_CHECKING:
+    from wds_pipes.io.open import Opener
 
 MAX_INDEX_BYTES = 64 << 20  # enough for 400 000 shards
 _BESIDE = ("index.json", "sizes.json", "_info.json", "info.json")  # the names of an index beside its shards
@@ -156,17 +156,26 @@ def _exists(url: str, storage_options: Options) -> bool:
     path = local_path(url)
     if path is not None:
         return os.path.isfile(path)
+    from wds_pipes.io.stores import file_system
+
     fs, name = file_system(url, storage_options)
     return bool(fs.isfile(name))
 
 
 def _read_all(urls: Sequence[str], storage_options: Options) -> list[_Index]:
     at_once = max(1, min(len(urls), _READERS))
-    opener = Opener(Reading(storage_options or {}, readahead_bytes=at_once * _READAHEAD_BYTES, connections=2 * at_once))
+    opener = _opener(storage_options, readahead_bytes=at_once * _READAHEAD_BYTES, connections=2 * at_once)
     if len(urls) == 1:
         return [_read(urls[0], opener)]
     with ThreadPoolExecutor(at_once) as pool:
         return list(pool.map(lambda url: _read(url, opener), urls))
+
+
+def _opener(storage_options: Options, **reading: int) -> Opener:
+    from wds_pipes.io.open import Opener  # imports asyncio, which writing shards does without
+    from wds_pipes.io.ranged import Reading
+
+    return Opener(Reading(storage_options or {}, **reading))
 
 
 def _read(url: str, opener: Opener) -> _Index:
@@ -424,9 +433,7 @@ def index_shards(
     shards = list(dict.fromkeys(expand(urls, storage_options)))
     if "-" in shards:
         raise ValueError("standard input cannot be indexed, since it has no name: write it to a file first")
-    stop = threading.Event()
-
-    opener = Opener(Reading(storage_options or {}))
+    stop, opener = threading.Event(), _opener(storage_options)
 
     def read(url: str) -> ShardFacts:
         return _read_shard(url, splitter(key_split), on_repeated_key, opener, stop)

@@ -20,10 +20,10 @@ from hashlib import md5
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from wds_pipes.codecs import encode
 from wds_pipes.errors import SampleError
 from wds_pipes.io.partial import PartialFile
 from wds_pipes.io.urls import at_home, redact
+from wds_pipes.suggest import checks_options
 from wds_pipes.tar.index import ShardFacts, check_output, listed_shards, write_index
 from wds_pipes.tar.keys import split_key
 from wds_pipes.tar.reader import MAX_HEADER_BYTES
@@ -203,6 +203,8 @@ class _Encoded:
     """A sample as it stands in a tar, checked: its ``key``, its ``blocks`` and their ``size``."""
 
     def __init__(self, sample: Mapping[str, Any]) -> None:
+        from wds_pipes.codecs import encode  # imports numpy, which reading tars does without
+
         key = sample.get("__key__")
         if not isinstance(key, str) or not key:
             raise SampleError(f"a sample needs a '__key__' that is a string, not {key!r}; it has: {', '.join(map(str, sample))}")
@@ -299,6 +301,7 @@ class ShardWriter:
         samples: how many are in these and in the unfinished one.
     """
 
+    @checks_options
     def __init__(
         self,
         pattern: str | os.PathLike[str],

@@ -1,0 +1,97 @@
+"""The package imports quickly, and torch's pipes have the steps in whatever order things are imported."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+HEAVY = {"torch", "torchdata", "numpy", "fsspec", "s3fs", "PIL", "matplotlib", "webdataset", "asyncio"}
+
+
+def run(code: str, *arguments) -> str:
+    """What a fresh process prints."""
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_is_lazy():
+    """Neither the package nor wds_pipes.tar nor any help of the command line imports what is slow; nor does TAB."""
+    code = f"""
+        import os, sys
+        import wds_pipes, wds_pipes.tar
+        print(sorted(({HEAVY!r} | {{"click"}}) & set(sys.modules)))
+        from click.testing import CliRunner
+        from wds_pipes.cli import main
+        for arguments in (["--help"], ["--version"], *([name, "-h"] for name in main.commands)):
+            done = CliRunner().invoke(main, arguments, prog_name="wds-pipes")
+            assert done.exit_code == 0, done.output
+        os.environ |= {{"_WDS_PIPES_COMPLETE": "bash_complete", "COMP_WORDS": "wds-pipes demo --", "COMP_CWORD": "2"}}
+        try:
+            main(prog_name="wds-pipes")
+        except SystemExit as end:
+            assert end.code == 0
+        print(sorted({HEAVY!r} & set(sys.modules)))
+    """
+    first, *completed, last = run(code).splitlines()
+    assert (first, last) == ("[]", "[]")
+    assert "plain,--batch-size" in completed
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import wds_pipes; from torch.utils.data.datapipes.iter import IterableWrapper",
+        "from torch.utils.data.datapipes.iter import IterableWrapper; import wds_pipes",
+    ],
+)
+def test_torch_pipes_have_the_steps_in_any_order_of_imports(imports, urls):
+    code = f"""
+        import sys
+        {imports}
+        members = IterableWrapper(sys.argv[1:]).open_shards().load_tar()
+        import inspect, torch.utils.data
+        assert torch.utils.data.__loader__ is torch.utils.data.__spec__.loader and inspect.getsource(torch.utils.data)
+        assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("wds_pipes")]
+        print(len(list(members.group_by_key())), members.load_tar.__doc__[:30])
+    """
+    assert run(code, *urls) == "14 Open shards to the regular fil\n"
+
+
+def test_what_follows_an_import_follows_the_one_that_succeeds(tmp_path):
+    """An import that fails can be tried again, and finders of any age stand beside ours."""
+    (tmp_path / "host.py").write_text("import os\nif 'HOST' not in os.environ:\n    raise OSError('not yet')\n")
+    (tmp_path / "then.py").write_text("import host\nprint('then', vars(host).keys() >= {'os'})\n")
+    code = """
+        import os, sys
+        from wds_pipes.importing import after_import
+        sys.path.insert(0, sys.argv[1])
+        sys.meta_path.insert(0, type("Old", (), {"find_module": lambda self, name, path=None: None})())
+        finders = len(sys.meta_path)
+        after_import("host", "then")
+        after_import("host", "then")
+        try:
+            import host
+        except OSError as error:
+            print(error)
+        os.environ["HOST"] = "1"
+        import host
+        print(len(sys.meta_path) == finders)
+    """
+    assert run(code, tmp_path) == "not yet\nthen True\nTrue\n"
+
+
+def test_modules_without_torch_can_be_imported_first():
+    """None of them needs another one to be imported before it."""
+    code = """
+        import importlib, pkgutil, sys
+        import numpy, wds_pipes.io, wds_pipes.tar
+        inner = [found.name for package in (wds_pipes.io, wds_pipes.tar) for found in pkgutil.iter_modules(package.__path__, package.__name__ + ".")]
+        for name in ("wds_pipes.stage", "wds_pipes.stages", *inner):
+            for old in [old for old in sys.modules if old.split(".")[0] == "wds_pipes"]:
+                del sys.modules[old]
+            importlib.import_module(name)
+        print("torch" not in sys.modules and len(inner) > 10)
+    """
+    assert run(code) == "True\n"

@@ -1,0 +1,108 @@
+"""len() of pipes and datasets: right, for every number of workers that DataLoader has, or a TypeError that says what to do."""
+
+import re
+
+import pytest
+from launch import launch
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import wds_pipes as wp
+from wds_pipes.testing import make_shards
+
+COUNTS = [3, 0, 5, 2, 9]
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("counted"), shards=len(COUNTS), samples=COUNTS)
+
+
+def source(urls, **options):
+    return wp.ShardList(urls, **{"shuffle": True, "samples_per_shard": COUNTS, **options})
+
+
+def samples(urls, **options):
+    return source(urls, **options).open_shards().load_tar().group_by_key().shuffle_buffer(3).decode_by_ext()
+
+
+def test_len_is_the_number_of_items(counted, tmp_path):
+    cached = source(counted).cache_shards(tmp_path, max_bytes="1GB")
+    for pipe, expected in (
+        (source(counted), 5),
+        (source(counted, samples_per_shard=None).open_shards(), 5),
+        (cached, 5),
+        (samples(counted), 19),
+        (samples(counted).to_tuple("txt").interleave_shards(2).map_samples(str), 19),
+        (cached.open_shards().load_tar().group_by_key().batch_samples(4), 5),
+        (samples(counted).batch_samples(4, drop_last=True), 4),
+        (samples(counted).batch_samples(2).batch_samples(4, collate="list"), 3),
+    ):
+        assert len(pipe) == len(pipe.as_dataset()) == len(list(pipe)) == expected
+        assert len(pipe) == expected  # also after an epoch
+    assert len(wp.PipeLoader(cached.open_shards().load_tar().group_by_key(), batch_size=4, rank=0, world_size=2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("build", "mend"),
+    [
+        (lambda urls: samples(urls, samples_per_shard=None), "the samples of the shards are not counted: pass ShardList(index=...), or samples_per_shard="),
+        (lambda urls: source(urls).open_shards().load_tar(), "the index counts samples, not members: add group_by_key()"),
+        (lambda urls: samples(urls).filter_samples(bool), "filter_samples() may change their number"),
+        (lambda urls: samples(urls).map_samples(str, on_error="skip"), "map_samples(on_error='skip') changes their number"),
+        (lambda urls: source(urls).open_shards(on_error="skip"), "open_shards(on_error='skip') changes their number"),
+        (lambda urls: samples(urls).map(str), "torch.Mapper() may change their number"),
+        (lambda urls: wp.mix({"a": samples(urls)}), "how many samples a mix() gives is not known"),
+        (lambda urls: samples(urls, resampled=True, shuffle=False), "resampled=True draws other shards in each epoch"),
+    ],
+)
+def test_where_it_is_not_known(build, mend, counted):
+    """A TypeError, which ``list()`` and truth do not mind."""
+    pipe = build(counted)
+    for each in (pipe, pipe.as_dataset()):
+        with pytest.raises(TypeError, match=re.escape(mend)):
+            len(each)
+        assert each
+    assert list(pipe)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_what_dataloader_says_is_what_it_gives(workers, counted):
+    """Or it says that it does not know: Lightning stops at ``len()``."""
+    known = 0
+    for batch_size, drop_last, build in (
+        (None, False, samples),
+        (4, False, samples),
+        (4, True, samples),
+        (None, False, lambda urls: samples(urls).batch_samples(4)),
+    ):
+        for loader in (
+            DataLoader(build(counted), batch_size=batch_size, drop_last=drop_last, num_workers=workers, collate_fn=list),
+            StatefulDataLoader(build(counted).as_dataset(), batch_size=batch_size, drop_last=drop_last, num_workers=workers, collate_fn=list),
+        ):
+            if workers == 2 and (batch_size or build is not samples):
+                with pytest.raises(TypeError):
+                    len(loader)
+            else:
+                assert len(loader) == len(list(loader))
+                known += 1
+    assert known == (2 if workers == 2 else 8)
+
+
+def lengths_on_a_rank(urls):
+    pipe = samples(urls)
+    assert len(pipe) == 19
+    loader = DataLoader(pipe, batch_size=None)
+    with pytest.raises(TypeError):
+        len(loader)
+    assert 0 < len(list(loader)) < 19
+    with pytest.raises(TypeError, match=r"this process gives part [01] of 2 of the epoch: use wds_pipes\.PipeLoader"):
+        len(pipe)
+    with pytest.warns(UserWarning, match="gives all samples to every rank"):
+        loader = DataLoader(samples(urls).as_dataset(), batch_size=None)
+    assert len(loader) == len(list(loader)) == 19
+
+
+def test_ranks(counted):
+    """DataLoader gives each rank its part of a pipe, and all of a dataset."""
+    launch(2, lengths_on_a_rank, counted)

@@ -1,0 +1,85 @@
+"""A misspelt step, option or name says which was meant, and a name of webdataset what it is here."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import wds_pipes as wp
+from wds_pipes import nodes
+
+TABLE = (Path(__file__).parents[1] / "tutorials/10_moving_from_webdataset.py").read_text().partition("# %%\nimport")[0]
+
+
+@pytest.fixture
+def pipe(urls):
+    return wp.ShardList(urls).open_shards().load_tar().group_by_key()
+
+
+@pytest.mark.parametrize(
+    ("name", "mend"),
+    [
+        ("shufle_buffer", "Did you mean shuffle_buffer()?"),
+        ("group_by_keys", "Did you mean group_by_key()?"),
+        ("ToTuple", "Did you mean to_tuple()?"),
+        ("set_epochs", "Did you mean set_epoch()?"),
+        ("decode", 'decode() of webdataset is .decode_by_ext("rgb8") here'),
+        ("batched", "batched() of webdataset is .batch_samples(size) here"),
+        ("with_epoch", "with_epoch() of webdataset is PipeLoader(pipe).with_epoch(samples=...) here"),
+        ("zebra", "object has no attribute 'zebra'"),
+    ],
+)
+def test_a_misspelt_step(pipe, name, mend):
+    with pytest.raises(AttributeError, match=re.escape(f"'GroupByKey' object has no attribute '{name}'")) as caught:
+        getattr(pipe, name)
+    assert str(caught.value).endswith(mend)
+    with pytest.raises(AttributeError, match=re.escape(mend)):
+        getattr(pipe.map(str), name)  # torch's step, as a pipe of ours
+    assert not hasattr(pipe, name)
+    assert not hasattr(pipe, "_deals")
+
+
+def test_every_method_of_webdataset_says_what_it_is_here(pipe):
+    """Those that this package or torch does not have under the same name; the tutorial has the same in its table."""
+    webdataset = pytest.importorskip("webdataset")
+    ours = {"map", "to_tuple", "shuffle"}
+    inner = {"close", "create_url_iterator", "invoke", "iterator", "iterator1", "lmdb_cached", "log_keys", "mcached", "stage", "update_cache_info"}
+    for name in {name for name in dir(webdataset.WebDataset) if not name.startswith("_")} - ours - inner:
+        with pytest.raises(AttributeError, match=re.escape(f"{name}() of webdataset is")):
+            getattr(pipe, name)
+    for theirs, here in re.findall(r"^# \| `\.(\w+)\(.*?\| `\.(\w+)\(", TABLE, re.MULTILINE):
+        if theirs not in ours:
+            with pytest.raises(AttributeError, match=re.escape(here)):
+                getattr(pipe, theirs)
+
+
+def test_shuffle_of_webdataset(pipe):
+    """Torch's own, by keyword, works as before."""
+    with pytest.raises(TypeError, match=re.escape("shuffle(1000) of webdataset is .shuffle_buffer(1000) here")):
+        pipe.shuffle(1000)
+    assert len(list(pipe.shuffle(buffer_size=3))) == len(list(pipe.shuffle())) == 14
+    assert "Shuffle" in pipe.shuffle.__doc__
+
+
+def test_misspelt_options(urls, pipe, tmp_path):
+    for build, message in (
+        (lambda: wp.ShardList(urls).open_shards(conections=4), "open_shards() has no option 'conections'. Did you mean connections=?"),
+        (lambda: wp.ShardList(urls, shufle=True), "ShardList() has no option 'shufle'. Did you mean shuffle=?"),
+        (lambda: pipe.shuffle_buffer(sise=3), "shuffle_buffer() has no option 'sise'. Did you mean size=?"),
+        (lambda: pipe.batch_samples(3, partial=False), "batch_samples() has no option 'partial'. Did you mean drop_last=?"),
+        (lambda: pipe.group_by_key(handler=print), "group_by_key() has no option 'handler'. Did you mean on_error=?"),
+        (lambda: pipe.shuffle_buffer(3, initial=2), "shuffle_buffer() has no option 'initial'. It has: size, seed."),
+        (lambda: wp.mix({"a": pipe}, weigths=[1]), "mix() has no option 'weigths'. Did you mean weights=?"),
+        (lambda: nodes.ShardList(urls, shufle=True), "nodes.ShardList() has no option 'shufle'. Did you mean shuffle=?"),
+        (lambda: wp.PipeLoader(pipe, batchsize=3), "PipeLoader() has no option 'batchsize'. Did you mean batch_size=?"),
+        (lambda: wp.ShardWriter(str(tmp_path / "%d.tar"), maxcount=3), "ShardWriter() has no option 'maxcount'. Did you mean max_samples=?"),
+    ):
+        with pytest.raises(TypeError) as caught:
+            build()
+        assert str(caught.value) == message
+
+
+def test_names_of_nodes():
+    for name, mend in (("Shardlist", "Did you mean ShardList?"), ("open_shards", "Did you mean OpenShards?"), ("zebra", "has no attribute 'zebra'")):
+        with pytest.raises(AttributeError, match=re.escape(mend) + "$"):
+            getattr(nodes, name)

@@ -1,0 +1,58 @@
+"""Importing a module of this package as soon as another package has been imported, so that ``import wds_pipes`` need not import torch."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+
+
+def after_import(name: str, then: str) -> None:
+    """Import module ``then`` when ``name`` has been imported: now, if it is imported already."""
+    if name in sys.modules:
+        import_module(then)
+    elif not any(isinstance(finder, _Finder) and (finder.name, finder.then) == (name, then) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(name, then))
+
+
+class _Finder:
+    """Finds one module, by the other finders, and leaves when it has been imported."""
+
+    def __init__(self, name: str, then: str) -> None:
+        self.name, self.then = name, then
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != self.name:
+            return None
+        for finder in sys.meta_path:
+            spec = None if isinstance(finder, _Finder) or not hasattr(finder, "find_spec") else finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment]
+                return spec
+        return None
+
+
+class _Loader:
+    """The loader that was found, which imports a second module after its own."""
+
+    def __init__(self, loader: Any, finder: _Finder) -> None:
+        self._loader, self._finder = loader, finder
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        found: ModuleType | None = self._loader.create_module(spec)
+        return found
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader  # what reads the source looks for it
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+        import_module(self._finder.then)

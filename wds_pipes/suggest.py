@@ -1,0 +1,135 @@
+"""What was meant by a name that is not there: the nearest one, or what a call of webdataset is here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+Options = ParamSpec("Options")
+Built = TypeVar("Built")
+
+# What is written here for a method of webdataset's: see tutorials/10_moving_from_webdataset.
+_METHODS = {
+    "append": "a method for each step, or register_stage() for a step of your own",
+    "batched": ".batch_samples(size)",
+    "compose": "a method for each step, or register_stage() for a step of your own",
+    "decode": '.decode_by_ext("rgb8")',
+    "extract_keys": '.to_tuple("jpg;png", "cls")',
+    "listed": '.batch_samples(size, collate="list")',
+    "map_dict": '.map_samples(lambda sample: {**sample, "jpg": fn(sample["jpg"])})',
+    "map_tuple": ".map_samples(lambda sample: (f(sample[0]), g(sample[1])))",
+    "rename": '.map_samples(lambda sample: {"image": sample["jpg"], "label": sample["cls"]})',
+    "rename_keys": '.map_samples(lambda sample: {"image": sample["jpg"], "label": sample["cls"]})',
+    "repeat": 'PipeLoader(pipe).with_epoch(batches=...), or mix({"a": pipe}, exhausted="repeat")',
+    "resampled": "ShardList(urls, resampled=True)",
+    "rsample": ".filter_samples(fn)",
+    "select": ".filter_samples(fn)",
+    "shuffle": ".shuffle_buffer(size)",
+    "slice": "itertools.islice(pipe, ...), or PipeLoader(pipe).with_epoch(batches=...)",
+    "unbatched": "leaving batch_samples() out: PipeLoader(pipe, batch_size=...) makes the batches",
+    "unlisted": "leaving batch_samples() out: PipeLoader(pipe, batch_size=...) makes the batches",
+    "with_epoch": "PipeLoader(pipe).with_epoch(samples=...)",
+    "with_length": "ShardList(urls, index=...), which counts: len(pipe) is known then",
+    "xdecode": '.decode_by_ext({"x": fn})',
+}
+
+# The same for names of the package.
+_NAMES = {
+    "DataPipeline": "a chain of methods: ShardList(urls).open_shards().load_tar().group_by_key()",
+    "RandomMix": 'mix({"a": a, "b": b}, weights={"a": 3, "b": 1})',
+    "ResampledShards": "ShardList(urls, resampled=True)",
+    "RoundRobin": 'mix({"a": a, "b": b})',
+    "SimpleShardList": "ShardList(urls)",
+    "WebDataset": "ShardList(urls).open_shards().load_tar().group_by_key()",
+    "WebLoader": "PipeLoader(pipe, batch_size=64, num_workers=8)",
+    "handle_extension": '.decode_by_ext({"x": fn})',
+    "ignore_and_continue": 'on_error="skip" of each step',
+    "split_by_node": "nothing: PipeLoader gives each rank its part",
+    "split_by_worker": "nothing: PipeLoader gives each worker its part",
+    "tarfile_to_samples": ".open_shards().load_tar().group_by_key()",
+    "warn_and_continue": 'on_error="skip" of each step',
+}
+
+# And for arguments, where a step has the one that is written here.
+_ARGUMENTS = {
+    "cache_dir": "cache",
+    "collation_fn": "collate",
+    "collate_fn": "collate",
+    "handler": "on_error",
+    "maxcount": "max_samples",
+    "partial": "drop_last",
+    "shardshuffle": "shuffle",
+}
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The name that ``name`` was probably meant to be, whatever its case and underscores; None if none is near."""
+    import difflib
+
+    plain = {each.lower().replace("_", ""): each for each in known if not each.startswith("_")}
+    found = difflib.get_close_matches(name.lower().replace("_", ""), plain, n=1, cutoff=0.75)
+    return plain[found[0]] if found else None
+
+
+def no_method(kind: str, name: str, known: Iterable[str]) -> str:
+    """The message for a method that pipes do not have; ``known``: those that they have."""
+    mend = ""
+    if name in _METHODS:
+        mend = f": {name}() of webdataset is {_METHODS[name]} here"
+    elif (found := nearest(name, known)) is not None:
+        mend = f". Did you mean {found}()?"
+    return f"{kind!r} object has no attribute {name!r}{mend}"
+
+
+def no_name(module: str, name: str, known: Iterable[str]) -> str:
+    """The message for a name that the package, or its module of nodes, does not have; ``known``: those that it has."""
+    if name.startswith("_"):
+        return f"module {module!r} has no attribute {name!r}"
+    from wds_pipes import stages
+    from wds_pipes.stage import functional_name
+
+    steps, known = {each: functional_name(getattr(stages, each)) for each in stages.__all__}, list(known)
+    mend = ""
+    if name in _NAMES:
+        mend = f": {name} of webdataset is {_NAMES[name]} here"
+    elif (found := nearest(name, [*steps, *known])) is not None:
+        mend = f". Did you mean {found}?" if found in known else f": {steps[found]}() is a method of pipes, as in ShardList(urls).open_shards().load_tar()"
+    return f"module {module!r} has no attribute {name!r}{mend}"
+
+
+def build(kind: Callable[..., Built], name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> Built:
+    """``kind(*args, **options)``; ``name``: what the caller wrote.
+
+    Raises:
+        TypeError: an option is unknown; the message says which was meant.
+    """
+    import inspect
+
+    parameters = inspect.signature(kind).parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        _check(name, options, [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL])
+    return kind(*args, **options)
+
+
+def checks_options(init: Callable[Options, None]) -> Callable[Options, None]:
+    """An ``__init__`` that says which option was meant where it does not know one."""
+    code, name = init.__code__, init.__qualname__.partition(".")[0]
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+    @functools.wraps(init)
+    def checked(*args: Options.args, **options: Options.kwargs) -> None:
+        _check(name, options, known)
+        init(*args, **options)
+
+    return checked
+
+
+def _check(name: str, options: Iterable[str], known: Iterable[str]) -> None:
+    for option in options:
+        if option not in known:
+            known = [each for each in known if each not in ("self", "source")]
+            meant = _ARGUMENTS.get(option)
+            meant = meant if meant in known else nearest(option, known)
+            mend = f"Did you mean {meant}=?" if meant is not None else f"It has: {', '.join(known)}." if known else "It has none."
+            raise TypeError(f"{name}() has no option {option!r}. {mend}")
