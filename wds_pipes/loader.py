@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from multiprocessing import queues
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -59,6 +60,7 @@ from wds_pipes.stage import (
 )
 from wds_pipes.stages import BatchSamples, DecodeByExt, GroupByKey, InterleaveShards, LoadTar, MapSamples, Mix, OpenShards, ShardList, ShuffleBuffer, ToTuple
 from wds_pipes.stats import Meter, Spent, Tally
+from wds_pipes.tracebacks import in_words, shorten, shortened
 
 LaneState = dict[str, Any]  # url, delivered, ended, position (None: not begun), counts
 
@@ -190,14 +192,30 @@ _NONE = object()
 _AT_END: Result = (-1, -1, None, None, False, None, None)
 
 
-def _portable(error: Exception) -> Exception:
+def _portable(error: Exception) -> Any:
     """``error`` with what led to it in words, so that it can leave the process."""
-    story = hide("".join(traceback.format_exception(error)))
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RuntimeError(f"{type(error).__name__} in a worker:\n{story}")
-    error.add_note(f"In the worker:\n{story}")
+        return RuntimeError(f"{type(error).__name__} in a worker:\n{hide(''.join(traceback.format_exception(shorten(error))))}")
+    notes = list(getattr(error, "__notes__", []))
+    if story := in_words(error):
+        notes.insert(0, f"In the worker:\n{hide(story).rstrip()}")
+    return _Portable(error, notes)
+
+
+class _Portable(NamedTuple):
+    """An error and its notes, which many classes forget when they are pickled; it arrives as the error."""
+
+    error: Exception
+    notes: list[str]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, tuple(self)
+
+
+def _arrived(error: Exception, notes: list[str]) -> Exception:
+    error.__notes__ = notes
     return error
 
 
@@ -324,6 +342,7 @@ class PipeLoader:
         WorkerError: from the iteration: a worker process died, gave no batch for ``timeout_seconds``, or cannot pickle a batch. The state is still good.
     """
 
+    @shortened
     def __init__(
         self,
         pipe: IterDataPipe[Any],
@@ -563,6 +582,7 @@ class PipeLoader:
             state["deal"] = at.deal.as_json()
         return state
 
+    @shortened
     def load_state_dict(self, state: State | list[State], *, moved: bool = False) -> None:
         """Let the next ``iter()`` continue from a state: of this rank of as many ranks, or of all ranks (``merge_states``) for any number of them.
 
@@ -807,6 +827,7 @@ class LoaderPass:
         self._loader = loader
         self._started = False
         self._error: Exception | None = None
+        self._trace: TracebackType | None = None  # of the error, before it was raised: each time that it is, it grows
         self._at: _At | None = None  # None: not started
         self._run = -1
         self._results: Iterator[Result] = iter(())
@@ -823,7 +844,7 @@ class LoaderPass:
 
     def __next__(self) -> Any:
         if self._error is not None:
-            raise _to_raise(self._error)
+            raise self._to_raise(self._error)
         loader = self._loader
         if loader._inside:
             if self._started:
@@ -848,7 +869,7 @@ class LoaderPass:
             loader._discard()
         if isinstance(found, Exception):
             loader._inside = False
-            raise _to_raise(found)
+            raise self._to_raise(found)  # all frames: set WDS_PIPES_FULL_TRACEBACK=1
         # From here to the return no signal handler runs: an interrupt comes before the position counts, or when the caller has the batch.
         batch, self._at = found
         loader._at = self._at
@@ -973,7 +994,8 @@ class LoaderPass:
     def stop(self, error: Exception) -> Exception:
         """Let every further ``next()`` raise ``error``, unless the iterator has stopped already; gives what it will raise."""
         if self._error is None:
-            self._error = error
+            self._error = shorten(error)
+            self._trace = error.__traceback__
             self.tally.end()
             if self._bar is not None:
                 self._bar.close()
@@ -984,10 +1006,9 @@ class LoaderPass:
             self._results, self._ahead = iter(()), None  # the results keep the workers alive
         return self._error
 
-
-def _to_raise(error: Exception) -> Exception:
-    """The error itself; but a new StopIteration, since its traceback would keep the pass, and with it the workers, until the garbage collector runs."""
-    return StopIteration() if isinstance(error, StopIteration) else error
+    def _to_raise(self, error: Exception) -> Exception:
+        """The error itself; but a new StopIteration, since its traceback would keep the pass, and with it the workers, until the garbage collector runs."""
+        return StopIteration() if isinstance(error, StopIteration) else error.with_traceback(self._trace)
 
 
 def _worker_error(error: Exception, results: object) -> Exception:
