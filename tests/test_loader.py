@@ -1199,7 +1199,7 @@ def test_a_damaged_deal_is_refused_and_changes_nothing(damage, lanes, urls):
         ({"num_workers": -1}, ValueError, "num_workers must be at least 0"),
         ({"num_workers": "2"}, TypeError, "num_workers must be an int"),
         ({"lanes": 0}, ValueError, "lanes must be at least 1"),
-        ({"batch_size": 0}, ValueError, "size must be at least 1"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
         ({"batch_size": None}, ValueError, "go with batch_size"),
         ({"epoch_end": "stop"}, ValueError, "epoch_end must be one of"),
         ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be at least 1"),

@@ -105,3 +105,10 @@ def test_all_frames_are_shown_on_request(monkeypatch):
         names = frames(shown(error_of(wp.PipeLoader(samples().map_samples(broken), num_workers=workers))))
         assert names[-5:] == ["wds_pipes.run", *JSON]
         assert len(names) > 8
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error")  # torch's, which does not say which function
+def test_a_pipe_that_cannot_be_sent_to_workers_says_what_to_do():
+    error = error_of(wp.PipeLoader(samples().map_samples(lambda sample: sample), num_workers=1, multiprocessing_context="spawn"))
+    assert "pickle" in str(error)
+    assert "Write the functions of its steps with def, at the top of a module" in error.__notes__[-1]

@@ -219,6 +219,12 @@ def _arrived(error: Exception, notes: list[str]) -> Exception:
     return error
 
 
+_NOT_PICKLED = (
+    "Workers that are not forked get the pipe by pickling. Write the functions of its steps with def, at the top of a module, not as lambda or in a notebook; "
+    "or, on Linux, pass multiprocessing_context='fork'."
+)
+
+
 def _begin_worker(worker: int) -> None:
     """What a worker process does first."""
     begin_worker(worker)
@@ -371,7 +377,7 @@ class PipeLoader:
         stage: Stage[Any] = as_stage(pipe)
         stage.check_resumable()
         if batch_size is not None:
-            stage = BatchSamples(stage, batch_size, drop_last=drop_last, collate=collate)
+            stage = BatchSamples(stage, check_count("batch_size", batch_size), drop_last=drop_last, collate=collate)
         elif drop_last or collate is not None:
             raise ValueError("drop_last and collate go with batch_size; without it the items of the pipe are the batches")
         if rank is not None or world_size is not None:
@@ -522,7 +528,8 @@ class PipeLoader:
         ranks, size = self.rank.of, 1 if samples is None else self._batch_size
         count = check_count("samples" if batches is None else "batches", samples if batches is None else batches)
         if count % (ranks * size):
-            raise ValueError(f"{count} cannot be divided by {ranks} ranks{f' x {size} samples in a batch' if size > 1 else ''}")
+            each = f"{ranks} ranks{f' x {size} samples in a batch' if size > 1 else ''}"
+            raise ValueError(f"{'batches' if samples is None else 'samples'}={count} cannot be divided by {each}: pass a multiple of {ranks * size}")
         if ranks > 1 and self._mode == "exact":
             raise ValueError("with several ranks, with_epoch() needs epoch_end='drop' or 'pad', so that all ranks go on to the next epoch of the data together")
         at = self._at
@@ -786,7 +793,12 @@ class PipeLoader:
             if self._num_workers:
                 check_guarded()
                 _with_workers.add(self)
-            self._results = iter(self._loader)
+            try:
+                self._results = iter(self._loader)
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                if "pickle" in str(error):
+                    error.add_note(_NOT_PICKLED)
+                raise
             make_terminate_kill(getattr(self._results, "_workers", ()))
         return at, self._results
 
@@ -945,7 +957,7 @@ class LoaderPass:
             paused = live.pause()
             live.stop(StopIteration())
             loader._paused = None
-        loader._stop_live("a newer one was started, and a loader has one at a time")
+        loader._stop_live("a newer one was started, and a loader has one at a time; build a second loader to iterate twice at once")
         loader._live = weakref.ref(self)
         at = paused.at if paused is not None and loader._resume and loader._at is paused.at else None
         if paused is not None and at is not None:
@@ -1047,7 +1059,7 @@ def merge_states(states: list[State], *, moved: bool = False) -> State:
         there, double = set(ranks), {rank for rank, count in Counter(ranks).items() if count > 1}
         facts = [f"rank {some(rank for rank in range(world) if rank not in there)} is missing"] if not are_all(there, range(world)) else []
         facts += [f"rank {some(sorted(double))} is there more than once"] if double else []
-        raise StateError(f"these are not the states of ranks 0 to {world - 1}: {' and '.join(facts)}.")
+        raise StateError(f"these are not the states of ranks 0 to {world - 1}: {' and '.join(facts)}. Collect the state of each rank once.")
     _check_alike(states, *_OF_A_RUN, "deal", "epoch")
     _check_data(saved, moved)
     for state in saved:

@@ -704,7 +704,7 @@ class Pass(Generic[Out]):
 
     def _start(self) -> None:
         stream = self._stream
-        stream._stop_live("a newer one was started, and a pipe has one at a time")
+        stream._stop_live("a newer one was started, and a pipe has one at a time; build a second pipe to iterate twice at once")
         position, host = stream.begin(), stream.stage.host
         self._epoch, self._delivered = position.epoch, position.delivered
         self._running = stream.stage.open(Lane(stream.stage.seed, position.epoch, host.lane, host.lanes), position.mark)

@@ -104,7 +104,7 @@ ARGUMENTS = [
     mistake("a cache of any size", "wp.ShardList('data').cache_shards('cache', max_bytes='lots')", "max_bytes", "'lots'"),
     mistake("fields as text", "wp.ShardList('data').open_shards().load_tar().group_by_key(fields='jpg')", "fields", "'jpg'"),
     mistake("PipeLoader of URLs", "wp.PipeLoader('data/*.tar')", "PipeLoader takes a pipe, not str"),
-    mistake("PipeLoader with a size as text", "wp.PipeLoader(samples(), batch_size='8')", "must be an int, not '8'"),
+    mistake("PipeLoader with a size as text", "wp.PipeLoader(samples(), batch_size='8')", "batch_size must be an int, not '8'"),
     mistake("PipeLoader with -1 workers", "wp.PipeLoader(samples(), num_workers=-1)", "num_workers must be at least 0, not -1"),
     mistake("PipeLoader with shuffle", "wp.PipeLoader(samples(), batch_size=4, shuffle=True)", "unexpected keyword argument 'shuffle'"),
     mistake("drop_last without batch_size", "wp.PipeLoader(samples(), drop_last=True)", "drop_last and collate go with batch_size"),
@@ -135,7 +135,11 @@ ORDER = [
         "decode_by_ext() takes samples as dicts",
         "group_by_key()",
     ),
-    mistake("to_tuple twice", "list(samples().to_tuple('txt').to_tuple('txt'))", "to_tuple() takes samples as dicts, and its source gave tuple"),
+    mistake(
+        "to_tuple twice",
+        "list(samples().to_tuple('txt').to_tuple('txt'))",
+        "to_tuple() takes samples as dicts, and its source gave tuple: put it after group_by_key(), and only once",
+    ),
     mistake("a step over a list", "from wds_pipes.datapipes import LoadTar\nLoadTar(['data/shard-000000.tar'])", "load_tar() needs a pipe as its source"),
     mistake("a state of torch's shuffle", "wp.state_dict(samples().shuffle())", "shuffle_buffer"),
     *in_workers(
@@ -155,7 +159,10 @@ DATA = [
         "map_samples(), or pass collate=",
     ),
     *in_workers(
-        "a field that does not decode", "pipe = samples('json.tar').decode_by_ext()" + RUN, "field 'json' of sample 'a' in shard json.tar cannot be decoded"
+        "a field that does not decode",
+        "pipe = samples('json.tar').decode_by_ext()" + RUN,
+        "field 'json' of sample 'a' in shard json.tar cannot be decoded",
+        "Mend it, or pass on_error='skip'",
     ),
     *in_workers("a shard that is missing", "pipe = samples(['data/shard-000000.tar', 'gone.tar'])" + RUN, "shard gone.tar does not exist", "Check its name"),
     *in_workers("a shard that is cut", "pipe = samples('cut.tar')" + RUN, "shard cut.tar, byte 3072: it is cut", "Write or fetch it again"),
@@ -168,7 +175,7 @@ DATA = [
         "wrong samples_per_shard",
         "list(wp.PipeLoader(samples(samples_per_shard=21), batch_size=4, epoch_end='drop'))",
         "shard data/shard-000000.tar has only 20 samples",
-        "index says 21",
+        "index says 21. Correct it, or make the index again",
     ),
     mistake("too many errors", "list(samples('json.tar').decode_by_ext(on_error='skip', max_errors=0))", "sample 'a' in shard json.tar", "max_errors=0"),
 ]
@@ -246,8 +253,8 @@ pipe = samples().halve()
     mistake(
         "a lambda, spawned workers",
         "list(wp.PipeLoader(samples().map_samples(lambda s: s), num_workers=2, multiprocessing_context='spawn'))",
-        "pickle",
-        "lambda",
+        "Can't pickle <function <lambda>",
+        "Write the functions of its steps with def, at the top of a module",
     ),
     mistake(
         "a batch that cannot be sent",
@@ -271,7 +278,12 @@ pipe = samples().halve()
 ]
 
 CHECKPOINTS = [
-    mistake("a state of another shuffle", "samples().shuffle_buffer(5).load_state_dict(samples().shuffle_buffer(10).state_dict())", "size=10", "size=5"),
+    mistake(
+        "a state of another shuffle",
+        "samples().shuffle_buffer(5).load_state_dict(samples().shuffle_buffer(10).state_dict())",
+        "group_by_key > shuffle_buffer(size=10), this",
+        "group_by_key > shuffle_buffer(size=5).",
+    ),
     mistake(
         "a state of another shuffle, PipeLoader",
         "wp.PipeLoader(samples().shuffle_buffer(5), batch_size=4).load_state_dict(wp.PipeLoader(samples().shuffle_buffer(10), batch_size=4).state_dict())",
@@ -281,8 +293,16 @@ CHECKPOINTS = [
     mistake("a state without a step", "samples().shuffle_buffer(5).load_state_dict(samples().state_dict())", "shuffle_buffer(size=5)"),
     mistake("a state of another seed", "samples(seed=1).load_state_dict(samples(seed=2).state_dict())", "seed=2", "seed=1"),
     mistake("a state of more shards", "samples('data/shard-000000.tar').load_state_dict(samples().state_dict())", "4 shards", "1"),
-    mistake("a pipe's state in PipeLoader", "wp.PipeLoader(samples()).load_state_dict(samples().state_dict())", "PipeLoader"),
-    mistake("PipeLoader's state in a pipe", "samples().load_state_dict(wp.PipeLoader(samples()).state_dict())", "PipeLoader"),
+    mistake(
+        "a pipe's state in PipeLoader",
+        "wp.PipeLoader(samples()).load_state_dict(samples().state_dict())",
+        "it was made by a pipe, this is a PipeLoader: load it into what you iterated",
+    ),
+    mistake(
+        "PipeLoader's state in a pipe",
+        "samples().load_state_dict(wp.PipeLoader(samples()).state_dict())",
+        "it was made by a PipeLoader, this is a pipe: load it into a PipeLoader",
+    ),
     mistake("no state", "wp.PipeLoader(samples()).load_state_dict(None)", "this is not a state of a wds_pipes pipeline but None", "state_dict()"),
     mistake("a checkpoint for a state", "samples().load_state_dict({'model': {}, 'loader': samples().state_dict()})", "this is not a state", "state_dict()"),
     mistake(
@@ -303,7 +323,10 @@ CHECKPOINTS = [
         "load it into what you iterate",
     ),
     mistake(
-        "two iterators", "pipe = samples()\nfirst, second = iter(pipe), iter(pipe)\nnext(first), next(second), next(first)", "this iterator has been replaced"
+        "two iterators",
+        "pipe = samples()\nfirst, second = iter(pipe), iter(pipe)\nnext(first), next(second), next(first)",
+        "this iterator has been replaced",
+        "build a second pipe",
     ),
     mistake(
         "a bare pipe in StatefulDataLoader",
@@ -362,7 +385,7 @@ RANKS = [
     mistake(
         "batches that ranks do not divide",
         "wp.PipeLoader(samples(samples_per_shard=20), rank=0, world_size=2).with_epoch(batches=3)",
-        "3 cannot be divided by 2 ranks",
+        "batches=3 cannot be divided by 2 ranks: pass a multiple of 2",
     ),
     mistake(
         "the state of one rank",
@@ -373,7 +396,7 @@ RANKS = [
     mistake(
         "the state of one rank twice",
         "state = wp.PipeLoader(samples(samples_per_shard=20), rank=0, world_size=2).state_dict()\nwp.merge_states([state, state])",
-        "rank 1 is missing and rank 0 is there more than once",
+        "rank 1 is missing and rank 0 is there more than once. Collect the state of each rank once",
     ),
 ]
 
@@ -391,7 +414,12 @@ STORES = [
     ),
     *in_workers("a URL that is missing", "pipe = samples([f'{WEB}/a.tar'])" + RUN, "/a.tar does not exist: check its name"),
     *in_workers("a URL that is forbidden", "pipe = samples([f'{WEB}/forbidden/a.tar'])" + RUN, "/forbidden/a.tar may not be read", "headers"),
-    mistake("an unknown protocol", "list(samples(['minio://bucket/a.tar']))", "shard minio://bucket/a.tar cannot be opened", "Protocol not known"),
+    mistake(
+        "an unknown protocol",
+        "list(samples(['minio://bucket/a.tar']))",
+        "shard minio://bucket/a.tar cannot be opened",
+        "Protocol not known: minio. Write a local path",
+    ),
     mistake("a command", "list(samples(['pipe:cat data/shard-000000.tar']))", "would run a shell command", "allow_pipe=True"),
     mistake("a pattern at S3, no package", "import sys\nsys.modules['s3fs'] = None\nsamples('s3://bucket/*.tar')"),
     mistake("a pattern at S3, no credentials", "wp.ShardList('s3://forbidden/*.tar', storage_options={'endpoint_url': WEB})"),
