@@ -1015,7 +1015,9 @@ class LoaderPass:
             paused = self._loader._paused is not None and self._loader._paused.run == self._run
             if not paused and (broken or not self._loader._persistent):
                 self._loader._results = None
-            self._results, self._ahead = iter(()), None  # the results keep the workers alive
+            results, self._results, self._ahead = self._results, iter(()), None  # the results keep the workers alive
+            if isinstance(error, WorkerError) and hasattr(results, "_workers"):
+                end_workers(results)  # a traceback may hold them: they would be killed when the process ends, and DataLoader would take that for an error
         return self._error
 
     def _to_raise(self, error: Exception) -> Exception:
