@@ -472,7 +472,7 @@ def test_numbers_of_samples_that_decide_nothing_may_change(counted_urls):
     state = loader(counted_urls, lanes=2).state_dict()
     del state["samples"]
     loader(counted_urls, lanes=2).load_state_dict(state)
-    with pytest.raises(wp.StateError, match=r"its pipeline was .* parts > .* this one is .* parts\(samples=29\)"):
+    with pytest.raises(wp.StateError, match="its epoch had an unknown number of samples, that of this pipeline has 29"):
         loader(counted_urls, lanes=2).load_state_dict(loader(counted_urls, lanes=2, pipe_options={"samples_per_shard": None}).state_dict())
 
 

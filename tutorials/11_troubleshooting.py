@@ -337,8 +337,9 @@ print(wp.describe_state(state))
 # %% [markdown]
 # ### An error in your function
 #
-# It arrives as it was raised in the worker, with a note on which sample it was. The state is that before the batch which failed: mend the function, load it,
-# go on.
+# It arrives as it was raised in the worker, with a note on which sample it was. The traceback shows the lines of your function, also from a worker, and leaves
+# out the frames of `wds_pipes`; with `WDS_PIPES_FULL_TRACEBACK=1` in the environment it shows all. The state is that before the batch which failed: mend the
+# function, load it, go on.
 
 
 # %%

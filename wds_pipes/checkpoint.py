@@ -41,6 +41,7 @@ from wds_pipes.io.urls import at_home
 from wds_pipes.loader import PipeLoader, _At, merge_states, state_for
 from wds_pipes.saved import is_count, shown
 from wds_pipes.stage import State, check_count, logger
+from wds_pipes.tracebacks import shortened
 
 FORMAT = 1
 WAIT_SECONDS = 10.0  # network file systems show a new name within some seconds, if they are asked again
@@ -100,6 +101,7 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
     return path.parent
 
 
+@shortened
 def load(
     directory: str | os.PathLike[str],
     loader: PipeLoader,

@@ -28,6 +28,7 @@ from wds_pipes.saved import plural
 from wds_pipes.stage import Stage, State, Stream, functional_name
 from wds_pipes.suggest import build, no_method
 from wds_pipes.torch_pipes import HOLD_NOTHING, TorchSource, TorchStep, walk
+from wds_pipes.tracebacks import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -65,6 +66,7 @@ class WdsPipe(IterDataPipe[T_co]):
 
         def __iter__(self) -> Iterator[T_co]: ...  # rule 2: see below
 
+    @shortened
     def __init__(self, *args: Any, **options: Any) -> None:
         given = args  # with pipes
         name = _written(self._kind)
@@ -388,6 +390,7 @@ class TorchEnded(WdsPipe):
 class _MixedPipe(WdsPipe):
     """A pipe over several, by name."""
 
+    @shortened
     def __init__(self, sources: Mapping[str, IterDataPipe[Any]], *args: Any, **options: Any) -> None:
         pipes = sources if isinstance(sources, Mapping) else {}
         for name, pipe in pipes.items():

@@ -12,6 +12,9 @@ ShardWarning        a shard is odd but was read to its end
 
 Every message says what happened, where, and what to do. The facts are attributes too (None where unknown). All errors survive pickling, so a worker
 process can hand them to its parent.
+
+Tracebacks show your own lines and leave out the frames of this package and its libraries. With ``WDS_PIPES_FULL_TRACEBACK=1`` in the environment they show all
+frames: set it for a bug report.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from wds_pipes.checkpoint import gather
 from wds_pipes.datapipes import ShardList, WdsPipe
 from wds_pipes.loader import PipeLoader
 from wds_pipes.stage import State
+from wds_pipes.tracebacks import shortened
 
 _HOSTS = ("lightning.pytorch", "pytorch_lightning")
 
@@ -453,6 +454,7 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         for loader in self._built.values():
             loader.close()
 
+    @shortened
     def _loader(self, name: str) -> PipeLoader:
         """The loader of ``train``, ``val`` or ``test``, made once."""
         if name not in self._built:

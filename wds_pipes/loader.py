@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from multiprocessing import queues
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -63,6 +64,7 @@ from wds_pipes.stage import (
 from wds_pipes.stages import BatchSamples, Mix
 from wds_pipes.stats import Meter, Spent, Tally
 from wds_pipes.suggest import checks_options
+from wds_pipes.tracebacks import in_words, shorten, shortened
 
 LaneState = dict[str, Any]  # url, delivered, ended, position (None: not begun), counts
 
@@ -198,15 +200,37 @@ _NONE = object()
 _AT_END: Result = (-1, -1, None, None, False, None, None)
 
 
-def _portable(error: Exception) -> Exception:
+def _portable(error: Exception) -> Any:
     """``error`` with what led to it in words, so that it can leave the process."""
-    story = hide("".join(traceback.format_exception(error)))
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RuntimeError(f"{type(error).__name__} in a worker:\n{story}")
-    error.add_note(f"In the worker:\n{story}")
+        return RuntimeError(f"{type(error).__name__} in a worker:\n{hide(''.join(traceback.format_exception(shorten(error))))}")
+    notes = list(getattr(error, "__notes__", []))
+    if story := in_words(error):
+        notes.insert(0, f"In the worker:\n{hide(story).rstrip()}")
+    return _Portable(error, notes)
+
+
+class _Portable(NamedTuple):
+    """An error and its notes, which many classes forget when they are pickled; it arrives as the error."""
+
+    error: Exception
+    notes: list[str]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, tuple(self)
+
+
+def _arrived(error: Exception, notes: list[str]) -> Exception:
+    error.__notes__ = notes
     return error
+
+
+_NOT_PICKLED = (
+    "Workers that are not forked get the pipe by pickling. Write the functions of its steps with def, at the top of a module, not as lambda or in a notebook; "
+    "or, on Linux, pass multiprocessing_context='fork'."
+)
 
 
 def _begin_worker(worker: int) -> None:
@@ -332,6 +356,7 @@ class PipeLoader:
         WorkerError: from the iteration: a worker process died, gave no batch for ``timeout_seconds``, or cannot pickle a batch. The state is still good.
     """
 
+    @shortened
     @checks_options
     def __init__(
         self,
@@ -363,8 +388,8 @@ class PipeLoader:
         if batch_size is not None:
             if stage.batches is not None:
                 message = f"the pipe gives batches of {stage.batches} already, and batch_size={batch_size} makes batches of these: leave one of the two out."
-                warnings.warn(f"{message} If it is meant, write the second one as .batch_samples({batch_size}), too.", stacklevel=2)
-            stage = BatchSamples(stage, batch_size, drop_last=drop_last, collate=collate)
+                warnings.warn(f"{message} If it is meant, write the second one as .batch_samples({batch_size}), too.", stacklevel=4)
+            stage = BatchSamples(stage, check_count("batch_size", batch_size), drop_last=drop_last, collate=collate)
         elif drop_last or collate is not None:
             raise ValueError("drop_last and collate go with batch_size; without it the items of the pipe are the batches")
         if rank is not None or world_size is not None:
@@ -513,7 +538,8 @@ class PipeLoader:
         ranks, size = self.rank.of, 1 if samples is None else self._batch_size
         count = check_count("samples" if batches is None else "batches", samples if batches is None else batches)
         if count % (ranks * size):
-            raise ValueError(f"{count} cannot be divided by {ranks} ranks{f' x {size} samples in a batch' if size > 1 else ''}")
+            each = f"{ranks} ranks{f' x {size} samples in a batch' if size > 1 else ''}"
+            raise ValueError(f"{'batches' if samples is None else 'samples'}={count} cannot be divided by {each}: pass a multiple of {ranks * size}")
         if ranks > 1 and self._mode == "exact":
             raise ValueError("with several ranks, with_epoch() needs epoch_end='drop' or 'pad', so that all ranks go on to the next epoch of the data together")
         at = self._at
@@ -573,6 +599,7 @@ class PipeLoader:
             state["deal"] = at.deal.as_json()
         return state
 
+    @shortened
     def load_state_dict(self, state: State | list[State], *, moved: bool = False) -> None:
         """Let the next ``iter()`` continue from a state: of this rank of as many ranks, or of all ranks (``merge_states``) for any number of them.
 
@@ -776,7 +803,12 @@ class PipeLoader:
             if self._num_workers:
                 check_guarded()
                 _with_workers.add(self)
-            self._results = iter(self._loader)
+            try:
+                self._results = iter(self._loader)
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                if "pickle" in str(error):
+                    error.add_note(_NOT_PICKLED)
+                raise
             make_terminate_kill(getattr(self._results, "_workers", ()))
         return at, self._results
 
@@ -817,6 +849,7 @@ class LoaderPass:
         self._loader = loader
         self._started = False
         self._error: Exception | None = None
+        self._trace: TracebackType | None = None  # of the error, before it was raised: each time that it is, it grows
         self._at: _At | None = None  # None: not started
         self._run = -1
         self._results: Iterator[Result] = iter(())
@@ -834,7 +867,7 @@ class LoaderPass:
 
     def __next__(self) -> Any:
         if self._error is not None:
-            raise _to_raise(self._error)
+            raise self._to_raise(self._error)
         loader = self._loader
         if loader._inside:
             if self._started:
@@ -859,7 +892,7 @@ class LoaderPass:
             loader._discard()
         if isinstance(found, Exception):
             loader._inside = False
-            raise _to_raise(found)
+            raise self._to_raise(found)  # all frames: set WDS_PIPES_FULL_TRACEBACK=1
         # From here to the return no signal handler runs: an interrupt comes before the position counts, or when the caller has the batch.
         batch, self._at = found
         loader._at = self._at
@@ -947,7 +980,7 @@ class LoaderPass:
             paused = live.pause()
             live.stop(StopIteration())
             loader._paused = None
-        loader._stop_live("a newer one was started, and a loader has one at a time")
+        loader._stop_live("a newer one was started, and a loader has one at a time; build a second loader to iterate twice at once")
         loader._live = weakref.ref(self)
         at = paused.at if paused is not None and loader._resume and loader._at is paused.at else None
         if paused is not None and at is not None:
@@ -998,7 +1031,8 @@ class LoaderPass:
     def stop(self, error: Exception) -> Exception:
         """Let every further ``next()`` raise ``error``, unless the iterator has stopped already; gives what it will raise."""
         if self._error is None:
-            self._error = error
+            self._error = shorten(error)
+            self._trace = error.__traceback__
             self.tally.end()
             if self._bar is not None:
                 self._bar.close()
@@ -1006,13 +1040,14 @@ class LoaderPass:
             paused = self._loader._paused is not None and self._loader._paused.run == self._run
             if not paused and (broken or not self._loader._persistent):
                 self._loader._results = None
-            self._results, self._ahead = iter(()), None  # the results keep the workers alive
+            results, self._results, self._ahead = self._results, iter(()), None  # the results keep the workers alive
+            if isinstance(error, WorkerError) and hasattr(results, "_workers"):
+                end_workers(results)  # a traceback may hold them: they would be killed when the process ends, and DataLoader would take that for an error
         return self._error
 
-
-def _to_raise(error: Exception) -> Exception:
-    """The error itself; but a new StopIteration, since its traceback would keep the pass, and with it the workers, until the garbage collector runs."""
-    return StopIteration() if isinstance(error, StopIteration) else error
+    def _to_raise(self, error: Exception) -> Exception:
+        """The error itself; but a new StopIteration, since its traceback would keep the pass, and with it the workers, until the garbage collector runs."""
+        return StopIteration() if isinstance(error, StopIteration) else error.with_traceback(self._trace)
 
 
 def _worker_error(error: Exception, results: object) -> Exception:
@@ -1051,7 +1086,7 @@ def merge_states(states: list[State], *, moved: bool = False) -> State:
         there, double = set(ranks), {rank for rank, count in Counter(ranks).items() if count > 1}
         facts = [f"rank {some(rank for rank in range(world) if rank not in there)} is missing"] if not are_all(there, range(world)) else []
         facts += [f"rank {some(sorted(double))} is there more than once"] if double else []
-        raise StateError(f"these are not the states of ranks 0 to {world - 1}: {' and '.join(facts)}.")
+        raise StateError(f"these are not the states of ranks 0 to {world - 1}: {' and '.join(facts)}. Collect the state of each rank once.")
     _check_alike(states, *_OF_A_RUN, "deal", "epoch")
     _check_data(saved, moved)
     for state in saved:

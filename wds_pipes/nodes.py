@@ -25,6 +25,7 @@ from wds_pipes.moved import Data
 from wds_pipes.ranks import warn_of_ranks
 from wds_pipes.stage import Ended, Host, Lane, Mark, Stage, State, Stream, begin, running_copy
 from wds_pipes.suggest import build, no_name
+from wds_pipes.tracebacks import shortened
 
 
 class WdsNode(BaseNode[Any]):
@@ -35,6 +36,7 @@ class WdsNode(BaseNode[Any]):
 
     _kind: type[Stage[Any]]
 
+    @shortened
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__()
         if self._kind is not stages.ShardList:
@@ -204,6 +206,7 @@ class Mix(WdsNode):
     __doc__ = stages.Mix.__doc__
     __signature__ = inspect.signature(stages.Mix)
 
+    @shortened
     def __init__(self, sources: Mapping[str, BaseNode[Any]], *args: Any, **options: Any) -> None:
         BaseNode.__init__(self)
         nodes = sources if isinstance(sources, Mapping) else {}

@@ -21,11 +21,12 @@ import copy
 import logging
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
+from types import TracebackType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 from wds_pipes.errors import SampleError, StateError, WdsError
@@ -49,6 +50,7 @@ from wds_pipes.saved import (
     shown,
     some,
 )
+from wds_pipes.tracebacks import shorten, shortened
 
 logger = logging.getLogger("wds_pipes")
 
@@ -687,6 +689,7 @@ class Stream(Generic[Out]):
         self.stage.check_resumable()
         return Recipe(self.stage.seed, *self.stage.shards(), tuple(self.stage.graph()), self.stage.which_data())
 
+    @shortened
     def load_state_dict(self, state: State, *, moved: bool = False) -> None:
         """Let the next ``iter()`` continue from ``state``.
 
@@ -717,13 +720,14 @@ class Stream(Generic[Out]):
 class Pass(Generic[Out]):
     """One iteration of a stream; ``next()`` commits the position of the item that it returns."""
 
-    __slots__ = ("__weakref__", "_delivered", "_epoch", "_error", "_items", "_mark", "_running", "_stream")
+    __slots__ = ("__weakref__", "_delivered", "_epoch", "_error", "_items", "_mark", "_running", "_stream", "_trace")
 
     def __init__(self, stream: Stream[Out]) -> None:
         self._stream = stream
         self._running: Stage[Out] | None = None
         self._items: Iterator[Out] = iter(())
         self._error: Exception | None = None
+        self._trace: TracebackType | None = None  # of the error, before it was raised: each time that it is, it grows
         self._epoch = self._delivered = 0
 
     def __iter__(self) -> Pass[Out]:
@@ -731,7 +735,7 @@ class Pass(Generic[Out]):
 
     def __next__(self) -> Out:
         if self._running is None and self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(self._trace)
         try:
             if self._running is None:
                 self._start()
@@ -741,9 +745,11 @@ class Pass(Generic[Out]):
             if (lacking := self._end()) is not None:
                 raise lacking from None
             raise
+        except Exception as error:
+            self.stop(shorten(error))
+            raise error  # all frames: set WDS_PIPES_FULL_TRACEBACK=1
         except BaseException as error:
-            interrupted = RuntimeError(f"this iterator was interrupted by {type(error).__name__}; load_state_dict(state_dict()) and iter() go on")
-            self.stop(error if isinstance(error, Exception) else interrupted)
+            self.stop(RuntimeError(f"this iterator was interrupted by {type(error).__name__}; load_state_dict(state_dict()) and iter() go on"))
             raise
         # From here to the return no signal handler runs: an interrupt comes before the position counts, or when the caller has the item.
         self._delivered = delivered = self._delivered + 1
@@ -752,7 +758,7 @@ class Pass(Generic[Out]):
 
     def _start(self) -> None:
         stream = self._stream
-        stream._stop_live("a newer one was started, and a pipe has one at a time")
+        stream._stop_live("a newer one was started, and a pipe has one at a time; build a second pipe to iterate twice at once")
         position, host = stream.begin(), stream.stage.host
         self._epoch, self._delivered = position.epoch, position.delivered
         self._running = stream.stage.open(Lane(stream.stage.seed, position.epoch, host.lane, host.lanes), position.mark)
@@ -778,7 +784,9 @@ class Pass(Generic[Out]):
     def stop(self, error: Exception) -> None:
         """Let every further ``next()`` raise ``error``, unless the iterator has stopped already."""
         self.close()
-        self._error, self._running = self._error or error, None
+        if self._error is None:
+            self._error, self._trace = error, error.__traceback__
+        self._running = None
 
     def close(self) -> None:
         """Close what is open."""
@@ -801,7 +809,7 @@ def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
     saved, differences, mend = read_state(state), [], "Build the pipeline as it was when the state was saved."
     move.url = next((lane.url for lane in saved.lanes.values() if lane.url is not None), None)
     if saved.graph != recipe.graph:
-        differences.append(f"its pipeline was {' > '.join(saved.graph):.2000}, this one is {' > '.join(recipe.graph)}")
+        differences.append(_unlike(saved.graph, recipe.graph))
     if saved.shards != recipe.shards:
         differences.append(f"it was made over {saved.shards} shards, this pipeline has {recipe.shards}")
     elif (problem := move.problem(Data(saved.fingerprint, saved.data), recipe.data)) is not None:
@@ -814,6 +822,41 @@ def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
     if differences:
         raise StateError(f"the state does not fit this pipeline: {'; '.join(differences)}. {mend}")
     return saved
+
+
+def _unlike(then: Sequence[str], now: Sequence[str]) -> str:
+    """In what the chain of a state and another one differ: the steps that do, with the one before them."""
+    old, new = _steps(then), _steps(now)
+    if old == new:
+        old_parts, new_parts = ([step for step in graph if _is_parts(step)] for graph in (then, now))
+        if not new_parts:
+            return "it was made by a PipeLoader, this is a pipe: load it into a PipeLoader"
+        if not old_parts:
+            return "it was made by a pipe, this is a PipeLoader: load it into what you iterated"
+        numbers = (f"{step:.80}".partition("samples=")[2].rstrip(")") or "an unknown number of" for step in (old_parts[0], new_parts[0]))
+        return "its epoch had {} samples, that of this pipeline has {}: pass the same samples_per_shard= or index=".format(*numbers)
+    first = max(0, _alike_at_start(old, new) - 1)
+    after = _alike_at_start(old[first + 1 :][::-1], new[first + 1 :][::-1])
+
+    def differing(steps: list[str]) -> str:
+        return " > ".join([*["..."][: bool(first)], *steps[first : len(steps) - after], *["..."][: bool(after)]])
+
+    return f"its pipeline was {differing(old):.2000}, this one is {differing(new)}"
+
+
+def _alike_at_start(old: Sequence[str], new: Sequence[str]) -> int:
+    """How many entries two lists have in common before they differ."""
+    return next((place for place, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), min(len(old), len(new)))
+
+
+def _steps(graph: Sequence[str]) -> list[str]:
+    """The steps of a chain that its user has written."""
+    return [step for step in graph if not _is_parts(step)]
+
+
+def _is_parts(step: str) -> bool:
+    """Whether an entry of a graph is what PipeLoader puts into a chain."""
+    return step.partition("(")[0] == "parts"
 
 
 def check_lane(lane: SavedLane, number: int, stage: Stage[Any]) -> list[dict[str, Any]]:

@@ -79,6 +79,7 @@ def test_an_error_names_url_key_field_and_cause():
         list(decoded(numbered(b"1", b"x")))
     error = caught.value
     assert str(error).startswith("field 'cls' of sample '1' in shard https://host/x.tar cannot be decoded: ValueError: invalid literal for int()")
+    assert str(error).endswith(". Mend it, or pass on_error='skip' to leave such samples out.")
     assert (error.url, error.key, error.field) == ("https://host/x.tar", "1", "cls")
     assert isinstance(error.__cause__, ValueError)
     again = pickle.loads(pickle.dumps(error))

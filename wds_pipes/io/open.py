@@ -100,7 +100,7 @@ class Opener:
         elif isinstance(error, ImportError):
             message = f"shard {shown} needs a package that is not installed ({hide(str(error), url, options)}): {missing_package(url)}."
         else:
-            mend = " Write a local path without '://'." if "Protocol not known" in str(error) else ""
+            mend = ". Write a local path without '://'." if "Protocol not known" in str(error) else ""
             message = f"shard {shown} cannot be opened: {type(error).__name__}: {hide(str(error), url, options)}{mend}"
         problem = ShardError(message, url=shown)
         problem.__cause__ = clean(error, url, options)

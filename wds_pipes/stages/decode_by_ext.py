@@ -101,14 +101,14 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
                 error.add_note(f"raised when field {field!r} of sample {key!r} in shard {url} was decoded")
                 raise
             except Exception as error:
-                self.skip(_error(sample, field, error))
+                self.skip(_error(sample, field, error, "Mend it, or pass on_error='skip' to leave such samples out." if self.on_error == "raise" else ""))
                 continue
             yield decoded
 
 
-def _error(sample: dict[str, Any], field: str, cause: Exception) -> DecodeError:
+def _error(sample: dict[str, Any], field: str, cause: Exception, mend: str = "") -> DecodeError:
     key, url = identity(sample)
     message = f"field {field!r} of sample {key!r} in shard {url} cannot be decoded: {type(cause).__name__}: {cause}"
-    error = DecodeError(message, url=url, key=key, field=field)
+    error = DecodeError(f"{message.rstrip('.')}. {mend}" if mend else message, url=url, key=key, field=field)
     error.__cause__ = cause
     return error

@@ -350,7 +350,10 @@ class GroupByKey(Tolerant[Sample]):
         at.number, at.shard, self._seen = 0, "", _Seen()
         if part is not None and number < part.stop and not lost:
             url = redact(part)
-            raise ShardError(f"shard {url} has only {plural(number, 'sample')}, and samples_per_shard or the index says {part.of}.", url=url)
+            raise ShardError(
+                f"shard {url} has only {plural(number, 'sample')}, and samples_per_shard or the index says {part.of}. Correct it, or make the index again.",
+                url=url,
+            )
 
     def _twice(self, sample: Sample, field: str, name: str, offset: int) -> None:
         """A sample has a field a second time: raise, or see that it may be skipped."""

@@ -43,7 +43,7 @@ class ToTuple(Tolerant[tuple[Any, ...]]):
         choices = [field.split(";") for field in self.fields]
         for sample in self.source.items:
             if not isinstance(sample, dict):
-                raise TypeError(f"to_tuple() takes samples as dicts, and its source gave {type(sample).__name__}")
+                raise TypeError(f"to_tuple() takes samples as dicts, and its source gave {type(sample).__name__}: put it after group_by_key(), and only once")
             chosen = []
             for names in choices:
                 for name in names:

@@ -1,0 +1,120 @@
+"""Tracebacks that show the caller's lines, without the frames between them.
+
+Rules:
+1. An error is shortened where it leaves the package: by the iterators of pipes and loaders, by what builds them, and by what loads a state. What it says, its
+   notes, causes and attributes stay as they are.
+2. The frames of this package and of the libraries that it calls are left out, up to the first frame of other code, such as a function of the caller. After that
+   one, only those of this package are left out.
+3. Where there is no other code, an error of this package needs no frames, since its message says what happened and where. Others keep the innermost ones.
+4. With WDS_PIPES_FULL_TRACEBACK=1 in the environment, which workers inherit, nothing is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from wds_pipes.errors import WdsError
+
+FULL = "WDS_PIPES_FULL_TRACEBACK"
+
+Failed = TypeVar("Failed", bound=BaseException)
+Options = ParamSpec("Options")
+Result = TypeVar("Result")
+
+_PYTHONS = os.path.dirname(os.__file__) + os.sep
+
+# What this package calls by itself, besides: other code that it calls is the caller's.
+_LIBRARIES = frozenset(
+    (
+        *("torch", "torchdata", "numpy", "PIL", "braceexpand", "fsspec", "s3fs", "aiobotocore", "botocore", "aioitertools", "gcsfs", "google", "aiohttp"),
+        *("requests", "urllib3", "msgpack", "cbor2", "safetensors", "yaml"),
+    )
+)
+
+
+def shorten(error: Failed) -> Failed:
+    """``error`` itself, to be raised again: its traceback, and those of the errors that led to it, without the frames that its reader does not need."""
+    if not _full():
+        for each in _story(error):
+            least = 1 if each is not error else 0 if isinstance(error, WdsError) else 2
+            each.__traceback__ = _linked(_of_callers(each.__traceback__) or _frames(each.__traceback__)[::-1][:least][::-1])
+    return error
+
+
+def shortened(function: Callable[Options, Result]) -> Callable[Options, Result]:
+    """``function``, whose errors are shortened."""
+
+    @functools.wraps(function)
+    def short(*args: Options.args, **options: Options.kwargs) -> Result:
+        try:
+            return function(*args, **options)
+        except Exception as error:
+            shorten(error)
+            raise error  # all frames: set WDS_PIPES_FULL_TRACEBACK=1
+
+    return short
+
+
+def in_words(error: BaseException) -> str:
+    """The lines of the caller's code in the tracebacks of ``error`` and of what led to it, for another process; empty if there are none that help."""
+    if _full():
+        return "".join(traceback.format_exception(error))
+    parts = []
+    for each in _story(error):
+        if found := _of_callers(each.__traceback__):
+            said = [] if each is error else traceback.format_exception_only(each)
+            parts.append("".join([*traceback.format_tb(_linked(found)), *said]))
+    if not parts and not isinstance(error, WdsError):
+        parts = traceback.format_tb(_linked(_frames(error.__traceback__)[-2:]))
+    return "".join(parts)
+
+
+def _full() -> bool:
+    return os.environ.get(FULL, "0") not in ("", "0")
+
+
+def _story(error: BaseException) -> Iterator[BaseException]:
+    """An error, and those that a traceback of it shows."""
+    seen: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and not any(each is one for one in seen):
+        yield each
+        seen.append(each)
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+
+
+def _frames(trace: TracebackType | None) -> list[TracebackType]:
+    """The entries of a traceback."""
+    found = []
+    while trace is not None:
+        found.append(trace)
+        trace = trace.tb_next
+    return found
+
+
+def _of_callers(trace: TracebackType | None) -> list[TracebackType]:
+    """The entries of a traceback that rule 2 keeps."""
+    found: list[TracebackType] = []
+    for each in _frames(trace):
+        package = str(each.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package != "wds_pipes" and (found or not (package in _LIBRARIES or _is_pythons(each.tb_frame.f_code.co_filename))):
+            found.append(each)
+    return found
+
+
+def _is_pythons(path: str) -> bool:
+    """Whether a file is of Python's own library."""
+    return path.startswith(("<frozen ", _PYTHONS)) and "-packages" not in path
+
+
+def _linked(entries: list[TracebackType]) -> TracebackType | None:
+    """Entries as a traceback of their own, since other errors may share theirs."""
+    made: TracebackType | None = None
+    for each in reversed(entries):
+        made = TracebackType(made, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return made
