@@ -9,7 +9,6 @@ Rules:
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from torchdata.nodes.loader import LoaderIterator
 from wds_pipes import stages
 from wds_pipes.errors import StateError, WdsError
 from wds_pipes.moved import Data
-from wds_pipes.stage import Ended, Host, Lane, Mark, Stage, State, Stream, begin, running_copy
+from wds_pipes.stage import Ended, Host, Lane, Mark, Stage, State, Stream, begin, running_copy, shown_signature
 
 
 class WdsNode(BaseNode[Any]):
@@ -192,14 +191,14 @@ def _node_class(kind: type[Stage[Any]]) -> type[WdsNode]:
     return type(
         kind.__name__,
         (WdsNode,),
-        {"__doc__": kind.__doc__, "__module__": __name__, "__signature__": inspect.signature(kind), "_kind": kind},
+        {"__doc__": kind.__doc__, "__module__": __name__, "__signature__": shown_signature(kind), "_kind": kind},
     )
 
 
 class Mix(WdsNode):
     _kind = stages.Mix
     __doc__ = stages.Mix.__doc__
-    __signature__ = inspect.signature(stages.Mix)
+    __signature__ = shown_signature(stages.Mix)
 
     def __init__(self, sources: Mapping[str, BaseNode[Any]], *args: Any, **options: Any) -> None:
         BaseNode.__init__(self)

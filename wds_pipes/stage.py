@@ -18,6 +18,7 @@ Rules:
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -141,6 +142,13 @@ def check_choice(what: str, value: object, *choices: str) -> str:
 def functional_name(kind: type) -> str:
     """The method name of a class: ``LoadTar`` is ``load_tar``."""
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in kind.__name__).lstrip("_")
+
+
+def shown_signature(kind: type, *, returns: object = inspect.Signature.empty) -> inspect.Signature:
+    """How to call a class, or a method made of it: names and defaults as ``help()`` shows them. The types are for editors, which read them from the source."""
+    signature = inspect.signature(kind)
+    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    return signature.replace(parameters=plain, return_annotation=returns)
 
 
 class Stage(Generic[Out]):
