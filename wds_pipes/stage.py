@@ -296,6 +296,11 @@ class Stage(Generic[Out]):
         """What the chain has used of the network in this process."""
         return NO_NETWORK if self.source is None else self.source.network
 
+    @property
+    def waited(self) -> float:
+        """For how many seconds the chain has waited in this process for bytes, of stores and of local files."""
+        return 0.0 if self.source is None else self.source.waited
+
     def check_resumable(self) -> None:
         """Raise StateError if the position of this chain cannot be known exactly."""
         if self.source is not None:
