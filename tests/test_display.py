@@ -292,12 +292,27 @@ def test_grey_images_masks_and_normalised_floats_are_drawn():
         assert np.array(drawn.convert("L")).ravel().tolist() == pytest.approx(range(256), abs=2)
 
 
+def test_small_images_are_enlarged_and_large_ones_are_not():
+    assert "width:96px;image-rendering:pixelated" in show((np.zeros((8, 8, 3), np.uint8),))._repr_html_()
+    assert "width" not in show((np.zeros((60, 60, 3), np.uint8),))._repr_html_()
+
+
+def test_a_list_of_samples_is_a_grid():
+    view = show([{"jpg": np.zeros((8, 8, 3), np.uint8), "txt": f"<{number}>"} for number in range(20)])
+    html = view._repr_html_()
+    assert "display:grid" in html
+    assert len(Parsed(html).images) == 16
+    assert "&lt;0&gt;" in html
+    assert "and 4 more" in html
+    assert "and 4 more" in repr(view)
+
+
 def test_a_batch_shows_some_of_its_images_and_what_it_holds():
     view = show((torch.zeros(64, 3, 32, 32, dtype=torch.uint8), torch.arange(64), ["a cat"] * 64, torch.tensor(0.5)))
     assert len(Parsed(view._repr_html_()).images) == 16
     assert repr(view).splitlines() == [
         "0  Tensor uint8 (64, 3, 32, 32)",
-        "1  Tensor int64 (64,)",
+        "1  Tensor int64 (64,) [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, ...]",
         "2  list of 64: ['a cat', 'a cat', 'a cat', ...]",
         "3  Tensor float32 () 0.5",
     ]

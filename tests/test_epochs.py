@@ -1,7 +1,10 @@
 """How an epoch is dealt by samples, how it ends on all ranks, and where with_epoch cuts it."""
 
 import json
+import os
 import random
+import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -227,6 +230,30 @@ def test_statistics_are_flat_numbers(counted_urls):
     assert found["read_share"] + found["decode_share"] == pytest.approx(1)
     list(items)
     assert source.stats()["samples"] == 29
+
+
+@pytest.mark.parametrize("samples", [5, 30])
+def test_shares_of_reading_and_of_stalls(samples, web, tmp_path):
+    """Also in short passes: a stall is part of reading, whichever sample it comes at, and what a step after reading takes is not."""
+    for shard in make_shards(tmp_path, shards=2, samples=samples, fields={"bin": lambda rng, _: rng.randbytes(5_000)}):
+        web.put(f"b/{os.path.basename(shard)}", Path(shard).read_bytes())
+    web.faults.rules({"match": web.reads, "latency": 0.2})
+    spent = []
+
+    def work(sample):
+        start = time.perf_counter()
+        time.sleep(0.005)
+        spent.append(time.perf_counter() - start)
+        return sample["__key__"]
+
+    pipe = wp.ShardList(f"{web.url}/b/shard-{{000000..000001}}.tar").open_shards().load_tar().group_by_key().map_samples(work)
+    source = wp.PipeLoader(pipe, batch_size=5, collate="list")
+    start = time.perf_counter()
+    list(source)
+    most, stats = time.perf_counter() - start, source.stats()
+    assert stats["stall_seconds"] >= 0.2
+    assert stats["read_share"] >= stats["stall_share"] >= stats["stall_seconds"] / most
+    assert stats["decode_share"] >= sum(spent) / most
 
 
 @pytest.mark.parametrize("workers", [0, 2])

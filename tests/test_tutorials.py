@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import tomllib
@@ -21,6 +22,8 @@ from packaging.requirements import Requirement
 FOLDER = Path(__file__).parents[1] / "tutorials"
 SCRIPTS = sorted(FOLDER.glob("[0-9]*.py"))
 PROGRAMS = [path for path in sorted(FOLDER.glob("*.py")) if path not in SCRIPTS]  # what tutorials run
+WITH_PROCESSES = [path for path in SCRIPTS if re.search(r"num_workers=[1-9]|subprocess", path.read_text())]
+AS_SCRIPTS_ONLY = [path for path in SCRIPTS if "subprocess.Popen" in path.read_text()]  # long; their cells only start programs and look at the results
 
 
 def named(paths):
@@ -45,7 +48,18 @@ def test_the_notebook_has_the_cells_of_the_script(path):
         assert not cell.get("outputs"), "jupyter nbconvert --clear-output --inplace"
 
 
-@pytest.mark.parametrize("path", named(SCRIPTS))
+@pytest.mark.parametrize("path", named(WITH_PROCESSES))
+def test_it_runs_as_a_script_where_processes_are_not_forked(path):
+    """From another directory than its own, and with all that it starts under forkserver, Python 3.14's default; spawn imports what forkserver does."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "sitecustomize.py").write_text("import multiprocessing\n\nmultiprocessing.set_start_method('forkserver', force=True)\n")
+        python_path = os.pathsep.join([directory, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "TMPDIR": directory, "PYTHONPATH": python_path, "MPLBACKEND": "Agg"}
+        done = subprocess.run([sys.executable, "-P", path], cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", named([path for path in SCRIPTS if path not in AS_SCRIPTS_ONLY]))
 def test_it_runs(path):
     notebook = jupytext.read(path)
     # Not in tmp_path, whose name is too long for the sockets of worker processes.
@@ -82,8 +96,9 @@ def test_it_imports_only_what_it_says_to_install(path):
     assert "What to read next" in notebook.cells[-1].source
     allowed = installed_by(head) | {"ipython"}
     owners = importlib.metadata.packages_distributions()
-    source = "\n".join(re.sub(r"(?m)^[%!].*$", "pass", cell.source) for cell in notebook.cells if cell.cell_type == "code")
+    source = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     programs = [(FOLDER / name).read_text() for name in re.findall(r"\"(\w+\.py)\"", source) if (FOLDER / name).exists()]
+    programs += re.findall(r'(?s)"""\\\n(.*?)"""', source)  # that it writes
     for node in (node for text in (source, *programs) for node in ast.walk(ast.parse(text))):
         modules = [name.name for name in node.names] if isinstance(node, ast.Import) else [node.module] if isinstance(node, ast.ImportFrom) else []
         for module in {module.partition(".")[0] for module in modules} - set(sys.stdlib_module_names):

@@ -13,6 +13,8 @@ import pytest
 from typing_stubs import PATH, placed
 
 import wds_pipes as wp
+from wds_pipes import nodes, stages
+from wds_pipes.stage import functional_name
 
 FILES = Path(__file__).parent / "typing"
 WRONG = {
@@ -34,9 +36,14 @@ def test_help_teaches_and_signatures_are_whole(urls, capsys):
     pipe = wp.ShardList(urls)
     help(pipe.shuffle_buffer)
     shown = capsys.readouterr().out
-    assert "shuffle_buffer(size: 'int', *, seed: 'int | None' = None)" in shown
+    assert "\nshuffle_buffer(size, *, seed=None) -> wds_pipes.datapipes.WdsPipe method of" in shown
     assert "size: how many samples are held on average" in shown
-    assert str(inspect.signature(pipe.to_tuple)).startswith("(*fields: 'str', on_error: 'str' = 'raise'")
+    for name in set(stages.__all__) - {"ShardList", "Mix"}:
+        method = inspect.signature(getattr(pipe, functional_name(getattr(stages, name))))
+        assert method.return_annotation is wp.WdsPipe
+        assert all(parameter.annotation is inspect.Parameter.empty for parameter in method.parameters.values())
+    for kind in (wp.ShardList, wp.mix, nodes.ShuffleBuffer, nodes.Mix):
+        assert "->" not in str(inspect.signature(kind))
     assert "shuffle_buffer" in dir(pipe)
     assert list(inspect.signature(wp.ShardList).parameters)[:2] == ["urls", "shuffle"]
 

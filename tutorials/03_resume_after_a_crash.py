@@ -100,10 +100,11 @@ else:
 # of the random generator that dropout draws from, the number of the step, and the state of the data. All of that in *one* file, written beside its place and
 # renamed, so that a crash leaves the old one or the new one, never half of one.
 #
-# `PipeLoader` reads with worker processes. `augment` draws from its own `rng`, not from a global generator, so it needs no state.
+# `PipeLoader` reads with worker processes, so the program has `if __name__ == "__main__":` at its end: workers that are not forked (the default of Python
+# 3.14, macOS and Windows) import it. `augment` draws from its own `rng`, not from a global generator, so it needs no state.
 
 # %%
-# %%writefile train.py
+TRAINING = """\
 import json
 import os
 import sys
@@ -160,6 +161,9 @@ def main(checkpoint_path, steps):
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]))
+"""
+with open("train.py", "w") as file:
+    file.write(TRAINING)
 
 # %% [markdown]
 # ## Kill it

@@ -21,6 +21,10 @@ from wds_pipes import checkpoint
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
+# As a script: worker processes that are not forked (the default of Python 3.14, macOS and Windows) would run this file again. Without its name they start as
+# they do from a notebook. In a program of your own, put what runs under `if __name__ == "__main__":` instead.
+__file__ = None
+
 os.chdir(tempfile.mkdtemp())  # all that is written here goes there
 counts = [20 + number % 7 for number in range(30)]
 index_shards(make_shards("shards", shards=30, samples=counts), "shards/index.json")
@@ -97,7 +101,7 @@ else:
 # If the number of ranks may change, say `epoch_end="drop"` yourself: otherwise it depends on that number (`"exact"` for one rank, `"drop"` for several).
 
 # %%
-# %%writefile train_ranks.py
+TRAINING = """\
 import json
 
 import torch.distributed as dist
@@ -105,19 +109,28 @@ import torch.distributed as dist
 import wds_pipes as wp
 from wds_pipes import checkpoint
 
-dist.init_process_group("gloo")
-pipe = wp.ShardList("shards/index.json", shuffle=True, seed=3).open_shards().load_tar().group_by_key()
-loader = wp.PipeLoader(pipe.shuffle_buffer(20).decode_by_ext().to_tuple("__key__", "cls"), batch_size=8, epoch_end="drop")
-trained = []
-for step, (keys, _) in enumerate(loader, 1):
-    trained += keys  # here the model would be trained
-    if step == 5:
-        dist.barrier()  # after rank 0 has saved the model
-        checkpoint.save("checkpoints", loader, step=step)
-        break
-with open(f"rank-{dist.get_rank()}.json", "w") as file:
-    json.dump(trained, file)
-dist.destroy_process_group()
+
+def main():
+    dist.init_process_group("gloo")
+    pipe = wp.ShardList("shards/index.json", shuffle=True, seed=3).open_shards().load_tar().group_by_key()
+    loader = wp.PipeLoader(pipe.shuffle_buffer(20).decode_by_ext().to_tuple("__key__", "cls"), batch_size=8, epoch_end="drop")
+    trained = []
+    for step, (keys, _) in enumerate(loader, 1):
+        trained += keys  # here the model would be trained
+        if step == 5:
+            dist.barrier()  # after rank 0 has saved the model
+            checkpoint.save("checkpoints", loader, step=step)
+            break
+    with open(f"rank-{dist.get_rank()}.json", "w") as file:
+        json.dump(trained, file)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+"""
+with open("train_ranks.py", "w") as file:
+    file.write(TRAINING)
 
 # %%
 start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train_ranks.py"]
@@ -200,7 +213,8 @@ assert list(again) == list(items)
 #
 # `loader.stats()` gives flat numbers for a logger: samples per second, and where time goes. `wait_share` is the share of the time in which training waited
 # for a batch: near 0, data are not what slows you down. `read_share` and `decode_share` divide the time of the workers: into reading (up to `group_by_key`)
-# and all behind it. Three loops over the same images:
+# and all steps after it. `stall_share` is the part of reading in which they waited for bytes of a store (here it is 0: the shards lie on a disk). Three loops
+# over the same images:
 
 # %%
 make_shards("images", shards=2, samples=60, fields={"jpg": lambda rng, number: np.frombuffer(rng.randbytes(96 * 96 * 3), np.uint8).reshape(96, 96, 3)})
@@ -230,7 +244,13 @@ assert stats["wait_share"] < runs["decoded,\nno model"]["wait_share"]
 print({name: round(value, 2) for name, value in stats.items()})
 
 # %% [markdown]
-# If `wait_share` is high: with a high `decode_share`, take more workers, or smaller images. With a high `read_share` see `05_s3_gcs_http`.
+# If `wait_share` is high, look where the workers' time goes:
+#
+# - a high `decode_share`: more workers, or smaller images;
+# - a high `stall_share`: the network, see `05_s3_gcs_http`;
+# - a high `read_share` and a low `stall_share`: a slow disk, or many tiny samples. More workers, or a local copy.
+#
+# The first batches of a pass come late: workers start and shards are opened. Look at the numbers after some hundred batches.
 #
 # ## What to read next
 #

@@ -21,6 +21,10 @@ import wds_pipes as wp
 from wds_pipes import nodes
 from wds_pipes.testing import check_resume, make_shards
 
+# As a script: worker processes that are not forked (the default of Python 3.14, macOS and Windows) would run this file again. Without its name they start as
+# they do from a notebook. In a program of your own, put what runs under `if __name__ == "__main__":` instead.
+__file__ = None
+
 os.chdir(tempfile.mkdtemp())  # all that is written here goes there
 warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata calls it
 urls = make_shards("data", shards=4, samples=25)

@@ -53,6 +53,10 @@ import wds_pipes as wp
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards, same
 
+# As a script: worker processes that are not forked (the default of Python 3.14, macOS and Windows) would run this file again. Without its name they start as
+# they do from a notebook. In a program of your own, put what runs under `if __name__ == "__main__":` instead.
+__file__ = None
+
 os.chdir(tempfile.mkdtemp())  # all that is written here goes there
 urls = make_shards("data", shards=4, samples=50, fields=("jpg", "cls", "json", "txt"))
 

@@ -362,14 +362,14 @@ else:
 #
 # ## It is slow
 #
-# Look at `loader.stats()`; `04_ranks_and_elastic_resume` has a plot of it.
+# Look at `loader.stats()` after some hundred batches; `04_ranks_and_elastic_resume` has a plot of it.
 #
 # | what you see | cause | what to do |
 # |---|---|---|
 # | `wait_share` near 0 | the model is what takes the time | nothing here |
 # | `wait_share` high, `decode_share` high | decoding and augmentation | more workers; smaller images in the shards; `rgb8` and floats on the GPU |
-# | `wait_share` high, `read_share` high, a store | the network | `05_s3_gcs_http`: `connections`, `readahead_bytes`, a cache |
-# | `wait_share` high, `read_share` high, a disk | tiny samples, or a slow network disk | several values in one field; a local copy |
+# | `wait_share` high, `stall_share` high | the network | `05_s3_gcs_http`: `connections`, `readahead_bytes`, a cache |
+# | `wait_share` high, `read_share` high, `stall_share` low | tiny samples, or a slow disk | several values in one field; a local copy |
 # | a resume takes long | a large shuffle buffer is filled again; compressed shards are read anew | a smaller buffer; plain tars |
 # | `lane_imbalance` grows | lanes with fewer or larger shards | an index, so that samples are dealt |
 #

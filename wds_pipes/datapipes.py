@@ -25,7 +25,7 @@ from wds_pipes.display import shown
 from wds_pipes.errors import StateError
 from wds_pipes.ranks import warn_of_ranks
 from wds_pipes.saved import plural
-from wds_pipes.stage import Stage, State, Stream, functional_name
+from wds_pipes.stage import Stage, State, Stream, functional_name, shown_signature
 from wds_pipes.suggest import build, no_method
 from wds_pipes.torch_pipes import HOLD_NOTHING, TorchSource, TorchStep, walk
 from wds_pipes.tracebacks import shortened
@@ -345,8 +345,8 @@ def _call(kind: type[Stage[Any]], stage: Stage[Any], args: tuple[Any, ...], opti
 
 def _pipe_class(kind: type[Stage[Any]], base: type[WdsPipe] = WdsPipe) -> type[WdsPipe]:
     """The pipe of a stage: same name, same help."""
-    signature = inspect.signature(kind)
-    return type(kind.__name__, (base,), {"__doc__": kind.__doc__, "__module__": __name__, "__signature__": signature, "_kind": kind})
+    members = {"__doc__": kind.__doc__, "__module__": __name__, "__signature__": shown_signature(kind), "_kind": kind}
+    return type(kind.__name__, (base,), members)
 
 
 def _register(pipe: type[WdsPipe]) -> None:
@@ -362,7 +362,7 @@ def _register(pipe: type[WdsPipe]) -> None:
 
     functools.update_wrapper(method, pipe, assigned=("__doc__",), updated=())
     method.__name__ = method.__qualname__ = name
-    method.__signature__ = pipe.__signature__  # type: ignore[attr-defined]
+    method.__signature__ = shown_signature(pipe._kind, returns=WdsPipe)  # type: ignore[attr-defined]
     method._wds_kind = pipe._kind  # type: ignore[attr-defined]
     IterDataPipe.register_function(name, method)
 

@@ -29,6 +29,9 @@ MAX_PREVIEW = 300  # characters of a field
 MAX_FIELDS = 50
 MAX_IMAGES = 16  # of a sample or a batch
 IMAGE_PIXELS = 192  # along the longer side
+SMALL_PIXELS = 96  # an image with less than half of this is enlarged, up to this
+MAX_VALUES = 16  # of a row of numbers, such as labels
+MAX_SAMPLES = 16  # of a list of them
 MIN_PIXELS = 8  # along the shorter side of an array: a smaller one is hardly an image
 MAX_IMAGE_PIXELS = 1 << 25  # of an encoded image: a larger one is not decoded to show it
 
@@ -129,9 +132,9 @@ class View:
 def show(item: Any) -> View:
     """Look at a sample, a batch, or a pipeline: as the last line of a notebook's cell it is a table with its pictures, in a terminal it is text.
 
-    Images are drawn at up to 192 pixels: encoded ones by the name of their field, PIL images, arrays of shape (H, W, 1, 3 or 4) or, of uint8, (H, W), tensors
-    of shape (1, 3 or 4, H, W), and batches of those. Floats outside of 0 to 1 are scaled to their range. Other arrays and tensors are told by type and shape,
-    long text is cut.
+    A list of samples (dicts or tuples) is a grid. Images are drawn at up to 192 pixels, and small ones enlarged: encoded ones by the name of their field, PIL
+    images, arrays of shape (H, W, 1, 3 or 4) or, of uint8, (H, W), tensors of shape (1, 3 or 4, H, W), and batches of those. Floats outside of 0 to 1 are
+    scaled to their range. Other arrays and tensors are told by type and shape, with the values of a row of numbers; long text is cut.
 
     Args:
         item: what a pipe or a loader gave, or any pipe, also one of torch's. It stays as it is, and a pipe is not iterated.
@@ -143,6 +146,8 @@ def show(item: Any) -> View:
         from wds_pipes.graph import to_html, to_text
 
         return View(to_text(item), to_html(item))
+    if isinstance(item, (list, tuple)) and not hasattr(item, "_fields") and len(item) > 1 and all(isinstance(part, (Mapping, tuple)) for part in item):
+        return _grid(item)
     fields = _fields(item)
     told = fields[:MAX_FIELDS]
     more = f"and {len(fields) - MAX_FIELDS:,} more fields" if len(fields) > MAX_FIELDS else ""
@@ -152,11 +157,21 @@ def show(item: Any) -> View:
     for name, value in told:
         pictures = _pictures(name, value, MAX_IMAGES - images)
         images += len(pictures)
-        drawn = "".join(f'<img src="data:image/png;base64,{picture}" style="margin:2px">' for picture in pictures)
+        drawn = "".join(pictures)
         text = f'<div style="white-space:pre-wrap;text-align:left">{escape(_preview(name, value))}</div>'
         rows.append(f'<tr><th style="text-align:left;vertical-align:top">{escape(cut(name, 40))}</th><td style="text-align:left">{drawn}{text}</td></tr>')
     rows += [f'<tr><td colspan="2">{more}</td></tr>'] if more else []
     return View("\n".join([*lines, *([more] if more else [])]), f'<table class="wds-pipes">{"".join(rows)}</table>')
+
+
+def _grid(samples: Any) -> View:
+    """Several samples side by side."""
+    views = [show(sample) for sample in samples[:MAX_SAMPLES]]
+    more = f"and {len(samples) - MAX_SAMPLES:,} more" if len(samples) > MAX_SAMPLES else ""
+    cells = "".join(f'<div style="border:1px solid #8884;padding:4px;overflow:auto">{view._repr_html_()}</div>' for view in views)
+    text = "\n\n".join([*map(repr, views), *([more] if more else [])])
+    columns = "display:grid;grid-template-columns:repeat(auto-fill,minmax(260px,1fr));gap:6px"
+    return View(text, f'<div class="wds-pipes" style="{columns}">{cells}</div>{more}')
 
 
 def _fields(item: Any) -> list[tuple[str, Any]]:
@@ -179,16 +194,24 @@ def _preview(name: str, value: Any) -> str:
     if _is_pil(value):
         return f"{type(value).__name__} {value.mode} {value.width} x {value.height}"
     if (shape := _shape(value)) is not None:
-        return shape if shape.endswith(")") and np.prod(value.shape) != 1 else f"{shape} {_single(value)}".strip()
+        return f"{shape} {_values(value)}".strip()
     many = f"{type(value).__name__} of {len(value):,}: " if isinstance(value, (list, tuple)) and len(value) > 3 else ""
     return cut(many + shown(value, limit=MAX_PREVIEW), MAX_PREVIEW)
 
 
-def _single(value: Any) -> str:
-    """The number in an array of one."""
+def _values(value: Any) -> str:
+    """The number in an array of one, or the first ones of a row of numbers."""
     try:
-        return shown(value.item())
-    except Exception:
+        if np.prod(value.shape) == 1:
+            return shown(value.item())
+        if len(value.shape) != 1:
+            return ""
+        first = value[:MAX_VALUES].tolist()
+        if not all(isinstance(number, (bool, int, float)) for number in first):
+            return ""
+        texts = [f"{number:.4g}" if isinstance(number, float) else str(number) for number in first]
+        return "[" + ", ".join([*texts, *(["..."] if value.shape[0] > MAX_VALUES else [])]) + "]"
+    except Exception:  # rule 2
         return ""
 
 
@@ -197,7 +220,7 @@ def _is_pil(value: Any) -> bool:
 
 
 def _pictures(name: str, value: Any, most: int) -> list[str]:
-    """The images of a field as PNGs in base64; none where there is no image, or none that can be drawn."""
+    """The images of a field as PNGs in HTML; none where there is no image, or none that can be drawn."""
     if most <= 0:
         return []
     try:
@@ -251,9 +274,11 @@ def _drawn(image: Any) -> str:
 
 
 def _png(image: Any) -> str:
-    """An image as a PNG in base64, no larger than is shown."""
+    """An image as a PNG in HTML, no larger than is shown; a small one with large pixels."""
     image = image.copy() if image.mode in ("L", "RGB", "RGBA") else image.convert("RGB")
     image.thumbnail((IMAGE_PIXELS, IMAGE_PIXELS))
     file = io.BytesIO()
     image.save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
+    times = max(1, SMALL_PIXELS // max(image.size))
+    style = f"margin:2px;width:{image.width * times}px;image-rendering:pixelated" if times > 1 else "margin:2px"
+    return f'<img src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}" style="{style}">'

@@ -164,9 +164,10 @@ class _Running:
         if self._end is not None:
             return self._end
         full = self._batches is not None and self._delivered >= self._batches
-        start = time.perf_counter()
+        waited, start = self.stage.waited, time.perf_counter()
         batch = _NONE if full else next(self.stage.items, _NONE)
         self._meter.busy += time.perf_counter() - start
+        self._meter.waited += self.stage.waited - waited
         ended = batch is _NONE
         self._delivered += not ended
         mark = self.stage.mark()
@@ -707,16 +708,17 @@ class PipeLoader:
         """How the current pass over the data goes, or the last one, as flat numbers for a logger.
 
         ``samples`` and ``batches`` of this rank in this pass, both and ``bytes`` (of the decompressed tars) also ``_per_second`` since its first ``next()``;
-        ``wait_seconds`` that the caller waited for batches, and their share of the time; the shares of the workers' busy time in reading (up to and with
-        ``group_by_key``) and in what comes behind it; ``held_samples`` in shuffle buffers; of the network ``requests``, ``retries``, ``bytes_fetched`` and
-        ``stall_seconds`` that workers waited for bytes; ``epoch``, ``filtered``, ``skipped``, and ``lane_imbalance``, by how many batches the first lane is
-        ahead of the last.
+        ``wait_seconds`` that the caller waited for batches, and their share of the time. Of the time in which workers made batches, ``read_share`` was spent in
+        reading (up to and with ``group_by_key``) and ``decode_share`` in the steps after it; ``stall_share``, a part of ``read_share``, in waiting for bytes of
+        a store. Waiting is measured each time, the rest of reading at a part of the samples. ``held_samples`` in shuffle buffers; of the network ``requests``,
+        ``retries``, ``bytes_fetched`` and ``stall_seconds`` that workers waited for bytes; ``epoch``, ``filtered``, ``skipped``, and ``lane_imbalance``, by
+        how many batches the first lane is ahead of the last.
         """
         live, counts = self._last, self.counts()  # the pass speaks for itself: a state may have been loaded since
         found = {"epoch": float(self._position.epoch), "filtered": float(counts["filtered"]), "skipped": float(counts["skipped"])}
         if live is None:
             return found
-        seconds, total = live.seconds, live.total
+        seconds, total, network = live.seconds, live.total, live.used()
         at, before = live.stands or (self._at or self._position, None)
         delivered = [lane["delivered"] for lane in at.states.values()]
         samples = 0 if before is None else self._delivered(at) - before
@@ -730,7 +732,8 @@ class PipeLoader:
             "wait_share": live.waited / seconds,
             "read_share": total.reading / total.busy if total.busy else 0.0,
             "decode_share": 1 - total.reading / total.busy if total.busy else 0.0,
-            **{name: float(value) for name, value in live.used()._asdict().items()},
+            "stall_share": min(network.stall_seconds, total.reading) / total.busy if total.busy else 0.0,
+            **{name: float(value) for name, value in network._asdict().items()},
             "held_samples": float(total.held),
             "lane_imbalance": float(max(delivered) - min(delivered)),
         }

@@ -9,7 +9,6 @@ Rules:
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from wds_pipes import stages
 from wds_pipes.errors import StateError, WdsError
 from wds_pipes.moved import Data
 from wds_pipes.ranks import warn_of_ranks
-from wds_pipes.stage import Ended, Host, Lane, Mark, Stage, State, Stream, begin, running_copy
+from wds_pipes.stage import Ended, Host, Lane, Mark, Stage, State, Stream, begin, running_copy, shown_signature
 from wds_pipes.suggest import build, no_name
 from wds_pipes.tracebacks import shortened
 
@@ -197,14 +196,14 @@ def _node_class(kind: type[Stage[Any]]) -> type[WdsNode]:
     return type(
         kind.__name__,
         (WdsNode,),
-        {"__doc__": kind.__doc__, "__module__": __name__, "__signature__": inspect.signature(kind), "_kind": kind},
+        {"__doc__": kind.__doc__, "__module__": __name__, "__signature__": shown_signature(kind), "_kind": kind},
     )
 
 
 class Mix(WdsNode):
     _kind = stages.Mix
     __doc__ = stages.Mix.__doc__
-    __signature__ = inspect.signature(stages.Mix)
+    __signature__ = shown_signature(stages.Mix)
 
     @shortened
     def __init__(self, sources: Mapping[str, BaseNode[Any]], *args: Any, **options: Any) -> None:

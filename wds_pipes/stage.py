@@ -18,6 +18,7 @@ Rules:
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -183,6 +184,13 @@ def functional_name(kind: type) -> str:
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in kind.__name__).lstrip("_")
 
 
+def shown_signature(kind: type, *, returns: object = inspect.Signature.empty) -> inspect.Signature:
+    """How to call a class, or a method made of it: names and defaults as ``help()`` shows them. The types are for editors, which read them from the source."""
+    signature = inspect.signature(kind)
+    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    return signature.replace(parameters=plain, return_annotation=returns)
+
+
 class Stage(Generic[Out]):
     """One step of a pipeline. Subclasses write ``__init__`` (options), ``At`` (the position) and ``run`` (the generator).
 
@@ -342,6 +350,11 @@ class Stage(Generic[Out]):
     def lack(self) -> Lack:
         """How the samples of a running chain fit the fields that it keeps, since it was opened."""
         return Lack() if self.source is None else self.source.lack
+
+    @property
+    def waited(self) -> float:
+        """For how many seconds the chain has waited in this process for bytes, of stores and of local files."""
+        return 0.0 if self.source is None else self.source.waited
 
     def check_resumable(self) -> None:
         """Raise StateError if the position of this chain cannot be known exactly."""

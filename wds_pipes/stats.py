@@ -11,7 +11,9 @@ from typing import Any, NamedTuple, cast
 from wds_pipes.stage import NO_NETWORK, Network, Stage
 from wds_pipes.stages import GroupByKey, InterleaveShards, Mix, ShuffleBuffer
 
-_EVERY = 16  # one pull in so many is timed and stands for all of them: a clock costs as much as a tiny sample
+# Clocks cost as much as a tiny sample. So while pulls are quick, one in so many is timed and stands for all of them. At the beginning, and after one that was
+# not quick, they are timed one by one. Waiting for bytes comes at a few pulls only: it is measured apart, each time, where it happens.
+_EVERY, _ONE_BY_ONE, _QUICK_SECONDS = 16, 64, 1e-4
 
 
 class Spent(NamedTuple):
@@ -44,7 +46,7 @@ class Meter:
     """Measures a lane's chain while it runs."""
 
     def __init__(self) -> None:
-        self.busy = self._reading = 0.0
+        self.busy = self.waited = self._parsing = 0.0
         self._bytes_before = 0
         self._chain: list[Stage[Any]] = []
 
@@ -56,34 +58,42 @@ class Meter:
         while step is not None:
             self._chain.append(step)
             if isinstance(step, (GroupByKey, InterleaveShards, Mix)):
-                step.items = self._timed(step.items)
+                step.items = self._timed(step, step.items)
             # The steps before this one are run for each shard by itself.
             step = None if isinstance(step, InterleaveShards) else step.source
 
-    def _timed(self, items: Iterator[Any]) -> Iterator[Any]:
-        timed = cast(_Runs, _Runs.from_iterable(self._runs(items)))
+    def _timed(self, step: Stage[Any], items: Iterator[Any]) -> Iterator[Any]:
+        timed = cast(_Runs, _Runs.from_iterable(self._runs(step, items)))
         timed.close = items.close  # type: ignore[attr-defined]
         return timed
 
-    def _runs(self, items: Iterator[Any]) -> Iterator[Iterable[Any]]:
+    def _runs(self, step: Stage[Any], items: Iterator[Any]) -> Iterator[Iterable[Any]]:
         """``items`` in runs; those of one item are timed."""
         clock, end = time.perf_counter, object()
-        yield islice(items, _EVERY // 2)  # not the first one, which opens a shard
+        one_by_one = _ONE_BY_ONE
         while True:
-            start = clock()
-            item = next(items, end)
-            self._reading += _EVERY * (clock() - start)
+            if one_by_one:
+                waited, start = step.waited, clock()
+                item = next(items, end)
+                passed = clock() - start - (step.waited - waited)
+                self._parsing += passed
+            else:
+                yield islice(items, _EVERY - 1)
+                start = clock()
+                item = next(items, end)
+                passed = clock() - start
+                self._parsing += _EVERY * min(passed, _QUICK_SECONDS)  # beyond that, it may be a wait
             if item is end:
                 return
             yield (item,)
-            yield islice(items, _EVERY - 1)
+            one_by_one = max(one_by_one - 1, 0) if passed < _QUICK_SECONDS else _ONE_BY_ONE
 
     def spent(self) -> Spent:
         """What was used so far."""
         read = self._chain[0].bytes_so_far if self._chain else 0
         held = sum(step.holds for step in self._chain if isinstance(step, ShuffleBuffer))
         network = self._chain[0].network if self._chain else NO_NETWORK
-        return Spent(self.busy, min(self._reading, self.busy), self._bytes_before + read, held, os.getpid(), network)
+        return Spent(self.busy, min(self.waited + self._parsing, self.busy), self._bytes_before + read, held, os.getpid(), network)
 
 
 class Tally:

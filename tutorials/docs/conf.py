@@ -1,24 +1,35 @@
-"""How Sphinx builds the documentation: ``python -m sphinx -c tutorials/docs tutorials build/docs``, then open build/docs/docs/index.html."""
+"""How Sphinx builds the documentation: ``python -m sphinx -c tutorials/docs tutorials build/docs``, then open build/docs/index.html.
+
+The tutorials are run, once for each change, to show what they print and draw; ``-D nb_execution_mode=off`` leaves that out.
+"""
 
 import importlib.metadata
-import json
+import inspect
+import re
 
 import click
-from myst_parser.parsers.sphinx_ import MystParser
+from sphinx.ext.napoleon import GoogleDocstring
 
 from wds_pipes import stages
 from wds_pipes.cli import main
+from wds_pipes.stage import functional_name, shown_signature
 
 project = "wds_pipes"
 release = version = importlib.metadata.version("wds_pipes")
-root_doc = "docs/index"
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_parser"]
-source_suffix = {".md": "markdown", ".ipynb": "notebook"}
+root_doc = "index"
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_nb"]
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 exclude_patterns = ["**/.ipynb_checkpoints"]
+nb_execution_mode = "cache"
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_merge_streams = True
 
-html_theme = "alabaster"
-html_theme_options = {"description": "Training data from tar shards, resumed exactly", "page_width": "1100px", "sidebar_width": "230px"}
-html_sidebars = {"**": ["about.html", "searchfield.html", "navigation.html"]}
+html_theme = "furo"
+html_title = f"wds_pipes {release}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_show_copyright = False
 
 autodoc_member_order = "bysource"
@@ -32,16 +43,6 @@ myst_heading_anchors = 3
 suppress_warnings = ["myst.header"]  # notebooks may skip a level
 
 
-class Notebook(MystParser):
-    """A notebook as Markdown: its text, and its code as it is."""
-
-    supported = ("notebook",)
-
-    def parse(self, inputstring, document):
-        cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(inputstring)["cells"]]
-        super().parse("\n\n".join(source if kind == "markdown" else f"```python\n{source}\n```" for kind, source in cells if source), document)
-
-
 def shortened(app, what, name, value, *rest):
     """A module without its rules, which are for those who change it. A node has the help of its step, which need not stand here twice."""
     _options, lines = rest
@@ -50,7 +51,8 @@ def shortened(app, what, name, value, *rest):
         code = next((number for number, line in enumerate(told) if line.startswith(" ")), None)
         lines[:] = told if code is None else [*told[:code], "::", "", *told[code:]]
     elif name.startswith("wds_pipes.nodes.") and getattr(value, "_kind", None):
-        lines[:] = [f"As :class:`wds_pipes.stages.{value.__name__}`, with a node as its source."]
+        step = "wds_pipes.ShardList" if value.__name__ == "ShardList" else "wds_pipes.mix" if value.__name__ == "Mix" else f"pipe.{functional_name(value)}"
+        lines[:] = [f"As :py:obj:`{step}`, with a node as its source."]
 
 
 def given(app, what, name, value, *rest):
@@ -64,18 +66,28 @@ def is_field(app, what, name, value, *rest):
     return True if type(value).__name__ == "_tuplegetter" else None
 
 
+def step(app, name):
+    """A step as the method that it is."""
+    kind = next(kind for kind in map(stages.__dict__.get, stages.__all__) if functional_name(kind) == name)
+    signature = shown_signature(kind)
+    arguments = signature.replace(parameters=list(signature.parameters.values())[1:])
+    text = re.sub(r" \(functional name: ``\w+``\)", "", inspect.getdoc(kind)).replace("\n    source: ", "\n    pipe: ")
+    text = re.sub(r"\nCheckpoint: ((?:.+\n?)+)", lambda found: "\nCheckpoint:\n" + "\n".join(f"    {line.strip()}" for line in found[1].splitlines()), text)
+    described = str(GoogleDocstring(text, app.config, app, "class", name, kind))
+    return "\n".join([".. py:currentmodule:: None", "", f".. py:method:: pipe.{name}{arguments}", "", *(f"   {line}" for line in described.splitlines()), ""])
+
+
 def lists(app, document, source):
-    """All steps in the place of STEPS, and the help of the command line in the place of COMMANDS."""
+    """The steps that a line with STEPS names, and the help of the command line in the place of COMMANDS."""
     helps = []
     for name, command in sorted(main.commands.items()):
         context = click.Context(command, info_name=f"wds-pipes {name}", max_content_width=100)
-        helps.append(f"### wds-pipes {name}\n\n```text\n{command.get_help(context)}\n```\n")
-    steps = "\n".join(f".. autoclass:: {name}" for name in stages.__all__)
-    source[0] = source[0].replace("\nSTEPS\n", f"\n{steps}\n").replace("\nCOMMANDS\n", "\n" + "\n".join(helps))
+        helps.append(f"## wds-pipes {name}\n\n```text\n{command.get_help(context)}\n```\n")
+    text = re.sub(r"(?m)^STEPS (.*)$", lambda found: "\n" + "\n".join(step(app, name) for name in found[1].split()), source[0])
+    source[0] = text.replace("\nCOMMANDS\n", "\n" + "\n".join(helps))
 
 
 def setup(app):
-    app.add_source_parser(Notebook)
     app.connect("autodoc-process-docstring", shortened)
     app.connect("autodoc-process-signature", given)
     app.connect("autodoc-skip-member", is_field)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _CONNECTIONS = (1, 2, 4, 8, 16, 32)
 _GAIN = 1.15  # more connections are worth it if they give so much more
+_NOTHING = "nothing stands out: neither the link nor the processor is used up. Look longer (--seconds), or with more shards"
 _SAME = 0.8  # a pipe that gives so much of the link is as fast as the link, for such a short look
 
 
@@ -62,12 +63,22 @@ def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib
             chain: Stage[Any] = GroupByKey(LoadTar(opened))
             return _watch(InterleaveShards(chain, together) if together > 1 else chain, opened.opener, seconds)
 
-        own = pipe(connections)
+        own = best = pipe(connections)
         click.echo(f"a pipeline in one process, connections={connections}: {_shown(own)}")
-        together = pipe(enough, min(enough, len(shards))) if remote and len(shards) > 1 else None
-        if together is not None:
-            click.echo(f"the same with interleave_shards({min(enough, len(shards))}), connections={enough}: {_shown(together)}")
-        for line in _advice(own, together, link, connections, (enough, min(enough, len(shards)))):
+        gains = []  # one change at a time, each compared with the best before it
+        if enough > connections:
+            more = pipe(enough)
+            click.echo(f"with connections={enough}: {_shown(more)}")
+            if more.mb > best.mb * _GAIN:
+                gains.append(f"connections={enough} reads {more.mb / best.mb:.1f} times as fast as connections={connections}")
+                best, connections = more, enough
+        several = min(connections, len(shards))
+        if remote and several > 1:
+            together = pipe(connections, several)
+            click.echo(f"with connections={connections} and interleave_shards({several}): {_shown(together)}")
+            if together.mb > best.mb * _GAIN:
+                gains.append(f"interleave_shards({several}) reads {together.mb / best.mb:.1f} times as fast as without it, both with connections={connections}")
+        for line in [*gains, *_advice(own, link)] or [_NOTHING]:
             click.echo(f"-> {line}")
     except (WdsError, ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
@@ -144,17 +155,11 @@ def _shown(seen: _Seen) -> str:
     return f"{seen.mb:,.0f} MB/s, {seen.samples:,.0f} samples/s; it computed {seen.computed:.0%} of the time, and waited for bytes {seen.stalled:.0%}"
 
 
-def _advice(own: _Seen, together: _Seen | None, link: float, connections: int, better: tuple[int, int]) -> list[str]:
-    """What would make it faster; ``better`` are the connections that were enough, and the shards that were open together."""
-    enough, several = better
-    cores = os.cpu_count() or 1
+def _advice(own: _Seen, link: float) -> list[str]:
+    """What limits a pipeline, and what would help."""
     found = []
-    if together is not None and together.mb > own.mb * _GAIN:
-        found.append(f"interleave_shards({several}) with connections={enough} reads {together.mb / own.mb:.1f} times as fast")
-    if link and enough > connections and own.mb < link * _SAME:
-        found.append(f"connections={enough} would help: the link gives {link:,.0f} MB/s with them")
     if own.computed > _SAME:
-        found.append(f"the process computes all the time: PipeLoader(num_workers=...) uses more of the {cores} cores")
+        found.append(f"the process computes all the time: PipeLoader(num_workers=...) uses more of the {os.cpu_count() or 1} cores")
     if link and own.mb >= link * _SAME and own.computed <= _SAME:
         found.append("the pipeline takes what the link gives: cache_shards() keeps shards that are read in more than one epoch on a local disk")
-    return found or ["nothing stands out: neither the link nor the processor is used up. Look longer (--seconds), or with more shards"]
+    return found

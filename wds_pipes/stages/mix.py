@@ -216,6 +216,11 @@ class Mix(Stage[Any]):
         return Network(*(sum(values) for values in zip(*used, strict=True)))
 
     @property
+    def waited(self) -> float:
+        """For how many seconds all sources have waited in this process for bytes."""
+        return sum(source.waited for source in self.sources.values())
+
+    @property
     def bytes_so_far(self) -> int:
         """How many bytes of shards a running copy has read."""
         return self._bytes + sum(source.bytes_so_far for source in self._running)

@@ -309,6 +309,10 @@ class OpenShards(Tolerant[Shard]):
     def network(self) -> Network:
         return self.opener.used
 
+    @property
+    def waited(self) -> float:
+        return self.opener.waited
+
     def mark(self) -> Mark:
         return self._own(self.at), self._behind or (self.source.mark() if self.source is not None else None)
 
