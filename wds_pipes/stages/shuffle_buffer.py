@@ -31,7 +31,7 @@ class ShuffleBuffer(Stage[Out]):
         seed: an integer to shuffle by instead of the seed of ``ShardList``.
 
     Checkpoint: two numbers, and an earlier position of the source: a resume reads at most 2.25 * size samples again to fill the buffer.
-        ``counts()`` of the steps before it are those at that earlier position, until the epoch ends.
+    ``counts()`` of the steps before it are those at that earlier position, until the epoch ends.
     """
 
     @dataclass(slots=True)
