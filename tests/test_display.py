@@ -297,6 +297,15 @@ def test_small_images_are_enlarged_and_large_ones_are_not():
     assert "width" not in show((np.zeros((60, 60, 3), np.uint8),))._repr_html_()
 
 
+def test_the_values_of_labels_are_printed():
+    assert repr(show({"cls": b"7", "bin": b"\x00\x01", "txt": b"x" * 40})).splitlines() == ["cls  1 byte: 7", "bin  2 bytes", "txt  40 bytes"]
+    assert repr(show((torch.tensor([3, 1]), np.array([0.5]), np.zeros((2, 2))))).splitlines() == [
+        "0  Tensor int64 (2,) [3, 1]",
+        "1  ndarray float64 (1,) 0.5",
+        "2  ndarray float64 (2, 2)",
+    ]
+
+
 def test_a_list_of_samples_is_a_grid():
     view = show([{"jpg": np.zeros((8, 8, 3), np.uint8), "txt": f"<{number}>"} for number in range(20)])
     html = view._repr_html_()

@@ -31,6 +31,7 @@ MAX_IMAGES = 16  # of a sample or a batch
 IMAGE_PIXELS = 192  # along the longer side
 SMALL_PIXELS = 96  # an image with less than half of this is enlarged, up to this
 MAX_VALUES = 16  # of a row of numbers, such as labels
+SHORT_BYTES = 20  # of a field that is not decoded: shown if they are text, such as those of a label
 MAX_SAMPLES = 16  # of a list of them
 MIN_PIXELS = 8  # along the shorter side of an array: a smaller one is hardly an image
 MAX_IMAGE_PIXELS = 1 << 25  # of an encoded image: a larger one is not decoded to show it
@@ -190,7 +191,9 @@ def _preview(name: str, value: Any) -> str:
     if isinstance(value, str):
         return plain(cut(hide(value, value) if name.strip("_") == "url" else value, MAX_PREVIEW))
     if isinstance(value, (bytes, bytearray)):
-        return f"{len(value):,} bytes"
+        size = f"{len(value):,} byte{'s' if len(value) != 1 else ''}"
+        text = bytes(value[:SHORT_BYTES]).decode("ascii", "replace")
+        return f"{size}: {text}" if 0 < len(value) <= SHORT_BYTES and text.isprintable() and text.isascii() else size
     if _is_pil(value):
         return f"{type(value).__name__} {value.mode} {value.width} x {value.height}"
     if (shape := _shape(value)) is not None:
