@@ -84,9 +84,7 @@ ARGUMENTS = [
     mistake("no size of a shuffle", "samples().shuffle_buffer()", "ShuffleBuffer.__init__() missing 1 required positional argument: 'size'"),
     mistake("a size as text", "samples().shuffle_buffer('1000')", "must be an int, not '1000'"),
     mistake("a size of 0", "samples().shuffle_buffer(0)", "must be at least 1, not 0"),
-    mistake(
-        "an option that is not there", "samples().shuffle_buffer(1000, initial=100)", "ShuffleBuffer.__init__() got an unexpected keyword argument 'initial'"
-    ),
+    mistake("an option that is not there", "samples().shuffle_buffer(1000, initial=100)", "shuffle_buffer() has no option 'initial'. It has: size, seed."),
     mistake("a batch of 0", "samples().batch_samples(0)", "must be at least 1, not 0"),
     mistake("an unknown way to decode", "samples().decode_by_ext('rgb9')", "'rgb9'", "rgb8"),
     mistake("a decoder that is no function", "samples().decode_by_ext({'jpg': 'rgb8'})", "'jpg'", "function"),
@@ -106,7 +104,9 @@ ARGUMENTS = [
     mistake("PipeLoader of URLs", "wp.PipeLoader('data/*.tar')", "PipeLoader takes a pipe, not str"),
     mistake("PipeLoader with a size as text", "wp.PipeLoader(samples(), batch_size='8')", "batch_size must be an int, not '8'"),
     mistake("PipeLoader with -1 workers", "wp.PipeLoader(samples(), num_workers=-1)", "num_workers must be at least 0, not -1"),
-    mistake("PipeLoader with shuffle", "wp.PipeLoader(samples(), batch_size=4, shuffle=True)", "unexpected keyword argument 'shuffle'"),
+    mistake(
+        "PipeLoader with shuffle", "wp.PipeLoader(samples(), batch_size=4, shuffle=True)", "PipeLoader() has no option 'shuffle'. It has: pipe, batch_size"
+    ),
     mistake("drop_last without batch_size", "wp.PipeLoader(samples(), drop_last=True)", "drop_last and collate go with batch_size"),
     mistake("padding without counts", "wp.PipeLoader(samples(), batch_size=4, epoch_end='pad')", "epoch_end='pad' needs to know", "ShardList(index=...)"),
     mistake("len() without counts", "len(wp.PipeLoader(samples(), batch_size=4))", "the number of batches is not known", "ShardList(index=...)"),
@@ -421,9 +421,14 @@ STORES = [
         "Protocol not known: minio. Write a local path",
     ),
     mistake("a command", "list(samples(['pipe:cat data/shard-000000.tar']))", "would run a shell command", "allow_pipe=True"),
-    mistake("a pattern at S3, no package", "import sys\nsys.modules['s3fs'] = None\nsamples('s3://bucket/*.tar')"),
-    mistake("a pattern at S3, no credentials", "wp.ShardList('s3://forbidden/*.tar', storage_options={'endpoint_url': WEB})"),
-    mistake("a pattern over HTTP", "samples(f'{WEB}/*.tar')"),
+    mistake("a pattern at S3, no package", "import sys\nsys.modules['s3fs'] = None\nsamples('s3://bucket/*.tar')", "pip install 'wds_pipes[s3]'"),
+    mistake(
+        "a pattern at S3, no credentials",
+        "wp.ShardList('s3://forbidden/*.tar', storage_options={'endpoint_url': WEB})",
+        "may not be listed",
+        "check your credentials",
+    ),
+    mistake("a pattern over HTTP", "samples(f'{WEB}/*.tar')", "no shard matches 'http", "does not exist or is empty"),
 ]
 
 LIGHTNING = """
@@ -469,19 +474,38 @@ COMMANDS = [
 ]
 
 NAMES = [
-    mistake("a step that is misspelt", "samples().shufle_buffer(1000)"),
-    mistake("webdataset's decode", "samples().decode('rgb8')"),
-    mistake("webdataset's batched", "samples().batched(4)"),
-    mistake("webdataset's select", "samples().select(bool)"),
-    mistake("webdataset's shuffle", "list(samples().shuffle(1000))"),
-    mistake("a name that is misspelt", "wp.Shardlist('data')"),
-    *in_workers("no sample has the fields", "pipe = wp.ShardList('data').open_shards().load_tar().group_by_key(fields=['text'])" + RUN),
-    *in_workers("a function that returns nothing", "def drop(sample):\n    sample.pop('txt')\n\npipe = samples().decode_by_ext().map_samples(drop)" + RUN),
-    mistake("batches of batches", "next(iter(wp.PipeLoader(samples().batch_samples(4), batch_size=4)))"),
-    mistake(
-        "data that were moved", "import shutil\nstate = samples().state_dict()\nshutil.move('data', 'moved')\nsamples('moved/*.tar').load_state_dict(state)"
+    mistake("a step that is misspelt", "samples().shufle_buffer(1000)", "Did you mean shuffle_buffer()?"),
+    mistake("webdataset's decode", "samples().decode('rgb8')", "decode() of webdataset is .decode_by_ext("),
+    mistake("webdataset's batched", "samples().batched(4)", "batched() of webdataset is .batch_samples(size) here"),
+    mistake("webdataset's select", "samples().select(bool)", "select() of webdataset is .filter_samples(fn) here"),
+    mistake("webdataset's shuffle", "list(samples().shuffle(1000))", "shuffle_buffer("),
+    mistake("a name that is misspelt", "wp.Shardlist('data')", "Did you mean ShardList?"),
+    *in_workers(
+        "no sample has the fields", "pipe = wp.ShardList('data').open_shards().load_tar().group_by_key(fields=['text'])" + RUN, "they have 'cls', 'json', 'txt'"
     ),
-    mistake("a bare pipe on two ranks", "import os\nos.environ |= {'RANK': '0', 'WORLD_SIZE': '2'}\nnext(iter(samples()))"),
+    *in_workers(
+        "a function that returns nothing",
+        "def drop(sample):\n    sample.pop('txt')\n\npipe = samples().decode_by_ext().map_samples(drop)" + RUN,
+        "returned None for sample '00000000' of shard",
+        "let it return the sample",
+    ),
+    mistake("batches of batches", "next(iter(wp.PipeLoader(samples().batch_samples(4), batch_size=4)))", "leave one of the two out"),
+    mistake(
+        "data that were moved",
+        "import shutil\nstate = samples().state_dict()\nshutil.move('data', 'moved')\nsamples('moved/*.tar').load_state_dict(state)",
+        "goes on with the same shards at another place",
+    ),
+    mistake(
+        "data that were renamed",
+        "import os\nstate = samples().state_dict()\nos.rename('data/shard-000000.tar', 'data/shard-9.tar')\nsamples().load_state_dict(state)",
+        "its list of shards has other URLs",
+        "pass moved=True",
+    ),
+    mistake(
+        "a bare pipe on two ranks",
+        "import os\nos.environ |= {'RANK': '0', 'WORLD_SIZE': '2'}\nnext(iter(samples()))",
+        "to every rank: use wds_pipes.PipeLoader",
+    ),
 ]
 
 MISTAKES = [*ARGUMENTS, *ORDER, *DATA, *FUNCTIONS, *CHECKPOINTS, *RANKS, *STORES, *HOSTS, *COMMANDS, *NAMES]
