@@ -98,7 +98,7 @@ def lengths_on_a_rank(urls):
     assert 0 < len(list(loader)) < 19
     with pytest.raises(TypeError, match=r"this process gives part [01] of 2 of the epoch: use wds_pipes\.PipeLoader"):
         len(pipe)
-    with pytest.warns(UserWarning, match="gives all samples to every rank"):
+    with pytest.warns(UserWarning, match="gives all samples of its shards to every rank"):
         loader = DataLoader(samples(urls).as_dataset(), batch_size=None)
     assert len(loader) == len(list(loader)) == 19
 

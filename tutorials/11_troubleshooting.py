@@ -80,13 +80,14 @@ with raises(wp.ShardError):
 # ### A sample has no such field; an epoch gives nothing
 #
 # **Cause:** the field has another name. **Do:** look at a sample: `next(iter(samples))`. For fields that have one of several names:
-# `to_tuple("jpg;jpeg;png")`. With `group_by_key(fields=[...])`, samples with none of these fields are left out; if that is all of them, the log says so.
+# `to_tuple("jpg;jpeg;png")`. With `group_by_key(fields=[...])`, samples with none of these fields are left out; if that is all of them, it is an error.
 
 # %%
 with raises(wp.SampleError):
     list(samples().to_tuple("jpg", "cls"))
 
-assert list(wp.ShardList(urls).open_shards().load_tar().group_by_key(fields=["text"])) == []
+with raises(wp.SampleError):
+    list(wp.ShardList(urls).open_shards().load_tar().group_by_key(fields=["text"]))
 
 # %% [markdown]
 # ### A key comes again; a field is there twice

@@ -1,6 +1,7 @@
 """Patterns and directories of remote shards: what they mean, and what is said where they cannot be listed."""
 
 import functools
+import os
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import traceback
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from remote import bare, put_all, samples
+from remote import bare, content, put_all, samples
 
 import wds_pipes as wp
 from wds_pipes import ShardError, nodes
@@ -28,10 +29,10 @@ def told(error) -> list[str]:
 
 def test_a_remote_directory_and_its_options(remote, local):
     """A directory means its shards, and what listed them reads them too."""
-    urls = put_all(remote, local[:2])
-    remote.put("d/notes.txt", b"x")
+    urls = [remote.put(f"listed/{os.path.basename(path)}", content(path)) for path in local[:2]]
+    remote.put("listed/notes.txt", b"x")
     options = remote.storage_options
-    folder = f"{remote.url}/d/"
+    folder = f"{remote.url}/listed/"
     if remote.kind != "http":
         assert expand(folder, options) == expand(f"{folder}*.tar", options)
         pipe = wp.ShardList(folder, storage_options=options).open_shards().load_tar().group_by_key()

@@ -148,7 +148,8 @@ class Stores:
 
     def _make(self, protocol: str, kind: Any, of_url: dict[str, Any]) -> Any:
         options = self._options | of_url
-        _check_reachable(protocol, options)
+        if options.get("token") is None:
+            _check_reachable(protocol, options)
         if protocol in ("s3", "s3a"):
             # Retries are ours, and open shards may hold more connections than are asked for.
             given = options.get("config_kwargs") or {}
