@@ -22,7 +22,8 @@ from packaging.requirements import Requirement
 FOLDER = Path(__file__).parents[1] / "tutorials"
 SCRIPTS = sorted(FOLDER.glob("[0-9]*.py"))
 PROGRAMS = [path for path in sorted(FOLDER.glob("*.py")) if path not in SCRIPTS]  # what tutorials run
-WITH_PROCESSES = [path for path in SCRIPTS if re.search(r"num_workers=[1-9]|subprocess", path.read_text())]
+# The others that have workers run as notebooks only.
+WITH_PROCESSES = [path for path in SCRIPTS if re.search(r"subprocess\.Popen|__file__ = None", path.read_text())]
 AS_SCRIPTS_ONLY = [path for path in SCRIPTS if "subprocess.Popen" in path.read_text()]  # long; their cells only start programs and look at the results
 
 
