@@ -353,7 +353,7 @@ class Stage(Generic[Out]):
 
     @property
     def waited(self) -> float:
-        """For how many seconds the chain has waited in this process for bytes, of stores and of local files."""
+        """For how many seconds the chain has waited in this process for bytes of stores."""
         return 0.0 if self.source is None else self.source.waited
 
     def check_resumable(self) -> None:

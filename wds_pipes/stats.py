@@ -12,7 +12,7 @@ from wds_pipes.stage import NO_NETWORK, Network, Stage
 from wds_pipes.stages import GroupByKey, InterleaveShards, Mix, ShuffleBuffer
 
 # Clocks cost as much as a tiny sample. So while pulls are quick, one in so many is timed and stands for all of them. At the beginning, and after one that was
-# not quick, they are timed one by one. Waiting for bytes comes at a few pulls only: it is measured apart, each time, where it happens.
+# not quick, they are timed one by one. Waiting for bytes of a store comes at a few pulls only: it is measured apart, each time, where it happens.
 _EVERY, _ONE_BY_ONE, _QUICK_SECONDS = 16, 64, 1e-4
 
 
@@ -72,17 +72,12 @@ class Meter:
         clock, end = time.perf_counter, object()
         one_by_one = _ONE_BY_ONE
         while True:
-            if one_by_one:
-                waited, start = step.waited, clock()
-                item = next(items, end)
-                passed = clock() - start - (step.waited - waited)
-                self._parsing += passed
-            else:
+            if not one_by_one:
                 yield islice(items, _EVERY - 1)
-                start = clock()
-                item = next(items, end)
-                passed = clock() - start
-                self._parsing += _EVERY * min(passed, _QUICK_SECONDS)  # beyond that, it may be a wait
+            waited, start = step.waited, clock()
+            item = next(items, end)
+            passed = clock() - start - (step.waited - waited)
+            self._parsing += passed if one_by_one else _EVERY * passed
             if item is end:
                 return
             yield (item,)

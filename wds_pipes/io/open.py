@@ -6,7 +6,6 @@ import hashlib
 import io
 import os
 import sys
-import time
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_pipes.errors import CacheError, ShardError, StateError
@@ -24,21 +23,6 @@ if TYPE_CHECKING:
 def is_remote(url: str) -> bool:
     """Whether a shard comes from a store, and not from a disk, standard input or a command."""
     return url != "-" and not url.startswith("pipe:") and local_path(url) is None
-
-
-class _LocalFile(io.FileIO):
-    """A file that tells its opener how long its reads take."""
-
-    def __init__(self, path: str, opener: Opener) -> None:
-        super().__init__(path)
-        self._opener = opener
-
-    def readinto(self, buffer: Any) -> int | None:
-        start = time.perf_counter()
-        try:
-            return super().readinto(buffer)
-        finally:
-            self._opener.file_seconds += time.perf_counter() - start
 
 
 class Opener:
@@ -62,7 +46,6 @@ class Opener:
         self._buffer_bytes = buffer_bytes
         self._stores: dict[tuple[str, ...], tuple[str, dict[str, str]]] = {}  # as the cache tells them apart, by protocols and user; in which environment
         self._asked: set[tuple[int, tuple[str, ...]]] = set()  # those from which something was fetched, by process
-        self.file_seconds = 0.0  # in which local files were read
         self._pools: dict[int, Pool] = {}  # by process; several threads may ask for that of theirs at once
 
     def __getstate__(self) -> dict[str, Any]:
@@ -82,9 +65,9 @@ class Opener:
 
     @property
     def waited(self) -> float:
-        """Seconds in which readers of this process waited for bytes, of stores and of local files; only differences have a meaning."""
+        """Seconds in which readers of this process waited for bytes of stores; only differences have a meaning."""
         pool = self._pools.get(os.getpid())
-        return self.file_seconds if pool is None else self.file_seconds + pool.stalled
+        return 0.0 if pool is None else pool.stalled
 
     def open(self, url: str, start: int = 0, feed: Feed | None = None, *, wait: bool = True) -> BinaryIO:
         """A buffered stream of what is stored at ``url``, from byte ``start`` on; ``"-"`` is standard input.
@@ -105,7 +88,7 @@ class Opener:
                 return self._command(url)
             path = local_path(url)
             if path is not None:
-                return io.BufferedReader(_LocalFile(at_home(path), self), self._buffer_bytes)
+                return open(at_home(path), "rb", buffering=self._buffer_bytes)
             return self._remote(url, start, feed, wait)
         except (ShardError, StateError, CacheError):
             raise
