@@ -19,6 +19,7 @@ import itertools
 import math
 import os
 import pickle
+import re
 import time
 import traceback
 import warnings
@@ -809,7 +810,7 @@ class PipeLoader:
             try:
                 self._results = iter(self._loader)
             except (pickle.PicklingError, AttributeError, TypeError) as error:
-                if "pickle" in str(error):
+                if re.search("pickle|local object", str(error)):
                     error.add_note(_NOT_PICKLED)
                 raise
             make_terminate_kill(getattr(self._results, "_workers", ()))
