@@ -84,12 +84,13 @@ PIPES = {
     "tensors": lambda urls: (shuffled(urls).decode_by_ext().to_tuple("txt", "cls"), {"batch_size": 4}),
     "batch in the pipe": lambda urls: (shuffled(urls).batch_samples(2, collate="list").map_samples(keys_of), {}),
     "batches shuffled": lambda urls: (shuffled(urls).batch_samples(2, collate="list").shuffle_buffer(2), {}),
-    "batches of batches": lambda urls: (shuffled(urls).batch_samples(2, collate="list").batch_samples(2, collate="list"), {}),
+    "batches of batches": lambda urls: (shuffled(urls).batch_samples(2, collate="list"), {"batch_size": 2, "collate": "list"}),
     "torch's map and batch": lambda urls: (shuffled(urls).map(key_of).batch(2), {}),
     "torch's filter and map": lambda urls: (shuffled(urls).filter(wanted).map(key_of).shuffle_buffer(2), {"batch_size": 2, "collate": "list"}),
 }
 
 
+@pytest.mark.filterwarnings("ignore:the pipe gives batches of 2 already:UserWarning")
 @pytest.mark.parametrize("lanes", [1, 3, 7])
 @pytest.mark.parametrize("pipe", PIPES)
 def test_every_pair_of_cuts(pipe, lanes, urls):

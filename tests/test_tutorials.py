@@ -22,9 +22,8 @@ from packaging.requirements import Requirement
 FOLDER = Path(__file__).parents[1] / "tutorials"
 SCRIPTS = sorted(FOLDER.glob("[0-9]*.py"))
 PROGRAMS = [path for path in sorted(FOLDER.glob("*.py")) if path not in SCRIPTS]  # what tutorials run
-# The others that have workers run as notebooks only.
+# They start processes, which is to work where these are not forked, too.
 WITH_PROCESSES = [path for path in SCRIPTS if re.search(r"subprocess\.Popen|__file__ = None", path.read_text())]
-AS_SCRIPTS_ONLY = [path for path in SCRIPTS if "subprocess.Popen" in path.read_text()]  # long; their cells only start programs and look at the results
 
 
 def named(paths):
@@ -60,7 +59,7 @@ def test_it_runs_as_a_script_where_processes_are_not_forked(path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("path", named([path for path in SCRIPTS if path not in AS_SCRIPTS_ONLY]))
+@pytest.mark.parametrize("path", named(SCRIPTS))
 def test_it_runs(path):
     notebook = jupytext.read(path)
     # Not in tmp_path, whose name is too long for the sockets of worker processes.

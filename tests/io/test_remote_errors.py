@@ -9,6 +9,7 @@ import warnings
 import pytest
 from remote import bare, content, put_all, samples
 from servers.process import free_port
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_pipes as wp
 from wds_pipes import ShardError, StateError
@@ -102,8 +103,9 @@ def test_a_state_behind_the_end(remote, local):
 
 def test_a_directory_instead_of_an_object(remote, local):
     put_all(remote, local[:1])
-    url = f"{remote.url}/d"
-    assert url in str(fails(samples(url, remote)))
+    for url in (f"{remote.url}/d", f"{remote.url}/d/"):  # of the list, the second one means its shards
+        pipe = IterableWrapper([url]).open_shards(storage_options=remote.storage_options).load_tar().group_by_key()
+        assert url in str(fails(pipe))
 
 
 def test_a_503_that_stays(remote, local):
