@@ -51,8 +51,8 @@ def test_torch_pipes_have_the_steps_in_any_order_of_imports(imports, urls):
         import sys
         {imports}
         members = IterableWrapper(sys.argv[1:]).open_shards().load_tar()
-        import inspect, torch.utils.data
-        assert torch.utils.data.__loader__ is torch.utils.data.__spec__.loader and inspect.getsource(torch.utils.data)
+        import inspect, torch
+        assert torch.__loader__ is torch.__spec__.loader and inspect.getsource(torch)
         assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("wds_pipes")]
         print(len(list(members.group_by_key())), members.load_tar.__doc__[:30])
     """
@@ -80,6 +80,20 @@ def test_what_follows_an_import_follows_the_one_that_succeeds(tmp_path):
         print(len(sys.meta_path) == finders)
     """
     assert run(code, tmp_path) == "not yet\nthen True\nTrue\n"
+
+
+def test_a_module_that_is_only_looked_for():
+    """It stays unimported, and its loader still answers what loaders are asked."""
+    code = """
+        import sys
+        import wds_pipes
+        from importlib.util import find_spec
+        spec = find_spec("torch")
+        print("torch" in sys.modules, spec.loader.is_package("torch"), "import" in spec.loader.get_source("torch"))
+        import torch
+        print("wds_pipes.datapipes" in sys.modules)
+    """
+    assert run(code) == "False True True\nTrue\n"
 
 
 def test_modules_without_torch_can_be_imported_first():

@@ -65,7 +65,7 @@ _NAMES = {
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
-_after_import("torch.utils.data", "wds_pipes.datapipes")  # which registers the methods
+_after_import("torch", "wds_pipes.datapipes")  # which registers the methods of torch's pipes
 
 if not _TYPE_CHECKING:  # type checkers know the names from above, and no others
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from wds_pipes.codecs import IMAGE, image_decoder
 from wds_pipes.io.urls import hide, is_secret
+from wds_pipes.saved import plural
 
 __all__ = ["View", "show"]
 
@@ -191,7 +192,7 @@ def _preview(name: str, value: Any) -> str:
     if isinstance(value, str):
         return plain(cut(hide(value, value) if name.strip("_") == "url" else value, MAX_PREVIEW))
     if isinstance(value, (bytes, bytearray)):
-        size = f"{len(value):,} byte{'s' if len(value) != 1 else ''}"
+        size = plural(len(value), "byte")
         text = bytes(value[:SHORT_BYTES]).decode("ascii", "replace")
         return f"{size}: {text}" if 0 < len(value) <= SHORT_BYTES and text.isprintable() and text.isascii() else size
     if _is_pil(value):

@@ -44,6 +44,9 @@ class _Loader:
     def __init__(self, loader: Any, finder: _Finder) -> None:
         self._loader, self._finder = loader, finder
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # who only looks for the module, with find_spec(), may read its data or its source
+
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         found: ModuleType | None = self._loader.create_module(spec)
         return found

@@ -106,9 +106,10 @@ def recover(directory):
 # Who starts and kills them
 
 
-def start(ranks, directory, urls):
+def start(ranks, directory, urls, script=__file__):
+    """Train on so many ranks with torchrun."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), __file__, "--train", str(directory), *urls]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), script, "--train", str(directory), *urls]
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 

@@ -12,16 +12,13 @@ import pathlib
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 
-SHARDS, SAMPLES, SIZE = 12, 100, 4
-STEP_SECONDS = 0.004
-
+from kill import SAMPLES, SHARDS, SIZE, STEP_SECONDS, keys_of, start
 
 # What each rank runs
 
@@ -62,17 +59,7 @@ def train(directory, urls):
     dist.destroy_process_group()
 
 
-def keys_of(samples):
-    return [sample["__key__"] for sample in samples]
-
-
 # Who starts and ends them
-
-
-def start(ranks, directory, urls):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), __file__, "--train", str(directory), *urls]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def logged(directory):
@@ -99,14 +86,14 @@ def play(directory, urls, rng):
     """One round: how many keys were logged when the job had ended, and what went wrong, in words."""
     first = pathlib.Path(directory) / "ended"
     first.mkdir()
-    left, printed = end(start(2, first, urls), first, rng.randrange(1, SHARDS * SAMPLES * 9 // 10))
+    left, printed = end(start(2, first, urls, __file__), first, rng.randrange(1, SHARDS * SAMPLES * 9 // 10))
     wrong = [f"{left} processes are left"] if left else []
     if not list(first.glob("checkpoints/**/*.json")):
         return len(logged(first)), [*wrong, f"there is no checkpoint:\n{printed}"]
     for ranks in (1, 3):
         again = pathlib.Path(directory) / f"on-{ranks}"
         shutil.copytree(first, again)
-        process = start(ranks, again, urls)
+        process = start(ranks, again, urls, __file__)
         _, printed = process.communicate(timeout=300)
         counts = Counter(logged(again))
         lost, repeated = SHARDS * SAMPLES - len(counts), counts.total() - len(counts)

@@ -44,6 +44,7 @@ def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib
     from wds_pipes.errors import WdsError
     from wds_pipes.io.open import is_remote
     from wds_pipes.io.urls import expand, redact
+    from wds_pipes.saved import plural
     from wds_pipes.stages import GroupByKey, InterleaveShards, LoadTar, OpenShards, ShardList
 
     try:
@@ -55,7 +56,7 @@ def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib
     try:
         shards = expand(urls, options)
         remote = is_remote(shards[0])
-        click.echo(f"{len(shards)} shard{'s' if len(shards) > 1 else ''}, the first: {redact(shards[0])}")
+        click.echo(f"{plural(len(shards), 'shard')}, the first: {redact(shards[0])}")
         link, enough = _link(shards, seconds, options, readahead_mib << 20) if remote else (0.0, connections)
 
         def pipe(connections: int, together: int = 1) -> _Seen:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wds_pipes.saved import plural
+
 if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
@@ -88,11 +90,11 @@ def demo(*, urls: tuple[str, ...], out: Path, samples: int, batch_size: int, wor
     if urls:
         shards, image, label = inspect_shards(urls)
         steps = expected = steps or STEPS_WITH_DATA
-        say("data", f"{count(len(shards), 'shard')}, {f'labels in {label!r}' if label else 'no label field: labels are made of the keys'}")
+        say("data", f"{plural(len(shards), 'shard')}, {f'labels in {label!r}' if label else 'no label field: labels are made of the keys'}")
     else:
         shards, image, label = write_images(out / "shards", samples), "jpg", "cls"
         expected = min(steps or sys.maxsize, epochs * -(-samples // batch_size))
-        say("data", f"{count(samples, 'JPEG')} of {len(SHAPES)} classes in {count(len(shards), 'shard')}")
+        say("data", f"{plural(samples, 'JPEG')} of {len(SHAPES)} classes in {plural(len(shards), 'shard')}")
     plan = Plan(
         urls=shards,
         image=image,
@@ -109,7 +111,7 @@ def demo(*, urls: tuple[str, ...], out: Path, samples: int, batch_size: int, wor
     Path(plan.checkpoint).unlink(missing_ok=True)
     whole = run_trainer(plan, "uninterrupted", out / "uninterrupted.jsonl", expected)
     total = len(whole.steps)
-    say("", f"{count(total, 'step')}, loss {whole.steps[0].loss:.2f} to {whole.steps[-1].loss:.2f}")
+    say("", f"{plural(total, 'step')}, loss {whole.steps[0].loss:.2f} to {whole.steps[-1].loss:.2f}")
 
     plan = replace(plan, checkpoint=str(out / "interrupted.pt"))
     Path(plan.checkpoint).unlink(missing_ok=True)
@@ -124,12 +126,12 @@ def demo(*, urls: tuple[str, ...], out: Path, samples: int, batch_size: int, wor
     if unequal is None:
         twice = killed.steps[-1].step - resumed.steps[0].step + 1
         ends = resumed.steps[-1].epoch - resumed.steps[0].epoch
-        click.echo(f"\nEXACT: {count(total, 'step')}, {count(whole.samples, 'sample')}: the same keys and the same losses, to the last bit")
-        say("", f"{count(twice, 'step')} done again after the crash; {count(ends, 'epoch end')} passed after it")
+        click.echo(f"\nEXACT: {plural(total, 'step')}, {plural(whole.samples, 'sample')}: the same keys and the same losses, to the last bit")
+        say("", f"{plural(twice, 'step')} done again after the crash; {plural(ends, 'epoch end')} passed after it")
     else:
         click.echo(f"\nDIFFERENT: {unequal}")
-    say("speed", f"{whole.samples_per_second:,.0f} samples/s with {count(plan.workers, 'worker')}")
-    say("state", f"{count(killed.state_bytes, 'byte')} as JSON, all workers together")
+    say("speed", f"{whole.samples_per_second:,.0f} samples/s with {plural(plan.workers, 'worker')}")
+    say("state", f"{plural(killed.state_bytes, 'byte')} as JSON, all workers together")
     say("first batch", f"{resumed.steps[0].seconds:.2f} s after load_state_dict()")
     say("picture", str(picture or "none, for want of matplotlib: pip install 'wds_pipes[demo]'"))
     if not urls:
@@ -142,11 +144,6 @@ def demo(*, urls: tuple[str, ...], out: Path, samples: int, batch_size: int, wor
 def say(what: str, text: str) -> None:
     """Print a fact, in two columns."""
     click.echo(f"{what:{COLUMN}}{text}")
-
-
-def count(number: int, what: str) -> str:
-    """A number with its noun: ``1 step``, ``2,000 steps``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 # Data
