@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def after_import(name: str, then: str) -> None:
     """Import module ``then`` when ``name`` has been imported: now, if it is imported already."""
-    if name in sys.modules:
+    if sys.modules.get(name) is not None:  # None blocks an import
         import_module(then)
     elif not any(isinstance(finder, _Finder) and (finder.name, finder.then) == (name, then) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(name, then))
