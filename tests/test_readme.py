@@ -1,33 +1,18 @@
 """What the README shows runs, in one go, as it is printed."""
 
-import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from documents import ROOT, run_script, snippets, write_data
 
-from wds_pipes.cli.demo import write_images
-
-README = Path(__file__).parents[1] / "README.md"
-
-
-def snippets():
-    return re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+README = ROOT / "README.md"
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """What the snippets read: the shards of the demo, and a folder of photos of many sizes."""
     directory = tmp_path_factory.mktemp("data")
-    (directory / "wds-pipes-demo").mkdir()
-    write_images(directory / "wds-pipes-demo" / "shards", 3072)
-    for number in range(40):
-        path = directory / "photos" / ("cat", "dog")[number % 2] / f"{number}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (200 + number, 300 - number)).save(path)
+    write_data(directory)
     return directory
 
 
@@ -48,9 +33,8 @@ def test_every_snippet_runs():
 def test_the_first_snippet_runs_as_a_script_where_workers_are_not_forked():
     """As from Python 3.14 on, and on other systems."""
     Path("script.py").write_text(snippets()[0])
-    start = "import multiprocessing, runpy; multiprocessing.set_start_method('forkserver'); runpy.run_path('script.py', run_name='__main__')"
-    run = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, timeout=300, check=False)
-    assert (run.returncode, run.stderr) == (0, "")
+    done = run_script(Path("script.py").absolute(), "forkserver", str(Path.cwd()))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_first_lines_install_show_and_test():

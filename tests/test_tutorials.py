@@ -5,25 +5,23 @@ The notebooks are kept without outputs, which would hold times and paths. After 
 
 import ast
 import importlib.metadata
-import os
+import json
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
 import tomllib
-from pathlib import Path
 
 import jupytext
+import numpy as np
 import pytest
-from nbclient import NotebookClient
+from documents import ROOT, TUTORIALS, run_notebook, run_script
 from packaging.requirements import Requirement
 
-FOLDER = Path(__file__).parents[1] / "tutorials"
-SCRIPTS = sorted(FOLDER.glob("[0-9]*.py"))
-PROGRAMS = [path for path in sorted(FOLDER.glob("*.py")) if path not in SCRIPTS]  # what tutorials run
-# They start processes, which is to work where these are not forked, too.
-WITH_PROCESSES = [path for path in SCRIPTS if re.search(r"subprocess\.Popen|__file__ = None", path.read_text())]
+import wds_pipes as wp
+
+FOLDER = ROOT / "tutorials"
+# They start processes, which is to work where these are not forked, too. What 07 starts is train_resnet.py.
+WITH_PROCESSES = [path for path in TUTORIALS if re.search(r"subprocess\.Popen|__file__ = None", path.read_text()) and not path.stem.startswith("07")]
 
 
 def named(paths):
@@ -35,11 +33,11 @@ def cells(notebook):
 
 
 def test_they_are_all_there():
-    assert [path.stem[:2] for path in SCRIPTS] == [f"{number:02d}" for number in range(1, len(SCRIPTS) + 1)]
-    assert [path.stem for path in SCRIPTS] == [path.stem for path in sorted(FOLDER.glob("*.ipynb"))]
+    assert [path.stem[:2] for path in TUTORIALS] == [f"{number:02d}" for number in range(1, len(TUTORIALS) + 1)]
+    assert [path.stem for path in TUTORIALS] == [path.stem for path in sorted(FOLDER.glob("*.ipynb"))]
 
 
-@pytest.mark.parametrize("path", named(SCRIPTS))
+@pytest.mark.parametrize("path", named(TUTORIALS))
 def test_the_notebook_has_the_cells_of_the_script(path):
     notebook = jupytext.read(path.with_suffix(".ipynb"))
     assert cells(notebook) == cells(jupytext.read(path)), "after a change: jupytext --sync tutorials/[0-9]*.py"
@@ -50,26 +48,29 @@ def test_the_notebook_has_the_cells_of_the_script(path):
 
 @pytest.mark.parametrize("path", named(WITH_PROCESSES))
 def test_it_runs_as_a_script_where_processes_are_not_forked(path):
-    """From another directory than its own, and with all that it starts under forkserver, Python 3.14's default; spawn imports what forkserver does."""
+    """From another directory than its own, and under forkserver, Python 3.14's default; tests/bench/documents.py runs all of them in every way."""
     with tempfile.TemporaryDirectory() as directory:
-        Path(directory, "sitecustomize.py").write_text("import multiprocessing\n\nmultiprocessing.set_start_method('forkserver', force=True)\n")
-        python_path = os.pathsep.join([directory, *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "TMPDIR": directory, "PYTHONPATH": python_path, "MPLBACKEND": "Agg"}
-        done = subprocess.run([sys.executable, "-P", path], cwd=directory, env=environment, capture_output=True, text=True, check=False)
+        done = run_script(path, "forkserver", directory)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("path", named(SCRIPTS))
-def test_it_runs(path):
-    notebook = jupytext.read(path)
-    # Not in tmp_path, whose name is too long for the sockets of worker processes.
+def test_the_training_script_runs_where_processes_are_not_forked():
     with tempfile.TemporaryDirectory() as directory:
-        for program in PROGRAMS:
-            shutil.copy(program, directory)
-        environment = {**os.environ, "TMPDIR": directory, "IPYTHONDIR": f"{directory}/ipython"}
-        client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": directory}})
-        client.execute(env=environment)
-    for cell in notebook.cells:
+        with wp.ShardWriter(f"{directory}/%06d.tar", max_samples=8, index=f"{directory}/index.json") as writer:
+            for number in range(32):
+                writer.write({"__key__": f"{number:06d}", "jpg": np.full((40, 56, 3), number, np.uint8), "cls": number % 2})
+        options = "--classes 2 --epochs 1 --batch-size 8 --workers 1 --shuffle 8 --size 32 --width 4 --log-every 1"
+        data = ["--train", f"{directory}/index.json", "--val", f"{directory}/000000.tar", "--out", f"{directory}/out"]
+        done = run_script(FOLDER / "train_resnet.py", "forkserver", directory, *data, *options.split())
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [facts["step"] for facts in told if "loss" in facts] == [1, 2, 3, 4]
+    assert [facts for facts in told if "accuracy" in facts]
+
+
+@pytest.mark.parametrize("path", named(TUTORIALS))
+def test_it_runs(path):
+    for cell in run_notebook(path).cells:
         for output in cell.get("outputs", []):
             assert output.get("name") != "stderr" or "Warning" not in output.text, output.text
 
@@ -87,7 +88,7 @@ def installed_by(text):
     return {re.sub(r"[-_.]+", "-", name).lower() for name in names}
 
 
-@pytest.mark.parametrize("path", named(SCRIPTS))
+@pytest.mark.parametrize("path", named(TUTORIALS))
 def test_it_imports_only_what_it_says_to_install(path):
     notebook = jupytext.read(path)
     head = notebook.cells[0].source

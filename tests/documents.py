@@ -1,0 +1,55 @@
+"""What the documentation shows as code, and the ways in which people run it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import jupytext
+from nbclient import NotebookClient
+from PIL import Image
+
+from wds_pipes.cli.demo import write_images
+
+ROOT = Path(__file__).parents[1]
+TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
+PROGRAMS = [path for path in sorted((ROOT / "tutorials").glob("*.py")) if path not in TUTORIALS]  # what tutorials run
+
+
+def snippets() -> list[str]:
+    """The README's code."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def write_data(directory: Path) -> None:
+    """What the README's snippets read: the shards of the demo, and a folder of photos of many sizes."""
+    (directory / "wds-pipes-demo").mkdir()
+    write_images(directory / "wds-pipes-demo" / "shards", 3072)
+    for number in range(40):
+        path = directory / "photos" / ("cat", "dog")[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (200 + number, 300 - number)).save(path)
+
+
+def run_script(path: Path, start_method: str, directory: str, *arguments: str) -> subprocess.CompletedProcess:
+    """Run a script from a directory that is not its own; all processes that it starts use that start method."""
+    Path(directory, "sitecustomize.py").write_text(f"import multiprocessing\n\nmultiprocessing.set_start_method({start_method!r}, force=True)\n")
+    python_path = os.pathsep.join([directory, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "TMPDIR": directory, "PYTHONPATH": python_path, "MPLBACKEND": "Agg"}
+    return subprocess.run([sys.executable, "-P", path, *arguments], cwd=directory, env=environment, capture_output=True, text=True, check=False)
+
+
+def run_notebook(path: Path):
+    """Run a tutorial as a notebook beside its programs; gives it with what it printed. A cell that fails raises CellExecutionError."""
+    notebook = jupytext.read(path)
+    # Not in tmp_path, whose name is too long for the sockets of worker processes.
+    with tempfile.TemporaryDirectory() as directory:
+        for program in PROGRAMS:
+            shutil.copy(program, directory)
+        environment = {**os.environ, "TMPDIR": directory, "IPYTHONDIR": f"{directory}/ipython"}
+        client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": directory}})
+        client.execute(env=environment)
+    return notebook
