@@ -143,3 +143,19 @@ def test_whatever_a_file_system_raises_is_an_error(slow, local, kind, name):
     assert "shard slow://x/0.tar cannot be read" in str(error)
     setattr(slow, name, kept)
     assert finishes(samples("slow://x/0.tar")) == list(map(bare, samples(local[0])))
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_an_error_that_leads_back_to_itself(slow, others):
+    """As some versions of some libraries raise them: who follows the causes must end."""
+
+    def fail(self, path, *arguments, **options):
+        errors = [OSError(str(number)) for number in range(others + 1)]
+        for error, cause in zip(errors, [*errors[1:], errors[0]]):
+            error.__cause__ = cause
+        raise errors[0]
+
+    slow.cat_file = slow.info = slow._open = fail
+    (error,) = finishes(samples("slow://x/0.tar", retries=1))
+    assert isinstance(error, ShardError)
+    assert "cannot be read (OSError: 0" in str(error)

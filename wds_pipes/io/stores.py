@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
@@ -359,7 +359,9 @@ class _S3:
             found = await self._fs._call_s3("get_object", Bucket=bucket, Key=key, Range=_asking(start, stop)["Range"], **more, **self._fs.req_kw)
         except OSError as error:
             response = getattr(error.__cause__, "response", None)
-            raise _refused_by_s3(response, str(error)) if isinstance(response, dict) else error from error
+            if not isinstance(response, dict):
+                raise
+            raise _refused_by_s3(response, str(error)) from error
         body, headers = found["Body"], found["ResponseMetadata"]["HTTPHeaders"]
         raw = getattr(body, "raw_stream", None) or getattr(body, "__wrapped__", None)
         answer = _described(found["ResponseMetadata"]["HTTPStatusCode"], headers, start)
@@ -621,28 +623,33 @@ _PUBLIC = {
 }
 
 
-def _unparseable(error: BaseException | None) -> bool:
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, its cause, and so on, each once: some are raised ``from`` themselves."""
+    seen: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and not any(each is one for one in seen):
+        yield each
+        seen.append(each)
+        each = each.__cause__
+
+
+def _unparseable(error: BaseException) -> bool:
     """Whether an error, or what caused it, is an answer that some library could not understand."""
-    while error is not None:
-        if any(kind.__name__ in _UNPARSEABLE for kind in type(error).__mro__):
-            return True
-        error = error.__cause__
-    return False
+    return any(kind.__name__ in _UNPARSEABLE for each in _causes(error) for kind in type(each).__mro__)
 
 
 _UNPARSEABLE = {"HttpProcessingError", "ResponseParserError", "JSONDecodeError", "ParseError"}  # of aiohttp, botocore, and what reads JSON and XML
 
 
-def _status(error: BaseException | None) -> int | None:
+def _status(error: BaseException) -> int | None:
     """The HTTP status in an error of some library, or in what caused it."""
-    while error is not None:
+    for each in _causes(error):
         for name in ("status", "status_code", "code"):
-            if name == "code" and hasattr(error, "status"):  # of aiohttp's errors it is deprecated
+            if name == "code" and hasattr(each, "status"):  # of aiohttp's errors it is deprecated
                 continue
-            value = getattr(error, name, None) or getattr(getattr(error, "response", None), name, None)
+            value = getattr(each, name, None) or getattr(getattr(each, "response", None), name, None)
             if isinstance(value, (int, str)) and str(value).isdigit() and 300 <= int(value) < 600:
                 return int(value)
-        error = error.__cause__
     return None
 
 
