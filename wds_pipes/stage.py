@@ -747,15 +747,13 @@ class Pass(Generic[Out]):
         return self
 
     def __next__(self) -> Out:
-        if self._running is None and self._error is not None:
-            raise self._error.with_traceback(self._trace)
         try:
             if self._running is None:
                 self._start()
             item = next(self._items)
             mark = self._mark()
         except StopIteration:
-            if (lacking := self._end()) is not None:
+            if self._running is not None and (lacking := self._end()) is not None:
                 raise lacking from None
             raise
         except Exception as error:
@@ -770,6 +768,8 @@ class Pass(Generic[Out]):
         return item
 
     def _start(self) -> None:
+        if self._error is not None:
+            raise self._error.with_traceback(self._trace)
         stream = self._stream
         stream._stop_live("a newer one was started, and a pipe has one at a time; build a second pipe to iterate twice at once")
         position, host = stream.begin(), stream.stage.host

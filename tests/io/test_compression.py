@@ -101,6 +101,7 @@ def unpacked(data, kind):
 
 
 NOISE = b"".join(hashlib.sha256(b"%d" % number).digest() for number in range(3000))
+assert not unpacked(COMPRESS["zst"](b""), "zst")  # damage() names the errors of what was imported
 DAMAGE_OR_END = (EOFError, OSError, *damage())
 
 

@@ -289,9 +289,7 @@ async def _client(**options: Any) -> Any:
         if auth is not None and request.url.user is None and "Authorization" not in request.headers:
             request.headers["Authorization"] = auth.encode()
         if cookies:
-            pairs = cookies.items() if isinstance(cookies, Mapping) else cookies
-            own = [f"{name}={getattr(value, 'coded_value', value)}" for name, value in pairs]
-            request.headers["Cookie"] = "; ".join([*request.headers.getall("Cookie", ()), *own])
+            request.headers["Cookie"] = "; ".join([*request.headers.getall("Cookie", ()), *_pairs(cookies)])
 
     async def redirect(session: Any, context: Any, request: Any) -> None:
         if not _within_origin(request.response):
@@ -302,6 +300,11 @@ async def _client(**options: Any) -> Any:
     trace.on_request_redirect.append(redirect)
     options["trace_configs"] = [*(options.get("trace_configs") or ()), trace]
     return aiohttp.ClientSession(**options)
+
+
+def _pairs(cookies: Any) -> list[str]:
+    """Cookies, as aiohttp takes them, as they stand in a header."""
+    return [f"{name}={getattr(value, 'coded_value', value)}" for name, value in (cookies.items() if isinstance(cookies, Mapping) else cookies)]
 
 
 _HARMLESS = {"accept", "accept-encoding", "accept-language", "cache-control", "range", "user-agent"}
@@ -327,6 +330,9 @@ class _Http:
     async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
         options = dict(self._fs.kwargs)
         headers = {**options.pop("headers", {}), **_asking(start, stop)}
+        if cookies := options.pop("cookies", None):  # as a header, which _client holds back: before 3.14, aiohttp sends cookies of a request to all origins
+            own = [headers.pop(name) for name in [*headers] if name.lower() == "cookie"]
+            headers["Cookie"] = "; ".join([*own, *_pairs(cookies)])
         session = await self._fs.set_session()
         return await _get(session, start, self._fs.encode_url(path), **{"timeout": _no_limit(), **options}, headers=headers)
 

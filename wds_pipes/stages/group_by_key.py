@@ -164,6 +164,7 @@ class GroupByKey(Tolerant[Sample]):
         bad = 0  # the sample being built is beside a doubtful place (1), or not to be given (2)
         suspect = 0  # the next sample may have lost its first members (1), or has (2)
         look, width = True, 0  # compare whole samples, but for those of this many entries, which are like those before them
+        simple = False  # a whole sample is given as it is
         flags = {} if self.lane.padding is None else {"__padding__": self.lane.padding}
         part: PartOfShard | None = None
         first = True
@@ -185,6 +186,7 @@ class GroupByKey(Tolerant[Sample]):
                     yield ready
                 sample, key, stem, url, shown = None, "", "", shard, str(shard)  # without what a URL may carry for the stages
                 part = shard if isinstance(shard, PartOfShard) else None
+                simple = wanted is None and part is None
                 here = self._seen  # another one if a shard has ended
                 if part is None:
                     at.number = 0
@@ -222,7 +224,7 @@ class GroupByKey(Tolerant[Sample]):
                         bad = self._judge(sample, bad, part)
                     if look and sample is not None and len(sample) != width and not bad:
                         look, width = self._compare(sample, wanted)
-                    ready = sample if wanted is None and part is None and not bad else self._finish(sample, bad, part)
+                    ready = sample if simple and not bad else self._finish(sample, bad, part)
                     if ready is not None:
                         # Where the next sample is in doubt, a resume must meet the reason again.
                         self._offset, self._before = -1 if mark else self._doubt[0] if suspect else offset, before
