@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 EXTRAS = ("s3", "gcs", "http", "formats", "demo", "lightning")
 
 project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-for line in (*project["dependencies"], *(line for extra in EXTRAS for line in project["optional-dependencies"][extra])):
+for line in sorted({*project["dependencies"], *(line for extra in EXTRAS for line in project["optional-dependencies"][extra])}):
     requirement = Requirement(line)
     if requirement.name != "torch":
         lowest = next(bound.version for bound in requirement.specifier if bound.operator == ">=")

@@ -420,7 +420,7 @@ def _encode_text(value: Any) -> bytes:
 
 def _encode_integer(value: Any) -> bytes:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"it must be an integer, not {type(value).__name__}")
+        raise TypeError(f"it must be an integer, not {type(value).__name__}; a text belongs into a field named txt")
     return str(int(value)).encode()
 
 

@@ -322,7 +322,8 @@ class PipeLoader:
     An epoch is dealt into lanes: by default as many as ranks x workers at the first start; the number then travels in the state. Ranks and workers only host
     lanes, a batch of each in turn. So with the same lanes the batches of a rank are the same whatever its number of workers, 0 included, and the lanes are the
     same on any number of ranks that divides theirs. On other numbers, what is left of the epoch is dealt again: each remaining sample exactly once, in
-    another order.
+    another order. A lane then keeps the shards that it has open, so lanes may be unequal, and ``epoch_end="drop"`` may drop much of what was left; a warning
+    says how much. ``lanes=`` with a multiple of every ranks x workers that will be used prevents it.
 
     Each ``iter(loader)`` is the next epoch (also after breaking out of a loop); a loaded state continues its own. ``iter()`` does nothing until the first
     ``next()``. A state taken with the last batch in hand means the beginning of the next epoch.

@@ -228,3 +228,11 @@ def test_is_a_method_with_help_that_pickles(urls, capsys):
     assert list(again) == list(pipe)
     help(pipe.decode_by_ext)
     assert "Decode the fields of samples by their extensions" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_batch_is_told_as_what_it_is(urls, on_error):
+    """Not as bad data, which would be skipped."""
+    batches = wp.ShardList(urls).open_shards().load_tar().group_by_key(fields=["cls"]).batch_samples(4).decode_by_ext(on_error=on_error)
+    with pytest.raises(TypeError, match="put it before batch_samples"):
+        list(batches)

@@ -101,6 +101,8 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
                 error.add_note(f"raised when field {field!r} of sample {key!r} in shard {url} was decoded")
                 raise
             except Exception as error:
+                if isinstance(sample.get("__key__"), list):
+                    raise TypeError("decode_by_ext() takes single samples, and its source gave a batch: put it before batch_samples()") from error
                 self.skip(_error(sample, field, error, "Mend it, or pass on_error='skip' to leave such samples out." if self.on_error == "raise" else ""))
                 continue
             yield decoded
