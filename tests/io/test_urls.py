@@ -116,6 +116,7 @@ def test_a_pattern_of_remote_shards():
         ("", ValueError, "a shard needs a name"),
         ([""], ValueError, "a shard needs a name"),
         ("{0..1}}.tar", ValueError, "the braces in .* do not match"),
+        ("{000..001.tar", ValueError, "the braces in .* do not match"),
         ("@empty.txt", ValueError, "the list of shards is empty"),
         ("@missing.txt", ValueError, "missing.txt"),
         ("@loop.txt", ValueError, "names another list"),

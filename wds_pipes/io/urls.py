@@ -54,7 +54,7 @@ _USER_IS_A_PLACE = re.compile(r"(?i)(abfss?|wasbs?|az|adl)://")  # container@acc
 _TARGET = re.compile(r"(?<=with url: )/[^\s'\"<>]*")  # of a request, as urllib3 tells it
 _LINK = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]*)(://[^\s'\"<>]+)")  # a URL in a text; the first part makes the search linear
 _SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation"))
-_BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")
+_BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}|\{\d+\.\.")
 
 
 def local_path(url: str) -> str | None:
