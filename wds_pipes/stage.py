@@ -828,7 +828,7 @@ def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
     elif (problem := move.problem(Data(saved.fingerprint, saved.data), recipe.data)) is not None:
         differences.append(problem)
         mend += f" {MEND}"
-    if not differences and saved.samples not in (None, recipe.samples):  # None: the versions before did not say
+    if saved.graph == recipe.graph and saved.samples not in (None, recipe.samples):  # None: the versions before did not say
         differences.append("samples_per_shard or the index gave the shards other numbers of samples, by which the lanes were dealt")
     if saved.seed != recipe.seed:
         differences.append(f"it was made with seed={saved.seed}, this pipeline has seed={recipe.seed}")

@@ -40,7 +40,7 @@ _LIBRARIES = frozenset(
 def shorten(error: Failed) -> Failed:
     """``error`` itself, to be raised again: its traceback, and those of the errors that led to it, without the frames that its reader does not need."""
     if not _full():
-        for each in _story(error):
+        for each in causes(error, contexts=True):
             least = 1 if each is not error else 0 if isinstance(error, WdsError) else 2
             each.__traceback__ = _linked(_of_callers(each.__traceback__) or _frames(each.__traceback__)[::-1][:least][::-1])
     return error
@@ -65,7 +65,7 @@ def in_words(error: BaseException) -> str:
     if _full():
         return "".join(traceback.format_exception(error))
     parts = []
-    for each in _story(error):
+    for each in causes(error, contexts=True):
         if found := _of_callers(each.__traceback__):
             said = [] if each is error else traceback.format_exception_only(each)
             parts.append("".join([*traceback.format_tb(_linked(found)), *said]))
@@ -78,14 +78,14 @@ def _full() -> bool:
     return os.environ.get(FULL, "0") not in ("", "0")
 
 
-def _story(error: BaseException) -> Iterator[BaseException]:
-    """An error, and those that a traceback of it shows."""
+def causes(error: BaseException, *, contexts: bool = False) -> Iterator[BaseException]:
+    """An error, its cause, and so on, each once: some are raised ``from`` themselves. With ``contexts``, all that a traceback of it shows."""
     seen: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and not any(each is one for one in seen):
         yield each
         seen.append(each)
-        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        each = each.__cause__ or (each.__context__ if contexts and not each.__suppress_context__ else None)
 
 
 def _frames(trace: TracebackType | None) -> list[TracebackType]:

@@ -135,6 +135,18 @@ def test_credentials_stay_with_their_origin(site, local, options):
     assert all(headers["accept-encoding"] == "identity" for _, headers in second.came)
 
 
+@pytest.mark.filterwarnings("ignore:The 'auth' parameter is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("options", [OPTIONS[name] for name in OPTIONS if name != "parameters"], ids=[name for name in OPTIONS if name != "parameters"])
+def test_credentials_for_an_index_stay_with_its_origin(site, options):
+    first, second = site(), site()
+    first.objects["/index.json"] = f"{second.address}/index.json"
+    second.objects["/index.json"] = json.dumps({"shardlist": [{"url": "x.tar", "nsamples": 3}]}).encode()
+    ShardList(f"{first.address}/index.json", storage_options=options)
+    assert first.leaked()
+    assert second.came
+    assert not second.leaked()
+
+
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 def test_credentials_do_not_leave_tls(site, local, code):
     """Nor do they go to another scheme at all."""

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
@@ -29,6 +29,7 @@ from urllib.request import getproxies
 from wds_pipes.io.identity import identify_store
 from wds_pipes.io.threads import DaemonThreads
 from wds_pipes.io.urls import IPV6_HOST, links_of, words
+from wds_pipes.tracebacks import causes
 
 _CONNECT_SECONDS = 5.0
 PIECE = 1 << 18  # of stores that are read and not heard
@@ -156,7 +157,7 @@ class Stores:
             pool = {"max_pool_connections": max(1000, self._connections), "retries": {"total_max_attempts": 1}}
             options = options | {"config_kwargs": pool | given}
         elif protocol in ("http", "https"):
-            options = {"get_client": _client, **options}
+            options = _through_client(options)
         # An instance of our own: those that fsspec keeps are shared with code that may close them or rely on their retries.
         return _shared.setdefault(os.getpid(), _Shared()).find(kind, options, identify_store(f"{protocol}://", options))
 
@@ -216,7 +217,7 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[Any, 
         _check_reachable(protocol, options.get(protocol, {}) if len(links) > 1 else options)
         if protocol in ("http", "https"):
             given = options.get(protocol, {}) if len(links) > 1 else options
-            given = {"get_client": _client, **given}
+            given = _through_client(given)
             options = {**options, protocol: given} if len(links) > 1 else given
     if "::" in url and len(links) == 1:  # fsspec would take it for a chain
         kind = get_filesystem_class(protocol)
@@ -289,7 +290,9 @@ async def _client(**options: Any) -> Any:
         if auth is not None and request.url.user is None and "Authorization" not in request.headers:
             request.headers["Authorization"] = auth.encode()
         if cookies:
-            request.headers["Cookie"] = "; ".join([*request.headers.getall("Cookie", ()), *_pairs(cookies)])
+            pairs = cookies.items() if isinstance(cookies, Mapping) else cookies
+            own = [f"{name}={getattr(value, 'coded_value', value)}" for name, value in pairs]
+            request.headers["Cookie"] = "; ".join([*request.headers.getall("Cookie", ()), *own])
 
     async def redirect(session: Any, context: Any, request: Any) -> None:
         if not _within_origin(request.response):
@@ -302,9 +305,13 @@ async def _client(**options: Any) -> Any:
     return aiohttp.ClientSession(**options)
 
 
-def _pairs(cookies: Any) -> list[str]:
-    """Cookies, as aiohttp takes them, as they stand in a header."""
-    return [f"{name}={getattr(value, 'coded_value', value)}" for name, value in (cookies.items() if isinstance(cookies, Mapping) else cookies)]
+def _through_client(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of an HTTP file system whose requests follow ``_client``. It gets the cookies: aiohttp before 3.14 sends those of a request to all origins."""
+    made = {"get_client": _client, **options}
+    if made["get_client"] is _client and "cookies" in made:
+        given = made.get("client_kwargs") or {}
+        made["client_kwargs"] = {**given, "cookies": {**dict(given.get("cookies") or {}), **dict(made.pop("cookies") or {})}}
+    return made
 
 
 _HARMLESS = {"accept", "accept-encoding", "accept-language", "cache-control", "range", "user-agent"}
@@ -330,9 +337,6 @@ class _Http:
     async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
         options = dict(self._fs.kwargs)
         headers = {**options.pop("headers", {}), **_asking(start, stop)}
-        if cookies := options.pop("cookies", None):  # as a header, which _client holds back: before 3.14, aiohttp sends cookies of a request to all origins
-            own = [headers.pop(name) for name in [*headers] if name.lower() == "cookie"]
-            headers["Cookie"] = "; ".join([*own, *_pairs(cookies)])
         session = await self._fs.set_session()
         return await _get(session, start, self._fs.encode_url(path), **{"timeout": _no_limit(), **options}, headers=headers)
 
@@ -629,19 +633,9 @@ _PUBLIC = {
 }
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, its cause, and so on, each once: some are raised ``from`` themselves."""
-    seen: list[BaseException] = []
-    each: BaseException | None = error
-    while each is not None and not any(each is one for one in seen):
-        yield each
-        seen.append(each)
-        each = each.__cause__
-
-
 def _unparseable(error: BaseException) -> bool:
     """Whether an error, or what caused it, is an answer that some library could not understand."""
-    return any(kind.__name__ in _UNPARSEABLE for each in _causes(error) for kind in type(each).__mro__)
+    return any(kind.__name__ in _UNPARSEABLE for each in causes(error) for kind in type(each).__mro__)
 
 
 _UNPARSEABLE = {"HttpProcessingError", "ResponseParserError", "JSONDecodeError", "ParseError"}  # of aiohttp, botocore, and what reads JSON and XML
@@ -649,7 +643,7 @@ _UNPARSEABLE = {"HttpProcessingError", "ResponseParserError", "JSONDecodeError",
 
 def _status(error: BaseException) -> int | None:
     """The HTTP status in an error of some library, or in what caused it."""
-    for each in _causes(error):
+    for each in causes(error):
         for name in ("status", "status_code", "code"):
             if name == "code" and hasattr(each, "status"):  # of aiohttp's errors it is deprecated
                 continue
