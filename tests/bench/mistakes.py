@@ -76,7 +76,10 @@ ARGUMENTS = [
     mistake("None as shards", "samples(None)", "shards are named by a URL, a path or a list of them, not None"),
     mistake("a number among shards", "samples(['data/shard-000000.tar', 3])", "a shard is named by a string or a path, not 3"),
     mistake(
-        "braces that do not match", "list(samples('data/shard-{000000..000003.tar'))", "shard data/shard-{000000..000003.tar does not exist", "Check its name"
+        "braces that do not match",
+        "list(samples('data/shard-{000000..000003.tar'))",
+        "the braces in 'data/shard-{000000..000003.tar' do not match",
+        "write a range as {000000..000011}",
     ),
     mistake("a list file that is missing", "samples('@shards.txt')", "the list of shards 'shards.txt' does not exist; after '@' comes the path of a text file"),
     mistake("samples_per_shard of too few shards", "samples(samples_per_shard=[20, 20])", "samples_per_shard", "4 shards"),

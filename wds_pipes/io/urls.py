@@ -360,7 +360,7 @@ def _expand_one(item: str | os.PathLike[str], storage_options: dict[str, Any] | 
         try:
             parts = list(braceexpand.braceexpand(url, escape=False))
         except ValueError as error:
-            raise ValueError(f"the braces in {redact(url)!r} do not match") from error
+            raise ValueError(f"the braces in {redact(url)!r} do not match: write a range as {{000000..000011}}") from error
         return [shard for part in parts for shard in _expand_glob(part, storage_options)]
     return _expand_glob(url, storage_options)
 
