@@ -1,6 +1,7 @@
 """An epoch of which nothing is given since no sample has the fields that are kept is an error that names them; one that a filter empties is none."""
 
 import logging
+import warnings
 
 import pytest
 from torch.utils.data import DataLoader
@@ -105,3 +106,18 @@ def test_a_missing_field_lists_those_that_were_left_out(urls):
     for steps in (lambda pipe: pipe, lambda pipe: pipe.interleave_shards(2), lambda pipe: wp.mix({"a": pipe})):
         with pytest.raises(SampleError, match=r"no field 'jpeg'; it has: 'cls'; group_by_key\(fields=...\) left out: 'txt'"):
             list(steps(pipe(urls, "jpeg", "cls")).to_tuple("jpeg", "cls"))
+
+
+def test_a_misspelt_field_beside_others_is_a_warning(urls):
+    with pytest.warns(UserWarning, match=r"no sample had 'txxt' of group_by_key\(fields=...\). Did you mean 'txt', which is left out\?"):
+        assert len(list(pipe(urls, "txxt", "cls"))) == 10
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(pipe(urls, "jpg", "cls", "txt"))) == 10
+        assert len(list(pipe(urls, "json", "cls"))) == 10
+
+
+def test_an_epoch_without_a_shard_names_what_was_skipped(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, logger="wds_pipes"):
+        assert list(wp.ShardList(tmp_path / "none.tar").open_shards(on_error="skip").load_tar().group_by_key()) == []
+    assert "this epoch gave nothing: 1 skipped shards." in caplog.text

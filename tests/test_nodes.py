@@ -256,3 +256,10 @@ def test_a_reset_before_the_first_item_leaves_the_loaded_epoch(urls):
         source.reset()
         assert source.state_dict()["counts"]["delivered"] == 0
         assert keys(source) == rest
+
+
+def test_a_pipe_in_the_place_of_a_node_is_told(urls):
+    pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key()
+    with pytest.raises(TypeError, match=r"takes nodes, and this is a pipe: pass pipe.as_node\(\)"):
+        list(Loader(pipe))
+    assert len(list(Loader(pipe.as_node()))) == len(list(pipe))

@@ -357,3 +357,21 @@ def test_secrets_are_not_in_the_state():
     again.load_state_dict(pipe.state_dict())
     with pytest.raises(wp.StateError, match="other URLs"):
         wp.ShardList(["https://host/a.tar?part=2"]).open_shards().load_tar().load_state_dict(pipe.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("wrap", "mend"),
+    [
+        (lambda state: {"model": {}, "loader": state}, "There is one under 'loader': pass that."),
+        (json.dumps, r"It is JSON text: pass json.loads\(\) of it."),
+        (lambda state: json.dumps(state).encode(), r"It is JSON text: pass json.loads\(\) of it."),
+        (lambda state: "step-5/rank-0.json", "It is text, perhaps a path: read the file first."),
+        (lambda state: {"_snapshot": {}, "_steps_since_snapshot": 0}, r"of torchdata's StatefulDataLoader, .* call load_state_dict\(\) of the loader."),
+        (lambda state: {"model": {}}, r"Pass what state_dict\(\) returned."),
+        (lambda state: None, r"Pass what state_dict\(\) returned."),
+    ],
+)
+@pytest.mark.parametrize("loads", [lambda pipe: pipe, wp.PipeLoader, lambda pipe: pipe.as_dataset()], ids=["pipe", "PipeLoader", "dataset"])
+def test_what_is_no_state_is_told_as_what_it_is(loads, wrap, mend, urls):
+    with pytest.raises(wp.StateError, match=f"this is not a state of a wds_pipes pipeline but .*{mend}"):
+        loads(make(urls)).load_state_dict(wrap(make(urls).state_dict()))

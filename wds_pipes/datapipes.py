@@ -125,6 +125,12 @@ class WdsPipe(IterDataPipe[T_co]):
     def __bool__(self) -> bool:
         return True  # also where len() is not known
 
+    def reset(self, *state: Any) -> None:
+        """What torch calls before each pass."""
+        if state:
+            raise TypeError("a Loader of torchdata takes nodes, and this is a pipe: pass pipe.as_node()")
+        super().reset()  # type: ignore[misc]  # the stub of IterDataPipe lacks it
+
     def as_dataset(self) -> WdsDataset:
         """A plain IterableDataset with this pipe's state, for DataLoader and StatefulDataLoader."""
         return as_dataset(self)

@@ -97,7 +97,10 @@ def why_ended(codes: Iterable[int | None], text: str) -> str:
             return why
     if NOT_GUARDED in codes or f"exit code {NOT_GUARDED}." in text:
         return _UNGUARDED
-    return 'What it has printed itself says why. With "spawn" and "forkserver" a worker imports the functions of a pipe: define them in a script or a module'
+    return (
+        'What it has printed itself says why. With "spawn" and "forkserver" a worker imports the functions of a pipe: define them in a script or a module, or, '
+        'on Linux, also for a notebook, pass multiprocessing_context="fork"'
+    )
 
 
 def end_with_parent() -> None:

@@ -179,7 +179,7 @@ def read_state(state: object) -> Saved:
         StateError: it is no state, of another version, or damaged.
     """
     if not isinstance(state, dict) or "version" not in state:
-        raise StateError(f"this is not a state of a wds_pipes pipeline but {shown(state)}. Pass what state_dict() returned.")
+        raise StateError(f"this is not a state of a wds_pipes pipeline but {shown(state)}. {_meant(state)}")
     version = state["version"]
     if type(version) is not int or version != STATE_VERSION:
         raise StateError(
@@ -216,6 +216,20 @@ def read_state(state: object) -> Saved:
         deal=read_dict(state["deal"], "'deal'") if "deal" in state else None,
         data=read_data(state["data"]) if "data" in state else "",
     )
+
+
+def _meant(state: object) -> str:
+    """What to pass instead of something that is no state."""
+    if isinstance(state, dict):
+        for name, value in state.items():
+            if isinstance(value, dict) and "version" in value and "lanes" in value:
+                return f"There is one under {shown(name)}: pass that."
+        if "_snapshot" in state or "_iterator_finished" in state:
+            return "It is of torchdata's StatefulDataLoader, which loads it itself: call load_state_dict() of the loader."
+    if isinstance(state, (str, bytes)):
+        what = "JSON text: pass json.loads() of it" if state[:1] in ("{", b"{") else "text, perhaps a path: read the file first"
+        return f"It is {what}."
+    return "Pass what state_dict() returned."
 
 
 def _read_lane(name: str, lane: object, of_loader: bool) -> SavedLane:

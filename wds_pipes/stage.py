@@ -812,7 +812,7 @@ class Pass(Generic[Out]):
 
 def warn_of_nothing(counts: dict[str, int]) -> None:
     """Say so where samples were read, and none of them was given."""
-    lost = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    lost = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
     if lost and not counts["delivered"]:
         logger.warning("this epoch gave nothing: %s. See what group_by_key(fields=...), filters and on_error='skip' leave.", lost)
 

@@ -120,7 +120,8 @@ def test_a_pattern_of_remote_shards():
         ("@empty.txt", ValueError, "the list of shards is empty"),
         ("@missing.txt", ValueError, "missing.txt"),
         ("@loop.txt", ValueError, "names another list"),
-        ("empty", ValueError, "no shard matches 'empty'"),
+        ("empty", ValueError, r"no shard matches 'empty', a directory without \*.tar\* files: it is empty"),
+        ("photos", ValueError, r"no shard matches 'photos', .*: it holds other files, such as 'cat', and shards are tars: write them with ShardWriter"),
         (b"a.tar", TypeError, "a URL, a path or a list of them"),
         ({"a.tar": 1}, TypeError, "a URL, a path or a list of them"),
         (5, TypeError, "a URL, a path or a list of them"),
@@ -134,6 +135,7 @@ def test_what_names_nothing_is_told(folder, urls, error, message):
     (folder / "empty.txt").write_text("\n")
     (folder / "loop.txt").write_text("@loop.txt\n")
     (folder / "empty").mkdir()
+    (folder / "photos" / "cat").mkdir(parents=True)
     with pytest.raises(error, match=message) as caught:
         expand(urls)
     assert "secret" not in str(caught.value)

@@ -86,6 +86,13 @@ def test_an_error_names_url_key_field_and_cause():
     assert (str(again), again.field) == (str(error), "cls")
 
 
+def test_a_text_in_the_place_of_an_integer_names_both_ways_out():
+    cat = [{"__key__": "1", "__url__": "a.tar", "a.cls": b"cat"}]
+    with pytest.raises(wp.DecodeError, match=r"pass decode_by_ext\(\{'a.cls': bytes.decode\}\), or write it as txt. Mend it"):
+        list(decoded(cat))
+    assert [sample["a.cls"] for sample in decoded(cat, {"a.cls": bytes.decode})] == ["cat"]
+
+
 def test_an_error_of_an_own_decoder_is_one_too():
     def broken(data):
         raise KeyError("no such thing")

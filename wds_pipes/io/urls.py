@@ -355,7 +355,7 @@ def _expand_one(item: str | os.PathLike[str], storage_options: dict[str, Any] | 
     if path is not None and os.path.isfile(path):
         return [url]
     if path is not None and os.path.isdir(path):
-        return _found(url, sorted(glob.glob(os.path.join(glob.escape(path), "*.tar*"))))
+        return sorted(glob.glob(os.path.join(glob.escape(path), "*.tar*"))) or _no_tars(url, path)
     if isinstance(item, str) and _BRACES.search(url):
         try:
             parts = list(braceexpand.braceexpand(url, escape=False))
@@ -379,6 +379,13 @@ def _expand_glob(url: str, storage_options: dict[str, Any] | None) -> Sequence[s
     from wds_pipes.io.listing import list_shards
 
     return list_shards(f"{url}*.tar*" if folder else url, storage_options)
+
+
+def _no_tars(url: str, path: str) -> list[str]:
+    with os.scandir(path) as entries:
+        other = next((entry.name for entry in entries if not entry.name.startswith(".")), None)
+    holds = "it is empty" if other is None else f"it holds other files, such as {other!r}, and shards are tars: write them with ShardWriter"
+    raise ValueError(f"no shard matches {redact(url)!r}, a directory without *.tar* files: {holds}. The working directory is {os.getcwd()}.")
 
 
 def _found(url: str, shards: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wds_pipes.codecs import Decoder, Decoding, NotAllowedError
+from wds_pipes.codecs import INTEGER, Decoder, Decoding, NotAllowedError
 from wds_pipes.collate import identity
 from wds_pipes.errors import DecodeError
 from wds_pipes.stage import Stage, Tolerant, check_count
@@ -111,6 +111,8 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
 def _error(sample: dict[str, Any], field: str, cause: Exception, mend: str = "") -> DecodeError:
     key, url = identity(sample)
     message = f"field {field!r} of sample {key!r} in shard {url} cannot be decoded: {type(cause).__name__}: {cause}"
+    if field.rpartition(".")[2] in INTEGER and str(cause).startswith("invalid literal for int()"):
+        message += f". A field of this name is an integer: for a text pass decode_by_ext({{{field!r}: bytes.decode}}), or write it as txt"
     error = DecodeError(f"{message.rstrip('.')}. {mend}" if mend else message, url=url, key=key, field=field)
     error.__cause__ = cause
     return error

@@ -14,13 +14,14 @@ from wds_pipes.saved import damaged, plural
 from wds_pipes.stage import Lack, Lane, Mark, Stage, Tolerant, check_choice
 from wds_pipes.stages.load_tar import LoadTar
 from wds_pipes.stages.shard_list import PartOfShard, ShardList
+from wds_pipes.suggest import nearest
 from wds_pipes.tar.keys import KeySplit, has_field, lacks, splitter, with_field
 from wds_pipes.tar.reader import EMPTY, END, MARK, TarMember, half_sample
 
 Sample = dict[str, Any]
 
 ENOUGH, VARIED = 3, 4
-_MOST_LEFT_OUT = 100  # names of fields that are kept for messages
+_MOST_MET = 200  # names of fields that are kept for messages
 
 
 @dataclass(slots=True)
@@ -68,7 +69,8 @@ class GroupByKey(Tolerant[Sample]):
     Args:
         source: a pipe of members: ``load_tar()``.
         fields: keep only these fields; the data of others is passed over, not read, where the stream can seek. A sample with none of them is not given, and
-            counted as filtered. An epoch in which that happens to all samples is an error: of all lanes of a rank together.
+            counted as filtered. An epoch in which that happens to all samples is an error: of all lanes of a rank together. A name that no sample has and that
+            is nearly one of those left out, as ``jpeg`` for ``jpg``, is a warning at the end.
         key_split: ``"first-dot"``, ``"last-dot"``, or a function from a member's name to (key, field), or None for a member to leave out.
         on_repeated_key: for a key that comes again later in the same shard, so that its sample is given in pieces: ``"raise"``, ``"warn"`` (ShardWarning) or
             ``"ignore"``. Sort such a shard. After a resume only the shard's part from there on is compared.
@@ -119,7 +121,7 @@ class GroupByKey(Tolerant[Sample]):
         self._tar: LoadTar | None = None  # while running, where the members come from
         self._resumed = False  # while running, from a mark
         self._fits = False  # while running, whether a sample had one of the fields to keep
-        self._left_out: set[str] = set()  # while running, fields that are not kept
+        self._met: set[str] = set()  # while running, fields of the samples, where not all are kept
         self._doubt: tuple[int, bytes, str] = -1, MARK, ""  # while running, the last doubtful place: its offset, what it is, the fields of the shard up to it
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Sample]:
@@ -251,8 +253,8 @@ class GroupByKey(Tolerant[Sample]):
                         if len(names) > 4096:
                             names.clear()
                         names[parts[1]] = field
-                        if wanted is not None and field not in wanted and len(self._left_out) < _MOST_LEFT_OUT:
-                            self._left_out.add(field)
+                        if wanted is not None and len(self._met) < _MOST_MET:
+                            self._met.add(field)
                         if not has_field(here.fields, field):
                             here.fields = with_field(here.fields, field)
                             if here.alike:
@@ -269,9 +271,18 @@ class GroupByKey(Tolerant[Sample]):
         ready = self._last(sample, bad, part)
         if not first:
             self._end_shard(part)
+        if self._fits:
+            self._tell_misspelt()
         self._offset, self._before = -1, source.mark()
         if ready is not None:
             yield ready
+
+    def _tell_misspelt(self) -> None:
+        """Warn of fields to keep that no sample had, where one had another of nearly the same name."""
+        lack = self.lack
+        for field in sorted(lack.wanted - self._met) if len(self._met) < _MOST_MET else ():
+            if (found := nearest(field, lack.left_out)) is not None:
+                warnings.warn(f"no sample had {field!r} of group_by_key(fields=...). Did you mean {found!r}, which is left out?", stacklevel=2)
 
     def _look(self, wanted: set[str] | None) -> tuple[bool, int]:
         """Whether the next whole sample is to be compared with those before it in its shard, unless it has so many entries."""
@@ -334,7 +345,8 @@ class GroupByKey(Tolerant[Sample]):
 
     @property
     def lack(self) -> Lack:
-        return Lack(self.at.filtered, self._fits or self.fields is None, frozenset(self.fields or ()), frozenset(self._left_out))
+        wanted = frozenset(self.fields or ())
+        return Lack(self.at.filtered, self._fits or self.fields is None, wanted, frozenset(self._met - wanted))
 
     def _leave(self, part: PartOfShard, offset: int) -> None:
         """The wanted samples of a shard have come, and another one follows."""
