@@ -12,7 +12,9 @@ import torch.distributed as dist
 import wds_pipes as wp
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["wds_pipes.loader", "torch.distributed"])  # here, since it counts only before the first process that anybody starts so
+CONTEXT.set_forkserver_preload(
+    ["wds_pipes.loader.pipe_loader", "torch.distributed"]
+)  # here, since it counts only before the first process that anybody starts so
 
 CUTS = (2, 6, None)  # in the middle of a shuffle, with half-filled batches in the workers; the same later; the end of the epoch
 STOP = 2  # the batches of each rank between the second start and the third

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wds_pipes import Stage
-from wds_pipes.stage import Stream
+from wds_pipes.core.stream import Stream
 from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
 from wds_pipes.tar import TarMember, TarReader
 

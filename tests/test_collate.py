@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import default_collate
 
 import wds_pipes as wp
-from wds_pipes.collate import stack_samples
+from wds_pipes.stages.collating import stack_samples
 from wds_pipes.testing import same
 
 Pair = namedtuple("Pair", "image label")

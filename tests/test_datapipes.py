@@ -13,7 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
 from wds_pipes import datapipes, nodes, stages
-from wds_pipes.stage import Stage, functional_name, shown_signature
+from wds_pipes.core.stage import Stage, functional_name, shown_signature
 
 
 def make(urls):

@@ -14,7 +14,7 @@ import pytest
 import wds_pipes
 import wds_pipes.datapipes
 import wds_pipes.stages
-from wds_pipes.stage import functional_name
+from wds_pipes.core.stage import functional_name
 
 TUTORIALS = Path(__file__).parents[1] / "tutorials"
 PUBLIC_WITHOUT_LISTS = ("checkpoint", "lightning", "testing")  # modules without __all__ that users import from

@@ -65,7 +65,7 @@ def test_what_follows_an_import_follows_the_one_that_succeeds(tmp_path):
     (tmp_path / "then.py").write_text("import host\nprint('then', vars(host).keys() >= {'os'})\n")
     code = """
         import os, sys
-        from wds_pipes.importing import after_import
+        from wds_pipes.core.importing import after_import
         sys.path.insert(0, sys.argv[1])
         sys.meta_path.insert(0, type("Old", (), {"find_module": lambda self, name, path=None: None})())
         finders = len(sys.meta_path)
@@ -102,7 +102,7 @@ def test_modules_without_torch_can_be_imported_first():
         import importlib, pkgutil, sys
         import numpy, wds_pipes.io, wds_pipes.tar
         inner = [found.name for package in (wds_pipes.io, wds_pipes.tar) for found in pkgutil.iter_modules(package.__path__, package.__name__ + ".")]
-        for name in ("wds_pipes.stage", "wds_pipes.stages", *inner):
+        for name in ("wds_pipes.core.stage", "wds_pipes.stages", *inner):
             for old in [old for old in sys.modules if old.split(".")[0] == "wds_pipes"]:
                 del sys.modules[old]
             importlib.import_module(name)

@@ -11,7 +11,8 @@ from torchdata.nodes import Batcher, Loader, Mapper, MultiNodeWeightedSampler, P
 
 import wds_pipes as wp
 from wds_pipes import nodes
-from wds_pipes.stage import Host, Stage
+from wds_pipes.core.lane import Host
+from wds_pipes.core.stage import Stage
 
 CRITERIA = (
     StopCriteria.CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_pipes.ordering import _finalize, below, mix, mix_text, permutation, stream
+from wds_pipes.core.order import _finalize, below, mix, mix_text, permutation, stream
 
 MASK = (1 << 64) - 1
 ANY = st.integers(-(1 << 80), 1 << 80)

@@ -7,7 +7,7 @@ from torchdata.nodes import Loader
 
 import wds_pipes as wp
 from wds_pipes import nodes
-from wds_pipes.ranks import Rank, find_rank
+from wds_pipes.loader.ranks import Rank, find_rank
 from wds_pipes.testing import make_shards
 
 

@@ -46,7 +46,7 @@ def test_the_first_lines_install_show_and_test():
 
 def test_every_step_is_in_the_table():
     from wds_pipes import stages
-    from wds_pipes.stage import functional_name
+    from wds_pipes.core.stage import functional_name
 
     table = README.read_text().split("## The steps")[1].split("##")[0]
     for name in stages.__all__:

@@ -24,7 +24,7 @@ from waiting import calls
 
 import wds_pipes as wp
 from wds_pipes import datapipes, nodes, stages
-from wds_pipes.stage import Stream
+from wds_pipes.core.stream import Stream
 from wds_pipes.testing import check_resume, make_shards, same
 
 CHAINS = chains()

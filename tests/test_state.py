@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import wds_pipes as wp
-from wds_pipes.stage import STATE_VERSION, Stage, Stream
+from wds_pipes.core.stage import Stage
+from wds_pipes.core.state import STATE_VERSION
 
 
 def make(urls, **options):

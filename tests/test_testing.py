@@ -12,7 +12,9 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_pipes as wp
 from wds_pipes import stages
-from wds_pipes.stage import Ended, Lane, Stage, Stream
+from wds_pipes.core.lane import Lane
+from wds_pipes.core.stage import Ended, Stage
+from wds_pipes.core.stream import Stream
 from wds_pipes.testing import _check_lanes, check_resume, make_shards
 
 
@@ -167,7 +169,7 @@ def test_lanes_over_pipes_of_torchs(urls):
 
 
 BROKEN = """
-from wds_pipes.stage import Stream
+from wds_pipes.core.stage import Stream
 from wds_pipes.testing import check_resume
 from test_testing import Given, Stage
 

@@ -14,7 +14,7 @@ from typing_stubs import PATH, placed
 
 import wds_pipes as wp
 from wds_pipes import nodes, stages
-from wds_pipes.stage import functional_name
+from wds_pipes.core.stage import functional_name
 
 FILES = Path(__file__).parent / "typing"
 WRONG = {

@@ -12,7 +12,7 @@ import typing
 from pathlib import Path
 
 from wds_pipes import datapipes, stages
-from wds_pipes.stage import Stage, functional_name
+from wds_pipes.core.stage import Stage, functional_name
 
 PATH = Path(inspect.getsourcefile(datapipes))
 SOURCES = ("ShardList", "Mix")  # these are built by their classes; the others are methods

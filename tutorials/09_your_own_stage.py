@@ -248,5 +248,5 @@ assert len(epochs[0]) == 15
 # %% [markdown]
 # ## What to read next
 #
-# - The head of `wds_pipes/stage.py`: the rules in full. The stages of the package are short to read; `stages/shuffle_buffer.py` is one that goes back.
+# - The head of `wds_pipes/core/stage.py`: the rules in full. The stages of the package are short to read; `stages/shuffle_buffer.py` is one that goes back.
 # - `08_torchdata_graphs`: `check_resume` of other graphs.

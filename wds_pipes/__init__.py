@@ -10,7 +10,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from wds_pipes.importing import after_import as _after_import
+from wds_pipes.core.importing import after_import as _after_import
 
 if _TYPE_CHECKING:
     from wds_pipes import checkpoint as checkpoint
@@ -22,11 +22,12 @@ if _TYPE_CHECKING:
     from wds_pipes import stages as stages
     from wds_pipes import tar as tar
     from wds_pipes import testing as testing
+    from wds_pipes.core.describe import describe_state
+    from wds_pipes.core.stage import Stage
     from wds_pipes.datapipes import ShardList, WdsPipe, as_dataset, load_state_dict, mix, register_stage, state_dict
     from wds_pipes.errors import CacheError, DecodeError, SampleError, ShardError, ShardWarning, StateError, WdsError, WorkerError
     from wds_pipes.io.cache import ShardCache
-    from wds_pipes.loader import PipeLoader, merge_states
-    from wds_pipes.stage import Stage, describe_state
+    from wds_pipes.loader.pipe_loader import PipeLoader, merge_states
     from wds_pipes.tar import ShardWriter, TarWriter
 
 __all__ = [
@@ -59,8 +60,9 @@ _NAMES = {
     "datapipes": ("ShardList", "WdsPipe", "as_dataset", "load_state_dict", "mix", "register_stage", "state_dict"),
     "errors": ("CacheError", "DecodeError", "SampleError", "ShardError", "ShardWarning", "StateError", "WdsError", "WorkerError"),
     "io.cache": ("ShardCache",),
-    "loader": ("PipeLoader", "merge_states"),
-    "stage": ("Stage", "describe_state"),
+    "loader.pipe_loader": ("PipeLoader", "merge_states"),
+    "core.describe": ("describe_state",),
+    "core.stage": ("Stage",),
     "tar": ("ShardWriter", "TarWriter"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
@@ -73,7 +75,7 @@ if not _TYPE_CHECKING:  # type checkers know the names from above, and no others
         if name not in _MODULE_OF:
             from importlib.util import find_spec
 
-            from wds_pipes.suggest import no_name
+            from wds_pipes.core.suggest import no_name
 
             if name.isidentifier() and not name.startswith("_") and find_spec(f"wds_pipes.{name}") is not None:
                 return _import_module(f"wds_pipes.{name}")

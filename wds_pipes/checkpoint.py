@@ -36,12 +36,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from wds_pipes.core.counts import logger
+from wds_pipes.core.options import check_count
+from wds_pipes.core.stage import State
+from wds_pipes.core.state import is_count
+from wds_pipes.core.tracebacks import shortened
+from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
 from wds_pipes.io.urls import at_home
-from wds_pipes.loader import PipeLoader, _At, merge_states, state_for
-from wds_pipes.saved import is_count, shown
-from wds_pipes.stage import State, check_count, logger
-from wds_pipes.tracebacks import shortened
+from wds_pipes.loader.pipe_loader import PipeLoader, _At, merge_states, state_for
 
 FORMAT = 1
 WAIT_SECONDS = 10.0  # network file systems show a new name within some seconds, if they are asked again

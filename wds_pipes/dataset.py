@@ -12,11 +12,13 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.fetch import _BaseDatasetFetcher
 
-from wds_pipes.ordering import mix
-from wds_pipes.parent import end_with_parent
-from wds_pipes.ranks import warn_of_ranks
-from wds_pipes.saved import damaged, read_state
-from wds_pipes.stage import Position, Stage, State, Stream, check_count
+from wds_pipes.core.options import check_count
+from wds_pipes.core.order import mix
+from wds_pipes.core.stage import Stage, State
+from wds_pipes.core.state import damaged, read_state
+from wds_pipes.core.stream import Position, Stream
+from wds_pipes.loader.parent import end_with_parent
+from wds_pipes.loader.ranks import warn_of_ranks
 
 MAX_WORKERS = 1024
 _EPOCHS = 1 << 32
@@ -58,7 +60,7 @@ class WdsDataset(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """How many items an epoch has, as of the pipe."""
-        from wds_pipes.lengths import length
+        from wds_pipes.loader.lengths import length
 
         return length(self._stream.stage, ranks_are_dealt=False)
 

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from torch.utils.data import IterDataPipe
 
 from wds_pipes.checkpoint import gather
+from wds_pipes.core.stage import State
+from wds_pipes.core.tracebacks import shortened
 from wds_pipes.datapipes import ShardList, WdsPipe
-from wds_pipes.loader import PipeLoader
-from wds_pipes.stage import State
-from wds_pipes.tracebacks import shortened
+from wds_pipes.loader.pipe_loader import PipeLoader
 
 _HOSTS = ("lightning.pytorch", "pytorch_lightning")
 

@@ -19,12 +19,14 @@ from torchdata.nodes import BaseNode
 from torchdata.nodes.loader import LoaderIterator
 
 from wds_pipes import stages
+from wds_pipes.core.lane import Host, Lane
+from wds_pipes.core.moved import Data
+from wds_pipes.core.stage import Ended, Mark, Stage, State, begin, running_copy, shown_signature
+from wds_pipes.core.stream import Stream
+from wds_pipes.core.suggest import build, no_name
+from wds_pipes.core.tracebacks import shortened
 from wds_pipes.errors import StateError, WdsError
-from wds_pipes.moved import Data
-from wds_pipes.ranks import warn_of_ranks
-from wds_pipes.stage import Ended, Host, Lane, Mark, Stage, State, Stream, begin, running_copy, shown_signature
-from wds_pipes.suggest import build, no_name
-from wds_pipes.tracebacks import shortened
+from wds_pipes.loader.ranks import warn_of_ranks
 
 
 class WdsNode(BaseNode[Any]):

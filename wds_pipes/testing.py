@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wds_pipes.stage import Lane, Stage, Stream
+from wds_pipes.core.lane import Lane
+from wds_pipes.core.stage import Stage
+from wds_pipes.core.stream import Stream
 from wds_pipes.stages import BatchSamples
 from wds_pipes.tar.writer import TarWriter
 

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
-from wds_pipes.stage import Stage
+from wds_pipes.core.stage import Stage
 from wds_pipes.testing import make_shards
 
 SIZES = ([3, 0, 5, 2, 9, 4, 6], [7, 11], [13], [1, 2, 0, 3, 1, 2, 0, 0, 4, 1, 2, 1, 3, 2], [0, 0, 3], [2, 1], [20, 1, 1, 17], [4] * 6)

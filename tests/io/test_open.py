@@ -13,9 +13,9 @@ import pytest
 from tars import pairs, put, samples, tar
 
 from wds_pipes import ShardError
+from wds_pipes.core.stream import Stream
 from wds_pipes.io import open_url
 from wds_pipes.io.pipe import CommandOutput
-from wds_pipes.stage import Stream
 from wds_pipes.stages import LoadTar, OpenShards, ShardList
 
 
@@ -113,7 +113,7 @@ def test_standard_input():
     code = """
         import sys
         sys.modules["torch"] = None  # it starts faster
-        from wds_pipes.stage import Stream
+        from wds_pipes.core.stage import Stream
         from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
         print([sample["__key__"] for sample in Stream(GroupByKey(LoadTar(OpenShards(ShardList("-")))))])
     """

@@ -14,7 +14,7 @@ from remote import bare, content, first_bytes, put_all, samples, settle, tasks
 from waiting import wait_for
 
 import wds_pipes as wp
-from wds_pipes.stage import Stream
+from wds_pipes.core.stream import Stream
 from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
 from wds_pipes.testing import make_shards
 

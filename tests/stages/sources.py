@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wds_pipes.stage import Host, Stage
+from wds_pipes.core.lane import Host
+from wds_pipes.core.stage import Stage
 
 
 class Given(Stage[Any]):

@@ -9,7 +9,7 @@ from sources import Given
 from torch.utils.data import DataLoader
 
 import wds_pipes as wp
-from wds_pipes.stage import Stream
+from wds_pipes.core.stream import Stream
 from wds_pipes.stages import BatchSamples
 from wds_pipes.testing import check_resume, make_shards
 

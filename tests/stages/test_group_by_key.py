@@ -15,7 +15,7 @@ from tars import END, Renewed, by_webdataset, group, header, load, padded, pairs
 
 import wds_pipes as wp
 from wds_pipes import SampleError, ShardWarning
-from wds_pipes.stage import Stream
+from wds_pipes.core.stream import Stream
 from wds_pipes.stages import GroupByKey, ShardList
 from wds_pipes.testing import check_resume
 

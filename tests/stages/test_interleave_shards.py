@@ -15,7 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
 from wds_pipes import nodes
-from wds_pipes.stage import Stream
+from wds_pipes.core.stream import Stream
 from wds_pipes.stages import GroupByKey, InterleaveShards, LoadTar, OpenShards, ShardList
 from wds_pipes.testing import check_resume, make_shards
 

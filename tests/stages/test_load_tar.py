@@ -10,7 +10,7 @@ import zstandard
 from tars import END, header, load, padded, pairs, pax, put, tar
 
 from wds_pipes import ShardError, ShardWarning, StateError
-from wds_pipes.stage import Stream
+from wds_pipes.core.stream import Stream
 from wds_pipes.stages import LoadTar, ShardList
 from wds_pipes.testing import check_resume
 

@@ -12,7 +12,7 @@ from sources import Given
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_pipes as wp
-from wds_pipes.stage import Stream
+from wds_pipes.core.stream import Stream
 from wds_pipes.stages import MapSamples
 from wds_pipes.testing import check_resume, make_shards
 

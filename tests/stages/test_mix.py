@@ -21,8 +21,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
 from wds_pipes import nodes, stages
-from wds_pipes.ordering import stream
-from wds_pipes.stage import Stream
+from wds_pipes.core.order import stream
+from wds_pipes.core.stream import Stream
 from wds_pipes.stages import BatchSamples, FilterSamples, MapSamples, Mix, ShuffleBuffer
 from wds_pipes.stages.mix import turns
 from wds_pipes.testing import check_resume, make_shards

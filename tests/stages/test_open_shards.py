@@ -10,7 +10,7 @@ import pytest
 from tars import group, load, pairs, put, tar
 
 from wds_pipes import ShardError
-from wds_pipes.stage import Stream
+from wds_pipes.core.stream import Stream
 from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
 from wds_pipes.testing import check_resume
 

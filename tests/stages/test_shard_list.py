@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tars import put
 
 import wds_pipes as wp
-from wds_pipes.stage import Lane, Stream
+from wds_pipes.core.lane import Lane
+from wds_pipes.core.stream import Stream
 from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import check_resume, make_shards

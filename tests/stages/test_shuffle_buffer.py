@@ -10,7 +10,7 @@ import torch
 from sources import Given
 
 import wds_pipes as wp
-from wds_pipes.stage import Stream
+from wds_pipes.core.stream import Stream
 from wds_pipes.stages import FilterSamples, MapSamples, ShuffleBuffer
 from wds_pipes.testing import check_resume
 

@@ -6,7 +6,7 @@ import pytest
 from sources import Given
 
 import wds_pipes as wp
-from wds_pipes.stage import Stream
+from wds_pipes.core.stream import Stream
 from wds_pipes.stages import ToTuple
 from wds_pipes.testing import check_resume
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tars import END, by_reader, filled, header, load, padded, pairs, pax, put, record, samples, tar
 
 from wds_pipes import SampleError, ShardError, ShardWarning
-from wds_pipes.stage import Stream
+from wds_pipes.core.stream import Stream
 from wds_pipes.stages import GroupByKey
 from wds_pipes.tar import TarReader
 from wds_pipes.tar.reader import MAX_HEADER_BYTES

@@ -11,7 +11,7 @@ from tars import END, Renewed, group, header, load, padded, pairs, pax, put, tar
 
 import wds_pipes as wp
 from wds_pipes import ShardError, ShardWarning
-from wds_pipes.stage import Stream
+from wds_pipes.core.stream import Stream
 from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
 from wds_pipes.tar import TarReader
 from wds_pipes.tar.index import index_shards

@@ -13,7 +13,7 @@ import pytest
 from tars import END, KINDS, by_reader, by_tarfile, by_webdataset, filled, header, load, padded, pax, put, samples, tar
 
 from wds_pipes import SampleError, ShardError, ShardWarning
-from wds_pipes.stage import Stream
+from wds_pipes.core.stream import Stream
 
 SHARED = ["compressed.tar", "sample.tgz", "mpdata.tar", "photos-000000.tar", "photos-000001.tar"]
 LIBRARY = Path(os.__file__).parent / "test"

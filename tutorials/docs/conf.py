@@ -12,7 +12,7 @@ from sphinx.ext.napoleon import GoogleDocstring
 
 from wds_pipes import stages
 from wds_pipes.cli import main
-from wds_pipes.stage import functional_name, shown_signature
+from wds_pipes.core.stage import functional_name, shown_signature
 
 project = "wds_pipes"
 release = version = importlib.metadata.version("wds_pipes")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 if TYPE_CHECKING:
+    from wds_pipes.core.stage import Stage
     from wds_pipes.io.open import Opener
-    from wds_pipes.stage import Stage
 
 _CONNECTIONS = (1, 2, 4, 8, 16, 32)
 _GAIN = 1.15  # more connections are worth it if they give so much more
@@ -41,10 +41,10 @@ def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib
 
     URLS are the shards, with {000..011} or * in quotes. They are read over and over; local ones are measured as they lie in the memory of the machine.
     """
+    from wds_pipes.core.words import plural
     from wds_pipes.errors import WdsError
     from wds_pipes.io.open import is_remote
     from wds_pipes.io.urls import expand, redact
-    from wds_pipes.saved import plural
     from wds_pipes.stages import GroupByKey, InterleaveShards, LoadTar, OpenShards, ShardList
 
     try:
@@ -127,7 +127,7 @@ def _raw(shards: list[str], seconds: float, opener: Opener) -> float:
 
 def _watch(chain: Stage[Any], opener: Opener, seconds: float) -> _Seen:
     """What a pipeline gives."""
-    from wds_pipes.stage import Stream
+    from wds_pipes.core.stream import Stream
 
     taken = samples = 0
     stream = Stream(chain)

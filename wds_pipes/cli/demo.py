@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wds_pipes.saved import plural
+from wds_pipes.core.words import plural
 
 if TYPE_CHECKING:
     import numpy as np

@@ -25,9 +25,9 @@ def index(urls: tuple[str, ...], output: str, threads: int, key_split: str, on_r
     URLS are paths or URLs, with {000..011} or * in quotes. Each shard is read once, to its end. ShardList(urls, index="index.json") and
     ShardList("index.json") read the index, and so does the wids package.
     """
+    from wds_pipes.core.words import plural
     from wds_pipes.errors import ShardWarning, WdsError
     from wds_pipes.io.urls import expand, redact
-    from wds_pipes.saved import plural
     from wds_pipes.tar.index import index_shards
 
     try:

@@ -8,13 +8,13 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from wds_pipes.core.counts import NO_NETWORK, Network
 from wds_pipes.errors import CacheError, ShardError, StateError
 from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.pipe import CommandOutput
 from wds_pipes.io.ranged import Feed, Pool, Reading, RemoteShard, UnreadError
 from wds_pipes.io.stores import missing_package
 from wds_pipes.io.urls import at_home, clean, hide, local_path, redact
-from wds_pipes.stage import NO_NETWORK, Network
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache import ShardCache

@@ -26,10 +26,10 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, urlsplit
 from urllib.request import getproxies
 
+from wds_pipes.core.tracebacks import causes
 from wds_pipes.io.identity import identify_store
 from wds_pipes.io.threads import DaemonThreads
 from wds_pipes.io.urls import IPV6_HOST, links_of, words
-from wds_pipes.tracebacks import causes
 
 _CONNECT_SECONDS = 5.0
 PIECE = 1 << 18  # of stores that are read and not heard

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from wds_pipes.collate import stack_samples
-from wds_pipes.stage import Stage, check_count
+from wds_pipes.core.options import check_count
+from wds_pipes.core.stage import Stage
+from wds_pipes.stages.collating import stack_samples
 
 
 class BatchSamples(Stage[Any]):

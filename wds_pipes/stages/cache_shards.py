@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from wds_pipes.stage import Stage
+from wds_pipes.core.stage import Stage
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache import ShardCache

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wds_pipes.codecs import INTEGER, Decoder, Decoding, NotAllowedError
-from wds_pipes.collate import identity
+from wds_pipes.core.options import check_count
+from wds_pipes.core.stage import Stage, Tolerant
 from wds_pipes.errors import DecodeError
-from wds_pipes.stage import Stage, Tolerant, check_count
+from wds_pipes.stages.collating import identity
 
 
 class DecodeByExt(Tolerant[dict[str, Any]]):

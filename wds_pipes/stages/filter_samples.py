@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from wds_pipes.collate import identity
-from wds_pipes.stage import Out, Stage
+from wds_pipes.core.stage import Out, Stage
+from wds_pipes.stages.collating import identity
 
 
 class FilterSamples(Stage[Out]):

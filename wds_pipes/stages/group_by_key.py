@@ -8,13 +8,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from wds_pipes.core.counts import Lack
+from wds_pipes.core.lane import Lane
+from wds_pipes.core.options import check_choice
+from wds_pipes.core.stage import Mark, Stage, Tolerant
+from wds_pipes.core.state import damaged
+from wds_pipes.core.suggest import nearest
+from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.urls import redact
-from wds_pipes.saved import damaged, plural
-from wds_pipes.stage import Lack, Lane, Mark, Stage, Tolerant, check_choice
 from wds_pipes.stages.load_tar import LoadTar
 from wds_pipes.stages.shard_list import PartOfShard, ShardList
-from wds_pipes.suggest import nearest
 from wds_pipes.tar.keys import KeySplit, has_field, lacks, splitter, with_field
 from wds_pipes.tar.reader import EMPTY, END, MARK, TarMember, half_sample
 

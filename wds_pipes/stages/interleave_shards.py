@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from wds_pipes.saved import damaged, read_count, read_counts, read_list, read_position, shown
-from wds_pipes.stage import Lack, Lane, Mark, Out, Stage, add_limited, begin, check_count, public_counts, running_copy
+from wds_pipes.core.counts import Lack, add_limited, public_counts
+from wds_pipes.core.lane import Lane
+from wds_pipes.core.options import check_count
+from wds_pipes.core.stage import Mark, Out, Stage, begin, running_copy
+from wds_pipes.core.state import damaged, read_count, read_counts, read_list, read_position
+from wds_pipes.core.words import shown
 from wds_pipes.stages.shard_list import Piece, ShardList
 
 _NONE = object()

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from wds_pipes.core.options import check_choice, check_count
+from wds_pipes.core.stage import Mark, Stage, Tolerant
 from wds_pipes.errors import ShardError, ShardWarning, StateError
 from wds_pipes.io.compression import KINDS, unreadable
 from wds_pipes.io.urls import hide, redact
-from wds_pipes.stage import Mark, Stage, Tolerant, check_choice, check_count
 from wds_pipes.stages.open_shards import Shard
 from wds_pipes.stages.shard_list import PartOfShard
 from wds_pipes.tar.reader import BLOCK, EMPTY, MAX_SIZE, TarMember, TarReader

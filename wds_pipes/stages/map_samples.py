@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from wds_pipes.collate import identity
+from wds_pipes.core.order import mix, mix_text
+from wds_pipes.core.stage import Stage, Tolerant
 from wds_pipes.errors import SampleError, WdsError
 from wds_pipes.io.urls import identify
-from wds_pipes.ordering import mix, mix_text
-from wds_pipes.stage import Stage, Tolerant
+from wds_pipes.stages.collating import identity
 from wds_pipes.stages.mix import Mix
 
 _RNG = 3  # the salt of the generators

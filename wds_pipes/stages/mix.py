@@ -22,11 +22,15 @@ from math import gcd, inf, isfinite, lcm
 from numbers import Integral, Rational, Real
 from typing import Any, NamedTuple, cast
 
+from wds_pipes.core.counts import Lack, Network
+from wds_pipes.core.lane import Host, Lane
+from wds_pipes.core.moved import MEND, Data, Move
+from wds_pipes.core.options import check_choice, check_count
+from wds_pipes.core.order import mix, mix_text
+from wds_pipes.core.stage import Mark, Stage, begin, running_copy
+from wds_pipes.core.state import damaged, read_count, read_counts, read_data, read_dict, read_flag, read_list, read_position, read_text
+from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
-from wds_pipes.moved import MEND, Data, Move
-from wds_pipes.ordering import mix, mix_text
-from wds_pipes.saved import damaged, read_count, read_counts, read_data, read_dict, read_flag, read_list, read_position, read_text, shown
-from wds_pipes.stage import Host, Lack, Lane, Mark, Network, Stage, begin, check_choice, check_count, running_copy
 
 logger = logging.getLogger("wds_pipes")
 

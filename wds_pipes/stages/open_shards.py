@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from wds_pipes.core.counts import Network
+from wds_pipes.core.lane import Lane
+from wds_pipes.core.options import check_count
+from wds_pipes.core.stage import Mark, Stage, Tolerant
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io import compression
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.ranged import Feed, Reading
 from wds_pipes.io.urls import hide, redact
-from wds_pipes.stage import Lane, Mark, Network, Stage, Tolerant, check_count
 from wds_pipes.stages.cache_shards import CacheShards
 from wds_pipes.tar.reader import BLOCK
 

@@ -8,11 +8,13 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Self
 
+from wds_pipes.core.lane import Host, Lane
+from wds_pipes.core.moved import BY_MD5, BY_SIZE, NAMES, Data
+from wds_pipes.core.options import check_count
+from wds_pipes.core.order import below, mix, permutation
+from wds_pipes.core.stage import Mark, Stage
+from wds_pipes.core.state import damaged
 from wds_pipes.io.urls import Urls, expand, identify, redact, relative_names
-from wds_pipes.moved import BY_MD5, BY_SIZE, NAMES, Data
-from wds_pipes.ordering import below, mix, permutation
-from wds_pipes.saved import damaged
-from wds_pipes.stage import Host, Lane, Mark, Stage, check_count
 from wds_pipes.tar.index import ShardFacts, find_facts, is_index, listed_shards
 
 Piece = tuple[int, int, int]  # a shard's number, and its samples from the first number up to, not including, the second; -1: to its end
@@ -242,7 +244,7 @@ def fingerprint(urls: Iterable[str]) -> str:
 
 
 def data_id(urls: Sequence[str], facts: Sequence[ShardFacts] | None = None) -> str:
-    """What tells one list of shards from another wherever they lie: see ``wds_pipes.moved.NAMES``."""
+    """What tells one list of shards from another wherever they lie: see ``wds_pipes.core.moved.NAMES``."""
     names = _digest(relative_names(urls), NAMES)
     if facts is None:
         return names

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from wds_pipes.ordering import below
-from wds_pipes.stage import Mark, Out, Stage, check_count
+from wds_pipes.core.options import check_count
+from wds_pipes.core.order import below
+from wds_pipes.core.stage import Mark, Out, Stage
 
 _JITTER = 2  # the salt of the jitter
 _MOST = 1 << 53  # samples of an epoch: with the jitter and a block more, their numbers fit into 64 bits

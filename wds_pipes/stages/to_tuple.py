@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from wds_pipes.collate import identity
+from wds_pipes.core.stage import Stage, Tolerant
+from wds_pipes.core.words import listed
 from wds_pipes.errors import SampleError
-from wds_pipes.saved import listed
-from wds_pipes.stage import Stage, Tolerant
+from wds_pipes.stages.collating import identity
 
 
 class ToTuple(Tolerant[tuple[Any, ...]]):

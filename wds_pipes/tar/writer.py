@@ -20,10 +20,10 @@ from hashlib import md5
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
+from wds_pipes.core.suggest import checks_options
 from wds_pipes.errors import SampleError
 from wds_pipes.io.partial import PartialFile
 from wds_pipes.io.urls import at_home, redact
-from wds_pipes.suggest import checks_options
 from wds_pipes.tar.index import ShardFacts, check_output, listed_shards, write_index
 from wds_pipes.tar.keys import split_key
 from wds_pipes.tar.reader import MAX_HEADER_BYTES

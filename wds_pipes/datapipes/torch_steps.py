@@ -19,11 +19,12 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes import iter as pipes
 
+from wds_pipes.core.lane import Host
+from wds_pipes.core.moved import Data
+from wds_pipes.core.stage import Stage
+from wds_pipes.core.state import damaged
 from wds_pipes.errors import StateError
 from wds_pipes.io.urls import redact
-from wds_pipes.moved import Data
-from wds_pipes.saved import damaged
-from wds_pipes.stage import Host, Stage
 from wds_pipes.stages.shard_list import data_id, fingerprint, numbers_of
 
 HOLD_NOTHING = (pipes.Mapper, pipes.Filter, pipes.Batcher, pipes.Collator)

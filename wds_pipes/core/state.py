@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import math
 import re
-import reprlib
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from wds_pipes.core.counts import COUNTED, LIMITED, TROUBLE
+from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
 
 STATE_VERSION = 1
-COUNTED = ("delivered", "filtered", "skipped", "dropped")  # samples; these are always told
-TROUBLE = ("skipped_shards", "damaged", "padded")  # these where there are any
-LIMITED = "errors in "  # so begin the names of the counts of single stages that have max_errors; these are in the lanes of states only
 
 # The bounds of a state. No lists are made by a number of a state before it is known to be below these.
 MOST = (1 << 64) - 1  # any number: the hash of ordering.py takes 64 bits, and a longer number is none that was counted
@@ -27,13 +24,8 @@ MOST_LANES = 1_000_000  # ranks x workers at a first start: 100 000 accelerators
 MOST_RANKS = MOST_LANES  # each rank has at least one lane
 MOST_DEALS = 10_000  # how often an epoch was dealt again: with a restart each ten minutes, that is an epoch of ten weeks
 
-_DATA = re.compile("[0-9a-f]{8}([12][0-9a-f]{7})?")  # see wds_pipes.moved
+_DATA = re.compile("[0-9a-f]{8}([12][0-9a-f]{7})?")  # see wds_pipes.core.moved
 _LANE = re.compile("0|[1-9][0-9]{0,6}")  # as str(number) writes it: int() would also take "01", " 1", "1_0" and other digits than these
-
-_repr = reprlib.Repr()
-_repr.maxstring = _repr.maxother = 80
-_repr.maxlist = _repr.maxdict = _repr.maxtuple = 4
-_repr.maxlevel = 3
 
 
 class SavedLane(NamedTuple):
@@ -73,26 +65,6 @@ class Saved(NamedTuple):
 def damaged(what: str) -> StateError:
     """The error for a state that no pipeline wrote."""
     return StateError(f"the state is damaged: {what}. Use an untouched checkpoint.")
-
-
-def shown(value: object) -> str:
-    """A value of a state for a message, in about 80 characters."""
-    try:
-        text = _repr.repr(value)
-    except Exception:  # such as of an int with thousands of digits
-        text = f"some {type(value).__name__}"
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def plural(count: int, noun: str) -> str:
-    """A count with its noun: ``1 shard``, ``1,000 shards``."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}es" if noun.endswith("ch") else f"{count:,} {noun}s"
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names in quotes, in order, and at most 20 of them."""
-    ordered = sorted(names)
-    return ", ".join(f"{name!r:.80}" for name in ordered[:20]) + (", ..." if len(ordered) > 20 else "")
 
 
 def is_count(value: object, *, least: int = 0, most: int = MOST) -> bool:
@@ -250,12 +222,6 @@ def _read_lane(name: str, lane: object, of_loader: bool) -> SavedLane:
         ended,
         read_counts(entry.get("counts", None if of_loader else {}), f"the counts of {what}"),
     )
-
-
-def some(numbers: Any) -> str:
-    """Numbers for a message: the first of them, if there are many."""
-    listed = [str(number) for number, _ in zip(numbers, range(11), strict=False)]
-    return ", ".join([*listed[:10], *(["..."] if len(listed) > 10 else [])]) or "none"
 
 
 def are_all(numbers: Any, wanted: range) -> bool:

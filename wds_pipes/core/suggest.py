@@ -87,7 +87,7 @@ def no_name(module: str, name: str, known: Iterable[str]) -> str:
     if name.startswith("_"):
         return f"module {module!r} has no attribute {name!r}"
     from wds_pipes import stages
-    from wds_pipes.stage import functional_name
+    from wds_pipes.core.stage import functional_name
 
     steps, known = {each: functional_name(getattr(stages, each)) for each in stages.__all__}, list(known)
     mend = ""

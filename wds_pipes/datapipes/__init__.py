@@ -19,16 +19,17 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes import iter as torch_pipes
 from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
 
-from wds_pipes import graph, stages
+from wds_pipes import stages
+from wds_pipes.core.stage import Stage, State, functional_name, shown_signature
+from wds_pipes.core.stream import Stream
+from wds_pipes.core.suggest import build, no_method
+from wds_pipes.core.tracebacks import shortened
+from wds_pipes.core.words import plural
+from wds_pipes.datapipes.torch_steps import HOLD_NOTHING, TorchSource, TorchStep, walk
 from wds_pipes.dataset import LaneEnds, warn_of_batches
-from wds_pipes.display import shown
+from wds_pipes.display import graph, shown
 from wds_pipes.errors import StateError
-from wds_pipes.ranks import warn_of_ranks
-from wds_pipes.saved import plural
-from wds_pipes.stage import Stage, State, Stream, functional_name, shown_signature
-from wds_pipes.suggest import build, no_method
-from wds_pipes.torch_pipes import HOLD_NOTHING, TorchSource, TorchStep, walk
-from wds_pipes.tracebacks import shortened
+from wds_pipes.loader.ranks import warn_of_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -118,7 +119,7 @@ class WdsPipe(IterDataPipe[T_co]):
         Raises:
             TypeError: it is not known, or depends on the workers or ranks of the DataLoader that asks; the message says what to do.
         """
-        from wds_pipes.lengths import length
+        from wds_pipes.loader.lengths import length
 
         return length(self._stream.stage, ranks_are_dealt=True)
 

@@ -35,37 +35,28 @@ import torch
 from torch.profiler import record_function
 from torch.utils.data import DataLoader, Dataset, IterDataPipe, Sampler, get_worker_info
 
-from wds_pipes import graph, ordering
 from wds_pipes.codecs import library
+from wds_pipes.core import order as ordering
+from wds_pipes.core.counts import COUNTED, LIMITED, Lack, Network, logger, warn_of_nothing
+from wds_pipes.core.lane import Lane
+from wds_pipes.core.moved import Data, Move
+from wds_pipes.core.options import check_choice, check_count
+from wds_pipes.core.stage import Stage, State, Tolerant
+from wds_pipes.core.state import MOST, MOST_LANES, STATE_VERSION, Saved, SavedLane, are_all, damaged, read_state
+from wds_pipes.core.stream import Recipe, Stream, check_lane, check_recipe
+from wds_pipes.core.suggest import checks_options
+from wds_pipes.core.tracebacks import in_words, shorten, shortened
+from wds_pipes.core.words import plural, shown, some
 from wds_pipes.datapipes import as_stage, check_not_loaded
+from wds_pipes.display import graph
 from wds_pipes.errors import SampleError, ShardError, StateError, WorkerError
 from wds_pipes.io.urls import hide
-from wds_pipes.lanes import Deal, deal_again, lay_out, parts_of, with_parts
-from wds_pipes.lengths import batches_of, batching, why_uncounted
-from wds_pipes.moved import Data, Move
-from wds_pipes.parent import begin_worker, check_guarded, end_workers, make_terminate_kill, why_ended
-from wds_pipes.ranks import Rank, find_rank
-from wds_pipes.saved import COUNTED, LIMITED, MOST, MOST_LANES, STATE_VERSION, Saved, SavedLane, are_all, damaged, plural, read_state, shown, some
-from wds_pipes.stage import (
-    Lack,
-    Lane,
-    Network,
-    Recipe,
-    Stage,
-    State,
-    Stream,
-    Tolerant,
-    check_choice,
-    check_count,
-    check_lane,
-    check_recipe,
-    logger,
-    warn_of_nothing,
-)
+from wds_pipes.loader.lanes import Deal, deal_again, lay_out, parts_of, with_parts
+from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
+from wds_pipes.loader.parent import begin_worker, check_guarded, end_workers, make_terminate_kill, why_ended
+from wds_pipes.loader.ranks import Rank, find_rank
+from wds_pipes.loader.stats import Meter, Spent, Tally
 from wds_pipes.stages import BatchSamples, Mix
-from wds_pipes.stats import Meter, Spent, Tally
-from wds_pipes.suggest import checks_options
-from wds_pipes.tracebacks import in_words, shorten, shortened
 
 LaneState = dict[str, Any]  # url, delivered, ended, position (None: not begun), counts
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from wds_pipes.codecs import IMAGE, image_decoder
+from wds_pipes.core.words import plural
 from wds_pipes.io.urls import hide, is_secret
-from wds_pipes.saved import plural
 
 __all__ = ["View", "show"]
 
@@ -145,7 +145,7 @@ def show(item: Any) -> View:
         return View(repr(item), item._repr_html_())
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and isinstance(item, torch_data.IterDataPipe):
-        from wds_pipes.graph import to_html, to_text
+        from wds_pipes.display.graph import to_html, to_text
 
         return View(to_text(item), to_html(item))
     if isinstance(item, (list, tuple)) and not hasattr(item, "_fields") and len(item) > 1 and all(isinstance(part, (Mapping, tuple)) for part in item):

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, NamedTuple, cast
 
-from wds_pipes.stage import NO_NETWORK, Network, Stage
+from wds_pipes.core.counts import NO_NETWORK, Network
+from wds_pipes.core.stage import Stage
 from wds_pipes.stages import GroupByKey, InterleaveShards, Mix, ShuffleBuffer
 
 # Clocks cost as much as a tiny sample. So while pulls are quick, one in so many is timed and stands for all of them. At the beginning, and after one that was

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from wds_pipes.lanes import Parts
-from wds_pipes.stage import Stage, Tolerant
+from wds_pipes.core.stage import Stage, Tolerant
+from wds_pipes.loader.lanes import Parts
 from wds_pipes.stages import (
     BatchSamples,
     CacheShards,

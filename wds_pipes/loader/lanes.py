@@ -20,10 +20,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, NoReturn, cast
 
+from wds_pipes.core.counts import COUNTED, Lack, add_limited, public_counts
+from wds_pipes.core.lane import Lane
+from wds_pipes.core.moved import Move
+from wds_pipes.core.stage import Mark, Out, Stage, begin, running_copy
+from wds_pipes.core.state import MOST_DEALS, MOST_LANES, damaged, read_count, read_counts, read_dict, read_list, read_position
+from wds_pipes.core.words import shown
 from wds_pipes.errors import ShardError
-from wds_pipes.moved import Move
-from wds_pipes.saved import COUNTED, MOST_DEALS, MOST_LANES, damaged, read_count, read_counts, read_dict, read_list, read_position, shown
-from wds_pipes.stage import Lack, Lane, Mark, Out, Stage, add_limited, begin, public_counts, running_copy
 from wds_pipes.stages import BatchSamples, Mix, ShardList
 from wds_pipes.stages.shard_list import Piece
 

@@ -1,0 +1,430 @@
+"""The contract of a stage.
+
+Rules:
+1. A stage is a recipe: options only, checked when it is built, never changed after. ``open`` makes a running copy of it with a position of its own, so any
+   number of streams can run over one recipe.
+2. A running stage is a generator (``run``) over its source. At each yield everything it needs to go on is in ``self.at`` (a dataclass of numbers and
+   strings whose defaults are the beginning) and in the position of its source. Data is never part of a position.
+3. A stage that has read ahead keeps an *earlier* position of its source, overrides ``mark`` to give that one, and drops what was already given when it is
+   opened there again. It documents how much it may read again.
+4. A mark is a nest of tuples, ``(own values, mark of the source)``: cheap enough to take for each item. Dicts are built only when a state is asked for.
+5. The stream commits a position when an item is handed out, not before: a state is right at any time, also after an exception.
+6. A state that does not fit is refused in words; nothing ever starts again silently.
+7. That a stage has ended is part of its position, whether or not its source has more: after the end, ``mark`` is an ``Ended``, and a stage that is opened there
+   gives nothing. ``open`` sees to this for all stages: a step after it may still hold items when it ends, so states are taken there.
+8. Each running copy has lists, dicts, sets and deques of its own: see ``running_copy``.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from itertools import chain
+from operator import attrgetter
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+
+from wds_pipes.core.counts import COUNTED, LIMITED, NO_NETWORK, TROUBLE, Lack, Network, logger, without_counts
+from wds_pipes.core.lane import Host, Lane
+from wds_pipes.core.moved import Data, Move
+from wds_pipes.core.options import check_choice, check_count
+from wds_pipes.core.state import damaged, is_count, read_finite
+from wds_pipes.core.words import shown
+from wds_pipes.errors import WdsError
+
+LOGGED = 20  # so many skipped things a stage and epoch are logged
+
+Out = TypeVar("Out")
+Mark = tuple[tuple[Any, ...], Any]
+State = dict[str, Any]
+
+
+class Ended(NamedTuple):
+    """The mark of a stage that has ended."""
+
+    own: tuple[Any, ...]
+    before: Any
+
+
+_ENDED = "at end"  # what an entry of a state says then; no field of a position can have this name
+_CONTAINERS = frozenset({list, dict, set, bytearray, deque, defaultdict, OrderedDict, Counter})
+
+
+def functional_name(kind: type) -> str:
+    """The method name of a class: ``LoadTar`` is ``load_tar``."""
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in kind.__name__).lstrip("_")
+
+
+def shown_signature(kind: type, *, returns: object = inspect.Signature.empty) -> inspect.Signature:
+    """How to call a class, or a method made of it: names and defaults as ``help()`` shows them. The types are for editors, which read them from the source."""
+    signature = inspect.signature(kind)
+    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    return signature.replace(parameters=plain, return_annotation=returns)
+
+
+class Stage(Generic[Out]):
+    """One step of a pipeline. Subclasses write ``__init__`` (options), ``At`` (the position) and ``run`` (the generator).
+
+    Attributes:
+        source: the stage before this one; None for the first.
+        lane: while running, which part of which epoch this is.
+        at: while running, the own position.
+        items: while running, the generator of this stage's items.
+        order_options: names of the options that decide which items come in which order: a state is refused where they differ.
+        counts_items: whether what the stage gives depends on the number that an item of its source has.
+        holds_nothing: whether the stage has nothing of its source in hand when it yields, so that what is behind it may be run over several sources.
+        shared: names of attributes with a large list, dict or set that never changes: the running copies share it. They have their own copy of any other.
+    """
+
+    @dataclass(slots=True)
+    class At:
+        """The position: numbers and strings whose defaults are the beginning."""
+
+    order_options: ClassVar[tuple[str, ...]] = ()
+    shared: ClassVar[tuple[str, ...]] = ()
+    holds_nothing: ClassVar[bool] = False
+    counts_itself: ClassVar[bool] = False
+    counts_items: bool = False
+    limited: str | None = None  # the name of the count that max_errors bounds
+    _defaults: ClassVar[dict[str, Any]] = {}  # of the fields of At
+    _beginning: ClassVar[tuple[Any, ...]] = ()  # their defaults
+    _tallies: ClassVar[tuple[tuple[int, str], ...]] = ()  # those of them that count samples
+    _own: ClassVar[staticmethod[[Any], tuple[Any, ...]]] = staticmethod(lambda at: ())
+    source: Stage[Any] | None
+    lane: Lane
+    at: Any
+    items: Iterator[Out]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "At" in cls.__dict__:
+            cls._defaults = {field.name: field.default for field in fields(cls.At)}
+            cls._beginning = tuple(cls._defaults.values())
+            cls._tallies = tuple((place, name) for place, name in enumerate(cls._defaults) if name in (*COUNTED, *TROUBLE))
+            get: Callable[[Any], Any] = attrgetter(*cls._defaults) if cls._defaults else lambda at: ()
+            cls._own = staticmethod((lambda at: (get(at),)) if len(cls._defaults) == 1 else get)
+
+    def __init__(self, source: Stage[Any] | None = None) -> None:
+        if source is not None and not isinstance(source, Stage):
+            raise TypeError(f"{type(self).__name__} needs a stage as its source, not {type(source).__name__}")
+        self.source = source
+
+    def run(self) -> Iterator[Out]:
+        """Give the items that come after ``self.at``."""
+        raise NotImplementedError
+
+    def mark(self) -> Mark:
+        """The position after the item given last."""
+        return self._own(self.at), self.source.mark() if self.source is not None else None
+
+    def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Out]:
+        """A running copy of this stage and all before it, at ``mark`` (None: the beginning)."""
+        own, before = mark or (None, None)
+        running = running_copy(self)
+        running.lane = lane
+        running.at = self._at(own)
+        if self.source is not None:
+            running.source = self.source.open(lane, before)
+        begin(running, mark)
+        return running
+
+    def start(self, offset: int = 0, *, ahead: bool = False) -> None:
+        """Let a running stage ask for what it will need first, without waiting for it: for whoever opens several chains, so that they wait together.
+
+        Args:
+            offset: the byte of its first shard that will be read first.
+            ahead: it is not its turn yet, so one connection will do.
+        """
+        if self.source is not None:
+            self.source.start(offset, ahead=ahead)
+
+    def _at(self, own: tuple[Any, ...] | None) -> Any:
+        """The position with these values; None: the beginning."""
+        at = cast(Any, self.At)
+        return at(*(own or ()))
+
+    def close(self) -> None:
+        """Stop a running stage and all before it; files are closed before this returns."""
+        close = getattr(self.items, "close", None)
+        if close is not None:
+            close()
+        if self.source is not None:
+            self.source.close()
+
+    # What the whole chain shares is asked of its first stage.
+
+    @property
+    def root(self) -> Stage[Any]:
+        """The first stage of the chain."""
+        return self if self.source is None else self.source.root
+
+    @property
+    def depth(self) -> int:
+        """How many stages come before this one."""
+        return 0 if self.source is None else self.source.depth + 1
+
+    @property
+    def host(self) -> Host:
+        return self.root.host
+
+    @property
+    def seed(self) -> int:
+        return self.root.seed
+
+    @property
+    def storage_options(self) -> dict[str, Any] | None:
+        """How to reach the storage, as the first stage of the chain was told; None if it was not."""
+        return None if self.source is None else self.source.storage_options
+
+    @property
+    def counts_delivered(self) -> bool:
+        """Whether a step up to this one counts the samples that it delivered, since the chain's items are more than one each."""
+        return any(name == "delivered" for _, name in self._tallies) or (self.source is not None and self.source.counts_delivered)
+
+    @property
+    def deals(self) -> bool:
+        """Whether this stage, the first of a chain, deals what it gives to the lanes."""
+        return True
+
+    def shards(self) -> tuple[int | None, str]:
+        """How many shards the chain reads (None: unknown) and the fingerprint of their list."""
+        return (None, "") if self.source is None else self.source.shards()
+
+    def which_data(self) -> Data:
+        """Which shards the chain reads, also where they lie elsewhere: see ``wds_pipes.core.moved``."""
+        return Data(self.shards()[1]) if self.source is None else self.source.which_data()
+
+    def number_of(self, url: str) -> str | None:
+        """What tells the shard with this URL from the others of the chain, wherever they lie; None where no list has it."""
+        return None if self.source is None else self.source.number_of(url)
+
+    def where(self, mark: Mark | None, lane: Lane) -> str | None:
+        """The URL of the shard at a position, for people; None where there is none."""
+        return self.source.where(mark and mark[1], lane) if self.source is not None else None
+
+    @property
+    def bytes_so_far(self) -> int:
+        """How many bytes of shards a running chain has read."""
+        return 0 if self.source is None else self.source.bytes_so_far
+
+    @property
+    def network(self) -> Network:
+        """What the chain has used of the network in this process."""
+        return NO_NETWORK if self.source is None else self.source.network
+
+    @property
+    def batches(self) -> int | None:
+        """How many samples the chain puts into each of its items, where its last steps are known to make batches; else None."""
+        return None if self.source is None or not self.holds_nothing else self.source.batches
+
+    @property
+    def lack(self) -> Lack:
+        """How the samples of a running chain fit the fields that it keeps, since it was opened."""
+        return Lack() if self.source is None else self.source.lack
+
+    @property
+    def waited(self) -> float:
+        """For how many seconds the chain has waited in this process for bytes of stores."""
+        return 0.0 if self.source is None else self.source.waited
+
+    def check_resumable(self) -> None:
+        """Raise StateError if the position of this chain cannot be known exactly."""
+        if self.source is not None:
+            self.source.check_resumable()
+
+    def graph(self, *, counted: bool = False) -> list[str]:
+        """The chain in words, from its first stage: names and the options that decide the order.
+
+        ``counted``: a stage behind this one goes by the numbers of its items, so that what makes an item matters too.
+        """
+        before = self.source.graph(counted=counted or self.counts_items) if self.source is not None else []
+        chosen = {name: getattr(self, name) for name in self.order_options}
+        options = ", ".join(f"{name}={value!r}" for name, value in chosen.items() if value is not None and value is not False)
+        return [*before, f"{functional_name(type(self))}({options})" if options else functional_name(type(self))]
+
+    def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
+        """What became of the samples up to ``mark``, behind which ``delivered`` items were given."""
+        counts = dict.fromkeys(COUNTED, 0)
+        counts["delivered"] = delivered
+        stage: Stage[Any] | None = self
+        while stage is not None and mark is not None:
+            if stage.counts_itself and stage is not self:
+                inner = stage.counts(mark, counts["delivered"])
+                return {**counts, **{name: counts.get(name, 0) + count for name, count in inner.items()}, "delivered": inner["delivered"]}
+            own, mark = mark
+            for place, name in stage._tallies:
+                value = own[place]
+                if name == "delivered":
+                    counts[name] = value
+                elif value:
+                    counts[name] = counts.get(name, 0) + value
+                    if stage.limited is not None and name == stage.counter:  # type: ignore[attr-defined]
+                        counts[stage.limited] = counts.get(stage.limited, 0) + value
+            stage = stage.source
+        return counts
+
+    def dump(self, mark: Mark | None) -> list[dict[str, Any]]:
+        """A mark as JSON types: one dict a stage, from the first, without the values that are still the default."""
+        entries = self.dump_mark(mark)
+        if isinstance(mark, Ended) and not isinstance(mark.before, Ended):  # else its source says so, and has nothing for it either
+            entries[-1][_ENDED] = True
+        return entries
+
+    def load(self, entries: list[dict[str, Any]]) -> Mark:
+        """The mark that ``dump`` wrote.
+
+        Raises:
+            StateError: the chain cannot stand there.
+        """
+        if _ENDED not in entries[-1]:
+            return self.load_mark(entries)
+        if entries[-1][_ENDED] is not True:
+            raise damaged(f"{functional_name(type(self))} cannot stand at {_ENDED}={shown(entries[-1][_ENDED])}")
+        *before, entry = entries
+        return Ended(*self.load_mark([*before, {name: value for name, value in entry.items() if name != _ENDED}]))
+
+    def dump_mark(self, mark: Mark | None) -> list[dict[str, Any]]:
+        """What ``dump`` gives, but for whether the stage has ended."""
+        own, before = mark or ((), None)
+        entries = self.source.dump(before) if self.source is not None else []
+        first = not own or own == self._beginning  # as most of them are
+        entries.append({} if first else {name: value for (name, default), value in zip(self._defaults.items(), own, strict=False) if value != default})
+        return entries
+
+    def relocate(self, entries: list[dict[str, Any]], move: Move) -> list[dict[str, Any]]:
+        """What ``dump`` wrote, as it is for the shards of this chain where these are the same data as then.
+
+        Raises:
+            StateError: they are other data.
+        """
+        *before, entry = entries
+        return [*(self.source.relocate(before, move) if self.source is not None else []), entry]
+
+    def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What ``dump`` wrote, without counts of samples: for whoever goes on there, and counts what comes from there on."""
+        *before, entry = entries
+        return [*(self.source.uncounted(before) if self.source is not None else []), without_counts(entry)]
+
+    def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
+        """The mark that ``dump_mark`` wrote.
+
+        Raises:
+            StateError: the values are not of the types of ``At``, or ``problem`` refuses them.
+        """
+        *before, entry = entries
+        known = self._defaults
+        for name, value in entry.items():
+            if name not in known or not _alike(known[name], value):
+                raise damaged(f"{functional_name(type(self))} cannot stand at {shown(name)[1:-1]}={shown(value)}")
+        own = tuple(entry.get(name, default) for name, default in known.items())
+        if entry and (problem := self.problem(self._at(own))) is not None:
+            raise damaged(f"{functional_name(type(self))} cannot stand at {shown(entry)}: {problem}")
+        return own, self.source.load(before) if self.source is not None else None
+
+    def problem(self, at: Any) -> str | None:
+        """Why this stage can never stand at ``at``, which a state holds, in words; None if it can. The types of its values are right already."""
+        return None
+
+
+_Running = TypeVar("_Running", bound=Stage[Any])
+
+
+def running_copy(stage: _Running) -> _Running:
+    """A copy of a stage that can run: it shares the options with it, but has lists, dicts, sets, bytearrays and deques, also inside of one another, of its own.
+
+    What has another type is shared, as are the attributes named in ``shared``: an object that changes while the stage runs is made in ``run``.
+    """
+    running = copy.copy(stage)
+    copies: dict[int, Any] = {}
+    for name, value in vars(stage).items():
+        if type(value) in _CONTAINERS and name not in stage.shared:
+            setattr(running, name, _own_copy(value, copies))
+    return running
+
+
+def begin(running: Stage[Any], mark: Mark | None) -> None:
+    """Set the ``items`` of a copy that was opened at ``mark``: what ``run`` gives, or nothing if it had ended there."""
+    if isinstance(mark, Ended):
+        _stay(running, mark)
+        running.items = _Items()
+    else:
+        items = running.run()
+        running.items = both = _Items(items, _at_end(running))
+        if hasattr(items, "close"):
+            both.close = items.close  # type: ignore[method-assign]
+
+
+class _Items(chain[Out]):
+    """The items of a stage, and then the note that it has ended. A generator around ``run`` would cost 20 ns for each item, this costs 3 (Python 3.11)."""
+
+    @staticmethod
+    def close() -> None:
+        """Close the generator of a stage: replaced by its method."""
+
+
+def _at_end(running: Stage[Any]) -> Iterator[Any]:
+    _stay(running, Ended(*running.mark()))
+    yield from ()
+
+
+def _stay(running: Stage[Any], mark: Ended) -> None:
+    running.mark = lambda: mark  # type: ignore[method-assign]  # so that no call of mark() before the end pays for the question
+
+
+def _own_copy(value: Any, copies: dict[int, Any]) -> Any:
+    """A container, and those in it, copied; ``copies`` has those that were, by the ids of the originals."""
+    if type(value) not in _CONTAINERS:
+        return value
+    if id(value) in copies:
+        return copies[id(value)]
+    again = copies[id(value)] = copy.copy(value)
+    places = again.items() if isinstance(again, dict) else enumerate(again) if isinstance(again, (list, deque)) else ()
+    for place, part in list(places):
+        if type(part) in _CONTAINERS:
+            again[place] = _own_copy(part, copies)
+    return again
+
+
+def _alike(default: object, value: object) -> bool:
+    """Whether ``value`` can stand where ``default`` stood."""
+    if default is None:
+        return True
+    if isinstance(default, float):
+        return read_finite(value) is not None
+    if isinstance(default, int) and not isinstance(default, bool):
+        return is_count(value, least=min(default, 0))
+    return isinstance(value, type(default))
+
+
+class Tolerant(Stage[Out]):
+    """A stage that can meet bad data: ``on_error="raise"`` stops there, ``"skip"`` counts it and goes on, up to ``max_errors``.
+
+    Here ``max_errors`` bounds what one running chain skips. PipeLoader bounds with it what all lanes of a rank skip together in an epoch.
+    """
+
+    @dataclass(slots=True)
+    class At:  # noqa: D106 - see Stage
+        skipped: int = 0
+
+    def __init__(self, source: Stage[Any] | None, on_error: str, max_errors: int | None) -> None:
+        super().__init__(source)
+        self.on_error = check_choice("on_error", on_error, "raise", "skip")
+        self.max_errors = None if max_errors is None else check_count("max_errors", max_errors, least=0)
+        if self.max_errors is not None and on_error == "skip":
+            self.limited = f"{LIMITED}{functional_name(type(self))} {self.depth}"
+
+    counter: ClassVar[str] = "skipped"
+
+    def skip(self, error: WdsError) -> None:
+        """Count ``error`` and return, or raise it."""
+        if self.on_error == "raise":
+            raise error
+        count = getattr(self.at, self.counter) + 1
+        setattr(self.at, self.counter, count)
+        if self.max_errors is not None and count > self.max_errors:
+            error.add_note(f"That is error {count} in this epoch, and max_errors={self.max_errors}.")
+            raise error
+        if count <= LOGGED:
+            logger.warning("skipped: %s%s", error, " Further ones are only counted." if count == LOGGED else "")

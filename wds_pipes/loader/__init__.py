@@ -1,0 +1,1 @@
+"""PipeLoader: everything that knows of processes."""
