@@ -12,6 +12,7 @@ import torch
 import wds_pipes as wp
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import STATE_VERSION
+from wds_pipes.core.stream import Stream
 
 
 def make(urls, **options):

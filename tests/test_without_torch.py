@@ -30,7 +30,7 @@ def test_shards_are_written_and_read(tmp_path):
         import io, json
         import numpy as np
         from wds_pipes.tar import ShardWriter, TarReader, TarWriter, split_key
-        from wds_pipes.core.stage import Stream
+        from wds_pipes.core.stream import Stream
         from wds_pipes.stages import BatchSamples, DecodeByExt, GroupByKey, LoadTar, OpenShards, ShardList, ShuffleBuffer, ToTuple
 
         with ShardWriter(sys.argv[1] + "/s-%d.tar", max_samples=10) as writer:
@@ -77,7 +77,7 @@ def test_the_pipes_say_what_they_need():
 def test_the_test_kit_works(tmp_path):
     """make_shards and check_resume."""
     code = """
-        from wds_pipes.core.stage import Stream
+        from wds_pipes.core.stream import Stream
         from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
         from wds_pipes.testing import check_resume, make_shards
         urls = make_shards(sys.argv[1], shards=2, samples=3)

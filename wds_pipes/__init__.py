@@ -27,7 +27,8 @@ if _TYPE_CHECKING:
     from wds_pipes.datapipes import ShardList, WdsPipe, as_dataset, load_state_dict, mix, register_stage, state_dict
     from wds_pipes.errors import CacheError, DecodeError, SampleError, ShardError, ShardWarning, StateError, WdsError, WorkerError
     from wds_pipes.io.cache import ShardCache
-    from wds_pipes.loader.pipe_loader import PipeLoader, merge_states
+    from wds_pipes.loader.merging import merge_states
+    from wds_pipes.loader.pipe_loader import PipeLoader
     from wds_pipes.tar import ShardWriter, TarWriter
 
 __all__ = [
@@ -60,7 +61,8 @@ _NAMES = {
     "datapipes": ("ShardList", "WdsPipe", "as_dataset", "load_state_dict", "mix", "register_stage", "state_dict"),
     "errors": ("CacheError", "DecodeError", "SampleError", "ShardError", "ShardWarning", "StateError", "WdsError", "WorkerError"),
     "io.cache": ("ShardCache",),
-    "loader.pipe_loader": ("PipeLoader", "merge_states"),
+    "loader.merging": ("merge_states",),
+    "loader.pipe_loader": ("PipeLoader",),
     "core.describe": ("describe_state",),
     "core.stage": ("Stage",),
     "tar": ("ShardWriter", "TarWriter"),

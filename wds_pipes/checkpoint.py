@@ -44,7 +44,9 @@ from wds_pipes.core.tracebacks import shortened
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
 from wds_pipes.io.urls import at_home
-from wds_pipes.loader.pipe_loader import PipeLoader, _At, merge_states, state_for
+from wds_pipes.loader.merging import merge_states, state_for
+from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
+from wds_pipes.loader.position import LoaderPosition
 
 FORMAT = 1
 WAIT_SECONDS = 10.0  # network file systems show a new name within some seconds, if they are asked again
@@ -155,7 +157,7 @@ def load(
             states = _states(root, number)
             at = _place_in(loader, states, str(_place(root, number)), moved)
             agreed.append(_checksum({"ranks": states}))
-    loader._go_to(at)
+    progress_of(loader).go_to(at)
     _last_steps[loader] = number
     return number
 
@@ -390,7 +392,7 @@ class DCPState:
             raise StateError(
                 f"this is not what DCPState.state_dict() gave ({error!r}): load a checkpoint that was saved with a DCPState under this name."
             ) from error
-        self._loader._go_to(_place_in(self._loader, states, "the distributed checkpoint"))
+        progress_of(self._loader).go_to(_place_in(self._loader, states, "the distributed checkpoint"))
 
 
 def _gather(loader: PipeLoader, group: Any) -> list[State]:
@@ -410,11 +412,11 @@ def _gather(loader: PipeLoader, group: Any) -> list[State]:
     return [state for place, state in enumerate(states) if place == 0 or state != states[place - 1]]
 
 
-def _place_in(loader: PipeLoader, states: list[State], where: str, moved: bool = False) -> _At:
+def _place_in(loader: PipeLoader, states: list[State], where: str, moved: bool = False) -> LoaderPosition:
     """Where the states of all ranks let a loader continue; ``where`` they are from, for people."""
-    state = _state_for(loader, states, where, moved or loader._recipe.data.moved)
+    state = _state_for(loader, states, where, moved or progress_of(loader).plan.recipe.data.moved)
     try:
-        return loader._place_of(state, moved=moved)
+        return progress_of(loader).plan.restore(state, moved=moved)
     except StateError as error:
         error.add_note(f"The state is from {where}.")
         raise

@@ -31,7 +31,7 @@ from wds_pipes.checkpoint import gather
 from wds_pipes.core.stage import State
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.datapipes import ShardList, WdsPipe
-from wds_pipes.loader.pipe_loader import PipeLoader
+from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 
 _HOSTS = ("lightning.pytorch", "pytorch_lightning")
 
@@ -461,7 +461,7 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
             made, options = self._pipe(name), self._loader_options(name)
             if not isinstance(made, PipeLoader):
                 pipe, made = made, PipeLoader(made, **options)
-                if options["epoch_end"] is None and made._uncounted is None:
+                if options["epoch_end"] is None and progress_of(made).plan.uncounted is None:
                     made = PipeLoader(pipe, **options | {"epoch_end": "drop"})
             self._built[name] = made
         return self._built[name]

@@ -113,7 +113,7 @@ def test_standard_input():
     code = """
         import sys
         sys.modules["torch"] = None  # it starts faster
-        from wds_pipes.core.stage import Stream
+        from wds_pipes.core.stream import Stream
         from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
         print([sample["__key__"] for sample in Stream(GroupByKey(LoadTar(OpenShards(ShardList("-")))))])
     """

@@ -146,7 +146,7 @@ def test_environment_variables(remote, local, way):
     code = """
         import sys
         sys.modules["torch"] = None  # it starts faster
-        from wds_pipes.core.stage import Stream
+        from wds_pipes.core.stream import Stream
         from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
         print(len(list(Stream(GroupByKey(LoadTar(OpenShards(ShardList(sys.argv[1]))))))))
     """

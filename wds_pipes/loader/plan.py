@@ -1,0 +1,225 @@
+"""How a PipeLoader divides epochs: what follows from its options, its rank and its pipeline alone."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+from wds_pipes.core.counts import COUNTED, logger
+from wds_pipes.core.moved import Move
+from wds_pipes.core.options import check_choice, check_count
+from wds_pipes.core.stage import Stage, State, Tolerant
+from wds_pipes.core.state import MOST_LANES, SavedLane, are_all, damaged
+from wds_pipes.core.stream import Recipe, Stream, check_lane, check_recipe
+from wds_pipes.core.words import shown, some
+from wds_pipes.errors import StateError
+from wds_pipes.loader.lanes import Deal, deal_again, lay_out, parts_of
+from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
+from wds_pipes.loader.merging import state_for
+from wds_pipes.loader.position import LoaderPosition
+from wds_pipes.loader.protocol import NOT_BEGUN, LaneState, pack, total_counts, unpack
+from wds_pipes.loader.ranks import Rank, find_rank
+from wds_pipes.stages import BatchSamples, Mix
+
+
+class Plan:
+    """How epochs are divided over lanes, and the lanes over ranks.
+
+    Args:
+        stage: the pipeline.
+        epoch_end, lanes, num_workers: the options of PipeLoader.
+        rank: the rank and the number of ranks as they were given; None: they are found at the first use.
+
+    Attributes:
+        stage: the pipeline with ``Parts`` in it, see ``lanes``.
+        uncounted: why the number of samples of a lane is not known; None if it is.
+        limits: the max_errors of the steps that have one, by the names of their counts.
+    """
+
+    def __init__(self, stage: Stage[Any], *, epoch_end: str | None, lanes: int | None, num_workers: int, rank: tuple[int | None, int | None]) -> None:
+        if rank != (None, None):
+            find_rank(*rank)
+        self.stage = lay_out(stage)
+        self._epoch_end = None if epoch_end is None else check_choice("epoch_end", epoch_end, "drop", "pad", "exact")
+        self.uncounted = why_uncounted(self.stage)
+        self.limits = _limits(self.stage)
+        if epoch_end in ("drop", "pad") and self.uncounted:
+            raise ValueError(f"epoch_end={epoch_end!r} needs to know how many samples there are, and {self.uncounted}")
+        self._num_workers = check_count("num_workers", num_workers, least=0)
+        self._lanes = None if lanes is None else check_count("lanes", lanes, most=MOST_LANES)
+        self._given = rank
+
+    @cached_property
+    def rank(self) -> Rank:
+        """The data-parallel rank, found at the first use."""
+        rank = find_rank(*self._given)
+        if self._lanes is not None and self._lanes % rank.of:
+            raise ValueError(f"lanes={self._lanes} must be a multiple of the {rank.of} ranks")
+        if self._epoch_end is None and rank.of > 1 and self.uncounted:
+            raise ValueError(
+                f"the {rank.of} ranks would not get the same number of batches, which lets training hang: {self.uncounted}. If that is meant, pass "
+                "epoch_end='exact'."
+            )
+        return rank
+
+    @cached_property
+    def mode(self) -> str:
+        """How an epoch ends: ``"drop"``, ``"pad"`` or ``"exact"``."""
+        mode = self._epoch_end or ("exact" if self.rank.of == 1 else "drop")
+        parts, samples = parts_of(self.stage), getattr(self.source, "samples", None)
+        parts.samples = None if samples is None else sum(samples)
+        parts.pads = mode == "pad"
+        return mode
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """What a state must fit."""
+        self.mode  # noqa: B018 - it is in the graph
+        return Stream(self.stage).recipe._replace(samples=getattr(self.source, "samples_fingerprint", None))
+
+    @property
+    def source(self) -> Stage[Any]:
+        """The first stage."""
+        return self.stage.root
+
+    @cached_property
+    def batching(self) -> list[BatchSamples]:
+        """The steps that make batches, the first of them first: the others make batches of batches."""
+        return batching(self.stage)
+
+    @property
+    def batch_size(self) -> int:
+        """How many samples a whole batch has."""
+        return math.prod(step.size for step in self.batching)
+
+    def batches(self, deal: Deal) -> int | None:
+        """How many batches each lane of a deal gives, where all are to give the same number."""
+        samples = deal.samples()
+        if self.mode == "exact" or samples is None:
+            return None
+        return min(samples) // self.batch_size if self.mode == "drop" else -(-max(samples) // self.batch_size)
+
+    def length(self, epoch: int, lanes: int | None) -> int:
+        """How many batches this rank gives in a whole epoch of so many lanes, where the samples are counted."""
+        deal = Deal.first(lanes or self._new_lanes(), self.source, epoch)
+        mine, batches = (deal.samples() or [])[self.rank.number :: self.rank.of], self.batches(deal)
+        return sum(batches_of(self.batching, samples) for samples in mine) if batches is None else batches * len(mine)
+
+    def left(self, at: LoaderPosition) -> int | None:
+        """How many batches this rank gives from a position to the end of its epoch; None: that is not known."""
+        samples, batches = at.deal.samples(), self.batches(at.deal)
+        if self.uncounted or samples is None:
+            return None
+        going = {number: lane for number, lane in at.states.items() if not lane["ended"]}
+        if batches is not None:
+            return sum(int(batches - lane["delivered"]) for lane in going.values())
+        # By samples, since the batches before may have had another size.
+        return sum(batches_of(self.batching, samples[number] - sum(lane["counts"].get(name, 0) for name in COUNTED)) for number, lane in going.items())
+
+    def beginning(self, epoch: int, lanes: int | None = None) -> LoaderPosition:
+        """The beginning of an epoch."""
+        lanes = lanes or self._new_lanes()
+        return LoaderPosition(epoch, Deal.first(lanes, self.source, epoch), dict.fromkeys(range(self.rank.number, lanes, self.rank.of), pack(NOT_BEGUN)))
+
+    def after(self, at: LoaderPosition) -> LoaderPosition:
+        """A position; if every lane of its epoch has ended there, the beginning of the next epoch."""
+        # Other ranks may still be in this epoch if they may end at different times.
+        if (len(at.lanes) == at.deal.lanes or self.mode != "exact") and all(unpack(lane)["ended"] for lane in at.lanes.values()):
+            return self.beginning(at.epoch + 1, at.deal.lanes).counted_from(at)
+        return at
+
+    def counts(self, at: LoaderPosition) -> dict[str, int]:
+        """This rank's samples of an epoch up to a position, by what became of them."""
+        return total_counts(at.states.values(), at.deal.counts if self.rank.number == 0 else {})
+
+    def restore(self, state: State | list[State], *, moved: bool = False) -> LoaderPosition:
+        """Where a state lets this rank continue; StateError as in ``PipeLoader.load_state_dict``."""
+        if isinstance(state, (list, tuple)):
+            state = state_for(list(state), self.rank, moved=moved or self.recipe.data.moved)
+        move, rank = Move(moved), self.rank
+        saved = check_recipe(state, self.recipe, move)
+        if saved.rank is None:
+            raise damaged("it does not say of which rank it is")
+        epoch, count = saved.epoch, saved.lane_count
+        lanes = {number: self._checked_lane(number, lane, move) for number, lane in saved.lanes.items()}
+        whole, own = are_all(lanes, range(count)), (saved.rank, saved.world_size) == tuple(rank)
+        if own and not whole and not are_all(lanes, range(rank.number, count, rank.of)):
+            raise damaged(f"it has lane {some(lanes)} of {count}")
+        if not whole and not own:
+            raise StateError(
+                f"this is the state of rank {saved.rank} of {saved.world_size} alone, and this process is rank {rank.number} of {rank.of}: "
+                "collect the states of all ranks and load merge_states(states) on each."
+            )
+        ends = saved.epoch_end, saved.batch_size
+        alike = ends[0] == self.mode and (self.mode == "exact" or ends[1] == self.batch_size)
+        if not alike and not whole:
+            raise StateError(
+                f"this is the state of one rank, of an epoch with epoch_end={shown(ends[0])} and batches of {ends[1]}, and this loader has "
+                f"epoch_end={self.mode!r} and batches of {self.batch_size}: load merge_states(states) of all ranks' states on each, or keep these."
+            )
+        deal = Deal.first(count, self.source, epoch) if saved.deal is None else Deal.from_json(count, saved.deal, self.stage, epoch, move)
+        batches = self.batches(deal) if alike else None
+        if batches is not None and any(lane["delivered"] > batches for lane in lanes.values()):
+            raise damaged(f"it has a lane that gave more than its {batches} batches")
+        hosts = self._new_lanes()
+        if (whole or self.mode != "exact") and all(lane["ended"] for lane in lanes.values()):
+            at = self.beginning(epoch + 1, count if count % rank.of == 0 and count >= hosts else None)
+        elif not whole or (alike and count % rank.of == 0 and count >= hosts and self._lanes in (None, count) and self._even(deal, lanes)):
+            at = LoaderPosition(epoch, deal, {number: pack(lanes[number]) for number in range(rank.number, count, rank.of)}, saved.step)
+        else:
+            dealt = self._lanes or max(hosts, count // rank.of * rank.of)
+            at = self.beginning(epoch, dealt)._replace(deal=deal_again(deal, dealt, lanes, self.stage, epoch))
+            self._warn_of_dropped(at.deal)
+        move.log()
+        samples = saved.given * self.batch_size if saved.given_samples is None else saved.given_samples
+        return at._replace(given=saved.given, samples=samples)
+
+    def _new_lanes(self) -> int:
+        """How many lanes an epoch has that begins here."""
+        return self._lanes or self.rank.of * max(1, self._num_workers)
+
+    def _warn_of_dropped(self, deal: Deal) -> None:
+        """Say so where much of an epoch that is dealt again would be left out."""
+        samples, batches = deal.samples(), self.batches(deal)
+        if self.mode != "drop" or samples is None or batches is None:
+            return
+        left, total = sum(samples) - batches * self.batch_size * deal.lanes, sum(samples)
+        if left * 4 > total:
+            logger.warning(
+                "dealt to %d lanes, %d of the %d samples that are left of the epoch make no full batch in every lane, and are dropped: use fewer lanes or "
+                "epoch_end='pad' or 'exact' if that is not meant", deal.lanes, left, total,
+            )  # fmt: skip
+
+    def _checked_lane(self, number: int, lane: SavedLane, move: Move) -> LaneState:
+        """What a state says of a lane; StateError if it cannot stand there."""
+        position = None
+        if lane.position is not None:
+            position = self.stage.relocate(check_lane(lane, number, self.stage), move)
+            self.stage.load(position)
+        return {"url": lane.url, "delivered": lane.delivered, "ended": lane.ended, "position": position, "counts": lane.counts}
+
+    def _even(self, deal: Deal, lanes: dict[int, LaneState]) -> bool:
+        """Whether all ranks have equally many batches left in these lanes, where that matters."""
+        batches = self.batches(deal)
+        if batches is None:
+            return True
+        left = [0] * self.rank.of
+        for number, lane in lanes.items():
+            left[number % self.rank.of] += 0 if lane["ended"] else batches - lane["delivered"]
+        return len(set(left)) == 1
+
+
+def _limits(stage: Stage[Any]) -> dict[str, int]:
+    """The max_errors of the steps that have one, by the names of their counts; steps of one name in the sources of a mix share theirs."""
+    found: dict[str, int] = {}
+    step: Stage[Any] | None = stage
+    while step is not None:
+        if isinstance(step, Tolerant) and step.limited is not None and step.max_errors is not None:
+            found[step.limited] = step.max_errors
+        if isinstance(step, Mix):
+            for source in step.sources.values():
+                for name, limit in _limits(source).items():
+                    found[name] = found.get(name, 0) + limit
+        step = step.source
+    return found

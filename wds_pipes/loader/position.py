@@ -1,0 +1,42 @@
+"""Where a PipeLoader stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from wds_pipes.loader.lanes import Deal
+from wds_pipes.loader.protocol import LaneState, Result, unpack
+from wds_pipes.loader.stats import Tally
+
+
+class LoaderPosition(NamedTuple):
+    """Where a loader stands: one value, replaced and never changed, so that it is whole at any moment."""
+
+    epoch: int
+    deal: Deal
+    lanes: dict[int, bytes]  # the states of this rank's lanes, packed
+    step: int = 0
+    given: int = 0  # batches since the last cut of with_epoch
+    samples: int = 0  # and samples, where with_epoch counts these
+
+    def counted_from(self, other: LoaderPosition | None) -> LoaderPosition:
+        """Here, with what ``other`` has given since the last cut; None: the cut is here."""
+        return self._replace(given=0, samples=0) if other is None else self._replace(given=other.given, samples=other.samples)
+
+    @property
+    def states(self) -> dict[int, LaneState]:
+        """The states of the lanes, new at each call."""
+        return {number: unpack(lane) for number, lane in self.lanes.items()}
+
+
+class Paused(NamedTuple):
+    """Where with_epoch() cut an iteration, and what was in flight then."""
+
+    at: LoaderPosition
+    run: int
+    results: Iterator[Result]
+    ahead: Result | None
+    waiting: set[int]
+    ended: dict[int, bytes]
+    tally: Tally

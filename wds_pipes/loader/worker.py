@@ -1,0 +1,178 @@
+"""The worker's side of a PipeLoader: lanes that are read, batch by batch."""
+
+from __future__ import annotations
+
+import pickle
+import time
+import traceback
+from multiprocessing import queues
+from typing import Any, NamedTuple
+
+from torch.utils.data import Dataset, get_worker_info
+
+from wds_pipes.core.counts import COUNTED
+from wds_pipes.core.lane import Lane
+from wds_pipes.core.stage import Stage
+from wds_pipes.core.tracebacks import in_words, shorten
+from wds_pipes.core.words import plural
+from wds_pipes.errors import ShardError, WorkerError
+from wds_pipes.io.urls import hide
+from wds_pipes.loader.lanes import parts_of, with_parts
+from wds_pipes.loader.parent import begin_worker
+from wds_pipes.loader.protocol import Begin, Command, LaneState, Result, pack
+from wds_pipes.loader.stats import Meter
+
+
+class LaneHost(Dataset[Result]):
+    """The lanes that a worker process hosts, as a map-style dataset whose indices are commands."""
+
+    def __init__(self, stage: Stage[Any]) -> None:
+        self._stage = stage
+        self._run = -1
+        self._lanes: dict[int, _Running] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_stage": self._stage, "_run": -1, "_lanes": {}}
+
+    def __getitem__(self, command: Command) -> Result:
+        run, lane, begins = command
+        if run != self._run:
+            self.close()
+            self._run = run
+        if lane < 0:
+            return run, lane, None, None, False, None, None
+        try:
+            if begins is not None:
+                self._lanes = {number: _Running(self._stage, number, begin) for number, begin in begins.items()}
+                for running in self._lanes.values():
+                    running.start()
+            return self._lanes[lane].next(run)
+        except Exception as error:
+            return run, lane, None, None, False, error if get_worker_info() is None else _portable(error), None
+
+    def close(self) -> None:
+        """Close all that is open."""
+        for running in self._lanes.values():
+            try:
+                running.stage.close()
+            except ValueError as error:
+                # A thread, or what a signal handler has interrupted, is reading it: it is closed when that has ended, and nothing holds the lane.
+                if "already executing" not in str(error):
+                    raise
+        self._lanes.clear()
+
+
+class _Running:
+    """A lane that is being read."""
+
+    def __init__(self, recipe: Stage[Any], number: int, begin: Begin) -> None:
+        deal, self._number, self._batches = begin.deal, number, begin.batches
+        self._lane = Lane(recipe.seed, begin.epoch, number, deal.lanes, len(deal.history))
+        self._samples = (deal.samples() or {number: 0})[number]
+        chain = with_parts(recipe, deal, number, begin.epoch)
+        position = begin.state["position"]
+        self.stage = chain.open(self._lane, None if position is None else chain.load(position))
+        self._delivered: int = begin.state["delivered"]
+        self._end: Result | None = None
+        self._meter = Meter()
+        parts_of(self.stage).watch = self._meter.watch
+
+    def __del__(self) -> None:
+        # The chain is a cycle of stages and generators; what it has open is not to wait for the garbage collector.
+        if hasattr(self, "stage"):
+            self.stage.close()
+
+    def start(self) -> None:
+        """Let the lane ask for what it will read first."""
+        if self._batches is None or self._delivered < self._batches:
+            self.stage.start()
+
+    def next(self, run: int) -> Result:
+        """The next batch and the lane's state behind it; at the end, and from then on, no batch and the last state."""
+        if self._end is not None:
+            return self._end
+        full = self._batches is not None and self._delivered >= self._batches
+        waited, start = self.stage.waited, time.perf_counter()
+        batch = _NONE if full else next(self.stage.items, _NONE)
+        self._meter.busy += time.perf_counter() - start
+        self._meter.waited += self.stage.waited - waited
+        ended = batch is _NONE
+        self._delivered += not ended
+        mark = self.stage.mark()
+        counts = self.stage.counts(mark, self._delivered)
+        lack = self.stage.lack if ended and not self._delivered else None
+        if ended and self._batches is not None and not full:
+            if lack is not None and lack.explains(counts):
+                raise lack.error(f"lane {self._number} of {self._lane.of}")
+            raise ShardError(
+                f"lane {self._number} gave {plural(self._delivered, 'batch')} instead of {self._batches}: the shards have fewer usable samples than "
+                "samples_per_shard says, so the ranks would not end together. Correct it, or use epoch_end='exact'."
+            )
+        state: LaneState = {
+            "url": self.stage.where(mark, self._lane),
+            "delivered": self._delivered,
+            "ended": ended,
+            "position": self.stage.dump(mark),
+            "counts": counts,
+        }
+        if full:
+            counts["dropped"] += max(0, self._samples - sum(counts[name] for name in COUNTED))
+        spent = self._meter.spent() if ended or self._delivered % 8 == 1 else None
+        if ended:
+            self.stage.close()
+            self._end = run, self._number, lack, pack(state), True, None, spent
+            return self._end
+        return run, self._number, batch, pack(state), False, None, spent
+
+
+_NONE = object()
+
+
+def _portable(error: Exception) -> Any:
+    """``error`` with what led to it in words, so that it can leave the process."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__} in a worker:\n{hide(''.join(traceback.format_exception(shorten(error))))}")
+    notes = list(getattr(error, "__notes__", []))
+    if story := in_words(error):
+        notes.insert(0, f"In the worker:\n{hide(story).rstrip()}")
+    return _Portable(error, notes)
+
+
+class _Portable(NamedTuple):
+    """An error and its notes, which many classes forget when they are pickled; it arrives as the error."""
+
+    error: Exception
+    notes: list[str]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, tuple(self)
+
+
+def _arrived(error: Exception, notes: list[str]) -> Exception:
+    error.__notes__ = notes
+    return error
+
+
+def start_worker(worker: int) -> None:
+    """What a worker process does first."""
+    begin_worker(worker)
+    queues.Queue._on_queue_feeder_error = _not_sent  # type: ignore[attr-defined]
+
+
+_log_not_sent = queues.Queue._on_queue_feeder_error  # type: ignore[attr-defined]
+
+
+def _not_sent(queue: queues.Queue[Any], error: Exception, item: Any) -> None:
+    """Send an error in place of a batch that cannot be sent: the queue alone would drop it, and the main process would wait for ever."""
+    try:
+        number, (run, lane, _, _, _, _, _) = item
+    except (TypeError, ValueError):  # of another queue
+        _log_not_sent(error, item)
+        return
+    unsent = WorkerError(
+        f"a batch of lane {lane} cannot be sent to the main process ({type(error).__name__}: {hide(str(error))}). Let the last step give what can be pickled, "
+        "or use num_workers=0. state_dict() is still good."
+    )
+    queue.put((number, (run, lane, None, None, False, unsent, None)))

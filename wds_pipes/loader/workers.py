@@ -1,0 +1,120 @@
+"""The worker processes of a PipeLoader, or the lanes in this process where there are none."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from wds_pipes.core.stage import Stage
+from wds_pipes.errors import WorkerError
+from wds_pipes.loader.commands import Commands
+from wds_pipes.loader.parent import check_guarded, end_workers, make_terminate_kill, why_ended
+from wds_pipes.loader.protocol import Begin, Result
+from wds_pipes.loader.worker import LaneHost, start_worker
+
+_NOT_PICKLED = (
+    "Workers that are not forked get the pipe by pickling. Write the functions of its steps with def, at the top of a module, not as lambda or in a notebook; "
+    "or, on Linux, pass multiprocessing_context='fork'."
+)
+
+
+class Workers:
+    """What runs lanes: DataLoader's worker processes, which one stream of commands tells what to do.
+
+    Args:
+        stage: the pipeline, as ``lay_out`` made it.
+        count: how many processes; 0: the lanes run in this one.
+        persistent: keep them from one run to the next.
+        options: of DataLoader.
+    """
+
+    def __init__(self, stage: Stage[Any], count: int, *, persistent: bool, **options: Any) -> None:
+        self.count = count
+        self.persistent = persistent
+        self._host = LaneHost(stage)
+        self._commands = Commands(max(1, count))
+        self._loader = DataLoader(
+            self._host,
+            batch_size=None,
+            sampler=self._commands,
+            num_workers=count,
+            collate_fn=_as_it_is,  # type: ignore[arg-type]
+            worker_init_fn=start_worker if count else None,
+            generator=torch.Generator(),  # the global one is the model's
+            **options,
+        )
+        self._results: Iterator[Result] | None = None  # also holds the processes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_results": None}
+
+    def start(self, run: int, begins: dict[int, Begin], seed: int) -> Iterator[Result]:
+        """Begin a run over lanes; gives its results, behind what is still in flight of runs before.
+
+        Args:
+            run: its number.
+            begins: where each lane begins.
+            seed: for the global random generators of workers that are started.
+        """
+        self._commands.start(run, begins)
+        if not self.persistent or not all(worker.is_alive() for worker in getattr(self._results, "_workers", ())):
+            self._results = None  # the old workers stop first
+        if self._results is None:
+            self._loader.generator.manual_seed(seed)
+            if self.count:
+                check_guarded()
+            try:
+                self._results = iter(self._loader)
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                if re.search("pickle|local object", str(error)):
+                    error.add_note(_NOT_PICKLED)
+                raise
+            make_terminate_kill(getattr(self._results, "_workers", ()))
+        return self._results
+
+    def end_lane(self, lane: int) -> None:
+        """A lane has ended: ask for no more of it."""
+        self._commands.end(lane)
+
+    def forget(self) -> None:
+        """Let the next run start new workers; these end when nobody holds their results any more."""
+        self._results = None
+
+    def close(self) -> None:
+        """End the processes, and close what is open."""
+        results, self._results = self._results, None
+        if hasattr(results, "_workers"):  # a traceback may hold the results, and they hold the workers
+            end_workers(results)
+            # Who waits for a batch, in another thread or below the signal handler that this runs in, is to see that the workers are gone.
+            results._workers_status = [True] * len(results._workers)  # type: ignore[union-attr]
+        self._host.close()
+
+
+def worker_error(error: Exception, results: object) -> Exception:
+    """What DataLoader raises when a worker dies or is late, as an error of ours; ``results``: of the workers, if they were started."""
+    if not isinstance(error, RuntimeError) or "DataLoader" not in str(error):
+        return error
+    if str(error).startswith("DataLoader timed out"):
+        why = "no worker died. Reading or a step of the pipe takes longer than that for a batch: allow more, or look what the workers wait for"
+        told = WorkerError(f"{error}, timeout_seconds: {why}. state_dict() is still good.")
+    else:
+        codes = {worker.exitcode for worker in getattr(results, "_workers", ())}
+        why = why_ended(codes, str(error))
+        told = WorkerError(f"{str(error).strip().removesuffix('.')}. {why}. state_dict() is still good.")
+    told.__cause__ = error
+    return told
+
+
+def end_of(results: object) -> None:
+    """End the workers of these results now: a traceback may hold them, and they would be killed when the process ends, which DataLoader takes for an error."""
+    if hasattr(results, "_workers"):
+        end_workers(results)
+
+
+def _as_it_is(result: Result) -> Result:
+    return result
