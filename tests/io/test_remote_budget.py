@@ -11,7 +11,7 @@ from fsspec.asyn import get_loop
 from remote import bare, content, samples
 
 import wds_pipes as wp
-from wds_pipes.io.ranged import Feed, RemoteShard, budget
+from wds_pipes.io.remote.shard import Feed, RemoteShard, budget
 from wds_pipes.stages import OpenShards, ShardList
 from wds_pipes.testing import make_shards
 

@@ -88,7 +88,7 @@ def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib
 def _link(shards: list[str], seconds: float, options: dict[str, Any], readahead: int) -> tuple[float, int]:
     """MB per second that the link gives at most, and how many connections that takes."""
     from wds_pipes.io.open import Opener
-    from wds_pipes.io.ranged import Reading
+    from wds_pipes.io.remote.shard import Reading
 
     waits, opener = [], Opener(Reading(options, readahead, 1))
     for turn in range(5):
@@ -108,7 +108,7 @@ def _link(shards: list[str], seconds: float, options: dict[str, Any], readahead:
 
 def _raw(shards: list[str], seconds: float, opener: Opener) -> float:
     """MB per second that come, whether somebody has looked at them or not."""
-    from wds_pipes.io.ranged import Feed
+    from wds_pipes.io.remote.shard import Feed
 
     buffer, start = bytearray(1 << 20), time.perf_counter()
     while True:

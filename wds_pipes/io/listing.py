@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from wds_pipes.errors import ShardError
-from wds_pipes.io.stores import file_system, judge, missing_package
+from wds_pipes.io.remote.file_systems import file_system, missing_package
+from wds_pipes.io.remote.verdicts import judge
 from wds_pipes.io.urls import IPV6_HOST, clean, hide, redact, words
 
 _MAGIC = re.compile(r"[*?\[]")

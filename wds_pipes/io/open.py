@@ -12,8 +12,8 @@ from wds_pipes.core.counts import NO_NETWORK, Network
 from wds_pipes.errors import CacheError, ShardError, StateError
 from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.pipe import CommandOutput
-from wds_pipes.io.ranged import Feed, Pool, Reading, RemoteShard, UnreadError
-from wds_pipes.io.stores import missing_package
+from wds_pipes.io.remote.file_systems import missing_package
+from wds_pipes.io.remote.shard import Feed, Pool, Reading, RemoteShard, UnreadError
 from wds_pipes.io.urls import at_home, clean, hide, local_path, redact
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from wds_pipes.core.stage import Mark, Stage, Tolerant
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io import compression
 from wds_pipes.io.open import Opener, is_remote
-from wds_pipes.io.ranged import Feed, Reading
+from wds_pipes.io.remote.shard import Feed, Reading
 from wds_pipes.io.urls import hide, redact
 from wds_pipes.stages.cache_shards import CacheShards
 from wds_pipes.tar.reader import BLOCK

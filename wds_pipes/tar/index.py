@@ -156,7 +156,7 @@ def _exists(url: str, storage_options: Options) -> bool:
     path = local_path(url)
     if path is not None:
         return os.path.isfile(path)
-    from wds_pipes.io.stores import file_system
+    from wds_pipes.io.remote.file_systems import file_system
 
     fs, name = file_system(url, storage_options)
     return bool(fs.isfile(name))
@@ -173,7 +173,7 @@ def _read_all(urls: Sequence[str], storage_options: Options) -> list[_Index]:
 
 def _opener(storage_options: Options, **reading: int) -> Opener:
     from wds_pipes.io.open import Opener  # imports asyncio, which writing shards does without
-    from wds_pipes.io.ranged import Reading
+    from wds_pipes.io.remote.shard import Reading
 
     return Opener(Reading(storage_options or {}, **reading))
 

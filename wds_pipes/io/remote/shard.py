@@ -34,10 +34,12 @@ from time import perf_counter
 from typing import Any, NoReturn
 
 from wds_pipes.errors import ShardError, StateError
-from wds_pipes.io.stores import Answer, FaultyError, RefusedError, Stores, changed, close_answer, judge, one_piece
+from wds_pipes.io.remote.answers import Answer, FaultyError, RefusedError, changed, close_answer, one_piece
+from wds_pipes.io.remote.stores import Stores
+from wds_pipes.io.remote.verdicts import judge
 from wds_pipes.io.urls import clean, hide, redact, words
-from wds_pipes.tar.reader import BLOCK
 
+_BLOCK = 512  # of a tar
 _LEAST, _MOST = 1 << 20, 16 << 20  # of the ranges that are requested, in bytes
 _WAITS = 6  # a range takes at least so many times as long as the wait for its response, if it may
 _NEARLY = 4 << 20  # with so little of a shard left to come, the next one is requested
@@ -557,14 +559,14 @@ class RemoteShard(io.RawIOBase):
         size = refused.size if refused.size is not None else at if self.answered or at in (0, self.size) else None
         if size is None:  # as some stores do not tell; they do with what they have
             try:
-                answer = await self._store.ask(self._path, max(0, at - BLOCK), at, None)
+                answer = await self._store.ask(self._path, max(0, at - _BLOCK), at, None)
             except RefusedError as again:
                 if again.status != 416:
                     raise
             else:
                 size = answer.size
                 await close_answer(answer)
-        if size is None or size <= at - BLOCK:
+        if size is None or size <= at - _BLOCK:
             self._too_short(at, size)
         return Answer(at, at, size, self._tags, one_piece(b""))
 
@@ -603,7 +605,7 @@ class RemoteShard(io.RawIOBase):
         self._size_is_told = self._size_is_told or answer.size is not None
         self._tags |= answer.tags | self._tags
         self.feed.usual_size = self.size or self.feed.usual_size
-        if answer.size is not None and answer.size <= at - BLOCK:
+        if answer.size is not None and answer.size <= at - _BLOCK:
             self._too_short(at, answer.size)
         with self.feed.filled:
             self._set_stop(answer, at, block, first=first)

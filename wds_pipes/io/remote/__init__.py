@@ -1,0 +1,1 @@
+"""Remote shards: read ahead, through several connections at once."""

@@ -1,0 +1,150 @@
+"""The file systems of fsspec, made as the user says."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from ipaddress import IPv6Address
+from time import sleep
+from typing import Any
+from urllib.parse import quote, urlsplit
+from urllib.request import getproxies
+
+from wds_pipes.io.urls import IPV6_HOST, links_of
+
+_CONNECT_SECONDS = 5.0
+
+
+def copy_of_options(options: Any) -> Any:
+    """Options as they are now: the caller may change them later."""
+    return {name: copy_of_options(value) for name, value in options.items()} if isinstance(options, dict) else options
+
+
+def are_same(one: Any, other: Any) -> bool:
+    """Whether two options are the same; False also where they do not let themselves be compared."""
+    try:
+        return bool(one == other)
+    except Exception:  # of some class of the user's
+        return False
+
+
+def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[Any, str]:
+    """The file system of a URL as fsspec keeps it, and the path there; its requests by HTTP follow ``_client``."""
+    from fsspec.core import get_filesystem_class, url_to_fs
+
+    options, links = dict(storage_options or {}), links_of(url)
+    for link in links:
+        protocol = link.partition("://")[0]
+        check_reachable(protocol, options.get(protocol, {}) if len(links) > 1 else options)
+        if protocol in ("http", "https"):
+            given = options.get(protocol, {}) if len(links) > 1 else options
+            given = through_client(given)
+            options = {**options, protocol: given} if len(links) > 1 else given
+    if "::" in url and len(links) == 1:  # fsspec would take it for a chain
+        kind = get_filesystem_class(protocol)
+        return kind(**(options | kind._get_kwargs_from_urls(url))), kind._strip_protocol(url)
+    url = IPV6_HOST.sub(lambda found: f"[{IPv6Address(found[0][1:-1]).exploded}]", url) if len(links) > 1 else url
+    return url_to_fs(url, **options)  # type: ignore[no-any-return]
+
+
+def check_reachable(protocol: str, options: Mapping[str, Any]) -> None:
+    """ConnectionError, soon, where there is no way to Google's storage.
+
+    gcsfs would first look for credentials on a machine of Google's, and then request again and again: that takes up to a minute.
+    """
+    if protocol not in ("gs", "gcs"):
+        return
+    from fsspec.config import conf
+
+    options = {**conf.get("gs", {}), **conf.get("gcs", {}), **options}
+    endpoint = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
+    endpoint = endpoint or f"https://storage.{os.environ.get('GOOGLE_CLOUD_UNIVERSE_DOMAIN') or 'googleapis.com'}"
+    place = urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
+    if getproxies() or options.get("session_kwargs") or place.hostname is None:  # they may lead there in another way
+        return
+    error: OSError | None = None
+    for wait in (0.0, 0.1, 0.2, 0.4):
+        sleep(wait)
+        try:
+            socket.create_connection((place.hostname, place.port or (80 if place.scheme == "http" else 443)), _CONNECT_SECONDS).close()
+        except TimeoutError as late:
+            error = late
+            break
+        except OSError as refused:
+            error = refused
+        else:
+            return
+    raise ConnectionError(f"no connection to {place.hostname}: {error}") from None
+
+
+def missing_package(url: str) -> str:
+    """How to install what the protocol of a URL needs."""
+    extra = _EXTRAS.get(url.partition(":")[0])
+    return "install the package that it names" if extra is None else f"pip install 'wds_pipes[{extra}]'"
+
+
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
+
+
+def aistore_url(url: str) -> str:
+    """An object of AIStore as its gateway's REST interface names it."""
+    endpoint = os.environ.get("AIS_ENDPOINT")
+    if not endpoint:
+        raise ValueError("ais:// needs the environment variable AIS_ENDPOINT, such as http://gateway:51080")
+    bucket, _, name = url.removeprefix("ais://").partition("/")
+    return f"{endpoint.rstrip('/')}/v1/objects/{bucket}/{quote(name)}?provider=ais"
+
+
+async def _client(**options: Any) -> Any:
+    """A session without a limit of its own: each open shard has a connection, however many there are.
+
+    Of the headers, only ``_HARMLESS`` ones follow a redirect to another origin: aiohttp holds back Authorization and cookies, but not those of the session.
+    """
+    import aiohttp
+
+    if "connector" not in options:
+        options["connector"] = aiohttp.TCPConnector(limit=0)
+    trace, auth, cookies = aiohttp.TraceConfig(), options.pop("auth", None), options.pop("cookies", None)
+
+    async def begin(session: Any, context: Any, request: Any) -> None:
+        # As headers: what a session has itself, it sends to all origins.
+        if auth is not None and request.url.user is None and "Authorization" not in request.headers:
+            request.headers["Authorization"] = auth.encode()
+        if cookies:
+            pairs = cookies.items() if isinstance(cookies, Mapping) else cookies
+            own = [f"{name}={getattr(value, 'coded_value', value)}" for name, value in pairs]
+            request.headers["Cookie"] = "; ".join([*request.headers.getall("Cookie", ()), *own])
+
+    async def redirect(session: Any, context: Any, request: Any) -> None:
+        if not _within_origin(request.response):
+            for name in [name for name in request.headers if name.lower() not in _HARMLESS]:
+                del request.headers[name]
+
+    trace.on_request_start.append(begin)
+    trace.on_request_redirect.append(redirect)
+    options["trace_configs"] = [*(options.get("trace_configs") or ()), trace]
+    return aiohttp.ClientSession(**options)
+
+
+def through_client(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of an HTTP file system whose requests follow ``_client``. It gets the cookies: aiohttp before 3.14 sends those of a request to all origins."""
+    made = {"get_client": _client, **options}
+    if made["get_client"] is _client and "cookies" in made:
+        given = made.get("client_kwargs") or {}
+        made["client_kwargs"] = {**given, "cookies": {**dict(given.get("cookies") or {}), **dict(made.pop("cookies") or {})}}
+    return made
+
+
+_HARMLESS = {"accept", "accept-encoding", "accept-language", "cache-control", "range", "user-agent"}
+
+
+def _within_origin(response: Any) -> bool:
+    """Whether a redirect leads to the same scheme, host and port."""
+    from yarl import URL
+
+    try:
+        target = response.url.join(URL(response.headers.get("Location") or response.headers.get("URI") or ""))
+        return bool(target.origin() == response.url.origin())
+    except ValueError:
+        return False

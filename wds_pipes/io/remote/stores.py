@@ -1,0 +1,250 @@
+"""How to ask a store for the bytes of a shard from one place on, and what its refusals mean.
+
+fsspec's file systems give bytes but not what came with them (the size of the object, its ETag, which bytes were really sent), and only when a range is
+complete. So S3, GCS and HTTP are asked through fsspec's own sessions, with the user's storage_options, and answers are checked; other file systems
+are asked for ranges as they offer it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, Protocol
+
+from wds_pipes.io.identity import identify_store
+from wds_pipes.io.remote.answers import PIECE, Answer, FaultyError, Heard, ask_by_http, asking, body_pieces, described, one_piece, refused_by_s3
+from wds_pipes.io.remote.file_systems import aistore_url, are_same, check_reachable, copy_of_options, file_system, through_client
+from wds_pipes.io.threads import DaemonThreads
+from wds_pipes.io.urls import links_of
+
+_LEAST_RANGE, _FIRST_RANGE = 1 << 12, 1 << 18  # of those that give whole ranges
+
+
+class Store(Protocol):
+    """A file system that can be asked for ranges, from its event loop.
+
+    Attributes:
+        streams: whether an answer comes piece by piece, so that the whole rest of a shard can be asked for at once.
+    """
+
+    streams: bool
+
+    async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
+        """The bytes of an object from ``start`` up to, not including, ``stop`` (None: its end); ``size`` is that of the object, if it has been told."""
+        ...
+
+
+class Stores:
+    """The stores of a pipe, by URL.
+
+    Args:
+        storage_options: as fsspec takes them.
+        connections: how many there may be at once.
+        patience: after how many seconds without a byte a request is given up.
+    """
+
+    def __init__(self, storage_options: dict[str, Any], connections: int, patience: float) -> None:
+        self._options, self._connections, self._patience = storage_options, connections, patience
+        self._known: dict[str, tuple[Any, Store]] = {}
+        self._lock = threading.Lock()
+        self._threads: Executor = DaemonThreads(connections)
+
+    def find(self, url: str) -> tuple[Store, str]:
+        """The store of a URL, and the path of its object there.
+
+        Raises:
+            ImportError: a package for it is missing.
+            ValueError: nobody knows the protocol.
+        """
+        from fsspec.core import get_filesystem_class
+
+        if url.startswith("ais://"):
+            url = aistore_url(url)
+        if len(links_of(url)) > 1:
+            fs, path = file_system(url, self._options)
+            return self._store(fs), path
+        protocol = url.partition(":")[0]
+        kind = get_filesystem_class(protocol)
+        of_url = kind._get_kwargs_from_urls(url)
+        key = f"{protocol} {sorted(of_url.items())}"
+        with self._lock:
+            if key not in self._known:
+                fs = self._make(protocol, kind, of_url)
+                self._known[key] = fs, self._store(fs)
+            fs, store = self._known[key]
+        return store, fs._strip_protocol(url)
+
+    def _make(self, protocol: str, kind: Any, of_url: dict[str, Any]) -> Any:
+        options = self._options | of_url
+        if options.get("token") is None:
+            check_reachable(protocol, options)
+        if protocol in ("s3", "s3a"):
+            # Retries are ours, and open shards may hold more connections than are asked for.
+            given = options.get("config_kwargs") or {}
+            pool = {"max_pool_connections": max(1000, self._connections), "retries": {"total_max_attempts": 1}}
+            options = options | {"config_kwargs": pool | given}
+        elif protocol in ("http", "https"):
+            options = through_client(options)
+        # An instance of our own: those that fsspec keeps are shared with code that may close them or rely on their retries.
+        return _shared.setdefault(os.getpid(), _Shared()).find(kind, options, identify_store(f"{protocol}://", options))
+
+    def _store(self, fs: Any) -> Store:
+        names = [fs.protocol] if isinstance(fs.protocol, str) else list(fs.protocol)
+        if "s3" in names and hasattr(fs, "_call_s3"):
+            return _S3(fs)
+        if "gs" in names and hasattr(fs, "_get_headers"):
+            return _Gcs(fs, self._threads)
+        if "https" in names and hasattr(fs, "encode_url"):
+            return _Http(fs)
+        return _Other(fs, self._threads, self._patience)
+
+
+class _Shared:
+    """The file systems that the stores of this process use now: one for all of the same options, since each has connections of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: list[tuple[Any, Any, weakref.ref[Any], str]] = []
+
+    def find(self, kind: Any, options: dict[str, Any], identity: str) -> Any:
+        """The file system of a class with these options, which lead to the store ``identity``: the environment may have changed since one was made."""
+        with self._lock:
+            self._made = [made for made in self._made if made[2]() is not None]
+            for of_kind, of_options, found, of_identity in self._made:
+                fs = found()
+                if fs is not None and of_kind is kind and of_identity == identity and are_same(of_options, options):
+                    return fs
+            fs = kind(**{**options, "skip_instance_cache": True})
+            self._made.append((kind, copy_of_options(options), weakref.ref(fs), identity))
+            return fs
+
+
+_shared: dict[int, _Shared] = {}  # by process
+
+
+class _Http:
+    streams = True
+
+    def __init__(self, fs: Any) -> None:
+        self._fs = fs
+
+    async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
+        options = dict(self._fs.kwargs)
+        headers = {**options.pop("headers", {}), **asking(start, stop)}
+        session = await self._fs.set_session()
+        return await ask_by_http(session, start, self._fs.encode_url(path), **{"timeout": _no_limit(), **options}, headers=headers)
+
+
+class _Gcs:
+    streams = True
+
+    def __init__(self, fs: Any, threads: Executor) -> None:
+        self._fs, self._threads = fs, threads
+
+    async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
+        fs = self._fs
+        session = await fs._set_session()
+        # Signing may fetch a token, which is done with blocking requests.
+        headers = await asyncio.get_running_loop().run_in_executor(self._threads, fs._get_headers, asking(start, stop))
+        return await ask_by_http(session, start, fs.url(path), params=fs._get_params({}), headers=headers, timeout=_no_limit())
+
+
+class _S3:
+    streams = True
+
+    def __init__(self, fs: Any) -> None:
+        self._fs = fs
+        fs.retries = 1
+
+    async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
+        bucket, key, version = self._fs.split_path(path)
+        more = {"VersionId": version} if version else {}
+        try:
+            found = await self._fs._call_s3("get_object", Bucket=bucket, Key=key, Range=asking(start, stop)["Range"], **more, **self._fs.req_kw)
+        except OSError as error:
+            response = getattr(error.__cause__, "response", None)
+            if not isinstance(response, dict):
+                raise
+            raise refused_by_s3(response, str(error)) from error
+        body, headers = found["Body"], found["ResponseMetadata"]["HTTPHeaders"]
+        raw = getattr(body, "raw_stream", None) or getattr(body, "__wrapped__", None)
+        answer = described(found["ResponseMetadata"]["HTTPStatusCode"], headers, start)
+        if not hasattr(getattr(raw, "content", None), "readany"):
+            return replace(answer, pieces=body_pieces(body), close=body.close)
+        heard = Heard(raw)
+        return replace(answer, pieces=heard.pieces(), close=body.close, rest=heard.rest)
+
+
+class _Other:
+    """Any file system of fsspec's, asked from threads: with its blocking calls, which all have.
+
+    They give a range when it is complete. So that something comes within ``patience`` on any link, what is asked for is divided into ranges that are as long
+    as the link was found to allow.
+    """
+
+    streams = False
+
+    def __init__(self, fs: Any, threads: Executor, patience: float) -> None:
+        self._fs, self._threads, self._patience = fs, threads, patience
+        self._most = _FIRST_RANGE
+
+    async def _call(self, name: str, *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, getattr(self._fs, name), *args)
+
+    async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
+        tags: dict[str, str] = {}
+        if size is None:
+            info = await self._call("info", path)
+            size = info.get("size")
+            if info.get("type") == "directory":
+                raise IsADirectoryError(f"{path} is a directory")
+            tags = {name: str(info[name]) for name in ("ETag", "etag", "mtime", "LastModified", "last_modified") if info.get(name)}
+        if size is None:
+            return Answer(0, None, None, tags, self._read_over(path), has_end_mark=False)
+        stop = size if stop is None else min(size, stop)
+        return Answer(start, max(start, stop), size, tags, self._ranges(path, start, stop))
+
+    async def _ranges(self, path: str, start: int, stop: int) -> AsyncIterator[bytes]:
+        while start < stop:
+            wanted, begun = min(self._most, stop - start), perf_counter()
+            try:
+                data = await self._call("cat_file", path, start, start + wanted)
+            except asyncio.CancelledError:  # it took too long, or nobody wants it any more
+                if perf_counter() - begun > self._patience / 2:
+                    self._learn(wanted, perf_counter() - begun)
+                raise
+            if len(data) > wanted:
+                raise FaultyError(f"the store gave {len(data)} bytes from byte {start} on instead of {wanted}")
+            self._learn(len(data), perf_counter() - begun)
+            async for piece in one_piece(data):
+                yield piece
+            start += len(data)
+            if len(data) < wanted:
+                return
+
+    def _learn(self, count: int, seconds: float) -> None:
+        """How much to ask for at once, now that so many bytes have taken so long."""
+        if seconds > self._patience / 2:
+            self._most = max(_LEAST_RANGE, min(self._most, count // 4))
+        elif seconds < self._patience / 8:
+            self._most = max(self._most, 4 * count)
+
+    async def _read_over(self, path: str) -> AsyncIterator[bytes]:
+        """What has no known size can only be read from its beginning."""
+        run = asyncio.get_running_loop().run_in_executor
+        with await run(self._threads, self._fs.open, path, "rb") as file:
+            while piece := await run(self._threads, file.read, PIECE):
+                yield piece
+
+
+def _no_limit() -> Any:
+    """Streams of shards may take long; how long nothing may come is watched by whoever reads."""
+    import aiohttp
+
+    return aiohttp.ClientTimeout(total=None, sock_connect=30)

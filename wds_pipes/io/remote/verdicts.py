@@ -1,0 +1,69 @@
+"""What an error of a store means: whether asking again makes sense, and what to tell."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from wds_pipes.core.tracebacks import causes
+from wds_pipes.io.remote.answers import RefusedError
+from wds_pipes.io.urls import words
+
+_PASSING = {304, 408, 425, 429, *range(500, 600)}  # statuses after which asking again makes sense; 304 answers what was never asked
+
+
+class Verdict(NamedTuple):
+    """What to make of an error: whether asking again may help, and in how many seconds at the earliest; else what to tell the user."""
+
+    passing: bool
+    after: float = 0.0
+    advice: str = ""
+
+
+_OWN_FAULT = (ImportError, TypeError, AttributeError, KeyError, NameError, NotImplementedError)
+
+
+def judge(error: BaseException, protocol: str) -> Verdict:
+    """What to make of an error of a store."""
+    kind = type(error).__name__
+    # aiohttp calls an answer that breaks off, or that it cannot understand, a status of 400.
+    if kind == "ClientPayloadError" or isinstance(error, (ConnectionError, TimeoutError)) or _unparseable(error):
+        return Verdict(True, advice="cannot be read")
+    status = error.status if isinstance(error, RefusedError) else _status(error)
+    if status == 404 or (status is None and isinstance(error, FileNotFoundError)):
+        return Verdict(False, advice="does not exist: check its name")
+    if status in (401, 403) or (status is None and isinstance(error, PermissionError)) or "Credentials" in kind or "Forbidden" in words(error):
+        return Verdict(False, advice=f"may not be read: check your credentials{_PUBLIC.get(protocol, '')}")
+    if status is not None:
+        return Verdict(status in _PASSING, getattr(error, "after", None) or 0.0, "cannot be read")
+    if isinstance(error, (IsADirectoryError, NotADirectoryError, ValueError, *_OWN_FAULT)) or "Certificate" in kind or not isinstance(error, Exception):
+        return Verdict(False, advice="cannot be read")
+    return Verdict(True, advice="cannot be read")
+
+
+_PUBLIC = {
+    "s3": "; for public data pass storage_options={'anon': True}, for buckets whose readers pay {'requester_pays': True}",
+    "gs": "; for public data pass storage_options={'token': 'anon'}, for buckets whose readers pay {'requester_pays': True}",
+    "gcs": "; for public data pass storage_options={'token': 'anon'}, for buckets whose readers pay {'requester_pays': True}",
+    "http": "; headers go into storage_options={'headers': {...}}",
+    "https": "; headers go into storage_options={'headers': {...}}",
+}
+
+
+def _unparseable(error: BaseException) -> bool:
+    """Whether an error, or what caused it, is an answer that some library could not understand."""
+    return any(kind.__name__ in _UNPARSEABLE for each in causes(error) for kind in type(each).__mro__)
+
+
+_UNPARSEABLE = {"HttpProcessingError", "ResponseParserError", "JSONDecodeError", "ParseError"}  # of aiohttp, botocore, and what reads JSON and XML
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status in an error of some library, or in what caused it."""
+    for each in causes(error):
+        for name in ("status", "status_code", "code"):
+            if name == "code" and hasattr(each, "status"):  # of aiohttp's errors it is deprecated
+                continue
+            value = getattr(each, name, None) or getattr(getattr(each, "response", None), name, None)
+            if isinstance(value, (int, str)) and str(value).isdigit() and 300 <= int(value) < 600:
+                return int(value)
+    return None
