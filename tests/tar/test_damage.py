@@ -19,7 +19,7 @@ from wds_pipes import SampleError, ShardError, ShardWarning
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import GroupByKey
 from wds_pipes.tar import TarReader
-from wds_pipes.tar.reader import MAX_HEADER_BYTES
+from wds_pipes.tar.headers import MAX_HEADER_BYTES
 from wds_pipes.testing import check_resume
 
 COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.ZstdCompressor().compress}

@@ -14,7 +14,7 @@ from wds_pipes import ShardError, ShardWarning
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
 from wds_pipes.tar import TarReader
-from wds_pipes.tar.index import index_shards
+from wds_pipes.tar.indexing import index_shards
 from wds_pipes.testing import check_resume
 
 FIELDS = {"cls": b"1", "jpg": b"image" * 50, "txt": b"caption"}

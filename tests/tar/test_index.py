@@ -194,7 +194,7 @@ def test_remote_shards(urls, counted, tmp_path):
 
 def test_secrets_are_not_written(tmp_path):
     """Neither of the user's part nor of the query."""
-    from wds_pipes.tar.index import write_index
+    from wds_pipes.tar.indexing import write_index
 
     write_index(str(tmp_path / "i.json"), {"s3://user:secret@b/x.tar": ShardFacts(1), "https://h/y.tar?X-Amz-Signature=secret&v=1": ShardFacts(2)})
     assert "secret" not in (tmp_path / "i.json").read_text()

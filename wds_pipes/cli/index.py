@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from wds_pipes.tar.index import ShardFacts
+    from wds_pipes.tar.index_formats import ShardFacts
 
 
 @click.command()
@@ -28,7 +28,7 @@ def index(urls: tuple[str, ...], output: str, threads: int, key_split: str, on_r
     from wds_pipes.core.words import plural
     from wds_pipes.errors import ShardWarning, WdsError
     from wds_pipes.io.urls import expand, redact
-    from wds_pipes.tar.index import index_shards
+    from wds_pipes.tar.indexing import index_shards
 
     try:
         shards = expand(urls)

@@ -27,7 +27,8 @@ from wds_pipes.core.tracebacks import shortened
 from wds_pipes.core.words import plural
 from wds_pipes.datapipes.torch_steps import HOLD_NOTHING, TorchSource, TorchStep, walk
 from wds_pipes.dataset import LaneEnds, warn_of_batches
-from wds_pipes.display import graph, shown
+from wds_pipes.display import graph
+from wds_pipes.display.text import shown
 from wds_pipes.errors import StateError
 from wds_pipes.loader.ranks import warn_of_ranks
 

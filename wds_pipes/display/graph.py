@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import IterDataPipe
 
-from wds_pipes.display import shown
+from wds_pipes.display.text import shown
 
 MIX = "mix"  # has its sources in a dict
 _ENCODED = frozenset('"#<>&`;%|\\')  # in a text of Mermaid

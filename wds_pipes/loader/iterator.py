@@ -118,7 +118,7 @@ class LoaderIterator:
                 error = self._too_many(at, {**at.lanes, **self._ended})
             self._commit_ends(at)
             return self.stop(error or StopIteration())
-        self._ahead = self._fetch()  # rule 5; what goes wrong with it is for the next call
+        self._ahead = self._fetch()  # rule 5 of ``pipe_loader``; what goes wrong with it is for the next call
         if self._plan.limits and (many := self._too_many(at, {**at.lanes, lane: state, **self._ended})) is not None:
             return self.stop(many)
         samples = at.samples + (delivered_in(state) - delivered_in(at.lanes[lane]) if progress.cut_in_samples else 0)

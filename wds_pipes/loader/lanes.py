@@ -3,32 +3,30 @@
 Rules:
 1. An epoch is dealt into lanes by (seed, epoch, number of lanes) alone: lane i of n gives the shards i, i + n, i + 2n ... of the epoch's order or, if the
    samples of each shard are known, the i-th of n equal runs of samples.
-2. A chain is cut in two before its first ``batch_samples``: what stands before is run for each part of a lane by itself, what stands behind (it holds nothing
-   between items) runs over the parts as one stream, so that no batch is cut short where a part ends.
-3. To deal the rest of an epoch again, each lane leaves a *tail* (the shards that it had opened, from its position on, under its old name, since its shuffle
+2. To deal the rest of an epoch again, each lane leaves a *tail* (the shards that it had opened, from its position on, under its old name, since its shuffle
    goes by that) and the shards that it had not opened. Tails go to the new lanes in turn, unopened shards are dealt as in rule 1, so that with known numbers
    of samples the lanes are equal again. Of a mix, all lanes are tails.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 import pickle
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from wds_pipes.core.counts import COUNTED, Lack, add_limited, public_counts
+from wds_pipes.core.counts import COUNTED
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.moved import Move
-from wds_pipes.core.stage import Mark, Out, Stage, begin, running_copy
+from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import MOST_DEALS, MOST_LANES, damaged, read_count, read_counts, read_dict, read_list, read_position
 from wds_pipes.core.words import shown
-from wds_pipes.errors import ShardError
-from wds_pipes.stages import BatchSamples, Mix, ShardList
+from wds_pipes.stages import ShardList
 from wds_pipes.stages.shard_list import Piece
+
+if TYPE_CHECKING:
+    from wds_pipes.loader.parts import Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +162,9 @@ class Deal:
         return pickle.dumps(entry)
 
     @classmethod
-    def from_json(cls, lanes: int, entry: dict[str, Any], stage: Stage[Any], epoch: int, move: Move) -> Deal:
-        """The deal that ``as_json`` wrote of an epoch, of a chain that ``lay_out`` made; StateError where it cannot be one."""
-        recipe = parts_of(stage).source
+    def from_json(cls, lanes: int, entry: dict[str, Any], stage: Parts[Any], epoch: int, move: Move) -> Deal:
+        """The deal that ``as_json`` wrote of an epoch, of what runs its parts; StateError where it cannot be one."""
+        recipe = stage.source
         assert recipe is not None
         stages = len(recipe.dump(None))
         history: list[tuple[Sizes, tuple[int, ...]]] = []
@@ -249,181 +247,17 @@ def _no_piece() -> NoReturn:
     raise damaged("its deal gives out more samples than there are")
 
 
-class Parts(Stage[Out]):
-    """The parts of a lane as one stream, and behind them, if asked for, its samples again without end.
-
-    Checkpoint: which part, how many pieces of its shards were opened, and the position in it.
-    """
-
-    @dataclass(slots=True)
-    class At:  # noqa: D106 - see Stage
-        part: int = 0
-        opened: int = 0
-        padded: int = 0
-        batched: int = 0  # these are of the parts that are done; batched: samples that were delivered in batches
-        filtered: int = 0
-        skipped: int = 0
-        dropped: int = 0
-        skipped_shards: int = 0
-        damaged: int = 0
-        limited: dict[str, int] | None = None  # the counts of single stages
-
-    counts_itself = True
-    order_options = ("samples",)
-
-    def __init__(self, source: Stage[Out]) -> None:
-        super().__init__(source)
-        # How many samples an epoch has, where samples and not shards are dealt, and whether repeats fill it up: set by PipeLoader.
-        self.samples: int | None = None
-        self.pads = False
-        # The lane that is to be run: see ``with_parts``.
-        self.parts: list[tuple[Lane, list[dict[str, Any]] | None]] = []  # each with the position where it begins
-        self.padding: Lane | None = None
-        self.watch: Callable[[Stage[Out]], None] | None = None  # is shown each part's chain before it starts
-        self._inner: Stage[Out] | None = None
-        self._lack = Lack()  # while running, of the parts that are done
-        self._resume: Mark | None = None
-
-    def open(self, lane: Lane, mark: Mark | None = None) -> Parts[Out]:
-        own, before = mark or (None, None)
-        running = running_copy(self)
-        running.lane, running.at, running._resume = lane, self._at(own), before
-        begin(running, mark)
-        return running
-
-    def run(self) -> Iterator[Out]:
-        at, parts = self.at, self.parts
-        if at.part > len(parts) and self.padding is None:
-            raise damaged(f"lane {self.lane.number} has {at.part} parts behind it, and these are {len(parts)}")
-        while at.part < len(parts) or self.padding is not None:
-            pads, whole, before = at.part >= len(parts), self._resume is None, at.padded
-            inner = self._inner or self._open()
-            if pads:
-                for item in inner.items:
-                    at.padded += 1
-                    yield item
-            else:
-                yield from inner.items
-            self._count(inner)
-            inner.close()
-            self._inner = None
-            if pads and whole and at.padded == before:
-                if self._lack.explains({"filtered": at.filtered, "skipped": at.skipped}):
-                    raise self._lack.error(f"lane {self.lane.number} of {self.lane.of}")
-                raise ShardError("there are no samples to fill up the epoch with: use epoch_end='drop', or look why the shards give none.")
-            at.part, at.opened = at.part + 1, 0
-            self._resume = None
-
-    def start(self, offset: int = 0, *, ahead: bool = False) -> None:
-        if self._inner is None and self.at.part < len(self.parts):
-            self._open().start(ahead=ahead)
-
-    def _open(self) -> Stage[Out]:
-        """Open the part that it is the turn of."""
-        assert self.source is not None
-        pads = self.at.part >= len(self.parts)
-        lane, position = self.parts[self.at.part] if self.padding is None or not pads else (self.padding, None)
-        lane = lane if self.padding is None else replace(lane, padding=pads)
-        mark = self.source.load(position) if self._resume is None and position is not None else self._resume
-        self._inner = inner = self.source.open(lane, mark)
-        if self.watch is not None:
-            self.watch(inner)
-        return inner
-
-    def _count(self, inner: Stage[Out]) -> None:
-        """Keep what became of the samples of a part that is done."""
-        counts = inner.counts(inner.mark(), 0)
-        self._lack = Lack.of_all((self._lack, inner.lack))
-        self.at.limited = add_limited(self.at.limited, counts)
-        for name, count in public_counts(counts).items():
-            own = "batched" if name == "delivered" else name
-            setattr(self.at, own, getattr(self.at, own) + count)
-
-    @property
-    def lack(self) -> Lack:
-        return Lack.of_all([self._lack, *([] if self._inner is None else [self._inner.lack])])
-
-    def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
-        own, before = mark or (None, None)
-        counts = super().counts((own, None) if own else None, 0)
-        assert self.source is not None
-        inner, at = self.source.counts(before, 0), self._at(own)
-        counts |= at.limited or {}
-        batched = at.batched + inner["delivered"]
-        return {**counts, **{name: counts.get(name, 0) + count for name, count in inner.items()}, "delivered": batched if self.counts_delivered else delivered}
-
-    def mark(self) -> Mark:
-        at, inner = self.at, self._inner
-        if inner is None:
-            return self._own(at), self._resume
-        at.opened = getattr(inner.root.at, "next", 0)
-        return self._own(at), inner.mark()
-
-    def load(self, entries: list[dict[str, Any]]) -> Mark:
-        read_counts(entries[-1].get("limited", {}), "'limited' of parts")
-        return super().load(entries)
-
-    def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return self.source.uncounted(entries) if self.source is not None else entries
-
-    def where(self, mark: Mark | None, lane: Lane) -> str | None:
-        if mark is None or not self.parts or self.source is None:
-            return None
-        return self.source.where(mark[1], self.parts[min(mark[0][0], len(self.parts) - 1)][0])
-
-    def close(self) -> None:
-        self.items.close()  # type: ignore[attr-defined]
-        if self._inner is not None:
-            self._inner.close()
-
-
-def lay_out(stage: Stage[Any]) -> Stage[Any]:
-    """A chain with ``Parts`` in the place of rule 2.
-
-    Raises:
-        TypeError: the chain does not start with a ShardList.
-    """
-    if not isinstance(stage.root, (ShardList, Mix)):
-        raise TypeError("lanes are dealt by ShardList: start the pipeline with it, or with a mix() of such")
-    chain: list[Stage[Any]] = [stage]
-    while chain[0].source is not None:
-        chain.insert(0, chain[0].source)
-    cut = next((place for place, step in enumerate(chain) if isinstance(step, BatchSamples)), len(chain))
-    if not all(step.holds_nothing for step in chain[cut:]):
-        cut = len(chain)
-    laid: Stage[Any] = Parts(chain[cut - 1])
-    for step in chain[cut:]:
-        again = copy.copy(step)
-        again.source = laid
-        laid = again
-    return laid
-
-
-def with_parts(stage: Stage[Any], deal: Deal, number: int, epoch: int) -> Stage[Any]:
-    """A chain that ``lay_out`` made, with the parts of lane ``number``."""
-    again = copy.copy(stage)
-    if isinstance(again, Parts):
-        source = again.root
-        again.parts = [(deal.lane(part, source, again.seed, epoch), part.position) for part in deal.parts(number, source)]
-        if again.pads and isinstance(source, ShardList):
-            whole = Deal.first(deal.lanes, source, epoch).shares(source, again.seed, epoch)
-            again.padding = replace(again.parts[-1][0], shards=tuple(whole[number] or next((share for share in whole if share), [])))
-    elif again.source is not None:
-        again.source = with_parts(again.source, deal, number, epoch)
-    return again
-
-
-def deal_again(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: Stage[Any], epoch: int) -> Deal:
+def deal_again(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: Parts[Any], epoch: int) -> Deal:
     """The deal of what is left of an epoch into another number of lanes.
 
     Args:
         old: how it was dealt.
         lanes: into how many lanes it is to be dealt.
         states: of all the lanes of ``old``: ``position`` (as ``dump`` wrote it; None: not begun), ``ended`` and ``counts``.
-        stage: the chain that ``lay_out`` made.
+        stage: what runs the parts of a lane.
         epoch: which.
     """
-    source, depth, uncounted = stage.root, parts_of(stage).depth, parts_of(stage).uncounted
+    source, depth, uncounted = stage.root, stage.depth, stage.uncounted
     if not isinstance(source, ShardList):
         return _hand_on(old, lanes, states, stage)
     shares, tails, opened, counts = old.shares(source, stage.seed, epoch), [], [], dict(old.counts)
@@ -435,7 +269,7 @@ def deal_again(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: 
         parts = old.parts(number, source)
         at = {} if position is None else position[depth]
         place, given = at.get("part", 0), at.get("opened", 0)
-        if (place == len(parts) - 1 and given > len(share)) or (place > len(parts) and not parts_of(stage).pads):
+        if (place == len(parts) - 1 and given > len(share)) or (place > len(parts) and not stage.pads):
             raise damaged(f"lane {number} has opened {given} shards of part {place}")
         if state["ended"] or place >= len(parts):
             opened.append(len(share))
@@ -474,17 +308,9 @@ def _level(loads: list[int], rest: int) -> list[int]:
     raise AssertionError("the lowest lane can always be filled")
 
 
-def parts_of(stage: Stage[Any]) -> Parts[Any]:
-    """The stage that ``lay_out`` put in."""
-    while not isinstance(stage, Parts):
-        assert stage.source is not None
-        stage = stage.source
-    return stage
-
-
-def _hand_on(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: Stage[Any]) -> Deal:
+def _hand_on(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: Parts[Any]) -> Deal:
     """The deal of what is left of a mix: its lanes go on whole, in turn, since the proportions hold in each by itself."""
-    depth, tails, counts = parts_of(stage).depth, [], dict(old.counts)
+    depth, tails, counts = stage.depth, [], dict(old.counts)
     for number in range(old.lanes):
         state = states[number]
         for name, count in state["counts"].items():
@@ -495,7 +321,7 @@ def _hand_on(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: St
         if position is not None:
             first = position[depth].get("part", 0)
             parts = parts[first:]
-            parts[:1] = [replace(part, position=parts_of(stage).uncounted(position[:depth])) for part in parts[:1]]
+            parts[:1] = [replace(part, position=stage.uncounted(position[:depth])) for part in parts[:1]]
         tails += parts
     return Deal(lanes, None, (*old.history, (None, (0,) * old.lanes)), tuple(tails), counts)
 

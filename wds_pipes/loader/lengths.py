@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from wds_pipes.core.stage import Stage, Tolerant
-from wds_pipes.loader.lanes import Parts
+from wds_pipes.loader.parts import Parts
 from wds_pipes.stages import (
     BatchSamples,
     CacheShards,

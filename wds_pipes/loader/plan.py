@@ -14,9 +14,10 @@ from wds_pipes.core.state import MOST_LANES, SavedLane, are_all, damaged
 from wds_pipes.core.stream import Recipe, Stream, check_lane, check_recipe
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
-from wds_pipes.loader.lanes import Deal, deal_again, lay_out, parts_of
+from wds_pipes.loader.lanes import Deal, deal_again
 from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
 from wds_pipes.loader.merging import state_for
+from wds_pipes.loader.parts import lay_out, parts_of
 from wds_pipes.loader.position import LoaderPosition
 from wds_pipes.loader.protocol import NOT_BEGUN, LaneState, pack, total_counts, unpack
 from wds_pipes.loader.ranks import Rank, find_rank
@@ -158,7 +159,7 @@ class Plan:
                 f"this is the state of one rank, of an epoch with epoch_end={shown(ends[0])} and batches of {ends[1]}, and this loader has "
                 f"epoch_end={self.mode!r} and batches of {self.batch_size}: load merge_states(states) of all ranks' states on each, or keep these."
             )
-        deal = Deal.first(count, self.source, epoch) if saved.deal is None else Deal.from_json(count, saved.deal, self.stage, epoch, move)
+        deal = Deal.first(count, self.source, epoch) if saved.deal is None else Deal.from_json(count, saved.deal, parts_of(self.stage), epoch, move)
         batches = self.batches(deal) if alike else None
         if batches is not None and any(lane["delivered"] > batches for lane in lanes.values()):
             raise damaged(f"it has a lane that gave more than its {batches} batches")
@@ -169,7 +170,7 @@ class Plan:
             at = LoaderPosition(epoch, deal, {number: pack(lanes[number]) for number in range(rank.number, count, rank.of)}, saved.step)
         else:
             dealt = self._lanes or max(hosts, count // rank.of * rank.of)
-            at = self.beginning(epoch, dealt)._replace(deal=deal_again(deal, dealt, lanes, self.stage, epoch))
+            at = self.beginning(epoch, dealt)._replace(deal=deal_again(deal, dealt, lanes, parts_of(self.stage), epoch))
             self._warn_of_dropped(at.deal)
         move.log()
         samples = saved.given * self.batch_size if saved.given_samples is None else saved.given_samples

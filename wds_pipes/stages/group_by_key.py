@@ -20,7 +20,7 @@ from wds_pipes.io.urls import redact
 from wds_pipes.stages.load_tar import LoadTar
 from wds_pipes.stages.shard_list import PartOfShard, ShardList
 from wds_pipes.tar.keys import KeySplit, has_field, lacks, splitter, with_field
-from wds_pipes.tar.reader import EMPTY, END, MARK, TarMember, half_sample
+from wds_pipes.tar.members import EMPTY, END, MARK, TarMember, half_sample
 
 Sample = dict[str, Any]
 

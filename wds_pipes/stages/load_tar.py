@@ -14,7 +14,9 @@ from wds_pipes.io.compression import KINDS, unreadable
 from wds_pipes.io.urls import hide, redact
 from wds_pipes.stages.open_shards import Shard
 from wds_pipes.stages.shard_list import PartOfShard
-from wds_pipes.tar.reader import BLOCK, EMPTY, MAX_SIZE, TarMember, TarReader
+from wds_pipes.tar.headers import BLOCK, MAX_SIZE
+from wds_pipes.tar.members import EMPTY, TarMember
+from wds_pipes.tar.reader import TarReader
 
 
 class LoadTar(Tolerant[TarMember]):

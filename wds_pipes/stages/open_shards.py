@@ -19,7 +19,7 @@ from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.remote.shard import Feed, Reading
 from wds_pipes.io.urls import hide, redact
 from wds_pipes.stages.cache_shards import CacheShards
-from wds_pipes.tar.reader import BLOCK
+from wds_pipes.tar.headers import BLOCK
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache import ShardCache

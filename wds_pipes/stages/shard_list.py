@@ -15,7 +15,8 @@ from wds_pipes.core.order import below, mix, permutation
 from wds_pipes.core.stage import Mark, Stage
 from wds_pipes.core.state import damaged
 from wds_pipes.io.urls import Urls, expand, identify, redact, relative_names
-from wds_pipes.tar.index import ShardFacts, find_facts, is_index, listed_shards
+from wds_pipes.tar.index import find_facts, is_index, listed_shards
+from wds_pipes.tar.index_formats import ShardFacts
 
 Piece = tuple[int, int, int]  # a shard's number, and its samples from the first number up to, not including, the second; -1: to its end
 

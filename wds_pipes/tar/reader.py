@@ -22,79 +22,39 @@ import logging
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from struct import Struct
 from struct import error as struct_error
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from wds_pipes.errors import ShardError, ShardWarning
 from wds_pipes.io.compression import damage, unreadable
 from wds_pipes.io.urls import redact
+from wds_pipes.tar.headers import (
+    BLOCK,
+    FIELDS,
+    MAX_HEADER_BYTES,
+    NO_DATA,
+    REGULAR,
+    ZEROS,
+    Damage,
+    Extra,
+    Sizes,
+    Sparse,
+    Sums,
+    cut_member,
+    is_header,
+    no_tar,
+    parse_header,
+)
+from wds_pipes.tar.members import ASTRAY, END, GAP, MARK, TarMember
 
 logger = logging.getLogger("wds_pipes")
-
-BLOCK = 512
 RECORD = 20 * BLOCK  # archives end at a multiple of this
 _LARGE = 1 << 20  # or at one of a power of two up to this (tar -b 2048)
-MAX_HEADER_BYTES = 1 << 20  # of all extended headers of a member: names, attributes, the map of a sparse file
-MAX_SIZE = 1 << 60  # a larger one cannot be meant
-_ZEROS = bytes(BLOCK)
-_REGULAR = b"0\x007"  # regular, the same in v7, contiguous
-_NO_DATA = b"123456"  # links, devices, directories: whatever their size says
 _READ_PAST = 1 << 16  # fewer bytes than this are read over rather than sought over
-# What a member without a name stands for, by its data.
-GAP = None  # members were lost
-ASTRAY = b"astray"  # members were lost, and what follows may lie inside another member
-MARK = b"mark"  # an end mark, after which another archive follows: it may be a zeroed page
-END = b"end"  # the end of the shard, without an end mark or with too much after it: it may have been cut
-EMPTY = b"empty"  # a shard without a member (given by load_tar, where the number of samples is known)
-# Of a header: 99 bytes of the name and the 100th, 11 digits of the size and the byte behind them, the checksum, the type, the first byte of the ustar prefix.
-_FIELDS = Struct("99sB24x11sB12x8sB188xB166x")
-
-
-class _Sums(dict[bytes, int]):
-    """For a checksum field, what the low half of adler32 of a whole valid header is: 1 + the sum of its bytes, modulo 65521."""
-
-    def __missing__(self, checksum: bytes) -> int:
-        if len(self) > 8192:
-            self.clear()
-        stored = _number(checksum)
-        # the checksum takes its own field for eight spaces
-        self[checksum] = value = -1 if stored is None else (1 + stored - 256 + sum(checksum)) % 65521
-        return value
-
-
-class _Sizes(dict[bytes, int]):
-    """For the digits of a size field, the size."""
-
-    def __missing__(self, digits: bytes) -> int:
-        if len(self) > 8192:
-            self.clear()
-        size = _number(digits) if digits[0] < 128 else None
-        if size is None:
-            raise ValueError(digits)
-        self[digits] = size
-        return size
 
 
 # These two are caches: most headers repeat a few of the values.
-_SIZES, _SUMS = _Sizes(), _Sums()
-
-
-class TarMember(NamedTuple):
-    """A regular file of a tar.
-
-    Attributes:
-        url: the shard it came from.
-        name: its name; ``""`` for a gap, a place where members were lost.
-        data: its bytes; None if they were not wanted. Of a member without a name: what it stands for.
-        offset: where its headers start in the (decompressed) tar, in bytes.
-    """
-
-    url: str
-    name: str
-    data: bytes | None
-    offset: int
+_SIZES, _SUMS = Sizes(), Sums()
 
 
 class TarReader:
@@ -152,12 +112,12 @@ class TarReader:
         self._named = named
         self.ended = False
         self._here = offset  # where the stream stands; kept only on the rare paths
-        self._extra: _Extra | None = None
+        self._extra: Extra | None = None
 
     def __iter__(self) -> Iterator[TarMember]:
         """Give the members; see the class."""
         read, url, want, limit, named = self._stream.read, self.url, self._want, self._max, self._named
-        new, adler, fields, sizes, sums = tuple.__new__, zlib.adler32, _FIELDS.unpack, _SIZES, _SUMS
+        new, adler, fields, sizes, sums = tuple.__new__, zlib.adler32, FIELDS.unpack, _SIZES, _SUMS
         head: bytes | None = None
         while True:
             try:
@@ -183,9 +143,9 @@ class TarReader:
                         if want is None or want(name):
                             data: bytes | None = read(size)
                             if len(data) != size:  # type: ignore[arg-type]
-                                raise _cut_member(name, size, offset)
+                                raise cut_member(name, size, offset)
                             if padding and len(read(padding)) != padding:
-                                raise _cut_member(name, size, offset)
+                                raise cut_member(name, size, offset)
                         else:
                             data = None
                             self._pass_over(size, name, offset)
@@ -194,7 +154,7 @@ class TarReader:
                         yield new(TarMember, member) if named else member  # type: ignore[misc]
                     else:
                         self._here = offset + len(head)
-                        if len(head) < BLOCK or head == _ZEROS:
+                        if len(head) < BLOCK or head == ZEROS:
                             doubt, head = self._at_end(head, offset) if len(head) < BLOCK else self._after_mark(offset)
                             self.ended = head is None
                             if doubt is not None and self._doubts:
@@ -210,15 +170,15 @@ class TarReader:
                         if rare is not None:
                             yield rare
                     head = read(BLOCK)
-            except _Damage as damaged:
+            except Damage as damaged:
                 found = damaged
             except EOFError as error:
-                found = _Damage(f"is cut short inside its compressed data ({error}). Write or fetch it again", self.offset, error, cut=True)
+                found = Damage(f"is cut short inside its compressed data ({error}). Write or fetch it again", self.offset, error, cut=True)
             except damage() as error:
-                found = _Damage(f"has damaged compressed data ({error}). Write or fetch it again", self.offset, error, cut=True, lost=True)
+                found = Damage(f"has damaged compressed data ({error}). Write or fetch it again", self.offset, error, cut=True, lost=True)
             except OSError as error:
                 what = f"cannot be read on ({type(error).__name__}: {error}). Check that it can be reached and is whole"
-                found = _Damage(what, self.offset, error, cut=True, lost=True)
+                found = Damage(what, self.offset, error, cut=True, lost=True)
             place, kind = self.offset, self._report(found)
             head, read = None if found.cut else self._go_on(found), self._stream.read
             self.ended = head is None
@@ -229,32 +189,32 @@ class TarReader:
 
     def _rare(self, head: bytes, start: int) -> TarMember | None:
         """What a header that is not common leads to: a member, or None for everything that is no regular file."""
-        header = _parse(head, start, self._max)
+        header = parse_header(head, start, self._max)
         kind, size = header.kind, header.size
         if kind in b"xXgLK":
-            extra = self._extra = self._extra or _Extra(start)
+            extra = self._extra = self._extra or Extra(start)
             extra.size += size
             if extra.size > MAX_HEADER_BYTES:
                 what = f"has extended headers of {extra.size} bytes, more than the {MAX_HEADER_BYTES} that a name and attributes may take"
-                raise _Damage(f"{what}. Write or fetch it again, with shorter names", start, passed=size)
+                raise Damage(f"{what}. Write or fetch it again, with shorter names", start, passed=size)
             content = self._take(size + (-size & 511), "an extended header", start)[:size]
             self._extend(extra, kind, content, start)
             return None
-        extra, self._extra = self._extra or _Extra(start), None
+        extra, self._extra = self._extra or Extra(start), None
         name, size = extra.apply(header, start)
         text = name.decode("utf-8", "surrogateescape")
-        if kind not in _REGULAR and kind != 83:  # S: sparse
-            if kind not in _NO_DATA:
+        if kind not in REGULAR and kind != 83:  # S: sparse
+            if kind not in NO_DATA:
                 self._pass_over(size, text, start)
             return None
         if kind == 0 and text.endswith("/"):  # a directory of v7
             return None
-        sparse = _Sparse.old_gnu(head, self._take, start) if kind == 83 else extra.sparse()
+        sparse = Sparse.old_gnu(head, self._take, start) if kind == 83 else extra.sparse()
         whole = size + sparse.size if sparse else size
         if whole > self._max:
             of = f"{sparse.size} bytes, of which {size} are stored" if sparse else f"{size} bytes"
             what = f"has a member {text!r} of {of}, more than max_member_bytes={self._max}. Raise that limit if the size is right"
-            raise _Damage(what, extra.start, passed=size)
+            raise Damage(what, extra.start, passed=size)
         if not text or (self._want is not None and not self._want(text)):
             self._pass_over(size, text, start)
             return TarMember(self.url, text, None, extra.start) if text else None
@@ -262,19 +222,19 @@ class TarReader:
         self._take(-size & 511, f"member {text!r}", start)
         return TarMember(self.url, text, sparse.expand(data, start) if sparse else data, extra.start)
 
-    def _extend(self, extra: _Extra, kind: int, content: bytes, start: int) -> None:
+    def _extend(self, extra: Extra, kind: int, content: bytes, start: int) -> None:
         """Keep what an extended header says for the member behind it."""
         if kind == 76:  # L: GNU long name
             extra.long_name = name = content.partition(b"\0")[0]
             if len(name) % BLOCK == 0 and (not name or len(name) + 1 < len(content)):
-                raise _Damage("has a long name that is cut by zeros. Write or fetch it again", start, size=0)
+                raise Damage("has a long name that is cut by zeros. Write or fetch it again", start, size=0)
         elif kind in b"xX":
             extra.read_pax(content, start)
         elif kind == 103:  # g: global
-            said = _Extra(start)
+            said = Extra(start)
             said.read_pax(content, start)
             if any(key in (b"path", b"size") or key.startswith(b"GNU.sparse.") for key in said.pax):
-                raise _Damage("has a global pax header that names or sizes all its members, which makes no sense. Write the shard again", start)
+                raise Damage("has a global pax header that names or sizes all its members, which makes no sense. Write the shard again", start)
             if extra.start == start:
                 self._extra = None
 
@@ -282,7 +242,7 @@ class TarReader:
         """The next bytes; if there are fewer, ``what`` at ``start`` is cut."""
         data = self._stream.read(count)
         if len(data) != count:
-            raise _Damage(f"is cut inside {what}: {len(data)} of {count} bytes are there. Write or fetch it again", start, cut=True)
+            raise Damage(f"is cut inside {what}: {len(data)} of {count} bytes are there. Write or fetch it again", start, cut=True)
         self._here += count
         return data
 
@@ -295,22 +255,22 @@ class TarReader:
         while left and (got := len(self._stream.read(min(left, 1 << 20)))):
             left -= got
         if left or len(self._stream.read(-size & 511)) != -size & 511:
-            raise _cut_member(name, size, start)
+            raise cut_member(name, size, start)
         self._here += size + (-size & 511)
 
     def _at_end(self, rest: bytes, offset: int) -> tuple[bytes | None, None]:
         """The stream has ended with fewer bytes than a header: what stands there, and that no header follows."""
         if self._extra is not None:
-            raise _Damage("is cut behind an extended header, before its member. Write or fetch it again", offset, cut=True)
+            raise Damage("is cut behind an extended header, before its member. Write or fetch it again", offset, cut=True)
         if offset == 0 and not rest:
-            raise _Damage("is empty (0 bytes), not even an archive without members. Write or fetch it again", 0, cut=True)
+            raise Damage("is empty (0 bytes), not even an archive without members. Write or fetch it again", 0, cut=True)
         if rest.strip(b"\0"):
             if offset == 0 and b"\0" not in rest:  # a name is followed by NUL
-                raise _Damage(_no_tar(rest), 0, cut=True, lost=True)
-            raise _Damage(f"is cut inside a header: {len(rest)} of {BLOCK} bytes are there. Write or fetch it again", offset, cut=True)
+                raise Damage(no_tar(rest), 0, cut=True, lost=True)
+            raise Damage(f"is cut inside a header: {len(rest)} of {BLOCK} bytes are there. Write or fetch it again", offset, cut=True)
         if not getattr(getattr(self._stream, "raw", None), "end_is_vouched_for", True):
             what = "ends without an end-of-archive mark, and its server told neither its length nor its end: it may have been cut there"
-            raise _Damage(f"{what}. Write it with that mark, or have the server send Content-Length", offset, cut=True)
+            raise Damage(f"{what}. Write it with that mark, or have the server send Content-Length", offset, cut=True)
         if self._on_truncated != "ignore":
             warnings.warn(f"shard {redact(self.url)} has no end-of-archive mark at byte {offset}: it may have been cut there.", ShardWarning, stacklevel=2)
         return END, None
@@ -318,21 +278,21 @@ class TarReader:
     def _after_mark(self, offset: int) -> tuple[bytes | None, bytes | None]:
         """After what looks like an end mark at ``offset``: what stands there, if that is doubtful, and the header of an archive that follows, or None."""
         if self._extra is not None:
-            raise _Damage("ends behind an extended header, before its member. Write or fetch it again", offset, cut=True)
-        while (head := self._stream.read(BLOCK)) == _ZEROS:
+            raise Damage("ends behind an extended header, before its member. Write or fetch it again", offset, cut=True)
+        while (head := self._stream.read(BLOCK)) == ZEROS:
             self._here += BLOCK
         end = self._here
-        while len(head) == BLOCK and not _is_header(head):
+        while len(head) == BLOCK and not is_header(head):
             head = self._stream.read(BLOCK)
             self._here += BLOCK
         usual = offset + 2 * BLOCK + (-(offset + 2 * BLOCK) % RECORD)  # archives end there, or after two blocks of zeros
         if len(head) == BLOCK:
             if self._here == offset + BLOCK:
-                raise _Damage("has a lone block of zeros where a header is missing. Write or fetch it again", offset, head=head)
+                raise Damage("has a lone block of zeros where a header is missing. Write or fetch it again", offset, head=head)
             if self._here > end or end % RECORD or end > usual + RECORD:
                 what = f"has a hole: what looks like its end is not, for members come again at byte {self._here}"
                 why = f"another archive starts at a multiple of {RECORD} bytes, right after the zeros"
-                raise _Damage(f"{what}, and {why}. Write or fetch it again", offset, head=head)
+                raise Damage(f"{what}, and {why}. Write or fetch it again", offset, head=head)
             self.offset = self._here
             return MARK, head
         if self._here > end or head:
@@ -343,13 +303,13 @@ class TarReader:
         what = f"has {end - offset} bytes of zeros at its end, where archives have {2 * BLOCK} or, here, {usual - offset}"
         what = f"{what}: perhaps they hide members, or space was reserved and not filled"
         if end > usual + RECORD and end - offset >= min(end & -end, _LARGE) + 2 * BLOCK:
-            raise _Damage(f"{what}. Write or fetch it again, with records of {RECORD} bytes (tar -b 20)", offset, cut=True, soft=True)
+            raise Damage(f"{what}. Write or fetch it again, with records of {RECORD} bytes (tar -b 20)", offset, cut=True, soft=True)
         if self._on_truncated != "ignore":
             why = f"unless it was written in records of another size than {RECORD} bytes"
             warnings.warn(f"shard {redact(self.url)} {what}, {why}.", ShardWarning, stacklevel=2)
         return None, None
 
-    def _report(self, found: _Damage) -> bytes | None:
+    def _report(self, found: Damage) -> bytes | None:
         """Raise or count what was found, by the caller's choice; what the member that stands for it is to say if the walk goes on."""
         self._extra = None
         error = ShardError(f"shard {redact(self.url)}, byte {found.offset}: it {found.what}.", url=redact(self.url), offset=found.offset)
@@ -363,7 +323,7 @@ class TarReader:
         self._on_error(error)
         return GAP
 
-    def _go_on(self, found: _Damage) -> bytes | None:
+    def _go_on(self, found: Damage) -> bytes | None:
         """The next valid header after damage, or None at the end."""
         if found.head is not None:
             self.offset = self._here
@@ -377,12 +337,12 @@ class TarReader:
                 return head
             while len(head := self._stream.read(BLOCK)) == BLOCK:
                 self.offset = self._here
-                if found.passed is not None or _is_header(head):
+                if found.passed is not None or is_header(head):
                     return head
                 self._here += BLOCK
         except unreadable() as error:
             logger.warning("shard %s, byte %d: it cannot be read on: %s: %s.", redact(self.url), self._here, type(error).__name__, error)
-        except _Damage as cut:
+        except Damage as cut:
             logger.warning("shard %s, byte %d: it %s.", redact(self.url), cut.offset, cut.what)
         return None
 
@@ -391,7 +351,7 @@ class TarReader:
         padded = size + (-size & 511)
         data = self._stream.read(padded)
         head = self._stream.read(BLOCK) if len(data) == padded else b""
-        if len(head) == BLOCK and (head == _ZEROS or _is_header(head)):
+        if len(head) == BLOCK and (head == ZEROS or is_header(head)):
             self._here += padded
             return head
         self._stream = _Again(data, head, self._stream)  # type: ignore[assignment]
@@ -414,222 +374,3 @@ class _Again:
             del self._parts[0]
             data += self._parts[0].read(size - len(data))
         return data
-
-
-def half_sample(url: str, key: str, offset: int, place: bytes) -> ShardError:
-    """The error for a sample beside a doubtful place (``MARK`` or ``END``) at ``offset`` that is not like its neighbours."""
-    what = "may be a zeroed page" if place == MARK else "is no proper end"
-    message = (
-        f"shard {redact(url)}, byte {offset}: it may be damaged there. What looks like the end of an archive {what}, and the sample beside it, {key!r}, may be "
-        "half a sample: it has not the same fields as the samples before it in this shard, or no sample comes before it. Write or fetch it again."
-    )
-    return ShardError(message, url=redact(url), offset=offset)
-
-
-class _Damage(Exception):  # noqa: N818 - it becomes a ShardError
-    """Something is wrong at ``offset``; ``what`` continues a sentence about the shard.
-
-    ``cut``: nothing can be read after it, since the stream was cut or, if ``lost``, broke. ``soft``: no member need be missing. Otherwise the walk can go on at
-    ``head``, a header that was read already, or after the ``passed`` bytes of a member, or after the ``size`` bytes of data that a damaged header speaks of,
-    or at the next valid header. ``sure``: that is no header inside of another member.
-    """
-
-    def __init__(
-        self,
-        what: str,
-        offset: int,
-        cause: Exception | None = None,
-        *,
-        cut: bool = False,
-        lost: bool = False,
-        soft: bool = False,
-        head: bytes | None = None,
-        passed: int | None = None,
-        size: int | None = None,
-    ) -> None:
-        super().__init__(what)
-        self.what, self.offset, self.cause, self.cut, self.lost, self.soft = what, offset, cause, cut, lost, soft
-        self.head, self.passed, self.size, self.sure = head, passed, size, False
-
-
-def _cut_member(name: str, size: int, offset: int) -> _Damage:
-    return _Damage(f"is cut inside member {name!r} of {size} bytes. Write or fetch it again", offset, cut=True)
-
-
-class _Header(NamedTuple):
-    """What a header block says by itself."""
-
-    name: bytes
-    kind: int
-    size: int
-
-
-def _parse(head: bytes, offset: int, limit: int) -> _Header:
-    """A header block, checked. Of one that is damaged, a size up to ``limit`` may still be right."""
-    if not _is_header(head):
-        size = _number(head[124:136])
-        size = size if size is not None and size <= limit and head[257:262] == b"ustar" else None
-        what = _no_tar(head) if offset == 0 else "has no valid header here: the checksum does not fit. Write or fetch it again"
-        raise _Damage(what, offset, size=size)
-    name = head[:100].partition(b"\0")[0]
-    prefix = head[345:500].partition(b"\0")[0]
-    if prefix and head[257:263] == b"ustar\0":
-        name = prefix + b"/" + name
-    size = _number(head[124:136])
-    if size is None or size > MAX_SIZE:
-        raise _Damage("has a header with an unreadable size. Write or fetch it again", offset)
-    return _Header(name, head[156], size)
-
-
-def _is_header(head: bytes) -> bool:
-    """Whether the checksum of a block fits; of unsigned bytes or, as some old programs wrote it, of signed ones."""
-    stored = _number(head[148:156])
-    unsigned = sum(head) - sum(head[148:156]) + 256
-    if stored == unsigned:
-        return True
-    return stored is not None and stored == unsigned - 256 * sum(byte > 127 for byte in head[:148] + head[156:])
-
-
-def _number(text: bytes) -> int | None:
-    """A number field: octal digits, or base 256 where the first bit is set (GNU); None if it is neither or negative."""
-    if text[0] == 0x80:
-        return int.from_bytes(text[1:], "big")
-    digits = text.partition(b"\0")[0].strip(b" ")
-    if not digits:
-        return 0
-    return int(digits, 8) if digits.isdigit() and not digits.strip(b"01234567") else None
-
-
-def _no_tar(head: bytes) -> str:
-    """What a stream that starts with ``head`` may be instead of a tar."""
-    start = head.lstrip()[:64].lower()
-    if start.startswith(b"<"):
-        guess = "it looks like a web page or an error answer of a server; check the URL and the credentials"
-    elif start.startswith(b"pk\3\4"):
-        guess = "it looks like a zip file, so check the URL"
-    elif start.startswith((b"{", b"version https://git-lfs")):
-        guess = "it looks like a text file, perhaps a pointer to the data; check how it was fetched"
-    else:
-        guess = "check the URL, and that it is one"
-    return f"is not a tar: its first bytes are {head[:24]!r}; {guess}"
-
-
-@dataclass(slots=True)
-class _Sparse:
-    """The map of a sparse member: (offset, count) of the pieces that are stored, in a file of ``size`` bytes. ``inline``: the map starts the data."""
-
-    size: int
-    pieces: list[tuple[int, int]]
-    inline: bool = False
-
-    @classmethod
-    def old_gnu(cls, head: bytes, take: Callable[[int, str, int], bytes], start: int) -> _Sparse:
-        """From an old GNU sparse header at ``start`` and the blocks behind it."""
-        size = _number(head[483:495])
-        pieces = _pieces(head[386:482])
-        extended, taken = head[482], 0
-        while extended:
-            block = take(BLOCK, "a sparse map", start)
-            pieces += _pieces(block[:504])
-            extended, taken = block[504], taken + BLOCK
-            if taken > MAX_HEADER_BYTES:
-                raise _Damage(f"has a sparse map of more than {MAX_HEADER_BYTES} bytes. Write or fetch it again", start)
-        return cls(size or 0, pieces)
-
-    def expand(self, data: bytes, offset: int) -> bytes:
-        """The file that the stored pieces make."""
-        try:
-            pieces, taken = _inline_map(data) if self.inline else (self.pieces, 0)
-            whole, stored = io.BytesIO(), memoryview(data)  # whose value is not copied
-            if self.size:
-                whole.seek(self.size - 1)
-                whole.write(b"\0")
-            for place, count in pieces:
-                if place + count > self.size or taken + count > len(data):
-                    raise ValueError("a piece lies outside of the file")
-                whole.seek(place)
-                whole.write(stored[taken : taken + count])
-                taken += count
-        except ValueError as error:
-            raise _Damage(f"has a sparse member whose map does not fit ({error}). Write or fetch it again", offset, error, size=0) from error
-        return whole.getvalue()
-
-
-def _inline_map(data: bytes) -> tuple[list[tuple[int, int]], int]:
-    """The map of a sparse member that starts its data (pax 1.0): lines with the number of pieces, and place and length of each. And where the pieces start."""
-    numbers: list[int] = []
-    place, wanted = 0, 1
-    while len(numbers) < wanted:
-        end = data.find(b"\n", place, min(place + 20, MAX_HEADER_BYTES))
-        if end < 0 or not data[place:end].isdigit():
-            raise ValueError(f"no number ends at byte {place} of it, or it is longer than {MAX_HEADER_BYTES} bytes")
-        numbers.append(int(data[place:end]))
-        wanted, place = 1 + 2 * numbers[0], end + 1
-        if 2 * wanted > MAX_HEADER_BYTES:
-            raise ValueError(f"it has {numbers[0]} pieces, more than {MAX_HEADER_BYTES} bytes can tell")
-    return list(zip(numbers[1::2], numbers[2::2], strict=True)), place + (-place & 511)
-
-
-def _pieces(block: bytes) -> list[tuple[int, int]]:
-    """The entries of an old GNU sparse map; an empty one ends it."""
-    pieces = []
-    for place in range(0, len(block), 24):
-        start, count = _number(block[place : place + 12]), _number(block[place + 12 : place + 24])
-        if start is None or count is None or not block[place]:
-            break
-        pieces.append((start, count))
-    return pieces
-
-
-@dataclass(slots=True)
-class _Extra:
-    """What extended headers, the first of them at ``start`` and of ``size`` bytes together, said of the member behind them."""
-
-    start: int
-    size: int = 0
-    long_name: bytes | None = None
-    pax: dict[bytes, bytes] = field(default_factory=dict)
-    pieces: list[bytes] = field(default_factory=list)
-
-    def read_pax(self, content: bytes, offset: int) -> None:
-        """Take in the records of a pax header: length, space, key, equals sign, value, newline."""
-        stored, content, place = len(content), content.rstrip(b"\0"), 0
-        if stored and len(content) % BLOCK == 0 and stored > len(content):
-            raise _Damage("has a pax header that is cut by zeros. Write or fetch it again", offset, size=0)
-        while place < len(content):
-            space = content.find(b" ", place, place + 8)
-            digits = content[place : max(space, place)]
-            end = place + int(digits) if digits.isdigit() else place
-            key, equals, value = content[space + 1 : end].partition(b"=")
-            if end <= place or not equals or value[-1:] != b"\n" or end > len(content) or (key == b"path" and b"\0" in value):
-                raise _Damage("has a pax header that cannot be read. Write or fetch it again", offset, size=0)
-            if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes"):
-                self.pieces.append(value[:-1])
-            self.pax[key] = value[:-1]
-            place = end
-
-    def apply(self, header: _Header, offset: int) -> tuple[bytes, int]:
-        """Name and stored size of the member with ``header``."""
-        name = self.pax.get(b"GNU.sparse.name") or self.pax.get(b"path") or self.long_name or header.name
-        return name, self._integer(b"size", header.size, offset)
-
-    def sparse(self) -> _Sparse | None:
-        """The sparse map of pax formats 0.0, 0.1 and 1.0; None for a plain member."""
-        major = self.pax.get(b"GNU.sparse.major", b"0")
-        if major == b"1":
-            return _Sparse(self._integer(b"GNU.sparse.realsize", 0, self.start), [], inline=True)
-        if major == b"0" and b"GNU.sparse.size" not in self.pax:
-            return None
-        numbers = self.pax[b"GNU.sparse.map"].split(b",") if b"GNU.sparse.map" in self.pax else self.pieces
-        if major != b"0" or len(numbers) % 2 or not all(number.isdigit() and len(number) < 20 for number in numbers):
-            raise _Damage("has a sparse map that cannot be read. Write or fetch it again", self.start)
-        size = self._integer(b"GNU.sparse.size", 0, self.start)
-        return _Sparse(size, list(zip(map(int, numbers[::2]), map(int, numbers[1::2]), strict=True)))
-
-    def _integer(self, key: bytes, default: int, offset: int) -> int:
-        text = self.pax.get(key)
-        if not text:
-            return default
-        if not text.isdigit() or len(text) > 18:
-            raise _Damage(f"has a pax header with {key.decode()}={text[:40]!r}. Write or fetch it again", offset)
-        return int(text)

@@ -24,9 +24,11 @@ from wds_pipes.core.suggest import checks_options
 from wds_pipes.errors import SampleError
 from wds_pipes.io.partial import PartialFile
 from wds_pipes.io.urls import at_home, redact
-from wds_pipes.tar.index import ShardFacts, check_output, listed_shards, write_index
+from wds_pipes.tar.headers import MAX_HEADER_BYTES
+from wds_pipes.tar.index import listed_shards
+from wds_pipes.tar.index_formats import ShardFacts
+from wds_pipes.tar.indexing import check_output, write_index
 from wds_pipes.tar.keys import split_key
-from wds_pipes.tar.reader import MAX_HEADER_BYTES
 
 logger = logging.getLogger("wds_pipes")
 

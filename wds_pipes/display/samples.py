@@ -1,0 +1,128 @@
+"""Samples and batches for people: as short text, and as HTML in notebooks.
+
+Rules:
+1. Text, images and numbers of others are shown as data: escaped, cut to a bounded length, and pictures always drawn anew by Pillow.
+2. Showing never fails: what cannot be shown as a picture is told by its type and shape.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from wds_pipes.core.words import plural
+from wds_pipes.display.pictures import is_pil, pictures_of
+from wds_pipes.display.text import cut, plain, shape_of, shown
+from wds_pipes.io.urls import hide
+
+MAX_PREVIEW = 300  # characters of a field
+MAX_FIELDS = 50
+MAX_IMAGES = 16  # of a sample or a batch
+MAX_VALUES = 16  # of a row of numbers, such as labels
+SHORT_BYTES = 20  # of a field that is not decoded: shown if they are text, such as those of a label
+MAX_SAMPLES = 16  # of a list of them
+
+
+class View:
+    """Something to look at: HTML where a notebook shows it, text anywhere else."""
+
+    def __init__(self, text: str, html: str) -> None:
+        self._text, self._html = text, html
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def _repr_html_(self) -> str:
+        return self._html
+
+
+def show(item: Any) -> View:
+    """Look at a sample, a batch, or a pipeline: as the last line of a notebook's cell it is a table with its pictures, in a terminal it is text.
+
+    A list of samples (dicts or tuples) is a grid. Images are drawn at up to 192 pixels, and small ones enlarged: encoded ones by the name of their field, PIL
+    images, arrays of shape (H, W, 1, 3 or 4) or, of uint8, (H, W), tensors of shape (1, 3 or 4, H, W), and batches of those. Floats outside of 0 to 1 are
+    scaled to their range. Other arrays and tensors are told by type and shape, with the values of a row of numbers; long text is cut.
+
+    Args:
+        item: what a pipe or a loader gave, or any pipe, also one of torch's. It stays as it is, and a pipe is not iterated.
+    """
+    if hasattr(type(item), "_repr_html_"):  # it knows how to show itself
+        return View(repr(item), item._repr_html_())
+    torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is not None and isinstance(item, torch_data.IterDataPipe):
+        from wds_pipes.display.graph import to_html, to_text
+
+        return View(to_text(item), to_html(item))
+    if isinstance(item, (list, tuple)) and not hasattr(item, "_fields") and len(item) > 1 and all(isinstance(part, (Mapping, tuple)) for part in item):
+        return _grid(item)
+    fields = _fields(item)
+    told = fields[:MAX_FIELDS]
+    more = f"and {len(fields) - MAX_FIELDS:,} more fields" if len(fields) > MAX_FIELDS else ""
+    width = max((len(name) for name, _ in told), default=0)
+    lines = [f"{cut(name, 40):<{min(width, 40)}}  {_preview(name, value)}" for name, value in told]
+    rows, images = [], 0
+    for name, value in told:
+        pictures = pictures_of(name, value, MAX_IMAGES - images)
+        images += len(pictures)
+        drawn = "".join(pictures)
+        text = f'<div style="white-space:pre-wrap;text-align:left">{escape(_preview(name, value))}</div>'
+        rows.append(f'<tr><th style="text-align:left;vertical-align:top">{escape(cut(name, 40))}</th><td style="text-align:left">{drawn}{text}</td></tr>')
+    rows += [f'<tr><td colspan="2">{more}</td></tr>'] if more else []
+    return View("\n".join([*lines, *([more] if more else [])]), f'<table class="wds-pipes">{"".join(rows)}</table>')
+
+
+def _grid(samples: Any) -> View:
+    """Several samples side by side."""
+    views = [show(sample) for sample in samples[:MAX_SAMPLES]]
+    more = f"and {len(samples) - MAX_SAMPLES:,} more" if len(samples) > MAX_SAMPLES else ""
+    cells = "".join(f'<div style="border:1px solid #8884;padding:4px;overflow:auto">{view._repr_html_()}</div>' for view in views)
+    text = "\n\n".join([*map(repr, views), *([more] if more else [])])
+    columns = "display:grid;grid-template-columns:repeat(auto-fill,minmax(260px,1fr));gap:6px"
+    return View(text, f'<div class="wds-pipes" style="{columns}">{cells}</div>{more}')
+
+
+def _fields(item: Any) -> list[tuple[str, Any]]:
+    """The parts of a sample by name."""
+    if isinstance(item, Mapping):
+        return [(plain(str(name)), value) for name, value in item.items()]
+    if isinstance(item, tuple) and hasattr(item, "_fields"):
+        return list(zip(map(str, item._fields), item, strict=False))
+    if isinstance(item, (tuple, list)):
+        return [(str(number), value) for number, value in enumerate(item)]
+    return [("", item)]
+
+
+def _preview(name: str, value: Any) -> str:
+    """A field in a line or a few."""
+    if isinstance(value, str):
+        return plain(cut(hide(value, value) if name.strip("_") == "url" else value, MAX_PREVIEW))
+    if isinstance(value, (bytes, bytearray)):
+        size = plural(len(value), "byte")
+        text = bytes(value[:SHORT_BYTES]).decode("ascii", "replace")
+        return f"{size}: {text}" if 0 < len(value) <= SHORT_BYTES and text.isprintable() and text.isascii() else size
+    if is_pil(value):
+        return f"{type(value).__name__} {value.mode} {value.width} x {value.height}"
+    if (shape := shape_of(value)) is not None:
+        return f"{shape} {_values(value)}".strip()
+    many = f"{type(value).__name__} of {len(value):,}: " if isinstance(value, (list, tuple)) and len(value) > 3 else ""
+    return cut(many + shown(value, limit=MAX_PREVIEW), MAX_PREVIEW)
+
+
+def _values(value: Any) -> str:
+    """The number in an array of one, or the first ones of a row of numbers."""
+    try:
+        if np.prod(value.shape) == 1:
+            return shown(value.item())
+        if len(value.shape) != 1:
+            return ""
+        first = value[:MAX_VALUES].tolist()
+        if not all(isinstance(number, (bool, int, float)) for number in first):
+            return ""
+        texts = [f"{number:.4g}" if isinstance(number, float) else str(number) for number in first]
+        return "[" + ", ".join([*texts, *(["..."] if value.shape[0] > MAX_VALUES else [])]) + "]"
+    except Exception:  # showing never fails
+        return ""

@@ -1,0 +1,192 @@
+"""The chain of a lane: its parts, one after another, as one stream.
+
+A chain is cut in two before its first ``batch_samples``. The steps before the cut run for each part of a lane by itself. Those after it, which hold nothing
+between items, run over the parts as one stream, so that no batch is cut short where a part ends.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from wds_pipes.core.counts import Lack, add_limited, public_counts
+from wds_pipes.core.lane import Lane
+from wds_pipes.core.stage import Mark, Out, Stage, begin, running_copy
+from wds_pipes.core.state import damaged, read_counts
+from wds_pipes.errors import ShardError
+from wds_pipes.loader.lanes import Deal
+from wds_pipes.stages import BatchSamples, Mix, ShardList
+
+
+class Parts(Stage[Out]):
+    """The parts of a lane as one stream, and behind them, if asked for, its samples again without end.
+
+    Checkpoint: which part, how many pieces of its shards were opened, and the position in it.
+    """
+
+    @dataclass(slots=True)
+    class At:  # noqa: D106 - see Stage
+        part: int = 0
+        opened: int = 0
+        padded: int = 0
+        batched: int = 0  # these are of the parts that are done; batched: samples that were delivered in batches
+        filtered: int = 0
+        skipped: int = 0
+        dropped: int = 0
+        skipped_shards: int = 0
+        damaged: int = 0
+        limited: dict[str, int] | None = None  # the counts of single stages
+
+    counts_itself = True
+    order_options = ("samples",)
+
+    def __init__(self, source: Stage[Out]) -> None:
+        super().__init__(source)
+        # How many samples an epoch has, where samples and not shards are dealt, and whether repeats fill it up: set by PipeLoader.
+        self.samples: int | None = None
+        self.pads = False
+        # The lane that is to be run: see ``with_parts``.
+        self.parts: list[tuple[Lane, list[dict[str, Any]] | None]] = []  # each with the position where it begins
+        self.padding: Lane | None = None
+        self.watch: Callable[[Stage[Out]], None] | None = None  # is shown each part's chain before it starts
+        self._inner: Stage[Out] | None = None
+        self._lack = Lack()  # while running, of the parts that are done
+        self._resume: Mark | None = None
+
+    def open(self, lane: Lane, mark: Mark | None = None) -> Parts[Out]:
+        own, before = mark or (None, None)
+        running = running_copy(self)
+        running.lane, running.at, running._resume = lane, self._at(own), before
+        begin(running, mark)
+        return running
+
+    def run(self) -> Iterator[Out]:
+        at, parts = self.at, self.parts
+        if at.part > len(parts) and self.padding is None:
+            raise damaged(f"lane {self.lane.number} has {at.part} parts behind it, and these are {len(parts)}")
+        while at.part < len(parts) or self.padding is not None:
+            pads, whole, before = at.part >= len(parts), self._resume is None, at.padded
+            inner = self._inner or self._open()
+            if pads:
+                for item in inner.items:
+                    at.padded += 1
+                    yield item
+            else:
+                yield from inner.items
+            self._count(inner)
+            inner.close()
+            self._inner = None
+            if pads and whole and at.padded == before:
+                if self._lack.explains({"filtered": at.filtered, "skipped": at.skipped}):
+                    raise self._lack.error(f"lane {self.lane.number} of {self.lane.of}")
+                raise ShardError("there are no samples to fill up the epoch with: use epoch_end='drop', or look why the shards give none.")
+            at.part, at.opened = at.part + 1, 0
+            self._resume = None
+
+    def start(self, offset: int = 0, *, ahead: bool = False) -> None:
+        if self._inner is None and self.at.part < len(self.parts):
+            self._open().start(ahead=ahead)
+
+    def _open(self) -> Stage[Out]:
+        """Open the part that it is the turn of."""
+        assert self.source is not None
+        pads = self.at.part >= len(self.parts)
+        lane, position = self.parts[self.at.part] if self.padding is None or not pads else (self.padding, None)
+        lane = lane if self.padding is None else replace(lane, padding=pads)
+        mark = self.source.load(position) if self._resume is None and position is not None else self._resume
+        self._inner = inner = self.source.open(lane, mark)
+        if self.watch is not None:
+            self.watch(inner)
+        return inner
+
+    def _count(self, inner: Stage[Out]) -> None:
+        """Keep what became of the samples of a part that is done."""
+        counts = inner.counts(inner.mark(), 0)
+        self._lack = Lack.of_all((self._lack, inner.lack))
+        self.at.limited = add_limited(self.at.limited, counts)
+        for name, count in public_counts(counts).items():
+            own = "batched" if name == "delivered" else name
+            setattr(self.at, own, getattr(self.at, own) + count)
+
+    @property
+    def lack(self) -> Lack:
+        return Lack.of_all([self._lack, *([] if self._inner is None else [self._inner.lack])])
+
+    def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
+        own, before = mark or (None, None)
+        counts = super().counts((own, None) if own else None, 0)
+        assert self.source is not None
+        inner, at = self.source.counts(before, 0), self._at(own)
+        counts |= at.limited or {}
+        batched = at.batched + inner["delivered"]
+        return {**counts, **{name: counts.get(name, 0) + count for name, count in inner.items()}, "delivered": batched if self.counts_delivered else delivered}
+
+    def mark(self) -> Mark:
+        at, inner = self.at, self._inner
+        if inner is None:
+            return self._own(at), self._resume
+        at.opened = getattr(inner.root.at, "next", 0)
+        return self._own(at), inner.mark()
+
+    def load(self, entries: list[dict[str, Any]]) -> Mark:
+        read_counts(entries[-1].get("limited", {}), "'limited' of parts")
+        return super().load(entries)
+
+    def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return self.source.uncounted(entries) if self.source is not None else entries
+
+    def where(self, mark: Mark | None, lane: Lane) -> str | None:
+        if mark is None or not self.parts or self.source is None:
+            return None
+        return self.source.where(mark[1], self.parts[min(mark[0][0], len(self.parts) - 1)][0])
+
+    def close(self) -> None:
+        self.items.close()  # type: ignore[attr-defined]
+        if self._inner is not None:
+            self._inner.close()
+
+
+def lay_out(stage: Stage[Any]) -> Stage[Any]:
+    """A chain with ``Parts`` where it is cut in two.
+
+    Raises:
+        TypeError: the chain does not start with a ShardList.
+    """
+    if not isinstance(stage.root, (ShardList, Mix)):
+        raise TypeError("lanes are dealt by ShardList: start the pipeline with it, or with a mix() of such")
+    chain: list[Stage[Any]] = [stage]
+    while chain[0].source is not None:
+        chain.insert(0, chain[0].source)
+    cut = next((place for place, step in enumerate(chain) if isinstance(step, BatchSamples)), len(chain))
+    if not all(step.holds_nothing for step in chain[cut:]):
+        cut = len(chain)
+    laid: Stage[Any] = Parts(chain[cut - 1])
+    for step in chain[cut:]:
+        again = copy.copy(step)
+        again.source = laid
+        laid = again
+    return laid
+
+
+def with_parts(stage: Stage[Any], deal: Deal, number: int, epoch: int) -> Stage[Any]:
+    """A chain that ``lay_out`` made, with the parts of lane ``number``."""
+    again = copy.copy(stage)
+    if isinstance(again, Parts):
+        source = again.root
+        again.parts = [(deal.lane(part, source, again.seed, epoch), part.position) for part in deal.parts(number, source)]
+        if again.pads and isinstance(source, ShardList):
+            whole = Deal.first(deal.lanes, source, epoch).shares(source, again.seed, epoch)
+            again.padding = replace(again.parts[-1][0], shards=tuple(whole[number] or next((share for share in whole if share), [])))
+    elif again.source is not None:
+        again.source = with_parts(again.source, deal, number, epoch)
+    return again
+
+
+def parts_of(stage: Stage[Any]) -> Parts[Any]:
+    """The stage that ``lay_out`` put in."""
+    while not isinstance(stage, Parts):
+        assert stage.source is not None
+        stage = stage.source
+    return stage

@@ -1,0 +1,253 @@
+"""The headers of a tar: their fields, checksums, extended headers, and the maps of sparse files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import NamedTuple
+
+BLOCK = 512
+MAX_HEADER_BYTES = 1 << 20  # of all extended headers of a member: names, attributes, the map of a sparse file
+MAX_SIZE = 1 << 60  # a larger one cannot be meant
+ZEROS = bytes(BLOCK)
+REGULAR = b"0\x007"  # regular, the same in v7, contiguous
+NO_DATA = b"123456"  # links, devices, directories: whatever their size says
+# Of a header: 99 bytes of the name and the 100th, 11 digits of the size and the byte behind them, the checksum, the type, the first byte of the ustar prefix.
+FIELDS = Struct("99sB24x11sB12x8sB188xB166x")
+
+
+class Sums(dict[bytes, int]):
+    """For a checksum field, what the low half of adler32 of a whole valid header is: 1 + the sum of its bytes, modulo 65521."""
+
+    def __missing__(self, checksum: bytes) -> int:
+        if len(self) > 8192:
+            self.clear()
+        stored = _number(checksum)
+        # the checksum takes its own field for eight spaces
+        self[checksum] = value = -1 if stored is None else (1 + stored - 256 + sum(checksum)) % 65521
+        return value
+
+
+class Sizes(dict[bytes, int]):
+    """For the digits of a size field, the size."""
+
+    def __missing__(self, digits: bytes) -> int:
+        if len(self) > 8192:
+            self.clear()
+        size = _number(digits) if digits[0] < 128 else None
+        if size is None:
+            raise ValueError(digits)
+        self[digits] = size
+        return size
+
+
+class Damage(Exception):  # noqa: N818 - it becomes a ShardError
+    """Something is wrong at ``offset``; ``what`` continues a sentence about the shard.
+
+    ``cut``: nothing can be read after it, since the stream was cut or, if ``lost``, broke. ``soft``: no member need be missing. Otherwise the walk can go on at
+    ``head``, a header that was read already, or after the ``passed`` bytes of a member, or after the ``size`` bytes of data that a damaged header speaks of,
+    or at the next valid header. ``sure``: that is no header inside of another member.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        offset: int,
+        cause: Exception | None = None,
+        *,
+        cut: bool = False,
+        lost: bool = False,
+        soft: bool = False,
+        head: bytes | None = None,
+        passed: int | None = None,
+        size: int | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.what, self.offset, self.cause, self.cut, self.lost, self.soft = what, offset, cause, cut, lost, soft
+        self.head, self.passed, self.size, self.sure = head, passed, size, False
+
+
+def cut_member(name: str, size: int, offset: int) -> Damage:
+    """The damage of a shard that ends inside a member."""
+    return Damage(f"is cut inside member {name!r} of {size} bytes. Write or fetch it again", offset, cut=True)
+
+
+class _Header(NamedTuple):
+    """What a header block says by itself."""
+
+    name: bytes
+    kind: int
+    size: int
+
+
+def parse_header(head: bytes, offset: int, limit: int) -> _Header:
+    """A header block, checked. Of one that is damaged, a size up to ``limit`` may still be right."""
+    if not is_header(head):
+        size = _number(head[124:136])
+        size = size if size is not None and size <= limit and head[257:262] == b"ustar" else None
+        what = no_tar(head) if offset == 0 else "has no valid header here: the checksum does not fit. Write or fetch it again"
+        raise Damage(what, offset, size=size)
+    name = head[:100].partition(b"\0")[0]
+    prefix = head[345:500].partition(b"\0")[0]
+    if prefix and head[257:263] == b"ustar\0":
+        name = prefix + b"/" + name
+    size = _number(head[124:136])
+    if size is None or size > MAX_SIZE:
+        raise Damage("has a header with an unreadable size. Write or fetch it again", offset)
+    return _Header(name, head[156], size)
+
+
+def is_header(head: bytes) -> bool:
+    """Whether the checksum of a block fits; of unsigned bytes or, as some old programs wrote it, of signed ones."""
+    stored = _number(head[148:156])
+    unsigned = sum(head) - sum(head[148:156]) + 256
+    if stored == unsigned:
+        return True
+    return stored is not None and stored == unsigned - 256 * sum(byte > 127 for byte in head[:148] + head[156:])
+
+
+def _number(text: bytes) -> int | None:
+    """A number field: octal digits, or base 256 where the first bit is set (GNU); None if it is neither or negative."""
+    if text[0] == 0x80:
+        return int.from_bytes(text[1:], "big")
+    digits = text.partition(b"\0")[0].strip(b" ")
+    if not digits:
+        return 0
+    return int(digits, 8) if digits.isdigit() and not digits.strip(b"01234567") else None
+
+
+def no_tar(head: bytes) -> str:
+    """What a stream that starts with ``head`` may be instead of a tar."""
+    start = head.lstrip()[:64].lower()
+    if start.startswith(b"<"):
+        guess = "it looks like a web page or an error answer of a server; check the URL and the credentials"
+    elif start.startswith(b"pk\3\4"):
+        guess = "it looks like a zip file, so check the URL"
+    elif start.startswith((b"{", b"version https://git-lfs")):
+        guess = "it looks like a text file, perhaps a pointer to the data; check how it was fetched"
+    else:
+        guess = "check the URL, and that it is one"
+    return f"is not a tar: its first bytes are {head[:24]!r}; {guess}"
+
+
+@dataclass(slots=True)
+class Sparse:
+    """The map of a sparse member: (offset, count) of the pieces that are stored, in a file of ``size`` bytes. ``inline``: the map starts the data."""
+
+    size: int
+    pieces: list[tuple[int, int]]
+    inline: bool = False
+
+    @classmethod
+    def old_gnu(cls, head: bytes, take: Callable[[int, str, int], bytes], start: int) -> Sparse:
+        """From an old GNU sparse header at ``start`` and the blocks behind it."""
+        size = _number(head[483:495])
+        pieces = _pieces(head[386:482])
+        extended, taken = head[482], 0
+        while extended:
+            block = take(BLOCK, "a sparse map", start)
+            pieces += _pieces(block[:504])
+            extended, taken = block[504], taken + BLOCK
+            if taken > MAX_HEADER_BYTES:
+                raise Damage(f"has a sparse map of more than {MAX_HEADER_BYTES} bytes. Write or fetch it again", start)
+        return cls(size or 0, pieces)
+
+    def expand(self, data: bytes, offset: int) -> bytes:
+        """The file that the stored pieces make."""
+        try:
+            pieces, taken = _inline_map(data) if self.inline else (self.pieces, 0)
+            whole, stored = io.BytesIO(), memoryview(data)  # whose value is not copied
+            if self.size:
+                whole.seek(self.size - 1)
+                whole.write(b"\0")
+            for place, count in pieces:
+                if place + count > self.size or taken + count > len(data):
+                    raise ValueError("a piece lies outside of the file")
+                whole.seek(place)
+                whole.write(stored[taken : taken + count])
+                taken += count
+        except ValueError as error:
+            raise Damage(f"has a sparse member whose map does not fit ({error}). Write or fetch it again", offset, error, size=0) from error
+        return whole.getvalue()
+
+
+def _inline_map(data: bytes) -> tuple[list[tuple[int, int]], int]:
+    """The map of a sparse member that starts its data (pax 1.0): lines with the number of pieces, and place and length of each. And where the pieces start."""
+    numbers: list[int] = []
+    place, wanted = 0, 1
+    while len(numbers) < wanted:
+        end = data.find(b"\n", place, min(place + 20, MAX_HEADER_BYTES))
+        if end < 0 or not data[place:end].isdigit():
+            raise ValueError(f"no number ends at byte {place} of it, or it is longer than {MAX_HEADER_BYTES} bytes")
+        numbers.append(int(data[place:end]))
+        wanted, place = 1 + 2 * numbers[0], end + 1
+        if 2 * wanted > MAX_HEADER_BYTES:
+            raise ValueError(f"it has {numbers[0]} pieces, more than {MAX_HEADER_BYTES} bytes can tell")
+    return list(zip(numbers[1::2], numbers[2::2], strict=True)), place + (-place & 511)
+
+
+def _pieces(block: bytes) -> list[tuple[int, int]]:
+    """The entries of an old GNU sparse map; an empty one ends it."""
+    pieces = []
+    for place in range(0, len(block), 24):
+        start, count = _number(block[place : place + 12]), _number(block[place + 12 : place + 24])
+        if start is None or count is None or not block[place]:
+            break
+        pieces.append((start, count))
+    return pieces
+
+
+@dataclass(slots=True)
+class Extra:
+    """What extended headers, the first of them at ``start`` and of ``size`` bytes together, said of the member behind them."""
+
+    start: int
+    size: int = 0
+    long_name: bytes | None = None
+    pax: dict[bytes, bytes] = field(default_factory=dict)
+    pieces: list[bytes] = field(default_factory=list)
+
+    def read_pax(self, content: bytes, offset: int) -> None:
+        """Take in the records of a pax header: length, space, key, equals sign, value, newline."""
+        stored, content, place = len(content), content.rstrip(b"\0"), 0
+        if stored and len(content) % BLOCK == 0 and stored > len(content):
+            raise Damage("has a pax header that is cut by zeros. Write or fetch it again", offset, size=0)
+        while place < len(content):
+            space = content.find(b" ", place, place + 8)
+            digits = content[place : max(space, place)]
+            end = place + int(digits) if digits.isdigit() else place
+            key, equals, value = content[space + 1 : end].partition(b"=")
+            if end <= place or not equals or value[-1:] != b"\n" or end > len(content) or (key == b"path" and b"\0" in value):
+                raise Damage("has a pax header that cannot be read. Write or fetch it again", offset, size=0)
+            if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes"):
+                self.pieces.append(value[:-1])
+            self.pax[key] = value[:-1]
+            place = end
+
+    def apply(self, header: _Header, offset: int) -> tuple[bytes, int]:
+        """Name and stored size of the member with ``header``."""
+        name = self.pax.get(b"GNU.sparse.name") or self.pax.get(b"path") or self.long_name or header.name
+        return name, self._integer(b"size", header.size, offset)
+
+    def sparse(self) -> Sparse | None:
+        """The sparse map of pax formats 0.0, 0.1 and 1.0; None for a plain member."""
+        major = self.pax.get(b"GNU.sparse.major", b"0")
+        if major == b"1":
+            return Sparse(self._integer(b"GNU.sparse.realsize", 0, self.start), [], inline=True)
+        if major == b"0" and b"GNU.sparse.size" not in self.pax:
+            return None
+        numbers = self.pax[b"GNU.sparse.map"].split(b",") if b"GNU.sparse.map" in self.pax else self.pieces
+        if major != b"0" or len(numbers) % 2 or not all(number.isdigit() and len(number) < 20 for number in numbers):
+            raise Damage("has a sparse map that cannot be read. Write or fetch it again", self.start)
+        size = self._integer(b"GNU.sparse.size", 0, self.start)
+        return Sparse(size, list(zip(map(int, numbers[::2]), map(int, numbers[1::2]), strict=True)))
+
+    def _integer(self, key: bytes, default: int, offset: int) -> int:
+        text = self.pax.get(key)
+        if not text:
+            return default
+        if not text.isdigit() or len(text) > 18:
+            raise Damage(f"has a pax header with {key.decode()}={text[:40]!r}. Write or fetch it again", offset)
+        return int(text)

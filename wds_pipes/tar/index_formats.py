@@ -1,0 +1,229 @@
+"""The forms in which an index of shards is written.
+
+Rules:
+1. The form is told by content: wids ``index.json``, ``sizes.json`` and ``__len__`` (open_clip), ``_info.json`` (timm), DALI's ``.idx``. It is JSON or plain
+   numbers, never pickle, and at most ``MAX_INDEX_BYTES`` are read.
+2. An index may come from anywhere. The shards that it lists lie in its own store or in one of ``_STORES``. Only an index on this machine may name files of
+   this machine, and none may name a command, standard input or a chain of file systems (``a::b://``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wds_pipes.errors import ShardError
+from wds_pipes.io.urls import links_of, local_path, redact
+
+if TYPE_CHECKING:
+    from wds_pipes.io.open import Opener
+
+MAX_INDEX_BYTES = 64 << 20  # enough for 400 000 shards
+_READERS, _READAHEAD_BYTES = 16, 2 << 20  # so many index files are read at a time, and so much ahead of each
+_STORES = ("http", "https", "s3", "s3a", "gs", "gcs")  # that any index may name
+_STORES_OF_LOCAL = (*_STORES, "hf", "az", "abfs", "abfss", "ais")  # that an index on this machine may name: ``wds-pipes index`` may have written it
+MEND = "Make one with: wds-pipes index SHARDS -o index.json"
+
+Options = dict[str, Any] | None
+
+
+class ShardFacts(NamedTuple):
+    """What is known of a shard; None for what is not.
+
+    Attributes:
+        samples: how many samples it has.
+        size: how many bytes it has as it is stored.
+        md5: the MD5 of these bytes, 32 hexadecimal digits in lower case.
+    """
+
+    samples: int | None = None
+    size: int | None = None
+    md5: str | None = None
+
+
+class Index(NamedTuple):
+    """What an index file says: of each shard it names, or (``shards`` is empty) the ``total`` of samples. ``parts``: of how many data sets."""
+
+    url: str
+    shards: list[tuple[str, ShardFacts]]
+    total: int | None = None
+    parts: int = 1
+    of_stem: bool = False  # the name is that of the shard but for the extension, ``.idx``
+
+
+def read_indexes(urls: Sequence[str], storage_options: Options) -> list[Index]:
+    """What several index files say."""
+    at_once = max(1, min(len(urls), _READERS))
+    opener = make_opener(storage_options, readahead_bytes=at_once * _READAHEAD_BYTES, connections=2 * at_once)
+    if len(urls) == 1:
+        return [_read(urls[0], opener)]
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(lambda url: _read(url, opener), urls))
+
+
+def make_opener(storage_options: Options, **reading: int) -> Opener:
+    """What opens index files and shards; ``reading``: options of ``Reading``."""
+    from wds_pipes.io.open import Opener  # imports asyncio, which writing shards does without
+    from wds_pipes.io.remote.shard import Reading
+
+    return Opener(Reading(storage_options or {}, **reading))
+
+
+def _read(url: str, opener: Opener) -> Index:
+    shown = redact(url)
+    try:
+        with opener.open(url) as stream:
+            data = stream.read(64)
+            if not data.startswith(b"v1."):  # of DALI's only the first line matters
+                data += stream.read(MAX_INDEX_BYTES + 1 - len(data))
+    except ShardError as error:
+        raise ShardError(str(error).replace("shard ", "index ", 1), url=shown) from error
+    except OSError as error:
+        raise ShardError(f"index {shown} cannot be read ({type(error).__name__}: {error}). Check that it is a file, and can be reached.", url=shown) from error
+    try:
+        return _parse(url, data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"index {shown} cannot be used: {error}. {MEND}") from error
+
+
+def _parse(url: str, data: bytes) -> Index:
+    """An index by its content; ValueError in words that follow a colon."""
+    dali = re.match(rb"v1\.\d+ (\d{1,18})(\s|$)", data)
+    if dali:
+        return Index(url, [(path_of(url), ShardFacts(int(dali[1])))], of_stem=True)
+    if len(data) > MAX_INDEX_BYTES:
+        raise ValueError(f"it has more than {MAX_INDEX_BYTES} bytes, so it is no index, or should be cut into several")
+    try:
+        content = json.loads(data)
+    except ValueError as error:
+        raise ValueError(f"it is neither JSON nor an index of DALI ({error}); its first bytes are {data[:24]!r}") from error
+    if isinstance(content, int) and not isinstance(content, bool):
+        return Index(url, [], total=_count("its number", content))
+    if isinstance(content, dict) and ("wids_version" in content or "shardlist" in content):
+        return Index(url, list(_wids(url, content)))
+    if isinstance(content, dict) and isinstance(content.get("splits"), dict):
+        return Index(url, list(_timm(url, content["splits"])), parts=len(content["splits"]))
+    if isinstance(content, dict) and content and not any(isinstance(value, (dict, list)) for value in content.values()):
+        return Index(url, [(_join(url, name), ShardFacts(_count(f"the number for {name!r}", value))) for name, value in content.items()])
+    raise ValueError("its content is of no form that is known here (wids index.json, sizes.json, __len__, timm's _info.json, DALI's .idx)")
+
+
+def _wids(url: str, content: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]:
+    if content.get("wids_version", 1) != 1:
+        raise ValueError(f"its wids_version is {content['wids_version']!r:.40}, and 1 is known here")
+    for place, part in enumerate([content, *_list("datasets", content.get("datasets", []))]):
+        if not isinstance(part, dict) or (place and "source_url" in part):
+            raise ValueError("one of its datasets is another index: name each index by itself, as a list")
+        base = part.get("base") if place else None
+        folder = url if base is None else _join(url, f"{base}/index.json")
+        for entry in _list("shardlist", part.get("shardlist", None if place or "datasets" not in content else [])):
+            if not isinstance(entry, dict) or not isinstance(entry.get("url"), str) or not entry["url"]:
+                raise ValueError(f"an entry of its shardlist has no url: {entry!r:.80}")
+            name = entry["url"]
+            size, digest = entry.get("filesize"), entry.get("md5sum") or None
+            if digest is not None and not (isinstance(digest, str) and re.fullmatch(r"[0-9a-fA-F]{32}", digest)):
+                raise ValueError(f"md5sum of {name!r} is {digest!r:.80}, not 32 hexadecimal digits")
+            samples = _count(f"nsamples of {name!r}", entry.get("nsamples"))
+            yield _join(folder, name), ShardFacts(samples, None if size is None else _count(f"filesize of {name!r}", size), digest and digest.lower())
+
+
+def _timm(url: str, splits: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]:
+    for split, part in splits.items():
+        part = part if isinstance(part, dict) else {}
+        names, counts = _list("filenames", part.get("filenames")), _list("shard_lengths", part.get("shard_lengths"))
+        if len(names) != len(counts) or not all(isinstance(name, str) and name for name in names):
+            raise ValueError(f"split {split!r:.80} has {len(names)} filenames and {len(counts)} shard_lengths, or a filename that is none")
+        for name, count in zip(names, counts, strict=True):
+            yield _join(url, name), ShardFacts(_count(f"the length of {name!r}", count))
+
+
+def _list(what: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"its {what} is {value!r:.80}, not a list")
+    return value
+
+
+def _count(what: str, value: Any) -> int:
+    """A number that is not negative, also as decimal digits."""
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
+        raise ValueError(f"{what} is {value!r:.80}, not a number of 0 or more")
+    return value
+
+
+# Names
+
+
+def path_of(url: str) -> str:
+    """A URL without its query; a path as it is."""
+    return url if local_path(url) is not None else url.partition("?")[0]
+
+
+def folder_of(url: str) -> str:
+    """The directory of a URL, with the slash at its end."""
+    path = path_of(url)
+    return path[: len(path) - len(base_name(url))]
+
+
+def parts_of_path(url: str) -> list[str]:
+    """The host and the names in the path of a URL, for comparing."""
+    path = local_path(url)
+    text = path.replace(os.sep, "/") if path is not None else path_of(redact(url)).partition("://")[2]
+    return [part for part in posixpath.normpath(text).split("/") if part]
+
+
+def base_name(url: str) -> str:
+    """The last part of the path of a URL."""
+    return re.split(r"[/\\]" if os.sep == "\\" else "/", path_of(url))[-1]
+
+
+def first_dot(url: str) -> str:
+    """The base name up to its first dot."""
+    return base_name(url).partition(".")[0]
+
+
+def last_dot(url: str) -> str:
+    """The base name up to its last dot."""
+    return os.path.splitext(base_name(url))[0]
+
+
+def _join(index: str, name: str) -> str:
+    """The URL that a name in an index means."""
+    if local_path(index) is not None:
+        if local_path(name) != name or os.path.isabs(name):
+            return name
+        joined = folder_of(index) + name
+        return posixpath.normpath(joined) if name.startswith(("./", "../")) else joined
+    if local_path(name) is None:
+        return name
+    if local_path(name) != name:
+        raise ValueError(f"it lies elsewhere, and may not name the file {name!r:.80} of this machine")
+    scheme, _, path = path_of(index).partition("://")
+    host, _, folder = path.rpartition("/")[0].partition("/")
+    return f"{scheme}://{host}{posixpath.normpath(posixpath.join('/', folder, name))}"
+
+
+def check_named(index: str, url: str) -> None:
+    """Rule 3.
+
+    Raises:
+        ValueError: an index may not name this shard.
+    """
+    if url.startswith("pipe:"):
+        raise ValueError(f"index {redact(index)} names a command: only the program itself may")
+    local = local_path(index) is not None
+    if local and url != "-" and local_path(url) is not None:
+        return
+    protocol, _, rest = url.partition("://")
+    allowed = _STORES_OF_LOCAL if local else (*_STORES, index.partition("://")[0])
+    if not rest or len(links_of(f"://{rest}")) > 1 or protocol not in allowed:
+        raise ValueError(
+            f"index {redact(index)} may not name {redact(url)!r:.200}: an index names shards beside it, or by {', '.join(f'{name}://' for name in allowed)}. "
+            "Name the shards themselves, and pass the file as index=."
+        )

@@ -1,0 +1,211 @@
+"""Make an index: count the samples of shards, as ``group_by_key`` groups them, and their bytes and MD5s. It is written in the form of wids."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import md5
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from wds_pipes.errors import SampleError, ShardError, ShardWarning
+from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
+from wds_pipes.io.partial import PartialFile
+from wds_pipes.io.urls import Urls, at_home, expand, local_path, plain, redact
+from wds_pipes.tar.headers import MAX_SIZE
+from wds_pipes.tar.keys import KeySplit, splitter
+from wds_pipes.tar.members import END, MARK, half_sample
+from wds_pipes.tar.reader import TarReader
+
+if TYPE_CHECKING:
+    from wds_pipes.io.open import Opener
+from wds_pipes.tar.index_formats import Options, ShardFacts, make_opener
+
+# Making
+
+
+def index_shards(
+    urls: Urls,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    key_split: KeySplit = "first-dot",
+    on_repeated_key: str = "raise",
+    threads: int = 4,
+    storage_options: Options = None,
+    on_shard: Callable[[str, ShardFacts], None] | None = None,
+) -> dict[str, ShardFacts]:
+    """Read shards once, and tell the samples, bytes and MD5 of each; write that as an index.
+
+    A shard has as many samples as ``group_by_key`` makes of it, whatever the decoding makes of them. The data of no member is kept in memory.
+
+    Args:
+        urls: as ``ShardList`` takes them.
+        output: the path of the index to write, in the form of wids (``index.json``); it appears when it is complete. Shards in its directory or below are
+            named from there, so that both can be moved; URLs are written without credentials. None: none is written.
+        key_split: as in ``group_by_key``.
+        on_repeated_key: as in ``group_by_key``.
+        threads: how many shards are read at a time.
+        storage_options: how to reach the storage: a dict, as fsspec takes it.
+        on_shard: called with the URL and the facts of each shard, in order, when it has been read.
+
+    Returns:
+        The facts of each shard by its URL, in order.
+
+    Raises:
+        ShardError: a shard cannot be read, or is damaged.
+        SampleError: a sample has a field twice, or a key comes again.
+        ValueError: nothing matches, or ``output`` is no local path.
+    """
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+    if on_repeated_key not in ("raise", "warn", "ignore"):
+        raise ValueError(f"on_repeated_key must be one of 'raise', 'warn', 'ignore', not {on_repeated_key!r}")
+    if not callable(key_split) and key_split not in ("first-dot", "last-dot"):
+        raise ValueError(f"key_split must be one of 'first-dot', 'last-dot' or a function, not {key_split!r}")
+    path = None if output is None else check_output(output)
+    shards = list(dict.fromkeys(expand(urls, storage_options)))
+    if "-" in shards:
+        raise ValueError("standard input cannot be indexed, since it has no name: write it to a file first")
+    stop, opener = threading.Event(), make_opener(storage_options)
+
+    def read(url: str) -> ShardFacts:
+        return _read_shard(url, splitter(key_split), on_repeated_key, opener, stop)
+
+    facts: dict[str, ShardFacts] = {}
+    pool = ThreadPoolExecutor(min(threads, len(shards)))
+    try:
+        for url, found in zip(shards, pool.map(read, shards), strict=True):
+            facts[url] = found
+            if on_shard is not None:
+                on_shard(url, found)
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+    if path is not None:
+        write_index(path, facts)
+    return facts
+
+
+def _read_shard(url: str, split: Callable[[str], tuple[str, str] | None], on_repeated_key: str, opener: Opener, stop: threading.Event) -> ShardFacts:
+    shown = redact(url)
+    with opener.open(url) as raw:
+        hashed = _Hashed(raw, stop)
+        stream = io.BufferedReader(hashed, 1 << 20)
+        try:
+            kind = detect(stream.peek(MAGIC_BYTES)[:MAGIC_BYTES])
+            tar: BinaryIO = decompress(stream, kind) if kind else stream
+            reader = TarReader(tar, url=url, want=lambda name: False, max_member_bytes=MAX_SIZE, doubts=True, named=False)
+            samples = _count_samples(reader, split, on_repeated_key)
+            while stream.read(1 << 20):
+                pass
+        except ModuleNotFoundError as error:
+            raise ShardError(f"shard {shown} cannot be read: {error}", url=shown) from error
+        except unreadable() as error:
+            raise ShardError(f"shard {shown} cannot be read ({type(error).__name__}: {error}). Write or fetch it again.", url=shown) from error
+    return ShardFacts(samples, hashed.size, hashed.md5.hexdigest())
+
+
+def _count_samples(members: Iterable[tuple[str, str, Any, int]], split: Callable[[str], tuple[str, str] | None], on_repeated_key: str) -> int:
+    """How many samples ``group_by_key`` gives."""
+    samples, key, fields, known, seen = 0, "", set[str](), set[str](), set[str]()
+    doubts: list[tuple[int, bytes, int]] = []  # beside the sample that is read: where, what, and how many fields were known
+    suspects: list[tuple[int, bytes, int]] = []  # beside the next one
+
+    def check() -> None:
+        for offset, place, before in doubts:
+            if (samples > 1 and (len(fields) < len(known) or (place == MARK and len(known) > before))) or (samples == 1 and (place == END or not before)):
+                raise half_sample(url, key, offset, place)
+
+    for url, name, data, offset in members:
+        parts = split(name) if name else None
+        if parts is None:
+            if not name:
+                suspects = [(offset, data, len(known))]
+                doubts += suspects if samples else []
+            continue
+        if parts[0] != key or not samples:
+            check()
+            key, fields, samples, doubts = parts[0], set(), samples + 1, suspects
+            if key in seen and on_repeated_key != "ignore":
+                _repeated(key, redact(url), offset, on_repeated_key)
+            seen.add(key)
+        suspects = []
+        field = parts[1].lower()
+        if field in fields:
+            message = f"sample {key!r} of shard {redact(url)} has field {field!r} twice (again at byte {offset}, as {name!r}). Rename or remove one."
+            raise SampleError(message, url=redact(url), key=key, offset=offset)
+        fields.add(field)
+        known.add(field)
+    check()
+    return samples
+
+
+def _repeated(key: str, shown: str, offset: int, on_repeated_key: str) -> None:
+    message = (
+        f"key {key!r} comes again in shard {shown} at byte {offset}, apart from its other members, so that its sample is in pieces. Sort the shard by name, "
+        "or pass on_repeated_key='ignore' here and to group_by_key, to take the pieces as samples."
+    )
+    if on_repeated_key == "raise":
+        raise SampleError(message, url=shown, key=key, offset=offset)
+    warnings.warn(message, ShardWarning, stacklevel=2)
+
+
+class _Hashed(io.RawIOBase):
+    """A stream that is read on from its beginning, with the number of its bytes and their MD5 so far. ``stop`` ends it with an error."""
+
+    def __init__(self, raw: BinaryIO, stop: threading.Event) -> None:
+        self._raw, self._stop = raw, stop
+        self.size, self.md5 = 0, md5(usedforsecurity=False)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._stop.is_set():
+            raise OSError("the reading was stopped")
+        count = int(self._raw.readinto(buffer))  # type: ignore[attr-defined]
+        self.md5.update(memoryview(buffer)[:count])
+        self.size += count
+        return count
+
+
+def check_output(output: str | os.PathLike[str]) -> str:
+    """The local path of an index to write; ValueError if it is none, or its directory is missing."""
+    path = local_path(at_home(os.fspath(output)))
+    if path is None or not path or path.endswith("/"):
+        raise ValueError(f"an index is written to a local file, not to {redact(os.fspath(output))!r}: write it there and copy it")
+    if not os.path.isdir(os.path.dirname(path) or "."):
+        raise ValueError(f"the directory of index {path!r} does not exist: make it first")
+    return path
+
+
+def write_index(path: str, facts: Mapping[str, ShardFacts]) -> None:
+    """Write what is known of shards, by their URLs, as an index of wids; the file has its name only when it is complete."""
+    shardlist = []
+    named = {_named_from(path, url): found for url, found in facts.items()}
+    if len(named) < len(facts):
+        raise ValueError("two shards have one name without the credentials in their URLs, so an index cannot tell them apart: give them other names")
+    for name, (samples, size, digest) in named.items():
+        entry = {"url": name, "md5sum": digest, "nsamples": samples, "filesize": size}
+        shardlist.append({field: value for field, value in entry.items() if value is not None})
+    content = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": shardlist}
+    partial = PartialFile(path, overwrite=True, wait=True)
+    try:
+        partial.write((json.dumps(content, indent=1) + "\n").encode("ascii"))
+        partial.commit()
+    finally:
+        partial.discard()
+
+
+def _named_from(index: str, url: str) -> str:
+    """How an index names a shard: from its own directory where the shard lies there or below, else in full."""
+    path = local_path(url)
+    if path is None:
+        return plain(url)
+    path, folder = os.path.abspath(path), os.path.dirname(os.path.abspath(index))
+    inside = path.startswith(os.path.join(folder, ""))
+    return (os.path.relpath(path, folder) if inside else path).replace(os.sep, "/")
