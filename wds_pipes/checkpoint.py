@@ -20,45 +20,44 @@ Rules:
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import hashlib
 import itertools
 import json
 import math
 import os
-import re
-import secrets
-import stat
 import time
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from wds_pipes.core.counts import logger
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import State
-from wds_pipes.core.state import is_count
 from wds_pipes.core.tracebacks import shortened
-from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
-from wds_pipes.io.urls import at_home
-from wds_pipes.loader.merging import merge_states, state_for
+from wds_pipes.loader.checkpoint_files import (
+    FORMAT,
+    Found,
+    checksum_of,
+    complete_steps,
+    content_of,
+    find_steps,
+    local_directory,
+    look_for_steps,
+    missing_ranks,
+    rank_file,
+    remove_old,
+    states_of_step,
+    step_directory,
+    sync_directory,
+    write_file,
+)
+from wds_pipes.loader.gathering import View, agreeing, all_gather, gather_states, has_group, place_in
+from wds_pipes.loader.merging import merge_states
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
-from wds_pipes.loader.position import LoaderPosition
 
-FORMAT = 1
 WAIT_SECONDS = 10.0  # network file systems show a new name within some seconds, if they are asked again
 LOOK_AGAIN_SECONDS = 0.5
 _MOST_LOOKS = 10  # by a rank alone: others save once in minutes
-MOST_BYTES = 1 << 30  # of one rank's file: some KB for each of its lanes
-
-_STEP = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,})")  # as _place writes them, and nothing else
-_RANK = re.compile(r"rank-([0-9]{4}|[1-9][0-9]{4,})-of-([0-9]{4}|[1-9][0-9]{4,})\.json")
-_OURS = re.compile(rf"{_RANK.pattern}|\.{_RANK.pattern}\.[0-9a-f]{{16}}\.tmp")
-
-_Found = dict[int, dict[int, set[int]]]  # step: world size: the ranks whose files are there
 
 _last_steps: weakref.WeakKeyDictionary[PipeLoader, int] = weakref.WeakKeyDictionary()
 
@@ -78,27 +77,27 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
     Raises:
         StateError: it cannot be written, or the directory holds a newer checkpoint, which ``load`` would take instead of this one.
     """
-    root = _local(directory)
+    root = local_directory(directory)
     check_count("keep", keep)
     number = _last_steps.get(loader, 0) + 1 if step is None else check_count("step", step, least=0)
     _last_steps[loader] = number  # also where saving fails: the next number is to be the same on all ranks
     state = loader.state_dict()
     rank, world = state["rank"], state["world_size"]
-    path = _place(root, number) / _file(rank, world)
+    path = step_directory(root, number) / rank_file(rank, world)
     content = {"step": number, "rank": rank, "world_size": world, "state": state}
-    text = json.dumps({"format": FORMAT, "checksum": _checksum(content), **content}, allow_nan=False) + "\n"
+    text = json.dumps({"format": FORMAT, "checksum": checksum_of(content), **content}, allow_nan=False) + "\n"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        newest = max((at for at, worlds in _find(root).items() if _complete(worlds)), default=-1)
-        if newest > number or (newest == number and step is None and not (path.exists() and _content(path) == text.encode())):
+        newest = max((at for at, worlds in find_steps(root).items() if complete_steps(worlds)), default=-1)
+        if newest > number or (newest == number and step is None and not (path.exists() and content_of(path) == text.encode())):
             raise StateError(
                 f"{root} holds checkpoint {newest}, and this one would be {number}: load() would not take it. "
                 "Continue from the newest with load(), save to another directory, or remove what you do not want."
             )
         path.parent.mkdir(exist_ok=True)
-        _write(path, text)
-        _sync_directory(root)
-        _remove_old(root, keep)
+        write_file(path, text)
+        sync_directory(root)
+        remove_old(root, keep)
     except OSError as error:
         raise StateError(
             f"cannot save a checkpoint to {path}: {error}. It must be a directory that can be written to, with room; older checkpoints there are untouched."
@@ -141,22 +140,22 @@ def load(
         StateError: there are checkpoints but none is complete, a file is truncated, edited, of a newer format or of another run than its neighbours, or the
             state does not fit the loader; ranks want different steps, see different files, or another rank cannot load. The loader stays as it was.
     """
-    root = _local(directory)
-    if not _has_group(loader, group):
+    root = local_directory(directory)
+    if not has_group(loader, group):
         found = _read_alone(root, step)
         if found is None:
             return None
         number, states = found
-        at = _place_in(loader, states, str(_place(root, number)), moved)
+        at = place_in(loader, states, str(step_directory(root, number)), moved)
     else:
         agreed_number = _agree(root, loader, step, group, wait_seconds)
         if agreed_number is None:
             return None
         number = agreed_number
-        with _together(loader, group, f"checkpoint {number} of {root}") as agreed:
-            states = _states(root, number)
-            at = _place_in(loader, states, str(_place(root, number)), moved)
-            agreed.append(_checksum({"ranks": states}))
+        with agreeing(loader, group, f"checkpoint {number} of {root}") as agreed:
+            states = states_of_step(root, number)
+            at = place_in(loader, states, str(step_directory(root, number)), moved)
+            agreed.append(checksum_of({"ranks": states}))
     progress_of(loader).go_to(at)
     _last_steps[loader] = number
     return number
@@ -169,67 +168,33 @@ def _read_alone(root: Path, step: int | None) -> tuple[int, list[State]] | None:
     """
     looks = 0
     while True:
-        found, looks = _look(root), looks + 1
+        found, looks = look_for_steps(root), looks + 1
         try:
             number = _choose(root, found, step)
-            return None if number is None else (number, _states(root, number))
+            return None if number is None else (number, states_of_step(root, number))
         except StateError:
-            if looks == _MOST_LOOKS or _look(root) == found:
+            if looks == _MOST_LOOKS or look_for_steps(root) == found:
                 raise
 
 
-def _look(root: Path) -> _Found:
-    """The checkpoints in a directory; StateError where it cannot be listed."""
-    try:
-        return _find(root)
-    except FileNotFoundError as error:
-        raise StateError(f"{root} does not exist: for a first start make it, else see whether its disk is mounted.") from error
-    except OSError as error:
-        raise StateError(f"cannot read checkpoints from {root}: {error}.") from error
-
-
-def _choose(root: Path, found: _Found, step: int | None) -> int | None:
+def _choose(root: Path, found: Found, step: int | None) -> int | None:
     """The step to load of what a rank sees; None: there is nothing at all."""
-    complete = [number for number, worlds in found.items() if _complete(worlds)]
+    complete = [number for number, worlds in found.items() if complete_steps(worlds)]
     if not found and step is None:
         return None
     if not complete or (step is not None and step not in complete):
         held = f"complete are {', '.join(map(str, sorted(complete)))}" if complete else "none is complete"
         wanted = max(found, default=0) if step is None else step
         raise StateError(
-            f"{root} holds no complete checkpoint {'at all' if step is None else step} ({held}; {_missing(found.get(wanted, {}), wanted)}). "
+            f"{root} holds no complete checkpoint {'at all' if step is None else step} ({held}; {missing_ranks(found.get(wanted, {}), wanted)}). "
             "Bring the missing files back, or remove what is there to start again."
         )
     number = max(complete) if step is None else step
     if newer := [at for at in sorted(found) if at > number]:
-        facts = [f"{at} is complete, and save() refuses to go on before it" if at in complete else _missing(found[at], at) for at in newer]
+        facts = [f"{at} is complete, and save() refuses to go on before it" if at in complete else missing_ranks(found[at], at) for at in newer]
         more = f" and {len(facts) - 3} more" if len(facts) > 3 else ""
         logger.warning("loading checkpoint %d of %s although newer ones are there: %s%s", number, root, "; ".join(facts[:3]), more)
     return number
-
-
-def _states(root: Path, number: int) -> list[State]:
-    """The states of all ranks of a checkpoint, by rank."""
-    place = _place(root, number)
-    try:
-        worlds = _complete(_find(root).get(number, {}))
-        if not worlds:
-            raise StateError(f"the checkpoint {place} was removed or changed while it was read. Load it again.")
-        world = max(worlds, key=lambda world: (place / _file(0, world)).stat().st_mtime_ns)
-        return [_read(place / _file(rank, world), number, rank, world) for rank in range(world)]
-    except OSError as error:
-        raise StateError(f"cannot read the checkpoint {place}: {error}.") from error
-
-
-class _View(NamedTuple):
-    """What a rank knows before the ranks have agreed; ``error``: why it cannot list the directory."""
-
-    rank: int
-    step: int | None
-    rounds: int  # how often to look again
-    complete: list[int]
-    empty: bool
-    error: str | None
 
 
 def _agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_seconds: float) -> int | None:
@@ -239,14 +204,14 @@ def _agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_se
     """
     rounds = math.ceil(max(0.0, wait_seconds) / LOOK_AGAIN_SECONDS)
     for turn in itertools.count():
-        found: _Found = {}
+        found: Found = {}
         error = None
         try:
-            found = _look(root)
+            found = look_for_steps(root)
         except StateError as problem:
             error = str(problem)
-        complete = sorted(number for number, worlds in found.items() if _complete(worlds))
-        views: list[_View] = _all_gather(_View(loader.rank.number, step, rounds, complete, not found, error), group)
+        complete = sorted(number for number, worlds in found.items() if complete_steps(worlds))
+        views: list[View] = all_gather(View(loader.rank.number, step, rounds, complete, not found, error), group)
         if len({view.step for view in views}) > 1:
             wanted = ", ".join(f"rank {view.rank} wants {view.step}" for view in views)
             raise StateError(f"the ranks do not load the same checkpoint ({wanted:.1000}): pass the same step= on all, or none.")
@@ -275,43 +240,6 @@ def _agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_se
     return common[-1]
 
 
-@contextlib.contextmanager
-def _together(loader: PipeLoader, group: Any, what: str) -> Iterator[list[str]]:
-    """Let all ranks of a loader do something, or none: where one fails, or they come to different values, all raise."""
-    values: list[str] = []
-    error: Exception | None = None
-    try:
-        yield values
-    except Exception as problem:
-        error = problem
-    results = _all_gather((loader.rank.number, values, None if error is None else str(error)), group)
-    if error is not None:
-        raise error
-    for rank, _, failed in results:
-        if failed is not None:
-            raise StateError(f"rank {rank} cannot load {what}: {failed}")
-    if any(of_rank != values for _, of_rank, _ in results):
-        raise StateError(f"the ranks read different files of {what}. See that the directory is the same for all ranks, and load it again.")
-
-
-def _has_group(loader: PipeLoader, group: Any) -> bool:
-    """Whether torch.distributed can ask the other ranks of a loader."""
-    if loader.rank.of == 1:
-        return False
-    import torch.distributed as dist
-
-    return bool(dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1)
-
-
-def _all_gather(value: Any, group: Any) -> list[Any]:
-    """What each process of a group passed, in their order."""
-    import torch.distributed as dist
-
-    values: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
-    return values
-
-
 def gather(loader: PipeLoader, group: Any = None) -> State:
     """The states of all ranks as one, on every rank: for ``torch.save``, Lightning or Accelerate. Any number of ranks can load it.
 
@@ -327,7 +255,7 @@ def gather(loader: PipeLoader, group: Any = None) -> State:
     Raises:
         StateError: the ranks are not at the same step or not of the same pipeline, or torch.distributed is not initialised.
     """
-    return merge_states(_gather(loader, group))
+    return merge_states(gather_states(loader, group))
 
 
 class AllRanks:
@@ -377,7 +305,7 @@ class DCPState:
         Raises:
             StateError: there are several ranks, and torch.distributed is not initialised.
         """
-        return {"ranks": json.dumps({f"dp_rank_{state['rank']}": state for state in _gather(self._loader, self._group)})}
+        return {"ranks": json.dumps({f"dp_rank_{state['rank']}": state for state in gather_states(self._loader, self._group)})}
 
     def load_state_dict(self, state_dict: dict[str, str]) -> None:
         """Let the loader continue from what ``dcp.load`` has read. Where the shards were renamed since, pass ``ShardList(..., moved=True)``.
@@ -392,162 +320,4 @@ class DCPState:
             raise StateError(
                 f"this is not what DCPState.state_dict() gave ({error!r}): load a checkpoint that was saved with a DCPState under this name."
             ) from error
-        progress_of(self._loader).go_to(_place_in(self._loader, states, "the distributed checkpoint"))
-
-
-def _gather(loader: PipeLoader, group: Any) -> list[State]:
-    """The states of all ranks, by rank; processes that share a rank give one."""
-    state = loader.state_dict()
-    if state["world_size"] == 1:
-        return [state]
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        raise StateError(
-            f"this is rank {state['rank']} of {state['world_size']}, and torch.distributed, which the others are asked by, is not initialised: "
-            "call init_process_group(), or use checkpoint.save(), which needs none."
-        )
-    states: list[State] = _all_gather(state, group)
-    states.sort(key=lambda state: int(state["rank"]))
-    return [state for place, state in enumerate(states) if place == 0 or state != states[place - 1]]
-
-
-def _place_in(loader: PipeLoader, states: list[State], where: str, moved: bool = False) -> LoaderPosition:
-    """Where the states of all ranks let a loader continue; ``where`` they are from, for people."""
-    state = _state_for(loader, states, where, moved or progress_of(loader).plan.recipe.data.moved)
-    try:
-        return progress_of(loader).plan.restore(state, moved=moved)
-    except StateError as error:
-        error.add_note(f"The state is from {where}.")
-        raise
-
-
-def _state_for(loader: PipeLoader, states: list[State], where: str, moved: bool) -> State:
-    """What a loader is to load of the states of all ranks; ``where`` they are from, for people."""
-    try:
-        return state_for(states, loader.rank, moved=moved)
-    except StateError as error:
-        raise StateError(f"the ranks of {where} do not belong together: {error} Or load an older checkpoint.") from error
-
-
-def _local(directory: str | os.PathLike[str]) -> Path:
-    if "://" in os.fspath(directory):
-        raise ValueError(f"checkpoints are kept in a local or shared file system, not at a URL such as {directory}; see gather() for states to store elsewhere")
-    return Path(at_home(os.fspath(directory)))
-
-
-def _place(root: Path, number: int) -> Path:
-    return root / f"step-{number:010d}"
-
-
-def _file(rank: int, world: int) -> str:
-    return f"rank-{rank:04d}-of-{world:04d}.json"
-
-
-def _find(root: Path) -> _Found:
-    """The checkpoints in a directory, complete or not, by their names alone."""
-    found: _Found = {}
-    for entry in os.scandir(root):
-        if (match := _STEP.fullmatch(entry.name)) and entry.is_dir():
-            worlds = found[int(match[1])] = {}
-            with contextlib.suppress(FileNotFoundError):  # another rank has just removed it
-                for name in filter(None, map(_RANK.fullmatch, os.listdir(entry.path))):
-                    rank, world = int(name[1]), int(name[2])
-                    if rank < world:
-                        worlds.setdefault(world, set()).add(rank)
-    return found
-
-
-def _complete(worlds: dict[int, set[int]]) -> list[int]:
-    """The world sizes of which all ranks are there."""
-    return [world for world, ranks in worlds.items() if len(ranks) == world]
-
-
-def _missing(worlds: dict[int, set[int]], number: int) -> str:
-    """What is missing of an incomplete checkpoint, in words."""
-    gaps = []
-    for world, ranks in sorted(worlds.items()):
-        absent = itertools.islice((rank for rank in range(world) if rank not in ranks), 10)
-        gaps.append(f"{', '.join(map(str, absent))} of {world}")
-    return f"step-{number:010d} lacks rank {' and rank '.join(gaps)}" if gaps else f"step-{number:010d} has no files"
-
-
-def _checksum(content: dict[str, Any]) -> str:
-    """The checksum of what a file holds, whatever its white space."""
-    return hashlib.blake2b(json.dumps(content, sort_keys=True, separators=(",", ":")).encode(), digest_size=16).hexdigest()
-
-
-def _read(path: Path, number: int, rank: int, world: int) -> State:
-    """The state in a file, which must be whole, as it was written, and in its place."""
-    try:
-        content = json.loads(_content(path))
-        checksum = _checksum({name: value for name, value in content.items() if name not in ("format", "checksum")}) if isinstance(content, dict) else ""
-    except (ValueError, RecursionError) as error:
-        raise StateError(f"{path} is truncated or damaged: it is not JSON ({error}). Load an older checkpoint with step=, or bring this one back.") from error
-    if not isinstance(content, dict) or not {"format", "checksum", "state"} <= content.keys():
-        raise StateError(f"{path} is not a checkpoint of wds_pipes. Remove it, or load an older checkpoint with step=.")
-    if content.pop("format") != FORMAT:
-        raise StateError(f"{path} has another format than {FORMAT}, the one known here: use the version of wds_pipes that wrote it, or a newer one.")
-    if content.pop("checksum") != checksum:
-        raise StateError(f"{path} has been edited or damaged: its checksum differs. Load an older checkpoint with step=, or bring this one back.")
-    of = tuple(content.get(name) for name in ("step", "rank", "world_size"))
-    if not all(map(is_count, of)) or of != (number, rank, world):
-        raise StateError(
-            f"{path} was written as rank {shown(of[1])} of {shown(of[2])} at step {shown(of[0])}, and is not in its place: checkpoints have been mixed."
-        )
-    state: State = content["state"]
-    return state
-
-
-def _content(path: Path) -> bytes:
-    """What is in a regular file; another kind, such as a pipe, could keep this process waiting."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
-            what = f"has {found.st_size:,} bytes" if stat.S_ISREG(found.st_mode) else "is no regular file"
-            raise StateError(f"{path} is not a checkpoint of wds_pipes: it {what}. Remove it, or load an older checkpoint with step=.")
-        with open(handle, "rb", closefd=False) as file:
-            return file.read(found.st_size)
-    finally:
-        os.close(handle)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file that is whole or not there, whenever the process or the machine stops."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with open(temporary, "x", encoding="ascii") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    """Bring the names in a directory to the disk, where the system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _remove_old(root: Path, keep: int) -> None:
-    """Remove what is older than the newest ``keep`` complete checkpoints."""
-    found = _find(root)
-    complete = sorted((number for number, worlds in found.items() if _complete(worlds)), reverse=True)
-    for old in (number for number in found if len(complete) >= keep and number < complete[keep - 1]):
-        place = _place(root, old)
-        try:
-            for name in filter(_OURS.fullmatch, os.listdir(place)):
-                (place / name).unlink(missing_ok=True)
-            place.rmdir()
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):  # another rank was faster, or somebody else's files are there
-                logger.warning("cannot remove the old checkpoint %s: %s", place, error)
+        progress_of(self._loader).go_to(place_in(self._loader, states, "the distributed checkpoint"))

@@ -24,7 +24,7 @@ from wds_pipes import nodes, stages
 from wds_pipes.core.order import stream
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import BatchSamples, FilterSamples, MapSamples, Mix, ShuffleBuffer
-from wds_pipes.stages.mix import turns
+from wds_pipes.stages.proportions import turns
 from wds_pipes.testing import check_resume, make_shards
 
 # The first draws for weights and the hashes stream(7, 0, ...): never to change, see ordering.py.

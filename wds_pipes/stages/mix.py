@@ -1,14 +1,4 @@
-"""Mix: several pipelines to one, in exact proportions.
-
-The order of draws is R. Tijdeman's ("The chairman assignment problem", Discrete Mathematics 32, 1980) in its earliest-deadline form. Let n sources have shares
-s_i that sum to 1, and phases e_i that sum to 0 and are smaller than 1/m, where m = 2n - 2. After t draws, source i should have given y_i(t) = s_i * t + e_i.
-Its draw number j may come when y_i >= j - 1 + 1/m, and must have come when y_i > j - 1/m. Of those that may come, the one that must come first is drawn.
-
-This never fails: of the draws of source i that must lie between p and q, the last has a number below y_i(q) + 1/m, and the first one above
-y_i(p) + 1 - 1/m. For fewer than n sources together these are less than (q - p) + 2 (n - 1) / m = (q - p) + 1 draws, so at most q - p. For all n, the numbers of
-the last ones add up to less than q + n/m <= q + 1, so at most q; those of the first ones likewise. Hence there is room for all, and taking the earliest
-deadline finds it. So a source is never further than 1 - 1/m from y_i, and always less than 1 from s_i * t.
-"""
+"""Mix: several pipelines to one, in exact proportions."""
 
 from __future__ import annotations
 
@@ -18,8 +8,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from hashlib import blake2b
-from math import gcd, inf, isfinite, lcm
-from numbers import Integral, Rational, Real
 from typing import Any, NamedTuple, cast
 
 from wds_pipes.core.counts import Lack, Network
@@ -31,44 +19,10 @@ from wds_pipes.core.stage import Mark, Stage, begin, running_copy
 from wds_pipes.core.state import damaged, read_count, read_counts, read_data, read_dict, read_flag, read_list, read_position, read_text
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
+from wds_pipes.stages.proportions import TURNS, turns, whole_weights
 
 logger = logging.getLogger("wds_pipes")
-
-_TURNS = 4  # the salt of the order of draws
-_PHASES = 1 << 16  # how finely the phases are told apart
 _NONE = object()
-
-
-def turns(weights: Sequence[int], hashes: Sequence[int], drawn: Sequence[int]) -> Iterator[int]:
-    """The numbers of the sources to draw from, one after the other, without end: see the head of this module.
-
-    Args:
-        weights: of each source, at least 1; the shares are these divided by their sum.
-        hashes: of each source, 64 bits: they decide the phases and the ties.
-        drawn: how often each was drawn already.
-    """
-    order = sorted(range(len(weights)), key=hashes.__getitem__)
-    ahead = dict(zip(order, [*order[1:], *order[:1]], strict=True))
-    phases = [hashes[source] % _PHASES - hashes[ahead[source]] % _PHASES for source in range(len(weights))]
-    total, m = sum(weights), max(2, 2 * len(weights) - 2)
-    # Draw x + 1 may come from the first t on with weight * t / total + phase / (m * _PHASES) >= x + 1/m, all times m * _PHASES * total.
-    rates = [m * _PHASES * weight for weight in weights]
-    step = m * _PHASES * total
-    may = [step * x + (_PHASES - phase) * total for x, phase in zip(drawn, phases, strict=True)]
-    late = (m - 2) * _PHASES * total  # from "may" to "must"
-    first = [-(-start // rate) for start, rate in zip(may, rates, strict=True)]
-    last = [(start + late) // rate + 1 for start, rate in zip(may, rates, strict=True)]
-    turn = sum(drawn)
-    while True:
-        turn += 1
-        chosen, deadline = -1, inf
-        for source in order:
-            if last[source] < deadline and first[source] <= turn:
-                chosen, deadline = source, last[source]
-        yield chosen
-        start = may[chosen] = may[chosen] + step
-        rate = rates[chosen]
-        first[chosen], last[chosen] = -(-start // rate), (start + late) // rate + 1
 
 
 class _Rest(NamedTuple):
@@ -143,7 +97,7 @@ class Mix(Stage[Any]):
             if not source.root.deals and not isinstance(source.root, Mix):
                 raise ValueError(f"mix() cannot take source {name!r}: pipes of torch's deal it to the workers; leave out sharding_filter() and the like")
         self.sources = dict(sources)
-        self.weights = _whole_weights(list(sources), weights)
+        self.weights = whole_weights(list(sources), weights)
         self.exhausted = check_choice("exhausted", exhausted, "stop", "drop", "repeat")
         self._seed = check_count("seed", seed, least=-(1 << 63))
         if isinstance(without, str):
@@ -245,7 +199,7 @@ class Mix(Stage[Any]):
 
     def run(self) -> Iterator[Any]:
         self.start()
-        at, running, key = self.at, self._running, self.lane.key(_TURNS)
+        at, running, key = self.at, self._running, self.lane.key(TURNS)
         weights, hashes = list(self.weights.values()), [mix(key, mix_text(name)) for name in self.sources]
         draws, marks, reached = self._draws, self._marks, self._reached
         total = sum(draws)
@@ -395,42 +349,11 @@ class Mix(Stage[Any]):
         return (names.index(last) if last in names else -1, tuple(draws), tuple(marks), tuple(places), [sum(draws) + ahead]), None
 
     def _check_proportions(self, draws: list[int], places: list[_Rest]) -> None:
-        """StateError where the sources were not drawn in proportion, as the head of this module says that they always are."""
+        """StateError where the sources were not drawn in proportion, as ``proportions`` says that they always are."""
         live = [(weight, drawn - place.since) for weight, drawn, place in zip(self.weights.values(), draws, places, strict=True) if not place.ended]
         total, turn = sum(weight for weight, _ in live), sum(drawn for _, drawn in live)
         if not all(abs(drawn * total - weight * turn) < total for weight, drawn in live):
             raise damaged(f"mix cannot have drawn {shown(draws)} times from its sources, which is not in proportion to their weights")
-
-
-def _whole_weights(names: list[str], weights: Any) -> dict[str, int]:
-    """The weights by name as the smallest whole numbers with the same ratios."""
-    if weights is None:
-        weights = dict.fromkeys(names, 1)
-    elif isinstance(weights, Sequence) and not isinstance(weights, str):
-        if len(weights) != len(names):
-            raise ValueError(f"mix() got {len(weights)} weights for {len(names)} sources")
-        weights = dict(zip(names, weights, strict=True))
-    elif not isinstance(weights, Mapping):
-        raise TypeError(f"the weights of mix() must be a dict or a list, not {weights!r:.80}")
-    for what, which in (("no weight for", set(names) - set(weights)), ("a weight for an unknown source", set(weights) - set(names))):
-        if which:
-            raise ValueError(f"mix() got {what} {', '.join(sorted(map(repr, which)))}; its sources are {', '.join(map(repr, names))}")
-    exact = {name: _fraction(name, weights[name]) for name in names}
-    common = lcm(*(weight.denominator for weight in exact.values()))
-    whole = {name: int(weight * common) for name, weight in exact.items()}
-    divisor = gcd(*whole.values())
-    return {name: weight // divisor for name, weight in whole.items()}
-
-
-def _fraction(name: str, weight: Any) -> Fraction:
-    """A weight as the exact number that is meant: 0.1 as 1/10."""
-    if isinstance(weight, bool) or not isinstance(weight, Real):
-        raise TypeError(f"the weight of {name!r} must be a number, not {weight!r}")
-    if not isfinite(weight) or weight <= 0:
-        raise ValueError(f"the weight of {name!r} must be above 0 and finite, not {weight!r}: leave out a source that is not to be drawn")
-    if isinstance(weight, Integral):
-        return Fraction(int(weight))
-    return Fraction(weight) if isinstance(weight, Rational) else Fraction(repr(float(weight)))
 
 
 def _recipe(source: Stage[Any]) -> list[Any]:

@@ -1,0 +1,180 @@
+"""The files of a checkpoint: a directory for each step, and in it one file of each rank."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import json
+import os
+import re
+import secrets
+import stat
+from pathlib import Path
+from typing import Any
+
+from wds_pipes.core.counts import logger
+from wds_pipes.core.stage import State
+from wds_pipes.core.state import is_count
+from wds_pipes.core.words import shown
+from wds_pipes.errors import StateError
+from wds_pipes.io.urls import at_home
+
+FORMAT = 1
+MOST_BYTES = 1 << 30  # of one rank's file: some KB for each of its lanes
+
+_STEP = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,})")  # as step_directory writes them, and nothing else
+_RANK = re.compile(r"rank-([0-9]{4}|[1-9][0-9]{4,})-of-([0-9]{4}|[1-9][0-9]{4,})\.json")
+_OURS = re.compile(rf"{_RANK.pattern}|\.{_RANK.pattern}\.[0-9a-f]{{16}}\.tmp")
+
+Found = dict[int, dict[int, set[int]]]  # step: world size: the ranks whose files are there
+
+
+def look_for_steps(root: Path) -> Found:
+    """The checkpoints in a directory; StateError where it cannot be listed."""
+    try:
+        return find_steps(root)
+    except FileNotFoundError as error:
+        raise StateError(f"{root} does not exist: for a first start make it, else see whether its disk is mounted.") from error
+    except OSError as error:
+        raise StateError(f"cannot read checkpoints from {root}: {error}.") from error
+
+
+def states_of_step(root: Path, number: int) -> list[State]:
+    """The states of all ranks of a checkpoint, by rank."""
+    place = step_directory(root, number)
+    try:
+        worlds = complete_steps(find_steps(root).get(number, {}))
+        if not worlds:
+            raise StateError(f"the checkpoint {place} was removed or changed while it was read. Load it again.")
+        world = max(worlds, key=lambda world: (place / rank_file(0, world)).stat().st_mtime_ns)
+        return [_read(place / rank_file(rank, world), number, rank, world) for rank in range(world)]
+    except OSError as error:
+        raise StateError(f"cannot read the checkpoint {place}: {error}.") from error
+
+
+def local_directory(directory: str | os.PathLike[str]) -> Path:
+    """A directory of this machine, with ``~`` expanded."""
+    if "://" in os.fspath(directory):
+        raise ValueError(f"checkpoints are kept in a local or shared file system, not at a URL such as {directory}; see gather() for states to store elsewhere")
+    return Path(at_home(os.fspath(directory)))
+
+
+def step_directory(root: Path, number: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return root / f"step-{number:010d}"
+
+
+def rank_file(rank: int, world: int) -> str:
+    """The name of the file of a rank."""
+    return f"rank-{rank:04d}-of-{world:04d}.json"
+
+
+def find_steps(root: Path) -> Found:
+    """The checkpoints in a directory, complete or not, by their names alone."""
+    found: Found = {}
+    for entry in os.scandir(root):
+        if (match := _STEP.fullmatch(entry.name)) and entry.is_dir():
+            worlds = found[int(match[1])] = {}
+            with contextlib.suppress(FileNotFoundError):  # another rank has just removed it
+                for name in filter(None, map(_RANK.fullmatch, os.listdir(entry.path))):
+                    rank, world = int(name[1]), int(name[2])
+                    if rank < world:
+                        worlds.setdefault(world, set()).add(rank)
+    return found
+
+
+def complete_steps(worlds: dict[int, set[int]]) -> list[int]:
+    """The world sizes of which all ranks are there."""
+    return [world for world, ranks in worlds.items() if len(ranks) == world]
+
+
+def missing_ranks(worlds: dict[int, set[int]], number: int) -> str:
+    """What is missing of an incomplete checkpoint, in words."""
+    gaps = []
+    for world, ranks in sorted(worlds.items()):
+        absent = itertools.islice((rank for rank in range(world) if rank not in ranks), 10)
+        gaps.append(f"{', '.join(map(str, absent))} of {world}")
+    return f"step-{number:010d} lacks rank {' and rank '.join(gaps)}" if gaps else f"step-{number:010d} has no files"
+
+
+def checksum_of(content: dict[str, Any]) -> str:
+    """The checksum of what a file holds, whatever its white space."""
+    return hashlib.blake2b(json.dumps(content, sort_keys=True, separators=(",", ":")).encode(), digest_size=16).hexdigest()
+
+
+def _read(path: Path, number: int, rank: int, world: int) -> State:
+    """The state in a file, which must be whole, as it was written, and in its place."""
+    try:
+        content = json.loads(content_of(path))
+        checksum = checksum_of({name: value for name, value in content.items() if name not in ("format", "checksum")}) if isinstance(content, dict) else ""
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"{path} is truncated or damaged: it is not JSON ({error}). Load an older checkpoint with step=, or bring this one back.") from error
+    if not isinstance(content, dict) or not {"format", "checksum", "state"} <= content.keys():
+        raise StateError(f"{path} is not a checkpoint of wds_pipes. Remove it, or load an older checkpoint with step=.")
+    if content.pop("format") != FORMAT:
+        raise StateError(f"{path} has another format than {FORMAT}, the one known here: use the version of wds_pipes that wrote it, or a newer one.")
+    if content.pop("checksum") != checksum:
+        raise StateError(f"{path} has been edited or damaged: its checksum differs. Load an older checkpoint with step=, or bring this one back.")
+    of = tuple(content.get(name) for name in ("step", "rank", "world_size"))
+    if not all(map(is_count, of)) or of != (number, rank, world):
+        raise StateError(
+            f"{path} was written as rank {shown(of[1])} of {shown(of[2])} at step {shown(of[0])}, and is not in its place: checkpoints have been mixed."
+        )
+    state: State = content["state"]
+    return state
+
+
+def content_of(path: Path) -> bytes:
+    """What is in a regular file; another kind, such as a pipe, could keep this process waiting."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+            what = f"has {found.st_size:,} bytes" if stat.S_ISREG(found.st_mode) else "is no regular file"
+            raise StateError(f"{path} is not a checkpoint of wds_pipes: it {what}. Remove it, or load an older checkpoint with step=.")
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(found.st_size)
+    finally:
+        os.close(handle)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file that is whole or not there, whenever the process or the machine stops."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "x", encoding="ascii") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Bring the names in a directory to the disk, where the system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def remove_old(root: Path, keep: int) -> None:
+    """Remove what is older than the newest ``keep`` complete checkpoints."""
+    found = find_steps(root)
+    complete = sorted((number for number, worlds in found.items() if complete_steps(worlds)), reverse=True)
+    for old in (number for number in found if len(complete) >= keep and number < complete[keep - 1]):
+        place = step_directory(root, old)
+        try:
+            for name in filter(_OURS.fullmatch, os.listdir(place)):
+                (place / name).unlink(missing_ok=True)
+            place.rmdir()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):  # another rank was faster, or somebody else's files are there
+                logger.warning("cannot remove the old checkpoint %s: %s", place, error)
