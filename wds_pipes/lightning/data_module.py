@@ -1,0 +1,164 @@
+"""WdsDataModule: shards by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+
+from wds_pipes.core.tracebacks import shortened
+from wds_pipes.datapipes import ShardList, WdsPipe
+from wds_pipes.lightning.host import pl
+from wds_pipes.lightning.loaders import EvalLoader
+from wds_pipes.lightning.resumable import ResumableData
+from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
+
+Source = Callable[[], Any] | IterDataPipe[Any] | list[str] | str | None
+
+
+class WdsDataModule(ResumableData, pl.LightningDataModule):
+    """Shards as a LightningDataModule that resumes exactly.
+
+    ``train``, ``val`` and ``test`` are each URLs, as ``ShardList`` takes them; or a pipe; or a function without arguments that makes a pipe or a PipeLoader (in
+    a YAML file: its import path). URLs are read by a usual pipeline: shards shuffled, ``shuffle_buffer``, ``decode_by_ext``, ``to_tuple``; where it is for
+    validation or tests nothing is shuffled, and each pass gives the same. The other arguments are those of ``PipeLoader`` and of the steps.
+
+    Args:
+        train: what to train on.
+        val: what to validate on.
+        test: what to test on.
+        batch_size: samples in a batch; None: the items of the pipes are the batches.
+        num_workers: worker processes of each loader on each device.
+        fields: of URLs: what the batches hold, such as ``["jpg;png", "cls"]``; None: batches are dicts of all fields.
+        decode: of URLs: how to decode images, such as ``"rgb8"`` or ``"torchrgb"``; None: they stay bytes.
+        shuffle_buffer: of URLs: the window of samples to shuffle in training; 0: only shards are shuffled.
+        seed: of URLs: what the order derives from.
+        samples_per_shard: of the URLs of ``train``: how many samples each shard has. Then the length is known, and all ranks get the same number of batches.
+        index: of all URLs: there is an index beside the shards that says so.
+        storage_options: of all URLs: for their store, as fsspec takes them: ``{"endpoint_url": "http://minio:9000"}``.
+        cache: of all URLs: a directory on this machine where remote shards are kept.
+        cache_bytes: how large the cache may become, such as ``"200GB"``; see ``cache_shards``.
+        transform: of URLs, in training: a function of a decoded sample, a dict, or of the sample and a random generator of its own, as in ``map_samples``: to
+            resize and augment. In a YAML file: its import path.
+        eval_transform: the same in validation and tests.
+        epoch_end: of training, as in ``PipeLoader``; None: ``"drop"`` where the number of samples is known, on any number of devices, so that a checkpoint fits
+            all of them. Validation and tests give each sample once.
+        drop_last: in training, leave out a last batch that is smaller.
+        lanes: into how many lanes training is dealt, as in ``PipeLoader``.
+        prefetch_factor: batches that each worker reads ahead.
+        pin_memory: copy tensors into pinned memory.
+        multiprocessing_context: how workers are started: ``"fork"``, ``"spawn"`` or ``"forkserver"``.
+        persistent_workers: keep the workers from one epoch to the next.
+
+    Raises:
+        TypeError, ValueError: from the Trainer's start: what ``PipeLoader`` and the steps raise where an argument does not fit.
+        StateError: the checkpoint does not fit the data.
+    """
+
+    def __init__(
+        self,
+        train: Source = None,
+        val: Source = None,
+        test: Source = None,
+        *,
+        batch_size: int | None = None,
+        num_workers: int = 0,
+        fields: list[str] | None = None,
+        decode: str | None = "torchrgb",
+        shuffle_buffer: int = 1000,
+        seed: int = 0,
+        samples_per_shard: int | list[int] | None = None,
+        index: bool = False,
+        storage_options: dict[str, Any] | None = None,
+        cache: str | None = None,
+        cache_bytes: int | str | None = None,
+        transform: Callable[..., Any] | None = None,
+        eval_transform: Callable[..., Any] | None = None,
+        epoch_end: str | None = None,
+        drop_last: bool = False,
+        lanes: int | None = None,
+        prefetch_factor: int = 2,
+        pin_memory: bool = False,
+        multiprocessing_context: str | None = None,
+        persistent_workers: bool = True,
+    ) -> None:
+        super().__init__()
+        self._sources = {"train": train, "val": val, "test": test}
+        for name, source in self._sources.items():
+            if isinstance(source, (str, list, tuple)) and batch_size is None:
+                raise ValueError(f"{name} is given by URLs, so batch_size must say how many samples make a batch")
+        # Lightning looks whether these are overridden.
+        if val is None:
+            self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
+        if test is None:
+            self.test_dataloader = super().test_dataloader  # type: ignore[method-assign]
+        self._fields, self._decode, self._shuffle_buffer, self._seed = fields, decode, shuffle_buffer, seed
+        self._samples_per_shard, self._index = samples_per_shard, index
+        self._storage_options, self._cache, self._cache_bytes = storage_options, cache, cache_bytes
+        self._transforms = {"train": transform, "val": eval_transform, "test": eval_transform}
+        self._options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "num_workers": num_workers,
+            "prefetch_factor": prefetch_factor,
+            "pin_memory": pin_memory,
+            "multiprocessing_context": multiprocessing_context,
+            "persistent_workers": persistent_workers,
+        }
+        self._train_options: dict[str, Any] = {"epoch_end": epoch_end, "drop_last": drop_last, "lanes": lanes}
+        self._built: dict[str, PipeLoader] = {}
+
+    def train_dataloader(self) -> Any:
+        if self._sources["train"] is None:
+            raise ValueError("WdsDataModule was given no train= to train on")
+        return self.resumable(self._loader("train"))
+
+    def val_dataloader(self) -> Any:
+        return EvalLoader(self._loader("val"))
+
+    def test_dataloader(self) -> Any:
+        return EvalLoader(self._loader("test"))
+
+    def teardown(self, stage: str) -> None:
+        super().teardown(stage)
+        for loader in self._built.values():
+            loader.close()
+
+    @shortened
+    def _loader(self, name: str) -> PipeLoader:
+        """The loader of ``train``, ``val`` or ``test``, made once."""
+        if name not in self._built:
+            made, options = self._pipe(name), self._loader_options(name)
+            if not isinstance(made, PipeLoader):
+                pipe, made = made, PipeLoader(made, **options)
+                if options["epoch_end"] is None and progress_of(made).plan.uncounted is None:
+                    made = PipeLoader(pipe, **options | {"epoch_end": "drop"})
+            self._built[name] = made
+        return self._built[name]
+
+    def _pipe(self, name: str) -> Any:
+        source, train = self._sources[name], name == "train"
+        if isinstance(source, IterDataPipe):
+            return source
+        if callable(source):
+            return source()
+        if not isinstance(source, (str, list, tuple)):
+            raise TypeError(f"{name} must be URLs, a pipe or a function that makes one, not {source!r:.80}")
+        counts = self._samples_per_shard if train else None
+        store = self._storage_options
+        shards: WdsPipe[str] = ShardList(source, shuffle=train, seed=self._seed, samples_per_shard=counts, index=self._index or None, storage_options=store)
+        names = None if self._fields is None else [name for field in self._fields for name in field.split(";") if not name.startswith("__")]
+        if self._cache is not None:
+            shards = shards.cache_shards(self._cache, max_bytes=self._cache_bytes)
+        pipe = shards.open_shards(storage_options=store).load_tar().group_by_key(fields=names or None)
+        if train and self._shuffle_buffer:
+            pipe = pipe.shuffle_buffer(self._shuffle_buffer)
+        pipe = pipe.decode_by_ext(*[] if self._decode is None else [self._decode])
+        if (transform := self._transforms[name]) is not None:
+            pipe = pipe.map_samples(transform)
+        return pipe if self._fields is None else pipe.to_tuple(*self._fields)
+
+    def _loader_options(self, name: str) -> dict[str, Any]:
+        of = None if self.trainer is None else self.trainer.distributed_sampler_kwargs
+        ranks = {} if of is None else {"rank": of["rank"], "world_size": of["num_replicas"]}
+        return self._options | ranks | (self._train_options if name == "train" else {"epoch_end": "exact"})

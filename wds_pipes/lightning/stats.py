@@ -1,0 +1,31 @@
+"""StatsCallback: how reading goes, as metrics of the Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wds_pipes.lightning.host import pl
+
+
+class StatsCallback(pl.Callback):
+    """Logs ``loader.stats()`` of the training data to the Trainer's loggers: how fast it goes, and how long training waits for data.
+
+    Args:
+        every_n_steps: how often, in training steps; None: as often as the Trainer logs.
+        prefix: before each name.
+    """
+
+    def __init__(self, every_n_steps: int | None = None, prefix: str = "data/") -> None:
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ValueError(f"every_n_steps must be at least 1, not {every_n_steps}")
+        self._every = every_n_steps
+        self._prefix = prefix
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if (trainer.global_step % (self._every or trainer.log_every_n_steps)) == 0:
+            loaders = getattr(trainer.datamodule, "_loaders", {})
+            for name, loader in loaders.items():
+                prefix = self._prefix if len(loaders) == 1 else f"{self._prefix}{name}/"
+                stats = {f"{prefix}{key}": value for key, value in loader.loader.stats().items()}
+                for logger in trainer.loggers:
+                    logger.log_metrics(stats, step=trainer.global_step)
