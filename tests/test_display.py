@@ -17,7 +17,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper, Zipper
 
 import wds_pipes as wp
-from wds_pipes.display.samples import show
+from wds_pipes.display import show
 from wds_pipes.testing import make_shards
 
 

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import wds_pipes as wp
-from wds_pipes.display.samples import show
+from wds_pipes.display import show
 from wds_pipes.testing import make_shards
 
 os.chdir(tempfile.mkdtemp())  # all that is written here goes there

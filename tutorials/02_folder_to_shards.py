@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 import wds_pipes as wp
-from wds_pipes.display.samples import show
+from wds_pipes.display import show
 
 os.chdir(tempfile.mkdtemp())  # all that is written here goes there
 

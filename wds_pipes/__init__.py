@@ -26,7 +26,7 @@ if _TYPE_CHECKING:
     from wds_pipes.core.stage import Stage
     from wds_pipes.datapipes import ShardList, WdsPipe, as_dataset, load_state_dict, mix, register_stage, state_dict
     from wds_pipes.errors import CacheError, DecodeError, SampleError, ShardError, ShardWarning, StateError, WdsError, WorkerError
-    from wds_pipes.io.cache import ShardCache
+    from wds_pipes.io.cache.shard_cache import ShardCache
     from wds_pipes.loader.merging import merge_states
     from wds_pipes.loader.pipe_loader import PipeLoader
     from wds_pipes.tar import ShardWriter, TarWriter
@@ -60,7 +60,7 @@ __all__ = [
 _NAMES = {
     "datapipes": ("ShardList", "WdsPipe", "as_dataset", "load_state_dict", "mix", "register_stage", "state_dict"),
     "errors": ("CacheError", "DecodeError", "SampleError", "ShardError", "ShardWarning", "StateError", "WdsError", "WorkerError"),
-    "io.cache": ("ShardCache",),
+    "io.cache.shard_cache": ("ShardCache",),
     "loader.merging": ("merge_states",),
     "loader.pipe_loader": ("PipeLoader",),
     "core.describe": ("describe_state",),

@@ -24,11 +24,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from remote_store import Store
 
 from wds_pipes import ShardError
-from wds_pipes.io.cache import ShardCache
-from wds_pipes.io.cache_files import CacheDirectory
+from wds_pipes.io.cache.files import CacheDirectory
+from wds_pipes.io.cache.shard_cache import ShardCache
 
 CONTEXT = get_context("forkserver")
-CONTEXT.set_forkserver_preload(["wds_pipes.io.cache"])
+CONTEXT.set_forkserver_preload(["wds_pipes.io.cache.shard_cache"])
 SHARDS, SIZE, LIMIT = 24, 1_500_000, 9_000_000
 
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from remote_store import Store
 
 from wds_pipes.cli import main
-from wds_pipes.io.cache import ShardCache
+from wds_pipes.io.cache.shard_cache import ShardCache
 
 
 def run(*arguments):

@@ -25,9 +25,10 @@ from remote_store import Store, WebStore, fetch_web
 from waiting import wait_for
 
 from wds_pipes import CacheError, ShardError
-from wds_pipes.io import cache as module
-from wds_pipes.io.cache import ShardCache
-from wds_pipes.io.cache_files import CacheDirectory, Entry
+from wds_pipes.io.cache import download as download_module
+from wds_pipes.io.cache import stream as stream_module
+from wds_pipes.io.cache.files import CacheDirectory, Entry
+from wds_pipes.io.cache.shard_cache import ShardCache
 from wds_pipes.io.locks import open_locked
 
 MB = 1_000_000
@@ -232,8 +233,8 @@ def read_into(got, cache, gate):
 def test_errors_arrive_as_they_are(cache, place, late, monkeypatch):
     """From the first byte on, or in the middle after what had come, also to a reader that looks only then; the next one goes on."""
     if late:
-        start = module._Download.start
-        monkeypatch.setattr(module._Download, "start", lambda download: (start(download), download.join()))
+        start = download_module.Download.start
+        monkeypatch.setattr(download_module.Download, "start", lambda download: (start(download), download.join()))
     gate = Gate(noise(MB), place, ConnectionResetError("reset by the store"))
     got = bytearray()
     with pytest.raises(ConnectionResetError) as caught:
@@ -540,7 +541,7 @@ def test_what_is_open_stays(tmp_path):
 FORKS = """
     import os, sys, time
     from remote_store import Store
-    from wds_pipes.io.cache import ShardCache
+    from wds_pipes.io.cache.shard_cache import ShardCache
 
     def say(what):
         os.write(1, f"{what}\\n".encode())  # a line at once: two processes write to one pipe
@@ -589,7 +590,7 @@ def test_a_forked_child_holds_nothing(tmp_path, cache):
 
 def test_a_stopped_process_does_not_stop_others(tmp_path, cache, monkeypatch):
     """After a while they read straight from the store."""
-    monkeypatch.setattr(module, "STALL_SECONDS", 0.3)
+    monkeypatch.setattr(stream_module, "STALL_SECONDS", 0.3)
     store = Store(tmp_path / "store", rate=4 * MB)
     data = noise(8 * MB)
     url = store.put("a.tar", data)
@@ -611,7 +612,7 @@ def test_a_stopped_process_does_not_stop_others(tmp_path, cache, monkeypatch):
 FULL = """
     import os, resource, sys, warnings
     from remote_store import Store
-    from wds_pipes.io.cache import ShardCache
+    from wds_pipes.io.cache.shard_cache import ShardCache
     if sys.argv[3] == "limit":
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
     os.makedirs(sys.argv[1], exist_ok=True)
@@ -659,10 +660,10 @@ def test_a_checksum_is_compared_on_a_full_disk_too(cache, monkeypatch, place):
             raise OSError(errno.ENOSPC, "full")
         os.pwrite(file.fd, chunk, offset)
 
-    monkeypatch.setattr(module, "_write", write)
-    monkeypatch.setattr(module, "_full", {cache.directory: 0.0})
+    monkeypatch.setattr(download_module, "_write", write)
+    monkeypatch.setattr(stream_module, "_full", {cache.directory: 0.0})
     for url, bytes_there in (("s3://b/a.tar", data), ("s3://b/b.tar", wrong)):
-        module._full[cache.directory] = 0.0
+        stream_module._full[cache.directory] = 0.0
         gate = Gate(bytes_there, place) if place else opened(bytes_there)
         with cache.open(url, gate, md5=digest(data)) as stream:
             assert stream.read(place // 2) == data[: place // 2]
@@ -710,7 +711,8 @@ def test_what_cannot_be_opened_for_once_stays_unlocked(cache, store, monkeypatch
     for _ in range(2):
         looked.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(module, "open_locked", open_sometimes)
+            for module in (download_module, stream_module):
+                patch.setattr(module, "open_locked", open_sometimes)
             with pytest.raises(CacheError, match="too many open files"):
                 read(cache, store, "a.tar")
     assert len(os.listdir("/proc/self/fd")) == descriptors

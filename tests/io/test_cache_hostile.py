@@ -17,9 +17,9 @@ from remote_store import Store
 from test_cache import Gate, digest, download, noise, wait_for
 
 import wds_pipes as wp
-from wds_pipes.io import cache as cache_module
-from wds_pipes.io import cache_files
-from wds_pipes.io.cache_files import CacheDirectory
+from wds_pipes.io.cache import download as download_module
+from wds_pipes.io.cache import files, shard_cache, stream
+from wds_pipes.io.cache.files import CacheDirectory
 from wds_pipes.testing import make_shards
 
 PAGE = b"<!DOCTYPE html><html><body>Log in</body></html>" * 100
@@ -182,7 +182,7 @@ def test_a_disk_that_fails_is_not_the_shard(cache, shard, monkeypatch, call):
 
     with server([shard]) as (url, _):
         pipe = wp.ShardList(url).open_shards(cache=cache, on_error="skip").load_tar(on_error="skip").group_by_key(on_error="skip")
-        for module in (cache_module, cache_files):
+        for module in (download_module, files, shard_cache, stream):
             monkeypatch.setattr(module, "os", Failing())
         with pytest.raises(wp.CacheError, match="the cache .*cache cannot be used .*the disk fails"):
             list(pipe)

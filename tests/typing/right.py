@@ -8,7 +8,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_pipes as wp
 from wds_pipes import checkpoint, nodes
-from wds_pipes.display.samples import show
+from wds_pipes.display import show
 from wds_pipes.tar import TarMember, TarReader
 
 

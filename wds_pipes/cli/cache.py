@@ -10,7 +10,7 @@ import click
 from wds_pipes.core.words import plural
 
 if TYPE_CHECKING:
-    from wds_pipes.io.cache_files import CacheDirectory
+    from wds_pipes.io.cache.files import CacheDirectory
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 _directory = click.option("--directory", type=click.Path(file_okay=False), help="The cache; without it, WDS_PIPES_CACHE_DIR.")
@@ -40,7 +40,7 @@ def list_shards(directory: str | None) -> None:
 @click.option("--size", help="How much to keep, such as 200GB; without it, WDS_PIPES_CACHE_SIZE.")
 def prune(directory: str | None, size: str | None) -> None:
     """Remove what stopped downloads have left, and the shards used least recently until the rest fits. What is in use stays."""
-    from wds_pipes.io.cache import cache_limit
+    from wds_pipes.io.cache.shard_cache import cache_limit
 
     try:
         limit = cache_limit(size)
@@ -57,8 +57,8 @@ def clear(directory: str | None) -> None:
 
 
 def _open(directory: str | None) -> CacheDirectory:
-    from wds_pipes.io.cache import cache_path
-    from wds_pipes.io.cache_files import CacheDirectory
+    from wds_pipes.io.cache.files import CacheDirectory
+    from wds_pipes.io.cache.shard_cache import cache_path
 
     try:
         return CacheDirectory(cache_path(directory))

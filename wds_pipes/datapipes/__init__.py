@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from wds_pipes.codecs import Decoder
     from wds_pipes.dataset import WdsDataset
-    from wds_pipes.io.cache import ShardCache
+    from wds_pipes.io.cache.shard_cache import ShardCache
     from wds_pipes.io.urls import Urls
     from wds_pipes.nodes import WdsNode
     from wds_pipes.stages.open_shards import Shard

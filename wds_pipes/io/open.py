@@ -17,7 +17,7 @@ from wds_pipes.io.remote.shard import Feed, Pool, Reading, RemoteShard, UnreadEr
 from wds_pipes.io.urls import at_home, clean, hide, local_path, redact
 
 if TYPE_CHECKING:
-    from wds_pipes.io.cache import ShardCache
+    from wds_pipes.io.cache.shard_cache import ShardCache
 
 
 def is_remote(url: str) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from wds_pipes.core.stage import Stage
 
 if TYPE_CHECKING:
-    from wds_pipes.io.cache import ShardCache
+    from wds_pipes.io.cache.shard_cache import ShardCache
 
 
 class CacheShards(Stage[str]):
@@ -35,7 +35,7 @@ class CacheShards(Stage[str]):
     holds_nothing = True
 
     def __init__(self, source: Stage[Any], directory: str | os.PathLike[str] | None = None, *, max_bytes: int | str | None = None, verify: bool = True) -> None:
-        from wds_pipes.io.cache import ShardCache
+        from wds_pipes.io.cache.shard_cache import ShardCache
 
         super().__init__(source)
         self.cache: ShardCache = ShardCache(directory, max_bytes=max_bytes, verify=verify)

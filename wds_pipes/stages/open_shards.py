@@ -22,7 +22,7 @@ from wds_pipes.stages.cache_shards import CacheShards
 from wds_pipes.tar.headers import BLOCK
 
 if TYPE_CHECKING:
-    from wds_pipes.io.cache import ShardCache
+    from wds_pipes.io.cache.shard_cache import ShardCache
 
 
 class Shard:
@@ -329,7 +329,7 @@ def _cache(given: ShardCache | str | os.PathLike[str] | None, source: Stage[Any]
     if source is not None:
         raise ValueError("there are two caches: pass cache= to open_shards(), or put cache_shards() before it")
     if isinstance(given, (str, os.PathLike)):
-        from wds_pipes.io.cache import ShardCache
+        from wds_pipes.io.cache.shard_cache import ShardCache
 
         return ShardCache(given)
     return given

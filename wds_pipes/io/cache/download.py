@@ -1,0 +1,321 @@
+"""A download of a shard into the cache, in a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from hashlib import md5 as md5_hash
+from typing import BinaryIO, Protocol
+
+from wds_pipes.errors import CacheError, ShardError
+from wds_pipes.io.cache.files import FACTS_BYTES, STEP, CacheDirectory, Entry, Facts, boot
+from wds_pipes.io.compression import decompress, detect
+from wds_pipes.io.locks import LockedFile, open_locked
+
+NEARLY = 4 << 20  # with so little to come, a download gets some seconds to end: who reads a tar may close it before its padding
+NEARLY_SECONDS = 2.0
+FIRST, CHUNK = 1 << 16, 1 << 20  # so much is taken from the store and stored at a time: little at first, so that there is something to read at once
+
+
+class Fetched(Protocol):
+    """A shard that arrives from the store, from some byte on.
+
+    ``close`` may be called while another thread is in ``wait`` or ``read``: these are then to end, in whatever way.
+    """
+
+    def wait(self) -> object:
+        """Return when the store has answered, so that size and tag are known."""
+
+    @property
+    def size(self) -> int | None:
+        """The bytes of the whole object, if the store has told."""
+
+    @property
+    def tag(self) -> str | None:
+        """What the store calls this version of the object (ETag), if it has told."""
+
+    def read(self, n: int, /) -> bytes:
+        """At most ``n`` bytes; none at the end."""
+
+    def close(self) -> None:
+        """End it; again: nothing."""
+
+
+Fetch = Callable[[int], Fetched]
+
+
+class FullError(Exception):
+    """The disk takes no more."""
+
+
+class _StoppedError(Exception):
+    """Nobody here wants the download any more."""
+
+
+@contextlib.contextmanager
+def using(directory: CacheDirectory) -> Iterator[None]:
+    """Tell what goes wrong with the cache's files from what goes wrong with the store."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise FullError(str(error)) from error
+        raise CacheError(
+            f"the cache {directory.path} cannot be used ({type(error).__name__}: {error}). Give a directory that this user may write, or read without a cache.",
+            path=directory.path,
+        ) from error
+
+
+class Download(threading.Thread):
+    """A shard on its way into the cache. It has the lock of the entry, and ends as soon as it is stopped.
+
+    Attributes:
+        news: changes whenever there is something to look at.
+        running: whether it may still store something.
+        error: what went wrong.
+        full: what was said when the disk was full.
+        problem: what was wrong with the bytes that were stored first.
+        passing: it came to its end, but nothing vouches for it (rule 5): its bytes are in ``file``, which has no name any more.
+        end_is_vouched_for: as ``RemoteShard`` has it.
+        file: the .part, later the complete file; it stays open, so that nobody removes it, until ``stop``.
+    """
+
+    def __init__(self, lock: LockedFile, *, directory: CacheDirectory, entry: Entry, fetch: Fetch, expected: Facts, max_bytes: int) -> None:
+        super().__init__(name="wds_pipes-cache", daemon=True)
+        self.news = 0
+        self.running = True
+        self.error: BaseException | None = None
+        self.full: str | None = None
+        self.problem: str | None = None
+        self.passing = False
+        self.end_is_vouched_for = True
+        self.file: LockedFile | None = None
+        self._directory, self._entry, self._lock, self._fetch, self._expected, self._max_bytes = directory, entry, lock, fetch, expected, max_bytes
+        self._changed = threading.Condition()
+        self._stream: Fetched | None = None
+        self._stopping = False
+        self._left: int | None = None  # bytes that are still to come
+
+    def wait(self, seen: int) -> None:
+        """Return when ``news`` is no longer ``seen``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.news != seen)
+
+    def stop(self) -> None:
+        """End it, and let go of the file."""
+        within = threading.current_thread() is self  # where the garbage collector runs in this thread
+        if self._left is not None and self._left <= NEARLY and not within:
+            self.join(NEARLY_SECONDS)
+        with self._changed:
+            self._stopping = True
+            stream = self._stream
+        if stream is not None:
+            with contextlib.suppress(Exception):
+                stream.close()
+        if not within:
+            self.join()
+            if self.file is not None:
+                self.file.close()
+
+    def run(self) -> None:
+        try:
+            with using(self._directory):
+                self._directory.sweep_once()
+            with using(self._directory), contextlib.suppress(FileNotFoundError):
+                os.remove(self._entry.whole)  # it is not as it should be, and the facts will be those of another
+            self.problem = self._store()
+            if self.problem is not None:
+                self._discard()
+                problem = self._store()
+                if problem is not None:
+                    self._discard()
+                    raise ShardError(f"shard {self._expected.url} was downloaded twice, and both times {problem}.", url=self._expected.url)
+        except _StoppedError:
+            pass
+        except FullError as error:
+            self.full = str(error)
+            self._discard()
+        except BaseException as error:
+            self.error = None if self._stopping else error
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Let go of everything, and tell the readers, whatever fails."""
+        try:
+            self._end_stream()
+            with contextlib.suppress(OSError):
+                if not self._entry.growing():
+                    with contextlib.suppress(FileNotFoundError):
+                        os.remove(self._entry.part)
+                    if not os.path.exists(self._entry.whole):
+                        os.remove(self._entry.known)
+            with contextlib.suppress(OSError):
+                self._lock.close()
+            if self._stopping and self.file is not None:
+                self.file.close()
+        finally:
+            self.running = False
+            self._tell()
+
+    def _tell(self) -> None:
+        with self._changed:
+            self.news += 1
+            self._changed.notify_all()
+
+    def _begin_stream(self, offset: int) -> Fetched:
+        self._end_stream()
+        stream = self._fetch(offset)
+        with self._changed:
+            self._stream = stream
+            if self._stopping:
+                raise _StoppedError
+        stream.wait()
+        return stream
+
+    def _end_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with contextlib.suppress(Exception):
+                stream.close()
+
+    def _discard(self) -> None:
+        """Forget what is stored; readers of it keep what they have open."""
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(self._entry.part)
+        if self.file is not None:
+            self.file.close()
+
+    def _open_part(self) -> LockedFile:
+        with using(self._directory):
+            self.file = open_locked(self._entry.part, os.O_RDWR | os.O_CREAT, shared=True, wait=True)
+        if self.file is None:
+            raise CacheError(f"the cache {self._directory.path} was removed while it was in use: start again.", path=self._directory.path)
+        return self.file
+
+    def _store(self) -> str | None:
+        """Store the shard; what is wrong with it."""
+        with using(self._directory):
+            known = self._entry.read()
+        file = self._open_part()
+        facts = Facts(self._expected.url)
+        with using(self._directory):
+            self._entry.write(self._lock, facts)
+        offset = self._usable(file, known)
+        stream = self._begin_stream(offset)
+        if offset and known is not None and (stream.size, stream.tag) != (known.size, known.tag):
+            offset = 0
+            stream = self._begin_stream(0)
+        if file.size and not offset:
+            self._discard()
+            file = self._open_part()
+        size = stream.size
+        if not is_end_vouched_for(stream):
+            size = None  # it is over already, and this is only how far it came
+        if size is not None and self._expected.size is not None and size != self._expected.size:
+            return f"it had {size} bytes instead of {self._expected.size}"
+        total = size if size is not None else self._expected.size
+        facts = replace(facts, size=total, tag=stream.tag, boot=boot())
+        with using(self._directory):
+            self._entry.write(self._lock, facts)
+            self._directory.reserve((2 * STEP if total is None else total - offset) + FACTS_BYTES + len(facts.url), self._max_bytes)
+        self._tell()
+        checksum = md5_hash(usedforsecurity=False) if self._expected.md5 is not None else None
+        if checksum is not None:
+            for chunk in chunks(file, offset):
+                checksum.update(chunk)
+        begin = offset
+        while True:
+            self._left = total - offset if total is not None else None
+            chunk = stream.read(min(CHUNK, max(FIRST, offset - begin)))
+            if self._stopping:
+                raise _StoppedError
+            if not chunk:
+                break
+            if total is not None and offset + len(chunk) > total:
+                return f"it had more bytes than {total}"
+            if checksum is not None:
+                checksum.update(chunk)
+            with using(self._directory):
+                _write(file, chunk, offset)
+                offset += len(chunk)
+                if total is None and offset // STEP != (offset - len(chunk)) // STEP:
+                    self._directory.reserve(STEP, self._max_bytes)
+            self._tell()
+        if total is not None and offset != total:
+            return f"it ended after {offset} of {total} bytes"
+        md5 = checksum.hexdigest() if checksum is not None else None
+        if md5 != self._expected.md5:
+            return f"its MD5 was {md5} instead of {self._expected.md5}"
+        with using(self._directory):
+            if md5 is None and not _is_vouched_for(file, total):
+                self.end_is_vouched_for = is_end_vouched_for(stream)
+                self.passing = True
+                os.remove(self._entry.part)
+                return None
+            self._entry.write(self._lock, replace(facts, size=offset, md5=md5))
+            os.replace(self._entry.part, self._entry.whole)
+        return None
+
+    def _usable(self, file: LockedFile, known: Facts | None) -> int:
+        """From where on an earlier download is to be continued: at the last byte at the latest, so that the store says what it is."""
+        have = file.size
+        if known is None or known.boot != boot() or known.size is None or have > known.size or (known.tag is None and self._expected.md5 is None):
+            return 0
+        return max(0, min(have, known.size - 1))
+
+
+def chunks(file: LockedFile, end: int) -> Iterator[bytes]:
+    """The bytes of ``file`` before ``end``."""
+    for place in range(0, end, CHUNK):
+        yield os.pread(file.fd, min(CHUNK, end - place), place)
+
+
+def _is_vouched_for(file: LockedFile, size: int | None) -> bool:
+    """Rule 5, for bytes without a checksum; ``size`` is what they have by the store or an index."""
+    head = os.pread(file.fd, tarfile.BLOCKSIZE, 0)
+    kind = detect(head)
+    if not kind and head != bytes(tarfile.BLOCKSIZE):
+        try:
+            tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
+        except tarfile.TarError:
+            return False
+    if size is not None:
+        return True
+    with open(file.fd, "rb", buffering=CHUNK, closefd=False) as stream:
+        try:
+            stream.seek(0)
+            return _has_end(decompress(stream, kind) if kind else stream)
+        except Exception:  # in whatever way it is no whole tar
+            return False
+
+
+def is_end_vouched_for(stream: Fetched | None) -> bool:
+    """As ``RemoteShard`` has it; other streams tell lengths that are true."""
+    return bool(getattr(stream, "end_is_vouched_for", True))
+
+
+def _has_end(tar: BinaryIO) -> bool:
+    """Whether there is an end-of-archive mark after the last member, and the stream too comes to its end."""
+    while any(head := tar.read(tarfile.BLOCKSIZE)):
+        left = -(-tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape").size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+        while left:
+            got = len(tar.read(min(left, CHUNK)))
+            if not got:
+                return False
+            left -= got
+    while tar.read(CHUNK):
+        pass
+    return len(head) == tarfile.BLOCKSIZE
+
+
+def _write(file: LockedFile, chunk: bytes, offset: int) -> None:
+    left = memoryview(chunk)
+    while left:
+        count = os.pwrite(file.fd, left, offset)
+        left, offset = left[count:], offset + count

@@ -1,0 +1,119 @@
+"""ShardCache: what a user says of the cache."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from typing import BinaryIO
+
+from wds_pipes.io.cache.download import Fetch
+from wds_pipes.io.cache.files import CacheDirectory, Facts
+from wds_pipes.io.cache.stream import CachedStream
+from wds_pipes.io.urls import redact
+
+_SIZE = re.compile(r"(?i)\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*")
+
+
+def parse_size(size: int | str) -> int:
+    """``"200GB"``, ``"50GiB"``, ``"1.5 TB"`` or a number as bytes.
+
+    Raises:
+        TypeError: it is neither an int nor a string.
+        ValueError: it is no size, or nothing.
+    """
+    if isinstance(size, bool) or not isinstance(size, (int, str)):
+        raise TypeError(f"a size is an int or a string such as '200GB', not {size!r}")
+    if isinstance(size, str):
+        parts = _SIZE.fullmatch(size)
+        if parts is None or (parts[3] and not parts[2]):
+            raise ValueError(f"{size!r} is not a size: write bytes, or a number with a unit such as 200GB or 50GiB")
+        size = int(float(parts[1]) * (1024 if parts[3] else 1000) ** " kmgtp".index(parts[2].lower() or " "))
+    if size < 1:
+        raise ValueError(f"a size must be at least 1 byte, not {size}")
+    return size
+
+
+def cache_path(directory: str | os.PathLike[str] | None) -> str:
+    """``directory`` or what WDS_PIPES_CACHE_DIR says, as an absolute path.
+
+    Raises:
+        ValueError: neither is there.
+        TypeError: it is not a path.
+    """
+    directory = directory if directory is not None else os.environ.get("WDS_PIPES_CACHE_DIR") or None
+    if directory is None:
+        raise ValueError("the cache needs a directory: give one, or set WDS_PIPES_CACHE_DIR")
+    path = os.fspath(directory)
+    if not isinstance(path, str):
+        raise TypeError(f"the directory of the cache must be a string or a path, not {path!r}")
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def cache_limit(max_bytes: int | str | None) -> int:
+    """``max_bytes`` or what WDS_PIPES_CACHE_SIZE says, in bytes.
+
+    Raises:
+        ValueError: neither is there, or it is not a size.
+        TypeError: it is neither an int nor a string.
+    """
+    limit = max_bytes if max_bytes is not None else os.environ.get("WDS_PIPES_CACHE_SIZE") or None
+    if limit is None:
+        raise ValueError("the cache needs a limit: give a number of bytes or '200GB', or set WDS_PIPES_CACHE_SIZE")
+    return parse_size(limit)
+
+
+class ShardCache:
+    """Shards that are stored in a local directory while they are read, for all processes of the machine.
+
+    Of what is stored, the shards used least recently are removed when there would be more than ``max_bytes``; never one that is open in any process, so that
+    all there ever is beyond the limit belongs to open shards. A stored shard is used without asking the store again: write changed data to a new URL.
+
+    Args:
+        directory: where, on a local disk; made if it is not there. None: what WDS_PIPES_CACHE_DIR says.
+        max_bytes: how much is kept: an int, or a string such as ``"200GB"`` or ``"50GiB"``. None: what WDS_PIPES_CACHE_SIZE says.
+        verify: check the MD5 of a shard where one is known.
+
+    Raises:
+        ValueError: a directory or limit is not given, or is not one.
+        TypeError: an argument is of another type.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None, *, max_bytes: int | str | None = None, verify: bool = True) -> None:
+        if not isinstance(verify, bool):
+            raise TypeError(f"verify must be True or False, not {verify!r}")
+        self.directory = cache_path(directory)
+        self.max_bytes = cache_limit(max_bytes)
+        self.verify = verify
+
+    def __repr__(self) -> str:
+        return f"ShardCache({self.directory!r}, max_bytes={self.max_bytes}, verify={self.verify})"
+
+    def open(self, url: str, fetch: Fetch, *, start: int = 0, size: int | None = None, md5: str | None = None, store: str = "") -> BinaryIO:
+        """A buffered binary stream of the shard at ``url`` that stands at byte ``start``.
+
+        It is to be read by one thread. Until the shard is stored, reading waits for its bytes, and seeking to its end for its size. A shard that is
+        not stored and not wanted from its beginning is read straight from the store, is not stored, and cannot be sought.
+
+        Args:
+            url: the name of the shard.
+            fetch: called with an offset, asks the store for the shard from there on, without waiting for an answer; retries are its own business. It is called
+                in another thread.
+            start: the first byte wanted.
+            size: the bytes that it must have, if they are known.
+            md5: the MD5 that they must have, in hexadecimal digits, if it is known.
+            store: tells stores apart in which ``url`` means different things, such as the endpoint of S3.
+
+        Raises:
+            ShardError: here or from reading: the size or the checksum is wrong, twice; the shard changed while it was read.
+            CacheError: the directory cannot be used.
+            Exception: whatever ``fetch`` and its streams raise, here or from reading.
+        """
+        expected = Facts(redact(url), size, md5=md5.lower() if md5 is not None and self.verify else None)
+        stream = CachedStream(self, CacheDirectory(self.directory).entry(url, store), fetch, expected)
+        try:
+            stream.begin(start)
+        except BaseException:
+            stream.close()
+            raise
+        return io.BufferedReader(stream, 1 << 20)

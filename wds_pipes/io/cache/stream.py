@@ -1,0 +1,341 @@
+"""The stream of a shard that is in the cache, or on its way there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import time
+import warnings
+from dataclasses import replace
+from hashlib import md5 as md5_hash
+from typing import TYPE_CHECKING, Any
+
+from wds_pipes.errors import CacheError, ShardError
+from wds_pipes.io.cache.download import CHUNK, Download, Fetch, Fetched, FullError, chunks, is_end_vouched_for, using
+from wds_pipes.io.cache.files import CacheDirectory, Entry, Facts, boot
+from wds_pipes.io.locks import LockedFile, open_locked
+
+if TYPE_CHECKING:
+    from wds_pipes.io.cache.shard_cache import ShardCache
+
+STALL_SECONDS = 60.0  # after so long without a byte from another process's download, a shard is read straight from the store
+FULL_SECONDS = 60.0  # after a full disk, nothing is stored for so long
+POLL_SECONDS = 0.02
+_full: dict[str, float] = {}  # directories whose disk was full, and when to try again; whoever is there has been warned
+
+
+class CachedStream(io.RawIOBase):
+    """A shard that is stored, is being stored here or in another process, or cannot be stored."""
+
+    def __init__(self, cache: ShardCache, entry: Entry, fetch: Fetch, expected: Facts) -> None:
+        super().__init__()
+        self._pid = os.getpid()
+        self._directory = CacheDirectory(cache.directory)
+        self._max_bytes = cache.max_bytes
+        self._entry, self._fetch, self._expected = entry, fetch, expected
+        self._position = 0
+        self._given = 0  # to here the reader has had its bytes
+        self._file: LockedFile | None = None
+        self._complete = False
+        self._download: Download | None = None
+        self._direct: Fetched | None = None
+        self._checksum: Any = None  # of all that was read, where it is read on straight from the store and its MD5 is known
+        self._facts: Facts | None = None  # of what was read
+        self._broken: ShardError | None = None  # why nothing may be read any more
+        self._doubted = False
+        self._is_vouched_for = True  # the end of what was downloaded
+
+    def begin(self, start: int) -> None:
+        """Find the shard, or begin to store it."""
+        self._position = start
+        whole = self._open_whole()
+        if whole is not None:
+            self._take(whole)
+        elif start or time.monotonic() < _full.get(self._directory.path, 0.0):
+            self._go_direct()
+        else:
+            self._advance()
+
+    @property
+    def end_is_vouched_for(self) -> bool:
+        """As ``RemoteShard`` has it."""
+        return self._checksum is not None or (self._is_vouched_for and is_end_vouched_for(self._direct))
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._direct is None
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if not self.seekable():
+            raise io.UnsupportedOperation("a shard that is read straight from its store cannot be sought")
+        self._position = max(0, offset + (0, self._position, self._end() if whence == os.SEEK_END else 0)[whence])
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        while self._direct is None:
+            self._check_open()
+            if self._file is not None and (self._complete or not self._file.removed):
+                with using(self._directory):
+                    count = os.preadv(self._file.fd, [buffer], self._position)
+                if count or self._complete or not len(buffer):
+                    break
+            self._advance()
+        else:
+            chunk = self._direct.read(len(buffer))
+            count = len(chunk)
+            buffer[:count] = chunk
+            if self._checksum is not None:
+                self._checksum.update(chunk)
+            if not count and self._expected.size is not None and self._position < self._expected.size:
+                raise ShardError(
+                    f"shard {self._expected.url} ended after {self._position} of {self._expected.size} bytes.", url=self._expected.url, offset=self._position
+                )
+            if not count and len(buffer) and self._checksum is not None and self._checksum.hexdigest() != self._expected.md5:
+                raise self._wrong(f"as its MD5 is {self._checksum.hexdigest()} instead of {self._expected.md5}")
+        self._position += count
+        self._given = max(self._given, self._position)
+        return count
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        super().close()
+        if os.getpid() != self._pid:
+            return
+        with contextlib.ExitStack() as stack:
+            if self._direct is not None:
+                stack.callback(self._direct.close)
+            if self._file is not None:
+                stack.callback(self._leave)
+                stack.callback(self._file.close)
+            if self._download is not None:
+                stack.callback(self._download.stop)
+
+    def _leave(self) -> None:
+        """The file is closed: it may be removed."""
+        with contextlib.suppress(OSError, CacheError):
+            if self._doubted:
+                self._entry.remove()
+            self._directory.trim(self._max_bytes)
+
+    def doubt(self) -> str | None:
+        """The shard makes no sense to its reader: forget it when it is closed, unless its checksum is right.
+
+        Returns:
+            The file in the cache that will be removed, if there is one.
+        """
+        if self._file is None or self._expected.md5 is not None or (self._facts is not None and self._facts.md5 is not None):
+            return None
+        self._doubted = True
+        return self._entry.whole
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError("read of a closed shard")
+        if os.getpid() != self._pid:
+            raise ValueError("a shard of a cache was opened before a fork: open it in the process that reads it")
+        if self._broken is not None:
+            raise self._broken
+
+    def _end(self) -> int:
+        """How many bytes there are."""
+        size = self._facts.size if self._facts is not None else None
+        if self._file is not None and not self._complete and size is not None:
+            return size
+        while not self._complete and self._direct is None and self._file is not None:
+            self._position = self._file.size
+            self._advance()
+        if self._direct is not None or self._file is None:
+            raise io.UnsupportedOperation("the size of this shard is not known")
+        return self._file.size
+
+    def _advance(self) -> None:
+        """Wait until there is more to read at the position, or nothing will come any more."""
+        pause, patience, seen, stored = 0.001, time.monotonic() + STALL_SECONDS, 0, -1
+        while True:
+            self._check_open()
+            if self._download is not None:
+                seen = self._download.news
+            try:
+                if self._look():
+                    return
+            except FullError as error:
+                self._give_up(str(error))
+                return
+            if self._download is not None:
+                self._download.wait(seen)
+                continue
+            with using(self._directory):
+                growing = self._entry.growing()
+            if growing != stored:
+                stored, patience = growing, time.monotonic() + STALL_SECONDS
+            elif time.monotonic() > patience:
+                if self._file is not None and self._given and self._file.removed:
+                    raise self._wrong("and has not arrived again")
+                self._go_direct()
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, POLL_SECONDS)
+
+    def _look(self) -> bool:
+        """See how things stand: whether reading can go on."""
+        ended = self._download is not None and not self._download.running  # before the files are looked at, which are then as it has left them
+        if self._has_more():
+            return True
+        whole = self._open_whole()
+        if whole is not None:
+            self._take(whole)
+            return True
+        if ended and self._file is None and self._open_growing():
+            return True  # it failed before this was looked at; what had come before that is read first
+        if ended:
+            assert self._download is not None
+            download, self._download = self._download, None
+            if download.passing:
+                assert download.file is not None
+                self._is_vouched_for = download.end_is_vouched_for
+                self._take(download.file)
+                return True
+            download.stop()
+            if download.error is not None:
+                raise download.error
+            if download.full is not None:
+                if download.problem is not None and self._given:
+                    raise self._wrong("and could not be stored again, as the disk is full")
+                raise FullError(download.full)
+        if self._download is None:
+            with using(self._directory):
+                os.makedirs(self._directory.path, 0o700, exist_ok=True)
+                lock = self._entry.lock()
+            if lock is not None:
+                try:
+                    whole = self._open_whole()  # it may have become complete just now
+                except BaseException:
+                    lock.close()
+                    raise
+                if whole is not None:
+                    lock.close()
+                    self._take(whole)
+                    return True
+                self._download = Download(
+                    lock, directory=self._directory, entry=self._entry, fetch=self._fetch, expected=self._expected, max_bytes=self._max_bytes
+                )
+                self._download.start()
+                return False
+        return self._has_more() if self._file is not None else self._open_growing()
+
+    def _open_growing(self) -> bool:
+        """Open what has come so far, if there is a download; whether something of it is to be read."""
+        with using(self._directory):
+            self._facts = self._entry.read()
+            if self._facts is not None and self._facts.boot == boot():
+                self._file = open_locked(self._entry.part, shared=True, wait=True)
+        return self._has_more()
+
+    def _has_more(self) -> bool:
+        """Whether something is to be read in a file that is still wanted."""
+        return self._file is not None and self._file.size > self._position and not self._file.removed
+
+    def _open_whole(self) -> LockedFile | None:
+        """The complete file, if it is there and as it should be."""
+        with using(self._directory):
+            file = open_locked(self._entry.whole, shared=True, wait=True)
+        if file is None:
+            return None
+        try:
+            with using(self._directory):
+                if self._is_good(file):
+                    return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+        return None
+
+    def _is_good(self, file: LockedFile) -> bool:
+        facts, size = self._entry.read(), file.size
+        if facts is None or facts.size != size or self._expected.size not in (None, size) or file.removed:  # then these are the facts of another
+            return False
+        md5 = self._expected.md5
+        if facts.md5 is not None and md5 is not None and facts.md5 != md5:
+            return False
+        unsure = facts.boot != boot()  # what a loss of power has left may have its size, but not all its bytes
+        if unsure and size and os.lseek(file.fd, 0, os.SEEK_HOLE) < size:
+            return False
+        if md5 is not None and (unsure or facts.md5 is None):
+            checksum = md5_hash(usedforsecurity=False)
+            for chunk in chunks(file, size):
+                checksum.update(chunk)
+            if checksum.hexdigest() != md5:
+                return False
+            with contextlib.suppress(OSError):  # a disk that is full or may not be written to: then it is compared again the next time
+                lock = self._entry.lock()
+                if lock is not None:
+                    try:
+                        self._entry.write(lock, replace(facts, md5=md5, boot=boot()))
+                    finally:
+                        lock.close()
+        self._facts = facts
+        return True
+
+    def _take(self, whole: LockedFile) -> None:
+        """Go on with the complete file, if what was read so far is the same in it."""
+        with contextlib.suppress(OSError):
+            os.utime(whole.fd)
+        if self._file is not None and os.path.samestat(os.fstat(self._file.fd), os.fstat(whole.fd)):
+            whole.close()
+        else:
+            read, self._file = self._file, whole
+            if read is not None:
+                same = all(chunk == os.pread(whole.fd, len(chunk), place * CHUNK) for place, chunk in enumerate(chunks(read, self._given)))
+                read.close()
+                if not same:
+                    raise self._wrong("and has been stored again")
+        self._complete = True
+
+    def _wrong(self, since: str) -> ShardError:
+        self._broken = ShardError(
+            f"shard {self._expected.url} was damaged on its way or changed at its store while it was read, {since}: what was read of it, up to byte "
+            f"{self._given}, is wrong. Start again from a checkpoint before this shard.",
+            url=self._expected.url,
+            offset=self._given,
+        )
+        return self._broken
+
+    def _give_up(self, reason: str) -> None:
+        """The disk is full: go on without it."""
+        warned = self._directory.path in _full
+        _full[self._directory.path] = time.monotonic() + FULL_SECONDS
+        self._go_direct()
+        if not warned:
+            warnings.warn(
+                f"the disk of the cache {self._directory.path} is full ({reason}): shards are read without storing them. Free some space, or lower its limit.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _go_direct(self) -> None:
+        """Read on straight from the store."""
+        if self._expected.md5 is not None and (self._position == 0 or (self._file is not None and self._given >= self._position)):
+            checksum = md5_hash(usedforsecurity=False)
+            for chunk in chunks(self._file, self._position) if self._file is not None else ():
+                checksum.update(chunk)
+            self._checksum = checksum
+        direct = self._direct = self._fetch(self._position)
+        direct.wait()
+        if self._expected.size is None:
+            self._expected = replace(self._expected, size=direct.size)
+        tag = self._facts.tag if self._facts is not None and self._given else None
+        if direct.size not in (None, self._expected.size) or (tag is not None and direct.tag not in (None, tag)):
+            raise ShardError(
+                f"shard {self._expected.url} is not what it should be: it has {direct.size} bytes and the tag {direct.tag}, instead of "
+                f"{self._expected.size} bytes and the tag {tag or direct.tag}.",
+                url=self._expected.url,
+                offset=self._position,
+            )
