@@ -1,0 +1,75 @@
+"""The shape of the package: who imports whom, and what stands where."""
+
+import ast
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import wds_pipes
+
+ROOT = Path(wds_pipes.__file__).parent
+# What the modules of a folder may import when they are imported, besides their own folder.
+BELOW = {
+    "core": {"errors"},
+    "io": {"errors", "core"},
+    "codecs": {"errors", "core", "io"},
+    "tar": {"errors", "core", "io"},
+    "stages": {"errors", "core", "io", "codecs", "tar"},
+    "display": {"errors", "core", "io", "codecs"},
+}
+
+
+def name_of(path):
+    return ".".join(("wds_pipes", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+
+
+MODULES = {name_of(path): path for path in ROOT.rglob("*.py")}
+
+
+def imports_of(tree):
+    """The imports that run when a module is imported."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            yield from imports_of(node)
+
+
+@cache
+def needed(module):
+    """The modules of the package that a module imports when it is imported."""
+    found = set()
+    for node in imports_of(ast.parse(MODULES[module].read_text())):
+        names = [alias.name for alias in node.names]
+        found |= set(names) if isinstance(node, ast.Import) else {f"{node.module}.{name}" for name in names} | {node.module}
+    return {name for name in found if name in MODULES and name not in ("wds_pipes", module)}
+
+
+def folder_of(module):
+    return module.split(".")[1] if module.count(".") else ""
+
+
+def test_the_top_level_is_small():
+    folders = [path for path in ROOT.iterdir() if path.is_dir() and (path / "__init__.py").exists()]
+    assert len(folders) <= 10
+    assert len([path for path in ROOT.glob("*.py") if path.name != "__init__.py"]) <= 10
+
+
+def test_no_circle_of_imports():
+    TopologicalSorter({module: needed(module) for module in MODULES}).prepare()
+
+
+@pytest.mark.parametrize("folder", BELOW)
+def test_no_import_runs_up(folder):
+    for module in MODULES:
+        if folder_of(module) == folder:
+            assert {folder_of(other) for other in needed(module)} - {folder} <= BELOW[folder], module
+
+
+def test_private_names_stay_in_their_files():
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module in MODULES:
+                assert [alias.name for alias in node.names if alias.name.startswith("_")] == [], module
