@@ -21,7 +21,8 @@ from torchdata.nodes.loader import LoaderIterator
 from wds_pipes import stages
 from wds_pipes.core.lane import Host, Lane
 from wds_pipes.core.moved import Data
-from wds_pipes.core.stage import Ended, Mark, Stage, State, begin, running_copy, shown_signature
+from wds_pipes.core.running import Ended, Mark, begin, running_copy
+from wds_pipes.core.stage import Stage, State, shown_signature
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.suggest import build, no_name
 from wds_pipes.core.tracebacks import shortened

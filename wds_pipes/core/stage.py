@@ -17,39 +17,23 @@ Rules:
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from itertools import chain
 from operator import attrgetter
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Generic, cast
 
-from wds_pipes.core.counts import COUNTED, LIMITED, NO_NETWORK, TROUBLE, Lack, Network, logger, without_counts
+from wds_pipes.core.counts import COUNTED, NO_NETWORK, TROUBLE, Lack, Network, without_counts
 from wds_pipes.core.lane import Host, Lane
 from wds_pipes.core.moved import Data, Move
-from wds_pipes.core.options import check_choice, check_count
+from wds_pipes.core.running import Ended, Mark, Out, begin, running_copy
 from wds_pipes.core.state import damaged, is_count, read_finite
 from wds_pipes.core.words import shown
-from wds_pipes.errors import WdsError
 
-LOGGED = 20  # so many skipped things a stage and epoch are logged
-
-Out = TypeVar("Out")
-Mark = tuple[tuple[Any, ...], Any]
 State = dict[str, Any]
 
 
-class Ended(NamedTuple):
-    """The mark of a stage that has ended."""
-
-    own: tuple[Any, ...]
-    before: Any
-
-
 _ENDED = "at end"  # what an entry of a state says then; no field of a position can have this name
-_CONTAINERS = frozenset({list, dict, set, bytearray, deque, defaultdict, OrderedDict, Counter})
 
 
 def functional_name(kind: type) -> str:
@@ -328,65 +312,6 @@ class Stage(Generic[Out]):
         return None
 
 
-_Running = TypeVar("_Running", bound=Stage[Any])
-
-
-def running_copy(stage: _Running) -> _Running:
-    """A copy of a stage that can run: it shares the options with it, but has lists, dicts, sets, bytearrays and deques, also inside of one another, of its own.
-
-    What has another type is shared, as are the attributes named in ``shared``: an object that changes while the stage runs is made in ``run``.
-    """
-    running = copy.copy(stage)
-    copies: dict[int, Any] = {}
-    for name, value in vars(stage).items():
-        if type(value) in _CONTAINERS and name not in stage.shared:
-            setattr(running, name, _own_copy(value, copies))
-    return running
-
-
-def begin(running: Stage[Any], mark: Mark | None) -> None:
-    """Set the ``items`` of a copy that was opened at ``mark``: what ``run`` gives, or nothing if it had ended there."""
-    if isinstance(mark, Ended):
-        _stay(running, mark)
-        running.items = _Items()
-    else:
-        items = running.run()
-        running.items = both = _Items(items, _at_end(running))
-        if hasattr(items, "close"):
-            both.close = items.close  # type: ignore[method-assign]
-
-
-class _Items(chain[Out]):
-    """The items of a stage, and then the note that it has ended. A generator around ``run`` would cost 20 ns for each item, this costs 3 (Python 3.11)."""
-
-    @staticmethod
-    def close() -> None:
-        """Close the generator of a stage: replaced by its method."""
-
-
-def _at_end(running: Stage[Any]) -> Iterator[Any]:
-    _stay(running, Ended(*running.mark()))
-    yield from ()
-
-
-def _stay(running: Stage[Any], mark: Ended) -> None:
-    running.mark = lambda: mark  # type: ignore[method-assign]  # so that no call of mark() before the end pays for the question
-
-
-def _own_copy(value: Any, copies: dict[int, Any]) -> Any:
-    """A container, and those in it, copied; ``copies`` has those that were, by the ids of the originals."""
-    if type(value) not in _CONTAINERS:
-        return value
-    if id(value) in copies:
-        return copies[id(value)]
-    again = copies[id(value)] = copy.copy(value)
-    places = again.items() if isinstance(again, dict) else enumerate(again) if isinstance(again, (list, deque)) else ()
-    for place, part in list(places):
-        if type(part) in _CONTAINERS:
-            again[place] = _own_copy(part, copies)
-    return again
-
-
 def _alike(default: object, value: object) -> bool:
     """Whether ``value`` can stand where ``default`` stood."""
     if default is None:
@@ -396,35 +321,3 @@ def _alike(default: object, value: object) -> bool:
     if isinstance(default, int) and not isinstance(default, bool):
         return is_count(value, least=min(default, 0))
     return isinstance(value, type(default))
-
-
-class Tolerant(Stage[Out]):
-    """A stage that can meet bad data: ``on_error="raise"`` stops there, ``"skip"`` counts it and goes on, up to ``max_errors``.
-
-    Here ``max_errors`` bounds what one running chain skips. PipeLoader bounds with it what all lanes of a rank skip together in an epoch.
-    """
-
-    @dataclass(slots=True)
-    class At:  # noqa: D106 - see Stage
-        skipped: int = 0
-
-    def __init__(self, source: Stage[Any] | None, on_error: str, max_errors: int | None) -> None:
-        super().__init__(source)
-        self.on_error = check_choice("on_error", on_error, "raise", "skip")
-        self.max_errors = None if max_errors is None else check_count("max_errors", max_errors, least=0)
-        if self.max_errors is not None and on_error == "skip":
-            self.limited = f"{LIMITED}{functional_name(type(self))} {self.depth}"
-
-    counter: ClassVar[str] = "skipped"
-
-    def skip(self, error: WdsError) -> None:
-        """Count ``error`` and return, or raise it."""
-        if self.on_error == "raise":
-            raise error
-        count = getattr(self.at, self.counter) + 1
-        setattr(self.at, self.counter, count)
-        if self.max_errors is not None and count > self.max_errors:
-            error.add_note(f"That is error {count} in this epoch, and max_errors={self.max_errors}.")
-            raise error
-        if count <= LOGGED:
-            logger.warning("skipped: %s%s", error, " Further ones are only counted." if count == LOGGED else "")

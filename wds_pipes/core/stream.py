@@ -12,7 +12,8 @@ from wds_pipes.core.counts import public_counts, warn_of_nothing
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.moved import MEND, Data, Move
 from wds_pipes.core.options import check_count
-from wds_pipes.core.stage import Ended, Mark, Out, Stage, State
+from wds_pipes.core.running import Ended, Mark, Out
+from wds_pipes.core.stage import Stage, State
 from wds_pipes.core.state import MOST, STATE_VERSION, Saved, SavedLane, damaged, read_state
 from wds_pipes.core.tracebacks import shorten, shortened
 from wds_pipes.core.words import shown, some

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from wds_pipes.core.stage import Stage, Tolerant
+from wds_pipes.core.stage import Stage
+from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.loader.parts import Parts
 from wds_pipes.stages import (
     BatchSamples,

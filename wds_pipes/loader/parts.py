@@ -13,7 +13,8 @@ from typing import Any
 
 from wds_pipes.core.counts import Lack, add_limited, public_counts
 from wds_pipes.core.lane import Lane
-from wds_pipes.core.stage import Mark, Out, Stage, begin, running_copy
+from wds_pipes.core.running import Mark, Out, begin, running_copy
+from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged, read_counts
 from wds_pipes.errors import ShardError
 from wds_pipes.loader.lanes import Deal

@@ -9,9 +9,10 @@ from typing import Any
 from wds_pipes.core.counts import COUNTED, logger
 from wds_pipes.core.moved import Move
 from wds_pipes.core.options import check_choice, check_count
-from wds_pipes.core.stage import Stage, State, Tolerant
+from wds_pipes.core.stage import Stage, State
 from wds_pipes.core.state import MOST_LANES, SavedLane, are_all, damaged
 from wds_pipes.core.stream import Recipe, Stream, check_lane, check_recipe
+from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
 from wds_pipes.loader.lanes import Deal, deal_again

@@ -7,7 +7,8 @@ from typing import Any
 
 from wds_pipes.codecs import INTEGER, Decoder, Decoding, NotAllowedError
 from wds_pipes.core.options import check_count
-from wds_pipes.core.stage import Stage, Tolerant
+from wds_pipes.core.stage import Stage
+from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.errors import DecodeError
 from wds_pipes.stages.collating import identity
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from wds_pipes.core.stage import Out, Stage
+from wds_pipes.core.running import Out
+from wds_pipes.core.stage import Stage
 from wds_pipes.stages.collating import identity
 
 

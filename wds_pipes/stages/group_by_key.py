@@ -11,9 +11,11 @@ from typing import Any
 from wds_pipes.core.counts import Lack
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_choice
-from wds_pipes.core.stage import Mark, Stage, Tolerant
+from wds_pipes.core.running import Mark
+from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged
 from wds_pipes.core.suggest import nearest
+from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.urls import redact

@@ -10,7 +10,8 @@ from typing import Any
 from wds_pipes.core.counts import Lack, add_limited, public_counts
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_count
-from wds_pipes.core.stage import Mark, Out, Stage, begin, running_copy
+from wds_pipes.core.running import Mark, Out, begin, running_copy
+from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged, read_count, read_counts, read_list, read_position
 from wds_pipes.core.words import shown
 from wds_pipes.stages.shard_list import Piece, ShardList

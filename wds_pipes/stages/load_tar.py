@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from wds_pipes.core.options import check_choice, check_count
-from wds_pipes.core.stage import Mark, Stage, Tolerant
+from wds_pipes.core.running import Mark
+from wds_pipes.core.stage import Stage
+from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.errors import ShardError, ShardWarning, StateError
 from wds_pipes.io.compression import KINDS, unreadable
 from wds_pipes.io.urls import hide, redact

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from wds_pipes.core.order import mix, mix_text
-from wds_pipes.core.stage import Stage, Tolerant
+from wds_pipes.core.stage import Stage
+from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.errors import SampleError, WdsError
 from wds_pipes.io.urls import identify
 from wds_pipes.stages.collating import identity

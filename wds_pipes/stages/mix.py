@@ -15,7 +15,8 @@ from wds_pipes.core.lane import Host, Lane
 from wds_pipes.core.moved import MEND, Data, Move
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.order import mix, mix_text
-from wds_pipes.core.stage import Mark, Stage, begin, running_copy
+from wds_pipes.core.running import Mark, begin, running_copy
+from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged, read_count, read_counts, read_data, read_dict, read_flag, read_list, read_position, read_text
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError

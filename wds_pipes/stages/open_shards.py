@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from wds_pipes.core.counts import Network
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_count
-from wds_pipes.core.stage import Mark, Stage, Tolerant
+from wds_pipes.core.running import Mark
+from wds_pipes.core.stage import Stage
+from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io import compression
 from wds_pipes.io.open import Opener, is_remote

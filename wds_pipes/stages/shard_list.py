@@ -12,7 +12,8 @@ from wds_pipes.core.lane import Host, Lane
 from wds_pipes.core.moved import BY_MD5, BY_SIZE, NAMES, Data
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import below, mix, permutation
-from wds_pipes.core.stage import Mark, Stage
+from wds_pipes.core.running import Mark
+from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged
 from wds_pipes.io.urls import Urls, expand, identify, redact, relative_names
 from wds_pipes.tar.index import find_facts, is_index, listed_shards

@@ -12,7 +12,8 @@ import numpy as np
 
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import below
-from wds_pipes.core.stage import Mark, Out, Stage
+from wds_pipes.core.running import Mark, Out
+from wds_pipes.core.stage import Stage
 
 _JITTER = 2  # the salt of the jitter
 _MOST = 1 << 53  # samples of an epoch: with the jitter and a block more, their numbers fit into 64 bits

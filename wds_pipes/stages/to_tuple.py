@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from wds_pipes.core.stage import Stage, Tolerant
+from wds_pipes.core.stage import Stage
+from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.core.words import listed
 from wds_pipes.errors import SampleError
 from wds_pipes.stages.collating import identity
