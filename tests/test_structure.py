@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import wds_pipes
+from wds_pipes import stages
+from wds_pipes.core.stage import functional_name
 
 ROOT = Path(wds_pipes.__file__).parent
 # What the modules of a folder may import when they are imported, besides their own folder.
@@ -17,7 +19,7 @@ BELOW = {
     "codecs": {"errors", "core", "io"},
     "tar": {"errors", "core", "io"},
     "stages": {"errors", "core", "io", "codecs", "tar"},
-    "display": {"errors", "core", "io", "codecs"},
+    "display": {"errors", "core", "io", "codecs", "stages"},
 }
 
 
@@ -73,3 +75,20 @@ def test_private_names_stay_in_their_files():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module in MODULES:
                 assert [alias.name for alias in node.names if alias.name.startswith("_")] == [], module
+
+
+STEPS = {functional_name(getattr(stages, name)): name for name in stages.__all__}
+
+
+def test_knowledge_of_a_stage_lies_in_the_stage():
+    """No other module asks which stage something is, or knows one by its name."""
+    for module, path in MODULES.items():
+        if folder_of(module) in ("stages", "cli") or module == "wds_pipes":  # whose list of names has mix()
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+                kinds = {name.id if isinstance(name, ast.Name) else name.attr for name in ast.walk(node.args[1]) if isinstance(name, (ast.Name, ast.Attribute))}
+                assert not kinds & set(STEPS.values()), (module, node.lineno)
+            if isinstance(node, ast.Compare):
+                texts = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+                assert not texts & STEPS.keys(), (module, node.lineno)

@@ -22,9 +22,9 @@ if _TYPE_CHECKING:
     from wds_pipes import stages as stages
     from wds_pipes import tar as tar
     from wds_pipes import testing as testing
-    from wds_pipes.core.describe import describe_state
     from wds_pipes.core.stage import Stage
     from wds_pipes.datapipes import ShardList, WdsPipe, as_dataset, load_state_dict, mix, register_stage, state_dict
+    from wds_pipes.display.states import describe_state
     from wds_pipes.errors import CacheError, DecodeError, SampleError, ShardError, ShardWarning, StateError, WdsError, WorkerError
     from wds_pipes.io.cache.shard_cache import ShardCache
     from wds_pipes.loader.merging import merge_states
@@ -63,7 +63,7 @@ _NAMES = {
     "io.cache.shard_cache": ("ShardCache",),
     "loader.merging": ("merge_states",),
     "loader.pipe_loader": ("PipeLoader",),
-    "core.describe": ("describe_state",),
+    "display.states": ("describe_state",),
     "core.stage": ("Stage",),
     "tar": ("ShardWriter", "TarWriter"),
 }

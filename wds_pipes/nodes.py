@@ -41,7 +41,7 @@ class WdsNode(BaseNode[Any]):
     @shortened
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__()
-        if self._kind is not stages.ShardList:
+        if not self._kind.is_source:
             if not args or not isinstance(args[0], BaseNode):
                 raise TypeError(f"nodes.{self._kind.__name__}() needs a node as its source, not {args[0] if args else None!r}")
             args = (as_stage(args[0]), *args[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from wds_pipes.core.order import mix
 
@@ -40,3 +41,21 @@ class Host:
     tell_end: Callable[[int, bool], bool] | None = None  # see dataset.LaneEnds
     pid: int | None = None  # of the main process, and the epoch that it last gave to DataLoader's workers
     hosted: int | None = None
+
+
+class LaneFacts(NamedTuple):
+    """What a state says of a lane, for describing it.
+
+    Attributes:
+        number: of the lane.
+        of: how many lanes there are.
+        url: the shard where it stands; None: none.
+        shards: how many shards the pipeline has; None: not known.
+        divided: it is a lane of a PipeLoader, which divides shards too.
+    """
+
+    number: int
+    of: int
+    url: str | None
+    shards: int | None
+    divided: bool

@@ -18,22 +18,31 @@ Rules:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, ClassVar, Generic, cast
 
 from wds_pipes.core.counts import COUNTED, NO_NETWORK, TROUBLE, Lack, Network, without_counts
-from wds_pipes.core.lane import Host, Lane
+from wds_pipes.core.lane import Host, Lane, LaneFacts
 from wds_pipes.core.moved import Data, Move
 from wds_pipes.core.running import Ended, Mark, Out, begin, running_copy
 from wds_pipes.core.state import damaged, is_count, read_finite
 from wds_pipes.core.words import shown
+from wds_pipes.errors import SampleError, WdsError
 
 State = dict[str, Any]
 
 
 _ENDED = "at end"  # what an entry of a state says then; no field of a position can have this name
+
+
+_known: dict[str, type[Stage[Any]]] = {}  # all stages that were defined, by their functional names
+
+
+def find_stage(name: str) -> type[Stage[Any]] | None:
+    """The stage with a functional name, if its module was imported: for what a state says of it."""
+    return _known.get(name)
 
 
 def functional_name(kind: type) -> str:
@@ -60,6 +69,13 @@ class Stage(Generic[Out]):
         counts_items: whether what the stage gives depends on the number that an item of its source has.
         holds_nothing: whether the stage has nothing of its source in hand when it yields, so that what is behind it may be run over several sources.
         shared: names of attributes with a large list, dict or set that never changes: the running copies share it. They have their own copy of any other.
+        keeps_count: whether the stage gives as many items as it takes (or batches of them all), so that the length of an epoch stays known.
+        gives: what its items are, ``"shards"``, ``"members"`` or ``"samples"``; None: what those of its source are.
+        ends_reading: whether what it and the stages before it do is reading, for ``PipeLoader.stats``.
+        runs_chains: whether its running copy runs chains of its own, so that its source is a recipe only.
+        is_source: whether it is the first of a chain, and takes no source.
+        divides: whether its epochs can be divided into lanes by PipeLoader; and ``divides_shards``: by the shards that ``epoch_shards`` lists.
+        on_error, max_errors: see ``Tolerant``; ``error_kind`` is what it raises for bad data.
     """
 
     @dataclass(slots=True)
@@ -69,6 +85,16 @@ class Stage(Generic[Out]):
     order_options: ClassVar[tuple[str, ...]] = ()
     shared: ClassVar[tuple[str, ...]] = ()
     holds_nothing: ClassVar[bool] = False
+    keeps_count: ClassVar[bool] = False
+    gives: ClassVar[str | None] = None
+    ends_reading: ClassVar[bool] = False
+    runs_chains: ClassVar[bool] = False
+    is_source: ClassVar[bool] = False
+    divides: ClassVar[bool] = False
+    divides_shards: ClassVar[bool] = False
+    error_kind: ClassVar[type[WdsError]] = SampleError
+    on_error: str = "raise"
+    max_errors: int | None = None
     counts_itself: ClassVar[bool] = False
     counts_items: bool = False
     limited: str | None = None  # the name of the count that max_errors bounds
@@ -83,6 +109,7 @@ class Stage(Generic[Out]):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        _known[functional_name(cls)] = cls
         if "At" in cls.__dict__:
             cls._defaults = {field.name: field.default for field in fields(cls.At)}
             cls._beginning = tuple(cls._defaults.values())
@@ -197,6 +224,76 @@ class Stage(Generic[Out]):
     def network(self) -> Network:
         """What the chain has used of the network in this process."""
         return NO_NETWORK if self.source is None else self.source.network
+
+    # What others must know of a stage. A stage of a user's says so in the same way.
+
+    @property
+    def steps(self) -> Iterator[Stage[Any]]:
+        """The stages of the chain, from this one back to the first."""
+        step: Stage[Any] | None = self
+        while step is not None:
+            yield step
+            step = step.source
+
+    @property
+    def branches(self) -> Mapping[str, Stage[Any]]:
+        """The chains that the stage reads from, by name, where these are more than its source."""
+        return {}
+
+    @property
+    def items_are(self) -> str | None:
+        """What the items of the chain are, see ``gives``; None if nobody says so."""
+        return next((step.gives for step in self.steps if step.gives is not None), None)
+
+    @property
+    def sample_counts(self) -> Sequence[int] | None:
+        """Of the first stage of a chain: how many samples each shard has; None if that is not known."""
+        return None
+
+    @property
+    def samples_fingerprint(self) -> str | None:
+        """Of the first stage of a chain: what tells these numbers of samples from others; None if they are not known."""
+        return None
+
+    def epoch_shards(self, seed: int, epoch: int) -> list[tuple[int, int, int]]:
+        """Of the first stage of a chain: its shards in the order of an epoch, each as its number and a range of samples; up to -1: all, however many."""
+        raise NotImplementedError
+
+    def changes_count(self) -> str | None:
+        """Why the stage may give another number of items than it takes, for a message; None if it does not."""
+        return None if self.keeps_count else f"{self.graph()[-1].partition('(')[0]}() may change their number"
+
+    def epochs_differ(self) -> str | None:
+        """Of the first stage of a chain: why epochs may have different lengths, for a message; None if they have not."""
+        return None
+
+    @property
+    def batch_size(self) -> int | None:
+        """How many items the stage puts into a batch; None: it makes none."""
+        return None
+
+    def batches_of(self, count: int) -> int:
+        """How many batches it makes of so many items."""
+        return count
+
+    @property
+    def held_items(self) -> int:
+        """About how many items a running stage holds."""
+        return 0
+
+    @property
+    def arrow(self) -> str:
+        """What stands on the arrow to this stage in a graph of the pipeline."""
+        return ""
+
+    def shown_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        """The options as they are shown in the text of a pipeline, and what is said after the first of them."""
+        return options, ""
+
+    @classmethod
+    def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
+        """A position that ``dump`` wrote, in words; None: nothing that people need."""
+        return None
 
     @property
     def batches(self) -> int | None:

@@ -17,6 +17,7 @@ from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
 
 STATE_VERSION = 1
+PARTS = "parts"  # the step that PipeLoader puts into a graph, see ``wds_pipes.loader.parts``
 
 # The bounds of a state. No lists are made by a number of a state before it is known to be below these.
 MOST = (1 << 64) - 1  # any number: the hash of ordering.py takes 64 bits, and a longer number is none that was counted

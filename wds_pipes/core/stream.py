@@ -14,7 +14,7 @@ from wds_pipes.core.moved import MEND, Data, Move
 from wds_pipes.core.options import check_count
 from wds_pipes.core.running import Ended, Mark, Out
 from wds_pipes.core.stage import Stage, State
-from wds_pipes.core.state import MOST, STATE_VERSION, Saved, SavedLane, damaged, read_state
+from wds_pipes.core.state import MOST, PARTS, STATE_VERSION, Saved, SavedLane, damaged, read_state
 from wds_pipes.core.tracebacks import shorten, shortened
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import SampleError, StateError
@@ -308,7 +308,7 @@ def _steps(graph: Sequence[str]) -> list[str]:
 
 def _is_parts(step: str) -> bool:
     """Whether an entry of a graph is what PipeLoader puts into a chain."""
-    return step.partition("(")[0] == "parts"
+    return step.partition("(")[0] == PARTS
 
 
 def check_lane(lane: SavedLane, number: int, stage: Stage[Any]) -> list[dict[str, Any]]:

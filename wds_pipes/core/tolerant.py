@@ -31,6 +31,9 @@ class Tolerant(Stage[Out]):
         if self.max_errors is not None and on_error == "skip":
             self.limited = f"{LIMITED}{functional_name(type(self))} {self.depth}"
 
+    def changes_count(self) -> str | None:
+        return f"{functional_name(type(self))}(on_error='skip') changes their number" if self.on_error == "skip" else super().changes_count()
+
     counter: ClassVar[str] = "skipped"
 
     def skip(self, error: WdsError) -> None:

@@ -24,7 +24,6 @@ from wds_pipes.core.stage import Stage, State, functional_name, shown_signature
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.suggest import build, no_method
 from wds_pipes.core.tracebacks import shortened
-from wds_pipes.core.words import plural
 from wds_pipes.datapipes.torch_steps import HOLD_NOTHING, TorchSource, TorchStep, walk
 from wds_pipes.dataset import LaneEnds, warn_of_batches
 from wds_pipes.display import graph
@@ -72,7 +71,7 @@ class WdsPipe(IterDataPipe[T_co]):
     def __init__(self, *args: Any, **options: Any) -> None:
         given = args  # with pipes
         name = _written(self._kind)
-        if self._kind is not stages.ShardList:
+        if not self._kind.is_source:
             if not args or not isinstance(args[0], IterDataPipe):
                 raise TypeError(f"{name}() needs a pipe as its source, not {args[0] if args else None!r}")
             check_not_loaded(args[0], f"{name}()")
@@ -336,19 +335,17 @@ def _below_stateful_dataloader() -> bool:
 
 def _written(kind: type[Stage[Any]]) -> str:
     """What a caller writes to build a stage's pipe."""
-    return kind.__name__ if kind is stages.ShardList else functional_name(kind)
+    return kind.__name__ if kind.is_source else functional_name(kind)
 
 
 def _call(kind: type[Stage[Any]], stage: Stage[Any], args: tuple[Any, ...], options: dict[str, Any]) -> graph.Call:
     """How a pipe was built, to show it: without what it reads from, and ShardList with the number of shards."""
     signature = inspect.signature(kind)
-    values = signature.bind(*args, **options).arguments
-    if isinstance(stage, stages.ShardList):
-        patterns = values["urls"] if isinstance(values["urls"], (str, os.PathLike, list, tuple)) else stage.urls
-        call = graph.Call.of(kind.__name__, signature, {**values, "urls": patterns})
-        return call._replace(arguments=(f"{call.arguments[0]} ({plural(len(stage.urls), 'shard')})", *call.arguments[1:]))
-    del values[next(iter(signature.parameters))]
-    return graph.Call.of(functional_name(kind), signature, values)
+    values, said = stage.shown_options(signature.bind(*args, **options).arguments)
+    if not kind.is_source:
+        del values[next(iter(signature.parameters))]
+    call = graph.Call.of(_written(kind), signature, values)
+    return call._replace(arguments=(f"{call.arguments[0]} {said}", *call.arguments[1:])) if said else call
 
 
 def _pipe_class(kind: type[Stage[Any]], base: type[WdsPipe] = WdsPipe) -> type[WdsPipe]:

@@ -17,7 +17,6 @@ from torch.utils.data import IterDataPipe
 
 from wds_pipes.display.text import shown
 
-MIX = "mix"  # has its sources in a dict
 _ENCODED = frozenset('"#<>&`;%|\\')  # in a text of Mermaid
 
 
@@ -61,6 +60,8 @@ class Step(NamedTuple):
     sources: dict[str, IterDataPipe[Any]]
     method: bool
     help: str
+    branched: bool = False  # it reads from several pipes, by name
+    arrow: str = ""  # what stands on the arrow from its source
 
 
 def step_of(pipe: IterDataPipe[Any]) -> Step:
@@ -71,10 +72,10 @@ def step_of(pipe: IterDataPipe[Any]) -> Step:
     if call is None and "_stream" in parts:  # a shell around a pipe of torch's
         return step_of(found[0])
     sources = {str(number): source for number, source in enumerate(found)}
-    if call is not None and call.name == MIX:
-        return Step(call, dict(zip(parts["_stream"].stage.sources, found, strict=True)), False, _summary(pipe))
+    if call is not None and (branches := parts["_stream"].stage.branches):
+        return Step(call, dict(zip(branches, found, strict=True)), False, _summary(pipe), branched=True)
     if call is not None:
-        return Step(call, sources, call.name[0].islower(), _summary(pipe))
+        return Step(call, sources, call.name[0].islower(), _summary(pipe), arrow=parts["_stream"].stage.arrow)
     name, method = _torch_name(type(pipe))
     signature = inspect.signature(type(pipe).__init__)
     values = {name: parts[name] for name in signature.parameters if name in parts and not _holds(parts[name])}
@@ -106,7 +107,7 @@ def to_text(pipe: IterDataPipe[Any]) -> str:
     sources = [to_text(source) for source in step.sources.values()]
     if step.method:
         return f"{sources[0]}.{step.call}"
-    if step.call.name == MIX:
+    if step.branched:
         sources = [f"{{{', '.join(f'{name!r}: {source}' for name, source in zip(step.sources, sources, strict=True))}}}"]
     return str(Call(step.call.name, (*sources, *step.call.arguments)))
 
@@ -126,9 +127,7 @@ def _boxes(pipe: IterDataPipe[Any], numbers: dict[int, int]) -> Iterator[_Box]:
         if _identity(source) not in numbers:
             yield from _boxes(source, numbers)
     number = numbers[_identity(pipe)] = len(numbers)
-    mixed = step.call.name == MIX
-    kept = f"{step.call.arguments[0].removeprefix('count=')} shards at once" if step.call.name == "interleave_shards" else ""
-    arrows = [(numbers[_identity(source)], name if mixed else kept) for name, source in step.sources.items()]
+    arrows = [(numbers[_identity(source)], name if step.branched else step.arrow) for name, source in step.sources.items()]
     yield _Box(number, str(step.call), arrows)
 
 
@@ -176,7 +175,7 @@ def to_html(pipe: IterDataPipe[Any]) -> str:
 def _steps(pipe: IterDataPipe[Any]) -> str:
     rows: list[str] = []
     step = step_of(pipe)
-    while len(step.sources) == 1 and step.call.name != MIX:
+    while len(step.sources) == 1 and not step.branched:
         rows.append(_row(step))
         step = step_of(next(iter(step.sources.values())))
     inner = "".join(f"<li><b>{escape(name)}</b>{_steps(source)}</li>" for name, source in step.sources.items())

@@ -13,7 +13,7 @@ from torch.profiler import record_function
 from wds_pipes.core.counts import LIMITED, Lack, warn_of_nothing
 from wds_pipes.core.tracebacks import shorten
 from wds_pipes.core.words import plural
-from wds_pipes.errors import SampleError, ShardError, StateError, WorkerError
+from wds_pipes.errors import StateError, WorkerError
 from wds_pipes.loader.position import LoaderPosition, Paused
 from wds_pipes.loader.progress import Progress
 from wds_pipes.loader.protocol import AT_END, Result, delivered_in, total_counts, unpack
@@ -133,10 +133,10 @@ class LoaderIterator:
         for name, limit in self._plan.limits.items():
             before = at.deal.counts.get(name, 0) // self._plan.rank.of  # whose lanes these were is not known any more
             count = before + sum(self._limited[number][1][name] for number in lanes)
-            if count > limit:
+            if count > limit.errors:
                 step = name.removeprefix(LIMITED).split()[0]
-                return (ShardError if step in ("open_shards", "load_tar") else SampleError)(
-                    f"{step}() has skipped {plural(count, 'error')} in this epoch, in all lanes of this rank together, and max_errors={limit}. "
+                return limit.kind(
+                    f"{step}() has skipped {plural(count, 'error')} in this epoch, in all lanes of this rank together, and max_errors={limit.errors}. "
                     "The log names the first ones: mend the data, or allow more."
                 )
         return None

@@ -22,8 +22,6 @@ from wds_pipes.core.moved import Move
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import MOST_DEALS, MOST_LANES, damaged, read_count, read_counts, read_dict, read_list, read_position
 from wds_pipes.core.words import shown
-from wds_pipes.stages import ShardList
-from wds_pipes.stages.shard_list import Piece
 
 if TYPE_CHECKING:
     from wds_pipes.loader.parts import Parts
@@ -92,6 +90,7 @@ def _flat(runs: object, lanes: int | None = None) -> tuple[int, ...]:
     return tuple(value for number, times in pairs for value in itertools.repeat(read_count(number, "a number of its deal"), times))
 
 
+Piece = tuple[int, int, int]  # a range of the samples of a shard, see ``Stage.epoch_shards``
 Sizes = tuple[int, ...] | None  # how many samples each lane gets of the shards that nobody has opened; None: whole shards in turn
 History = tuple[tuple[Sizes, tuple[int, ...]], ...]  # see Deal
 
@@ -117,26 +116,26 @@ class Deal:
     @classmethod
     def first(cls, lanes: int, source: Stage[Any], epoch: int) -> Deal:
         """The deal at the beginning of an epoch: lanes that are equal to one sample, if the counts are known."""
-        if not isinstance(source, ShardList) or source.samples is None:
+        if source.sample_counts is None:
             return cls(lanes)
-        total = sum(source.samples[shard] for shard in source.epoch_order(source.seed, epoch))
+        total = sum(stop - start for _, start, stop in source.epoch_shards(source.seed, epoch))
         return cls(lanes, tuple((lane + 1) * total // lanes - lane * total // lanes for lane in range(lanes)))
 
     def parts(self, number: int, source: Stage[Any]) -> list[Part]:
         """The parts of lane ``number``: its tails, then its share of the shards that nobody has opened."""
         tails = list(self.tails[number :: self.lanes])
-        if self.history and not isinstance(source, ShardList):
+        if self.history and not source.divides_shards:
             return tails  # of a mix there are only whole lanes
         return [*tails, Part(number, len(self.history), samples=None if self.sizes is None else self.sizes[number])]
 
     def lane(self, part: Part, source: Stage[Any], seed: int, epoch: int) -> Lane:
         """The lane under whose name a part is read, with its pieces of shards."""
-        if not isinstance(source, ShardList):  # a mix: each of its sources deals its own
+        if not source.divides_shards:  # a mix: each of its sources divides its own
             return Lane(seed, epoch, part.number, len(self.history[0][1]) if self.history else self.lanes)
         shares = _shares(source, (seed, epoch), self.lanes, self.sizes, self.history)[part.generation]
         return Lane(seed, epoch, part.number, len(shares), part.generation, tuple(shares[part.number][part.start : part.stop]))
 
-    def shares(self, source: ShardList, seed: int, epoch: int) -> list[list[Piece]]:
+    def shares(self, source: Stage[Any], seed: int, epoch: int) -> list[list[Piece]]:
         """What each lane gets of the pieces of shards that no lane of an earlier deal has opened."""
         return _shares(source, (seed, epoch), self.lanes, self.sizes, self.history)[-1]
 
@@ -188,29 +187,27 @@ class Deal:
         for tail in tails:
             if tail.generation >= len(history) or tail.number >= len(history[tail.generation][1]):
                 raise damaged("its deal goes on with lanes that there were not")
-            if isinstance(stage.root, ShardList) and not (tail.stop is not None and tail.start < tail.stop <= history[tail.generation][1][tail.number]):
+            if stage.root.divides_shards and not (tail.stop is not None and tail.start < tail.stop <= history[tail.generation][1][tail.number]):
                 raise damaged("its deal goes on with shards that were not opened")
         tails = tuple(tail if tail.position is None else replace(tail, position=recipe.relocate(tail.position, move)) for tail in tails)
         deal = replace(deal, tails=tails)
         for tail in tails:
             if tail.position is not None:
                 recipe.load(tail.position)
-        counted = isinstance(stage.root, ShardList) and stage.root.samples is not None
+        counted = stage.root.sample_counts is not None
         if not all((sizes is not None) == counted for sizes in (deal.sizes, *(sizes for sizes, _ in history))):
             raise damaged(
                 "its deal does not say how many samples each lane has" if counted else "its deal says how many samples each lane has, of uncounted shards"
             )
-        if isinstance(stage.root, ShardList):
+        if stage.root.divides_shards:
             deal.shares(stage.root, stage.seed, epoch)  # that there are so many samples
         return deal
 
 
 @lru_cache(maxsize=1)  # each lane of a deal asks for it
-def _shares(source: ShardList, epoch: tuple[int, int], lanes: int, sizes: Sizes, history: History) -> list[list[list[Piece]]]:
+def _shares(source: Stage[Any], epoch: tuple[int, int], lanes: int, sizes: Sizes, history: History) -> list[list[list[Piece]]]:
     """What each lane of each deal of an epoch (seed and number) got, from the first deal on."""
-    counts = source.samples
-    order = source.epoch_order(*epoch)
-    pieces = [(shard, 0, -1) for shard in order] if counts is None else [(shard, 0, counts[shard]) for shard in order if counts[shard]]
+    pieces = [piece for piece in source.epoch_shards(*epoch) if piece[2]]  # not those that are known to be empty
     dealt = []
     for earlier, opened in history:
         shares = _divide(pieces, len(opened), earlier)
@@ -258,7 +255,7 @@ def deal_again(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: 
         epoch: which.
     """
     source, depth, uncounted = stage.root, stage.depth, stage.uncounted
-    if not isinstance(source, ShardList):
+    if not source.divides_shards:
         return _hand_on(old, lanes, states, stage)
     shares, tails, opened, counts = old.shares(source, stage.seed, epoch), [], [], dict(old.counts)
     for number in range(old.lanes):

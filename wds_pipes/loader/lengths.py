@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
@@ -11,80 +11,28 @@ import torch
 from torch.utils.data import DataLoader
 
 from wds_pipes.core.stage import Stage
-from wds_pipes.core.tolerant import Tolerant
-from wds_pipes.loader.parts import Parts
-from wds_pipes.stages import (
-    BatchSamples,
-    CacheShards,
-    DecodeByExt,
-    GroupByKey,
-    InterleaveShards,
-    LoadTar,
-    MapSamples,
-    Mix,
-    OpenShards,
-    ShardList,
-    ShuffleBuffer,
-    ToTuple,
-)
-
-# The steps that give as many samples as they take.
-_KEEP_COUNT = (
-    ShardList,
-    CacheShards,
-    OpenShards,
-    LoadTar,
-    GroupByKey,
-    ShuffleBuffer,
-    DecodeByExt,
-    ToTuple,
-    MapSamples,
-    BatchSamples,
-    InterleaveShards,
-    Parts,
-)
 
 
-def _steps(stage: Stage[Any]) -> Iterator[Stage[Any]]:
-    """The steps of a chain, from its last."""
-    step: Stage[Any] | None = stage
-    while step is not None:
-        yield step
-        step = step.source
-
-
-def batching(stage: Stage[Any]) -> list[BatchSamples]:
+def batching(stage: Stage[Any]) -> list[Stage[Any]]:
     """The steps of a chain that make batches, from its first."""
-    return [step for step in _steps(stage) if isinstance(step, BatchSamples)][::-1]
+    return [step for step in stage.steps if step.batch_size is not None][::-1]
 
 
-def batches_of(steps: Iterable[BatchSamples], samples: int) -> int:
+def batches_of(steps: Iterable[Stage[Any]], samples: int) -> int:
     """How many batches these steps make of so many samples."""
     for step in steps:
-        samples = samples // step.size if step.drop_last else -(-samples // step.size)
+        samples = step.batches_of(samples)
     return samples
 
 
 def why_uncounted(stage: Stage[Any]) -> str | None:
     """Why the number of samples of a lane is not known, with the mend; None if it is."""
-    for step in _steps(stage):
-        if isinstance(step, ShardList) and step.samples is None:
-            return "the samples of the shards are not counted: pass ShardList(index=...), or samples_per_shard=, a number or a list of them"
-        if isinstance(step, Parts) and step.counts_delivered:
-            return "a step after batch_samples() holds batches, so that not all of them are full: put batch_samples() last"
-        if changes := _changes(step):
+    for step in stage.steps:
+        if changes := step.changes_count():
             return changes
+    if stage.root.sample_counts is None:
+        return "the samples of the shards are not counted: pass ShardList(index=...), or samples_per_shard=, a number or a list of them"
     return None
-
-
-def _changes(step: Stage[Any]) -> str | None:
-    """Why a step may give another number of items than it takes; None if it does not."""
-    if isinstance(step, Mix):
-        return "how many samples a mix() gives is not known"
-    name = step.graph()[-1].partition("(")[0]
-    if isinstance(step, Tolerant) and step.on_error == "skip":
-        return f"{name}(on_error='skip') changes their number"
-    return None if isinstance(step, _KEEP_COUNT) else f"{name}() may change their number"
 
 
 def length(stage: Stage[Any], *, ranks_are_dealt: bool) -> int:
@@ -99,28 +47,21 @@ def length(stage: Stage[Any], *, ranks_are_dealt: bool) -> int:
     """
     if why := _unknown(stage) or _uneven(stage, ranks_are_dealt):
         raise TypeError(f"len() is not known: {why}")
-    source = stage.root
-    assert isinstance(source, ShardList)
-    if source.samples is None or not _is_grouped(stage):
-        return batches_of(batching(stage), len(source.urls))
-    return batches_of(batching(stage), sum(source.samples))
-
-
-def _is_grouped(stage: Stage[Any]) -> bool:
-    return any(isinstance(step, GroupByKey) for step in _steps(stage))
+    counts = stage.root.sample_counts
+    if counts is None or stage.items_are != "samples":
+        return batches_of(batching(stage), stage.shards()[0] or 0)
+    return batches_of(batching(stage), sum(counts))
 
 
 def _unknown(stage: Stage[Any]) -> str | None:
     source = stage.root
-    if isinstance(source, Mix) or not isinstance(source, ShardList):
-        return _changes(source)
-    if _is_grouped(stage):
-        if source.resampled and len(set(source.samples or ())) > 1:
-            return "resampled=True draws other shards in each epoch, and they have different numbers of samples"
-        return why_uncounted(stage)
-    if any(isinstance(step, LoadTar) for step in _steps(stage)):
+    if not source.divides_shards:
+        return source.changes_count()
+    if stage.items_are == "samples":
+        return source.epochs_differ() or why_uncounted(stage)
+    if stage.items_are == "members":
         return "the index counts samples, not members: add group_by_key()"
-    return next(filter(None, map(_changes, _steps(stage))), None)
+    return next(filter(None, (step.changes_count() for step in stage.steps)), None)
 
 
 def _uneven(stage: Stage[Any], ranks_are_dealt: bool) -> str | None:

@@ -18,7 +18,6 @@ from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged, read_counts
 from wds_pipes.errors import ShardError
 from wds_pipes.loader.lanes import Deal
-from wds_pipes.stages import BatchSamples, Mix, ShardList
 
 
 class Parts(Stage[Out]):
@@ -40,6 +39,8 @@ class Parts(Stage[Out]):
         damaged: int = 0
         limited: dict[str, int] | None = None  # the counts of single stages
 
+    keeps_count = True
+    runs_chains = True
     counts_itself = True
     order_options = ("samples",)
 
@@ -55,6 +56,9 @@ class Parts(Stage[Out]):
         self._inner: Stage[Out] | None = None
         self._lack = Lack()  # while running, of the parts that are done
         self._resume: Mark | None = None
+
+    def changes_count(self) -> str | None:
+        return "a step after batch_samples() holds batches, so that not all of them are full: put batch_samples() last" if self.counts_delivered else None
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Parts[Out]:
         own, before = mark or (None, None)
@@ -155,12 +159,12 @@ def lay_out(stage: Stage[Any]) -> Stage[Any]:
     Raises:
         TypeError: the chain does not start with a ShardList.
     """
-    if not isinstance(stage.root, (ShardList, Mix)):
+    if not stage.root.divides:
         raise TypeError("lanes are dealt by ShardList: start the pipeline with it, or with a mix() of such")
     chain: list[Stage[Any]] = [stage]
     while chain[0].source is not None:
         chain.insert(0, chain[0].source)
-    cut = next((place for place, step in enumerate(chain) if isinstance(step, BatchSamples)), len(chain))
+    cut = next((place for place, step in enumerate(chain) if step.batch_size is not None), len(chain))
     if not all(step.holds_nothing for step in chain[cut:]):
         cut = len(chain)
     laid: Stage[Any] = Parts(chain[cut - 1])
@@ -177,7 +181,7 @@ def with_parts(stage: Stage[Any], deal: Deal, number: int, epoch: int) -> Stage[
     if isinstance(again, Parts):
         source = again.root
         again.parts = [(deal.lane(part, source, again.seed, epoch), part.position) for part in deal.parts(number, source)]
-        if again.pads and isinstance(source, ShardList):
+        if again.pads and source.divides_shards:
             whole = Deal.first(deal.lanes, source, epoch).shares(source, again.seed, epoch)
             again.padding = replace(again.parts[-1][0], shards=tuple(whole[number] or next((share for share in whole if share), [])))
     elif again.source is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from wds_pipes.core.counts import COUNTED, logger
 from wds_pipes.core.moved import Move
@@ -12,9 +12,8 @@ from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.stage import Stage, State
 from wds_pipes.core.state import MOST_LANES, SavedLane, are_all, damaged
 from wds_pipes.core.stream import Recipe, Stream, check_lane, check_recipe
-from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.core.words import shown, some
-from wds_pipes.errors import StateError
+from wds_pipes.errors import StateError, WdsError
 from wds_pipes.loader.lanes import Deal, deal_again
 from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
 from wds_pipes.loader.merging import state_for
@@ -22,7 +21,6 @@ from wds_pipes.loader.parts import lay_out, parts_of
 from wds_pipes.loader.position import LoaderPosition
 from wds_pipes.loader.protocol import NOT_BEGUN, LaneState, pack, total_counts, unpack
 from wds_pipes.loader.ranks import Rank, find_rank
-from wds_pipes.stages import BatchSamples, Mix
 
 
 class Plan:
@@ -69,7 +67,7 @@ class Plan:
     def mode(self) -> str:
         """How an epoch ends: ``"drop"``, ``"pad"`` or ``"exact"``."""
         mode = self._epoch_end or ("exact" if self.rank.of == 1 else "drop")
-        parts, samples = parts_of(self.stage), getattr(self.source, "samples", None)
+        parts, samples = parts_of(self.stage), self.source.sample_counts
         parts.samples = None if samples is None else sum(samples)
         parts.pads = mode == "pad"
         return mode
@@ -78,7 +76,7 @@ class Plan:
     def recipe(self) -> Recipe:
         """What a state must fit."""
         self.mode  # noqa: B018 - it is in the graph
-        return Stream(self.stage).recipe._replace(samples=getattr(self.source, "samples_fingerprint", None))
+        return Stream(self.stage).recipe._replace(samples=self.source.samples_fingerprint)
 
     @property
     def source(self) -> Stage[Any]:
@@ -86,14 +84,14 @@ class Plan:
         return self.stage.root
 
     @cached_property
-    def batching(self) -> list[BatchSamples]:
+    def batching(self) -> list[Stage[Any]]:
         """The steps that make batches, the first of them first: the others make batches of batches."""
         return batching(self.stage)
 
     @property
     def batch_size(self) -> int:
         """How many samples a whole batch has."""
-        return math.prod(step.size for step in self.batching)
+        return math.prod(step.batch_size or 1 for step in self.batching)
 
     def batches(self, deal: Deal) -> int | None:
         """How many batches each lane of a deal gives, where all are to give the same number."""
@@ -212,16 +210,20 @@ class Plan:
         return len(set(left)) == 1
 
 
-def _limits(stage: Stage[Any]) -> dict[str, int]:
+class Limit(NamedTuple):
+    """How many errors a step may skip, and which error says that there were more."""
+
+    errors: int
+    kind: type[WdsError]
+
+
+def _limits(stage: Stage[Any]) -> dict[str, Limit]:
     """The max_errors of the steps that have one, by the names of their counts; steps of one name in the sources of a mix share theirs."""
-    found: dict[str, int] = {}
-    step: Stage[Any] | None = stage
-    while step is not None:
-        if isinstance(step, Tolerant) and step.limited is not None and step.max_errors is not None:
-            found[step.limited] = step.max_errors
-        if isinstance(step, Mix):
-            for source in step.sources.values():
-                for name, limit in _limits(source).items():
-                    found[name] = found.get(name, 0) + limit
-        step = step.source
+    found: dict[str, Limit] = {}
+    for step in stage.steps:
+        if step.limited is not None and step.max_errors is not None:
+            found[step.limited] = Limit(step.max_errors, step.error_kind)
+        for branch in step.branches.values():
+            for name, limit in _limits(branch).items():
+                found[name] = Limit(limit.errors + (found[name].errors if name in found else 0), limit.kind)
     return found

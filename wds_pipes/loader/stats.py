@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, cast
 
 from wds_pipes.core.counts import NO_NETWORK, Network
 from wds_pipes.core.stage import Stage
-from wds_pipes.stages import GroupByKey, InterleaveShards, Mix, ShuffleBuffer
 
 # Clocks cost as much as a tiny sample. So while pulls are quick, one in so many is timed and stands for all of them. At the beginning, and after one that was
 # not quick, they are timed one by one. Waiting for bytes of a store comes at a few pulls only: it is measured apart, each time, where it happens.
@@ -58,10 +57,10 @@ class Meter:
         step: Stage[Any] | None = chain
         while step is not None:
             self._chain.append(step)
-            if isinstance(step, (GroupByKey, InterleaveShards, Mix)):
+            if step.ends_reading:
                 step.items = self._timed(step, step.items)
             # The steps before this one are run for each shard by itself.
-            step = None if isinstance(step, InterleaveShards) else step.source
+            step = None if step.runs_chains else step.source
 
     def _timed(self, step: Stage[Any], items: Iterator[Any]) -> Iterator[Any]:
         timed = cast(_Runs, _Runs.from_iterable(self._runs(step, items)))
@@ -87,7 +86,7 @@ class Meter:
     def spent(self) -> Spent:
         """What was used so far."""
         read = self._chain[0].bytes_so_far if self._chain else 0
-        held = sum(step.holds for step in self._chain if isinstance(step, ShuffleBuffer))
+        held = sum(step.held_items for step in self._chain)
         network = self._chain[0].network if self._chain else NO_NETWORK
         return Spent(self.busy, min(self.waited + self._parsing, self.busy), self._bytes_before + read, held, os.getpid(), network)
 

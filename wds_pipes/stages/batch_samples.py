@@ -35,6 +35,7 @@ class BatchSamples(Stage[Any]):
         delivered: int = 0
         dropped: int = 0
 
+    keeps_count = True
     holds_nothing = True
 
     def graph(self, *, counted: bool = False) -> list[str]:
@@ -70,6 +71,13 @@ class BatchSamples(Stage[Any]):
     @property
     def batches(self) -> int:
         return self.size
+
+    @property
+    def batch_size(self) -> int:
+        return self.size
+
+    def batches_of(self, count: int) -> int:
+        return count // self.size if self.drop_last else -(-count // self.size)
 
     def _collate(self, batch: list[Any]) -> Any:
         if callable(self.collate):

@@ -32,6 +32,7 @@ class CacheShards(Stage[str]):
     Checkpoint: nothing. To give a cache to a pipeline whose state is to be loaded, use ``open_shards(cache=...)`` instead, which is no step of its own.
     """
 
+    keeps_count = True
     holds_nothing = True
 
     def __init__(self, source: Stage[Any], directory: str | os.PathLike[str] | None = None, *, max_bytes: int | str | None = None, verify: bool = True) -> None:

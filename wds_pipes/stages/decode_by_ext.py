@@ -54,6 +54,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
     Checkpoint: the number of skipped samples. A resume reads nothing again.
     """
 
+    keeps_count = True
     holds_nothing = True
 
     def __init__(

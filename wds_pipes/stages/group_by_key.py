@@ -98,6 +98,9 @@ class GroupByKey(Tolerant[Sample]):
         number: int = 0  # how many samples of the shard came before this place, where only a part of the shard is meant
         shard: str = ""  # what was seen of the shard up to here, see _Seen; one text, since a mark is taken for each item
 
+    keeps_count = True
+    gives = "samples"
+    ends_reading = True
     order_options = ("fields", "key_split")
 
     def __init__(

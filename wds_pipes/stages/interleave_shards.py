@@ -51,6 +51,8 @@ class InterleaveShards(Stage[Out]):
         damaged: int = 0
         limited: dict[str, int] | None = None  # the counts of single stages
 
+    keeps_count = True
+    ends_reading = runs_chains = True
     counts_itself = True
     order_options = ("count",)
 
@@ -119,6 +121,10 @@ class InterleaveShards(Stage[Out]):
                 at.turn = 0 if at.turn == len(chains) else at.turn
 
     @property
+    def arrow(self) -> str:
+        return f"{self.count} shards at once"
+
+    @property
     def bytes_so_far(self) -> int:
         """How many bytes of shards a running copy has read."""
         return self._bytes + sum(chain.bytes_so_far for chain in self._chains)
@@ -134,8 +140,7 @@ class InterleaveShards(Stage[Out]):
         assert isinstance(first, ShardList)
         if lane.shards is not None:
             return lane.shards
-        numbers = first.epoch_order(lane.seed, lane.epoch)[lane.number :: lane.of]
-        return tuple((number, 0, -1 if first.samples is None else first.samples[number]) for number in numbers)
+        return tuple(first.epoch_shards(lane.seed, lane.epoch)[lane.number :: lane.of])
 
     def _next(self, *, ahead: bool = False) -> Stage[Out]:
         """The chain of the next unopened shard."""

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from wds_pipes.core.lane import LaneFacts
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.running import Mark
 from wds_pipes.core.stage import Stage
+from wds_pipes.core.state import read_count
 from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.errors import ShardError, ShardWarning, StateError
 from wds_pipes.io.compression import KINDS, unreadable
@@ -55,6 +57,9 @@ class LoadTar(Tolerant[TarMember]):
         compression: str = ""
         damaged: int = 0
 
+    keeps_count = True
+    gives = "members"
+    error_kind = ShardError
     counter = "damaged"
 
     def problem(self, at: Any) -> str | None:
@@ -63,6 +68,11 @@ class LoadTar(Tolerant[TarMember]):
         if at.offset > MAX_SIZE:
             return "no tar is so large"
         return f"the compressions are {', '.join(KINDS)}" if at.compression not in ("", *KINDS) else None
+
+    @classmethod
+    def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
+        offset = read_count(entry.get("offset", 0), "'offset'")
+        return f"byte {offset:,}"
 
     def __init__(
         self,

@@ -15,7 +15,6 @@ from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.errors import SampleError, WdsError
 from wds_pipes.io.urls import identify
 from wds_pipes.stages.collating import identity
-from wds_pipes.stages.mix import Mix
 
 _RNG = 3  # the salt of the generators
 
@@ -48,6 +47,7 @@ class MapSamples(Tolerant[Any]):
         skipped: int = 0
         listed: int = 0  # 1: generators go by the numbers of shards in their list; 0 after the first sample: an older version went by their URLs
 
+    keeps_count = True
     holds_nothing = True
 
     def __init__(self, source: Stage[Any], fn: Callable[..., Any], *, on_error: str = "raise", max_errors: int | None = None) -> None:
@@ -93,8 +93,8 @@ class MapSamples(Tolerant[Any]):
 
 def _maps(stage: Stage[Any] | None) -> int:
     """How many steps of this kind a chain has: what tells the generators of one from those of another, wherever else a chain is changed."""
-    if isinstance(stage, Mix):
-        return max(map(_maps, stage.sources.values()))
+    if stage is not None and stage.branches:
+        return max(map(_maps, stage.branches.values()))
     return 0 if stage is None else _maps(stage.source) + isinstance(stage, MapSamples)
 
 

@@ -73,6 +73,7 @@ class Mix(Stage[Any]):
         marks: tuple[Mark | None, ...] = ()  # None: nothing was drawn in this pass
         rest: tuple[_Rest, ...] = ()
 
+    ends_reading = divides = True
     counts_itself = True
     order_options = ("exhausted",)
 
@@ -128,6 +129,13 @@ class Mix(Stage[Any]):
         if any(options != given[0] for options in given):
             raise ValueError("the sources of mix() have different storage_options: give each an open_shards() of its own, or pass storage_options= to this one")
         return given[0] if given else None
+
+    @property
+    def branches(self) -> Mapping[str, Stage[Any]]:
+        return self.sources
+
+    def changes_count(self) -> str | None:
+        return "how many samples a mix() gives is not known"
 
     @property
     def counts_delivered(self) -> bool:

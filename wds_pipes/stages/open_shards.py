@@ -164,6 +164,9 @@ class OpenShards(Tolerant[Shard]):
     Checkpoint: the number of skipped shards. A resume opens only the shard that was being read, and asks for its bytes from the position on.
     """
 
+    keeps_count = True
+    error_kind = ShardError
+
     @dataclass(slots=True)
     class At:
         skipped_shards: int = 0

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Self
 
-from wds_pipes.core.lane import Host, Lane
+from wds_pipes.core.lane import Host, Lane, LaneFacts
 from wds_pipes.core.moved import BY_MD5, BY_SIZE, NAMES, Data
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import below, mix, permutation
 from wds_pipes.core.running import Mark
 from wds_pipes.core.stage import Stage
-from wds_pipes.core.state import damaged
+from wds_pipes.core.state import damaged, read_count
+from wds_pipes.core.words import plural
 from wds_pipes.io.urls import Urls, expand, identify, redact, relative_names
 from wds_pipes.tar.index import find_facts, is_index, listed_shards
 from wds_pipes.tar.index_formats import ShardFacts
@@ -105,6 +107,9 @@ class ShardList(Stage[str]):
     class At:
         next: int = 0  # the place in the lane's order
 
+    keeps_count = True
+    gives = "shards"
+    is_source = divides = divides_shards = True
     order_options = ("shuffle", "resampled")
     shared = ("urls", "facts", "samples", "options", "_numbers")
 
@@ -193,6 +198,29 @@ class ShardList(Stage[str]):
         if self.counted and self.samples is not None:
             return PartOfShard.make(url, 0, self.samples[number], self.samples[number], facts)
         return url if facts is None or facts[1:] == (None, None) else KnownShard.of_facts(url, facts)
+
+    @property
+    def sample_counts(self) -> Sequence[int] | None:
+        return self.samples
+
+    def epochs_differ(self) -> str | None:
+        differ = self.resampled and len(set(self.samples or ())) > 1
+        return "resampled=True draws other shards in each epoch, and they have different numbers of samples" if differ else None
+
+    def shown_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        patterns = options["urls"] if isinstance(options["urls"], (str, os.PathLike, list, tuple)) else self.urls
+        return {**options, "urls": patterns}, f"({plural(len(self.urls), 'shard')})"
+
+    @classmethod
+    def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
+        if lane.divided:
+            return f"in {lane.url}"
+        per_lane = -(-((lane.shards or 0) - lane.number) // lane.of)
+        return f"shard {min(read_count(entry.get('next', 0), repr('next')) + 1, per_lane)} of {per_lane} ({lane.url})"
+
+    def epoch_shards(self, seed: int, epoch: int) -> list[Piece]:
+        counts = self.samples
+        return [(shard, 0, -1 if counts is None else counts[shard]) for shard in self.epoch_order(seed, epoch)]
 
     def epoch_order(self, seed: int, epoch: int) -> list[int]:
         """The numbers of all shards in the order of an epoch."""

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from wds_pipes.core.lane import LaneFacts
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import below
 from wds_pipes.core.running import Mark, Out
 from wds_pipes.core.stage import Stage
+from wds_pipes.core.state import read_count
 
 _JITTER = 2  # the salt of the jitter
 _MOST = 1 << 53  # samples of an epoch: with the jitter and a block more, their numbers fit into 64 bits
@@ -41,6 +43,7 @@ class ShuffleBuffer(Stage[Out]):
         first: int = 0  # the number of the sample that the source's position stands at; all before it have left
         left: int = 0  # how many have left
 
+    keeps_count = True
     order_options = ("size", "own_seed")
     counts_items = True
 
@@ -52,6 +55,15 @@ class ShuffleBuffer(Stage[Out]):
         self.own_seed = None if seed is None else check_count("seed", seed, least=-(1 << 63))
         self.holds = 0  # while running, about how many samples it holds
         self._before: Mark | None = None  # while running, the position of the source at sample ``at.first``
+
+    @property
+    def held_items(self) -> int:
+        return self.holds
+
+    @classmethod
+    def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
+        left, first = (read_count(entry.get(name, 0), repr(name)) for name in ("left", "first"))
+        return f"shuffle at {left:,}, read again from its sample {first:,}"
 
     def problem(self, at: Any) -> str | None:
         window = 2 * self.size

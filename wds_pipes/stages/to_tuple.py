@@ -28,6 +28,7 @@ class ToTuple(Tolerant[tuple[Any, ...]]):
     Checkpoint: the number of skipped samples. A resume reads nothing again.
     """
 
+    keeps_count = True
     holds_nothing = True
 
     def __init__(self, source: Stage[Any], *fields: str, on_error: str = "raise", max_errors: int | None = None) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from wds_pipes.core.stage import State
-from wds_pipes.core.state import Saved, read_count, read_state
+import wds_pipes.stages  # noqa: F401 - so that those of the package are known, and describe themselves
+from wds_pipes.core.lane import LaneFacts
+from wds_pipes.core.stage import State, find_stage
+from wds_pipes.core.state import PARTS, Saved, read_state
 from wds_pipes.core.words import plural, shown
 from wds_pipes.errors import StateError
 
@@ -39,23 +41,13 @@ def _states_in(state: Any, depth: int = 0) -> Iterator[State]:
 def _describe(state: Saved) -> str:
     names = [entry.split("(")[0] for entry in state.graph]
     lines = [f"epoch {state.epoch}, seed {state.seed}: {' > '.join(names)}"]
-    for index, lane in state.lanes.items():
-        facts = ["ended"] if lane.ended else [] if lane.position else ["not begun"]
+    for number, lane in state.lanes.items():
+        told = LaneFacts(number, state.lane_count, lane.url, state.shards, divided=PARTS in names)
+        facts: list[str | None] = ["ended"] if lane.ended else [] if lane.position else ["not begun"]
         for name, entry in zip(names, lane.position or [], strict=False):
-
-            def value(of: str, entry: dict[str, Any] = entry) -> int:
-                return read_count(entry.get(of, 0), repr(of))
-
-            if name == "shard_list" and "parts" in names:  # a lane of PipeLoader
-                facts.append(f"in {lane.url}")
-            elif name == "shard_list":
-                per_lane = -(-((state.shards or 0) - index) // state.lane_count)
-                facts.append(f"shard {min(value('next') + 1, per_lane)} of {per_lane} ({lane.url})")
-            elif name == "load_tar":
-                facts.append(f"byte {value('offset'):,}")
-            elif name == "shuffle_buffer":
-                facts.append(f"shuffle at {value('left'):,}, read again from its sample {value('first'):,}")
+            kind = find_stage(name)
+            facts.append(None if kind is None else kind.describe(entry, told))
         facts.append(f"{plural(lane.delivered, 'item')} delivered")
-        lines.append(f"lane {index} of {state.lane_count}: " + ", ".join(facts))
+        lines.append(f"lane {number} of {state.lane_count}: " + ", ".join(filter(None, facts)))
     lines.append("samples: " + ", ".join(f"{count:,} {what}" for what, count in state.counts.items()))
     return "\n".join(lines)
