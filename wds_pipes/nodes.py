@@ -22,7 +22,7 @@ from wds_pipes import stages
 from wds_pipes.core.lane import Host, Lane
 from wds_pipes.core.moved import Data
 from wds_pipes.core.running import Ended, Mark, begin, running_copy
-from wds_pipes.core.stage import Stage, State, shown_signature
+from wds_pipes.core.stage import Stage, State, find_stage, functional_name, shown_signature
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.suggest import build, no_name
 from wds_pipes.core.tracebacks import shortened
@@ -225,12 +225,15 @@ for _name in stages.__all__:
 
 if TYPE_CHECKING:
 
-    def __getattr__(name: str) -> type[WdsNode]: ...  # the nodes that are made above
+    def __getattr__(name: str) -> type[WdsNode]: ...  # the nodes that are made above, and those of other stages
 
 else:
 
     def __getattr__(name: str) -> type[WdsNode]:
-        raise AttributeError(no_name(__name__, name, __all__), name=name)
+        kind = find_stage(functional_name(name))
+        if kind is None or kind.__name__ != name or kind.run is Stage.run:  # else a stage of the user's
+            raise AttributeError(no_name(__name__, name, __all__), name=name)
+        return _node_class(kind)
 
 
 __all__ = ["WdsNode", *stages.__all__]  # noqa: PLE0604 - names, all of them

@@ -45,9 +45,10 @@ def find_stage(name: str) -> type[Stage[Any]] | None:
     return _known.get(name)
 
 
-def functional_name(kind: type) -> str:
-    """The method name of a class: ``LoadTar`` is ``load_tar``."""
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in kind.__name__).lstrip("_")
+def functional_name(kind: type | str) -> str:
+    """The method name of a class, or of its name: ``LoadTar`` is ``load_tar``."""
+    name = kind if isinstance(kind, str) else kind.__name__
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
 
 
 def shown_signature(kind: type, *, returns: object = inspect.Signature.empty) -> inspect.Signature:
@@ -228,7 +229,7 @@ class Stage(Generic[Out]):
     # What others must know of a stage. A stage of a user's says so in the same way.
 
     @property
-    def steps(self) -> Iterator[Stage[Any]]:
+    def chain(self) -> Iterator[Stage[Any]]:
         """The stages of the chain, from this one back to the first."""
         step: Stage[Any] | None = self
         while step is not None:
@@ -243,7 +244,7 @@ class Stage(Generic[Out]):
     @property
     def items_are(self) -> str | None:
         """What the items of the chain are, see ``gives``; None if nobody says so."""
-        return next((step.gives for step in self.steps if step.gives is not None), None)
+        return next((step.gives for step in self.chain if step.gives is not None), None)
 
     @property
     def sample_counts(self) -> Sequence[int] | None:
@@ -268,7 +269,7 @@ class Stage(Generic[Out]):
         return None
 
     @property
-    def batch_size(self) -> int | None:
+    def items_per_batch(self) -> int | None:
         """How many items the stage puts into a batch; None: it makes none."""
         return None
 

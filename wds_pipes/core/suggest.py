@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
@@ -102,14 +103,27 @@ def build(kind: Callable[..., Built], name: str, args: tuple[Any, ...], options:
     """``kind(*args, **options)``; ``name``: what the caller wrote.
 
     Raises:
-        TypeError: an option is unknown; the message says which was meant.
+        TypeError: an option is unknown; the message says which was meant. Or a stage of the user's sets an attribute that has a meaning in ``Stage``.
     """
     import inspect
 
     parameters = inspect.signature(kind).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         _check(name, options, [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL])
-    return kind(*args, **options)
+    try:
+        built = kind(*args, **options)
+    except AttributeError as error:
+        if (taken := _NO_SETTER.match(str(error))) is None:
+            raise
+        raise TypeError(_TAKEN.format(name, taken[1])) from error
+    for attribute in getattr(built, "__dict__", ()):
+        if callable(getattr(type(built), attribute, None)):
+            raise TypeError(_TAKEN.format(name, attribute))
+    return built
+
+
+_NO_SETTER = re.compile("property '(\\w+)' of .* object has no setter")
+_TAKEN = "{0}() sets self.{1}, which means something else in a Stage: give that attribute another name"
 
 
 def checks_options(init: Callable[Options, None]) -> Callable[Options, None]:

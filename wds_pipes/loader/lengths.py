@@ -15,7 +15,7 @@ from wds_pipes.core.stage import Stage
 
 def batching(stage: Stage[Any]) -> list[Stage[Any]]:
     """The steps of a chain that make batches, from its first."""
-    return [step for step in stage.steps if step.batch_size is not None][::-1]
+    return [step for step in stage.chain if step.items_per_batch is not None][::-1]
 
 
 def batches_of(steps: Iterable[Stage[Any]], samples: int) -> int:
@@ -27,7 +27,7 @@ def batches_of(steps: Iterable[Stage[Any]], samples: int) -> int:
 
 def why_uncounted(stage: Stage[Any]) -> str | None:
     """Why the number of samples of a lane is not known, with the mend; None if it is."""
-    for step in stage.steps:
+    for step in stage.chain:
         if changes := step.changes_count():
             return changes
     if stage.root.sample_counts is None:
@@ -61,7 +61,7 @@ def _unknown(stage: Stage[Any]) -> str | None:
         return source.epochs_differ() or why_uncounted(stage)
     if stage.items_are == "members":
         return "the index counts samples, not members: add group_by_key()"
-    return next(filter(None, (step.changes_count() for step in stage.steps)), None)
+    return next(filter(None, (step.changes_count() for step in stage.chain)), None)
 
 
 def _uneven(stage: Stage[Any], ranks_are_dealt: bool) -> str | None:

@@ -164,7 +164,7 @@ def lay_out(stage: Stage[Any]) -> Stage[Any]:
     chain: list[Stage[Any]] = [stage]
     while chain[0].source is not None:
         chain.insert(0, chain[0].source)
-    cut = next((place for place, step in enumerate(chain) if step.batch_size is not None), len(chain))
+    cut = next((place for place, step in enumerate(chain) if step.items_per_batch is not None), len(chain))
     if not all(step.holds_nothing for step in chain[cut:]):
         cut = len(chain)
     laid: Stage[Any] = Parts(chain[cut - 1])

@@ -173,7 +173,7 @@ class PipeLoader:
             raise ValueError(f"{'batches' if samples is None else 'samples'}={count} cannot be divided by {each}: pass a multiple of {ranks * size}")
         if ranks > 1 and plan.mode == "exact":
             raise ValueError("with several ranks, with_epoch() needs epoch_end='drop' or 'pad', so that all ranks go on to the next epoch of the data together")
-        in_samples = samples is not None and plan.mode == "exact" and any(step.batches_of(1) for step in plan.batching if step.batch_size != 1)
+        in_samples = samples is not None and plan.mode == "exact" and any(step.batches_of(1) for step in plan.batching if step.items_per_batch != 1)
         self._progress.cut_after(count if in_samples else count // (ranks * size), in_samples=in_samples)
         return self
 

@@ -91,7 +91,7 @@ class Plan:
     @property
     def batch_size(self) -> int:
         """How many samples a whole batch has."""
-        return math.prod(step.batch_size or 1 for step in self.batching)
+        return math.prod(step.items_per_batch or 1 for step in self.batching)
 
     def batches(self, deal: Deal) -> int | None:
         """How many batches each lane of a deal gives, where all are to give the same number."""
@@ -220,7 +220,7 @@ class Limit(NamedTuple):
 def _limits(stage: Stage[Any]) -> dict[str, Limit]:
     """The max_errors of the steps that have one, by the names of their counts; steps of one name in the sources of a mix share theirs."""
     found: dict[str, Limit] = {}
-    for step in stage.steps:
+    for step in stage.chain:
         if step.limited is not None and step.max_errors is not None:
             found[step.limited] = Limit(step.max_errors, step.error_kind)
         for branch in step.branches.values():

@@ -73,7 +73,7 @@ class BatchSamples(Stage[Any]):
         return self.size
 
     @property
-    def batch_size(self) -> int:
+    def items_per_batch(self) -> int:
         return self.size
 
     def batches_of(self, count: int) -> int:

@@ -1,0 +1,143 @@
+"""A stage of a user's gets what those of the package have: method, node, equal epochs, graph, description; and the test kit finds its mistakes."""
+
+from dataclasses import dataclass
+
+import pytest
+from torchdata.nodes import Loader
+
+import wds_pipes as wp
+from wds_pipes import nodes
+from wds_pipes.core.state import read_count
+from wds_pipes.testing import check_resume, make_shards
+
+
+class TagSamples(wp.Stage):
+    """Number the samples (functional name: ``tag_samples``)."""
+
+    @dataclass(slots=True)
+    class At:
+        number: int = 0
+
+    keeps_count = True
+    order_options = ("first",)
+
+    def __init__(self, source, start=0):
+        super().__init__(source)
+        self.first = start
+
+    def run(self):
+        for sample in self.source.items:
+            self.at.number += 1
+            yield {**sample, "tag": self.first + self.at.number - 1}
+
+    @classmethod
+    def describe(cls, entry, lane):
+        return f"{read_count(entry.get('number', 0), 'number')} tagged"
+
+
+wp.register_stage(TagSamples)
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("own"), shards=4, samples=5)
+
+
+def pipe(urls, **options):
+    return wp.ShardList(urls, **options).open_shards().load_tar().group_by_key().tag_samples(100)
+
+
+def test_it_is_a_method_and_a_node(urls):
+    tags = list(range(100, 120))
+    assert [sample["tag"] for sample in pipe(urls)] == tags
+    chain = nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls))))
+    assert [sample["tag"] for sample in Loader(nodes.TagSamples(chain, start=100))] == tags
+    with pytest.raises(TypeError, match="'strt'. Did you mean start="):
+        nodes.TagSamples(chain, strt=100)
+    with pytest.raises(AttributeError, match="TagSample"):
+        nodes.TagSample(chain)
+
+
+def test_it_keeps_the_count(urls):
+    """So that epochs are equal on two ranks, and have a length."""
+    counted = pipe(urls, samples_per_shard=5)
+    assert len(counted) == 20
+    loaders = [wp.PipeLoader(counted, batch_size=3, rank=rank, world_size=2) for rank in (0, 1)]
+    assert [len(loader) for loader in loaders] == [3, 3]
+    assert [len(list(loader)) for loader in loaders] == [3, 3]
+
+
+def test_it_is_shown_and_described(urls):
+    source = pipe(urls)
+    assert str(source).endswith(".group_by_key().tag_samples(start=100)")
+    assert "tag_samples(start=100)" in source.to_mermaid()
+    items = iter(source)
+    for _ in range(7):
+        next(items)
+    assert "7 tagged" in wp.describe_state(source.state_dict())
+    with pytest.raises(wp.StateError, match=r"tag_samples\(first=100\), this one is .*tag_samples\(first=1\)"):
+        wp.ShardList(urls).open_shards().load_tar().group_by_key().tag_samples(1).load_state_dict(source.state_dict())
+
+
+class HeldSamples(TagSamples):
+    """Mistake: data in the position."""
+
+    @dataclass(slots=True)
+    class At:
+        held: object = None
+
+    def run(self):
+        for sample in self.source.items:
+            self.at.held = sample
+            yield sample
+
+
+class SharedTags(TagSamples):
+    """Mistake: an object made in ``__init__`` that all running copies share."""
+
+    class Counter:
+        number = 0
+
+    def __init__(self, source):
+        super().__init__(source)
+        self.counter = self.Counter()
+
+    def run(self):
+        for sample in self.source.items:
+            self.counter.number += 1
+            yield {**sample, "tag": self.counter.number}
+
+
+class LateMark(TagSamples):
+    """Mistake: it reads ahead, and gives the position of its source as it is then."""
+
+    def run(self):
+        held = None
+        for sample in self.source.items:
+            if held is not None:
+                yield held
+            held = sample
+        if held is not None:
+            yield held
+
+
+@pytest.mark.parametrize("kind", [HeldSamples, SharedTags, LateMark])
+def test_the_kit_finds_the_classical_mistakes(kind, urls):
+    pipe_of = wp.register_stage(kind)
+    with pytest.raises((AssertionError, TypeError, wp.StateError)):
+        check_resume(lambda: pipe_of(wp.ShardList(urls).open_shards().load_tar().group_by_key()))
+
+
+@pytest.mark.parametrize("name", ["start", "seed"])  # a method and a property
+def test_an_attribute_that_means_something_else_is_told(name, urls):
+    class SetName(wp.Stage):
+        def __init__(self, source):
+            super().__init__(source)
+            setattr(self, name, 1)
+
+    with pytest.raises(TypeError, match=rf"set_name\(\) sets self.{name}, which means something else in a Stage"):
+        wp.register_stage(SetName)(wp.ShardList(urls))
+
+
+def test_the_kit_passes_a_right_one(urls):
+    check_resume(lambda: pipe(urls))
