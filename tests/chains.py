@@ -40,6 +40,9 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "FilterSamples": ((keep,), {}),
     "InterleaveShards": ((2,), {}),
     "BatchSamples": ((2,), {"collate": "list"}),
+    "MapFields": (({"txt": len},), {}),
+    "RenameFields": (({"label": "cls"},), {}),
+    "SelectFields": (("txt",), {}),
     "ToTuple": (("txt", "cls", "__key__"), {}),
 }
 BASE = ("OpenShards", "LoadTar", "GroupByKey")

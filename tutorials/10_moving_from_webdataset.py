@@ -19,7 +19,8 @@
 # | `.decode(wds.handle_extension("x", fn))` | `.decode_by_ext({"x": fn})` | |
 # | `.to_tuple("jpg;png", "cls")` | `.to_tuple("jpg;png", "cls")` | A missing field is an error that says which fields there are. |
 # | `.map(fn)` | `.map_samples(fn)` | `fn(sample, rng)` gets a generator, so that augmentation resumes. torch's `.map(fn)` works too. |
-# | `.map_dict(jpg=fn)`, `.rename(...)` | `.map_samples(lambda s: {**s, "jpg": fn(s["jpg"])})` | One way for all of them. |
+# | `.map_dict(jpg=fn)` | `.map_fields({"jpg": fn})` | Others stay. |
+# | `.rename(image="jpg;png")` | `.rename_fields({"image": "jpg;png"})` | No copy under the old name stays. |
 # | `.map_tuple(f, g)` | `.map_samples(lambda t: (f(t[0]), g(t[1])))` | |
 # | `.select(fn)` | `.filter_samples(fn)` | Counted in `counts()`. |
 # | `.batched(64)` | `.batch_samples(64)` | Gives tensors; `collate="numpy"` or `"list"` otherwise. `partial=False` is `drop_last=True`. |

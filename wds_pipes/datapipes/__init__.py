@@ -184,6 +184,9 @@ class WdsPipe(IterDataPipe[T_co]):
         ) -> WdsPipe[TarMember]:
             """Open shards to the regular files in their tars."""
 
+        def map_fields(self, functions: Mapping[str, Callable[[Any], Any]], *, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[Any]:
+            """Apply functions to single fields of each sample."""
+
         def map_samples(self, fn: Callable[..., Any], *, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[Any]:
             """Apply a function to each sample."""
 
@@ -204,6 +207,12 @@ class WdsPipe(IterDataPipe[T_co]):
             max_errors: int | None = None,
         ) -> WdsPipe[Shard]:
             """URLs or paths to open shards."""
+
+        def rename_fields(self, names: Mapping[str, str], *, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[dict[str, Any]]:
+            """Give fields other names; the others stay as they are."""
+
+        def select_fields(self, *fields: str, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[dict[str, Any]]:
+            """Keep only some fields of each sample, in the order in which they are named."""
 
         def shuffle_buffer(self, size: int, *, seed: int | None = None) -> WdsPipe[T_co]:
             """Shuffle samples within a moving window."""
@@ -430,6 +439,9 @@ if TYPE_CHECKING:
     class LoadTar(WdsPipe[TarMember]):
         """Open shards to the regular files in their tars."""
 
+    class MapFields(WdsPipe[Any]):
+        """Apply functions to single fields of each sample."""
+
     class MapSamples(WdsPipe[Any]):
         """Apply a function to each sample."""
 
@@ -448,6 +460,12 @@ if TYPE_CHECKING:
 
     class OpenShards(WdsPipe[Shard]):
         """URLs or paths to open shards."""
+
+    class RenameFields(WdsPipe[dict[str, Any]]):
+        """Give fields other names; the others stay as they are."""
+
+    class SelectFields(WdsPipe[dict[str, Any]]):
+        """Keep only some fields of each sample, in the order in which they are named."""
 
     class ShardList(WdsPipe[str]):
         """The source of a pipeline: the URLs of its shards, as str."""

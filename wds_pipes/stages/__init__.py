@@ -10,9 +10,12 @@ from wds_pipes.stages.filter_samples import FilterSamples
 from wds_pipes.stages.group_by_key import GroupByKey
 from wds_pipes.stages.interleave_shards import InterleaveShards
 from wds_pipes.stages.load_tar import LoadTar
+from wds_pipes.stages.map_fields import MapFields
 from wds_pipes.stages.map_samples import MapSamples
 from wds_pipes.stages.mix import Mix
 from wds_pipes.stages.open_shards import OpenShards
+from wds_pipes.stages.rename_fields import RenameFields
+from wds_pipes.stages.select_fields import SelectFields
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shuffle_buffer import ShuffleBuffer
 from wds_pipes.stages.to_tuple import ToTuple
@@ -25,9 +28,12 @@ __all__ = [
     "GroupByKey",
     "InterleaveShards",
     "LoadTar",
+    "MapFields",
     "MapSamples",
     "Mix",
     "OpenShards",
+    "RenameFields",
+    "SelectFields",
     "ShardList",
     "ShuffleBuffer",
     "ToTuple",

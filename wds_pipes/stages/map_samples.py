@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from wds_pipes.core.order import mix, mix_text
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.errors import SampleError, WdsError
 from wds_pipes.io.urls import identify
@@ -59,7 +59,7 @@ class MapSamples(Tolerant[Any]):
 
     def run(self) -> Iterator[Any]:
         assert self.source is not None
-        at, fn, takes_rng = self.at, self.fn, self.takes_rng
+        at, fn, takes_rng, step = self.at, self.fn, self.takes_rng, functional_name(type(self))
         self._place, self._root = _maps(self.source), self.root
         if takes_rng and not at.number:
             at.listed = 1
@@ -69,9 +69,9 @@ class MapSamples(Tolerant[Any]):
                 result = fn(sample, self._rng(sample)) if takes_rng else fn(sample)
             except Exception as error:
                 if self.on_error == "raise" or isinstance(error, MemoryError):
-                    error.add_note(f"raised by the function of map_samples() on {_name(sample, at.number)}")
+                    error.add_note(f"raised by the function of {step}() on {_name(sample, at.number)}")
                     raise
-                self.skip(_wrapped(sample, at.number, error))
+                self.skip(_wrapped(step, sample, at.number, error))
                 continue
             if result is None:
                 self.skip(_nothing(sample, at.number))
@@ -124,8 +124,8 @@ def _nothing(sample: Any, number: int) -> SampleError:
     return SampleError(f"the function of map_samples() returned None for {_name(sample, number)}: {mend}.", url=url, key=key)
 
 
-def _wrapped(sample: Any, number: int, cause: Exception) -> WdsError:
+def _wrapped(step: str, sample: Any, number: int, cause: Exception) -> WdsError:
     key, url = identity(sample)
-    error = SampleError(f"the function of map_samples() raised {type(cause).__name__} on {_name(sample, number)}: {cause}", url=url, key=key)
+    error = SampleError(f"the function of {step}() raised {type(cause).__name__} on {_name(sample, number)}: {cause}", url=url, key=key)
     error.__cause__ = cause
     return error

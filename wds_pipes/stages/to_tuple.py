@@ -7,9 +7,7 @@ from typing import Any
 
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import Tolerant
-from wds_pipes.core.words import listed
-from wds_pipes.errors import SampleError
-from wds_pipes.stages.collating import identity
+from wds_pipes.stages.fields import check_sample, missing, read_choices
 
 
 class ToTuple(Tolerant[tuple[Any, ...]]):
@@ -35,17 +33,13 @@ class ToTuple(Tolerant[tuple[Any, ...]]):
         super().__init__(source, on_error, max_errors)
         if not fields:
             raise ValueError("to_tuple() needs the names of fields, such as to_tuple('jpg;png', 'cls')")
-        for field in fields:
-            if not isinstance(field, str) or not all(field.split(";")):
-                raise TypeError(f"a field is named by a string such as 'jpg;png', not {field!r}")
-        self.fields = fields
+        self.choices = read_choices(fields)
 
     def run(self) -> Iterator[tuple[Any, ...]]:
         assert self.source is not None
-        choices = [field.split(";") for field in self.fields]
+        choices = self.choices
         for sample in self.source.items:
-            if not isinstance(sample, dict):
-                raise TypeError(f"to_tuple() takes samples as dicts, and its source gave {type(sample).__name__}: put it after group_by_key(), and only once")
+            check_sample(sample, "to_tuple")
             chosen = []
             for names in choices:
                 for name in names:
@@ -53,15 +47,7 @@ class ToTuple(Tolerant[tuple[Any, ...]]):
                         chosen.append(sample[name])
                         break
                 else:
-                    self.skip(self._missing(sample, ";".join(names)))
+                    self.skip(missing(self.source, sample, names))
                     break
             else:
                 yield tuple(chosen)
-
-    def _missing(self, sample: dict[str, Any], field: str) -> SampleError:
-        assert self.source is not None
-        key, url = identity(sample)
-        there = ", ".join(repr(name) for name in sample if name not in ("__key__", "__url__")) or "no fields"
-        if left_out := self.source.lack.left_out:
-            there += f"; group_by_key(fields=...) left out: {listed(left_out)}"
-        return SampleError(f"sample {key!r} of shard {url} has no field {field!r}; it has: {there}", url=url, key=key)

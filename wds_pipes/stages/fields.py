@@ -1,0 +1,46 @@
+"""Fields of samples by name, for the steps that choose, rename or change them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from wds_pipes.core.stage import Stage
+from wds_pipes.core.words import listed
+from wds_pipes.errors import SampleError
+from wds_pipes.stages.collating import identity
+
+
+def read_choices(fields: Iterable[Any]) -> list[list[str]]:
+    """Names such as ``"jpg;png"`` as lists of alternatives.
+
+    Raises:
+        TypeError: something else is among them.
+    """
+    for field in fields:
+        if not isinstance(field, str) or not all(field.split(";")):
+            raise TypeError(f"a field is named by a string such as 'jpg;png', not {field!r}")
+    return [field.split(";") for field in fields]
+
+
+def check_sample(sample: Any, step: str) -> None:
+    """TypeError where ``step`` got something that is no sample."""
+    if not isinstance(sample, dict):
+        raise TypeError(f"{step}() takes samples as dicts, and its source gave {type(sample).__name__}: put it after group_by_key(), and before to_tuple()")
+
+
+def first_of(sample: dict[str, Any], names: Sequence[str]) -> str | None:
+    """The first of some names that a sample has; None: it has none of them."""
+    for name in names:
+        if name in sample:
+            return name
+    return None
+
+
+def missing(source: Stage[Any] | None, sample: dict[str, Any], names: Sequence[str]) -> SampleError:
+    """The error for a sample without a field; it lists those that there are, and those that ``source`` has left out."""
+    key, url = identity(sample)
+    there = ", ".join(repr(name) for name in sample if name not in ("__key__", "__url__")) or "no fields"
+    if source is not None and (left_out := source.lack.left_out):
+        there += f"; group_by_key(fields=...) left out: {listed(left_out)}"
+    return SampleError(f"sample {key!r} of shard {url} has no field {';'.join(names)!r}; it has: {there}", url=url, key=key)

@@ -1,0 +1,57 @@
+"""RenameFields: samples with other names of their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from wds_pipes.core.stage import Stage
+from wds_pipes.core.tolerant import Tolerant
+from wds_pipes.errors import SampleError
+from wds_pipes.stages.collating import identity
+from wds_pipes.stages.fields import check_sample, first_of, missing, read_choices
+
+
+class RenameFields(Tolerant[dict[str, Any]]):
+    """Give fields other names; the others stay as they are (functional name: ``rename_fields``).
+
+    Put it after ``decode_by_ext``, which goes by the names.
+
+    Args:
+        source: a pipe of samples as dicts.
+        names: the new names, and for each the old one, or several of which the first that is there is renamed: ``{"image": "jpg;png", "label": "cls"}``.
+        on_error: for a sample without one of the old names, or with a new one already: ``"raise"``, or ``"skip"`` it and count it.
+        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: any number.
+
+    Raises:
+        SampleError: from the iteration: a field is missing, and the message says which there are; or two fields would have one name.
+
+    Checkpoint: the number of skipped samples. A resume reads nothing again.
+    """
+
+    keeps_count = True
+    holds_nothing = True
+
+    def __init__(self, source: Stage[Any], names: Mapping[str, str], *, on_error: str = "raise", max_errors: int | None = None) -> None:
+        super().__init__(source, on_error, max_errors)
+        if not isinstance(names, Mapping) or not names or not all(isinstance(name, str) and name for name in names):
+            raise TypeError(f"rename_fields() takes new names with the old ones, such as {{'image': 'jpg;png'}}, not {names!r:.80}")
+        self.choices = dict(zip(names, read_choices(names.values()), strict=True))
+
+    def run(self) -> Iterator[dict[str, Any]]:
+        assert self.source is not None
+        for sample in self.source.items:
+            check_sample(sample, "rename_fields")
+            new_names = {}
+            for new, names in self.choices.items():
+                if (old := first_of(sample, names)) is None:
+                    self.skip(missing(self.source, sample, names))
+                    break
+                new_names[old] = new
+            else:
+                renamed = {new_names.get(name, name): value for name, value in sample.items()}
+                if len(renamed) == len(sample) and len(new_names) == len(self.choices):
+                    yield renamed
+                else:
+                    key, url = identity(sample)
+                    self.skip(SampleError(f"two fields of sample {key!r} in shard {url} would have one name; it has: {', '.join(sample)}", url=url, key=key))
