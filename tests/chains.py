@@ -32,6 +32,10 @@ def keep(sample: dict[str, Any]) -> bool:
     return sample["__key__"][-1] not in "37"
 
 
+def backwards(value: Any) -> Any:
+    return value[::-1]
+
+
 # The arguments that a stage is tried with; a stage that is registered later and needs none joins by itself.
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "CacheShards": ((os.path.join(tempfile.gettempdir(), "never-made"),), {"max_bytes": "1GB"}),  # local shards are not kept
@@ -40,9 +44,9 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "FilterSamples": ((keep,), {}),
     "InterleaveShards": ((2,), {}),
     "BatchSamples": ((2,), {"collate": "list"}),
-    "MapFields": (({"txt": len},), {}),
-    "RenameFields": (({"label": "cls"},), {}),
-    "SelectFields": (("txt",), {}),
+    "MapFields": (({"txt": backwards},), {}),
+    "RenameFields": (({"txt": "text;txt"},), {}),  # the steps after it go by the names
+    "SelectFields": (("txt", "cls"), {}),
     "ToTuple": (("txt", "cls", "__key__"), {}),
 }
 BASE = ("OpenShards", "LoadTar", "GroupByKey")
