@@ -70,13 +70,16 @@ class Meter:
     def _runs(self, step: Stage[Any], items: Iterator[Any]) -> Iterator[Iterable[Any]]:
         """``items`` in runs; those of one item are timed."""
         clock, end = time.perf_counter, object()
+        reader = step  # the stage that knows how long was waited: the others ask it
+        while type(reader).waited is Stage.waited and reader.source is not None:
+            reader = reader.source
         one_by_one = _ONE_BY_ONE
         while True:
             if not one_by_one:
                 yield islice(items, _EVERY - 1)
-            waited, start = step.waited, clock()
+            waited, start = reader.waited, clock()
             item = next(items, end)
-            passed = clock() - start - (step.waited - waited)
+            passed = clock() - start - (reader.waited - waited)
             self._parsing += passed if one_by_one else _EVERY * passed
             if item is end:
                 return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from wds_pipes.codecs import INTEGER, Decoder, Decoding, NotAllowedError
@@ -11,6 +11,8 @@ from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.errors import DecodeError
 from wds_pipes.stages.collating import identity
+
+_NEW = object()  # no decoder is known yet
 
 
 class DecodeByExt(Tolerant[dict[str, Any]]):
@@ -79,6 +81,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
         assert self.source is not None
         decoder = self._decoding().decoder
         decoders: dict[str, Decoder | None] = {}
+        known: Callable[[str, Any], Any] = decoders.get
         for sample in self.source.items:
             if not isinstance(sample, dict):
                 raise TypeError(
@@ -88,13 +91,11 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
             field = ""
             try:
                 for field, data in sample.items():
-                    if field[:2] == "__":
-                        continue
-                    if field not in decoders:
+                    decode = known(field, _NEW)
+                    if decode is _NEW:
                         if len(decoders) > 4096 or len(field) > 256:  # so that hostile names do not pile up
                             decoders.clear()
-                        decoders[field] = decoder(field)
-                    decode = decoders[field]
+                        decode = decoders[field] = None if field[:2] == "__" else decoder(field)
                     if decode is not None:
                         decoded[field] = decode(data)
             except (ImportError, NotAllowedError) as error:
