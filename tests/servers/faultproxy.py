@@ -112,10 +112,16 @@ class Proxy:
         self.upstream = host, port
         self.rules = Rules()
         self.seen = []
+        self.clients = {}  # what comes from each client, by the number of its connection
+
+    def is_live(self, entry):
+        """Whether a request is being answered, and its client is there."""
+        return entry["ended"] is None and not self.clients[entry["connection"]].at_eof()
 
     async def connection(self, reader, writer):
         """Answer the requests of a client until either side has enough."""
         number = writer.get_extra_info("peername")[1]
+        self.clients[number] = reader
         try:
             while True:
                 first, headers = await read_head(reader)
@@ -128,7 +134,8 @@ class Proxy:
                     await writer.drain()
                     continue
                 faults = self.rules.faults(f"{method} {path}")
-                live = 1 + sum(entry["ended"] is None for entry in self.seen)  # of those that are seen: a test before may have left some
+                await asyncio.sleep(0)  # who has closed other connections before is heard of
+                live = 1 + sum(map(self.is_live, self.seen))  # of those that are seen: a test before may have left some
                 entry = {"method": method, "path": path, "range": headers.get("range"), "status": None, "sent": 0, "connection": number}
                 entry |= {"started": time.time(), "ended": None, "live": live, "faults": list(faults)}
                 self.seen.append(entry)
