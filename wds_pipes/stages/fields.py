@@ -23,10 +23,10 @@ def read_choices(fields: Iterable[Any]) -> list[list[str]]:
     return [field.split(";") for field in fields]
 
 
-def check_sample(sample: Any, step: str) -> None:
+def check_sample(sample: Any, step: str, mend: str = "before to_tuple()") -> None:
     """TypeError where ``step`` got something that is no sample."""
     if not isinstance(sample, dict):
-        raise TypeError(f"{step}() takes samples as dicts, and its source gave {type(sample).__name__}: put it after group_by_key(), and before to_tuple()")
+        raise TypeError(f"{step}() takes samples as dicts, and its source gave {type(sample).__name__}: put it after group_by_key(), and {mend}")
 
 
 def first_of(sample: dict[str, Any], names: Sequence[str]) -> str | None:

@@ -39,7 +39,7 @@ class ToTuple(Tolerant[tuple[Any, ...]]):
         assert self.source is not None
         choices = self.choices
         for sample in self.source.items:
-            check_sample(sample, "to_tuple")
+            check_sample(sample, "to_tuple", "only once")
             chosen = []
             for names in choices:
                 for name in names:
