@@ -732,13 +732,6 @@ def test_an_interrupted_iterator_does_not_look_as_if_it_had_ended(workers, urls,
     source.close()
 
 
-def test_interrupts_at_random_moments():
-    """A few rounds of tests/bench/interrupts.py, with 0 and 2 workers. An interrupt may leave locks of Python held: they run in another process."""
-    script = Path(__file__).parent / "bench" / "interrupts.py"
-    run = subprocess.run([sys.executable, str(script), "--trials", "4", "--seed", "3"], capture_output=True, text=True, timeout=300, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-
-
 def key_and_process(sample):
     return sample["__key__"], os.getpid()
 

@@ -13,12 +13,12 @@ from torch.profiler import record_function
 from wds_pipes.core.counts import LIMITED, Lack, warn_of_nothing
 from wds_pipes.core.tracebacks import shorten
 from wds_pipes.core.words import plural
-from wds_pipes.errors import StateError, WorkerError
+from wds_pipes.errors import StateError
 from wds_pipes.loader.position import LoaderPosition, Paused
 from wds_pipes.loader.progress import Progress
 from wds_pipes.loader.protocol import AT_END, Result, delivered_in, total_counts, unpack
 from wds_pipes.loader.stats import Tally
-from wds_pipes.loader.workers import end_of, worker_error
+from wds_pipes.loader.workers import worker_error
 
 
 class LoaderIterator:
@@ -55,7 +55,7 @@ class LoaderIterator:
         progress = self._progress
         if progress.inside:
             if self._started:
-                raise self.stop(RuntimeError("this iterator was interrupted; load_state_dict(state_dict()) and iter() go on"))
+                raise self.stop(RuntimeError("this iterator was interrupted; load_state_dict(state_dict()) and iter() go on"), interrupted=True)
             progress.close("what it had in flight is gone")
         progress.inside = self._started = True
         try:
@@ -72,8 +72,11 @@ class LoaderIterator:
                 if self._bar is not None:
                     self._bar.update()
         except Exception as error:  # a signal handler may raise one at any moment: that of DataLoader does so for a dead worker
-            found = self.stop(worker_error(error, self._results))
+            found = self.stop(worker_error(error, self._results), interrupted=True)
             progress.close("what it had in flight is gone")
+        except BaseException:  # Ctrl-C, most often
+            progress.workers.end(interrupted=True)
+            raise
         if isinstance(found, Exception):
             progress.inside = False
             raise self._to_raise(found)  # all frames: set WDS_PIPES_FULL_TRACEBACK=1
@@ -195,7 +198,9 @@ class LoaderIterator:
             try:
                 result = next(self._results)
             except Exception as error:
-                return self._run, -1, None, None, False, worker_error(error, self._results), None
+                told = worker_error(error, self._results)
+                self._progress.workers.end(interrupted=True)
+                return self._run, -1, None, None, False, told, None
             run, lane, batch, state, ended, _, spent = result
             if run != self._run or lane not in self._waiting:
                 continue
@@ -211,8 +216,11 @@ class LoaderIterator:
                 self._lack = Lack.of_all((self._lack, batch))
         return None
 
-    def stop(self, error: Exception) -> Exception:
-        """Let every further ``next()`` raise ``error``, unless the iterator has stopped already; gives what it will raise."""
+    def stop(self, error: Exception, *, interrupted: bool = False) -> Exception:
+        """Let every further ``next()`` raise ``error``, unless the iterator has stopped already; gives what it will raise.
+
+        ``interrupted``: ``next()`` is running, or an exception has left it at any point.
+        """
         if self._error is None:
             self._error = shorten(error)
             self._trace = error.__traceback__
@@ -222,10 +230,8 @@ class LoaderIterator:
             broken = not isinstance(error, (StopIteration, StateError))
             paused = self._progress.paused is not None and self._progress.paused.run == self._run
             if not paused and (broken or not self._progress.workers.persistent):
-                self._progress.workers.forget()
-            results, self._results, self._ahead = self._results, iter(()), None  # the results keep the workers alive
-            if isinstance(error, WorkerError):
-                end_of(results)
+                self._progress.workers.end(interrupted=interrupted)
+            self._results, self._ahead = iter(()), None
         return self._error
 
     def _to_raise(self, error: Exception) -> Exception:

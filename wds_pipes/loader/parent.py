@@ -15,6 +15,8 @@ from typing import Any
 
 from torch.utils.data._utils import signal_handling
 
+from wds_pipes.loader.interrupts import uninterrupted
+
 _NAME = "wds_pipes-parent"  # of the thread that watches; a forked child has none
 _PATIENCE = 5.0  # seconds that workers have for leaving
 
@@ -57,11 +59,11 @@ def make_terminate_kill(workers: Iterable[Any]) -> None:
 
 
 def end_workers(results: Any) -> None:
-    """End the workers behind an iterator of DataLoader's: those that do not leave in time, since they wait for a store perhaps, are killed."""
-    if not results._shutdown:
-        if results._worker_pids_set:  # else DataLoader's handler of SIGCHLD would raise an error for those that are killed
-            signal_handling._remove_worker_pids(id(results))  # type: ignore[attr-defined]
-            results._worker_pids_set = False
+    """End the workers of an iterator of DataLoader's: those that do not leave in time, since they wait for a store perhaps, are killed."""
+    if results._shutdown:
+        return
+    with uninterrupted():
+        _watch_no_more(results)
         results._workers_done_event.set()
         for queue in results._index_queues:
             queue.put(None)  # so that those that wait for a command look at the event
@@ -70,7 +72,35 @@ def end_workers(results: Any) -> None:
             worker.join(max(0, end - time.monotonic()))
         for worker in results._workers:
             worker.kill()
-    results._shutdown_workers()
+        results._shutdown_workers()
+
+
+def kill_workers(results: Any) -> None:
+    """End the workers of an iterator of DataLoader's that was interrupted: it may hold locks of its queues for ever, and nothing here waits for them."""
+    if results._shutdown:
+        return
+    with uninterrupted():
+        _watch_no_more(results)
+        results._shutdown = True  # DataLoader's own way to end takes those locks
+        if hasattr(results, "_pin_memory_thread"):
+            results._pin_memory_thread_done_event.set()
+        for worker in results._workers:
+            worker.kill()
+        for worker in results._workers:
+            worker.join()
+        for queue in results._index_queues:
+            if queue._notempty.acquire(timeout=1):
+                queue._notempty.release()
+                queue.close()  # its thread ends
+            elif queue._close is not None:
+                queue._close.cancel()  # else Python would wait for the lock when it ends
+
+
+def _watch_no_more(results: Any) -> None:
+    """Let DataLoader's handler of SIGCHLD raise no error for workers that are killed."""
+    if results._worker_pids_set:
+        signal_handling._remove_worker_pids(id(results))  # type: ignore[attr-defined]
+        results._worker_pids_set = False
 
 
 def check_guarded() -> None:

@@ -21,7 +21,7 @@ from wds_pipes.loader.workers import Workers
 class Live(Protocol):
     """What the progress knows of the iterator that is in use."""
 
-    def stop(self, error: Exception) -> Exception: ...
+    def stop(self, error: Exception, *, interrupted: bool = False) -> Exception: ...
 
 
 class Progress:
@@ -85,7 +85,7 @@ class Progress:
 
     def go_to(self, at: LoaderPosition) -> None:
         """Let the next iteration continue at a position."""
-        self.replace("a state was loaded: continue with a new iter()")
+        self._replace("a state was loaded: continue with a new iter()", interrupted=self.inside)
         self.at, self.epoch, self.resume = at, at.epoch, True
 
     def cut_after(self, count: int, *, in_samples: bool) -> None:
@@ -94,7 +94,7 @@ class Progress:
         if at is not None and (self.is_over(at) or not self.resume):
             self.resume = self.resume or self.is_over(at)
             self.at = at.counted_from(None)
-        self.replace("with_epoch() was called: continue with a new iter()")
+        self._replace("with_epoch() was called: continue with a new iter()", interrupted=self.inside)
         self.cut, self.cut_in_samples = count, in_samples
 
     def begin(self, before: LoaderPosition | None) -> tuple[LoaderPosition, int, Iterator[Result]]:
@@ -125,25 +125,33 @@ class Progress:
 
     def use(self, iterator: Live) -> None:
         """Let an iterator be the one in use."""
-        self.replace("a newer one was started, and a loader has one at a time; build a second loader to iterate twice at once")
+        self._replace("a newer one was started, and a loader has one at a time; build a second loader to iterate twice at once")
         self._live = weakref.ref(iterator)
 
-    def replace(self, why: str) -> None:
+    def _replace(self, why: str, *, interrupted: bool = False) -> None:
         """Stop the iterator that is in use."""
         if (live := self.live) is not None:
-            live.stop(StateError(f"this iterator has been replaced: {why}."))
+            live.stop(StateError(f"this iterator has been replaced: {why}."), interrupted=interrupted)
 
     def close(self, why: str) -> None:
         """Stop the iterator that is in use and the workers, and drop all that is in flight; the position stays."""
-        self.replace(why)
+        self.workers.close(interrupted=self.inside)
+        self._replace(why)
         self.paused = None
-        self.workers.close()
         self.inside = False
 
 
 _with_workers: weakref.WeakSet[Progress] = weakref.WeakSet()  # those whose workers this process has started
+
+
+def _forget_all() -> None:
+    for progress in list(_with_workers):
+        progress.workers.forget()
+    _with_workers.clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_with_workers.clear)
+    os.register_at_fork(after_in_child=_forget_all)
 
 
 @atexit.register

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import re
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from torch.utils.data import DataLoader
 from wds_pipes.core.stage import Stage
 from wds_pipes.errors import WorkerError
 from wds_pipes.loader.commands import Commands
-from wds_pipes.loader.parent import check_guarded, end_workers, make_terminate_kill, why_ended
+from wds_pipes.loader.interrupts import uninterrupted
+from wds_pipes.loader.parent import check_guarded, end_workers, kill_workers, make_terminate_kill, why_ended
 from wds_pipes.loader.protocol import Begin, Result
 from wds_pipes.loader.worker import LaneHost, start_worker
 
@@ -63,36 +65,62 @@ class Workers:
         """
         self._commands.start(run, begins)
         if not self.persistent or not all(worker.is_alive() for worker in getattr(self._results, "_workers", ())):
-            self._results = None  # the old workers stop first
+            self.end()
         if self._results is None:
             self._loader.generator.manual_seed(seed)
             if self.count:
                 check_guarded()
-            try:
-                self._results = iter(self._loader)
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
-                if re.search("pickle|local object", str(error)):
-                    error.add_note(_NOT_PICKLED)
-                raise
-            make_terminate_kill(getattr(self._results, "_workers", ()))
+            with uninterrupted():
+                self._results = self._start()
         return self._results
+
+    def _start(self) -> Iterator[Result]:
+        before = multiprocessing.active_children()
+        try:
+            results = iter(self._loader)
+        except BaseException as error:
+            for worker in multiprocessing.active_children():
+                if worker not in before:
+                    worker.kill()
+            if isinstance(error, (pickle.PicklingError, AttributeError, TypeError)) and re.search("pickle|local object", str(error)):
+                error.add_note(_NOT_PICKLED)
+            raise
+        make_terminate_kill(getattr(results, "_workers", ()))
+        return results
 
     def end_lane(self, lane: int) -> None:
         """A lane has ended: ask for no more of it."""
         self._commands.end(lane)
 
-    def forget(self) -> None:
-        """Let the next run start new workers; these end when nobody holds their results any more."""
-        self._results = None
+    def end(self, *, interrupted: bool = False) -> None:
+        """End the processes: the next run starts new ones.
 
-    def close(self) -> None:
-        """End the processes, and close what is open."""
+        Args:
+            interrupted: ``next()`` of their results is running, or an exception has left it at any point.
+        """
         results, self._results = self._results, None
-        if hasattr(results, "_workers"):  # a traceback may hold the results, and they hold the workers
-            end_workers(results)
+        if hasattr(results, "_workers"):
+            if interrupted:
+                kill_workers(results)
+            else:
+                end_workers(results)
             # Who waits for a batch, in another thread or below the signal handler that this runs in, is to see that the workers are gone.
             results._workers_status = [True] * len(results._workers)  # type: ignore[union-attr]
+
+    def close(self, *, interrupted: bool = False) -> None:
+        """End the processes, and close what is open."""
+        self.end(interrupted=interrupted)
         self._host.close()
+
+    def forget(self) -> None:
+        """In a forked child: the processes are those of its parent."""
+        results, self._results = self._results, None
+        if hasattr(results, "_workers"):
+            results._shutdown = True  # type: ignore[union-attr]
+
+    def __del__(self) -> None:
+        if getattr(self, "_results", None) is not None:
+            self.end()
 
 
 def worker_error(error: Exception, results: object) -> Exception:
@@ -108,12 +136,6 @@ def worker_error(error: Exception, results: object) -> Exception:
         told = WorkerError(f"{str(error).strip().removesuffix('.')}. {why}. state_dict() is still good.")
     told.__cause__ = error
     return told
-
-
-def end_of(results: object) -> None:
-    """End the workers of these results now: a traceback may hold them, and they would be killed when the process ends, which DataLoader takes for an error."""
-    if hasattr(results, "_workers"):
-        end_workers(results)
 
 
 def _as_it_is(result: Result) -> Result:

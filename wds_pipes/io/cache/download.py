@@ -96,14 +96,15 @@ class Download(threading.Thread):
         self.end_is_vouched_for = True
         self.file: LockedFile | None = None
         self._directory, self._entry, self._lock, self._fetch, self._expected, self._max_bytes = directory, entry, lock, fetch, expected, max_bytes
-        self._changed = threading.Condition()
+        self._mutex = threading.RLock()
+        self._changed = threading.Condition(self._mutex)
         self._stream: Fetched | None = None
         self._stopping = False
         self._left: int | None = None  # bytes that are still to come
 
     def wait(self, seen: int) -> None:
         """Return when ``news`` is no longer ``seen``."""
-        with self._changed:
+        with self._mutex:
             self._changed.wait_for(lambda: self.news != seen)
 
     def stop(self) -> None:
@@ -111,7 +112,7 @@ class Download(threading.Thread):
         within = threading.current_thread() is self  # where the garbage collector runs in this thread
         if self._left is not None and self._left <= NEARLY and not within:
             self.join(NEARLY_SECONDS)
-        with self._changed:
+        with self._mutex:
             self._stopping = True
             stream = self._stream
         if stream is not None:
@@ -164,14 +165,14 @@ class Download(threading.Thread):
             self._tell()
 
     def _tell(self) -> None:
-        with self._changed:
+        with self._mutex:
             self.news += 1
             self._changed.notify_all()
 
     def _begin_stream(self, offset: int) -> Fetched:
         self._end_stream()
         stream = self._fetch(offset)
-        with self._changed:
+        with self._mutex:
             self._stream = stream
             if self._stopping:
                 raise _StoppedError

@@ -1,0 +1,143 @@
+"""Ctrl-C at the worst moments: within multiprocessing's own code, where a lock may stay held or a process may be known to nobody.
+
+Each runs as a script, which must end: its error is Ctrl-C, and no process of it is left.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from wds_pipes.testing import make_shards
+
+SCRIPT = '''
+import multiprocessing.queues
+import multiprocessing.synchronize
+import os
+import signal
+import sys
+import warnings
+
+import wds_pipes as wp
+
+warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+MAIN = os.getpid()
+
+
+def keys_of(samples):
+    return [sample["__key__"] for sample in samples]
+
+
+def before_call(owner, name, number, what):
+    """Let something happen in the main process, before a function is called for the ``number``th time."""
+    original, calls = getattr(owner, name), []
+
+    def call(*arguments, **options):
+        calls.append(None)
+        if len(calls) == number and os.getpid() == MAIN:
+            what(*arguments)
+        return original(*arguments, **options)
+
+    setattr(owner, name, call)
+
+
+def ctrl_c(*_):
+    signal.raise_signal(signal.SIGINT)
+
+
+def no_fork():
+    raise BlockingIOError("Resource temporarily unavailable")
+
+
+def with_the_lock(queue, item):
+    queue._notempty.acquire()
+    raise KeyboardInterrupt
+
+
+urls, where = sys.argv[1].split(), sys.argv[2]
+pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key()
+loader = wp.PipeLoader(pipe, batch_size=2, collate=keys_of, num_workers=2, persistent_workers=where != "end", multiprocessing_context="fork")
+'''
+
+START = """
+before_call(os, "fork", 2, no_fork if where == "no process" else ctrl_c)
+next(iter(loader))
+"""
+
+COMMAND = """
+items = iter(loader)
+first = next(items)
+before_call(multiprocessing.queues.Queue, "put", 1, with_the_lock)
+try:
+    list(items)
+except KeyboardInterrupt:
+    print("interrupted")
+if where == "again":
+    loader.load_state_dict(loader.state_dict())
+    print(sum(map(len, [first, *loader])))
+elif where == "dropped":
+    del loader, items
+"""
+
+END = """
+before_call(multiprocessing.synchronize.Event, "set", 1, ctrl_c)
+try:
+    print(len(list(loader)))
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory):
+    return " ".join(make_shards(tmp_path_factory.mktemp("shards"), shards=4, samples=6))
+
+
+@pytest.fixture
+def run(urls, tmp_path):
+    """What a script prints, to both streams, and its exit code; none of its processes is left."""
+
+    def run(code, where):
+        path = tmp_path / "script.py"
+        path.write_text(SCRIPT + code)
+        ended = subprocess.run([sys.executable, str(path), urls, where], capture_output=True, text=True, timeout=300, check=False)
+        return ended.returncode, ended.stdout, ended.stderr  # the streams have ended: workers would hold them
+
+    return run
+
+
+def test_an_interrupt_while_workers_start(run):
+    """It waits until they have: then they are known, and end."""
+    code, _, errors = run(START, "interrupt")
+    assert "KeyboardInterrupt" in errors
+    assert code != 0
+
+
+def test_a_worker_that_cannot_be_started(run):
+    """Those before it end, and do not hold up the end of Python."""
+    code, _, errors = run(START, "no process")
+    assert "BlockingIOError: Resource temporarily unavailable" in errors
+    assert code == 1
+
+
+@pytest.mark.parametrize("where", ["end", "dropped"])
+def test_an_interrupt_that_leaves_a_lock_of_a_queue_held(where, run):
+    """Python ends, with the loader or after it."""
+    assert run(COMMAND, where)[:2] == (0, "interrupted\n")
+
+
+def test_going_on_after_an_interrupt_that_left_a_lock_held(run):
+    assert run(COMMAND, "again")[:2] == (0, "interrupted\n24\n")
+
+
+def test_an_interrupt_while_workers_end(run):
+    """All was given; it comes after they have ended."""
+    assert run(END, "end")[:2] == (0, "interrupted\n")
+
+
+def test_interrupts_at_random_moments():
+    """A few rounds of tests/bench/interrupts.py, with 0 and 2 workers. An interrupt may leave locks of Python held: they run in another process."""
+    script = Path(__file__).parent / "bench" / "interrupts.py"
+    run = subprocess.run([sys.executable, str(script), "--trials", "4", "--seed", "3"], capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
