@@ -306,10 +306,9 @@ class Stage(Generic[Out]):
         """How the samples of a running chain fit the fields that it keeps, since it was opened."""
         return Lack() if self.source is None else self.source.lack
 
-    @property
-    def waited(self) -> float:
-        """For how many seconds the chain has waited in this process for bytes of stores."""
-        return 0.0 if self.source is None else self.source.waited
+    def stall_clock(self) -> Callable[[], float]:
+        """Gives at each call for how many seconds this chain has waited in this process for bytes of stores; only differences have a meaning."""
+        return float if self.source is None else self.source.stall_clock()  # float() is 0.0
 
     def check_resumable(self) -> None:
         """Raise StateError if the position of this chain cannot be known exactly."""

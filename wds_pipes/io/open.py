@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_pipes.core.counts import NO_NETWORK, Network
@@ -63,11 +64,15 @@ class Opener:
         pool = self._pools.get(os.getpid())
         return NO_NETWORK if pool is None else Network(pool.requests, pool.retries, pool.bytes_fetched, pool.stalled)
 
-    @property
-    def waited(self) -> float:
-        """Seconds in which readers of this process waited for bytes of stores; only differences have a meaning."""
-        pool = self._pools.get(os.getpid())
-        return 0.0 if pool is None else pool.stalled
+    def stall_clock(self) -> Callable[[], float]:
+        """Gives at each call for how many seconds readers of this process have waited for bytes of stores."""
+        pools, process = self._pools, os.getpid()  # asking for it each time would cost as much as a tiny sample
+
+        def stalled() -> float:
+            pool = pools.get(process)
+            return 0.0 if pool is None else pool.stalled
+
+        return stalled
 
     def open(self, url: str, start: int = 0, feed: Feed | None = None, *, wait: bool = True) -> BinaryIO:
         """A buffered stream of what is stored at ``url``, from byte ``start`` on; ``"-"`` is standard input.

@@ -13,7 +13,7 @@ from wds_pipes.core.stage import Stage
 
 # Clocks cost as much as a tiny sample. So while pulls are quick, one in so many is timed and stands for all of them. At the beginning, and after one that was
 # not quick, they are timed one by one. Waiting for bytes of a store comes at a few pulls only: it is measured apart, each time, where it happens.
-_EVERY, _ONE_BY_ONE, _QUICK_SECONDS = 16, 64, 1e-4
+_EVERY, _ONE_BY_ONE, _QUICK_SECONDS = 32, 64, 1e-4
 
 
 class Spent(NamedTuple):
@@ -69,17 +69,14 @@ class Meter:
 
     def _runs(self, step: Stage[Any], items: Iterator[Any]) -> Iterator[Iterable[Any]]:
         """``items`` in runs; those of one item are timed."""
-        clock, end = time.perf_counter, object()
-        reader = step  # the stage that knows how long was waited: the others ask it
-        while type(reader).waited is Stage.waited and reader.source is not None:
-            reader = reader.source
+        clock, stalled, end = time.perf_counter, step.stall_clock(), object()
         one_by_one = _ONE_BY_ONE
         while True:
             if not one_by_one:
                 yield islice(items, _EVERY - 1)
-            waited, start = reader.waited, clock()
+            before, start = stalled(), clock()
             item = next(items, end)
-            passed = clock() - start - (reader.waited - waited)
+            passed = clock() - start - (stalled() - before)
             self._parsing += passed if one_by_one else _EVERY * passed
             if item is end:
                 return

@@ -75,6 +75,7 @@ class _Running:
         self._delivered: int = begin.state["delivered"]
         self._end: Result | None = None
         self._meter = Meter()
+        self._stalled = self.stage.stall_clock()
         parts_of(self.stage).watch = self._meter.watch
 
     def __del__(self) -> None:
@@ -92,10 +93,10 @@ class _Running:
         if self._end is not None:
             return self._end
         full = self._batches is not None and self._delivered >= self._batches
-        waited, start = self.stage.waited, time.perf_counter()
+        stalled, start = self._stalled(), time.perf_counter()
         batch = _NONE if full else next(self.stage.items, _NONE)
         self._meter.busy += time.perf_counter() - start
-        self._meter.waited += self.stage.waited - waited
+        self._meter.waited += self._stalled() - stalled
         ended = batch is _NONE
         self._delivered += not ended
         mark = self.stage.mark()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -182,10 +182,9 @@ class Mix(Stage[Any]):
         used = [source.network for source in self.sources.values()]
         return Network(*(sum(values) for values in zip(*used, strict=True)))
 
-    @property
-    def waited(self) -> float:
-        """For how many seconds all sources have waited in this process for bytes."""
-        return sum(source.waited for source in self.sources.values())
+    def stall_clock(self) -> Callable[[], float]:
+        clocks = [source.stall_clock() for source in self.sources.values()]
+        return lambda: sum(clock() for clock in clocks)
 
     @property
     def bytes_so_far(self) -> int:

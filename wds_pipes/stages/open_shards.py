@@ -207,7 +207,7 @@ class OpenShards(Tolerant[Shard]):
         self.shards_ahead = check_count("shards_ahead", shards_ahead, least=0)
         self.cache = _cache(cache, source)
         buffer_bytes = check_count("buffer_bytes", buffer_bytes, least=512)
-        self.opener = Opener(reading, cache=self.cache, verify=bool(verify), allow_pipe=bool(allow_pipe), buffer_bytes=buffer_bytes)
+        self.opener: Opener = Opener(reading, cache=self.cache, verify=bool(verify), allow_pipe=bool(allow_pipe), buffer_bytes=buffer_bytes)
         self._feed: Feed | None = None  # while running, what remote shards are read among
         self._ended = False  # while running, whether nothing more will be read among them
         self._next: deque[tuple[Shard, Mark | None]] = deque()  # while running, the shards ahead, with the positions of the source behind them
@@ -317,9 +317,8 @@ class OpenShards(Tolerant[Shard]):
     def network(self) -> Network:
         return self.opener.used
 
-    @property
-    def waited(self) -> float:
-        return self.opener.waited
+    def stall_clock(self) -> Callable[[], float]:
+        return self.opener.stall_clock()
 
     def mark(self) -> Mark:
         return self._own(self.at), self._behind or (self.source.mark() if self.source is not None else None)
