@@ -1,8 +1,11 @@
 """A stage of a user's gets what those of the package have: method, node, equal epochs, graph, description; and the test kit finds its mistakes."""
 
+import copy
+import pickle
 from dataclasses import dataclass
 
 import pytest
+from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
 
 import wds_pipes as wp
@@ -45,6 +48,21 @@ def urls(tmp_path_factory):
 
 def pipe(urls, **options):
     return wp.ShardList(urls, **options).open_shards().load_tar().group_by_key().tag_samples(100)
+
+
+def test_pipes_and_nodes_of_it_can_be_pickled(urls):
+    """They name the stage, so that whoever loads them imports its module first; also under a process that is not forked."""
+    tags = list(range(100, 120))
+    again = pickle.loads(pickle.dumps(pipe(urls)))
+    assert type(again) is type(pipe(urls))
+    assert repr(again) == repr(pipe(urls))
+    assert [sample["tag"] for sample in copy.deepcopy(again)] == [sample["tag"] for sample in again] == tags
+    workers = DataLoader(pipe(urls), batch_size=None, num_workers=1, multiprocessing_context="forkserver")
+    assert [sample["tag"] for sample in workers] == tags
+    chain = nodes.TagSamples(nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls)))), start=100)
+    node = pickle.loads(pickle.dumps(chain))
+    assert type(node) is nodes.TagSamples is nodes.TagSamples
+    assert [sample["tag"] for sample in Loader(node)] == tags
 
 
 def test_it_is_a_method_and_a_node(urls):

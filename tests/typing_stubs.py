@@ -1,6 +1,6 @@
-"""The stages' signatures as type checkers and editors see them on pipes: what stands between the marks in wds_pipes/datapipes.py.
+"""The stages' signatures as type checkers and editors see them on pipes: wds_pipes/datapipes/signatures.pyi.
 
-``python tests/typing_stubs.py`` writes it there anew; a test compares.
+``python tests/typing_stubs.py`` writes it anew; a test compares.
 """
 
 import ast
@@ -14,7 +14,7 @@ from pathlib import Path
 from wds_pipes import datapipes, stages
 from wds_pipes.core.stage import Stage, functional_name
 
-PATH = Path(inspect.getsourcefile(datapipes))
+PATH = Path(inspect.getsourcefile(datapipes)).parent / "signatures.pyi"
 SOURCES = ("ShardList", "Mix")  # these are built by their classes; the others are methods
 
 
@@ -49,7 +49,7 @@ def summary(kind: type[Stage]) -> str:
 
 def methods() -> str:
     """The methods of ``WdsPipe``."""
-    lines = ["if TYPE_CHECKING:", ""]
+    lines = ["class Methods(Generic[T_co]):", '    """The steps as methods of pipes; at run time ``register_stage`` makes them."""', ""]
     for name in stages.__all__:
         if name not in SOURCES:
             kind = getattr(stages, name)
@@ -60,26 +60,48 @@ def methods() -> str:
 
 def classes() -> str:
     """The classes of pipes."""
-    lines = ["if TYPE_CHECKING:", ""]
+    lines = []
     for name in stages.__all__:
         kind = getattr(stages, name)
-        lines += [f"    class {name}(WdsPipe[{given(kind)}]):", f'        """{summary(kind)}."""', ""]
+        lines += [f"class {name}(WdsPipe[{given(kind)}]):", f'    """{summary(kind)}."""', ""]
         if name in SOURCES:
-            lines += [f"        def __init__({parameters(kind, method=False)}) -> None: ...", ""]
+            lines += [f"    def __init__({parameters(kind, method=False)}) -> None: ...", ""]
     return "\n".join(lines)
 
 
-def placed(source: str) -> str:
-    """The text of datapipes.py with the types as they should be."""
-    for what, text, indent in (("methods", methods(), "    "), ("types", classes(), "")):
-        before, begin, rest = source.partition(f"{indent}# {what}: begin")
-        comment, newline, rest = rest.partition("\n")
-        _, end, after = rest.partition(f"{indent}# {what}: end")
-        indented = "\n".join(indent + line if line else "" for line in text.splitlines())
-        source = before + begin + comment + newline + indented + "\n" + end + after
-    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "datapipes.py", "--config", "line-length = 160", "-"]
+HEAD = """# Written by tests/typing_stubs.py: do not edit.
+\"\"\"What editors and type checkers know of the steps; no code imports it.\"\"\"
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
+
+from wds_pipes.codecs import Decoder
+from wds_pipes.datapipes.base import IterDataPipe
+from wds_pipes.datapipes.pipe import WdsPipe
+from wds_pipes.io.cache.shard_cache import ShardCache
+from wds_pipes.io.urls import Urls
+from wds_pipes.stages.open_shards import Shard
+from wds_pipes.tar import TarMember
+from wds_pipes.tar.keys import KeySplit
+
+T_co = TypeVar("T_co", covariant=True, default=Any)
+
+
+"""
+
+
+def signatures() -> str:
+    """The text of the file."""
+    source = HEAD + methods() + "\n\n" + classes()
+    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "signatures.pyi", "--config", "line-length = 160", "-"]
     return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
 
 
 if __name__ == "__main__":
-    PATH.write_text(placed(PATH.read_text()))
+    PATH.write_text(signatures())

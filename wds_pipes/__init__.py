@@ -23,7 +23,8 @@ if _TYPE_CHECKING:
     from wds_pipes import tar as tar
     from wds_pipes import testing as testing
     from wds_pipes.core.stage import Stage
-    from wds_pipes.datapipes import ShardList, WdsPipe, as_dataset, load_state_dict, mix, register_stage, state_dict
+    from wds_pipes.datapipes import ShardList, WdsPipe, load_state_dict, mix, register_stage, state_dict
+    from wds_pipes.dataset import as_dataset
     from wds_pipes.display.states import describe_state
     from wds_pipes.errors import CacheError, DecodeError, SampleError, ShardError, ShardWarning, StateError, WdsError, WorkerError
     from wds_pipes.io.cache.shard_cache import ShardCache
@@ -58,7 +59,8 @@ __all__ = [
 
 # Where each public name is defined.
 _NAMES = {
-    "datapipes": ("ShardList", "WdsPipe", "as_dataset", "load_state_dict", "mix", "register_stage", "state_dict"),
+    "dataset": ("as_dataset",),
+    "datapipes": ("ShardList", "WdsPipe", "load_state_dict", "mix", "register_stage", "state_dict"),
     "errors": ("CacheError", "DecodeError", "SampleError", "ShardError", "ShardWarning", "StateError", "WdsError", "WorkerError"),
     "io.cache.shard_cache": ("ShardCache",),
     "loader.merging": ("merge_states",),

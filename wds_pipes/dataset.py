@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.fetch import _BaseDatasetFetcher
 
+from wds_pipes.core.hosts import stage_of
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import mix
 from wds_pipes.core.stage import Stage, State
@@ -22,6 +23,11 @@ from wds_pipes.loader.ranks import warn_of_ranks
 
 MAX_WORKERS = 1024
 _EPOCHS = 1 << 32
+
+
+def as_dataset(pipe: object) -> WdsDataset:
+    """A plain IterableDataset with a pipe's state, for DataLoader and StatefulDataLoader: see ``WdsDataset``."""
+    return WdsDataset(stage_of(pipe, "as_dataset()"))
 
 
 class WdsDataset(IterableDataset[Any]):

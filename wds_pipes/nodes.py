@@ -15,14 +15,18 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from torchdata.nodes import BaseNode
-from torchdata.nodes.loader import LoaderIterator
+try:
+    from torchdata.nodes import BaseNode
+    from torchdata.nodes.loader import LoaderIterator
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"wds_pipes.nodes needs torchdata ({error}): pip install torchdata", name=error.name) from None
 
 from wds_pipes import stages
+from wds_pipes.core.hosts import make_skin
 from wds_pipes.core.lane import Host, Lane
 from wds_pipes.core.moved import Data
 from wds_pipes.core.running import Ended, Mark, begin, running_copy
-from wds_pipes.core.stage import Stage, State, find_stage, functional_name, shown_signature
+from wds_pipes.core.stage import Stage, State, find_stage, functional_name
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.suggest import build, no_name
 from wds_pipes.core.tracebacks import shortened
@@ -58,6 +62,10 @@ class WdsNode(BaseNode[Any]):
     def _begin(self, stage: Stage[Any]) -> None:
         self._stream: Stream[Any] = Stream(stage)
         self._items: Iterator[Any] = iter(self._stream)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        made, kind = super().__reduce_ex__(protocol), getattr(self, "_kind", None)
+        return made if kind is None else (_again, (kind,), *made[2:])
 
     def reset(self, initial_state: State | None = None) -> None:
         """Begin the next epoch, or go on from a state; at the first ``next()``."""
@@ -194,19 +202,8 @@ def as_stage(node: BaseNode[Any]) -> Stage[Any]:
     return node._stream.stage if isinstance(node, WdsNode) else ForeignNode(node)
 
 
-def _node_class(kind: type[Stage[Any]]) -> type[WdsNode]:
-    """The node of a stage: same name, same help."""
-    return type(
-        kind.__name__,
-        (WdsNode,),
-        {"__doc__": kind.__doc__, "__module__": __name__, "__signature__": shown_signature(kind), "_kind": kind},
-    )
-
-
-class Mix(WdsNode):
-    _kind = stages.Mix
-    __doc__ = stages.Mix.__doc__
-    __signature__ = shown_signature(stages.Mix)
+class _MixedNode(WdsNode):
+    """A node over several, by name."""
 
     @shortened
     def __init__(self, sources: Mapping[str, BaseNode[Any]], *args: Any, **options: Any) -> None:
@@ -218,9 +215,18 @@ class Mix(WdsNode):
         self._begin(build(stages.Mix, "nodes.Mix", ({name: as_stage(node) for name, node in nodes.items()} or sources, *args), options))
 
 
+def _node_class(kind: type[Stage[Any]]) -> type[WdsNode]:
+    """The nodes of a stage: same name, same help."""
+    return make_skin(kind, _MixedNode if kind is stages.Mix else WdsNode, __name__)
+
+
+def _again(kind: type[Stage[Any]]) -> WdsNode:
+    """An empty node of a stage, which pickle fills."""
+    made = _node_class(kind)
+    return made.__new__(made)
+
+
 for _name in stages.__all__:
-    if _name == "Mix":  # above
-        continue
     globals()[_name] = _node_class(getattr(stages, _name))
 
 if TYPE_CHECKING:

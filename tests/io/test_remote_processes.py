@@ -11,7 +11,7 @@ import torch.utils.data
 from remote import bare, put_all, samples
 
 import wds_pipes as wp
-from wds_pipes.datapipes import as_stage
+from wds_pipes.datapipes.pipe import as_stage
 
 MIB = 1 << 20
 

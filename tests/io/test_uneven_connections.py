@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from remote import bare, content, samples
 
-from wds_pipes.datapipes import as_stage
+from wds_pipes.datapipes.pipe import as_stage
 from wds_pipes.testing import make_shards
 
 SIZE = 3_000_000

@@ -16,23 +16,22 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes import iter as pipes
-
 from wds_pipes.core.lane import Host
 from wds_pipes.core.moved import Data
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged
+from wds_pipes.datapipes.base import IterDataPipe, torch_kinds
 from wds_pipes.errors import StateError
 from wds_pipes.io.urls import redact
 from wds_pipes.stages.shard_list import data_id, fingerprint, numbers_of
 
-HOLD_NOTHING = (pipes.Mapper, pipes.Filter, pipes.Batcher, pipes.Collator)
-_REPEATABLE = (*HOLD_NOTHING, pipes.IterableWrapper, pipes.FileLister, pipes.ShardingFilter, pipes.UnBatcher, pipes.Concater)
+HOLD_NOTHING = torch_kinds("Mapper", "Filter", "Batcher", "Collator")
+_BATCHER, _SHARDING_FILTER, _WRAPPER = torch_kinds("Batcher"), torch_kinds("ShardingFilter"), torch_kinds("IterableWrapper")
+_REPEATABLE = (*HOLD_NOTHING, *_WRAPPER, *_SHARDING_FILTER, *torch_kinds("FileLister", "UnBatcher", "Concater"))
 _INSTEAD = {
-    pipes.Shuffler: "use shuffle_buffer(size), or ShardList(urls, shuffle=True) for the shards",
-    pipes.UnBatcher: "put batch() last",
-    pipes.ShardingFilter: "leave it out: ShardList deals the shards to the workers",
+    "Shuffler": "use shuffle_buffer(size), or ShardList(urls, shuffle=True) for the shards",
+    "UnBatcher": "put batch() last",
+    "ShardingFilter": "leave it out: ShardList deals the shards to the workers",
 }
 
 
@@ -73,7 +72,7 @@ class TorchStep(Stage[Any]):
 
     def graph(self, *, counted: bool = False) -> list[str]:
         assert self.source is not None
-        size = f"({self.pipe.batch_size})" if counted and isinstance(self.pipe, pipes.Batcher) else ""
+        size = f"({self.pipe.batch_size})" if counted and isinstance(self.pipe, _BATCHER) else ""
         return [*self.source.graph(counted=counted), f"torch.{_name(self.pipe)}{size}"]
 
 
@@ -116,7 +115,7 @@ class TorchSource(Stage[Any]):
     @property
     def deals(self) -> bool:
         """Whether the items are dealt to the lanes here: not if a sharding_filter or a pipe of ours does."""
-        return not self._ours and not any(isinstance(pipe, pipes.ShardingFilter) for pipe in walk(self.pipe))
+        return not self._ours and not any(isinstance(pipe, _SHARDING_FILTER) for pipe in walk(self.pipe))
 
     def run(self) -> Iterator[Any]:
         at, lane = self.at, self.lane
@@ -130,7 +129,7 @@ class TorchSource(Stage[Any]):
     @property
     def _urls(self) -> Sequence[str] | None:
         """The list that the chain begins with, if that is one of URLs."""
-        listed = [pipe.iterable for pipe in walk(self.pipe) if isinstance(pipe, pipes.IterableWrapper)]
+        listed = [pipe.iterable for pipe in walk(self.pipe) if isinstance(pipe, _WRAPPER)]
         return listed[0] if len(listed) == 1 and isinstance(listed[0], (list, tuple)) and all(isinstance(url, str) for url in listed[0]) else None
 
     def shards(self) -> tuple[int | None, str]:
@@ -154,9 +153,10 @@ class TorchSource(Stage[Any]):
     def check_resumable(self) -> None:
         for pipe in walk(self.pipe):
             if type(pipe) not in _REPEATABLE or self._ours:
-                name, mend = type(pipe).__name__, _INSTEAD.get(type(pipe), "use a pipe of wds_pipes instead, or write it as a Stage and register_stage() it")
+                name = type(pipe).__name__
+                mend = _INSTEAD.get(_name(pipe), "use a pipe of wds_pipes instead, or write it as a Stage and register_stage() it")
                 raise StateError(f"the state of torch's {name} in this chain cannot be known exactly, so the chain has no state: {mend}.")
-            if isinstance(pipe, pipes.IterableWrapper) and isinstance(pipe.iterable, Iterator):
+            if isinstance(pipe, _WRAPPER) and isinstance(pipe.iterable, Iterator):
                 raise StateError("IterableWrapper holds an iterator, which cannot be read again after a crash: give it a list.")
 
 

@@ -11,11 +11,13 @@ import functools
 import inspect
 from collections.abc import Iterator
 from html import escape
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch.utils.data import IterDataPipe
-
+from wds_pipes.core.hosts import is_pipe
 from wds_pipes.display.text import shown
+
+if TYPE_CHECKING:
+    from torch.utils.data import IterDataPipe
 
 _ENCODED = frozenset('"#<>&`;%|\\')  # in a text of Mermaid
 
@@ -67,7 +69,7 @@ class Step(NamedTuple):
 def step_of(pipe: IterDataPipe[Any]) -> Step:
     """The last step of a chain, of ours or of torch's."""
     parts = vars(pipe)
-    found = [part for value in parts.values() for part in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(part, IterDataPipe)]
+    found = [part for value in parts.values() for part in (value if isinstance(value, (list, tuple)) else [value]) if is_pipe(part)]
     call = parts.get("_call")
     if call is None and "_stream" in parts:  # a shell around a pipe of torch's
         return step_of(found[0])
@@ -84,12 +86,12 @@ def step_of(pipe: IterDataPipe[Any]) -> Step:
 
 def _holds(value: Any) -> bool:
     """Whether this is what a pipe reads from, not an option."""
-    return isinstance(value, IterDataPipe) or (isinstance(value, (list, tuple)) and any(isinstance(part, IterDataPipe) for part in value))
+    return is_pipe(value) or (isinstance(value, (list, tuple)) and any(is_pipe(part) for part in value))
 
 
 def _torch_name(kind: type[IterDataPipe[Any]]) -> tuple[str, bool]:
     """The name of a pipe of torch's, and whether it is that of a method."""
-    for name, method in IterDataPipe.functions.items():
+    for name, method in kind.functions.items():
         if isinstance(method, functools.partial) and method.args[:1] == (kind,):
             return name, True
     return kind.__name__.removesuffix("IterDataPipe"), False

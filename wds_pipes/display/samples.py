@@ -7,13 +7,13 @@ Rules:
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 import numpy as np
 
+from wds_pipes.core.hosts import is_pipe
 from wds_pipes.core.words import plural
 from wds_pipes.display.pictures import is_pil, pictures_of
 from wds_pipes.display.text import cut, plain, shape_of, shown
@@ -52,8 +52,7 @@ def show(item: Any) -> View:
     """
     if hasattr(type(item), "_repr_html_"):  # it knows how to show itself
         return View(repr(item), item._repr_html_())
-    torch_data = sys.modules.get("torch.utils.data")
-    if torch_data is not None and isinstance(item, torch_data.IterDataPipe):
+    if is_pipe(item):
         from wds_pipes.display.graph import to_html, to_text
 
         return View(to_text(item), to_html(item))

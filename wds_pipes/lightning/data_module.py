@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-
+from wds_pipes.core.hosts import is_pipe
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.datapipes import ShardList, WdsPipe
+from wds_pipes.datapipes.base import IterDataPipe
 from wds_pipes.lightning.host import pl
 from wds_pipes.lightning.loaders import EvalLoader
 from wds_pipes.lightning.resumable import ResumableData
@@ -138,7 +138,7 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
 
     def _pipe(self, name: str) -> Any:
         source, train = self._sources[name], name == "train"
-        if isinstance(source, IterDataPipe):
+        if is_pipe(source):
             return source
         if callable(source):
             return source()

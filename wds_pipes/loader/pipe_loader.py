@@ -15,17 +15,15 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable
-from typing import Any
-
-from torch.utils.data import IterDataPipe
+from typing import TYPE_CHECKING, Any
 
 from wds_pipes.codecs import library
+from wds_pipes.core.hosts import stage_of
 from wds_pipes.core.options import check_count
-from wds_pipes.core.stage import Stage, State
+from wds_pipes.core.stage import State
 from wds_pipes.core.state import MOST, STATE_VERSION
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.core.tracebacks import shortened
-from wds_pipes.datapipes import as_stage, check_not_loaded
 from wds_pipes.display import graph
 from wds_pipes.loader.iterator import LoaderIterator
 from wds_pipes.loader.plan import Plan
@@ -34,6 +32,9 @@ from wds_pipes.loader.protocol import total_counts, unpack
 from wds_pipes.loader.ranks import Rank
 from wds_pipes.loader.workers import Workers
 from wds_pipes.stages import BatchSamples
+
+if TYPE_CHECKING:
+    from torch.utils.data import IterDataPipe
 
 
 class PipeLoader:
@@ -100,13 +101,10 @@ class PipeLoader:
         progress: bool = False,
         timeout_seconds: float = 0,
     ) -> None:
-        if not isinstance(pipe, IterDataPipe):
-            raise TypeError(f"PipeLoader takes a pipe, not {type(pipe).__name__}")
-        options = {name: value for name, value in locals().items() if name not in ("self", "pipe")}
+        stage = stage_of(pipe, "PipeLoader()")
+        options = {name: value for name, value in locals().items() if name not in ("self", "pipe", "stage")}
         call = graph.Call.of("PipeLoader", inspect.signature(PipeLoader), options)
         self._text = str(call._replace(arguments=(graph.to_text(pipe), *call.arguments)))
-        check_not_loaded(pipe, "PipeLoader()")
-        stage: Stage[Any] = as_stage(pipe)
         stage.check_resumable()
         if batch_size is not None:
             if stage.batches is not None:

@@ -1,0 +1,170 @@
+# Written by tests/typing_stubs.py: do not edit.
+"""What editors and type checkers know of the steps; no code imports it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
+
+from wds_pipes.codecs import Decoder
+from wds_pipes.datapipes.base import IterDataPipe
+from wds_pipes.datapipes.pipe import WdsPipe
+from wds_pipes.io.cache.shard_cache import ShardCache
+from wds_pipes.io.urls import Urls
+from wds_pipes.stages.open_shards import Shard
+from wds_pipes.tar import TarMember
+from wds_pipes.tar.keys import KeySplit
+
+T_co = TypeVar("T_co", covariant=True, default=Any)
+
+class Methods(Generic[T_co]):
+    """The steps as methods of pipes; at run time ``register_stage`` makes them."""
+
+    def batch_samples(self, size: int, *, drop_last: bool = False, collate: Callable[[list[Any]], Any] | str | None = None) -> WdsPipe[Any]:
+        """Collect samples into batches."""
+
+    def cache_shards(self, directory: str | os.PathLike[str] | None = None, *, max_bytes: int | str | None = None, verify: bool = True) -> WdsPipe[str]:
+        """Let ``open_shards`` behind it keep remote shards on a local disk."""
+
+    def decode_by_ext(
+        self,
+        *specs: str | Mapping[str, Decoder],
+        allow_pickle: bool = False,
+        max_image_pixels: int = 1 << 26,
+        on_error: str = "raise",
+        max_errors: int | None = None,
+    ) -> WdsPipe[dict[str, Any]]:
+        """Decode the fields of samples by their extensions."""
+
+    def filter_samples(self, predicate: Callable[[T_co], Any]) -> WdsPipe[T_co]:
+        """Keep the samples for which a function is true."""
+
+    def group_by_key(
+        self,
+        *,
+        fields: Iterable[str] | None = None,
+        key_split: KeySplit = "first-dot",
+        on_repeated_key: str = "raise",
+        on_error: str = "raise",
+        max_errors: int | None = None,
+    ) -> WdsPipe[dict[str, Any]]:
+        """Neighbouring members with one key to samples."""
+
+    def interleave_shards(self, count: int) -> WdsPipe[T_co]:
+        """Keep several shards open and take one item from each in turn."""
+
+    def load_tar(
+        self, *, max_member_bytes: int = 4 << 30, on_truncated: str = "raise", on_error: str = "raise", max_errors: int | None = None
+    ) -> WdsPipe[TarMember]:
+        """Open shards to the regular files in their tars."""
+
+    def map_fields(self, functions: Mapping[str, Callable[[Any], Any]], *, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[Any]:
+        """Apply functions to single fields of each sample."""
+
+    def map_samples(self, fn: Callable[..., Any], *, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[Any]:
+        """Apply a function to each sample."""
+
+    def open_shards(
+        self,
+        *,
+        storage_options: dict[str, Any] | None = None,
+        readahead_bytes: int = 64 << 20,
+        connections: int = 8,
+        shards_ahead: int = 2,
+        retries: int = 10,
+        timeout_seconds: float = 120,
+        cache: ShardCache | str | os.PathLike[str] | None = None,
+        verify: bool = True,
+        allow_pipe: bool = False,
+        buffer_bytes: int = 1 << 20,
+        on_error: str = "raise",
+        max_errors: int | None = None,
+    ) -> WdsPipe[Shard]:
+        """URLs or paths to open shards."""
+
+    def rename_fields(self, names: Mapping[str, str], *, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[dict[str, Any]]:
+        """Give fields other names; the others stay as they are."""
+
+    def select_fields(self, *fields: str, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[dict[str, Any]]:
+        """Keep only some fields of each sample, in the order in which they are named."""
+
+    def shuffle_buffer(self, size: int, *, seed: int | None = None) -> WdsPipe[T_co]:
+        """Shuffle samples within a moving window."""
+
+    def to_tuple(self, *fields: str, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[tuple[Any, ...]]:
+        """Samples to tuples of chosen fields."""
+
+class BatchSamples(WdsPipe[Any]):
+    """Collect samples into batches."""
+
+class CacheShards(WdsPipe[str]):
+    """Let ``open_shards`` behind it keep remote shards on a local disk."""
+
+class DecodeByExt(WdsPipe[dict[str, Any]]):
+    """Decode the fields of samples by their extensions."""
+
+class FilterSamples(WdsPipe[T_co]):
+    """Keep the samples for which a function is true."""
+
+class GroupByKey(WdsPipe[dict[str, Any]]):
+    """Neighbouring members with one key to samples."""
+
+class InterleaveShards(WdsPipe[T_co]):
+    """Keep several shards open and take one item from each in turn."""
+
+class LoadTar(WdsPipe[TarMember]):
+    """Open shards to the regular files in their tars."""
+
+class MapFields(WdsPipe[Any]):
+    """Apply functions to single fields of each sample."""
+
+class MapSamples(WdsPipe[Any]):
+    """Apply a function to each sample."""
+
+class Mix(WdsPipe[Any]):
+    """Mix several pipelines to one, in exact proportions."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, IterDataPipe[Any]],
+        weights: Mapping[str, float | Fraction] | Sequence[float | Fraction] | None = None,
+        *,
+        exhausted: str = "stop",
+        seed: int = 0,
+        without: Iterable[str] = (),
+    ) -> None: ...
+
+class OpenShards(WdsPipe[Shard]):
+    """URLs or paths to open shards."""
+
+class RenameFields(WdsPipe[dict[str, Any]]):
+    """Give fields other names; the others stay as they are."""
+
+class SelectFields(WdsPipe[dict[str, Any]]):
+    """Keep only some fields of each sample, in the order in which they are named."""
+
+class ShardList(WdsPipe[str]):
+    """The source of a pipeline: the URLs of its shards, as str."""
+
+    def __init__(
+        self,
+        urls: Urls,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        resampled: bool = False,
+        samples_per_shard: int | Sequence[int] | None = None,
+        index: Urls | bool | None = None,
+        storage_options: dict[str, Any] | None = None,
+        moved: bool = False,
+    ) -> None: ...
+
+class ShuffleBuffer(WdsPipe[T_co]):
+    """Shuffle samples within a moving window."""
+
+class ToTuple(WdsPipe[tuple[Any, ...]]):
+    """Samples to tuples of chosen fields."""
