@@ -11,7 +11,9 @@ from fsspec.asyn import get_loop
 from remote import bare, content, samples
 
 import wds_pipes as wp
-from wds_pipes.io.remote.shard import Feed, RemoteShard, budget
+from wds_pipes.io.remote.budget import budget
+from wds_pipes.io.remote.queue import ReadQueue
+from wds_pipes.io.remote.shard import RemoteShard
 from wds_pipes.stages import OpenShards, ShardList
 from wds_pipes.testing import make_shards
 
@@ -41,8 +43,8 @@ def settle():
 def alone():
     """Nothing of other tests is left in this process: neither garbage, nor what waits for a store."""
     gc.collect()
-    for feed in tuple(budget().feeds):
-        feed.close()
+    for queue in tuple(budget().queues):
+        queue.close()
     settle()
 
 
@@ -73,7 +75,7 @@ def test_readers_that_stop_early_give_everything_back(web, large):
         items.close()
     settle()
     assert budget().held == 0
-    assert budget().feeds == []
+    assert budget().queues == []
 
 
 def test_the_sources_of_a_mix_share_one_budget(web, large):
@@ -132,7 +134,7 @@ def test_shards_that_are_read_in_another_order(web, local, ahead):
     pipe = wp.ShardList(urls).open_shards(readahead_bytes=MIB, shards_ahead=ahead).shuffle_buffer(3).load_tar().group_by_key()
     assert in_time(lambda: list(map(bare, pipe))) == list(map(bare, samples(alone)))
     settle()
-    assert (budget().held, budget().feeds) == (0, [])
+    assert (budget().held, budget().queues) == (0, [])
 
 
 def test_a_byte_now_and_then_is_no_progress_without_room(web, local):
@@ -154,7 +156,7 @@ def test_two_open_shards_are_read_in_turn(web, local):
     for shard in shards:
         shard.close()
     settle()
-    assert (budget().held, budget().feeds) == (0, [])
+    assert (budget().held, budget().queues) == (0, [])
 
 
 def test_a_reader_that_is_closed_while_it_waits(web, large):
@@ -162,7 +164,7 @@ def test_a_reader_that_is_closed_while_it_waits(web, large):
     url = web.put("large.tar", content(large))
     web.faults.rules({"match": web.reads, "latency": 1000})
     opened = OpenShards(ShardList(url), timeout_seconds=300)
-    shard = RemoteShard(Feed(opened.opener.pool), url, whole_feed=True)
+    shard = RemoteShard(ReadQueue(opened.opener.client), url, whole_queue=True)
     threading.Timer(0.2, shard.close).start()
     assert "closed" in str(in_time(shard.wait))
 

@@ -88,7 +88,7 @@ def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib
 def _link(shards: list[str], seconds: float, options: dict[str, Any], readahead: int) -> tuple[float, int]:
     """MB per second that the link gives at most, and how many connections that takes."""
     from wds_pipes.io.open import Opener
-    from wds_pipes.io.remote.shard import Reading
+    from wds_pipes.io.remote.budget import Reading
 
     waits, opener = [], Opener(Reading(options, readahead, 1))
     for turn in range(5):
@@ -108,21 +108,21 @@ def _link(shards: list[str], seconds: float, options: dict[str, Any], readahead:
 
 def _raw(shards: list[str], seconds: float, opener: Opener) -> float:
     """MB per second that come, whether somebody has looked at them or not."""
-    from wds_pipes.io.remote.shard import Feed
+    from wds_pipes.io.remote.queue import ReadQueue
 
     buffer, start = bytearray(1 << 20), time.perf_counter()
     while True:
-        feed = Feed(opener.pool)
+        queue = ReadQueue(opener.client)
         try:
-            streams = [opener.open(shards[0], 0, feed)]
-            streams += [opener.open(shard, 0, feed, wait=False) for shard in shards[1:16]]
+            streams = [opener.open(shards[0], 0, queue)]
+            streams += [opener.open(shard, 0, queue, wait=False) for shard in shards[1:16]]
             for stream in streams:
                 with stream:
                     while stream.readinto(buffer):  # type: ignore[attr-defined]
                         if (passed := time.perf_counter() - start) > seconds:
                             return opener.used.bytes_fetched / passed / 1e6
         finally:
-            feed.close()
+            queue.close()
 
 
 def _watch(chain: Stage[Any], opener: Opener, seconds: float) -> _Seen:

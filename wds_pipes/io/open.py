@@ -13,8 +13,10 @@ from wds_pipes.core.counts import NO_NETWORK, Network
 from wds_pipes.errors import CacheError, ShardError, StateError
 from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.pipe import CommandOutput
+from wds_pipes.io.remote.budget import Client, Reading, UnreadError
 from wds_pipes.io.remote.file_systems import missing_package
-from wds_pipes.io.remote.shard import Feed, Pool, Reading, RemoteShard, UnreadError
+from wds_pipes.io.remote.queue import ReadQueue
+from wds_pipes.io.remote.shard import RemoteShard
 from wds_pipes.io.urls import at_home, clean, hide, local_path, redact
 
 if TYPE_CHECKING:
@@ -47,40 +49,40 @@ class Opener:
         self._buffer_bytes = buffer_bytes
         self._stores: dict[tuple[str, ...], tuple[str, dict[str, str]]] = {}  # as the cache tells them apart, by protocols and user; in which environment
         self._asked: set[tuple[int, tuple[str, ...]]] = set()  # those from which something was fetched, by process
-        self._pools: dict[int, Pool] = {}  # by process; several threads may ask for that of theirs at once
+        self._clients: dict[int, Client] = {}  # by process; several threads may ask for that of theirs at once
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pools": {}, "_stores": {}, "_asked": set()}
+        return {**self.__dict__, "_clients": {}, "_stores": {}, "_asked": set()}
 
     @property
-    def pool(self) -> Pool:
+    def client(self) -> Client:
         """The connections of this process."""
-        pool = self._pools.get(os.getpid())
-        return pool if pool is not None else self._pools.setdefault(os.getpid(), Pool(self._reading))
+        client = self._clients.get(os.getpid())
+        return client if client is not None else self._clients.setdefault(os.getpid(), Client(self._reading))
 
     @property
     def used(self) -> Network:
         """What this process has used of the network."""
-        pool = self._pools.get(os.getpid())
-        return NO_NETWORK if pool is None else Network(pool.requests, pool.retries, pool.bytes_fetched, pool.stalled)
+        client = self._clients.get(os.getpid())
+        return NO_NETWORK if client is None else Network(client.requests, client.retries, client.bytes_fetched, client.stalled)
 
     def stall_clock(self) -> Callable[[], float]:
         """Gives at each call for how many seconds readers of this process have waited for bytes of stores."""
-        pools, process = self._pools, os.getpid()  # asking for it each time would cost as much as a tiny sample
+        clients, process = self._clients, os.getpid()  # asking for it each time would cost as much as a tiny sample
 
         def stalled() -> float:
-            pool = pools.get(process)
-            return 0.0 if pool is None else pool.stalled
+            client = clients.get(process)
+            return 0.0 if client is None else client.stalled
 
         return stalled
 
-    def open(self, url: str, start: int = 0, feed: Feed | None = None, *, wait: bool = True) -> BinaryIO:
+    def open(self, url: str, start: int = 0, queue: ReadQueue | None = None, *, wait: bool = True) -> BinaryIO:
         """A buffered stream of what is stored at ``url``, from byte ``start`` on; ``"-"`` is standard input.
 
         Args:
             url: where it is.
             start: the first byte, for remote shards only; other streams stand at their beginning.
-            feed: among what a remote shard is read; None: by itself.
+            queue: among what a remote shard is read; None: by itself.
             wait: return when the first bytes are there, so that it is known whether there are any.
 
         Raises:
@@ -94,7 +96,7 @@ class Opener:
             path = local_path(url)
             if path is not None:
                 return open(at_home(path), "rb", buffering=self._buffer_bytes)
-            return self._remote(url, start, feed, wait)
+            return self._remote(url, start, queue, wait)
         except (ShardError, StateError, CacheError):
             raise
         except Exception as error:
@@ -125,11 +127,11 @@ class Opener:
             )
         return io.BufferedReader(CommandOutput(url), self._buffer_bytes)
 
-    def _remote(self, url: str, start: int, feed: Feed | None, wait: bool) -> BinaryIO:
+    def _remote(self, url: str, start: int, queue: ReadQueue | None, wait: bool) -> BinaryIO:
         size, md5 = getattr(url, "size", None), getattr(url, "md5", None) if self._verify else None
         if self._cache is not None:
             return self._cache.open(str(url), lambda start: self._fetch_stored(url, start, size), start=start, size=size, md5=md5, store=self._store(url))
-        raw = self._fetch(url, start, feed, size, wait)
+        raw = self._fetch(url, start, queue, size, wait)
         return io.BufferedReader(raw if md5 is None or start else _Verified(raw, md5), self._buffer_bytes)
 
     def _store(self, url: str) -> str:
@@ -144,19 +146,19 @@ class Opener:
         self._asked.add((os.getpid(), _kind(url)))
         return self._fetch(url, start, None, size, wait=False)
 
-    def _fetch(self, url: str, start: int, feed: Feed | None, size: int | None, wait: bool = True) -> RemoteShard:
-        own = feed is None
-        feed = feed or Feed(self.pool)
+    def _fetch(self, url: str, start: int, queue: ReadQueue | None, size: int | None, wait: bool = True) -> RemoteShard:
+        own = queue is None
+        queue = queue or ReadQueue(self.client)
         shard: RemoteShard | None = None
         try:
-            shard = RemoteShard(feed, str(url), start=start, size=size, whole_feed=own)
+            shard = RemoteShard(queue, str(url), start=start, size=size, whole_queue=own)
             if wait:
                 shard.wait()
         except BaseException:
             if shard is not None:
-                shard.close()  # else the feed would never go on to the next one
+                shard.close()  # else the queue would never go on to the next one
             elif own:
-                feed.close()
+                queue.close()
             raise
         return shard
 

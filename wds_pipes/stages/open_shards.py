@@ -18,7 +18,8 @@ from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io import compression
 from wds_pipes.io.open import Opener, is_remote
-from wds_pipes.io.remote.shard import Feed, Reading
+from wds_pipes.io.remote.budget import Reading
+from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.urls import hide, redact
 from wds_pipes.stages.cache_shards import CacheShards
 from wds_pipes.tar.headers import BLOCK
@@ -208,7 +209,7 @@ class OpenShards(Tolerant[Shard]):
         self.cache = _cache(cache, source)
         buffer_bytes = check_count("buffer_bytes", buffer_bytes, least=512)
         self.opener: Opener = Opener(reading, cache=self.cache, verify=bool(verify), allow_pipe=bool(allow_pipe), buffer_bytes=buffer_bytes)
-        self._feed: Feed | None = None  # while running, what remote shards are read among
+        self._queue: ReadQueue | None = None  # while running, what remote shards are read among
         self._ended = False  # while running, whether nothing more will be read among them
         self._next: deque[tuple[Shard, Mark | None]] = deque()  # while running, the shards ahead, with the positions of the source behind them
         self._behind: Mark | None = None  # while running, the position of the source behind the shard that was given
@@ -250,23 +251,23 @@ class OpenShards(Tolerant[Shard]):
         self._behind = self.source.mark()
         self._look_ahead(1)
         if self._next and is_remote(self._next[0][0].url):
-            self._feed = Feed(self.opener.pool, ahead=ahead)
+            self._queue = ReadQueue(self.opener.client, ahead=ahead)
             self._next[0][0].read_ahead(offset)
 
     def _end(self) -> None:
         """All are given. A step after this one, such as a shuffle, may still hold some that it has not read."""
         self._ended = True
-        if self._feed is not None:
-            self._feed.end()
-            self._feed = None
+        if self._queue is not None:
+            self._queue.end()
+            self._queue = None
 
     def _give_up(self) -> None:
         """Close what nobody has taken."""
         self._ended = True
         for shard, _ in self._next:
             shard.close()
-        if self._feed is not None:
-            self._feed.close()
+        if self._queue is not None:
+            self._queue.close()
 
     def close(self) -> None:
         super().close()
@@ -288,8 +289,8 @@ class OpenShards(Tolerant[Shard]):
             return self.opener.open(url, start)
         if self._ended:
             return self.opener.open(url, start, wait=wait)
-        self._feed = self._feed or Feed(self.opener.pool)
-        stream = self.opener.open(url, start, self._feed, wait=wait)
+        self._queue = self._queue or ReadQueue(self.opener.client)
+        stream = self.opener.open(url, start, self._queue, wait=wait)
         if wait:
             self._read_ahead()
         return stream

@@ -69,7 +69,7 @@ def read_indexes(urls: Sequence[str], storage_options: Options) -> list[Index]:
 def make_opener(storage_options: Options, **reading: int) -> Opener:
     """What opens index files and shards; ``reading``: options of ``Reading``."""
     from wds_pipes.io.open import Opener  # imports asyncio, which writing shards does without
-    from wds_pipes.io.remote.shard import Reading
+    from wds_pipes.io.remote.budget import Reading
 
     return Opener(Reading(storage_options or {}, **reading))
 

@@ -1,0 +1,151 @@
+"""What all remote reading of a process shares: connections, bytes, and the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from wds_pipes.io.remote.stores import Stores
+
+if TYPE_CHECKING:
+    from wds_pipes.io.remote.queue import ReadQueue
+
+_LEAST_MEASURED = 1 << 20  # bytes: the rate of a connection that brought fewer says little
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How remote shards are read: see ``open_shards``."""
+
+    storage_options: dict[str, Any] = field(default_factory=dict)
+    readahead_bytes: int = 64 << 20
+    connections: int = 8
+    retries: int = 10
+    timeout_seconds: float = 120.0
+
+    @property
+    def patience(self) -> float:
+        """After how many seconds without a byte a request is given up."""
+        return max(1.0, self.timeout_seconds / 4)
+
+
+class UnreadError(OSError):
+    """The bytes of a shard do not come."""
+
+
+class Budget:
+    """The connections and the read-ahead bytes of this process, which all its pipes share.
+
+    Its size is the largest that one of the open pipes has requested.
+    """
+
+    def __init__(self) -> None:
+        from fsspec.asyn import get_loop
+
+        self.pid = os.getpid()
+        self.loop: asyncio.AbstractEventLoop = get_loop()
+        self.lock = threading.RLock()
+        self.queues: list[ReadQueue] = []
+        self.readahead_bytes = 0
+        self.held = 0
+        self.blocked = False  # something waits for the consumer to take some bytes
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process made it. In a fork its lock may be held for ever by a thread that is not there."""
+        return self.pid == os.getpid()
+
+    def call(self, what: Any, *args: Any) -> None:
+        """Let the loop do something soon."""
+        self.loop.call_soon_threadsafe(what, *args)
+
+    def divide(self) -> None:
+        """Give each queue its share, and go on. Queues whose turn has not come share nothing yet."""
+        readings = [queue.client.reading for queue in self.queues]
+        self.readahead_bytes = max((reading.readahead_bytes for reading in readings), default=0)
+        connections = max((reading.connections for reading in readings), default=0)
+        sharing: dict[Client | None, int] = {None: 0}
+        for queue in self.queues:
+            for who in (None, queue.client):
+                sharing[who] = sharing.get(who, 0) + (not queue.ahead)
+        for queue in self.queues:
+            reading, every, own = queue.client.reading, max(1, sharing[None]), max(1, sharing[queue.client])
+            queue.share = min(self.readahead_bytes // every, reading.readahead_bytes // own)
+            queue.connections = max(1, min(connections // every, reading.connections // own))
+        self.schedule()
+
+    def schedule(self) -> None:
+        """Request what may be requested, and read on what may be read on."""
+        with self.lock:
+            self.blocked = False
+            for queue in self.queues:
+                queue.schedule()
+
+
+_budgets: dict[int, Budget] = {}  # that of this process, by its number
+
+
+def budget() -> Budget:
+    """That of this process."""
+    found = _budgets.get(os.getpid())
+    if found is not None and not found.loop.is_closed():
+        return found
+    if found is not None:
+        del _budgets[found.pid]
+    return _budgets.setdefault(os.getpid(), Budget())
+
+
+class Client:
+    """What a pipe has in this process: its stores, and counts of what it used.
+
+    Attributes:
+        requests: how many were made.
+        retries: how many of these asked again for what had not come.
+        bytes_fetched: how many bytes came.
+        stalled: seconds in which consumers waited for bytes.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self.budget = budget()
+        self.stores = Stores(reading.storage_options, reading.connections, reading.patience)
+        self.heard_of: set[str] = set()  # protocols that have answered
+        self.requests = self.retries = self.bytes_fetched = 0
+        self.stalled = 0.0
+        self._latency = self._rate = 0.0  # seconds from a request to its response, and bytes a second of a connection
+        _clients.add(self)
+
+    def note_latency(self, seconds: float) -> None:
+        """A response has come after so long."""
+        self._latency = _smooth(self._latency, seconds)
+
+    def note_rate(self, count: int, seconds: float) -> None:
+        """A connection has brought so many bytes, without a rest."""
+        if count >= _LEAST_MEASURED:
+            self._rate = _smooth(self._rate, count / max(seconds, 1e-6))
+
+    @property
+    def lost(self) -> int:
+        """How many bytes a connection could have brought while it waited for a response."""
+        return int(self._latency * self._rate)
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+_inherited: list[Any] = []  # by a fork, which keeps them: their connections, if closed here, would go silent in the process that they belong to
+
+
+def _inherit() -> None:
+    _inherited.extend((*_clients, *_budgets.values()))
+    _budgets.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_inherit)
+
+
+def _smooth(before: float, now: float) -> float:
+    return now if not before else 0.7 * before + 0.3 * now
