@@ -51,16 +51,18 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 }
 BASE = ("OpenShards", "LoadTar", "GroupByKey")
 FIRST = ("CacheShards",)
+NEEDS = {"UnbatchSamples": ("BatchSamples",)}  # what a stage is to read from
 AFTER = tuple(name for name in stages.__all__ if name not in ("ShardList", "Mix", *FIRST, *BASE))
 
 
 def chains() -> dict[str, tuple[str, ...]]:
     """Names of stages by the name of the chain: each prefix of the base, each stage behind it, and long ones."""
     found = {"ShardList": (), "OpenLoad": BASE[:2], "Group": BASE}
-    found |= {name: (*BASE, name) for name in AFTER}
+    found |= {name: (*BASE, *NEEDS.get(name, ()), name) for name in AFTER}
     found |= {name: (name, *BASE, "ShuffleBuffer") for name in FIRST}
     found["ShuffleBatch"] = (*BASE, "ShuffleBuffer", "BatchSamples")
     found["BatchShuffle"] = (*BASE, "BatchSamples", "ShuffleBuffer")
+    found["UnbatchShuffle"] = (*BASE, "ToTuple", "BatchSamples", "UnbatchSamples", "ShuffleBuffer", "BatchSamples")
     found["TwoShuffles"] = (*BASE, "ShuffleBuffer", "FilterSamples", "ShuffleBuffer")
     found["InterleaveShuffleBatch"] = (*BASE, "InterleaveShards", "ShuffleBuffer", "MapSamples", "BatchSamples")
     found["ShuffleInterleave"] = (*BASE, "ShuffleBuffer", "FilterSamples", "InterleaveShards", "BatchSamples")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from chains import AFTER, ARGUMENTS, BASE, FIRST, Torch, build, chains
+from chains import AFTER, ARGUMENTS, BASE, FIRST, NEEDS, Torch, build, chains
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -79,16 +79,20 @@ def test_every_stage_before_every_other(first, tmp_path):
 
     def make(second):
         if first in PAIRED:
-            return Stream(build(stages, (*BASE, *([first, second] if first != "BatchSamples" else ["MapSamples", first, second])), urls))
+            needed = [] if first == "BatchSamples" else NEEDS.get(second, ())
+            before = ["MapSamples"] if first == "BatchSamples" else NEEDS.get(first, ())
+            return Stream(build(stages, (*BASE, *before, first, *needed, second), urls))
         sources = {"a": build(stages, BASE, urls[:1]), "b": build(stages, (*BASE, "ShuffleBuffer"), urls[1:])}
         mixed = stages.Mix(sources, {"a": 2, "b": 1}, exhausted=first)
-        arguments, options = ARGUMENTS.get(second, ((), {}))
-        return Stream(getattr(stages, second)(mixed, *arguments, **options))
+        for name in (*NEEDS.get(second, ()), second):
+            arguments, options = ARGUMENTS.get(name, ((), {}))
+            mixed = getattr(stages, name)(mixed, *arguments, **options)
+        return Stream(mixed)
 
     for second in AFTER:
         if second == "InterleaveShards" and first not in PAIRED:
             continue  # it needs ShardList
-        if first == "BatchSamples" and second not in ("BatchSamples", "ShuffleBuffer", "InterleaveShards"):
+        if first == "BatchSamples" and second not in ("BatchSamples", "UnbatchSamples", "ShuffleBuffer", "InterleaveShards"):
             continue  # the others take samples
         if first == second and first in ("DecodeByExt", "InterleaveShards"):
             continue  # once is all they can be

@@ -22,6 +22,7 @@ if _TYPE_CHECKING:
     from wds_pipes import stages as stages
     from wds_pipes import tar as tar
     from wds_pipes import testing as testing
+    from wds_pipes.core.flat_map import FlatMap
     from wds_pipes.core.stage import Stage
     from wds_pipes.datapipes import ShardList, WdsPipe, load_state_dict, mix, register_stage, state_dict
     from wds_pipes.dataset import as_dataset
@@ -35,6 +36,7 @@ if _TYPE_CHECKING:
 __all__ = [
     "CacheError",
     "DecodeError",
+    "FlatMap",
     "PipeLoader",
     "SampleError",
     "ShardCache",
@@ -66,6 +68,7 @@ _NAMES = {
     "loader.merging": ("merge_states",),
     "loader.pipe_loader": ("PipeLoader",),
     "display.states": ("describe_state",),
+    "core.flat_map": ("FlatMap",),
     "core.stage": ("Stage",),
     "tar": ("ShardWriter", "TarWriter"),
 }

@@ -98,6 +98,9 @@ class Methods(Generic[T_co]):
     def to_tuple(self, *fields: str, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[tuple[Any, ...]]:
         """Samples to tuples of chosen fields."""
 
+    def unbatch_samples(self) -> WdsPipe[Any]:
+        """Take batches apart into samples, as ``batch_samples`` put them together."""
+
 class BatchSamples(WdsPipe[Any]):
     """Collect samples into batches."""
 
@@ -168,3 +171,6 @@ class ShuffleBuffer(WdsPipe[T_co]):
 
 class ToTuple(WdsPipe[tuple[Any, ...]]):
     """Samples to tuples of chosen fields."""
+
+class UnbatchSamples(WdsPipe[Any]):
+    """Take batches apart into samples, as ``batch_samples`` put them together."""

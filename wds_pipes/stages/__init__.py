@@ -19,6 +19,7 @@ from wds_pipes.stages.select_fields import SelectFields
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shuffle_buffer import ShuffleBuffer
 from wds_pipes.stages.to_tuple import ToTuple
+from wds_pipes.stages.unbatch_samples import UnbatchSamples
 
 __all__ = [
     "BatchSamples",
@@ -37,4 +38,5 @@ __all__ = [
     "ShardList",
     "ShuffleBuffer",
     "ToTuple",
+    "UnbatchSamples",
 ]

@@ -1,0 +1,109 @@
+"""UnbatchSamples, and FlatMap, on which it stands: several items of one."""
+
+import json
+from collections import namedtuple
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from sources import Given
+
+import wds_pipes as wp
+from wds_pipes.core.stream import Stream
+from wds_pipes.stages import BatchSamples, UnbatchSamples
+from wds_pipes.testing import check_resume, make_shards
+
+Pair = namedtuple("Pair", "x y")
+SAMPLES = [{"__key__": str(number), "x": number, "y": number / 2, "image": np.full((2, 3), number, dtype=np.uint8)} for number in range(7)]
+
+
+def again(samples, **options):
+    return list(Stream(UnbatchSamples(BatchSamples(Given(samples), 3, **options))))
+
+
+@pytest.mark.parametrize("collate", [None, "numpy", "list"])
+def test_it_undoes_batch_samples(collate):
+    found = again(SAMPLES, collate=collate)
+    assert [(sample["__key__"], sample["x"], sample["y"]) for sample in found] == [(sample["__key__"], sample["x"], sample["y"]) for sample in SAMPLES]
+    assert {(type(sample["x"]), type(sample["y"])) for sample in found} == {(int, float)}
+    assert all(np.array_equal(sample["image"], before["image"]) for sample, before in zip(found, SAMPLES, strict=True))
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [(number, str(number)) for number in range(7)],
+        [Pair(number, [number]) for number in range(7)],
+        list(range(7)),
+        [str(number) for number in range(7)],
+        [True, False, True],
+        [],
+    ],
+    ids=["tuples", "named tuples", "numbers", "texts", "bools", "nothing"],
+)
+def test_all_forms(samples):
+    assert again(samples) == samples
+    assert [type(sample) for sample in again(samples)] == [type(sample) for sample in samples]
+
+
+def test_rows_of_other_dtypes_keep_them():
+    [first, second] = Stream(UnbatchSamples(Given([torch.tensor([1.5, 2.5])])))
+    assert (first.dtype, second.item()) == (torch.float32, 2.5)
+    [row] = Stream(UnbatchSamples(Given([{"x": np.zeros((1, 4), np.int64)}])))
+    assert row["x"].shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ({"x": [1, 2], "y": torch.zeros(3)}, "not of one length: 'x' has 2, 'y' has 3"),
+        ({"__key__": "000", "txt": b"x"}, "column '__key__' is str, not a list, a tensor or an array with rows: put it after batch_samples"),
+        ((torch.tensor(3),), "column 0 is Tensor"),
+        (7, "unbatch_samples[(][)] got int"),
+        ({}, "it has no columns"),
+    ],
+)
+def test_what_is_no_batch_is_told(item, message):
+    with pytest.raises(wp.SampleError, match=message):
+        list(Stream(UnbatchSamples(Given([item]))))
+
+
+def test_resume_within_and_between_batches(tmp_path):
+    urls = make_shards(tmp_path, shards=4, samples=5)
+
+    def make():
+        samples = wp.ShardList(urls, shuffle=True, seed=1).open_shards().load_tar().group_by_key().decode_by_ext()
+        return samples.batch_samples(3).unbatch_samples().shuffle_buffer(4)
+
+    check_resume(make)
+
+
+class Repeat(wp.FlatMap):
+    """Each item as often as it says: none for 0."""
+
+    def expand(self, item):
+        return [(item, number) for number in range(item)]
+
+
+def test_a_flat_map_of_ones_own_resumes_at_every_item():
+    wanted = [(item, number) for item in (0, 3, 0, 1, 2, 0) for number in range(item)]
+    states = []
+    stream = Stream(Repeat(Given([0, 3, 0, 1, 2, 0])))
+    items = iter(stream)
+    for _ in range(len(wanted) + 1):
+        states.append(json.loads(json.dumps(stream.state_dict())))
+        next(items, None)
+    for cut, state in enumerate(states):
+        resumed = Stream(Repeat(Given([0, 3, 0, 1, 2, 0])))
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        assert list(islice(resumed, len(wanted))) == wanted[cut:] or cut == len(wanted)
+
+
+def test_expand_must_be_written():
+    class Nothing(wp.FlatMap):
+        pass
+
+    with pytest.raises(NotImplementedError):
+        list(Stream(Nothing(Given([1]))))

@@ -1,0 +1,50 @@
+"""Stages that make several items of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from wds_pipes.core.running import Mark, Out
+from wds_pipes.core.stage import Stage
+
+
+class FlatMap(Stage[Out]):
+    """The base of stages that make any number of items of each item of their source: a subclass writes ``expand``.
+
+    A position inside of an item is the position before that item, and how many items were already
+    made of it. So a resume reads the item again, makes its items again and leaves out the first
+    ones: no item is lost or comes twice, and the state holds no data.
+    """
+
+    @dataclass(slots=True)
+    class At:  # noqa: D106 - see Stage
+        taken: int = 0  # items that were made of the current item
+
+    _before: Mark | None = None  # while running, where the source stood before the current item
+
+    def expand(self, item: Any) -> Iterable[Out]:
+        """Return the items that are made of an item; the same ones each time, since a resume makes them again."""
+        raise NotImplementedError
+
+    def run(self) -> Iterator[Out]:
+        source, at = self.source, self.at
+        assert source is not None
+        while True:
+            before = source.mark()
+            item = next(source.items, _END)
+            if item is _END:
+                return
+            self._before, resumed = before, at.taken
+            for number, made in enumerate(self.expand(item), 1):
+                if number > resumed:
+                    at.taken = number
+                    yield made
+            at.taken, self._before = 0, None
+
+    def mark(self) -> Mark:
+        return self._own(self.at), self._before or (self.source.mark() if self.source is not None else None)
+
+
+_END = object()

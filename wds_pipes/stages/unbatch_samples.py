@@ -1,0 +1,70 @@
+"""UnbatchSamples: batches to samples."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from wds_pipes.core.flat_map import FlatMap
+from wds_pipes.core.stage import Stage
+from wds_pipes.errors import SampleError
+
+
+class UnbatchSamples(FlatMap[Any]):
+    """Take batches apart into samples, as ``batch_samples`` put them together (functional name: ``unbatch_samples``).
+
+    A dict of columns gives dicts, a tuple of columns gives tuples, a list gives its items, and a
+    tensor or an array its rows. In a row, what batch_samples makes of Python's numbers is such a
+    number again: 0-dimensional values of dtype int64, float64 and bool. Other rows of tensors and
+    arrays are views: as long as one is used, the memory of its whole batch is.
+
+    Args:
+        source: a pipe of batches.
+
+    Raises:
+        SampleError: from the iteration: an item is no batch, or its columns differ in length.
+
+    Checkpoint: how many samples of the current batch were yielded. A resume makes this batch again.
+    """
+
+    def __init__(self, source: Stage[Any]) -> None:
+        super().__init__(source)
+
+    def expand(self, item: Any) -> Iterable[Any]:
+        if isinstance(item, dict):
+            return (dict(zip(item, row, strict=True)) for row in _rows(dict(item)))
+        if isinstance(item, tuple):
+            tuples = _rows(dict(enumerate(item)))
+            return (type(item)(*row) for row in tuples) if hasattr(item, "_fields") else tuples
+        rows: Iterable[Any] = _column(item, None)
+        return rows
+
+
+def _rows(columns: dict[Any, Any]) -> Iterable[tuple[Any, ...]]:
+    """The rows of a batch that is a dict or a tuple of columns."""
+    values = [_column(column, name) for name, column in columns.items()]
+    lengths = {len(column) for column in values}
+    if len(lengths) != 1:
+        said = ", ".join(f"{name!r} has {len(column)}" for name, column in zip(columns, values, strict=True)) or "it has no columns"
+        raise SampleError(
+            f"unbatch_samples() got a batch whose columns are not of one length: {said}. Put it after batch_samples(), or mend the step that made it."
+        )
+    return zip(*values, strict=True)
+
+
+def _column(column: Any, name: Any) -> Any:
+    """The values of a column, in something that has a length."""
+    if isinstance(column, list):
+        return column
+    torch = sys.modules.get("torch")
+    if isinstance(column, np.ndarray) and column.ndim:
+        plain = column.dtype in (np.int64, np.float64, np.bool_)
+    elif torch is not None and isinstance(column, torch.Tensor) and column.ndim:
+        plain = column.dtype in (torch.int64, torch.float64, torch.bool)
+    else:
+        where = "got" if name is None else f"got a batch whose column {name!r} is"
+        raise SampleError(f"unbatch_samples() {where} {type(column).__name__}, not a list, a tensor or an array with rows: put it after batch_samples().")
+    return column.tolist() if plain and column.ndim == 1 else column
