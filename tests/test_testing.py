@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from stages.sources import Given
+from sources import Given
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_pipes as wp
@@ -193,7 +193,7 @@ except AssertionError as error:
 
 def test_python_with_optimisation_checks_too():
     """Where assert statements are left out."""
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{BROKEN}"
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent / 'support')!r})\n{BROKEN}"
     done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("found: cut at 5, resumed from"), done.stdout
 

@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from multiprocessing import get_context
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from remote_store import Store
 
 from wds_pipes import ShardError

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 from documents import TUTORIALS, run_notebook, run_script, snippets, write_data
 from nbclient.exceptions import CellExecutionError

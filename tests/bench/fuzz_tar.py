@@ -17,7 +17,7 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from tars import END, header, padded, pax, tar
 
 from wds_pipes import ShardError, ShardWarning

@@ -11,7 +11,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "support"))
 
 from lies import TIMEOUT_SECONDS, Trials, all_cases
 

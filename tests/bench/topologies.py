@@ -12,7 +12,7 @@ import tempfile
 import time
 import warnings
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 from launch import Topology, run_pairs
 

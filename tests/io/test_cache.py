@@ -569,7 +569,7 @@ def test_a_forked_child_holds_nothing(tmp_path, cache):
     data = noise(8 * MB)
     store.put("a.tar", data)
     command = [sys.executable, "-c", textwrap.dedent(FORKS), cache.directory, store.root, str(store.rate)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
     child = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
         try:
@@ -640,7 +640,7 @@ def test_a_full_disk(tmp_path, store, how):
         if not shutil.which("unshare") or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
             pytest.skip("needs the right to mount")
         command = [*mount, *command]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     warned, left = done.stdout.splitlines()

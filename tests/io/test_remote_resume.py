@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from remote import bare, content, first_bytes, put_all, samples, settle
@@ -134,7 +135,7 @@ def test_killed_in_the_middle(request, local, tmp_path, store, workers):
     script = tmp_path / "child.py"
     script.write_text(textwrap.dedent(CHILD))
     options = {"urls": urls, "storage_options": remote.storage_options, "state": None, "workers": workers[0]}
-    command = [sys.executable, str(script), os.path.dirname(os.path.dirname(__file__))]
+    command = [sys.executable, str(script), str(Path(__file__).parents[1] / "support")]
     got = []
     with subprocess.Popen([*command, json.dumps(options)], stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         for line in process.stdout:

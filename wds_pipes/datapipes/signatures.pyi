@@ -1,4 +1,4 @@
-# Written by tests/typing_stubs.py: do not edit.
+# Written by tests/support/typing_stubs.py: do not edit.
 """What editors and type checkers know of the steps; no code imports it."""
 
 from __future__ import annotations

@@ -230,13 +230,13 @@ def test_real_ranks_and_workers(tmp_path):
 
 def test_killed_for_real():
     """A round of tests/bench/kill.py: torchrun, and SIGKILL of a rank or a worker."""
-    script = Path(__file__).parent / "bench" / "kill.py"
+    script = Path(__file__).parents[1] / "bench" / "kill.py"
     run = subprocess.run([sys.executable, str(script), "--rounds", "1"], capture_output=True, text=True, timeout=300, check=False)
     assert run.stdout == "rounds=1 lost=0 repeated=0\n", run.stderr
 
 
 def test_ended_by_a_cluster():
     """A round of tests/bench/preempt.py: SIGTERM through torchrun."""
-    script = Path(__file__).parent / "bench" / "preempt.py"
+    script = Path(__file__).parents[1] / "bench" / "preempt.py"
     run = subprocess.run([sys.executable, str(script), "--rounds", "1"], capture_output=True, text=True, timeout=300, check=False)
     assert run.stdout == "rounds=1 bad=0\n", run.stderr

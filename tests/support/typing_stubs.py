@@ -1,6 +1,6 @@
 """The stages' signatures as type checkers and editors see them on pipes: wds_pipes/datapipes/signatures.pyi.
 
-``python tests/typing_stubs.py`` writes it anew; a test compares.
+``python tests/support/typing_stubs.py`` writes it anew; a test compares.
 """
 
 import ast
@@ -69,7 +69,7 @@ def classes() -> str:
     return "\n".join(lines)
 
 
-HEAD = """# Written by tests/typing_stubs.py: do not edit.
+HEAD = """# Written by tests/support/typing_stubs.py: do not edit.
 \"\"\"What editors and type checkers know of the steps; no code imports it.\"\"\"
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from PIL import Image
 
 from wds_pipes.cli.demo import write_images
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 PROGRAMS = [path for path in sorted((ROOT / "tutorials").glob("*.py")) if path not in TUTORIALS]  # what tutorials run
 

@@ -138,6 +138,6 @@ def test_an_interrupt_while_workers_end(run):
 
 def test_interrupts_at_random_moments():
     """A few rounds of tests/bench/interrupts.py, with 0 and 2 workers. An interrupt may leave locks of Python held: they run in another process."""
-    script = Path(__file__).parent / "bench" / "interrupts.py"
+    script = Path(__file__).parents[1] / "bench" / "interrupts.py"
     run = subprocess.run([sys.executable, str(script), "--trials", "4", "--seed", "3"], capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -8,7 +8,7 @@ import pytest
 import wds_pipes as wp
 from wds_pipes import nodes
 
-TABLE = (Path(__file__).parents[1] / "tutorials/10_moving_from_webdataset.py").read_text().partition("# %%\nimport")[0]
+TABLE = (Path(__file__).parents[2] / "tutorials/10_moving_from_webdataset.py").read_text().partition("# %%\nimport")[0]
 
 
 @pytest.fixture

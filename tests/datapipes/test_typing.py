@@ -28,7 +28,7 @@ REVEALED = {
 
 
 def test_the_signatures_for_editors_are_those_of_the_steps():
-    """If this fails, run ``python tests/typing_stubs.py``."""
+    """If this fails, run ``python tests/support/typing_stubs.py``."""
     assert signatures() == PATH.read_text()
 
 
