@@ -8,7 +8,8 @@ Two threads take part: the consumer, which iterates a pipe, and fsspec's event l
   of one of several shards that are read in turn. It decides what is requested next.
 - ``fetch``: a ``Fetch`` is the event loop's side of a shard, and ``shard``, the consumer's side, is
   a stream.
-- ``block``: a run of bytes, which passes from one side to the other.
+- ``block``: a run of bytes, which passes from one side to the other; ``object``: what is known of
+  the shard as a whole.
 - ``stores``, ``file_systems``, ``answers``, ``verdicts``: how stores are asked, and what their
   responses and errors mean.
 

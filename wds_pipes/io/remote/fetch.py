@@ -6,17 +6,16 @@ import asyncio
 import random
 from collections import deque
 from math import ceil
-from typing import NoReturn
 
 from wds_pipes.errors import ShardError, StateError
-from wds_pipes.io.remote.answers import Answer, FaultyError, RefusedError, changed, close_answer, one_piece
+from wds_pipes.io.remote.answers import Answer, FaultyError, RefusedError, close_answer, one_piece
 from wds_pipes.io.remote.block import Block
 from wds_pipes.io.remote.budget import UnreadError
+from wds_pipes.io.remote.object import RECORD, RemoteObject
 from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.remote.verdicts import judge
 from wds_pipes.io.urls import clean, hide, redact, words
 
-_BLOCK = 512  # of a tar
 _LEAST, _MOST = 1 << 20, 16 << 20  # of the ranges that are requested, in bytes
 _WAITS = 6  # a range takes at least so many times as long as the wait for its response, if it may
 _NEARLY = 4 << 20  # with so little of a shard left to come, the next one is requested
@@ -36,7 +35,7 @@ class Fetch:
         size: how many bytes the shard must have; None: as many as it has.
 
     Attributes:
-        size: of the whole shard, in bytes; None: not known (yet).
+        object: what is known of the whole shard.
         end_is_vouched_for: False once the shard has ended where only its connection did: see ``RemoteShard``.
         blocks: what was requested and not used up yet, in order; with the lock.
         answered: a response has come.
@@ -46,10 +45,7 @@ class Fetch:
     def __init__(self, queue: ReadQueue, url: str, start: int, size: int | None) -> None:
         self.queue, self.url, self._client, self._budget, self._start = queue, url, queue.client, queue.budget, start
         self._protocol = url.partition(":")[0]
-        self._expected = self.size = size
-        self._size_is_told = False  # by the store
-        self._ignores_ranges = False  # the store gives it from its beginning whatever is requested: then all the rest is requested at once
-        self._tags: dict[str, str] = {}
+        self.object = RemoteObject(url, size)
         self.end_is_vouched_for = True
         self.blocks: deque[Block] = deque()
         self.answered = False
@@ -90,7 +86,7 @@ class Fetch:
             if not first.done:
                 return None
             if len(blocks) == 1:
-                return b"" if self.size is not None and first.reached >= self.size else None
+                return b"" if self.object.size is not None and first.reached >= self.object.size else None
             blocks.popleft()
         return None
 
@@ -117,11 +113,6 @@ class Fetch:
             self.queue.schedule()
 
     @property
-    def tag(self) -> str | None:
-        """Its ETag, or what the store has instead; None: not known (yet)."""
-        return next(iter(self._tags.values()), None)
-
-    @property
     def can_request(self) -> bool:
         """Whether there is something to request that may be requested now."""
         if self.failed or self._given_up:
@@ -129,9 +120,9 @@ class Fetch:
         if not self.blocks:
             return True
         last = self.blocks[-1]
-        if self.size is None or last.stop is None:  # what comes after a response is known when it has come
+        if self.object.size is None or last.stop is None:  # what comes after a response is known when it has come
             return last.done
-        return last.stop < self.size
+        return last.stop < self.object.size
 
     @property
     def active(self) -> int:
@@ -152,7 +143,7 @@ class Fetch:
     def is_within(self, connections: int) -> bool:
         """Whether its rest is requested as soon as each connection has been used once more."""
         stop = self.blocks[-1].stop
-        return self.size is not None and stop is not None and self.size - stop <= connections * self._range()
+        return self.object.size is not None and stop is not None and self.object.size - stop <= connections * self._range()
 
     def _range(self) -> int:
         """How many bytes to request at once.
@@ -161,7 +152,7 @@ class Fetch:
         far as the share and the shards ahead allow: while the last range of a shard comes, those ahead must have enough for all other connections.
         """
         share, connections = self.queue.share, max(2, self.queue.connections)
-        size = self.size or self.queue.usual_size
+        size = self.object.size or self.queue.usual_size
         part = share // connections if size is None else min(share, size) // connections + 1
         if size is not None and len(self.queue.fetches) > 1:
             wanted = max(1, min(_WAITS * self._client.lost, 2 * share // connections))
@@ -175,8 +166,8 @@ class Fetch:
         if self.blocks:
             assert self.blocks[-1].stop is not None
             start = self.blocks[-1].stop
-        stop = self.size
-        if not self._ignores_ranges and (self.queue.connections > 1 or not self._store.streams):
+        stop = self.object.size
+        if not self.object.ignores_ranges and (self.queue.connections > 1 or not self._store.streams):
             stop = start + self._range() if stop is None else min(start + self._range(), stop)
         block = Block(self, start, stop)
         self.blocks.append(block)
@@ -230,7 +221,7 @@ class Fetch:
         try:
             async with asyncio.timeout_at(end):
                 try:
-                    answer = await self._store.ask(self._path, at, self._stop_to_ask(block), self.size if self.answered else None)
+                    answer = await self._store.ask(self._path, at, self._stop_to_ask(block), self.object.size if self.answered else None)
                 except RefusedError as refused:
                     if refused.status != 416:
                         raise
@@ -246,64 +237,34 @@ class Fetch:
 
     def _stop_to_ask(self, block: Block) -> int | None:
         """Where a request ends. What only an index says of the size is not taken for the end: a shard that is longer shows itself then."""
-        at_end = block.stop == self.size and not self._size_is_told
+        at_end = block.stop == self.object.size and not self.object.size_is_told
         return None if block.stop is None or block.stop <= block.reached or (at_end and self._store.streams) else block.stop
 
     async def _nothing(self, refused: RefusedError, at: int) -> Answer:
         """What a store means that has nothing at byte ``at``: the shard ends there, or in the padding before; if not, it is an error."""
-        if self.answered and self.size is not None:
-            self._changed(at, f"{self.size} bytes", "fewer" if refused.size is None else refused.size)
-        size = refused.size if refused.size is not None else at if self.answered or at in (0, self.size) else None
+        if self.answered and self.object.size is not None:
+            self.object.refuse_change(at, f"{self.object.size} bytes", "fewer" if refused.size is None else refused.size)
+        size = refused.size if refused.size is not None else at if self.answered or at in (0, self.object.size) else None
         if size is None:  # as some stores do not tell; they do with what they have
             try:
-                answer = await self._store.ask(self._path, max(0, at - _BLOCK), at, None)
+                answer = await self._store.ask(self._path, max(0, at - RECORD), at, None)
             except RefusedError as again:
                 if again.status != 416:
                     raise
             else:
                 size = answer.size
                 await close_answer(answer)
-        if size is None or size <= at - _BLOCK:
-            self._too_short(at, size)
-        return Answer(at, at, size, self._tags, one_piece(b""))
-
-    def _too_short(self, at: int, size: int | None) -> NoReturn:
-        url = redact(self.url)
-        has = "fewer" if size is None else f"only {size}"
-        raise StateError(f"the state stands at byte {at} of shard {url}, which has {has}: it was changed since.")
-
-    def _changed(self, at: int, before: object, now: object) -> NoReturn:
-        url = redact(self.url)
-        raise ShardError(
-            f"shard {url} was changed while it was read ({before} became {now}), byte {at}. Write shards under new names, and start this epoch again.",
-            url=url,
-            offset=at,
-        )
-
-    def _not_as_expected(self, size: object) -> NoReturn:
-        url = redact(self.url)
-        raise ShardError(f"shard {url} has {size} bytes, and {self._expected} were expected. Make the index again, or restore the shard.", url=url)
+        if size is None or size <= at - RECORD:
+            self.object.refuse_end(at, size)
+        return Answer(at, at, size, self.object.tags, one_piece(b""))
 
     def _check(self, answer: Answer, at: int, block: Block) -> None:
-        """Rule 3 of ``io.remote``; from the first response on it is known what the object is."""
+        """Rule 3 of ``io.remote``."""
         self._client.heard_of.add(self._protocol)
-        if self._expected is not None and answer.size is not None and answer.size != self._expected:
-            self._not_as_expected(answer.size)
-        if self._expected is not None and answer.stop is not None and answer.stop > self._expected:
-            self._not_as_expected("more")
-        if None not in (answer.size, self.size) and answer.size != self.size:
-            self._changed(at, self.size, answer.size)
-        if differing := changed(self._tags, answer.tags):
-            self._changed(at, *differing)
+        self.object.check(answer, at)
+        self.queue.usual_size = self.object.size or self.queue.usual_size
         first = not self.answered
         self.answered = True
-        self._ignores_ranges = self._ignores_ranges or answer.start < at
-        self.size = self.size if answer.size is None else answer.size
-        self._size_is_told = self._size_is_told or answer.size is not None
-        self._tags |= answer.tags | self._tags
-        self.queue.usual_size = self.size or self.queue.usual_size
-        if answer.size is not None and answer.size <= at - _BLOCK:
-            self._too_short(at, answer.size)
         with self._budget.lock:
             self._set_stop(answer, at, block, first=first)
             if first:
@@ -315,12 +276,12 @@ class Fetch:
 
     def _set_stop(self, answer: Answer, at: int, block: Block, *, first: bool) -> None:
         """Where a block ends, by what is known now."""
-        if self.size is None:  # then there is no other block; a response that does not tell where it ends is all there is
+        if self.object.size is None:  # then there is no other block; a response that does not tell where it ends is all there is
             block.stop = answer.stop if answer.stop is None or block.stop is None else min(block.stop, answer.stop)
-        elif block.stop is None or (first and block is self.blocks[-1] and (answer.start < at or answer.stop is None or answer.stop >= self.size)):
-            block.stop = self.size  # a store without ranges, or all there is: one response brings it all
+        elif block.stop is None or (first and block is self.blocks[-1] and (answer.start < at or answer.stop is None or answer.stop >= self.object.size)):
+            block.stop = self.object.size  # a store without ranges, or all there is: one response brings it all
         else:
-            block.stop = min(block.stop, self.size)
+            block.stop = min(block.stop, self.object.size)
 
     async def _take(self, answer: Answer, block: Block, at: int, patience: float) -> None:
         """Hand the pieces of a response to the consumer."""
@@ -329,7 +290,7 @@ class Fetch:
         client, queue, clock = self._client, self.queue, self._budget.loop.time
         skip = at - answer.start
         # Where only an index says how long the shard is, the response is read to its end, to see whether it is longer.
-        to_its_end = answer.stop is None and not self._size_is_told and block.stop == self.size
+        to_its_end = answer.stop is None and not self.object.size_is_told and block.stop == self.object.size
         begin, came = clock(), block.came
         try:
             async with asyncio.timeout(None) as limit:
@@ -342,7 +303,7 @@ class Fetch:
                         skip, piece = skip - passed, piece[passed:]
                     if block.stop is not None and len(piece) > block.stop - block.reached:
                         if to_its_end:
-                            self._not_as_expected("more")
+                            self.object.refuse_size("more")
                         piece = piece[: block.stop - block.reached]
                     if piece:
                         block.got += len(piece)
@@ -399,7 +360,7 @@ class Fetch:
             block.done, block.error = True, error
             self.failed = self.failed or error is not None
             if block.stop is None and error is None:
-                block.stop = self.size = block.reached  # it had no length, and this was its end
+                block.stop = self.object.size = block.reached  # it had no length, and this was its end
             self.queue.filled.notify()
         self.queue.schedule()
 

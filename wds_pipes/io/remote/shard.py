@@ -37,12 +37,12 @@ class RemoteShard(io.RawIOBase):
     @property
     def size(self) -> int | None:
         """Of the whole shard, in bytes; None: not known (yet)."""
-        return self._fetch.size
+        return self._fetch.object.size
 
     @property
     def tag(self) -> str | None:
         """Its ETag, or what the store has instead; None: not known (yet)."""
-        return self._fetch.tag
+        return self._fetch.object.tag
 
     @property
     def end_is_vouched_for(self) -> bool:
