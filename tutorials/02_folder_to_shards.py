@@ -1,7 +1,8 @@
 # %% [markdown]
 # # From a folder of images to shards
 #
-# **You learn** how to write shards, how large to make them, how to count them once with an index, and how to see that what you wrote is what you meant.
+# **You learn** how to write shards, how large to make them, how to count them once with an index,
+# and how to see that what you wrote is what you meant.
 #
 # **You need** `pip install wds_pipes`
 
@@ -48,14 +49,16 @@ print(sorted(os.listdir("images/disc"))[:3])
 # %% [markdown]
 # ## Write shards
 #
-# A sample is a dict with a `"__key__"` and its fields. Bytes are written as they are: so copy a JPEG's bytes, don't decode and encode it again. Other values
-# are encoded by the field's name: `txt`, `cls` (integers), `json`, `npy` (arrays), `png` (images), ...
+# A sample is a dict with a `"__key__"` and its fields. Bytes are written as they are: so copy a
+# JPEG's bytes, don't decode and encode it again. Other values are encoded by the field's name:
+# `txt`, `cls` (integers), `json`, `npy` (arrays), `png` (images), ...
 #
 # Three rules:
 #
-# 1. **Shuffle now.** Samples of one class that stand together in a shard stay near each other in training, whatever the shuffle buffer does.
-# 2. **Keys** are unique, sort as you want them, and have no dots: the first dot ends the key. `photo.0001.jpg` would be a sample `photo` with a field
-#    `0001.jpg`.
+# 1. **Shuffle now.** Samples of one class that stand together in a shard stay near each other in
+#    training, whatever the shuffle buffer does.
+# 2. **Keys** are unique, sort as you want them, and have no dots: the first dot ends the key.
+#    `photo.0001.jpg` would be a sample `photo` with a field `0001.jpg`.
 # 3. **Names**: one data set, one pattern, such as `train-000000.tar`.
 
 # %%
@@ -72,8 +75,9 @@ print(writer.shards)
 assert sum(writer.shards.values()) == 300
 
 # %% [markdown]
-# A shard gets its name only when it is complete; if the writing stops in the middle, no half shard is left behind. The same samples give the same bytes, so
-# you can compare checksums. A name that would not read back as it was written is refused at once:
+# A shard gets its name only when it is complete; if the writing stops in the middle, no half shard
+# is left behind. The same samples give the same bytes, so you can compare checksums. A name that
+# would not read back as it was written is refused at once:
 
 # %%
 with wp.TarWriter("refused.tar") as one:
@@ -86,12 +90,15 @@ with wp.TarWriter("refused.tar") as one:
 # %% [markdown]
 # ## How large?
 #
-# - **100 MB to 1 GB** a shard is a good size for images: large enough that opening one (some 50 ms from a cloud) doesn't count, small enough to copy and to
-#   deal. `ShardWriter` begins a new one at 1 GiB or 100 000 samples, if you don't say otherwise.
-# - **Many more shards than ranks x workers**, ten times as many or so: each worker of each rank reads shards of its own, and the shuffling of shards mixes
-#   better the more there are. With an index (below) the shards may be few, since then samples are dealt instead of shards.
+# - **100 MB to 1 GB** a shard is a good size for images: large enough that opening one (some 50 ms
+#   from a cloud) doesn't count, small enough to copy and to deal. `ShardWriter` begins a new one at
+#   1 GiB or 100 000 samples, if you don't say otherwise.
+# - **Many more shards than ranks x workers**, ten times as many or so: each worker of each rank
+#   reads shards of its own, and the shuffling of shards mixes better the more there are. With an
+#   index (below) the shards may be few, since then samples are dealt instead of shards.
 # - **Shards of equal numbers of samples** (`max_samples=`) make equal work.
-# - A tar has 512 bytes of header for each file, and fills up to 512: for very small samples put several values into one field (`json`, `npy`).
+# - A tar has 512 bytes of header for each file, and fills up to 512: for very small samples put
+#   several values into one field (`json`, `npy`).
 
 # %%
 data = sum(path.stat().st_size for path in paths)
@@ -101,8 +108,9 @@ print(f"{data:,} bytes of JPEG take {stored:,} bytes: with three files a sample,
 # %% [markdown]
 # ## An index
 #
-# `index="shards/index.json"` above wrote how many samples and bytes each shard has, and its MD5. With it the length of an epoch is known and all ranks can
-# get the same number of batches. A `ShardList` of an index needs nothing else:
+# `index="shards/index.json"` above wrote how many samples and bytes each shard has, and its MD5.
+# With it the length of an epoch is known and all ranks can get the same number of batches. A
+# `ShardList` of an index needs nothing else:
 
 # %%
 pipe = wp.ShardList("shards/index.json", shuffle=True, seed=1).open_shards().load_tar().group_by_key().decode_by_ext("rgb8").to_tuple("jpg", "cls")
@@ -161,8 +169,9 @@ show(next(iter(wp.ShardList("shards/*.tar").open_shards().load_tar().group_by_ke
 # %% [markdown]
 # ## Writing on several machines
 #
-# Give each writer shards of its own: `ShardWriter("shards/train-%06d.tar", start=1000 * rank)`, and make the index afterwards, of all of them. `on_shard=` is
-# called with the path of each complete shard, for example to upload it and remove the local file.
+# Give each writer shards of its own: `ShardWriter("shards/train-%06d.tar", start=1000 * rank)`, and
+# make the index afterwards, of all of them. `on_shard=` is called with the path of each complete
+# shard, for example to upload it and remove the local file.
 #
 # ## What to read next
 #

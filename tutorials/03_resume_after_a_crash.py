@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Resume after a crash
 #
-# **You learn** what a state is, what belongs into a checkpoint, and that a training that was killed goes on as if nothing had happened: same samples, same
-# losses, to the last bit.
+# **You learn** what a state is, what belongs into a checkpoint, and that a training that was killed
+# goes on as if nothing had happened: same samples, same losses, to the last bit.
 #
 # **You need** `pip install 'wds_pipes[demo]'` (the extra brings matplotlib, for one plot).
 
@@ -42,8 +42,9 @@ with wp.ShardWriter("shards/train-%06d.tar", max_samples=100) as writer:
 # %% [markdown]
 # ## A state
 #
-# `state_dict()` says where a pipe stands, and `load_state_dict()` lets another pipe, built the same way, go on from there. The state belongs to the batch
-# that you have in hand: what was read ahead doesn't count.
+# `state_dict()` says where a pipe stands, and `load_state_dict()` lets another pipe, built the same
+# way, go on from there. The state belongs to the batch that you have in hand: what was read ahead
+# doesn't count.
 
 
 # %%
@@ -66,16 +67,18 @@ assert [keys for keys, _, _ in resumed] == rest
 print(f"{len(rest)} batches after the cut are the same; the state has {len(json.dumps(state))} bytes")
 
 # %% [markdown]
-# So few bytes, although a shuffle buffer holds 100 images? No sample is in a state. The order is a function of the seed, the epoch and the place, so the
-# buffer is filled again by reading: `help(pipe.shuffle_buffer)` says how much, at most. You can ask what a state says:
+# So few bytes, although a shuffle buffer holds 100 images? No sample is in a state. The order is a
+# function of the seed, the epoch and the place, so the buffer is filled again by reading:
+# `help(pipe.shuffle_buffer)` says how much, at most. You can ask what a state says:
 
 # %%
 print(wp.describe_state(state))
 
 # %% [markdown]
-# What decides the order must be the same when you resume: the shards, the seed, the steps. The shards may lie elsewhere: a copy with the same names on a
-# job's own disk or in a store goes on, and a line in the log says so. For renamed shards, say `load_state_dict(state, moved=True)`. The batch size is yours
-# to change:
+# What decides the order must be the same when you resume: the shards, the seed, the steps. The
+# shards may lie elsewhere: a copy with the same names on a job's own disk or in a store goes on,
+# and a line in the log says so. For renamed shards, say `load_state_dict(state, moved=True)`. The
+# batch size is yours to change:
 
 # %%
 smaller = make_pipe(batch_size=4)
@@ -96,12 +99,15 @@ else:
 # %% [markdown]
 # ## A training that can be killed
 #
-# Whoever resumes a training exactly must save all that the next step depends on: the model, the optimizer (and the schedule of the learning rate), the state
-# of the random generator that dropout draws from, the number of the step, and the state of the data. All of that in *one* file, written beside its place and
-# renamed, so that a crash leaves the old one or the new one, never half of one.
+# Whoever resumes a training exactly must save all that the next step depends on: the model, the
+# optimizer (and the schedule of the learning rate), the state of the random generator that dropout
+# draws from, the number of the step, and the state of the data. All of that in *one* file, written
+# beside its place and renamed, so that a crash leaves the old one or the new one, never half of
+# one.
 #
-# `PipeLoader` reads with worker processes, so the program has `if __name__ == "__main__":` at its end: workers that are not forked (the default of Python
-# 3.14, macOS and Windows) import it. `augment` draws from its own `rng`, not from a global generator, so it needs no state.
+# `PipeLoader` reads with worker processes, so the program has `if __name__ == "__main__":` at its
+# end: workers that are not forked (the default of Python 3.14, macOS and Windows) import it.
+# `augment` draws from its own `rng`, not from a global generator, so it needs no state.
 
 # %%
 TRAINING = """\
@@ -168,9 +174,10 @@ with open("train.py", "w") as file:
 # %% [markdown]
 # ## Kill it
 #
-# Once without interruption; and once killed by SIGKILL (as by `kill -9`, or a machine that goes down) when it has told of step 42, in the second epoch. It
-# goes on from the last checkpoint, which is that of step 40. (A killed process may have done more than it could tell of, so on a busy machine it may be that
-# of step 50.)
+# Once without interruption; and once killed by SIGKILL (as by `kill -9`, or a machine that goes
+# down) when it has told of step 42, in the second epoch. It goes on from the last checkpoint, which
+# is that of step 40. (A killed process may have done more than it could tell of, so on a busy
+# machine it may be that of step 50.)
 
 
 # %%
@@ -201,7 +208,8 @@ print("killed after step", killed[-1]["step"], "- resumed from the checkpoint of
 # %% [markdown]
 # ## Compare
 #
-# Not "about the same": each batch holds the same samples in the same order, and each loss is the same number.
+# Not "about the same": each batch holds the same samples in the same order, and each loss is the
+# same number.
 
 # %%
 assert killed == whole[:42]
@@ -227,12 +235,17 @@ plt.show()
 # %% [markdown]
 # ## Things to know
 #
-# - **Take the state when the model has been trained on the batch**, as above. A state taken at the last batch of an epoch means the beginning of the next.
-# - **An exception leaves the state at the item before**: in an `except` or `finally`, `state_dict()` is still right, and in a signal handler too.
-# - A GPU makes sums in another order from run to run, unless `torch.use_deterministic_algorithms(True)`. The samples are the same; the losses then agree to
+# - **Take the state when the model has been trained on the batch**, as above. A state taken at the
+#   last batch of an epoch means the beginning of the next.
+# - **An exception leaves the state at the item before**: in an `except` or `finally`,
+#   `state_dict()` is still right, and in a signal handler too.
+# - A GPU makes sums in another order from run to run, unless
+#   `torch.use_deterministic_algorithms(True)`. The samples are the same; the losses then agree to
 #   some digits.
 #
 # ## What to read next
 #
-# - `04_ranks_and_elastic_resume`: several ranks and workers, and going on with another number of both.
-# - `07_imagenet_resnet`: a training script to copy, which also saves when a cluster wants its machine back.
+# - `04_ranks_and_elastic_resume`: several ranks and workers, and going on with another number of
+#   both.
+# - `07_imagenet_resnet`: a training script to copy, which also saves when a cluster wants its
+#   machine back.

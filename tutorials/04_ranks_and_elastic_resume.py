@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Several ranks, and resuming on another number of them
 #
-# **You learn** how `PipeLoader` deals an epoch to workers and ranks, how all ranks get the same number of batches, how to save and load for all ranks, also
-# onto another number of them, how to mix data sets, and how to see what training waits for.
+# **You learn** how `PipeLoader` deals an epoch to workers and ranks, how all ranks get the same
+# number of batches, how to save and load for all ranks, also onto another number of them, how to
+# mix data sets, and how to see what training waits for.
 #
 # **You need** `pip install 'wds_pipes[demo]'` (the extra brings matplotlib, for one plot).
 
@@ -34,8 +35,10 @@ print(len(everything), "samples")
 # %% [markdown]
 # ## Lanes
 #
-# An epoch is dealt into **lanes**: by default one for each worker of each rank. A lane has its own part of the data, its own shuffle buffer, its own
-# position. Workers and ranks only *host* lanes, giving a batch of each in turn. So, with the same lanes, the number of workers changes nothing but the speed:
+# An epoch is dealt into **lanes**: by default one for each worker of each rank. A lane has its own
+# part of the data, its own shuffle buffer, its own position. Workers and ranks only *host* lanes,
+# giving a batch of each in turn. So, with the same lanes, the number of workers changes nothing but
+# the speed:
 
 
 # %%
@@ -57,9 +60,11 @@ print(len(one_process), "batches; each key once:", sorted(keys_of(one_process)) 
 # %% [markdown]
 # ## Equal epochs for all ranks
 #
-# If one rank gives a batch more than the others, training hangs: the others have no gradient to add to its last one. With an index (or `samples_per_shard=`)
-# the samples are dealt evenly, and `epoch_end` says what happens to those that are left over. `rank=` and `world_size=` let us see what each of two ranks
-# would get. (In a real training they are found by themselves, from torch.distributed or the environment.)
+# If one rank gives a batch more than the others, training hangs: the others have no gradient to add
+# to its last one. With an index (or `samples_per_shard=`) the samples are dealt evenly, and
+# `epoch_end` says what happens to those that are left over. `rank=` and `world_size=` let us see
+# what each of two ranks would get. (In a real training they are found by themselves, from
+# torch.distributed or the environment.)
 
 # %%
 for epoch_end in ("drop", "pad", "exact"):
@@ -74,9 +79,10 @@ for epoch_end in ("drop", "pad", "exact"):
         assert set(given) == everything
 
 # %% [markdown]
-# - `"drop"` is for training: full batches, as many on each rank. What was left out is counted, and is another part of the data in each epoch.
-# - `"pad"` is for evaluation under DDP: some samples are repeated, and each dict sample has `"__padding__"`, which tells repeats, so that you can leave them
-#   out of a mean.
+# - `"drop"` is for training: full batches, as many on each rank. What was left out is counted, and
+#   is another part of the data in each epoch.
+# - `"pad"` is for evaluation under DDP: some samples are repeated, and each dict sample has
+#   `"__padding__"`, which tells repeats, so that you can leave them out of a mean.
 # - `"exact"` gives each sample once; ranks may differ by a few batches.
 #
 # Without counts several ranks are refused, with the mend, instead of a hang:
@@ -91,14 +97,17 @@ else:
     raise AssertionError
 
 # %% [markdown]
-# `loader.with_epoch(batches=1000)` is another way to equal epochs: it cuts one endless stream into pieces, and each goes on where the one before ended.
+# `loader.with_epoch(batches=1000)` is another way to equal epochs: it cuts one endless stream into
+# pieces, and each goes on where the one before ended.
 #
 # ## A real run of two ranks
 #
-# Each rank saves its part of a checkpoint with `checkpoint.save(directory, loader, step=step)`: one small file, no waiting for the others. It is complete
-# when the files of all ranks are there. Save the model *before*, so that a complete checkpoint of the data is never without it.
+# Each rank saves its part of a checkpoint with `checkpoint.save(directory, loader, step=step)`: one
+# small file, no waiting for the others. It is complete when the files of all ranks are there. Save
+# the model *before*, so that a complete checkpoint of the data is never without it.
 #
-# If the number of ranks may change, say `epoch_end="drop"` yourself: otherwise it depends on that number (`"exact"` for one rank, `"drop"` for several).
+# If the number of ranks may change, say `epoch_end="drop"` yourself: otherwise it depends on that
+# number (`"exact"` for one rank, `"drop"` for several).
 
 # %%
 TRAINING = """\
@@ -143,8 +152,9 @@ for folder, _, files in os.walk("checkpoints"):
 # %% [markdown]
 # ## Going on with one rank and two workers
 #
-# `checkpoint.load` reads the newest complete checkpoint, by however many ranks it was made, and gives its step. Where lanes and hosts fit, everything goes on
-# as it would have. Otherwise what is left of the epoch is dealt again: each remaining sample exactly once.
+# `checkpoint.load` reads the newest complete checkpoint, by however many ranks it was made, and
+# gives its step. Where lanes and hosts fit, everything goes on as it would have. Otherwise what is
+# left of the epoch is dealt again: each remaining sample exactly once.
 
 # %%
 import json
@@ -159,9 +169,11 @@ print(f"two ranks: {len(before[0])} + {len(before[1])} samples, then one rank: {
 loader.close()
 
 # %% [markdown]
-# The same with four ranks, which have to be one process each; here they are in one, to look at them. The shards that a lane had open stay with it as a whole,
-# and only those that nobody had opened are dealt evenly. So with few shards, or towards the end of an epoch, `"drop"` may leave out a lot; `counts()` tells
-# how much. With `PipeLoader(lanes=8)` from the beginning, nothing is dealt again on 1, 2, 4 or 8 ranks.
+# The same with four ranks, which have to be one process each; here they are in one, to look at
+# them. The shards that a lane had open stay with it as a whole, and only those that nobody had
+# opened are dealt evenly. So with few shards, or towards the end of an epoch, `"drop"` may leave
+# out a lot; `counts()` tells how much. With `PipeLoader(lanes=8)` from the beginning, nothing is
+# dealt again on 1, 2, 4 or 8 ranks.
 
 # %%
 four = [make_loader(epoch_end="drop", rank=rank, world_size=4) for rank in range(4)]
@@ -176,13 +188,13 @@ assert len(before[0] + before[1] + left) + dropped == len(everything)
 print("each of four ranks gives", len(parts[0]), "of the samples that are left;", dropped, "are dropped")
 
 # %% [markdown]
-# Other ways to keep the state of all ranks: `checkpoint.gather(loader)` gives one state for `torch.save`, and `checkpoint.DCPState(loader)` goes into
-# `torch.distributed.checkpoint`.
+# Other ways to keep the state of all ranks: `checkpoint.gather(loader)` gives one state for
+# `torch.save`, and `checkpoint.DCPState(loader)` goes into `torch.distributed.checkpoint`.
 #
 # ## Mixing data sets
 #
-# `wp.mix` draws from several pipelines in exact proportions, not at random: at every place, each source has given its share to less than one sample. It is a
-# pipe like any other.
+# `wp.mix` draws from several pipelines in exact proportions, not at random: at every place, each
+# source has given its share to less than one sample. It is a pipe like any other.
 
 # %%
 make_shards("photos", shards=2, samples=60, fields={"txt": lambda rng, number: "photo"})
@@ -207,14 +219,17 @@ again.load_state_dict(mixed.state_dict())
 assert list(again) == list(items)
 
 # %% [markdown]
-# `exhausted=` says what happens when one source is at its end: stop there (as here), go on with the others, or begin it again.
+# `exhausted=` says what happens when one source is at its end: stop there (as here), go on with the
+# others, or begin it again.
 #
 # ## What training waits for
 #
-# `loader.stats()` gives flat numbers for a logger: samples per second, and where time goes. `wait_share` is the share of the time in which training waited
-# for a batch: near 0, data are not what slows you down. `read_share` and `decode_share` divide the time of the workers: into reading (up to `group_by_key`)
-# and all steps after it. `stall_share` is the part of reading in which they waited for bytes of a store (here it is 0: the shards lie on a disk). Three loops
-# over the same images:
+# `loader.stats()` gives flat numbers for a logger: samples per second, and where time goes.
+# `wait_share` is the share of the time in which training waited for a batch: near 0, data are not
+# what slows you down. `read_share` and `decode_share` divide the time of the workers: into reading
+# (up to `group_by_key`) and all steps after it. `stall_share` is the part of reading in which they
+# waited for bytes of a store (here it is 0: the shards lie on a disk). Three loops over the same
+# images:
 
 # %%
 make_shards("images", shards=2, samples=60, fields={"jpg": lambda rng, number: np.frombuffer(rng.randbytes(96 * 96 * 3), np.uint8).reshape(96, 96, 3)})
@@ -248,9 +263,11 @@ print({name: round(value, 2) for name, value in stats.items()})
 #
 # - a high `decode_share`: more workers, or smaller images;
 # - a high `stall_share`: the network, see `05_s3_gcs_http`;
-# - a high `read_share` and a low `stall_share`: a slow disk, or many tiny samples. More workers, or a local copy.
+# - a high `read_share` and a low `stall_share`: a slow disk, or many tiny samples. More workers, or
+#   a local copy.
 #
-# The first batches of a pass come late: workers start and shards are opened. Look at the numbers after some hundred batches.
+# The first batches of a pass come late: workers start and shards are opened. Look at the numbers
+# after some hundred batches.
 #
 # ## What to read next
 #

@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Shards on S3, GCS and web servers
 #
-# **You learn** how to give credentials and endpoints, how shards are read, what to tune when the network is what you wait for, how to keep shards on a local
-# disk, and what each error means.
+# **You learn** how to give credentials and endpoints, how shards are read, what to tune when the
+# network is what you wait for, how to keep shards on a local disk, and what each error means.
 #
-# **You need** `pip install aiobotocore 'wds_pipes[s3,gcs,http,demo]' 'moto[server]'` (moto imitates S3 on this machine; that aiobotocore is named helps pip
-# to find versions that agree; demo brings matplotlib, for one plot).
+# **You need** `pip install aiobotocore 'wds_pipes[s3,gcs,http,demo]' 'moto[server]'` (moto imitates
+# S3 on this machine; that aiobotocore is named helps pip to find versions that agree; demo brings
+# matplotlib, for one plot).
 
 # %%
 import contextlib
@@ -33,8 +34,8 @@ logging.getLogger("werkzeug").setLevel(logging.ERROR)  # the imitation logs each
 # %% [markdown]
 # ## S3
 #
-# A URL is all it takes where the machine has credentials: from `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, from `~/.aws`, or from the role of the
-# instance or pod.
+# A URL is all it takes where the machine has credentials: from `AWS_ACCESS_KEY_ID` and
+# `AWS_SECRET_ACCESS_KEY`, from `~/.aws`, or from the role of the instance or pod.
 #
 # ```
 # wp.ShardList("s3://bucket/train-{000000..000999}.tar").open_shards()
@@ -51,7 +52,8 @@ logging.getLogger("werkzeug").setLevel(logging.ERROR)  # the imitation logs each
 # | a bucket whose readers pay | `{"requester_pays": True}` | |
 # | a region | `{"client_kwargs": {"region_name": "eu-west-1"}}` | `AWS_DEFAULT_REGION` |
 #
-# Never write keys into URLs. (If you do, messages and states don't show them.) Here is a store to read from:
+# Never write keys into URLs. (If you do, messages and states don't show them.) Here is a store to
+# read from:
 
 # %%
 server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
@@ -79,8 +81,8 @@ assert sorted(keys_of(loader)) == [f"{number:08d}" for number in range(200)]
 print({name: value for name, value in loader.stats().items() if name in ("requests", "retries", "bytes_fetched", "stall_seconds")})
 
 # %% [markdown]
-# A pattern with `*` has to be listed, so `ShardList` takes `storage_options`, too. And a resume doesn't read again what was given: it asks for the shard that
-# it stands in from the byte on.
+# A pattern with `*` has to be listed, so `ShardList` takes `storage_options`, too. And a resume
+# doesn't read again what was given: it asks for the shard that it stands in from the byte on.
 
 # %%
 assert len(list(wp.ShardList("s3://bucket/*.tar", storage_options=store))) == 4
@@ -102,7 +104,8 @@ assert rest_bytes < whole_bytes / 2
 # %% [markdown]
 # ## GCS
 #
-# `gs://bucket/...`, by `gcsfs`. Credentials come from `gcloud auth application-default login`, `GOOGLE_APPLICATION_CREDENTIALS`, or the machine.
+# `gs://bucket/...`, by `gcsfs`. Credentials come from `gcloud auth application-default login`,
+# `GOOGLE_APPLICATION_CREDENTIALS`, or the machine.
 #
 # | what | `storage_options=` |
 # |---|---|
@@ -112,11 +115,12 @@ assert rest_bytes < whole_bytes / 2
 #
 # ## Web servers, and others
 #
-# `https://...`; headers, for a token, go into `{"headers": {"Authorization": "Bearer ..."}}`. Others are `hf://`, `az://` (with the package `adlfs`),
-# `ais://` by `AIS_ENDPOINT`, and whatever fsspec knows.
+# `https://...`; headers, for a token, go into `{"headers": {"Authorization": "Bearer ..."}}`.
+# Others are `hf://`, `az://` (with the package `adlfs`), `ais://` by `AIS_ENDPOINT`, and whatever
+# fsspec knows.
 #
-# The server below is as slow as a network: each request waits 20 ms, and one connection gives 16 MB a second. It wants a token in `private/`, and fails now
-# and then in `flaky/`.
+# The server below is as slow as a network: each request waits 20 ms, and one connection gives 16 MB
+# a second. It wants a token in `private/`, and fails now and then in `flaky/`.
 
 # %%
 LATENCY_SECONDS, BYTES_PER_SECOND, PIECE = 0.02, 16_000_000, 1 << 18
@@ -172,8 +176,8 @@ SHARDS = url + "/large/shard-{000000..000002}.tar"  # 8 MB each
 # %% [markdown]
 # ## How it reads, and what to tune
 #
-# One connection gives so much and no more; so a shard is read through several at once, in ranges, and the next one is asked for before it has ended. These
-# options of `open_shards` say how:
+# One connection gives so much and no more; so a shard is read through several at once, in ranges,
+# and the next one is asked for before it has ended. These options of `open_shards` say how:
 #
 # | option | what it is | when to change it |
 # |---|---|---|
@@ -182,11 +186,13 @@ SHARDS = url + "/large/shard-{000000..000002}.tar"  # 8 MB each
 # | `shards_ahead=2` | how many shards after the one that is read | more for small shards, of less than 10 MB or so |
 # | `retries`, `timeout_seconds` | how long to be patient | a store that is away for minutes: more |
 #
-# `interleave_shards(8)`, after `group_by_key()`, is no such option. It has 8 shards open at once to mix their samples. They share the same connections, so it
-# reads no faster than one shard through all of them; see the last bar. (It can be faster than a plain pipeline over shards so small that one doesn't use all
-# connections, but there a larger `shards_ahead` does more.)
+# `interleave_shards(8)`, after `group_by_key()`, is no such option. It has 8 shards open at once to
+# mix their samples. They share the same connections, so it reads no faster than one shard through
+# all of them; see the last bar. (It can be faster than a plain pipeline over shards so small that
+# one doesn't use all connections, but there a larger `shards_ahead` does more.)
 #
-# (A range has `readahead_bytes / connections` bytes, 8 MiB as it comes. The shards here are no larger than that, so here less is held ahead.)
+# (A range has `readahead_bytes / connections` bytes, 8 MiB as it comes. The shards here are no
+# larger than that, so here less is held ahead.)
 
 
 # %%
@@ -209,7 +215,8 @@ axis.legend(loc="lower right")
 plt.show()
 
 # %% [markdown]
-# `wds-pipes bench URL` measures this for your store, and says what would help. (Look longer than this.)
+# `wds-pipes bench URL` measures this for your store, and says what would help. (Look longer than
+# this.)
 
 # %%
 main(["bench", SHARDS, "--seconds", "0.3", "--readahead-mib", "8"], standalone_mode=False)
@@ -217,8 +224,8 @@ main(["bench", SHARDS, "--seconds", "0.3", "--readahead-mib", "8"], standalone_m
 # %% [markdown]
 # ## What a network does
 #
-# Requests that are refused for a while (429, 503), reset, cut short or silent are made again from the byte reached, later each time. You only see it in the
-# statistics:
+# Requests that are refused for a while (429, 503), reset, cut short or silent are made again from
+# the byte reached, later each time. You only see it in the statistics:
 
 # %%
 os.symlink("large", "flaky")
@@ -233,12 +240,15 @@ assert loader.stats()["retries"] >= 3
 # %% [markdown]
 # ## A cache on the local disk
 #
-# For data that are read in several epochs and fit on the node's disk. All processes of the machine share it, each shard is downloaded once, and streams to
-# its reader while it is stored; beyond `max_bytes` the shards go that were used least recently.
+# For data that are read in several epochs and fit on the node's disk. All processes of the machine
+# share it, each shard is downloaded once, and streams to its reader while it is stored; beyond
+# `max_bytes` the shards go that were used least recently.
 #
-# On a cluster: a directory on the *local* disk (NVMe), the same for all ranks of the node, and larger than the part of the data that the node reads. Give
-# both in the environment, `WDS_PIPES_CACHE_DIR=/scratch/shards` and `WDS_PIPES_CACHE_SIZE=2TB`, and the program needs `cache_shards()` without arguments. The
-# shards are dealt anew in each epoch, so over time each node sees all of them.
+# On a cluster: a directory on the *local* disk (NVMe), the same for all ranks of the node, and
+# larger than the part of the data that the node reads. Give both in the environment,
+# `WDS_PIPES_CACHE_DIR=/scratch/shards` and `WDS_PIPES_CACHE_SIZE=2TB`, and the program needs
+# `cache_shards()` without arguments. The shards are dealt anew in each epoch, so over time each
+# node sees all of them.
 
 # %%
 cached = wp.ShardList(SHARDS, shuffle=True, seed=1).cache_shards("cache", max_bytes="1GB").open_shards(readahead_bytes=8 << 20).load_tar().group_by_key()
@@ -249,11 +259,12 @@ for epoch in range(2):
 main(["cache", "ls", "--directory", "cache"], standalone_mode=False)
 
 # %% [markdown]
-# A shard in the cache is used without asking the store again. So write changed data to a new name. With an index (`wds-pipes index`) the MD5 of each shard is
-# checked.
+# A shard in the cache is used without asking the store again. So write changed data to a new name.
+# With an index (`wds-pipes index`) the MD5 of each shard is checked.
 #
-# To give a cache to a training that is going on, use `open_shards(cache=wp.ShardCache("cache", max_bytes="1GB"))`: `cache_shards()` is a step, which a saved
-# state knows of.
+# To give a cache to a training that is going on, use
+# `open_shards(cache=wp.ShardCache("cache", max_bytes="1GB"))`: `cache_shards()` is a step, which a
+# saved state knows of.
 #
 # ## What the errors mean
 
@@ -305,8 +316,8 @@ with raises("cannot be read"):  # nobody is there: a wrong endpoint, or a firewa
 # | its MD5 is ... | some bytes are wrong | copy the shard again |
 # | it is not a tar ... looks like a web page | a login page, an error in HTML | credentials, the URL |
 #
-# With `open_shards(on_error="skip", max_errors=3)` shards that cannot be opened are skipped and counted. Only then: a missing shard is otherwise an error,
-# not a smaller epoch.
+# With `open_shards(on_error="skip", max_errors=3)` shards that cannot be opened are skipped and
+# counted. Only then: a missing shard is otherwise an error, not a smaller epoch.
 
 # %%
 server.stop()

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Lightning
 #
-# **You learn** how to train with Lightning's Trainer on shards: a DataModule that resumes in mid-epoch, on any number of devices; statistics in your logger;
-# and a mixin for a DataModule of your own.
+# **You learn** how to train with Lightning's Trainer on shards: a DataModule that resumes in
+# mid-epoch, on any number of devices; statistics in your logger; and a mixin for a DataModule of
+# your own.
 #
 # **You need** `pip install 'wds_pipes[lightning]'`
 
@@ -37,8 +38,9 @@ print(sorted(os.listdir("train")))
 # %% [markdown]
 # ## A DataModule
 #
-# `WdsDataModule` takes URLs and makes the usual pipeline of them: shards shuffled, a shuffle buffer, decoding, the fields that you name. Its arguments are
-# plain, so LightningCLI works. With an index the length of an epoch is known, and all ranks get the same number of batches.
+# `WdsDataModule` takes URLs and makes the usual pipeline of them: shards shuffled, a shuffle
+# buffer, decoding, the fields that you name. Its arguments are plain, so LightningCLI works. With
+# an index the length of an epoch is known, and all ranks get the same number of batches.
 
 
 # %%
@@ -47,7 +49,8 @@ def make_data():
 
 
 # %% [markdown]
-# The model is as any. This one keeps the keys of what it was trained on, to have something to compare.
+# The model is as any. This one keeps the keys of what it was trained on, to have something to
+# compare.
 
 
 # %%
@@ -86,7 +89,8 @@ def make_trainer(folder, *callbacks):
 # %% [markdown]
 # ## A run without interruption, with statistics
 #
-# `StatsCallback` logs `loader.stats()`: samples per second, how long training waits for data, and so on.
+# `StatsCallback` logs `loader.stats()`: samples per second, how long training waits for data, and
+# so on.
 
 # %%
 pl.seed_everything(0, verbose=False)
@@ -104,7 +108,8 @@ print({name: value for name, value in rows[-1].items() if name in ("step", "data
 # %% [markdown]
 # ## A crash, and `ckpt_path="last"`
 #
-# The training breaks off at step 28, in the middle of the second epoch. The last checkpoint is that of step 25.
+# The training breaks off at step 28, in the middle of the second epoch. The last checkpoint is that
+# of step 25.
 
 
 # %%
@@ -127,17 +132,19 @@ assert crashed.trained_on[:250] + resumed.trained_on == whole.trained_on
 print("after the crash:", len(resumed.trained_on), "samples, the same as without it")
 
 # %% [markdown]
-# Not so with a plain loader in Lightning: it keeps the state of rank 0 alone and gives it to all, drops it where `estimated_stepping_batches` is used, and
-# takes the loader's position, which may be a batch ahead of the model. Here the **DataModule** has the state, for all ranks, behind the batch that was
-# trained on last.
+# Not so with a plain loader in Lightning: it keeps the state of rank 0 alone and gives it to all,
+# drops it where `estimated_stepping_batches` is used, and takes the loader's position, which may be
+# a batch ahead of the model. Here the **DataModule** has the state, for all ranks, behind the batch
+# that was trained on last.
 #
-# (The samples are the same. Whether the losses are depends on all the rest, too: Lightning doesn't save the state of the random generator that dropout draws
-# from.)
+# (The samples are the same. Whether the losses are depends on all the rest, too: Lightning doesn't
+# save the state of the random generator that dropout draws from.)
 #
 # ## On several devices, and on another number of them
 #
-# Nothing changes: `pl.Trainer(devices=4, strategy="ddp")`. Each rank gets its part, and a checkpoint of four ranks goes on with two: what is left of the
-# epoch is dealt again, each sample at most once. See `04_ranks_and_elastic_resume` for what happens to those that are left over.
+# Nothing changes: `pl.Trainer(devices=4, strategy="ddp")`. Each rank gets its part, and a
+# checkpoint of four ranks goes on with two: what is left of the epoch is dealt again, each sample
+# at most once. See `04_ranks_and_elastic_resume` for what happens to those that are left over.
 #
 # ## From the command line
 #

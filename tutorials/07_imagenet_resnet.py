@@ -1,10 +1,11 @@
 # %% [markdown]
 # # A ResNet on ImageNet, with resume
 #
-# **You learn** what a whole training script looks like that you can copy: augmentation, DDP, mixed precision, checkpoints, stopping when the cluster wants
-# its machine back, and going on.
+# **You learn** what a whole training script looks like that you can copy: augmentation, DDP, mixed
+# precision, checkpoints, stopping when the cluster wants its machine back, and going on.
 #
-# **You need** `pip install 'wds_pipes[demo]'` (the extra brings matplotlib, for one plot), and `train_resnet.py`, which lies beside this notebook.
+# **You need** `pip install 'wds_pipes[demo]'` (the extra brings matplotlib, for one plot), and
+# `train_resnet.py`, which lies beside this notebook.
 
 # %%
 import json
@@ -30,13 +31,14 @@ shutil.copy(script, "train_resnet.py")
 #
 # It is [train_resnet.py](train_resnet.py). What there is to see in it:
 #
-# - **Data**: shards of `jpg` and `cls`. Augmentation is a class with `(sample, rng)`: picklable, so that it works with every way of starting workers, and
-#   with all its chance from `rng`.
-# - **Ranks**: `PipeLoader` finds its rank by itself. With the index each rank gets the same number of full batches, and `len(loader)` is known, which the
-#   schedule of the learning rate needs.
-# - **One checkpoint file**: `checkpoint.gather(loader)` gives the state of all ranks, small and of plain types, so it goes beside the model. Any number of
-#   ranks can load it.
-# - **SIGTERM** is only remembered by the handler; every few steps all ranks agree whether to stop, and save.
+# - **Data**: shards of `jpg` and `cls`. Augmentation is a class with `(sample, rng)`: picklable, so
+#   that it works with every way of starting workers, and with all its chance from `rng`.
+# - **Ranks**: `PipeLoader` finds its rank by itself. With the index each rank gets the same number
+#   of full batches, and `len(loader)` is known, which the schedule of the learning rate needs.
+# - **One checkpoint file**: `checkpoint.gather(loader)` gives the state of all ranks, small and of
+#   plain types, so it goes beside the model. Any number of ranks can load it.
+# - **SIGTERM** is only remembered by the handler; every few steps all ranks agree whether to stop,
+#   and save.
 # - **The epoch** is asked of the loader, `loader.state_dict()["epoch"]`: nobody has to count it.
 #
 # ## A little ImageNet
@@ -67,7 +69,8 @@ sorted(os.listdir("train"))
 # %% [markdown]
 # ## Once without interruption, and once with SIGTERM in the middle of an epoch
 #
-# A tiny ResNet on tiny images, so that it takes seconds. (One thread, since sums of floats depend on how they are divided among threads.)
+# A tiny ResNet on tiny images, so that it takes seconds. (One thread, since sums of floats depend
+# on how they are divided among threads.)
 
 # %%
 options = "--train train/index.json --val val/*.tar --classes 2 --epochs 4 --batch-size 20 --workers 1 --lanes 4"
@@ -136,15 +139,19 @@ axis.legend()
 plt.show()
 
 # %% [markdown]
-# Two ranks take twice as many images in a step, so they need half the steps for what was left of the epoch; and the losses are those of rank 0 alone. Lanes
-# that both ranks host alike (`--lanes 4`) go on where they were; an odd number of batches is dealt again, each image at most once: see
-# `04_ranks_and_elastic_resume`.
+# Two ranks take twice as many images in a step, so they need half the steps for what was left of
+# the epoch; and the losses are those of rank 0 alone. Lanes that both ranks host alike
+# (`--lanes 4`) go on where they were; an odd number of batches is dealt again, each image at most
+# once: see `04_ranks_and_elastic_resume`.
 #
 # ## For the real one
 #
-# - ImageNet has 1.28 million images, 110 KB each: 140 shards of 1 GB are few for 8 x 8 workers, which is fine with an index; without one, make 1000.
-# - `torchrun --nproc-per-node 8 train_resnet.py --train s3://bucket/train/index.json ...`: see `05_s3_gcs_http`.
-# - Your cluster sends SIGTERM some time before SIGKILL: see that a step and a save fit into it. With SLURM: `#SBATCH --signal=TERM@120`, `--requeue`.
+# - ImageNet has 1.28 million images, 110 KB each: 140 shards of 1 GB are few for 8 x 8 workers,
+#   which is fine with an index; without one, make 1000.
+# - `torchrun --nproc-per-node 8 train_resnet.py --train s3://bucket/train/index.json ...`: see
+#   `05_s3_gcs_http`.
+# - Your cluster sends SIGTERM some time before SIGKILL: see that a step and a save fit into it.
+#   With SLURM: `#SBATCH --signal=TERM@120`, `--requeue`.
 # - To change the number of ranks often, give `--lanes` a number that all ranks x workers divide.
 #
 # ## What to read next

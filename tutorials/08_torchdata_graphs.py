@@ -1,8 +1,9 @@
 # %% [markdown]
 # # In torch's and torchdata's own graphs
 #
-# **You learn** how the steps fit among torch's datapipes, into `torchdata.nodes` with `Prefetcher`, `ParallelMapper` and `Loader`, and into `DataLoader` and
-# `StatefulDataLoader`; and where a state is exact.
+# **You learn** how the steps fit among torch's datapipes, into `torchdata.nodes` with `Prefetcher`,
+# `ParallelMapper` and `Loader`, and into `DataLoader` and `StatefulDataLoader`; and where a state
+# is exact.
 #
 # **You need** `pip install wds_pipes` (which brings torch and torchdata).
 
@@ -30,12 +31,13 @@ warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchd
 urls = make_shards("data", shards=4, samples=25)
 
 # %% [markdown]
-# Each step exists in two forms with the same name, options and help: as a method of every torch `IterDataPipe`, and as a node of `torchdata.nodes`.
+# Each step exists in two forms with the same name, options and help: as a method of every torch
+# `IterDataPipe`, and as a node of `torchdata.nodes`.
 #
 # ## Datapipes
 #
-# `import wds_pipes` registers the methods. So they may begin behind a pipe of torch's, and torch's `.map`, `.filter`, `.batch` and `.collate` may stand
-# between them or behind.
+# `import wds_pipes` registers the methods. So they may begin behind a pipe of torch's, and torch's
+# `.map`, `.filter`, `.batch` and `.collate` may stand between them or behind.
 
 
 # %%
@@ -54,8 +56,8 @@ assert list(resumed) == list(iterator)
 print(resumed)
 
 # %% [markdown]
-# torch's `.shuffle()` and some others keep to themselves what they hold, so no state of them can be exact. They run, but a state is refused, with what to use
-# instead:
+# torch's `.shuffle()` and some others keep to themselves what they hold, so no state of them can be
+# exact. They run, but a state is refused, with what to use instead:
 
 # %%
 try:
@@ -68,8 +70,9 @@ else:
 # %% [markdown]
 # ## Nodes
 #
-# `torchdata.nodes` composes by calling classes, and `Loader` iterates the last. Nodes have threads: `ParallelMapper` decodes in several of them, `Prefetcher`
-# runs ahead. What they have read ahead is not in the state, so a resume is exact.
+# `torchdata.nodes` composes by calling classes, and `Loader` iterates the last. Nodes have threads:
+# `ParallelMapper` decodes in several of them, `Prefetcher` runs ahead. What they have read ahead is
+# not in the state, so a resume is exact.
 
 
 # %%
@@ -97,7 +100,8 @@ assert again == rest
 print(len(first), "batches,", len(again), "after the resume")
 
 # %% [markdown]
-# Any pipe is a node, too, with `as_node()`. Several sources? `nodes.Mix({"a": node, "b": node}, weights=...)`.
+# Any pipe is a node, too, with `as_node()`. Several sources?
+# `nodes.Mix({"a": node, "b": node}, weights=...)`.
 
 # %%
 node = wp.ShardList(urls).open_shards().load_tar().group_by_key().as_node()
@@ -107,8 +111,9 @@ assert keys == [f"{number:08d}" for number in range(100)]
 # %% [markdown]
 # ## StatefulDataLoader
 #
-# It can see the state of a plain dataset, not that of a datapipe: give it `pipe.as_dataset()`. Worker i of n reads its own shards, so have at least as many
-# shards as workers. Batches are made in the workers (`batch_samples`), and `batch_size=None`.
+# It can see the state of a plain dataset, not that of a datapipe: give it `pipe.as_dataset()`.
+# Worker i of n reads its own shards, so have at least as many shards as workers. Batches are made
+# in the workers (`batch_samples`), and `batch_size=None`.
 
 
 # %%
@@ -147,8 +152,8 @@ else:
 # %% [markdown]
 # ## DataLoader
 #
-# A plain `DataLoader` has no state. It takes both, and deals the shards to its workers, in another order in each epoch. Shuffle with
-# `ShardList(shuffle=True)` and `shuffle_buffer`.
+# A plain `DataLoader` has no state. It takes both, and deals the shards to its workers, in another
+# order in each epoch. Shuffle with `ShardList(shuffle=True)` and `shuffle_buffer`.
 
 # %%
 pipe = wp.ShardList(urls, shuffle=True).open_shards().load_tar().group_by_key().decode_by_ext()
@@ -168,8 +173,9 @@ assert sorted(keys_of(loader)) == keys
 #
 # ## A graph of your own? Check it
 #
-# `check_resume` cuts a pipeline at every position, resumes it in a new one, compares the rest, and cuts that one again. It takes whatever can be iterated and
-# has `state_dict()` and `load_state_dict()`, and belongs into your tests.
+# `check_resume` cuts a pipeline at every position, resumes it in a new one, compares the rest, and
+# cuts that one again. It takes whatever can be iterated and has `state_dict()` and
+# `load_state_dict()`, and belongs into your tests.
 
 # %%
 few = make_shards("few", shards=2, samples=5)

@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Writing your own stage
 #
-# **You learn** when you need one, how to write it in a few lines so that it resumes exactly, and how `check_resume` finds one that doesn't.
+# **You learn** when you need one, how to write it in a few lines so that it resumes exactly, and
+# how `check_resume` finds one that doesn't.
 #
 # **You need** `pip install wds_pipes`
 
@@ -26,18 +27,22 @@ def samples(urls=urls):
 # %% [markdown]
 # ## Do you need one?
 #
-# Whatever makes one sample of one sample is a function: `map_samples(fn)`, `map_samples(fn, rng)` with chance, `filter_samples(fn)`, or torch's `.map(fn)`.
-# You need a stage when what comes out depends on **more than one sample**: windows, pairs, packing, repeating, leaving out the first n.
+# Whatever makes one sample of one sample is a function: `map_samples(fn)`, `map_samples(fn, rng)`
+# with chance, `filter_samples(fn)`, or torch's `.map(fn)`. You need a stage when what comes out
+# depends on **more than one sample**: windows, pairs, packing, repeating, leaving out the first n.
 #
 # ## The contract
 #
 # A stage is a class with three parts:
 #
 # - `__init__` takes the source and the options, and checks them.
-# - `At`, a dataclass, is the **position**: numbers and strings, whose defaults are the beginning. Never data.
-# - `run` is a generator over `self.source.items`. Whenever it yields, `self.at` and the position of the source say all that is needed to go on.
+# - `At`, a dataclass, is the **position**: numbers and strings, whose defaults are the beginning.
+#   Never data.
+# - `run` is a generator over `self.source.items`. Whenever it yields, `self.at` and the position of
+#   the source say all that is needed to go on.
 #
-# The rest, that is state, epochs, workers and pickling, is done for you. Here is one that gives each sample `times` times:
+# The rest, that is state, epochs, workers and pickling, is done for you. Here is one that gives
+# each sample `times` times:
 
 
 # %%
@@ -75,7 +80,8 @@ wp.register_stage(Repeat)
 print([sample["__key__"] for sample in samples().repeat(2)][:6])
 
 # %% [markdown]
-# It works; and the class `Repeat` is the method `repeat` of every pipe (`MyStage` would be `my_stage`). But is it exact?
+# It works; and the class `Repeat` is the method `repeat` of every pipe (`MyStage` would be
+# `my_stage`). But is it exact?
 
 # %%
 try:
@@ -86,11 +92,12 @@ else:
     raise AssertionError("this was to fail")
 
 # %% [markdown]
-# It is not, and `check_resume` says where. Cut after the first time of a sample, the position of the source is already *behind* that sample. Resumed there,
-# `given=1` is taken for the next one.
+# It is not, and `check_resume` says where. Cut after the first time of a sample, the position of
+# the source is already *behind* that sample. Resumed there, `given=1` is taken for the next one.
 #
-# That is the one rule to keep in mind: **a stage that holds something when it yields must go back to where it can get it again.** It keeps an *earlier*
-# position of its source, taken before it took the item, and gives that in `mark()`:
+# That is the one rule to keep in mind: **a stage that holds something when it yields must go back
+# to where it can get it again.** It keeps an *earlier* position of its source, taken before it took
+# the item, and gives that in `mark()`:
 
 
 # %%
@@ -137,9 +144,10 @@ print("exact at every cut of", len(epochs[0]), "items; and of what was resumed t
 # %% [markdown]
 # ## One that holds nothing
 #
-# Most stages are simpler: when they yield, all that they have taken is given. Then there is no `mark` to write. Say so with `holds_nothing = True`, of which
-# a `PipeLoader` makes use when it deals an epoch again. Here is one that packs texts into pieces of at least so many characters: an item is given as soon as
-# it is full.
+# Most stages are simpler: when they yield, all that they have taken is given. Then there is no
+# `mark` to write. Say so with `holds_nothing = True`, of which a `PipeLoader` makes use when it
+# deals an epoch again. Here is one that packs texts into pieces of at least so many characters: an
+# item is given as soon as it is full.
 
 
 # %%
@@ -177,8 +185,8 @@ assert all(sample["txt"] in everything for sample in samples())
 # %% [markdown]
 # ## Chance
 #
-# Draw from a function of the seed, the epoch and the place, never from a generator that goes on from where it was: its state would be lost. `self.lane.key()`
-# is such a number.
+# Draw from a function of the seed, the epoch and the place, never from a generator that goes on
+# from where it was: its state would be lost. `self.lane.key()` is such a number.
 
 
 # %%
@@ -215,8 +223,9 @@ assert by_epoch[0] != by_epoch[1]
 # %% [markdown]
 # ## In workers, and beyond one test
 #
-# A registered stage works in a `PipeLoader`, and each lane has a position of its own. Put the class into a module that the workers can import, not into a
-# notebook, if workers are not forked (on macOS and Windows, and everywhere from Python 3.14).
+# A registered stage works in a `PipeLoader`, and each lane has a position of its own. Put the class
+# into a module that the workers can import, not into a notebook, if workers are not forked (on
+# macOS and Windows, and everywhere from Python 3.14).
 
 # %%
 loader = wp.PipeLoader(samples().repeat_samples(2).drop_some(0.3), batch_size=4, lanes=2, collate="list")
@@ -235,10 +244,12 @@ print(len(rest), "batches are equal after the resume;", resumed.counts())
 # %% [markdown]
 # A list to go through:
 #
-# - Options that decide what comes, or in which order, are in `order_options`: then a state of other options is refused.
+# - Options that decide what comes, or in which order, are in `order_options`: then a state of other
+#   options is refused.
 # - The position has numbers and strings only. A position that grows with the data is a mistake.
 # - The docstring says what is saved, and how much a resume reads again.
-# - `check_resume` is in your tests, with an empty shard (`make_shards(samples=[3, 0, 2])`) and a shuffle buffer before and behind.
+# - `check_resume` is in your tests, with an empty shard (`make_shards(samples=[3, 0, 2])`) and a
+#   shuffle buffer before and behind.
 
 # %%
 uneven = make_shards("uneven", shards=3, samples=[3, 0, 2])
@@ -248,5 +259,6 @@ assert len(epochs[0]) == 15
 # %% [markdown]
 # ## What to read next
 #
-# - The head of `wds_pipes/core/stage.py`: the rules in full. The stages of the package are short to read; `stages/shuffle_buffer.py` is one that goes back.
+# - The head of `wds_pipes/core/stage.py`: the rules in full. The stages of the package are short to
+#   read; `stages/shuffle_buffer.py` is one that goes back.
 # - `08_torchdata_graphs`: `check_resume` of other graphs.

@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Moving from webdataset
 #
-# **You learn** what each call of `webdataset` becomes here, what is different, and why; with both libraries side by side on the same shards.
+# **You learn** what each call of `webdataset` becomes here, what is different, and why; with both
+# libraries side by side on the same shards.
 #
 # **You need** `pip install wds_pipes webdataset wids`
 #
@@ -36,7 +37,8 @@
 # | `wids.ShardListDataset("index.json")` | `ShardList("index.json")` | The same index. It is read in a stream; for access by number keep using wids. |
 # | `wds.DataPipeline(...)` | a chain of methods | |
 #
-# Not here: `pipe:` in URLs from files, `.xdecode`, `rsample`, `.slice` (use `itertools.islice`), LMDB caches.
+# Not here: `pipe:` in URLs from files, `.xdecode`, `rsample`, `.slice` (use `itertools.islice`),
+# LMDB caches.
 
 # %%
 import collections
@@ -105,8 +107,8 @@ print(batches, "batches are equal;", "labels were a", type(labels).__name__, "an
 # %% [markdown]
 # ## Shuffling: as good, from the first sample on, and with a state
 #
-# How far do samples move? In a classic buffer some samples wait very long; here none leaves more than `2 * size` places late. So for the same spread the size
-# is 1.7 times as large.
+# How far do samples move? In a classic buffer some samples wait very long; here none leaves more
+# than `2 * size` places late. So for the same spread the size is 1.7 times as large.
 
 # %%
 many = make_shards("many", shards=4, samples=1000, fields=("cls",))
@@ -125,7 +127,8 @@ print(f"wds_pipes  .shuffle_buffer(850):  {spread(wp.ShardList(many).open_shards
 # %% [markdown]
 # ## Workers and epochs
 #
-# `WebLoader` gives each worker its shards, and an epoch is what you say it is. `PipeLoader` gives an epoch of all samples, and knows where it is.
+# `WebLoader` gives each worker its shards, and an epoch is what you say it is. `PipeLoader` gives
+# an epoch of all samples, and knows where it is.
 
 # %%
 loader = wds.WebLoader(wds.WebDataset(urls, shardshuffle=False).decode("rgb8").to_tuple("__key__", "cls").batched(10), num_workers=2, batch_size=None)
@@ -144,7 +147,8 @@ print([len(list(loader)) for _ in range(3)])
 # %% [markdown]
 # ## Mixing
 #
-# `RandomMix` draws at random, so a short stretch may hold anything. `mix` is never further than one sample from the proportions.
+# `RandomMix` draws at random, so a short stretch may hold anything. `mix` is never further than one
+# sample from the proportions.
 
 # %%
 make_shards("a", shards=1, samples=300, fields={"txt": lambda rng, number: "a"})
@@ -192,7 +196,8 @@ assert len(wp.PipeLoader(wp.ShardList("data/index.json").open_shards().load_tar(
 # %% [markdown]
 # ## Handlers: bad data
 #
-# A shard with a field that cannot be decoded, and a shard that breaks off in the middle of its fifth sample.
+# A shard with a field that cannot be decoded, and a shard that breaks off in the middle of its
+# fifth sample.
 
 # %%
 with tarfile.open("bad.tar", "w") as tar:
@@ -220,7 +225,8 @@ for url in ("bad.tar", "cut.tar"):
     assert all({"txt", "json"} <= sample.keys() for sample in ours)
 
 # %% [markdown]
-# Of the shard that breaks off, webdataset gives five samples: the fifth is half a one, without its `json`. Here it is counted as skipped.
+# Of the shard that breaks off, webdataset gives five samples: the fifth is half a one, without its
+# `json`. Here it is counted as skipped.
 #
 # By default bad data is an error that says where it is:
 

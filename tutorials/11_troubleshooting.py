@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Troubleshooting, by symptom
 #
-# **You learn** what each message means and what to do; the messages below are really raised. Search here for a few words of yours.
+# **You learn** what each message means and what to do; the messages below are really raised. Search
+# here for a few words of yours.
 #
 # **You need** `pip install wds_pipes`
 
@@ -49,8 +50,8 @@ def raises(kind):
 #
 # ### Nothing matches; a shard does not exist
 #
-# **Cause:** a typing error, or another working directory than you think: the message says which. A pattern with `*` is looked up when the list is built,
-# braces are only written out.
+# **Cause:** a typing error, or another working directory than you think: the message says which. A
+# pattern with `*` is looked up when the list is built, braces are only written out.
 
 # %%
 with raises(ValueError):
@@ -61,9 +62,10 @@ with raises(wp.ShardError):
 # %% [markdown]
 # ### A shard is no tar
 #
-# **Cause:** often a page of a web server that says that something is missing, or a file that was not copied to its end. **Do:** look at its first bytes, copy
-# it again. With `open_shards(on_error="skip", max_errors=3)` and `load_tar(on_error="skip", max_errors=3)` a few bad ones are skipped, counted and logged;
-# but first find out why they are bad.
+# **Cause:** often a page of a web server that says that something is missing, or a file that was
+# not copied to its end. **Do:** look at its first bytes, copy it again. With
+# `open_shards(on_error="skip", max_errors=3)` and `load_tar(on_error="skip", max_errors=3)` a few
+# bad ones are skipped, counted and logged; but first find out why they are bad.
 
 # %%
 with open("page.tar", "w") as file:
@@ -79,8 +81,9 @@ with raises(wp.ShardError):
 # %% [markdown]
 # ### A sample has no such field; an epoch gives nothing
 #
-# **Cause:** the field has another name. **Do:** look at a sample: `next(iter(samples))`. For fields that have one of several names:
-# `to_tuple("jpg;jpeg;png")`. With `group_by_key(fields=[...])`, samples with none of these fields are left out; if that is all of them, it is an error.
+# **Cause:** the field has another name. **Do:** look at a sample: `next(iter(samples))`. For fields
+# that have one of several names: `to_tuple("jpg;jpeg;png")`. With `group_by_key(fields=[...])`,
+# samples with none of these fields are left out; if that is all of them, it is an error.
 
 # %%
 with raises(wp.SampleError):
@@ -92,9 +95,10 @@ with raises(wp.SampleError):
 # %% [markdown]
 # ### A key comes again; a field is there twice
 #
-# **Cause:** the members of a sample are not next to each other, so that its key comes in pieces; or two files differ in nothing but what stands before the
-# *first* dot (`photo.1.jpg`, `photo.2.jpg` are both of sample `photo`). **Do:** sort the shard by name (`tar --sort=name`); for dots in names,
-# `group_by_key(key_split="last-dot")`.
+# **Cause:** the members of a sample are not next to each other, so that its key comes in pieces; or
+# two files differ in nothing but what stands before the *first* dot (`photo.1.jpg`, `photo.2.jpg`
+# are both of sample `photo`). **Do:** sort the shard by name (`tar --sort=name`); for dots in
+# names, `group_by_key(key_split="last-dot")`.
 
 # %%
 import io
@@ -121,8 +125,9 @@ assert len(list(wp.ShardList("dots.tar").open_shards().load_tar().group_by_key(k
 # %% [markdown]
 # ### A field cannot be decoded; pickles are refused
 #
-# **Cause:** bad data; or a format that runs code when it is read. **Do:** `decode_by_ext(on_error="skip", max_errors=100)` for a few bad samples.
-# `allow_pickle=True` only for data that you wrote.
+# **Cause:** bad data; or a format that runs code when it is read. **Do:**
+# `decode_by_ext(on_error="skip", max_errors=100)` for a few bad samples. `allow_pickle=True` only
+# for data that you wrote.
 
 # %%
 with wp.TarWriter("odd.tar") as writer:
@@ -138,8 +143,9 @@ with raises(wp.DecodeError):
 # %% [markdown]
 # ### A batch does not stack
 #
-# **Cause:** images of several sizes, or fields that only some samples have. **Do:** bring them to one shape in `map_samples`, choose fields with `to_tuple`,
-# or take `batch_samples(8, collate="list")`.
+# **Cause:** images of several sizes, or fields that only some samples have. **Do:** bring them to
+# one shape in `map_samples`, choose fields with `to_tuple`, or take
+# `batch_samples(8, collate="list")`.
 
 # %%
 sizes = {"npy": lambda rng, number: np.zeros((3, 4 + number % 2), np.float32)}
@@ -150,8 +156,8 @@ with raises(wp.SampleError):
 # %% [markdown]
 # ### A step takes something else
 #
-# **Cause:** the order of the steps. It is `open_shards`, `load_tar`, `group_by_key`, `shuffle_buffer`, `decode_by_ext`, `map_samples`, `to_tuple`,
-# `batch_samples`.
+# **Cause:** the order of the steps. It is `open_shards`, `load_tar`, `group_by_key`,
+# `shuffle_buffer`, `decode_by_ext`, `map_samples`, `to_tuple`, `batch_samples`.
 
 # %%
 with raises(TypeError):
@@ -164,13 +170,15 @@ with raises(TypeError):
 #
 # ### The state does not fit
 #
-# **Cause:** what decides the order is not as it was: the message lists what differs. **Do:** build the pipeline as it was. If the change is meant, a new
-# epoch is the place to make it: begin with `set_epoch(n)` instead of the state.
+# **Cause:** what decides the order is not as it was: the message lists what differs. **Do:** build
+# the pipeline as it was. If the change is meant, a new epoch is the place to make it: begin with
+# `set_epoch(n)` instead of the state.
 #
-# A copy of the shards at another place is the same data, if their names below the directory that all of them are in are the same, or the MD5s in their
-# index. Where shards were renamed, or have left their `train/` directory, you know it better: pass `moved=True` to `load_state_dict` or `checkpoint.load`.
-# Where another library loads the state (`StatefulDataLoader`, torchdata's `Loader`), pass it to `ShardList`; in Lightning, set `data.moved = True` before
-# `fit`.
+# A copy of the shards at another place is the same data, if their names below the directory that
+# all of them are in are the same, or the MD5s in their index. Where shards were renamed, or have
+# left their `train/` directory, you know it better: pass `moved=True` to `load_state_dict` or
+# `checkpoint.load`. Where another library loads the state (`StatefulDataLoader`, torchdata's
+# `Loader`), pass it to `ShardList`; in Lightning, set `data.moved = True` before `fit`.
 
 # %%
 state = samples(shuffle=True, seed=1).shuffle_buffer(10).state_dict()
@@ -183,7 +191,8 @@ samples("https://host/renamed-{0..3}.tar", shuffle=True, seed=1).shuffle_buffer(
 # %% [markdown]
 # ### The state of one rank alone
 #
-# **Cause:** each rank has its own part of the state. **Do:** save and load with `wds_pipes.checkpoint`, or load the list of the states of all ranks.
+# **Cause:** each rank has its own part of the state. **Do:** save and load with
+# `wds_pipes.checkpoint`, or load the list of the states of all ranks.
 
 # %%
 ranks = [wp.PipeLoader(samples(samples_per_shard=20), batch_size=4, rank=rank, world_size=2, epoch_end="drop") for rank in range(2)]
@@ -195,7 +204,8 @@ one.load_state_dict([loader.state_dict() for loader in ranks])
 # %% [markdown]
 # ### No complete checkpoint
 #
-# **Cause:** a crash while it was saved (then the one before is loaded by itself), or files that were lost in copying.
+# **Cause:** a crash while it was saved (then the one before is loaded by itself), or files that
+# were lost in copying.
 
 # %%
 with raises(wp.StateError):
@@ -209,8 +219,8 @@ assert checkpoint.load("checkpoints", one) == 10
 # %% [markdown]
 # ### A state that cannot be known
 #
-# **Cause:** a pipe of torch's that keeps what it holds to itself, or `StatefulDataLoader`, which doesn't see the state of a datapipe. **Do:** what the
-# message says.
+# **Cause:** a pipe of torch's that keeps what it holds to itself, or `StatefulDataLoader`, which
+# doesn't see the state of a datapipe. **Do:** what the message says.
 
 # %%
 with raises(wp.StateError):
@@ -223,10 +233,13 @@ with raises(wp.StateError):
 #
 # **Cause**, in the order in which to look:
 #
-# 1. The checkpoint lacks something: optimizer, schedule, gradient scaler, `torch.get_rng_state()` for dropout.
-# 2. Augmentation draws from a global generator (`random`, `np.random`, `torch.rand`). Draw from the `rng` of `map_samples(fn)`.
+# 1. The checkpoint lacks something: optimizer, schedule, gradient scaler, `torch.get_rng_state()`
+#    for dropout.
+# 2. Augmentation draws from a global generator (`random`, `np.random`, `torch.rand`). Draw from the
+#    `rng` of `map_samples(fn)`.
 # 3. The state was taken at another batch than the model. Take both after the same step.
-# 4. The machine: threads or a GPU add floats in another order. Then the samples are the same, which you can see by their keys.
+# 4. The machine: threads or a GPU add floats in another order. Then the samples are the same, which
+#    you can see by their keys.
 #
 # The second, shown:
 
@@ -258,8 +271,8 @@ assert resumes_alike(by_rng)
 #
 # ### Each epoch has the same order
 #
-# **Cause:** the pipe is built anew for each epoch, so each is epoch 0; or nothing shuffles. **Do:** build it once, and loop over it again; or call
-# `set_epoch(epoch)`.
+# **Cause:** the pipe is built anew for each epoch, so each is epoch 0; or nothing shuffles. **Do:**
+# build it once, and loop over it again; or call `set_epoch(epoch)`.
 
 
 # %%
@@ -274,12 +287,13 @@ assert keys(pipe) != keys(pipe)
 # %% [markdown]
 # ### Samples of one class stand together
 #
-# **Cause:** the shards were written in the order of the folder. **Do:** write them shuffled (`02_folder_to_shards`), or `interleave_shards(8)` and a larger
-# `shuffle_buffer`.
+# **Cause:** the shards were written in the order of the folder. **Do:** write them shuffled
+# (`02_folder_to_shards`), or `interleave_shards(8)` and a larger `shuffle_buffer`.
 #
 # ### An iterator was replaced
 #
-# **Cause:** a pipe or a loader has one iterator at a time; a second `iter()` that is used ends the first. **Do:** build two pipes.
+# **Cause:** a pipe or a loader has one iterator at a time; a second `iter()` that is used ends the
+# first. **Do:** build two pipes.
 
 # %%
 pipe = samples()
@@ -294,8 +308,9 @@ with raises(wp.StateError):
 #
 # ### Training hangs at the end of an epoch, or: "would not get the same number of batches"
 #
-# **Cause:** ranks with different numbers of batches wait for each other for ever. `PipeLoader` refuses to begin like that. **Do:** make an index (`wds-pipes
-# index`), or `samples_per_shard=`, or `with_epoch(batches=...)` with these.
+# **Cause:** ranks with different numbers of batches wait for each other for ever. `PipeLoader`
+# refuses to begin like that. **Do:** make an index (`wds-pipes index`), or `samples_per_shard=`, or
+# `with_epoch(batches=...)` with these.
 
 # %%
 with raises(ValueError):
@@ -306,7 +321,8 @@ with raises(TypeError):
 # %% [markdown]
 # ### A shard has another number of samples
 #
-# **Cause:** it was written again after it was counted, or `samples_per_shard` is wrong. **Do:** make the index again.
+# **Cause:** it was written again after it was counted, or `samples_per_shard` is wrong. **Do:**
+# make the index again.
 
 # %%
 with raises(wp.ShardError):
@@ -317,8 +333,8 @@ with raises(wp.ShardError):
 #
 # ### A worker died
 #
-# **Cause:** mostly memory: the system kills it. **Do:** fewer workers, a smaller `shuffle_buffer`, and that before `decode_by_ext`; in a container more
-# `/dev/shm`. The state is still good.
+# **Cause:** mostly memory: the system kills it. **Do:** fewer workers, a smaller `shuffle_buffer`,
+# and that before `decode_by_ext`; in a container more `/dev/shm`. The state is still good.
 
 
 # %%
@@ -338,9 +354,10 @@ print(wp.describe_state(state))
 # %% [markdown]
 # ### An error in your function
 #
-# It arrives as it was raised in the worker, with a note on which sample it was. The traceback shows the lines of your function, also from a worker, and leaves
-# out the frames of `wds_pipes`; with `WDS_PIPES_FULL_TRACEBACK=1` in the environment it shows all. The state is that before the batch which failed: mend the
-# function, load it, go on.
+# It arrives as it was raised in the worker, with a note on which sample it was. The traceback shows
+# the lines of your function, also from a worker, and leaves out the frames of `wds_pipes`; with
+# `WDS_PIPES_FULL_TRACEBACK=1` in the environment it shows all. The state is that before the batch
+# which failed: mend the function, load it, go on.
 
 
 # %%
@@ -358,12 +375,14 @@ else:
 # %% [markdown]
 # ### "Can't pickle" a function
 #
-# **Cause:** workers that are not forked (macOS, Windows, Python 3.14 and newer) get the pipe by pickling, which knows functions by their names in modules.
-# **Do:** write functions at the top of a module, instead of `lambda` or into a notebook; or `multiprocessing_context="fork"` on Linux.
+# **Cause:** workers that are not forked (macOS, Windows, Python 3.14 and newer) get the pipe by
+# pickling, which knows functions by their names in modules. **Do:** write functions at the top of a
+# module, instead of `lambda` or into a notebook; or `multiprocessing_context="fork"` on Linux.
 #
 # ## It is slow
 #
-# Look at `loader.stats()` after some hundred batches; `04_ranks_and_elastic_resume` has a plot of it.
+# Look at `loader.stats()` after some hundred batches; `04_ranks_and_elastic_resume` has a plot of
+# it.
 #
 # | what you see | cause | what to do |
 # |---|---|---|
@@ -377,4 +396,5 @@ else:
 # ## What to read next
 #
 # - `05_s3_gcs_http` has the errors of stores.
-# - Errors have the facts as attributes (`.url`, `.key`, `.offset`, `.field`): `help(wds_pipes.errors)`.
+# - Errors have the facts as attributes (`.url`, `.key`, `.offset`, `.field`):
+#   `help(wds_pipes.errors)`.
