@@ -23,8 +23,8 @@ from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
 # When this file runs as a script, worker processes that are not forked (the default on macOS and
-# Windows, and everywhere from Python 3.14 on) would run it again. Without `__file__` they start as
-# from a notebook. In a program of your own, put the code under `if __name__ == "__main__":`.
+# Windows, and everywhere from Python 3.14 on) would run it again. With this line they start as they
+# do from a notebook. In a program of your own, put the code under `if __name__ == "__main__":`.
 __file__ = None
 
 os.chdir(tempfile.mkdtemp())  # this tutorial writes its files there
@@ -73,7 +73,7 @@ for epoch_end in ("drop", "pad", "exact"):
     batches = [list(loader) for loader in ranks]
     assert [len(loader) for loader in ranks] == [len(given) for given in batches]
     given = keys_of(batches[0] + batches[1])
-    print(f"{epoch_end:>5}: {[len(given) for given in batches]} batches; {len(given)} samples given, {len(set(given))} different ones;", ranks[1].counts())
+    print(f"{epoch_end:>5}: {[len(given) for given in batches]} batches; {len(given)} samples yielded, {len(set(given))} different ones;", ranks[1].counts())
     if epoch_end != "exact":
         assert len(batches[0]) == len(batches[1])
     if epoch_end != "drop":
@@ -98,8 +98,8 @@ else:
     raise AssertionError
 
 # %% [markdown]
-# `loader.with_epoch(batches=1000)` is another way to equal epochs: it cuts one endless stream into
-# epochs, and each continues where the one before it ended.
+# `loader.with_epoch(batches=1000)` is another way to get equal epochs: it cuts one endless stream
+# into epochs, and each continues where the one before it ended.
 #
 # ## A real run of two ranks
 #
@@ -189,7 +189,7 @@ assert len({*before[0], *before[1], *left}) == len(before[0] + before[1] + left)
 assert len({len(part) for part in parts}) == 1
 dropped = sum(loader.counts()["dropped"] for loader in four)
 assert len(before[0] + before[1] + left) + dropped == len(everything)
-print("each of four ranks gives", len(parts[0]), "of the samples that are left;", dropped, "are dropped")
+print("each of four ranks yields", len(parts[0]), "of the remaining samples;", dropped, "are dropped")
 
 # %% [markdown]
 # There are other ways to save the state of all ranks: `checkpoint.gather(loader)` returns one state

@@ -23,8 +23,8 @@ from wds_pipes import nodes
 from wds_pipes.testing import check_resume, make_shards
 
 # When this file runs as a script, worker processes that are not forked (the default on macOS and
-# Windows, and everywhere from Python 3.14 on) would run it again. Without `__file__` they start as
-# from a notebook. In a program of your own, put the code under `if __name__ == "__main__":`.
+# Windows, and everywhere from Python 3.14 on) would run it again. With this line they start as they
+# do from a notebook. In a program of your own, put the code under `if __name__ == "__main__":`.
 __file__ = None
 
 os.chdir(tempfile.mkdtemp())  # this tutorial writes its files there

@@ -154,9 +154,12 @@ print("exact at every cut of", len(epochs[0]), "items; and of what was resumed t
 
 # %%
 class PackTexts(wp.Stage):
-    """Join texts until they have at least this many characters (functional name: ``pack_texts``). The last text of an epoch may be shorter.
+    """Join texts until they have at least this many characters (functional name: ``pack_texts``).
 
-    Checkpoint: nothing of its own, because everything that was read was yielded. A resume reads nothing again.
+    The last text of an epoch may be shorter.
+
+    Checkpoint: nothing of its own, because everything that was read was yielded. A resume reads
+    nothing again.
     """
 
     holds_nothing = True

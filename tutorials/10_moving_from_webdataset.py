@@ -32,7 +32,7 @@
 # | `cache_dir=...` | `.open_shards(cache=...)` | Each shard is downloaded once for all processes of a machine. |
 # | `pipe:aws s3 cp ... -` | `s3://...` | Several concurrent requests, with retries. `pipe:` needs `allow_pipe=True`, because it runs a shell. |
 # | `handler=wds.warn_and_continue` | `on_error="skip", max_errors=100` | Bad data is counted; too much is an error. Half a sample is never returned. |
-# | `ShardWriter("x-%06d.tar", maxcount=...)` | `ShardWriter("x-%06d.tar", max_samples=...)` | A shard gets its name when it is complete. Can also write the index. |
+# | `ShardWriter("x-%06d.tar", maxcount=...)` | `ShardWriter("x-%06d.tar", max_samples=...)` | A shard gets its name when complete. Can also write the index. |
 # | `TarWriter` | `TarWriter` | The same samples always produce the same bytes. A key that could not be read back is refused. |
 # | `wids.ShardListDataset("index.json")` | `ShardList("index.json")` | The same index, but read as a stream. For access by number keep using wids. |
 # | `wds.DataPipeline(...)` | a chain of methods | |
@@ -57,8 +57,8 @@ from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards, same
 
 # When this file runs as a script, worker processes that are not forked (the default on macOS and
-# Windows, and everywhere from Python 3.14 on) would run it again. Without `__file__` they start as
-# from a notebook. In a program of your own, put the code under `if __name__ == "__main__":`.
+# Windows, and everywhere from Python 3.14 on) would run it again. With this line they start as they
+# do from a notebook. In a program of your own, put the code under `if __name__ == "__main__":`.
 __file__ = None
 
 os.chdir(tempfile.mkdtemp())  # this tutorial writes its files there
