@@ -121,8 +121,8 @@ print(pipe.counts())
 # Two steps shuffle. `ShardList(shuffle=True)` reads the shards in another order, and
 # `shuffle_buffer(size)` moves samples within a window of about `size` samples, which it holds in
 # memory. A sample leaves the buffer at most `2 * size - 1` places late. How far do samples move?
-# The plot shows 4000 samples that were in order in their shards: for each place in the stream,
-# which sample came there.
+# The shards below hold 4000 samples in order. The plot shows, for each place in the stream, the
+# original place of its sample.
 
 # %%
 make_shards("many", shards=8, samples=500, fields=("txt",))

@@ -243,8 +243,8 @@ plt.show()
 # - **After an exception, the state is that of the item before**: `state_dict()` is still correct in
 #   `except` and `finally`, and also in a signal handler.
 # - A GPU may add numbers in another order in each run, unless
-#   `torch.use_deterministic_algorithms(True)` is set. The samples are then the same, but the losses
-#   agree only to some digits.
+#   `torch.use_deterministic_algorithms(True)` is set. The samples are the same in any case, but the
+#   losses agree only to some digits.
 #
 # ## What to read next
 #

@@ -195,8 +195,9 @@ SHARDS = url + "/large/shard-{000000..000002}.tar"  # 8 MB each
 # faster than one shard through all connections; see the last bar. (If shards are so small that one
 # does not use all connections, interleaving can be faster, but a larger `shards_ahead` helps more.)
 #
-# (A requested range has `readahead_bytes / connections` bytes, by default 8 MiB. The shards here
-# are no larger than that, so the example sets a smaller `readahead_bytes`.)
+# (The size of a requested range, between 1 and 16 MiB, follows from the size of the shard,
+# `readahead_bytes`, `connections` and the measured latency. The shards here have only 8 MB each, so
+# the example sets a smaller `readahead_bytes`.)
 
 
 # %%
@@ -228,7 +229,7 @@ main(["bench", SHARDS, "--seconds", "0.3", "--readahead-mib", "8"], standalone_m
 # %% [markdown]
 # ## Network faults
 #
-# A request that is refused for a while (429, 503), reset, cut short or that receives no data is
+# A request that is refused for a while (429, 503), reset or cut short, or that receives no data, is
 # made again from the last byte received, after a delay that grows each time. You see this only in
 # the statistics:
 

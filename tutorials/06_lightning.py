@@ -135,7 +135,7 @@ print("after the crash:", len(resumed.trained_on), "samples, the same as without
 # For a plain stateful loader, Lightning does not resume exactly. It saves only the state of rank 0
 # and loads it on all ranks. It drops the state if `estimated_stepping_batches` is used. And it
 # saves the loader's position, which may be one batch ahead of the model. Here the **DataModule**
-# saves the state of all ranks, right after the batch that was trained on last.
+# saves the state of all ranks: the position after the last batch that was trained on.
 #
 # (The samples are the same. The losses also depend on everything else: for example, Lightning does
 # not save the state of the random generator that dropout draws from.)

@@ -145,9 +145,9 @@ plt.show()
 # %% [markdown]
 # Two ranks use twice as many images in each step, so they need half the steps for the rest of the
 # training. The losses of that run are those of rank 0 alone. With `--lanes 4` both ranks can host
-# the lanes of the checkpoint. If these cannot continue as they are, because an odd number of
-# batches was trained on, the rest of the epoch is repartitioned, and each image comes at most once:
-# see `04_ranks_and_elastic_resume`.
+# the lanes of the checkpoint. After an odd number of batches, the lanes cannot continue as they
+# are: the rest of the epoch is repartitioned, and each image comes at most once. See
+# `04_ranks_and_elastic_resume`.
 #
 # ## For the real ImageNet
 #
