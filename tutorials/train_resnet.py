@@ -3,9 +3,9 @@
     python train_resnet.py --train data/train/index.json --val 'data/val/*.tar' --classes 1000 --out run
     torchrun --nproc-per-node 8 train_resnet.py ...
 
-Started again with the same --out, it continues from the last checkpoint, on any number of devices. On
-SIGTERM (when a cluster ends the job) it saves a checkpoint first. The samples have the fields jpg and
-cls; this makes the index: wds-pipes index 'data/train/*.tar' -o data/train/index.json
+Started again with the same --out, it continues from the last checkpoint, on any number of devices.
+On SIGTERM (when a cluster ends the job) it saves a checkpoint first. The samples have the fields
+jpg and cls; this makes the index: wds-pipes index 'data/train/*.tar' -o data/train/index.json
 """
 
 import argparse
@@ -30,13 +30,15 @@ MEAN, STD = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
 
 
 def to_array(image):
-    """Convert a PIL image to float32 of shape (3, height, width), normalised with ImageNet's mean and deviation."""
+    """Convert a PIL image to float32 of shape (3, height, width), normalised as for ImageNet."""
     return ((np.asarray(image, np.float32) / 255 - MEAN) / STD).transpose(2, 0, 1)
 
 
 class RandomCrop:
-    """Cut a random part of the image (8 to 100 % of its area, 3:4 to 4:3), and mirror it or not. All
-    random numbers come from ``rng``, which draws the same ones after a resume."""
+    """Cut a random part of the image (8 to 100 % of its area, 3:4 to 4:3), and mirror it or not.
+
+    All random numbers come from ``rng``, which draws the same ones after a resume.
+    """
 
     def __init__(self, size):
         self.size = size
@@ -206,7 +208,7 @@ def train(args, distributed):
 
 
 def any_rank(flag, device, distributed):
-    """Return whether the flag is set on any rank. All ranks get the same result, so they stop at the same step."""
+    """Return whether the flag is set on any rank: the same on all ranks, so they stop together."""
     flags = torch.tensor(float(flag), device=device)
     if distributed:
         dist.all_reduce(flags)
@@ -217,7 +219,8 @@ def any_rank(flag, device, distributed):
 def evaluate(model, loader, device, distributed):
     """Return the share of images that the model classifies correctly.
 
-    Ranks may have different numbers of batches, so they exchange data only at the end."""
+    Ranks may have different numbers of batches, so they exchange data only at the end.
+    """
     model.eval()
     loader.set_epoch(0)
     right = torch.zeros(2, device=device, dtype=torch.float64)
