@@ -1,9 +1,10 @@
 # %% [markdown]
 # # A first pipeline: from shards to batches
 #
-# **You learn** how a pipeline is put together, how to look at what comes out of each step, what an epoch is, and what shuffling really does.
+# **You learn** how to build a pipeline, how to look at the output of each step, what an epoch is,
+# and what shuffling does.
 #
-# **You need** `pip install 'wds_pipes[demo]'` (the extra brings matplotlib, for one plot).
+# **You need** `pip install 'wds_pipes[demo]'` (the extra installs matplotlib, for one plot).
 
 # %%
 import os
@@ -16,14 +17,15 @@ import wds_pipes as wp
 from wds_pipes.display import show
 from wds_pipes.testing import make_shards
 
-os.chdir(tempfile.mkdtemp())  # all that is written here goes there
+os.chdir(tempfile.mkdtemp())  # this tutorial writes its files there
 
 # %% [markdown]
 # ## Some shards
 #
-# A shard is a plain tar file. Neighbouring files in it with the same name up to the first dot are one *sample*; what stands behind the dot is a *field*. So
-# `00000007.jpg` and `00000007.cls` are an image and its class. `make_shards` writes a few of them to play with; the next tutorial makes them of your own
-# files.
+# A shard is a plain tar file. Neighbouring files in it with the same name up to the first dot form
+# one *sample*; the part of the name after this dot is the *field*. So `00000007.jpg` and
+# `00000007.cls` are an image and its class. `make_shards` writes a few shards to try things out;
+# the next tutorial makes shards from your own files.
 
 # %%
 urls = make_shards("data", shards=4, samples=100, fields=("jpg", "cls"))
@@ -38,8 +40,8 @@ with tarfile.open(urls[0]) as tar:
 # %% [markdown]
 # ## One step after the other
 #
-# A pipeline is a chain of methods. Each gives a new pipe, and nothing is read before you iterate. You can iterate any of them, so look at what each step
-# gives:
+# A pipeline is a chain of method calls. Each call returns a new pipe, and nothing is read before
+# you iterate. You can iterate every pipe of the chain, so you can look at the output of each step:
 
 # %%
 pipe = wp.ShardList("data/shard-{000000..000003}.tar", shuffle=True, seed=7)  # braces, globs, directories, lists, s3://...
@@ -51,16 +53,19 @@ sample = next(iter(samples))
 show(sample)
 
 # %% [markdown]
-# A sample is a dict of bytes, with its key and its shard; `show` draws it in a notebook, images too. (It is not from the shard that was first above: looking
-# at the URLs was epoch 0 of this list, so this is epoch 1, in another order.) `decode_by_ext` makes objects of the bytes, by the field's extension: text,
-# numbers, JSON, arrays, and images in the form that you name: `"pil"`, `"rgb8"` (uint8, height x width x 3), `"torchrgb"` (float, 3 x height x width), ...
+# A sample is a dict of bytes, with its key and its shard; `show` displays it in a notebook, images
+# included. (The sample is not from the shard that was first above: printing the URLs was epoch 0 of
+# this list, so this is epoch 1, in another order.) `decode_by_ext` decodes the bytes by the field's
+# extension to text, numbers, JSON, arrays, and images in the form that you name: `"pil"`, `"rgb8"`
+# (uint8, height x width x 3), `"torchrgb"` (float, 3 x height x width), ...
 
 # %%
 sample = next(iter(samples.decode_by_ext("rgb8")))
 print(sample["jpg"].shape, sample["jpg"].dtype, sample["cls"])
 
 # %% [markdown]
-# And the whole chain, down to batches. `to_tuple("jpg;png", "cls")` takes `jpg`, or `png` where there is no `jpg`.
+# Now the whole chain, up to batches. `to_tuple("jpg;png", "cls")` takes `jpg`, or `png` where there
+# is no `jpg`.
 
 # %%
 pipe = (
@@ -78,7 +83,8 @@ print(images.shape, images.dtype, labels[:8], keys[:3])
 assert images.shape == (32, 3, 8, 8)
 
 # %% [markdown]
-# A pipe, too, shows itself: its steps with the options that you gave. (`pipe.to_mermaid()` and `pipe.to_dot()` are for a README and for Graphviz.)
+# A notebook also displays a pipe: its steps with the options that you set. (`pipe.to_mermaid()`
+# returns a graph for a README, `pipe.to_dot()` one for Graphviz.)
 
 # %%
 pipe
@@ -86,8 +92,9 @@ pipe
 # %% [markdown]
 # ## Epochs
 #
-# Each loop over a pipe is the next epoch: the same samples in another order. The order depends on the seed and the number of the epoch and on nothing else,
-# so it is the same tomorrow and on another machine. `set_epoch` chooses an epoch.
+# Each loop over a pipe is the next epoch: the same samples in another order. The order depends only
+# on the seed and the number of the epoch, so it is the same at any time and on any machine.
+# `set_epoch` chooses an epoch.
 
 
 # %%
@@ -106,14 +113,16 @@ assert keys_of(pipe) == first
 print(pipe.counts())
 
 # %% [markdown]
-# `counts()` tells what became of the samples of the epoch: how many were delivered, how many were left out by a filter, skipped because they were bad, or
-# dropped with an incomplete batch (`batch_samples(32, drop_last=True)`).
+# `counts()` says how many samples of the epoch were delivered, left out by a filter, skipped
+# because they were bad, or dropped with an incomplete batch (`batch_samples(32, drop_last=True)`).
 #
 # ## What shuffling does
 #
-# Two things shuffle: `ShardList(shuffle=True)` brings the shards into another order, and `shuffle_buffer(size)` moves samples within a window, holding about
-# `size` of them. A sample leaves at most `2 * size - 1` places late. How far do samples move? Here are shards with 4000 samples in order, and where each
-# went.
+# Two steps shuffle. `ShardList(shuffle=True)` reads the shards in another order, and
+# `shuffle_buffer(size)` moves samples within a window of about `size` samples, which it holds in
+# memory. A sample leaves the buffer at most `2 * size - 1` places late. How far do samples move?
+# The shards below hold 4000 samples in order. The plot shows, for each place in the stream, the
+# original place of its sample.
 
 # %%
 make_shards("many", shards=8, samples=500, fields=("txt",))
@@ -132,11 +141,14 @@ axes[0].set_ylabel("place in the shards")
 plt.show()
 
 # %% [markdown]
-# A small buffer alone leaves the shards in their order (left). A larger one mixes further, and costs memory for the samples that it holds (middle). With the
-# shards in a random order (right), neighbours still come from the same shard: if all samples of a shard are alike, `interleave_shards(4)` in front of the
-# buffer keeps four shards open and takes a sample from each in turn.
+# A small buffer alone leaves the shards in their order (left). A larger one mixes over longer
+# distances, and needs memory for the samples that it holds (middle). With the shards in a random
+# order (right), neighbours still come from the same shard. If all samples of a shard are alike, put
+# `interleave_shards(4)` before the buffer: it keeps four shards open and takes a sample from each
+# in turn.
 #
-# Put `shuffle_buffer` before `decode_by_ext`: what waits in it is then small. It gives its first sample at once, not after it has filled.
+# Put `shuffle_buffer` before `decode_by_ext`: it then holds small, encoded samples. It yields its
+# first sample at once, not after it has filled.
 
 # %%
 mixed = wp.ShardList("many/*.tar", shuffle=True, seed=7).open_shards().load_tar().group_by_key().interleave_shards(4).shuffle_buffer(100)
@@ -147,8 +159,10 @@ assert len(set(origins[1000:1050])) >= 3
 # %% [markdown]
 # ## Your own functions
 #
-# `map_samples(fn)` and `filter_samples(fn)` take functions. A function with a second parameter, `fn(sample, rng)`, gets a random generator that is made for
-# this sample and epoch: draw from it, and augmentation is the same after a resume. (Global generators such as `random` would not be.)
+# `map_samples(fn)` and `filter_samples(fn)` take functions. A function with a second parameter,
+# `fn(sample, rng)`, receives a random generator that is made for this sample and epoch. If it draws
+# from `rng`, augmentation is the same after a resume. (With global generators such as `random` it
+# would not be the same.)
 
 
 # %%
@@ -175,5 +189,6 @@ print(len(once), "samples;", augmented.counts())
 # ## What to read next
 #
 # - `02_folder_to_shards` makes shards of your own images.
-# - `03_resume_after_a_crash` shows what this package is for.
-# - `help(pipe.shuffle_buffer)`, and so on for every step, says what it does, raises and saves.
+# - `03_resume_after_a_crash` shows the main purpose of this package: exact resume.
+# - `help(pipe.shuffle_buffer)`, and so on for every step, says what the step does, raises and
+#   saves.

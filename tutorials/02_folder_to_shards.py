@@ -1,7 +1,8 @@
 # %% [markdown]
 # # From a folder of images to shards
 #
-# **You learn** how to write shards, how large to make them, how to count them once with an index, and how to see that what you wrote is what you meant.
+# **You learn** how to write shards, how large to make them, how to count their samples once with an
+# index, and how to check what you wrote.
 #
 # **You need** `pip install wds_pipes`
 
@@ -17,10 +18,10 @@ from PIL import Image, ImageDraw
 import wds_pipes as wp
 from wds_pipes.display import show
 
-os.chdir(tempfile.mkdtemp())  # all that is written here goes there
+os.chdir(tempfile.mkdtemp())  # this tutorial writes its files there
 
 # %% [markdown]
-# ## A folder as many data sets come: one folder for each class
+# ## The data: one folder for each class
 
 # %%
 CLASSES = ["disc", "ring", "square"]
@@ -48,15 +49,17 @@ print(sorted(os.listdir("images/disc"))[:3])
 # %% [markdown]
 # ## Write shards
 #
-# A sample is a dict with a `"__key__"` and its fields. Bytes are written as they are: so copy a JPEG's bytes, don't decode and encode it again. Other values
-# are encoded by the field's name: `txt`, `cls` (integers), `json`, `npy` (arrays), `png` (images), ...
+# A sample is a dict with a `"__key__"` and its fields. Bytes are written unchanged, so copy the
+# bytes of a JPEG instead of decoding and encoding it again. Other values are encoded by the field's
+# name: `txt`, `cls` (integers), `json`, `npy` (arrays), `png` (images), ...
 #
 # Three rules:
 #
-# 1. **Shuffle now.** Samples of one class that stand together in a shard stay near each other in training, whatever the shuffle buffer does.
-# 2. **Keys** are unique, sort as you want them, and have no dots: the first dot ends the key. `photo.0001.jpg` would be a sample `photo` with a field
-#    `0001.jpg`.
-# 3. **Names**: one data set, one pattern, such as `train-000000.tar`.
+# 1. **Shuffle now.** Samples of one class that are next to each other in a shard stay near each
+#    other in training, even with a shuffle buffer.
+# 2. **Keys** are unique, sort in the order that you want, and contain no dots: the first dot ends
+#    the key. `photo.0001.jpg` would be a sample `photo` with a field `0001.jpg`.
+# 3. **Names** of the shards of one data set follow one pattern, such as `train-000000.tar`.
 
 # %%
 paths = sorted(Path("images").rglob("*.jpg"))
@@ -72,8 +75,9 @@ print(writer.shards)
 assert sum(writer.shards.values()) == 300
 
 # %% [markdown]
-# A shard gets its name only when it is complete; if the writing stops in the middle, no half shard is left behind. The same samples give the same bytes, so
-# you can compare checksums. A name that would not read back as it was written is refused at once:
+# A shard gets its name only when it is complete; if writing stops in the middle, no incomplete
+# shard has that name. The same samples always produce the same bytes, so you can compare checksums.
+# A name that could not be read back as it was written is refused at once:
 
 # %%
 with wp.TarWriter("refused.tar") as one:
@@ -86,12 +90,16 @@ with wp.TarWriter("refused.tar") as one:
 # %% [markdown]
 # ## How large?
 #
-# - **100 MB to 1 GB** a shard is a good size for images: large enough that opening one (some 50 ms from a cloud) doesn't count, small enough to copy and to
-#   deal. `ShardWriter` begins a new one at 1 GiB or 100 000 samples, if you don't say otherwise.
-# - **Many more shards than ranks x workers**, ten times as many or so: each worker of each rank reads shards of its own, and the shuffling of shards mixes
-#   better the more there are. With an index (below) the shards may be few, since then samples are dealt instead of shards.
-# - **Shards of equal numbers of samples** (`max_samples=`) make equal work.
-# - A tar has 512 bytes of header for each file, and fills up to 512: for very small samples put several values into one field (`json`, `npy`).
+# - **100 MB to 1 GB** per shard is a good size for images: large enough that the time to open one
+#   (about 50 ms from a cloud store) does not matter, and small enough to copy and to divide over
+#   workers. By default, `ShardWriter` begins a new shard at 1 GiB or 100 000 samples.
+# - **Many more shards than ranks x workers**, about ten times as many: each worker of each rank
+#   reads its own shards, and the more shards there are, the better their shuffling mixes the
+#   samples. With an index (below) a few shards are enough, because then samples are partitioned
+#   instead of shards.
+# - **Shards with equal numbers of samples** (`max_samples=`) give workers equal amounts of work.
+# - A tar has a header of 512 bytes for each file, and pads each file to a multiple of 512 bytes. If
+#   samples are very small, put several values into one field (`json`, `npy`).
 
 # %%
 data = sum(path.stat().st_size for path in paths)
@@ -101,8 +109,9 @@ print(f"{data:,} bytes of JPEG take {stored:,} bytes: with three files a sample,
 # %% [markdown]
 # ## An index
 #
-# `index="shards/index.json"` above wrote how many samples and bytes each shard has, and its MD5. With it the length of an epoch is known and all ranks can
-# get the same number of batches. A `ShardList` of an index needs nothing else:
+# `index="shards/index.json"` above wrote the number of samples, the size in bytes and the MD5 of
+# each shard. With it, the length of an epoch is known and all ranks can get the same number of
+# batches. A `ShardList` of an index needs no other argument:
 
 # %%
 pipe = wp.ShardList("shards/index.json", shuffle=True, seed=1).open_shards().load_tar().group_by_key().decode_by_ext("rgb8").to_tuple("jpg", "cls")
@@ -111,13 +120,13 @@ assert len(loader) == 10
 assert len(list(loader)) == 10
 
 # %% [markdown]
-# For shards that are there already, a command reads each once and writes the same file:
+# For existing shards, a command reads each shard once and writes the same file:
 #
 # ```
 # wds-pipes index 'shards/train-*.tar' -o again.json
 # ```
 #
-# In a program it is called so:
+# The same command, called from a program:
 
 # %%
 from wds_pipes.cli import main
@@ -125,7 +134,7 @@ from wds_pipes.cli import main
 main(["index", "shards/train-*.tar", "-o", "again.json"], standalone_mode=False)
 
 # %% [markdown]
-# Or as a function, which gives what it has found:
+# The function `index_shards` does the same and returns the facts:
 
 # %%
 from wds_pipes.tar import index_shards
@@ -136,9 +145,9 @@ for url, facts in counted.items():
 assert [facts.samples for facts in counted.values()] == list(writer.shards.values())
 
 # %% [markdown]
-# ## See that it is what you meant
+# ## Check what you wrote
 #
-# Read everything once, and compare with the folder.
+# Read everything once, and compare it with the folder.
 
 # %%
 by_key = {}
@@ -153,7 +162,7 @@ for path in paths:
 print("all 300 are there, byte for byte")
 
 # %% [markdown]
-# And look at some:
+# Look at some samples:
 
 # %%
 show(next(iter(wp.ShardList("shards/*.tar").open_shards().load_tar().group_by_key().decode_by_ext("rgb8").to_tuple("jpg", "cls").batch_samples(8))))
@@ -161,10 +170,11 @@ show(next(iter(wp.ShardList("shards/*.tar").open_shards().load_tar().group_by_ke
 # %% [markdown]
 # ## Writing on several machines
 #
-# Give each writer shards of its own: `ShardWriter("shards/train-%06d.tar", start=1000 * rank)`, and make the index afterwards, of all of them. `on_shard=` is
-# called with the path of each complete shard, for example to upload it and remove the local file.
+# Let each writer write its own shards: `ShardWriter("shards/train-%06d.tar", start=1000 * rank)`.
+# Make the index of all shards afterwards. The function passed as `on_shard=` is called with the
+# path of each complete shard, for example to upload it and remove the local file.
 #
 # ## What to read next
 #
 # - `03_resume_after_a_crash` trains on shards like these.
-# - `05_s3_gcs_http` reads them from a store.
+# - `05_s3_gcs_http` reads shards from a store.

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Resume after a crash
 #
-# **You learn** what a state is, what belongs into a checkpoint, and that a training that was killed goes on as if nothing had happened: same samples, same
-# losses, to the last bit.
+# **You learn** what a state is, what belongs in a checkpoint, and that a killed training continues
+# exactly: with the same samples and the same losses, bit for bit.
 #
-# **You need** `pip install 'wds_pipes[demo]'` (the extra brings matplotlib, for one plot).
+# **You need** `pip install 'wds_pipes[demo]'` (the extra installs matplotlib, for one plot).
 
 # %%
 import json
@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw
 
 import wds_pipes as wp
 
-os.chdir(tempfile.mkdtemp())  # all that is written here goes there
+os.chdir(tempfile.mkdtemp())  # this tutorial writes its files there
 
 # %% [markdown]
 # ## Data: discs, squares and triangles
@@ -42,8 +42,9 @@ with wp.ShardWriter("shards/train-%06d.tar", max_samples=100) as writer:
 # %% [markdown]
 # ## A state
 #
-# `state_dict()` says where a pipe stands, and `load_state_dict()` lets another pipe, built the same way, go on from there. The state belongs to the batch
-# that you have in hand: what was read ahead doesn't count.
+# `state_dict()` returns the position of a pipe. With `load_state_dict()`, another pipe that is
+# built in the same way continues from there. The state is the position after the last batch that
+# you received; what was read ahead does not count.
 
 
 # %%
@@ -57,25 +58,28 @@ given = []
 for keys, _, _ in pipe:
     given.append(keys)
     if len(given) == 9:
-        state = pipe.state_dict()  # from here
+        state = pipe.state_dict()  # the position after this batch
 rest = given[9:]
 
-resumed = make_pipe()  # in real life, in another process and another week
+resumed = make_pipe()  # in practice, in another process
 resumed.load_state_dict(json.loads(json.dumps(state)))  # plain JSON types: any format can hold it
 assert [keys for keys, _, _ in resumed] == rest
 print(f"{len(rest)} batches after the cut are the same; the state has {len(json.dumps(state))} bytes")
 
 # %% [markdown]
-# So few bytes, although a shuffle buffer holds 100 images? No sample is in a state. The order is a function of the seed, the epoch and the place, so the
-# buffer is filled again by reading: `help(pipe.shuffle_buffer)` says how much, at most. You can ask what a state says:
+# The state is small although the shuffle buffer holds 100 images, because a state contains no
+# samples. The order is a function of the seed, the epoch and the place in the epoch, so a resume
+# reads samples again to fill the buffer; `help(pipe.shuffle_buffer)` says how many at most.
+# `describe_state` shows a state in words:
 
 # %%
 print(wp.describe_state(state))
 
 # %% [markdown]
-# What decides the order must be the same when you resume: the shards, the seed, the steps. The shards may lie elsewhere: a copy with the same names on a
-# job's own disk or in a store goes on, and a line in the log says so. For renamed shards, say `load_state_dict(state, moved=True)`. The batch size is yours
-# to change:
+# Everything that decides the order must be the same when you resume: the shards, the seed, the
+# steps. The shards may be at another place: a state also fits a copy with the same names on a job's
+# own disk or in a store, and a line in the log reports it. For renamed shards, call
+# `load_state_dict(state, moved=True)`. You may change the batch size:
 
 # %%
 smaller = make_pipe(batch_size=4)
@@ -83,7 +87,8 @@ smaller.load_state_dict(state)
 assert [key for keys, _, _ in smaller for key in keys] == [key for keys in rest for key in keys]
 
 # %% [markdown]
-# A state that does not fit is refused, with what differs. Nothing ever starts again silently.
+# A state that does not fit is refused, and the error says what differs. Nothing ever starts again
+# silently.
 
 # %%
 try:
@@ -96,12 +101,16 @@ else:
 # %% [markdown]
 # ## A training that can be killed
 #
-# Whoever resumes a training exactly must save all that the next step depends on: the model, the optimizer (and the schedule of the learning rate), the state
-# of the random generator that dropout draws from, the number of the step, and the state of the data. All of that in *one* file, written beside its place and
-# renamed, so that a crash leaves the old one or the new one, never half of one.
+# To resume exactly, a training must save everything that the next step depends on: the model, the
+# optimizer (and the learning-rate schedule), the state of the random generator that dropout draws
+# from, the number of the step, and the state of the data. Put all of it in *one* file, write that
+# file under a temporary name and rename it. Then a crash leaves the old file or the new one, never
+# half of one.
 #
-# `PipeLoader` reads with worker processes, so the program has `if __name__ == "__main__":` at its end: workers that are not forked (the default of Python
-# 3.14, macOS and Windows) import it. `augment` draws from its own `rng`, not from a global generator, so it needs no state.
+# `PipeLoader` reads with worker processes, so the program has `if __name__ == "__main__":` at its
+# end: workers that are not forked (the default on macOS and Windows, and everywhere from Python
+# 3.14 on) import the program. `augment` draws from its own `rng`, not from a global generator, so
+# it needs no state.
 
 # %%
 TRAINING = """\
@@ -168,9 +177,10 @@ with open("train.py", "w") as file:
 # %% [markdown]
 # ## Kill it
 #
-# Once without interruption; and once killed by SIGKILL (as by `kill -9`, or a machine that goes down) when it has told of step 42, in the second epoch. It
-# goes on from the last checkpoint, which is that of step 40. (A killed process may have done more than it could tell of, so on a busy machine it may be that
-# of step 50.)
+# We run the program once without interruption. A second run is killed by SIGKILL (as by `kill -9`,
+# or when a machine fails) after it has printed step 42, in the second epoch. Started again, it
+# continues from the last checkpoint, that of step 40. (A process may have done more steps than it
+# printed before it was killed, so on a busy machine the checkpoint may be that of step 50.)
 
 
 # %%
@@ -179,7 +189,7 @@ def start(checkpoint):
 
 
 def follow(process, kill_after=None):
-    """The steps that a training tells of."""
+    """The steps that a training prints."""
     told = []
     for line in process.stdout:
         told.append(json.loads(line))
@@ -201,7 +211,8 @@ print("killed after step", killed[-1]["step"], "- resumed from the checkpoint of
 # %% [markdown]
 # ## Compare
 #
-# Not "about the same": each batch holds the same samples in the same order, and each loss is the same number.
+# The runs are equal: each batch has the same samples in the same order, and each loss is exactly
+# the same number.
 
 # %%
 assert killed == whole[:42]
@@ -227,12 +238,17 @@ plt.show()
 # %% [markdown]
 # ## Things to know
 #
-# - **Take the state when the model has been trained on the batch**, as above. A state taken at the last batch of an epoch means the beginning of the next.
-# - **An exception leaves the state at the item before**: in an `except` or `finally`, `state_dict()` is still right, and in a signal handler too.
-# - A GPU makes sums in another order from run to run, unless `torch.use_deterministic_algorithms(True)`. The samples are the same; the losses then agree to
-#   some digits.
+# - **Take the state after the model has been trained on the batch**, as above. A state taken after
+#   the last batch of an epoch is the beginning of the next epoch.
+# - **After an exception, the state is that of the item before**: `state_dict()` is still correct in
+#   `except` and `finally`, and also in a signal handler.
+# - A GPU may add numbers in another order in each run, unless
+#   `torch.use_deterministic_algorithms(True)` is set. The samples are the same in any case, but the
+#   losses agree only to some digits.
 #
 # ## What to read next
 #
-# - `04_ranks_and_elastic_resume`: several ranks and workers, and going on with another number of both.
-# - `07_imagenet_resnet`: a training script to copy, which also saves when a cluster wants its machine back.
+# - `04_ranks_and_elastic_resume`: several ranks and workers, and resuming on another number of
+#   both.
+# - `07_imagenet_resnet`: a training script to copy, which also saves a checkpoint when the cluster
+#   stops the job.

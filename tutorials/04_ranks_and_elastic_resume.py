@@ -1,10 +1,11 @@
 # %% [markdown]
 # # Several ranks, and resuming on another number of them
 #
-# **You learn** how `PipeLoader` deals an epoch to workers and ranks, how all ranks get the same number of batches, how to save and load for all ranks, also
-# onto another number of them, how to mix data sets, and how to see what training waits for.
+# **You learn** how `PipeLoader` partitions an epoch over workers and ranks, how all ranks get the
+# same number of batches, how to save and load checkpoints of all ranks, also on another number of
+# ranks, how to mix data sets, and how to see what training waits for.
 #
-# **You need** `pip install 'wds_pipes[demo]'` (the extra brings matplotlib, for one plot).
+# **You need** `pip install 'wds_pipes[demo]'` (the extra installs matplotlib, for one plot).
 
 # %%
 import os
@@ -21,11 +22,12 @@ from wds_pipes import checkpoint
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
-# As a script: worker processes that are not forked (the default of Python 3.14, macOS and Windows) would run this file again. Without its name they start as
-# they do from a notebook. In a program of your own, put what runs under `if __name__ == "__main__":` instead.
+# When this file runs as a script, worker processes that are not forked (the default on macOS and
+# Windows, and everywhere from Python 3.14 on) would run it again. With this line they start as they
+# do from a notebook. In a program of your own, put the code under `if __name__ == "__main__":`.
 __file__ = None
 
-os.chdir(tempfile.mkdtemp())  # all that is written here goes there
+os.chdir(tempfile.mkdtemp())  # this tutorial writes its files there
 counts = [20 + number % 7 for number in range(30)]
 index_shards(make_shards("shards", shards=30, samples=counts), "shards/index.json")
 everything = {f"{number:08d}" for number in range(sum(counts))}  # the keys
@@ -34,8 +36,10 @@ print(len(everything), "samples")
 # %% [markdown]
 # ## Lanes
 #
-# An epoch is dealt into **lanes**: by default one for each worker of each rank. A lane has its own part of the data, its own shuffle buffer, its own
-# position. Workers and ranks only *host* lanes, giving a batch of each in turn. So, with the same lanes, the number of workers changes nothing but the speed:
+# An epoch is partitioned into **lanes**: by default one for each worker of each rank. A lane has
+# its own part of the data, its own shuffle buffer, its own position. Workers and ranks only *host*
+# lanes and yield a batch of each in turn. So, with the same lanes, the number of workers changes
+# only the speed:
 
 
 # %%
@@ -57,9 +61,11 @@ print(len(one_process), "batches; each key once:", sorted(keys_of(one_process)) 
 # %% [markdown]
 # ## Equal epochs for all ranks
 #
-# If one rank gives a batch more than the others, training hangs: the others have no gradient to add to its last one. With an index (or `samples_per_shard=`)
-# the samples are dealt evenly, and `epoch_end` says what happens to those that are left over. `rank=` and `world_size=` let us see what each of two ranks
-# would get. (In a real training they are found by themselves, from torch.distributed or the environment.)
+# If one rank has one batch more than the others, training hangs, because that rank waits for the
+# gradients of the others. With an index (or `samples_per_shard=`) the samples are partitioned
+# evenly, and `epoch_end` says what happens to the samples that are left over. With `rank=` and
+# `world_size=` we can see in one process what each of two ranks would get. (In a real training,
+# PipeLoader finds them itself, from torch.distributed or the environment.)
 
 # %%
 for epoch_end in ("drop", "pad", "exact"):
@@ -67,19 +73,20 @@ for epoch_end in ("drop", "pad", "exact"):
     batches = [list(loader) for loader in ranks]
     assert [len(loader) for loader in ranks] == [len(given) for given in batches]
     given = keys_of(batches[0] + batches[1])
-    print(f"{epoch_end:>5}: {[len(given) for given in batches]} batches; {len(given)} samples given, {len(set(given))} different ones;", ranks[1].counts())
+    print(f"{epoch_end:>5}: {[len(given) for given in batches]} batches; {len(given)} samples yielded, {len(set(given))} different ones;", ranks[1].counts())
     if epoch_end != "exact":
         assert len(batches[0]) == len(batches[1])
     if epoch_end != "drop":
         assert set(given) == everything
 
 # %% [markdown]
-# - `"drop"` is for training: full batches, as many on each rank. What was left out is counted, and is another part of the data in each epoch.
-# - `"pad"` is for evaluation under DDP: some samples are repeated, and each dict sample has `"__padding__"`, which tells repeats, so that you can leave them
-#   out of a mean.
-# - `"exact"` gives each sample once; ranks may differ by a few batches.
+# - `"drop"` is for training: only full batches, the same number on each rank. The samples left out
+#   are counted, and are others in each epoch.
+# - `"pad"` is for evaluation under DDP: some samples are repeated. Each sample that is a dict has
+#   the field `"__padding__"`, which is true for repeats, so you can leave them out of a mean.
+# - `"exact"` yields each sample once; ranks may differ by a few batches.
 #
-# Without counts several ranks are refused, with the mend, instead of a hang:
+# Without counts, several ranks raise an error that says what to do, instead of hanging:
 
 # %%
 uncounted = wp.ShardList("shards/*.tar").open_shards().load_tar().group_by_key()
@@ -91,14 +98,18 @@ else:
     raise AssertionError
 
 # %% [markdown]
-# `loader.with_epoch(batches=1000)` is another way to equal epochs: it cuts one endless stream into pieces, and each goes on where the one before ended.
+# `loader.with_epoch(batches=1000)` is another way to get equal epochs: it cuts one endless stream
+# into epochs, and each continues where the one before it ended.
 #
 # ## A real run of two ranks
 #
-# Each rank saves its part of a checkpoint with `checkpoint.save(directory, loader, step=step)`: one small file, no waiting for the others. It is complete
-# when the files of all ranks are there. Save the model *before*, so that a complete checkpoint of the data is never without it.
+# Each rank saves its part of a checkpoint with `checkpoint.save(directory, loader, step=step)`: it
+# writes one small file and does not wait for the other ranks. The checkpoint is complete when the
+# files of all ranks exist. Save the model *first*, so that a complete checkpoint of the data never
+# lacks its model.
 #
-# If the number of ranks may change, say `epoch_end="drop"` yourself: otherwise it depends on that number (`"exact"` for one rank, `"drop"` for several).
+# If the number of ranks may change, set `epoch_end="drop"` explicitly: the default depends on that
+# number (`"exact"` for one rank, `"drop"` for several).
 
 # %%
 TRAINING = """\
@@ -116,7 +127,7 @@ def main():
     loader = wp.PipeLoader(pipe.shuffle_buffer(20).decode_by_ext().to_tuple("__key__", "cls"), batch_size=8, epoch_end="drop")
     trained = []
     for step, (keys, _) in enumerate(loader, 1):
-        trained += keys  # here the model would be trained
+        trained += keys  # a real program trains the model here
         if step == 5:
             dist.barrier()  # after rank 0 has saved the model
             checkpoint.save("checkpoints", loader, step=step)
@@ -141,10 +152,13 @@ for folder, _, files in os.walk("checkpoints"):
         print(os.path.join(folder, name), os.path.getsize(os.path.join(folder, name)), "bytes")
 
 # %% [markdown]
-# ## Going on with one rank and two workers
+# ## Resuming on one rank with two workers
 #
-# `checkpoint.load` reads the newest complete checkpoint, by however many ranks it was made, and gives its step. Where lanes and hosts fit, everything goes on
-# as it would have. Otherwise what is left of the epoch is dealt again: each remaining sample exactly once.
+# `checkpoint.load` reads the newest complete checkpoint, whatever number of ranks wrote it, and
+# returns its step. If the ranks and workers can host the same lanes, the order of the samples is
+# that of an uninterrupted run. Otherwise the rest of the epoch is repartitioned, and each remaining
+# sample comes exactly once; `epoch_end="drop"` leaves out the samples that do not fit into equal
+# full batches.
 
 # %%
 import json
@@ -159,9 +173,11 @@ print(f"two ranks: {len(before[0])} + {len(before[1])} samples, then one rank: {
 loader.close()
 
 # %% [markdown]
-# The same with four ranks, which have to be one process each; here they are in one, to look at them. The shards that a lane had open stay with it as a whole,
-# and only those that nobody had opened are dealt evenly. So with few shards, or towards the end of an epoch, `"drop"` may leave out a lot; `counts()` tells
-# how much. With `PipeLoader(lanes=8)` from the beginning, nothing is dealt again on 1, 2, 4 or 8 ranks.
+# Next, the same with four ranks. In a training each rank is a process of its own; here all four are
+# in one process, so that we can compare them. A shard that a lane had open stays whole; only shards
+# that no lane had opened are partitioned evenly. So with few shards, or near the end of an epoch,
+# `"drop"` may leave out many samples; `counts()` says how many. With `PipeLoader(lanes=8)` from the
+# beginning, the epoch is never repartitioned on 1, 2, 4 or 8 ranks.
 
 # %%
 four = [make_loader(epoch_end="drop", rank=rank, world_size=4) for rank in range(4)]
@@ -173,16 +189,17 @@ assert len({*before[0], *before[1], *left}) == len(before[0] + before[1] + left)
 assert len({len(part) for part in parts}) == 1
 dropped = sum(loader.counts()["dropped"] for loader in four)
 assert len(before[0] + before[1] + left) + dropped == len(everything)
-print("each of four ranks gives", len(parts[0]), "of the samples that are left;", dropped, "are dropped")
+print("each of four ranks yields", len(parts[0]), "of the remaining samples;", dropped, "are dropped")
 
 # %% [markdown]
-# Other ways to keep the state of all ranks: `checkpoint.gather(loader)` gives one state for `torch.save`, and `checkpoint.DCPState(loader)` goes into
-# `torch.distributed.checkpoint`.
+# There are other ways to save the state of all ranks: `checkpoint.gather(loader)` returns one state
+# for `torch.save`, and `checkpoint.DCPState(loader)` is for `torch.distributed.checkpoint`.
 #
 # ## Mixing data sets
 #
-# `wp.mix` draws from several pipelines in exact proportions, not at random: at every place, each source has given its share to less than one sample. It is a
-# pipe like any other.
+# `wp.mix` draws from several pipelines in exact proportions, not at random: at every place, the
+# number of samples from each source differs from its share by less than one. The result is a pipe
+# like any other.
 
 # %%
 make_shards("photos", shards=2, samples=60, fields={"txt": lambda rng, number: "photo"})
@@ -207,14 +224,17 @@ again.load_state_dict(mixed.state_dict())
 assert list(again) == list(items)
 
 # %% [markdown]
-# `exhausted=` says what happens when one source is at its end: stop there (as here), go on with the others, or begin it again.
+# `exhausted=` says what happens when one source ends: stop (as here), continue with the others, or
+# begin that source again.
 #
 # ## What training waits for
 #
-# `loader.stats()` gives flat numbers for a logger: samples per second, and where time goes. `wait_share` is the share of the time in which training waited
-# for a batch: near 0, data are not what slows you down. `read_share` and `decode_share` divide the time of the workers: into reading (up to `group_by_key`)
-# and all steps after it. `stall_share` is the part of reading in which they waited for bytes of a store (here it is 0: the shards lie on a disk). Three loops
-# over the same images:
+# `loader.stats()` returns a flat dict of numbers for a logger: samples per second, and how the time
+# is spent. `wait_share` is the share of time in which training waited for a batch; if it is near 0,
+# reading data does not slow down training. `read_share` and `decode_share` are shares of the
+# workers' time: for reading (up to `group_by_key`) and for all steps after it. `stall_share` is the
+# share of reading time in which workers waited for bytes from a store (here it is 0, because the
+# shards are on a disk). We measure three loops over the same images:
 
 # %%
 make_shards("images", shards=2, samples=60, fields={"jpg": lambda rng, number: np.frombuffer(rng.randbytes(96 * 96 * 3), np.uint8).reshape(96, 96, 3)})
@@ -244,13 +264,15 @@ assert stats["wait_share"] < runs["decoded,\nno model"]["wait_share"]
 print({name: round(value, 2) for name, value in stats.items()})
 
 # %% [markdown]
-# If `wait_share` is high, look where the workers' time goes:
+# If `wait_share` is high, look how the workers spend their time:
 #
-# - a high `decode_share`: more workers, or smaller images;
-# - a high `stall_share`: the network, see `05_s3_gcs_http`;
-# - a high `read_share` and a low `stall_share`: a slow disk, or many tiny samples. More workers, or a local copy.
+# - a high `decode_share`: use more workers, or smaller images;
+# - a high `stall_share`: the network is slow, see `05_s3_gcs_http`;
+# - a high `read_share` and a low `stall_share`: the disk is slow, or there are many tiny samples;
+#   use more workers, or a local copy.
 #
-# The first batches of a pass come late: workers start and shards are opened. Look at the numbers after some hundred batches.
+# The first batches of an iteration are late, because workers start and shards are opened. Look at
+# the numbers after a few hundred batches.
 #
 # ## What to read next
 #

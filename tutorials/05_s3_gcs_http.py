@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Shards on S3, GCS and web servers
 #
-# **You learn** how to give credentials and endpoints, how shards are read, what to tune when the network is what you wait for, how to keep shards on a local
-# disk, and what each error means.
+# **You learn** how to set credentials and endpoints, how shards are read, what to tune when
+# training waits for the network, how to keep shards on a local disk, and what each error means.
 #
-# **You need** `pip install aiobotocore 'wds_pipes[s3,gcs,http,demo]' 'moto[server]'` (moto imitates S3 on this machine; that aiobotocore is named helps pip
-# to find versions that agree; demo brings matplotlib, for one plot).
+# **You need** `pip install aiobotocore 'wds_pipes[s3,gcs,http,demo]' 'moto[server]'` (moto
+# simulates S3 on this machine; naming aiobotocore helps pip to find compatible versions; demo
+# installs matplotlib, for one plot).
 
 # %%
 import contextlib
@@ -24,23 +25,24 @@ import wds_pipes as wp
 from wds_pipes.cli import main
 from wds_pipes.testing import make_shards
 
-os.chdir(tempfile.mkdtemp())  # all that is written here goes there
+os.chdir(tempfile.mkdtemp())  # this tutorial writes its files there
 for name in [name for name in os.environ if name.startswith("AWS_")]:
     del os.environ[name]
-os.environ["AWS_EC2_METADATA_DISABLED"] = "true"  # this is no machine of theirs that would have keys
-logging.getLogger("werkzeug").setLevel(logging.ERROR)  # the imitation logs each request
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"  # do not look for credentials of an EC2 instance
+logging.getLogger("werkzeug").setLevel(logging.ERROR)  # moto logs each request
 
 # %% [markdown]
 # ## S3
 #
-# A URL is all it takes where the machine has credentials: from `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, from `~/.aws`, or from the role of the
-# instance or pod.
+# If the machine has credentials, a URL is enough. They come from `AWS_ACCESS_KEY_ID` and
+# `AWS_SECRET_ACCESS_KEY`, from `~/.aws`, or from the role of the instance or pod.
 #
 # ```
 # wp.ShardList("s3://bucket/train-{000000..000999}.tar").open_shards()
 # ```
 #
-# All else is in `storage_options`, a dict as fsspec takes it (here by `s3fs`):
+# Everything else goes into `storage_options`, a dict of options of fsspec's file system (here
+# `s3fs`):
 #
 # | what | `storage_options=` | or in the environment |
 # |---|---|---|
@@ -48,10 +50,11 @@ logging.getLogger("werkzeug").setLevel(logging.ERROR)  # the imitation logs each
 # | a profile | `{"profile": "research"}` | `AWS_PROFILE` |
 # | another store than Amazon's (Ceph, MinIO, R2, ...) | `{"endpoint_url": "https://..."}` | `AWS_ENDPOINT_URL` |
 # | public data, without keys | `{"anon": True}` | |
-# | a bucket whose readers pay | `{"requester_pays": True}` | |
+# | a requester-pays bucket | `{"requester_pays": True}` | |
 # | a region | `{"client_kwargs": {"region_name": "eu-west-1"}}` | `AWS_DEFAULT_REGION` |
 #
-# Never write keys into URLs. (If you do, messages and states don't show them.) Here is a store to read from:
+# Never write keys into URLs. (If you do, messages and states do not show them.) The next cell
+# starts a store to read from:
 
 # %%
 server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
@@ -79,8 +82,9 @@ assert sorted(keys_of(loader)) == [f"{number:08d}" for number in range(200)]
 print({name: value for name, value in loader.stats().items() if name in ("requests", "retries", "bytes_fetched", "stall_seconds")})
 
 # %% [markdown]
-# A pattern with `*` has to be listed, so `ShardList` takes `storage_options`, too. And a resume doesn't read again what was given: it asks for the shard that
-# it stands in from the byte on.
+# For a pattern with `*` the store must be listed, so `ShardList` takes `storage_options`, too. A
+# resume does not read the whole epoch again: it requests the shard at its position from the byte of
+# that position on.
 
 # %%
 assert len(list(wp.ShardList("s3://bucket/*.tar", storage_options=store))) == 4
@@ -102,21 +106,24 @@ assert rest_bytes < whole_bytes / 2
 # %% [markdown]
 # ## GCS
 #
-# `gs://bucket/...`, by `gcsfs`. Credentials come from `gcloud auth application-default login`, `GOOGLE_APPLICATION_CREDENTIALS`, or the machine.
+# `gs://bucket/...` is read by `gcsfs`. Credentials come from
+# `gcloud auth application-default login`, `GOOGLE_APPLICATION_CREDENTIALS`, or the machine.
 #
 # | what | `storage_options=` |
 # |---|---|
 # | a key file | `{"token": "key.json"}` |
 # | public data, without an account | `{"token": "anon"}` |
-# | a bucket whose readers pay | `{"requester_pays": True, "project": "..."}` |
+# | a requester-pays bucket | `{"requester_pays": True, "project": "..."}` |
 #
 # ## Web servers, and others
 #
-# `https://...`; headers, for a token, go into `{"headers": {"Authorization": "Bearer ..."}}`. Others are `hf://`, `az://` (with the package `adlfs`),
-# `ais://` by `AIS_ENDPOINT`, and whatever fsspec knows.
+# For `https://...`, pass headers, for example with a token, as
+# `{"headers": {"Authorization": "Bearer ..."}}`. Other stores are `hf://`, `az://` (with the
+# package `adlfs`), `ais://` (with the environment variable `AIS_ENDPOINT`), and all others that
+# fsspec supports.
 #
-# The server below is as slow as a network: each request waits 20 ms, and one connection gives 16 MB a second. It wants a token in `private/`, and fails now
-# and then in `flaky/`.
+# The server below is as slow as a network: each request waits 20 ms, and one connection transfers
+# 16 MB per second. It requires a token in `private/`, and some requests in `flaky/` fail.
 
 # %%
 LATENCY_SECONDS, BYTES_PER_SECOND, PIECE = 0.02, 16_000_000, 1 << 18
@@ -124,7 +131,7 @@ LATENCY_SECONDS, BYTES_PER_SECOND, PIECE = 0.02, 16_000_000, 1 << 18
 
 class Slow(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    fails = 0  # so many of the next requests
+    fails = 0  # how many of the next requests fail
 
     def do_GET(self):
         time.sleep(LATENCY_SECONDS)
@@ -157,10 +164,10 @@ class Slow(http.server.BaseHTTPRequestHandler):
 
 class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 64  # connections that wait
+    request_queue_size = 64  # waiting connections
 
     def handle_error(self, *args):
-        """A connection that is given up is no error."""
+        """Ignore connections that the client closes."""
 
 
 web = Server(("127.0.0.1", 0), Slow)
@@ -172,21 +179,25 @@ SHARDS = url + "/large/shard-{000000..000002}.tar"  # 8 MB each
 # %% [markdown]
 # ## How it reads, and what to tune
 #
-# One connection gives so much and no more; so a shard is read through several at once, in ranges, and the next one is asked for before it has ended. These
-# options of `open_shards` say how:
+# The rate of one connection is limited. So a shard is read through several connections at once,
+# each reading a range of its bytes, and the next shards are requested before it ends. These options
+# of `open_shards` control this:
 #
 # | option | what it is | when to change it |
 # |---|---|---|
-# | `connections=8` | requests at once, of one process | more, if `wds-pipes bench` says that the link gives more |
-# | `readahead_bytes=64 << 20` | how much is held in memory, of one process | connections x 8 MiB is a good number; less with many workers |
-# | `shards_ahead=2` | how many shards after the one that is read | more for small shards, of less than 10 MB or so |
-# | `retries`, `timeout_seconds` | how long to be patient | a store that is away for minutes: more |
+# | `connections=8` | concurrent requests of one process | increase it if `wds-pipes bench` says that the link can transfer more |
+# | `readahead_bytes=64 << 20` | bytes held in memory by one process | connections x 8 MiB is a good value; use less with many workers |
+# | `shards_ahead=2` | how many shards after the current one may be requested | increase it for small shards, of less than about 10 MB |
+# | `retries`, `timeout_seconds` | how often and how long to try without progress | increase them for a store that is unavailable for minutes |
 #
-# `interleave_shards(8)`, after `group_by_key()`, is no such option. It has 8 shards open at once to mix their samples. They share the same connections, so it
-# reads no faster than one shard through all of them; see the last bar. (It can be faster than a plain pipeline over shards so small that one doesn't use all
-# connections, but there a larger `shards_ahead` does more.)
+# `interleave_shards(8)`, after `group_by_key()`, does not make reading faster. It keeps 8 shards
+# open at once to mix their samples. They share the same connections, so together they are read no
+# faster than one shard through all connections; see the last bar. (If shards are so small that one
+# does not use all connections, interleaving can be faster, but a larger `shards_ahead` helps more.)
 #
-# (A range has `readahead_bytes / connections` bytes, 8 MiB as it comes. The shards here are no larger than that, so here less is held ahead.)
+# (The size of a requested range, between 1 and 16 MiB, follows from the size of the shard,
+# `readahead_bytes`, `connections` and the measured latency. The shards here have only 8 MB each, so
+# the example sets a smaller `readahead_bytes`.)
 
 
 # %%
@@ -203,22 +214,24 @@ times["connections=8,\ninterleave_shards(3)"] = seconds(connections=8, interleav
 figure, axis = plt.subplots(figsize=(8, 3))
 axis.barh(list(times), [24 / value for value in times.values()])
 axis.invert_yaxis()
-axis.axvline(16, color="0.5", linestyle=":", label="what one connection gives")
+axis.axvline(16, color="0.5", linestyle=":", label="rate of one connection")
 axis.set(xlabel="MB per second")
 axis.legend(loc="lower right")
 plt.show()
 
 # %% [markdown]
-# `wds-pipes bench URL` measures this for your store, and says what would help. (Look longer than this.)
+# `wds-pipes bench URL` measures this for your store, and says what would help. (Measure longer than
+# this example does.)
 
 # %%
 main(["bench", SHARDS, "--seconds", "0.3", "--readahead-mib", "8"], standalone_mode=False)
 
 # %% [markdown]
-# ## What a network does
+# ## Network faults
 #
-# Requests that are refused for a while (429, 503), reset, cut short or silent are made again from the byte reached, later each time. You only see it in the
-# statistics:
+# A request that is refused for a while (429, 503), reset or cut short, or that receives no data, is
+# made again from the last byte received, after a delay that grows each time. You see this only in
+# the statistics:
 
 # %%
 os.symlink("large", "flaky")
@@ -233,12 +246,15 @@ assert loader.stats()["retries"] >= 3
 # %% [markdown]
 # ## A cache on the local disk
 #
-# For data that are read in several epochs and fit on the node's disk. All processes of the machine share it, each shard is downloaded once, and streams to
-# its reader while it is stored; beyond `max_bytes` the shards go that were used least recently.
+# A cache is for data that are read in several epochs and fit on the node's disk. All processes of
+# the machine share it. Each shard is downloaded once, and its reader receives the bytes while they
+# are stored. When the cache would exceed `max_bytes`, the least recently used shards are deleted.
 #
-# On a cluster: a directory on the *local* disk (NVMe), the same for all ranks of the node, and larger than the part of the data that the node reads. Give
-# both in the environment, `WDS_PIPES_CACHE_DIR=/scratch/shards` and `WDS_PIPES_CACHE_SIZE=2TB`, and the program needs `cache_shards()` without arguments. The
-# shards are dealt anew in each epoch, so over time each node sees all of them.
+# On a cluster, use a directory on the *local* disk (NVMe), the same for all ranks of the node, and
+# a limit larger than the part of the data that the node reads. If you set both in the environment,
+# `WDS_PIPES_CACHE_DIR=/scratch/shards` and `WDS_PIPES_CACHE_SIZE=2TB`, the program calls
+# `cache_shards()` without arguments. The shards are partitioned anew in each epoch, so over time
+# each node reads all of them.
 
 # %%
 cached = wp.ShardList(SHARDS, shuffle=True, seed=1).cache_shards("cache", max_bytes="1GB").open_shards(readahead_bytes=8 << 20).load_tar().group_by_key()
@@ -249,11 +265,12 @@ for epoch in range(2):
 main(["cache", "ls", "--directory", "cache"], standalone_mode=False)
 
 # %% [markdown]
-# A shard in the cache is used without asking the store again. So write changed data to a new name. With an index (`wds-pipes index`) the MD5 of each shard is
-# checked.
+# A shard in the cache is used without a new request to the store. So write changed data under a new
+# name. With an index (`wds-pipes index`) the MD5 of each shard is checked.
 #
-# To give a cache to a training that is going on, use `open_shards(cache=wp.ShardCache("cache", max_bytes="1GB"))`: `cache_shards()` is a step, which a saved
-# state knows of.
+# To add a cache to a training that already has a saved state, use
+# `open_shards(cache=wp.ShardCache("cache", max_bytes="1GB"))`. `cache_shards()` is a step of its
+# own, so a state that was saved without it does not fit.
 #
 # ## What the errors mean
 
@@ -261,7 +278,7 @@ main(["cache", "ls", "--directory", "cache"], standalone_mode=False)
 # %%
 @contextlib.contextmanager
 def raises(*words):
-    """Print the error that comes; it has these words."""
+    """Print the error that is raised, and check that it has these words."""
     try:
         yield
     except wp.ShardError as error:
@@ -278,9 +295,9 @@ def read(url, **storage_options):
 
 with raises("does not exist"):  # a typing error
     read("s3://bucket/shard-000009.tar", **store)
-with raises("does not exist"):  # or the bucket is
+with raises("does not exist"):  # a typing error in the bucket
     read("s3://bukket/shard-000000.tar", **store)
-with raises("credentials", "anon"):  # no keys are not the same as anon=True
+with raises("credentials", "anon"):  # missing keys are not the same as anon=True
     read("s3://bucket/shard-000000.tar", endpoint_url=store["endpoint_url"])
 
 os.mkdir("private")
@@ -289,24 +306,24 @@ with raises("403"):
     read(f"{url}/private/a.tar")
 assert len(read(f"{url}/private/a.tar", headers={"Authorization": "Bearer secret"})) == 4
 
-with raises("cannot be read"):  # nobody is there: a wrong endpoint, or a firewall
+with raises("cannot be read"):  # no server answers: a wrong endpoint, or a firewall
     read("s3://bucket/shard-000000.tar", key="us", secret="secret", endpoint_url="http://127.0.0.1:9")
 
 # %% [markdown]
 # | message | cause | what to do |
 # |---|---|---|
-# | does not exist | the name of the bucket or of the object | `fsspec.filesystem("s3", ...).ls("bucket")` |
-# | may not be read ... credentials | no keys or wrong ones; a public bucket | the tables above; `anon` or `token` for public data |
-# | needs a package that is not installed | an extra is missing | what it says: `pip install 'wds_pipes[s3]'` |
-# | cannot be read ... Connect | nobody answers at that address | the endpoint, `http://` or `https://`, the proxy of the cluster |
-# | cannot be read ... asked 10 times | the store was refusing for long | fewer `connections`; more `timeout_seconds` |
-# | it was changed while it was read | somebody has written the shard anew | write data to new names; resume is exact only over the same bytes |
+# | does not exist | the name of the bucket or of the object is wrong | list the bucket: `fsspec.filesystem("s3", ...).ls("bucket")` |
+# | may not be read ... credentials | missing or wrong keys; a public bucket | see the tables above; use `anon` or `token` for public data |
+# | needs a package that is not installed | an extra is missing | install it as the message says: `pip install 'wds_pipes[s3]'` |
+# | cannot be read ... Connect | no server answers at that address | check the endpoint, `http://` or `https://`, and the proxy of the cluster |
+# | cannot be read ... asked 10 times | the store refused requests for too long | use fewer `connections`, a larger `timeout_seconds` or more `retries` |
+# | it was changed while it was read | the shard was written again | write changed data under new names; a resume is exact only over the same bytes |
 # | has n bytes, and m were expected | the index is older than the shard | make the index again |
 # | its MD5 is ... | some bytes are wrong | copy the shard again |
 # | it is not a tar ... looks like a web page | a login page, an error in HTML | credentials, the URL |
 #
-# With `open_shards(on_error="skip", max_errors=3)` shards that cannot be opened are skipped and counted. Only then: a missing shard is otherwise an error,
-# not a smaller epoch.
+# With `open_shards(on_error="skip", max_errors=3)`, shards that cannot be opened are skipped and
+# counted. Without it, a missing shard is always an error, never a smaller epoch.
 
 # %%
 server.stop()
@@ -315,5 +332,5 @@ web.shutdown()
 # %% [markdown]
 # ## What to read next
 #
-# - `04_ranks_and_elastic_resume`: how to see whether it is the network that you wait for.
+# - `04_ranks_and_elastic_resume`: how to see whether training waits for the network.
 # - `11_troubleshooting`: all other errors.

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Lightning
 #
-# **You learn** how to train with Lightning's Trainer on shards: a DataModule that resumes in mid-epoch, on any number of devices; statistics in your logger;
-# and a mixin for a DataModule of your own.
+# **You learn** how to train on shards with Lightning's Trainer: a DataModule that resumes in the
+# middle of an epoch, on any number of devices; statistics in your logger; and a mixin for a
+# DataModule of your own.
 #
 # **You need** `pip install 'wds_pipes[lightning]'`
 
@@ -13,7 +14,7 @@ import os
 import tempfile
 import warnings
 
-warnings.filterwarnings("ignore", "IProgress not found")  # tqdm looks for a bar to show in notebooks
+warnings.filterwarnings("ignore", "IProgress not found")  # tqdm looks for its notebook widget
 
 import lightning.pytorch as pl
 import torch
@@ -26,9 +27,9 @@ from wds_pipes.lightning import ResumableData, StatsCallback, WdsDataModule
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
-os.chdir(tempfile.mkdtemp())  # all that is written here goes there
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # its greetings
-warnings.filterwarnings("ignore", module="lightning.*")  # its advice, such as to use more workers than this machine has cores
+os.chdir(tempfile.mkdtemp())  # this tutorial writes its files there
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # no start-up messages
+warnings.filterwarnings("ignore", module="lightning.*")  # such as the advice to use more workers than this machine has cores
 
 index_shards(make_shards("train", shards=4, samples=50, fields=("npy", "cls")), "train/index.json")
 index_shards(make_shards("val", shards=1, samples=30, fields=("npy", "cls"), seed=1), "val/index.json")
@@ -37,8 +38,9 @@ print(sorted(os.listdir("train")))
 # %% [markdown]
 # ## A DataModule
 #
-# `WdsDataModule` takes URLs and makes the usual pipeline of them: shards shuffled, a shuffle buffer, decoding, the fields that you name. Its arguments are
-# plain, so LightningCLI works. With an index the length of an epoch is known, and all ranks get the same number of batches.
+# `WdsDataModule` builds the usual pipeline from URLs: shuffled shards, a shuffle buffer, decoding,
+# and the fields that you name. Its arguments are plain values, so it works with LightningCLI. With
+# an index the length of an epoch is known, and all ranks get the same number of batches.
 
 
 # %%
@@ -47,7 +49,8 @@ def make_data():
 
 
 # %% [markdown]
-# The model is as any. This one keeps the keys of what it was trained on, to have something to compare.
+# Any model works. This one stores the keys of the samples that it was trained on, so that we can
+# compare runs.
 
 
 # %%
@@ -70,7 +73,7 @@ class Model(pl.LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.parameters(), 1e-2)
-        # The length of the whole training: Lightning asks the data for it.
+        # The length of the whole training, which Lightning computes from the length of the data.
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, int(self.trainer.estimated_stepping_batches))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -86,7 +89,8 @@ def make_trainer(folder, *callbacks):
 # %% [markdown]
 # ## A run without interruption, with statistics
 #
-# `StatsCallback` logs `loader.stats()`: samples per second, how long training waits for data, and so on.
+# `StatsCallback` logs `loader.stats()`: samples per second, the share of time in which training
+# waits for data, and so on.
 
 # %%
 pl.seed_everything(0, verbose=False)
@@ -104,7 +108,8 @@ print({name: value for name, value in rows[-1].items() if name in ("step", "data
 # %% [markdown]
 # ## A crash, and `ckpt_path="last"`
 #
-# The training breaks off at step 28, in the middle of the second epoch. The last checkpoint is that of step 25.
+# The training fails at step 28, in the middle of the second epoch. The last checkpoint is that of
+# step 25.
 
 
 # %%
@@ -127,17 +132,20 @@ assert crashed.trained_on[:250] + resumed.trained_on == whole.trained_on
 print("after the crash:", len(resumed.trained_on), "samples, the same as without it")
 
 # %% [markdown]
-# Not so with a plain loader in Lightning: it keeps the state of rank 0 alone and gives it to all, drops it where `estimated_stepping_batches` is used, and
-# takes the loader's position, which may be a batch ahead of the model. Here the **DataModule** has the state, for all ranks, behind the batch that was
-# trained on last.
+# For a plain stateful loader, Lightning does not resume exactly. It saves only the state of rank 0
+# and loads it on all ranks. It drops the state if `estimated_stepping_batches` is used. And it
+# saves the loader's position, which may be one batch ahead of the model. Here the **DataModule**
+# saves the state of all ranks: the position after the last batch that was trained on.
 #
-# (The samples are the same. Whether the losses are depends on all the rest, too: Lightning doesn't save the state of the random generator that dropout draws
-# from.)
+# (The samples are the same. The losses also depend on everything else: for example, Lightning does
+# not save the state of the random generator that dropout draws from.)
 #
 # ## On several devices, and on another number of them
 #
-# Nothing changes: `pl.Trainer(devices=4, strategy="ddp")`. Each rank gets its part, and a checkpoint of four ranks goes on with two: what is left of the
-# epoch is dealt again, each sample at most once. See `04_ranks_and_elastic_resume` for what happens to those that are left over.
+# Only the Trainer changes: `pl.Trainer(devices=4, strategy="ddp")`. Each rank gets its part, and a
+# checkpoint of four ranks can be loaded on two. The rest of the epoch is then repartitioned, and
+# each sample comes at most once. See `04_ranks_and_elastic_resume` for what happens to the samples
+# that are left over.
 #
 # ## From the command line
 #
@@ -153,7 +161,7 @@ print("after the crash:", len(resumed.trained_on), "samples, the same as without
 #
 # ## A pipeline of your own
 #
-# `train`, `val` and `test` may also be pipes, or functions without arguments that make pipes.
+# `train`, `val` and `test` may also be pipes, or functions without arguments that return pipes.
 
 
 # %%
@@ -173,7 +181,8 @@ assert sorted(model.trained_on[:200]) == sorted(whole.trained_on[:200])
 # %% [markdown]
 # ## A DataModule of your own
 #
-# Name `ResumableData` before `LightningDataModule`, and give your `PipeLoader` to `self.resumable`.
+# Put `ResumableData` before `LightningDataModule` in the list of base classes, and pass your
+# `PipeLoader` to `self.resumable`.
 
 
 # %%
@@ -197,11 +206,12 @@ print(len(first.trained_on), "+", len(second.trained_on), "samples, each once")
 # %% [markdown]
 # ## Things to know
 #
-# - The state is in the checkpoint under the name of the DataModule's class: don't rename it.
-# - Validation may come in the middle of an epoch; it is the same each time.
-# - Lightning's own `DataLoader` arguments (`shuffle`, samplers) have no say here.
+# - The state is in the checkpoint under the name of the DataModule's class, so do not rename the
+#   class.
+# - Validation may run in the middle of an epoch; its data are the same each time.
+# - `shuffle` and samplers of a `DataLoader` have no effect here.
 #
 # ## What to read next
 #
-# - `07_imagenet_resnet`: the loop written out.
+# - `07_imagenet_resnet`: the training loop written out.
 # - `help(WdsDataModule)`: all arguments.

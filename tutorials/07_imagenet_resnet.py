@@ -1,10 +1,11 @@
 # %% [markdown]
 # # A ResNet on ImageNet, with resume
 #
-# **You learn** what a whole training script looks like that you can copy: augmentation, DDP, mixed precision, checkpoints, stopping when the cluster wants
-# its machine back, and going on.
+# **You learn** what a complete training script looks like, which you can copy: augmentation, DDP,
+# mixed precision, checkpoints, stopping when the cluster ends the job, and resuming.
 #
-# **You need** `pip install 'wds_pipes[demo]'` (the extra brings matplotlib, for one plot), and `train_resnet.py`, which lies beside this notebook.
+# **You need** `pip install 'wds_pipes[demo]'` (the extra installs matplotlib, for one plot), and
+# `train_resnet.py`, which is in the same folder as this notebook.
 
 # %%
 import json
@@ -22,26 +23,31 @@ from PIL import Image, ImageDraw
 import wds_pipes as wp
 
 script = os.path.abspath(os.path.join(os.path.dirname(globals().get("__file__", "")), "train_resnet.py"))
-os.chdir(tempfile.mkdtemp())  # all that is written here goes there
+os.chdir(tempfile.mkdtemp())  # this tutorial writes its files there
 shutil.copy(script, "train_resnet.py")
 
 # %% [markdown]
 # ## The script
 #
-# It is [train_resnet.py](train_resnet.py). What there is to see in it:
+# The script is [train_resnet.py](train_resnet.py). Its main points:
 #
-# - **Data**: shards of `jpg` and `cls`. Augmentation is a class with `(sample, rng)`: picklable, so that it works with every way of starting workers, and
-#   with all its chance from `rng`.
-# - **Ranks**: `PipeLoader` finds its rank by itself. With the index each rank gets the same number of full batches, and `len(loader)` is known, which the
-#   schedule of the learning rate needs.
-# - **One checkpoint file**: `checkpoint.gather(loader)` gives the state of all ranks, small and of plain types, so it goes beside the model. Any number of
-#   ranks can load it.
-# - **SIGTERM** is only remembered by the handler; every few steps all ranks agree whether to stop, and save.
-# - **The epoch** is asked of the loader, `loader.state_dict()["epoch"]`: nobody has to count it.
+# - **Data**: shards of `jpg` and `cls`. Augmentation is a class whose instances are called with
+#   `(sample, rng)`. It can be pickled, so it works with every start method of workers, and it draws
+#   all random numbers from `rng`.
+# - **Ranks**: `PipeLoader` finds its rank itself. With the index, each rank gets the same number of
+#   full batches, and `len(loader)` is known; the learning-rate schedule needs it.
+# - **One checkpoint file**: `checkpoint.gather(loader)` returns the state of all ranks. It is small
+#   and has plain types, so it is saved in the same file as the model. Any number of ranks can load
+#   it.
+# - **SIGTERM**: the signal handler only sets a flag. Every few steps all ranks agree whether to
+#   stop, and save a checkpoint.
+# - **The epoch** comes from the loader, `loader.state_dict()["epoch"]`, so the script does not
+#   count it.
 #
-# ## A little ImageNet
+# ## A small data set
 #
-# Red discs and blue triangles, so that two seconds of training are enough to tell them apart.
+# The images are red discs and blue triangles: after two seconds of training the model can tell them
+# apart.
 
 # %%
 rng = np.random.default_rng(0)
@@ -67,7 +73,8 @@ sorted(os.listdir("train"))
 # %% [markdown]
 # ## Once without interruption, and once with SIGTERM in the middle of an epoch
 #
-# A tiny ResNet on tiny images, so that it takes seconds. (One thread, since sums of floats depend on how they are divided among threads.)
+# We train a tiny ResNet on tiny images, which takes seconds. (It uses one thread, because sums of
+# floats depend on how they are divided among threads.)
 
 # %%
 options = "--train train/index.json --val val/*.tar --classes 2 --epochs 4 --batch-size 20 --workers 1 --lanes 4"
@@ -81,7 +88,7 @@ def start(out, *launcher):
 
 
 def follow(process, stop_after=None):
-    """What a training tells; with SIGTERM after a step."""
+    """The lines that a training prints; SIGTERM is sent after a step."""
     told = []
     for line in process.stdout:
         told.append(json.loads(line))
@@ -99,9 +106,9 @@ print(*stopped[-3:], sep="\n")
 assert "stopped" in stopped[-1]
 
 # %% [markdown]
-# ## Go on
+# ## Resume
 #
-# The same command again. And once more on two ranks, from a copy of the same checkpoint.
+# We start the same command again, and also run it on two ranks, from a copy of the same checkpoint.
 
 # %%
 shutil.copytree("stopped", "two-ranks")
@@ -136,18 +143,24 @@ axis.legend()
 plt.show()
 
 # %% [markdown]
-# Two ranks take twice as many images in a step, so they need half the steps for what was left of the epoch; and the losses are those of rank 0 alone. Lanes
-# that both ranks host alike (`--lanes 4`) go on where they were; an odd number of batches is dealt again, each image at most once: see
+# Two ranks use twice as many images in each step, so they need half the steps for the rest of the
+# training. The losses of that run are those of rank 0 alone. With `--lanes 4` both ranks can host
+# the lanes of the checkpoint. After an odd number of batches, the lanes cannot continue as they
+# are: the rest of the epoch is repartitioned, and each image comes at most once. See
 # `04_ranks_and_elastic_resume`.
 #
-# ## For the real one
+# ## For the real ImageNet
 #
-# - ImageNet has 1.28 million images, 110 KB each: 140 shards of 1 GB are few for 8 x 8 workers, which is fine with an index; without one, make 1000.
-# - `torchrun --nproc-per-node 8 train_resnet.py --train s3://bucket/train/index.json ...`: see `05_s3_gcs_http`.
-# - Your cluster sends SIGTERM some time before SIGKILL: see that a step and a save fit into it. With SLURM: `#SBATCH --signal=TERM@120`, `--requeue`.
-# - To change the number of ranks often, give `--lanes` a number that all ranks x workers divide.
+# - ImageNet has 1.28 million images, 110 KB each: 140 shards of 1 GB are few for 8 x 8 workers.
+#   With an index that is enough; without one, make 1000 shards.
+# - `torchrun --nproc-per-node 8 train_resnet.py --train s3://bucket/train/index.json ...`: see
+#   `05_s3_gcs_http`.
+# - Your cluster sends SIGTERM some time before SIGKILL: make sure that `--log-every` steps and a
+#   save fit into that time. With SLURM: `#SBATCH --signal=TERM@120`, `--requeue`.
+# - If you change the number of ranks often, set `--lanes` to a multiple of every ranks x workers
+#   that you will use.
 #
 # ## What to read next
 #
-# - `11_troubleshooting`, when something doesn't go as it should.
-# - `06_lightning`, if you'd rather not write the loop.
+# - `11_troubleshooting`, if something does not work.
+# - `06_lightning`, if you prefer not to write the loop.

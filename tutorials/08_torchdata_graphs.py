@@ -1,10 +1,11 @@
 # %% [markdown]
 # # In torch's and torchdata's own graphs
 #
-# **You learn** how the steps fit among torch's datapipes, into `torchdata.nodes` with `Prefetcher`, `ParallelMapper` and `Loader`, and into `DataLoader` and
-# `StatefulDataLoader`; and where a state is exact.
+# **You learn** how to use the steps together with torch's datapipes, with `Prefetcher`,
+# `ParallelMapper` and `Loader` of `torchdata.nodes`, and in `DataLoader` and `StatefulDataLoader`;
+# and where a state is exact.
 #
-# **You need** `pip install wds_pipes` (which brings torch and torchdata).
+# **You need** `pip install wds_pipes` (which installs torch and torchdata).
 
 # %%
 import json
@@ -21,21 +22,23 @@ import wds_pipes as wp
 from wds_pipes import nodes
 from wds_pipes.testing import check_resume, make_shards
 
-# As a script: worker processes that are not forked (the default of Python 3.14, macOS and Windows) would run this file again. Without its name they start as
-# they do from a notebook. In a program of your own, put what runs under `if __name__ == "__main__":` instead.
+# When this file runs as a script, worker processes that are not forked (the default on macOS and
+# Windows, and everywhere from Python 3.14 on) would run it again. With this line they start as they
+# do from a notebook. In a program of your own, put the code under `if __name__ == "__main__":`.
 __file__ = None
 
-os.chdir(tempfile.mkdtemp())  # all that is written here goes there
+os.chdir(tempfile.mkdtemp())  # this tutorial writes its files there
 warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata calls it
 urls = make_shards("data", shards=4, samples=25)
 
 # %% [markdown]
-# Each step exists in two forms with the same name, options and help: as a method of every torch `IterDataPipe`, and as a node of `torchdata.nodes`.
+# Each step exists in two forms with the same name, options and help: as a method of every torch
+# `IterDataPipe`, and as a node of `torchdata.nodes`.
 #
 # ## Datapipes
 #
-# `import wds_pipes` registers the methods. So they may begin behind a pipe of torch's, and torch's `.map`, `.filter`, `.batch` and `.collate` may stand
-# between them or behind.
+# `import wds_pipes` registers the methods. So a pipeline may start with one of torch's pipes, and
+# torch's `.map`, `.filter`, `.batch` and `.collate` may come between our steps or after them.
 
 
 # %%
@@ -54,8 +57,8 @@ assert list(resumed) == list(iterator)
 print(resumed)
 
 # %% [markdown]
-# torch's `.shuffle()` and some others keep to themselves what they hold, so no state of them can be exact. They run, but a state is refused, with what to use
-# instead:
+# torch's `.shuffle()` and some other pipes do not expose the samples that they hold, so their state
+# cannot be exact. They run, but requesting a state raises an error that says what to use instead:
 
 # %%
 try:
@@ -68,8 +71,10 @@ else:
 # %% [markdown]
 # ## Nodes
 #
-# `torchdata.nodes` composes by calling classes, and `Loader` iterates the last. Nodes have threads: `ParallelMapper` decodes in several of them, `Prefetcher`
-# runs ahead. What they have read ahead is not in the state, so a resume is exact.
+# With `torchdata.nodes`, each node is built with its source as an argument, and `Loader` iterates
+# the last node. Nodes can use threads: `ParallelMapper` decodes in several threads, and
+# `Prefetcher` reads ahead. The state does not count what they have read ahead, so a resume is
+# exact.
 
 
 # %%
@@ -97,7 +102,8 @@ assert again == rest
 print(len(first), "batches,", len(again), "after the resume")
 
 # %% [markdown]
-# Any pipe is a node, too, with `as_node()`. Several sources? `nodes.Mix({"a": node, "b": node}, weights=...)`.
+# `as_node()` makes a node of any pipe. For several sources, use
+# `nodes.Mix({"a": node, "b": node}, weights=...)`.
 
 # %%
 node = wp.ShardList(urls).open_shards().load_tar().group_by_key().as_node()
@@ -107,8 +113,9 @@ assert keys == [f"{number:08d}" for number in range(100)]
 # %% [markdown]
 # ## StatefulDataLoader
 #
-# It can see the state of a plain dataset, not that of a datapipe: give it `pipe.as_dataset()`. Worker i of n reads its own shards, so have at least as many
-# shards as workers. Batches are made in the workers (`batch_samples`), and `batch_size=None`.
+# `StatefulDataLoader` saves the state of a plain dataset, but not the state of a datapipe, so pass
+# it `pipe.as_dataset()`. Worker i of n reads its own shards, so use at least as many shards as
+# workers. The workers make the batches (`batch_samples`), so pass `batch_size=None`.
 
 
 # %%
@@ -134,7 +141,7 @@ assert sorted(keys_of(first) + rest) == keys
 print(wp.describe_state(state))
 
 # %% [markdown]
-# A bare pipe would lose its state there without a word, so it is refused:
+# It would lose the state of a bare pipe silently, so a bare pipe is refused:
 
 # %%
 try:
@@ -147,8 +154,9 @@ else:
 # %% [markdown]
 # ## DataLoader
 #
-# A plain `DataLoader` has no state. It takes both, and deals the shards to its workers, in another order in each epoch. Shuffle with
-# `ShardList(shuffle=True)` and `shuffle_buffer`.
+# A plain `DataLoader` has no state. It takes a pipe or `as_dataset()`, and divides the shards over
+# its workers, in another order in each epoch. Shuffle with `ShardList(shuffle=True)` and
+# `shuffle_buffer`.
 
 # %%
 pipe = wp.ShardList(urls, shuffle=True).open_shards().load_tar().group_by_key().decode_by_ext()
@@ -168,8 +176,9 @@ assert sorted(keys_of(loader)) == keys
 #
 # ## A graph of your own? Check it
 #
-# `check_resume` cuts a pipeline at every position, resumes it in a new one, compares the rest, and cuts that one again. It takes whatever can be iterated and
-# has `state_dict()` and `load_state_dict()`, and belongs into your tests.
+# `check_resume` interrupts a pipeline at every position, resumes it in a new one, compares the
+# rest, and interrupts that one again. It takes any object that can be iterated and has
+# `state_dict()` and `load_state_dict()`. Use it in your tests.
 
 # %%
 few = make_shards("few", shards=2, samples=5)
@@ -179,5 +188,5 @@ print("exact at every cut of", len(epochs[0]), "batches")
 # %% [markdown]
 # ## What to read next
 #
-# - `09_your_own_stage`, for a step that is not there.
-# - `04_ranks_and_elastic_resume` for `PipeLoader`.
+# - `09_your_own_stage`: how to write a step that the package does not have.
+# - `04_ranks_and_elastic_resume`: `PipeLoader`.

@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Writing your own stage
 #
-# **You learn** when you need one, how to write it in a few lines so that it resumes exactly, and how `check_resume` finds one that doesn't.
+# **You learn** when you need your own stage, how to write it in a few lines so that it resumes
+# exactly, and how `check_resume` finds a stage that does not.
 #
 # **You need** `pip install wds_pipes`
 
@@ -15,7 +16,7 @@ import numpy as np
 import wds_pipes as wp
 from wds_pipes.testing import check_resume, make_shards
 
-os.chdir(tempfile.mkdtemp())  # all that is written here goes there
+os.chdir(tempfile.mkdtemp())  # this tutorial writes its files there
 urls = make_shards("data", shards=2, samples=6)
 
 
@@ -26,29 +27,34 @@ def samples(urls=urls):
 # %% [markdown]
 # ## Do you need one?
 #
-# Whatever makes one sample of one sample is a function: `map_samples(fn)`, `map_samples(fn, rng)` with chance, `filter_samples(fn)`, or torch's `.map(fn)`.
-# You need a stage when what comes out depends on **more than one sample**: windows, pairs, packing, repeating, leaving out the first n.
+# If each output depends on one sample, a function is enough: `map_samples(fn)`, where
+# `fn(sample, rng)` may draw random numbers, `filter_samples(fn)`, or torch's `.map(fn)`. You need a
+# stage if the output depends on **more than one sample**: windows, pairs, packing, repeating,
+# leaving out the first n.
 #
 # ## The contract
 #
 # A stage is a class with three parts:
 #
 # - `__init__` takes the source and the options, and checks them.
-# - `At`, a dataclass, is the **position**: numbers and strings, whose defaults are the beginning. Never data.
-# - `run` is a generator over `self.source.items`. Whenever it yields, `self.at` and the position of the source say all that is needed to go on.
+# - `At`, a dataclass, is the **position**: numbers and strings, whose defaults are the beginning.
+#   It never contains data.
+# - `run` is a generator over `self.source.items`. Whenever it yields, `self.at` and the position of
+#   the source must contain everything that is needed to continue.
 #
-# The rest, that is state, epochs, workers and pickling, is done for you. Here is one that gives each sample `times` times:
+# The package does the rest: state, epochs, workers and pickling. Here is a stage that yields each
+# sample `times` times:
 
 
 # %%
 class Repeat(wp.Stage):
-    """Give each sample several times in a row (functional name: ``repeat``).
+    """Yield each sample several times in a row (functional name: ``repeat``).
 
     Args:
         source: any pipe.
-        times: how often.
+        times: how often to yield it.
 
-    Checkpoint: how often the current sample was given. A resume reads that one sample again.
+    Checkpoint: how often the current sample was yielded. A resume reads that one sample again.
     """
 
     @dataclass
@@ -75,7 +81,8 @@ wp.register_stage(Repeat)
 print([sample["__key__"] for sample in samples().repeat(2)][:6])
 
 # %% [markdown]
-# It works; and the class `Repeat` is the method `repeat` of every pipe (`MyStage` would be `my_stage`). But is it exact?
+# The stage works, and the class `Repeat` is now the method `repeat` of every pipe (`MyStage` would
+# be `my_stage`). But does it resume exactly?
 
 # %%
 try:
@@ -86,36 +93,38 @@ else:
     raise AssertionError("this was to fail")
 
 # %% [markdown]
-# It is not, and `check_resume` says where. Cut after the first time of a sample, the position of the source is already *behind* that sample. Resumed there,
-# `given=1` is taken for the next one.
+# It does not, and `check_resume` says where. After the first of the two repeats of a sample, the
+# position of the source is already *after* that sample. A resume there applies `given=1` to the
+# next sample.
 #
-# That is the one rule to keep in mind: **a stage that holds something when it yields must go back to where it can get it again.** It keeps an *earlier*
-# position of its source, taken before it took the item, and gives that in `mark()`:
+# This is the main rule: **a stage that holds items when it yields must resume from a position where
+# it can read them again.** It keeps an *earlier* position of its source, taken before it read the
+# item, and returns that in `mark()`:
 
 
 # %%
 class RepeatSamples(wp.Stage):
-    """Give each sample several times in a row (functional name: ``repeat_samples``).
+    """Yield each sample several times in a row (functional name: ``repeat_samples``).
 
     Args:
         source: any pipe.
-        times: how often.
+        times: how often to yield it.
 
-    Checkpoint: how often the current sample was given. A resume reads that one sample again.
+    Checkpoint: how often the current sample was yielded. A resume reads that one sample again.
     """
 
     @dataclass
     class At:
         given: int = 0
 
-    order_options = ("times",)  # a state is refused where these differ
+    order_options = ("times",)  # a state is refused if these differ
 
     def __init__(self, source, times):
         super().__init__(source)
         if times < 1:
             raise ValueError(f"times must be at least 1, not {times}")
         self.times = times
-        self._before = None  # while running, the position of the source before the sample in hand
+        self._before = None  # while running, the position of the source before the current sample
 
     def run(self):
         source, at = self.source, self.at
@@ -135,18 +144,22 @@ epochs = check_resume(lambda: samples().repeat_samples(2))
 print("exact at every cut of", len(epochs[0]), "items; and of what was resumed there, cut again")
 
 # %% [markdown]
-# ## One that holds nothing
+# ## A stage that holds nothing
 #
-# Most stages are simpler: when they yield, all that they have taken is given. Then there is no `mark` to write. Say so with `holds_nothing = True`, of which
-# a `PipeLoader` makes use when it deals an epoch again. Here is one that packs texts into pieces of at least so many characters: an item is given as soon as
-# it is full.
+# Most stages are simpler: when they yield, they have passed on everything that they have read. Then
+# they need no `mark`. Declare this with `holds_nothing = True`; `PipeLoader` uses it when it
+# repartitions an epoch. Here is a stage that joins texts until they have at least a given number of
+# characters, and yields the result at once.
 
 
 # %%
 class PackTexts(wp.Stage):
-    """Join texts until they have so many characters (functional name: ``pack_texts``). What is left at the end of an epoch is given too.
+    """Join texts until they have at least this many characters (functional name: ``pack_texts``).
 
-    Checkpoint: nothing of its own: what was given is all that was taken. A resume reads nothing again.
+    The last text of an epoch may be shorter.
+
+    Checkpoint: nothing of its own, because everything that was read was yielded. A resume reads
+    nothing again.
     """
 
     holds_nothing = True
@@ -175,20 +188,21 @@ everything = "".join(packed[0])
 assert all(sample["txt"] in everything for sample in samples())
 
 # %% [markdown]
-# ## Chance
+# ## Random numbers
 #
-# Draw from a function of the seed, the epoch and the place, never from a generator that goes on from where it was: its state would be lost. `self.lane.key()`
-# is such a number.
+# Random numbers must be a function of the seed, the epoch and the place. Do not draw them from a
+# generator that lives across samples: its state would be lost. `self.lane.key()` returns an integer
+# to seed a new generator with.
 
 
 # %%
 class DropSome(wp.Stage):
-    """Leave samples out at random (functional name: ``drop_some``). Checkpoint: how many came."""
+    """Leave samples out at random (functional name: ``drop_some``). Checkpoint: how many samples were read."""
 
     @dataclass
     class At:
         number: int = 0
-        filtered: int = 0  # of this name, it is in pipe.counts()
+        filtered: int = 0  # a field of this name appears in pipe.counts()
 
     order_options = ("share",)
 
@@ -215,8 +229,9 @@ assert by_epoch[0] != by_epoch[1]
 # %% [markdown]
 # ## In workers, and beyond one test
 #
-# A registered stage works in a `PipeLoader`, and each lane has a position of its own. Put the class into a module that the workers can import, not into a
-# notebook, if workers are not forked (on macOS and Windows, and everywhere from Python 3.14).
+# A registered stage works in a `PipeLoader`, and each lane has a position of its own. If workers
+# are not forked (on macOS and Windows, and everywhere from Python 3.14 on), put the class into a
+# module that the workers can import, not into a notebook.
 
 # %%
 loader = wp.PipeLoader(samples().repeat_samples(2).drop_some(0.3), batch_size=4, lanes=2, collate="list")
@@ -233,12 +248,14 @@ assert list(resumed) == rest
 print(len(rest), "batches are equal after the resume;", resumed.counts())
 
 # %% [markdown]
-# A list to go through:
+# Checklist:
 #
-# - Options that decide what comes, or in which order, are in `order_options`: then a state of other options is refused.
-# - The position has numbers and strings only. A position that grows with the data is a mistake.
+# - `order_options` names all options that decide which items come, or in which order: a state with
+#   other values of these options is refused.
+# - The position contains only numbers and strings, and does not grow with the data.
 # - The docstring says what is saved, and how much a resume reads again.
-# - `check_resume` is in your tests, with an empty shard (`make_shards(samples=[3, 0, 2])`) and a shuffle buffer before and behind.
+# - Your tests call `check_resume`, with an empty shard (`make_shards(samples=[3, 0, 2])`) and with
+#   a shuffle buffer before and after the stage.
 
 # %%
 uneven = make_shards("uneven", shards=3, samples=[3, 0, 2])
@@ -248,5 +265,6 @@ assert len(epochs[0]) == 15
 # %% [markdown]
 # ## What to read next
 #
-# - The head of `wds_pipes/core/stage.py`: the rules in full. The stages of the package are short to read; `stages/shuffle_buffer.py` is one that goes back.
-# - `08_torchdata_graphs`: `check_resume` of other graphs.
+# - The head of `wds_pipes/core/stage.py`: the rules in full. The stages of the package are short;
+#   `stages/shuffle_buffer.py` is one that keeps an earlier position of its source.
+# - `08_torchdata_graphs`: `check_resume` for other graphs.

@@ -1,42 +1,44 @@
 # %% [markdown]
 # # Moving from webdataset
 #
-# **You learn** what each call of `webdataset` becomes here, what is different, and why; with both libraries side by side on the same shards.
+# **You learn** what replaces each call of `webdataset`, what is different, and why. Both libraries
+# run on the same shards.
 #
 # **You need** `pip install wds_pipes webdataset wids`
 #
-# The shards stay as they are: both read the same tars.
+# You need not change the shards: both libraries read the same tars.
 #
 # | webdataset | wds_pipes | what is different, and why |
 # |---|---|---|
-# | `WebDataset(urls)` | `ShardList(urls).open_shards().load_tar().group_by_key()` | Each step has its own options, and a position that is saved. |
+# | `WebDataset(urls)` | `ShardList(urls).open_shards().load_tar().group_by_key()` | Each step has its own options, and its position is saved. |
 # | `SimpleShardList`, `shardlists`, braces | `ShardList(urls)` | Also globs, directories, `@list.txt`, and an index. |
-# | `ResampledShards`, `resampled=True` | `ShardList(resampled=True)` | An epoch is as many draws as there are shards; it ends, and has a position. |
-# | `shardshuffle=100`, `detshuffle` | `ShardList(shuffle=True, seed=7)` | All shards are permuted, by (seed, epoch), another order in each epoch. |
-# | `split_by_node`, `split_by_worker` | nothing: `PipeLoader` deals | Several ranks without equal epochs are an error, not a hang. |
-# | `.shuffle(1000)` | `.shuffle_buffer(1000)` | Gives its first sample at once. Resumes exactly, with two numbers as its state. |
-# | `.decode("rgb8")` | `.decode_by_ext("rgb8")` | The same specs. Pickles are refused unless you say `allow_pickle=True`. |
+# | `ResampledShards`, `resampled=True` | `ShardList(resampled=True)` | An epoch has as many draws as there are shards. It ends, and its position is saved. |
+# | `shardshuffle=100`, `detshuffle` | `ShardList(shuffle=True, seed=7)` | All shards are permuted, differently in each epoch, by (seed, epoch). |
+# | `split_by_node`, `split_by_worker` | nothing: `PipeLoader` partitions the data | Several ranks without equal epochs raise an error instead of hanging. |
+# | `.shuffle(1000)` | `.shuffle_buffer(1000)` | Yields its first sample at once. Resumes exactly, with two numbers as its state. |
+# | `.decode("rgb8")` | `.decode_by_ext("rgb8")` | The same specs. Pickles are refused unless you pass `allow_pickle=True`. |
 # | `.decode(wds.handle_extension("x", fn))` | `.decode_by_ext({"x": fn})` | |
-# | `.to_tuple("jpg;png", "cls")` | `.to_tuple("jpg;png", "cls")` | A missing field is an error that says which fields there are. |
-# | `.map(fn)` | `.map_samples(fn)` | `fn(sample, rng)` gets a generator, so that augmentation resumes. torch's `.map(fn)` works too. |
-# | `.map_dict(jpg=fn)` | `.map_fields({"jpg": fn})` | Others stay. |
-# | `.rename(image="jpg;png")` | `.rename_fields({"image": "jpg;png"})` | No copy under the old name stays. |
+# | `.to_tuple("jpg;png", "cls")` | `.to_tuple("jpg;png", "cls")` | A missing field is an error that lists the existing fields. |
+# | `.map(fn)` | `.map_samples(fn)` | `fn(sample, rng)` receives a random generator, so augmentation resumes exactly. torch's `.map(fn)` works too. |
+# | `.map_dict(jpg=fn)` | `.map_fields({"jpg": fn})` | Other fields stay. |
+# | `.rename(image="jpg;png")` | `.rename_fields({"image": "jpg;png"})` | The old name is removed. |
 # | `.map_tuple(f, g)` | `.map_samples(lambda t: (f(t[0]), g(t[1])))` | |
-# | `.select(fn)` | `.filter_samples(fn)` | Counted in `counts()`. |
-# | `.batched(64)` | `.batch_samples(64)` | Gives tensors; `collate="numpy"` or `"list"` otherwise. `partial=False` is `drop_last=True`. |
+# | `.select(fn)` | `.filter_samples(fn)` | Samples left out are counted in `counts()`. |
+# | `.batched(64)` | `.batch_samples(64)` | Yields tensors, or with `collate="numpy"` or `"list"` arrays or lists. `partial=False` is `drop_last=True`. |
 # | `WebLoader(...)`, `DataLoader` | `PipeLoader(pipe, batch_size=64, num_workers=8)` | Has a state, for any number of workers and ranks. |
-# | `.with_epoch(10_000)` | `loader.with_epoch(samples=10_000)` | Of all ranks together, not of each worker. |
-# | `.with_length(n)` | `ShardList(index=...)` | The length is counted, not promised. |
+# | `.with_epoch(10_000)` | `loader.with_epoch(samples=10_000)` | The number counts for all ranks together, not for each worker. |
+# | `.with_length(n)` | `ShardList(index=...)` | The length is counted, not set by hand. |
 # | `RandomMix([a, b], probs=[3, 1])` | `mix({"a": a, "b": b}, weights={"a": 3, "b": 1})` | Exact proportions at every place, not on average. |
-# | `cache_dir=...` | `.open_shards(cache=...)` | One download for all processes of a machine. |
-# | `pipe:aws s3 cp ... -` | `s3://...` | Read ahead by several requests, through faults. `pipe:` needs `allow_pipe=True`, since it runs a shell. |
-# | `handler=wds.warn_and_continue` | `on_error="skip", max_errors=100` | It is counted, half a sample is never given, too many are an error. |
-# | `ShardWriter("x-%06d.tar", maxcount=...)` | `ShardWriter("x-%06d.tar", max_samples=...)` | A shard appears when it is complete. Can write the index. |
-# | `TarWriter` | `TarWriter` | The same samples give the same bytes. A key that would not read back is refused. |
-# | `wids.ShardListDataset("index.json")` | `ShardList("index.json")` | The same index. It is read in a stream; for access by number keep using wids. |
+# | `cache_dir=...` | `.open_shards(cache=...)` | Each shard is downloaded once for all processes of a machine. |
+# | `pipe:aws s3 cp ... -` | `s3://...` | Several concurrent requests, with retries. `pipe:` needs `allow_pipe=True`, because it runs a shell. |
+# | `handler=wds.warn_and_continue` | `on_error="skip", max_errors=100` | Bad data is counted; too much is an error. Half a sample is never returned. |
+# | `ShardWriter("x-%06d.tar", maxcount=...)` | `ShardWriter("x-%06d.tar", max_samples=...)` | A shard gets its name when complete. Can also write the index. |
+# | `TarWriter` | `TarWriter` | The same samples always produce the same bytes. A key that could not be read back is refused. |
+# | `wids.ShardListDataset("index.json")` | `ShardList("index.json")` | The same index, but read as a stream. For access by number keep using wids. |
 # | `wds.DataPipeline(...)` | a chain of methods | |
 #
-# Not here: `pipe:` in URLs from files, `.xdecode`, `rsample`, `.slice` (use `itertools.islice`), LMDB caches.
+# Not available: `pipe:` in URLs from files, `.xdecode`, `rsample`, `.slice` (use
+# `itertools.islice`), LMDB caches.
 
 # %%
 import collections
@@ -54,16 +56,17 @@ import wds_pipes as wp
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards, same
 
-# As a script: worker processes that are not forked (the default of Python 3.14, macOS and Windows) would run this file again. Without its name they start as
-# they do from a notebook. In a program of your own, put what runs under `if __name__ == "__main__":` instead.
+# When this file runs as a script, worker processes that are not forked (the default on macOS and
+# Windows, and everywhere from Python 3.14 on) would run it again. With this line they start as they
+# do from a notebook. In a program of your own, put the code under `if __name__ == "__main__":`.
 __file__ = None
 
-os.chdir(tempfile.mkdtemp())  # all that is written here goes there
+os.chdir(tempfile.mkdtemp())  # this tutorial writes its files there
 urls = make_shards("data", shards=4, samples=50, fields=("jpg", "cls", "json", "txt"))
 
 
 def contents(sample):
-    """A sample without what the libraries add: keys, URLs, paths."""
+    """A sample without what the libraries add, such as URLs and paths."""
     return {name: value for name, value in sorted(sample.items()) if not name.startswith("__") or name == "__key__"}
 
 
@@ -103,10 +106,10 @@ for (images, labels), (our_images, our_labels) in zip(one, two, strict=True):
 print(batches, "batches are equal;", "labels were a", type(labels).__name__, "and are a", type(our_labels).__name__)
 
 # %% [markdown]
-# ## Shuffling: as good, from the first sample on, and with a state
+# ## Shuffling: as good, without waiting for the buffer to fill, and with a state
 #
-# How far do samples move? In a classic buffer some samples wait very long; here none leaves more than `2 * size` places late. So for the same spread the size
-# is 1.7 times as large.
+# How far do samples move? In webdataset's buffer some samples wait very long; here no sample leaves
+# more than `2 * size` places late. So for the same spread, `size` must be 1.7 times as large.
 
 # %%
 many = make_shards("many", shards=4, samples=1000, fields=("cls",))
@@ -125,7 +128,8 @@ print(f"wds_pipes  .shuffle_buffer(850):  {spread(wp.ShardList(many).open_shards
 # %% [markdown]
 # ## Workers and epochs
 #
-# `WebLoader` gives each worker its shards, and an epoch is what you say it is. `PipeLoader` gives an epoch of all samples, and knows where it is.
+# With `WebLoader` each worker reads its own shards, and you define the length of an epoch. With
+# `PipeLoader` an epoch has all samples, and the loader knows its position.
 
 # %%
 loader = wds.WebLoader(wds.WebDataset(urls, shardshuffle=False).decode("rgb8").to_tuple("__key__", "cls").batched(10), num_workers=2, batch_size=None)
@@ -138,13 +142,14 @@ loader.close()
 assert ours == theirs
 state = loader.state_dict()  # WebLoader has nothing like this
 
-loader = wp.PipeLoader(pipe, batch_size=10).with_epoch(samples=30)  # pieces of 30 samples; each goes on where the one before was cut
+loader = wp.PipeLoader(pipe, batch_size=10).with_epoch(samples=30)  # epochs of 30 samples; each continues where the one before ended
 print([len(list(loader)) for _ in range(3)])
 
 # %% [markdown]
 # ## Mixing
 #
-# `RandomMix` draws at random, so a short stretch may hold anything. `mix` is never further than one sample from the proportions.
+# `RandomMix` draws at random, so any proportions may occur in a short part of the stream. `mix` is
+# always less than one sample away from the exact proportions.
 
 # %%
 make_shards("a", shards=1, samples=300, fields={"txt": lambda rng, number: "a"})
@@ -182,7 +187,7 @@ for name in ("theirs", "ours"):
 print("equal, both ways")
 
 # %% [markdown]
-# And the index is that of wids:
+# The index has the format of wids:
 
 # %%
 index_shards("data/*.tar", "data/index.json")
@@ -192,7 +197,8 @@ assert len(wp.PipeLoader(wp.ShardList("data/index.json").open_shards().load_tar(
 # %% [markdown]
 # ## Handlers: bad data
 #
-# A shard with a field that cannot be decoded, and a shard that breaks off in the middle of its fifth sample.
+# We make one shard with a field that cannot be decoded, and one that ends in the middle of its
+# fifth sample.
 
 # %%
 with tarfile.open("bad.tar", "w") as tar:
@@ -202,27 +208,28 @@ with tarfile.open("bad.tar", "w") as tar:
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
 with open("bad.tar", "rb") as whole, open("cut.tar", "wb") as cut:
-    cut.write(whole.read(9 * 1024 + 300))  # in the ninth member's header
+    cut.write(whole.read(9 * 1024 + 300))  # in the header of the tenth member
 
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     for url in ("bad.tar", "cut.tar"):
         skipping = {"handler": wds.warn_and_continue}
         theirs = list(wds.WebDataset(url, shardshuffle=False, **skipping).decode(**skipping))
-        print(f"webdataset gives {len(theirs)} samples of {url}; without json:", [sample["__key__"] for sample in theirs if "json" not in sample])
+        print(f"webdataset returns {len(theirs)} samples of {url}; without json:", [sample["__key__"] for sample in theirs if "json" not in sample])
 print(len(told), "warnings")
 
 for url in ("bad.tar", "cut.tar"):
     pipe = wp.ShardList(url).open_shards().load_tar(on_error="skip", on_truncated="ignore").group_by_key(on_error="skip")
     pipe = pipe.decode_by_ext(on_error="skip", max_errors=100)
     ours = list(pipe)
-    print(f"wds_pipes gives {len(ours)} samples of {url}; counts:", pipe.counts())
+    print(f"wds_pipes returns {len(ours)} samples of {url}; counts:", pipe.counts())
     assert all({"txt", "json"} <= sample.keys() for sample in ours)
 
 # %% [markdown]
-# Of the shard that breaks off, webdataset gives five samples: the fifth is half a one, without its `json`. Here it is counted as skipped.
+# From the incomplete shard, webdataset returns five samples; the fifth is only half a sample,
+# without its `json`. wds_pipes counts it as skipped.
 #
-# By default bad data is an error that says where it is:
+# By default, bad data raises an error that says where it is:
 
 # %%
 try:
@@ -233,9 +240,9 @@ else:
     raise AssertionError
 
 # %% [markdown]
-# ## And what for?
+# ## Resuming
 #
-# For this: stop anywhere, go on exactly there.
+# The main difference: you can stop anywhere and continue exactly there.
 
 # %%
 pipe = wp.ShardList(urls, shuffle=True, seed=7).open_shards().load_tar().group_by_key().shuffle_buffer(100).to_tuple("__key__")
@@ -251,4 +258,4 @@ assert list(resumed) == rest
 # ## What to read next
 #
 # - `03_resume_after_a_crash` and `04_ranks_and_elastic_resume`.
-# - `11_troubleshooting`: messages, and what to do.
+# - `11_troubleshooting`: error messages, and what to do.

@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Troubleshooting, by symptom
 #
-# **You learn** what each message means and what to do; the messages below are really raised. Search here for a few words of yours.
+# **You learn** what each error message means and what to do. The code below raises the messages, so
+# you can search this page for a few words of yours.
 #
 # **You need** `pip install wds_pipes`
 
@@ -23,9 +24,9 @@ import wds_pipes as wp
 from wds_pipes import checkpoint
 from wds_pipes.testing import make_shards
 
-os.chdir(tempfile.mkdtemp())  # all that is written here goes there
+os.chdir(tempfile.mkdtemp())  # this tutorial writes its files there
 warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata calls it
-logging.basicConfig(format="%(name)s: %(message)s", stream=sys.stdout)  # what is skipped is told in the log "wds_pipes"
+logging.basicConfig(format="%(name)s: %(message)s", stream=sys.stdout)  # the logger "wds_pipes" reports what is skipped
 urls = make_shards("data", shards=4, samples=20, fields=("txt", "cls", "json"))
 
 
@@ -35,7 +36,7 @@ def samples(urls=urls, **options):
 
 @contextlib.contextmanager
 def raises(kind):
-    """Print the error that comes."""
+    """Print the error that is raised."""
     try:
         yield
     except kind as error:
@@ -49,8 +50,9 @@ def raises(kind):
 #
 # ### Nothing matches; a shard does not exist
 #
-# **Cause:** a typing error, or another working directory than you think: the message says which. A pattern with `*` is looked up when the list is built,
-# braces are only written out.
+# **Cause:** a typing error, or another working directory than you think; the message names the
+# directory. A pattern with `*` is looked up when the list is built. Braces are only expanded, so a
+# missing shard is noticed when it is opened.
 
 # %%
 with raises(ValueError):
@@ -59,11 +61,12 @@ with raises(wp.ShardError):
     list(samples("data/train-{000000..000003}.tar"))
 
 # %% [markdown]
-# ### A shard is no tar
+# ### A shard is not a tar
 #
-# **Cause:** often a page of a web server that says that something is missing, or a file that was not copied to its end. **Do:** look at its first bytes, copy
-# it again. With `open_shards(on_error="skip", max_errors=3)` and `load_tar(on_error="skip", max_errors=3)` a few bad ones are skipped, counted and logged;
-# but first find out why they are bad.
+# **Cause:** often the file is an error page of a web server, or was not copied completely. **Do:**
+# look at its first bytes and copy it again. With `open_shards(on_error="skip", max_errors=3)` and
+# `load_tar(on_error="skip", max_errors=3)` a few bad shards are skipped, counted and logged; but
+# first find out why they are bad.
 
 # %%
 with open("page.tar", "w") as file:
@@ -77,10 +80,12 @@ with raises(wp.ShardError):
     list(samples("cut.tar"))
 
 # %% [markdown]
-# ### A sample has no such field; an epoch gives nothing
+# ### A sample has no such field; an epoch is empty
 #
-# **Cause:** the field has another name. **Do:** look at a sample: `next(iter(samples))`. For fields that have one of several names:
-# `to_tuple("jpg;jpeg;png")`. With `group_by_key(fields=[...])`, samples with none of these fields are left out; if that is all of them, it is an error.
+# **Cause:** the field has another name. **Do:** look at a sample: `next(iter(samples))`. For a
+# field that may have several names, use `to_tuple("jpg;jpeg;png")`. `group_by_key(fields=[...])`
+# leaves out samples that have none of these fields; if it leaves out all samples, it raises an
+# error.
 
 # %%
 with raises(wp.SampleError):
@@ -90,11 +95,12 @@ with raises(wp.SampleError):
     list(wp.ShardList(urls).open_shards().load_tar().group_by_key(fields=["text"]))
 
 # %% [markdown]
-# ### A key comes again; a field is there twice
+# ### A key occurs twice; a field occurs twice
 #
-# **Cause:** the members of a sample are not next to each other, so that its key comes in pieces; or two files differ in nothing but what stands before the
-# *first* dot (`photo.1.jpg`, `photo.2.jpg` are both of sample `photo`). **Do:** sort the shard by name (`tar --sort=name`); for dots in names,
-# `group_by_key(key_split="last-dot")`.
+# **Cause:** the members of a sample are not next to each other in the tar. Or the names of
+# different samples are the same up to the *first* dot (`photo.1.jpg` and `photo.2.jpg` both belong
+# to sample `photo`). **Do:** sort the members of the shard by name (`tar --sort=name`); if names
+# contain dots, use `group_by_key(key_split="last-dot")`.
 
 # %%
 import io
@@ -121,7 +127,8 @@ assert len(list(wp.ShardList("dots.tar").open_shards().load_tar().group_by_key(k
 # %% [markdown]
 # ### A field cannot be decoded; pickles are refused
 #
-# **Cause:** bad data; or a format that runs code when it is read. **Do:** `decode_by_ext(on_error="skip", max_errors=100)` for a few bad samples.
+# **Cause:** bad data, or a format that can run code when it is read. **Do:** use
+# `decode_by_ext(on_error="skip", max_errors=100)` to skip a few bad samples, and
 # `allow_pickle=True` only for data that you wrote.
 
 # %%
@@ -136,10 +143,11 @@ with raises(wp.DecodeError):
     list(samples("pickle.tar").decode_by_ext())
 
 # %% [markdown]
-# ### A batch does not stack
+# ### The samples of a batch cannot be stacked
 #
-# **Cause:** images of several sizes, or fields that only some samples have. **Do:** bring them to one shape in `map_samples`, choose fields with `to_tuple`,
-# or take `batch_samples(8, collate="list")`.
+# **Cause:** images of several sizes, or fields that only some samples have. **Do:** give all
+# samples one shape in `map_samples`, choose fields with `to_tuple`, or use
+# `batch_samples(8, collate="list")`.
 
 # %%
 sizes = {"npy": lambda rng, number: np.zeros((3, 4 + number % 2), np.float32)}
@@ -148,10 +156,10 @@ with raises(wp.SampleError):
     list(samples("sizes/*.tar").decode_by_ext().batch_samples(4))
 
 # %% [markdown]
-# ### A step takes something else
+# ### A step takes another kind of item
 #
-# **Cause:** the order of the steps. It is `open_shards`, `load_tar`, `group_by_key`, `shuffle_buffer`, `decode_by_ext`, `map_samples`, `to_tuple`,
-# `batch_samples`.
+# **Cause:** the steps are in the wrong order. The usual order is `open_shards`, `load_tar`,
+# `group_by_key`, `shuffle_buffer`, `decode_by_ext`, `map_samples`, `to_tuple`, `batch_samples`.
 
 # %%
 with raises(TypeError):
@@ -164,13 +172,16 @@ with raises(TypeError):
 #
 # ### The state does not fit
 #
-# **Cause:** what decides the order is not as it was: the message lists what differs. **Do:** build the pipeline as it was. If the change is meant, a new
-# epoch is the place to make it: begin with `set_epoch(n)` instead of the state.
+# **Cause:** something that decides the order of samples has changed; the message lists what
+# differs. **Do:** build the pipeline as it was. If you want the change, make it at the beginning of
+# an epoch: call `set_epoch(n)` instead of loading the state.
 #
-# A copy of the shards at another place is the same data, if their names below the directory that all of them are in are the same, or the MD5s in their
-# index. Where shards were renamed, or have left their `train/` directory, you know it better: pass `moved=True` to `load_state_dict` or `checkpoint.load`.
-# Where another library loads the state (`StatefulDataLoader`, torchdata's `Loader`), pass it to `ShardList`; in Lightning, set `data.moved = True` before
-# `fit`.
+# A copy of the shards at another place is accepted if the MD5s in the index are the same or,
+# without an index, if the names below the common directory are the same. If shards were renamed, or
+# moved out of their `train/` directory, but are the same data, pass `moved=True` to
+# `load_state_dict` or `checkpoint.load`. If another library loads the state (`StatefulDataLoader`,
+# torchdata's `Loader`), pass `moved=True` to `ShardList`; in Lightning, set `data.moved = True`
+# before `fit`.
 
 # %%
 state = samples(shuffle=True, seed=1).shuffle_buffer(10).state_dict()
@@ -181,9 +192,10 @@ with raises(wp.StateError):
 samples("https://host/renamed-{0..3}.tar", shuffle=True, seed=1).shuffle_buffer(10).load_state_dict(state, moved=True)
 
 # %% [markdown]
-# ### The state of one rank alone
+# ### The state of only one rank
 #
-# **Cause:** each rank has its own part of the state. **Do:** save and load with `wds_pipes.checkpoint`, or load the list of the states of all ranks.
+# **Cause:** each rank has its own part of the state. **Do:** save and load with
+# `wds_pipes.checkpoint`, or load a list of the states of all ranks.
 
 # %%
 ranks = [wp.PipeLoader(samples(samples_per_shard=20), batch_size=4, rank=rank, world_size=2, epoch_end="drop") for rank in range(2)]
@@ -195,7 +207,8 @@ one.load_state_dict([loader.state_dict() for loader in ranks])
 # %% [markdown]
 # ### No complete checkpoint
 #
-# **Cause:** a crash while it was saved (then the one before is loaded by itself), or files that were lost in copying.
+# **Cause:** a crash while the first checkpoint was saved, or files that were lost in copying. (If
+# an older checkpoint is complete, it is loaded instead.)
 
 # %%
 with raises(wp.StateError):
@@ -207,10 +220,10 @@ checkpoint.save("checkpoints", ranks[1], step=10)
 assert checkpoint.load("checkpoints", one) == 10
 
 # %% [markdown]
-# ### A state that cannot be known
+# ### A pipe whose state cannot be saved
 #
-# **Cause:** a pipe of torch's that keeps what it holds to itself, or `StatefulDataLoader`, which doesn't see the state of a datapipe. **Do:** what the
-# message says.
+# **Cause:** one of torch's pipes does not expose the samples that it holds, or `StatefulDataLoader`
+# is used with a datapipe, whose state it does not save. **Do:** what the message says.
 
 # %%
 with raises(wp.StateError):
@@ -221,14 +234,17 @@ with raises(wp.StateError):
 # %% [markdown]
 # ### It resumes, but the losses differ
 #
-# **Cause**, in the order in which to look:
+# **Causes**, in the order in which to check them:
 #
-# 1. The checkpoint lacks something: optimizer, schedule, gradient scaler, `torch.get_rng_state()` for dropout.
-# 2. Augmentation draws from a global generator (`random`, `np.random`, `torch.rand`). Draw from the `rng` of `map_samples(fn)`.
-# 3. The state was taken at another batch than the model. Take both after the same step.
-# 4. The machine: threads or a GPU add floats in another order. Then the samples are the same, which you can see by their keys.
+# 1. The checkpoint lacks something: optimizer, schedule, gradient scaler, `torch.get_rng_state()`
+#    for dropout.
+# 2. Augmentation draws from a global generator (`random`, `np.random`, `torch.rand`). Draw from the
+#    `rng` of `map_samples(fn)`.
+# 3. The state and the model were saved at different batches. Save both after the same step.
+# 4. Threads or a GPU add floats in another order. Then the samples are the same; compare their keys
+#    to check this.
 #
-# The second, shown:
+# The next cell shows the second cause:
 
 
 # %%
@@ -254,12 +270,12 @@ assert not resumes_alike(by_global)
 assert resumes_alike(by_rng)
 
 # %% [markdown]
-# ## The order is odd
+# ## The order is not as expected
 #
 # ### Each epoch has the same order
 #
-# **Cause:** the pipe is built anew for each epoch, so each is epoch 0; or nothing shuffles. **Do:** build it once, and loop over it again; or call
-# `set_epoch(epoch)`.
+# **Cause:** the pipe is built again for each epoch, so each epoch is epoch 0; or no step shuffles.
+# **Do:** build the pipe once and loop over it again, or call `set_epoch(epoch)`.
 
 
 # %%
@@ -272,14 +288,15 @@ pipe = samples().shuffle_buffer(20)
 assert keys(pipe) != keys(pipe)
 
 # %% [markdown]
-# ### Samples of one class stand together
+# ### Samples of one class are next to each other
 #
-# **Cause:** the shards were written in the order of the folder. **Do:** write them shuffled (`02_folder_to_shards`), or `interleave_shards(8)` and a larger
-# `shuffle_buffer`.
+# **Cause:** the shards were written in the order of the folder. **Do:** shuffle the samples before
+# writing them (`02_folder_to_shards`), or use `interleave_shards(8)` and a larger `shuffle_buffer`.
 #
 # ### An iterator was replaced
 #
-# **Cause:** a pipe or a loader has one iterator at a time; a second `iter()` that is used ends the first. **Do:** build two pipes.
+# **Cause:** a pipe or a loader has one iterator at a time: using a second iterator ends the first
+# one. **Do:** build two pipes.
 
 # %%
 pipe = samples()
@@ -294,8 +311,9 @@ with raises(wp.StateError):
 #
 # ### Training hangs at the end of an epoch, or: "would not get the same number of batches"
 #
-# **Cause:** ranks with different numbers of batches wait for each other for ever. `PipeLoader` refuses to begin like that. **Do:** make an index (`wds-pipes
-# index`), or `samples_per_shard=`, or `with_epoch(batches=...)` with these.
+# **Cause:** ranks with different numbers of batches would wait for each other forever, so
+# `PipeLoader` refuses to start. **Do:** make an index (`wds-pipes index`) or pass
+# `samples_per_shard=`. With either of them you can also use `with_epoch(batches=...)`.
 
 # %%
 with raises(ValueError):
@@ -306,7 +324,8 @@ with raises(TypeError):
 # %% [markdown]
 # ### A shard has another number of samples
 #
-# **Cause:** it was written again after it was counted, or `samples_per_shard` is wrong. **Do:** make the index again.
+# **Cause:** the shard was written again after its samples were counted, or `samples_per_shard` is
+# wrong. **Do:** make the index again.
 
 # %%
 with raises(wp.ShardError):
@@ -317,8 +336,9 @@ with raises(wp.ShardError):
 #
 # ### A worker died
 #
-# **Cause:** mostly memory: the system kills it. **Do:** fewer workers, a smaller `shuffle_buffer`, and that before `decode_by_ext`; in a container more
-# `/dev/shm`. The state is still good.
+# **Cause:** usually too little memory: the system kills the worker. **Do:** use fewer workers or a
+# smaller `shuffle_buffer`, and put it before `decode_by_ext`; in a container, increase `/dev/shm`.
+# The state is still good.
 
 
 # %%
@@ -338,9 +358,10 @@ print(wp.describe_state(state))
 # %% [markdown]
 # ### An error in your function
 #
-# It arrives as it was raised in the worker, with a note on which sample it was. The traceback shows the lines of your function, also from a worker, and leaves
-# out the frames of `wds_pipes`; with `WDS_PIPES_FULL_TRACEBACK=1` in the environment it shows all. The state is that before the batch which failed: mend the
-# function, load it, go on.
+# The error is raised in the main process as it was raised in the worker, with a note that names the
+# sample. The traceback shows the lines of your function, also from a worker, and one frame of
+# `wds_pipes`; with `WDS_PIPES_FULL_TRACEBACK=1` in the environment it shows all frames. The state
+# is that before the failed batch: correct the function, load the state, and continue.
 
 
 # %%
@@ -358,23 +379,27 @@ else:
 # %% [markdown]
 # ### "Can't pickle" a function
 #
-# **Cause:** workers that are not forked (macOS, Windows, Python 3.14 and newer) get the pipe by pickling, which knows functions by their names in modules.
-# **Do:** write functions at the top of a module, instead of `lambda` or into a notebook; or `multiprocessing_context="fork"` on Linux.
+# **Cause:** the pipe is pickled for workers that are not forked (macOS, Windows, Python 3.14 and
+# newer), and pickle finds functions by their names in modules. **Do:** define functions at the top
+# level of a module, not as `lambda` or in a notebook; or use `multiprocessing_context="fork"` on
+# Linux.
 #
 # ## It is slow
 #
-# Look at `loader.stats()` after some hundred batches; `04_ranks_and_elastic_resume` has a plot of it.
+# Look at `loader.stats()` after a few hundred batches; `04_ranks_and_elastic_resume` has a plot of
+# it.
 #
-# | what you see | cause | what to do |
+# | symptom | cause | what to do |
 # |---|---|---|
-# | `wait_share` near 0 | the model is what takes the time | nothing here |
+# | `wait_share` near 0 | the model takes most of the time | nothing: reading is fast enough |
 # | `wait_share` high, `decode_share` high | decoding and augmentation | more workers; smaller images in the shards; `rgb8` and floats on the GPU |
 # | `wait_share` high, `stall_share` high | the network | `05_s3_gcs_http`: `connections`, `readahead_bytes`, a cache |
-# | `wait_share` high, `read_share` high, `stall_share` low | tiny samples, or a slow disk | several values in one field; a local copy |
-# | a resume takes long | a large shuffle buffer is filled again; compressed shards are read anew | a smaller buffer; plain tars |
-# | `lane_imbalance` grows | lanes with fewer or larger shards | an index, so that samples are dealt |
+# | `wait_share` high, `read_share` high, `stall_share` low | tiny samples, or a slow disk | put several values into one field; make a local copy |
+# | a resume takes long | a large shuffle buffer is filled again; compressed shards are read again from their start | a smaller buffer; uncompressed tars |
+# | `lane_imbalance` grows | some lanes have fewer or larger shards | an index, so that samples are partitioned instead of shards |
 #
 # ## What to read next
 #
-# - `05_s3_gcs_http` has the errors of stores.
-# - Errors have the facts as attributes (`.url`, `.key`, `.offset`, `.field`): `help(wds_pipes.errors)`.
+# - `05_s3_gcs_http` lists the errors of stores.
+# - Errors have attributes with the facts (`.url`, `.key`, `.offset`, `.field`):
+#   `help(wds_pipes.errors)`.

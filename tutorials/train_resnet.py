@@ -1,10 +1,11 @@
-"""Train a ResNet on shards of images, on one device or many, and go on from where it was stopped.
+"""Train a ResNet on shards of images, on one device or many, and resume it after a stop or a crash.
 
     python train_resnet.py --train data/train/index.json --val 'data/val/*.tar' --classes 1000 --out run
     torchrun --nproc-per-node 8 train_resnet.py ...
 
-Start it again with the same --out and it goes on from the last checkpoint, on any number of devices. On SIGTERM (a cluster that wants its machine back) it
-saves first. Shards hold jpg and cls; the index is made by: wds-pipes index 'data/train/*.tar' -o data/train/index.json
+Started again with the same --out, it continues from the last checkpoint, on any number of devices.
+On SIGTERM (when a cluster ends the job) it saves a checkpoint first. The samples have the fields
+jpg and cls; this makes the index: wds-pipes index 'data/train/*.tar' -o data/train/index.json
 """
 
 import argparse
@@ -29,12 +30,15 @@ MEAN, STD = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
 
 
 def to_array(image):
-    """A PIL image as float32 of shape (3, height, width), normalised as ResNets are used to."""
+    """Convert a PIL image to float32 of shape (3, height, width), normalised as for ImageNet."""
     return ((np.asarray(image, np.float32) / 255 - MEAN) / STD).transpose(2, 0, 1)
 
 
 class RandomCrop:
-    """A random part of the image (8 to 100 % of it, 3:4 to 4:3), mirrored or not. All chance comes from ``rng``, which is the same after a resume."""
+    """Cut a random part of the image (8 to 100 % of its area, 3:4 to 4:3), and mirror it or not.
+
+    All random numbers come from ``rng``, which draws the same ones after a resume.
+    """
 
     def __init__(self, size):
         self.size = size
@@ -51,7 +55,7 @@ class RandomCrop:
 
 
 class CenterCrop:
-    """The middle of the image."""
+    """Cut the middle of the image."""
 
     def __init__(self, size):
         self.size = size
@@ -67,9 +71,10 @@ class CenterCrop:
 def make_loader(urls, args, *, train):
     samples = wp.ShardList(urls, shuffle=train, seed=args.seed).open_shards().load_tar().group_by_key(fields=["jpg", "cls"])
     if train:
-        samples = samples.shuffle_buffer(args.shuffle)  # before decoding: what waits is small
+        samples = samples.shuffle_buffer(args.shuffle)  # before decoding, while samples are small
     samples = samples.decode_by_ext("pil").map_samples(RandomCrop(args.size) if train else CenterCrop(args.size)).to_tuple("jpg", "cls")
-    # "drop" in training: as many full batches on each rank. "exact" in validation: each image once.
+    # "drop" in training: the same number of full batches on each rank. "exact" in validation: each
+    # image once.
     options = {"epoch_end": "drop", "lanes": args.lanes} if train else {"epoch_end": "exact"}
     return wp.PipeLoader(samples, batch_size=args.batch_size, num_workers=args.workers, pin_memory=torch.cuda.is_available(), **options)
 
@@ -87,7 +92,7 @@ class Block(nn.Module):
             nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
             nn.BatchNorm2d(outputs),
         )
-        nn.init.zeros_(self.body[-1].weight)  # each block begins as nothing but its shortcut
+        nn.init.zeros_(self.body[-1].weight)  # at first each block is only its shortcut
         same = stride == 1 and inputs == outputs
         self.shortcut = nn.Identity() if same else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
@@ -110,7 +115,7 @@ def make_model(classes, width):
 
 
 def learning_rate(args, step, steps):
-    """Warm-up, then a cosine: a function of the step, so that no schedule needs a state."""
+    """Warm-up, then a cosine. It is a function of the step alone, so it needs no state."""
     warm = max(1, steps // 20)
     return args.lr * (step + 1) / warm if step < warm else args.lr * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm))) / 2
 
@@ -119,19 +124,19 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", required=True, help="an index of shards")
     parser.add_argument("--val", help="shards")
-    parser.add_argument("--out", required=True, help="where the checkpoint is")
+    parser.add_argument("--out", required=True, help="the directory of the checkpoint")
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=90)
     parser.add_argument("--batch-size", type=int, default=128, help="of each rank")
     parser.add_argument("--workers", type=int, default=8, help="of each rank")
     parser.add_argument(
-        "--lanes", type=int, help="into how many an epoch is dealt: a multiple of all ranks x workers that you will use; else those of the first start"
+        "--lanes", type=int, help="number of lanes: a multiple of every ranks x workers that you will use; default: ranks x workers of the first start"
     )
     parser.add_argument("--shuffle", type=int, default=5000, help="images in the shuffle buffer of each lane")
     parser.add_argument("--size", type=int, default=224, help="pixels")
     parser.add_argument("--width", type=int, default=64, help="channels of the first layers")
     parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--log-every", type=int, default=10, help="steps; a signal to stop is looked for as often")
+    parser.add_argument("--log-every", type=int, default=10, help="steps; the signal to stop is checked as often")
     parser.add_argument("--save-every", type=int, default=500, help="steps")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -145,7 +150,7 @@ def train(args, distributed):
     if cuda:
         torch.cuda.set_device(device)
 
-    # Signals may come at any time, and on each rank at another one: only remember them.
+    # A signal may come at any time, and at another time on each rank: the handler only sets a flag.
     told_to_stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: told_to_stop.set())
 
@@ -166,10 +171,10 @@ def train(args, distributed):
         step = saved["step"]
 
     def save():
-        data = data_checkpoint.gather(loader)  # of all ranks, so that any number of them can go on
+        data = data_checkpoint.gather(loader)  # of all ranks, so that any number of ranks can resume
         if first:
             torch.save({"model": bare.state_dict(), "optimizer": optimizer.state_dict(), "data": data, "step": step}, f"{path}.new")
-            os.replace(f"{path}.new", path)  # a crash leaves the old one or the new one
+            os.replace(f"{path}.new", path)  # a crash leaves the old file or the new one
 
     def tell(**facts):
         if first:
@@ -203,7 +208,7 @@ def train(args, distributed):
 
 
 def any_rank(flag, device, distributed):
-    """Whether it is so on any rank: all of them get the same answer, and so stop at the same step."""
+    """Return whether the flag is set on any rank: the same on all ranks, so they stop together."""
     flags = torch.tensor(float(flag), device=device)
     if distributed:
         dist.all_reduce(flags)
@@ -212,7 +217,10 @@ def any_rank(flag, device, distributed):
 
 @torch.no_grad()
 def evaluate(model, loader, device, distributed):
-    """The share of images that the model gets right. Ranks may have different numbers of batches: nothing is exchanged before the end."""
+    """Return the share of images that the model classifies correctly.
+
+    Ranks may have different numbers of batches, so they exchange data only at the end.
+    """
     model.eval()
     loader.set_epoch(0)
     right = torch.zeros(2, device=device, dtype=torch.float64)
@@ -227,7 +235,7 @@ def evaluate(model, loader, device, distributed):
 
 def main():
     args = parse()
-    distributed = "RANK" in os.environ  # as torchrun sets it
+    distributed = "RANK" in os.environ  # torchrun sets it
     if distributed:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     try:

@@ -1,6 +1,6 @@
 """How Sphinx builds the documentation: ``python -m sphinx -c tutorials/docs tutorials build/docs``, then open build/docs/index.html.
 
-The tutorials are run, once for each change, to show what they print and draw; ``-D nb_execution_mode=off`` leaves that out.
+The build runs each tutorial once after each change, to show its output; ``-D nb_execution_mode=off`` does not run them.
 """
 
 import importlib.metadata
@@ -44,7 +44,7 @@ suppress_warnings = ["myst.header"]  # notebooks may skip a level
 
 
 def shortened(app, what, name, value, *rest):
-    """A module without its rules, which are for those who change it. A node has the help of its step, which need not stand here twice."""
+    """Leave out the rules of a module, which are for its developers, and the help of a node, which repeats that of its step."""
     _options, lines = rest
     if what == "module":
         told = lines[: lines.index("Rules:") if "Rules:" in lines else None]
@@ -56,18 +56,18 @@ def shortened(app, what, name, value, *rest):
 
 
 def given(app, what, name, value, *rest):
-    """What ``mix()`` gives: it is a class that is used as a function."""
+    """The return type of ``mix()``, which is a class used as a function."""
     _options, signature, _returned = rest
     return (signature, "WdsPipe") if name == "wds_pipes.mix" else None
 
 
 def is_field(app, what, name, value, *rest):
-    """Fields of named tuples are described with their class."""
+    """Skip the fields of named tuples: the docstring of their class describes them."""
     return True if type(value).__name__ == "_tuplegetter" else None
 
 
 def step(app, name):
-    """A step as the method that it is."""
+    """The help of a step, as that of a method of a pipe."""
     kind = next(kind for kind in map(stages.__dict__.get, stages.__all__) if functional_name(kind) == name)
     signature = shown_signature(kind)
     arguments = signature.replace(parameters=list(signature.parameters.values())[1:])
@@ -78,7 +78,7 @@ def step(app, name):
 
 
 def lists(app, document, source):
-    """The steps that a line with STEPS names, and the help of the command line in the place of COMMANDS."""
+    """Replace a line with STEPS by the help of the steps that it names, and COMMANDS by the help of the command line."""
     helps = []
     for name, command in sorted(main.commands.items()):
         context = click.Context(command, info_name=f"wds-pipes {name}", max_content_width=100)
