@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 from torch.utils.data._utils.fetch import _BaseDatasetFetcher
 
 from wds_pipes.core.hosts import stage_of
@@ -18,7 +18,7 @@ from wds_pipes.core.order import mix
 from wds_pipes.core.stage import Stage, State
 from wds_pipes.core.state import damaged, read_state
 from wds_pipes.core.stream import Position, Stream
-from wds_pipes.loader.parent import end_with_parent
+from wds_pipes.loader.parent import end_with_parent, worker_info
 from wds_pipes.loader.ranks import warn_of_ranks
 
 MAX_WORKERS = 1024
@@ -50,11 +50,11 @@ class WdsDataset(IterableDataset[Any]):
         stream = self._stream
         if stream.stage.batches is not None:
             warn_of_batches(stream.stage.batches)
-        if get_worker_info() is not None:
+        if worker_info() is not None:
             end_with_parent()
         stream.settle()
         stream.ask()
-        if stream.waits and get_worker_info() is not None:
+        if stream.waits and worker_info() is not None:
             # This worker's lane had ended when the state was taken, but not those of the others: it waits for the next epoch.
             stream.waits = False
             return iter(())
@@ -110,7 +110,7 @@ def warn_of_batches(size: int) -> None:
     for _ in range(10):
         fetcher = None if frame is None else frame.f_locals.get("self")
         if isinstance(fetcher, _BaseDatasetFetcher):
-            worker = get_worker_info()
+            worker = worker_info()
             if fetcher.auto_collation and (worker is None or worker.id == 0):
                 message = f"the pipe gives batches of {size} already, and DataLoader makes batches of these (also of one): pass DataLoader(batch_size=None)."
                 warnings.warn(message, stacklevel=3)
@@ -130,7 +130,7 @@ class LaneEnds:
 
     def __call__(self, epoch: int, lacking: bool) -> bool:
         """Take down that the lane of this process gave nothing; whether no lane did, since fields were lacking."""
-        worker = get_worker_info()
+        worker = worker_info()
         if worker is None or worker.id >= MAX_WORKERS:
             return lacking
         self._ends[worker.id] = 2 * (epoch + 1) + lacking
@@ -165,7 +165,7 @@ class _WorkerStream(Stream[Any]):
 
     def ask(self) -> None:
         """A new iteration is asked for: find its key, by what DataLoader draws for each."""
-        worker = get_worker_info()
+        worker = worker_info()
         if worker is None:
             return
         self.turns += 1
@@ -181,7 +181,7 @@ class _WorkerStream(Stream[Any]):
 
     def settle(self) -> None:
         """Take the lane and the epoch of this process."""
-        host, worker = self.stage.host, get_worker_info()
+        host, worker = self.stage.host, worker_info()
         host.lane, host.lanes = (0, 1) if worker is None else (worker.id, worker.num_workers)
         if host.lanes > MAX_WORKERS:
             raise ValueError(f"at most {MAX_WORKERS} workers are possible, not {host.lanes}")

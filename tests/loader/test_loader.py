@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from torch.utils.data._utils import worker as torch_worker
 from waiting import calls, wait_for
 
 import wds_pipes as wp
@@ -1300,3 +1301,13 @@ def test_close_in_a_signal_handler(exits, urls, tmp_path):
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert len(given) < 3
+
+
+@pytest.mark.parametrize("make", [lambda pipe: pipe, lambda pipe: pipe.as_dataset()], ids=["pipe", "dataset"])
+def test_worker_threads_are_refused(make, urls, monkeypatch):
+    """A DataLoader of the future may have them; all would share one position."""
+    info = torch_worker.WorkerInfo(id=0, num_workers=2, seed=0, dataset=None, worker_method="thread")
+    source = make(shuffled(urls))
+    monkeypatch.setattr(torch_worker, "_worker_info", info)
+    with pytest.raises(RuntimeError, match="needs worker processes, and this worker of DataLoader is a thread"):
+        next(iter(source))

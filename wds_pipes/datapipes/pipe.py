@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import get_worker_info
-
 from wds_pipes import stages
 from wds_pipes.core.hosts import add_pipes, make_skin
 from wds_pipes.core.stage import Stage, State, functional_name
@@ -29,6 +27,7 @@ from wds_pipes.dataset import LaneEnds, WdsDataset, as_dataset, warn_of_batches
 from wds_pipes.display import graph
 from wds_pipes.display.text import shown
 from wds_pipes.errors import StateError
+from wds_pipes.loader.parent import worker_info
 from wds_pipes.loader.ranks import warn_of_ranks
 
 if TYPE_CHECKING:
@@ -234,7 +233,7 @@ def _iterate(self: WdsPipe) -> Iterator[Any]:
             "StatefulDataLoader does not see the state of an IterDataPipe: it would replay from the start and say nothing. Give it pipe.as_dataset(), or "
             "wds_pipes.as_dataset(pipe) for a chain that ends in a pipe of torch's."
         )
-    if get_worker_info() is None and self._stream.stage.host.lanes == 1:
+    if worker_info() is None and self._stream.stage.host.lanes == 1:
         warn_of_ranks("a pipe")
     if self._stream.stage.batches:
         warn_of_batches(self._stream.stage.batches)

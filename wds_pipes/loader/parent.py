@@ -13,7 +13,9 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
+from torch.utils.data import get_worker_info
 from torch.utils.data._utils import signal_handling
+from torch.utils.data._utils.worker import WorkerInfo
 
 from wds_pipes.loader.interrupts import uninterrupted
 
@@ -35,6 +37,21 @@ _WHY = {  # by the name of the signal, the most likely cause first
     "SIGILL": _CRASHED,
     "SIGFPE": _CRASHED,
 }
+
+
+def worker_info() -> WorkerInfo | None:
+    """What DataLoader says of the worker process in which this runs; None: it is no worker.
+
+    Raises:
+        RuntimeError: the worker is a thread. Threads share the objects of a pipeline, and so its
+            position.
+    """
+    info = get_worker_info()
+    if info is not None and getattr(info, "worker_method", None) == "thread":
+        raise RuntimeError(
+            "wds_pipes needs worker processes, and this worker of DataLoader is a thread: all would share one position. Use its worker processes."
+        )
+    return info
 
 
 def begin_worker(worker: int) -> None:

@@ -8,7 +8,7 @@ import traceback
 from multiprocessing import queues
 from typing import Any, NamedTuple
 
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 from wds_pipes.core.counts import COUNTED
 from wds_pipes.core.lane import Lane
@@ -17,7 +17,7 @@ from wds_pipes.core.tracebacks import in_words, shorten
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, WorkerError
 from wds_pipes.io.urls import hide
-from wds_pipes.loader.parent import begin_worker
+from wds_pipes.loader.parent import begin_worker, worker_info
 from wds_pipes.loader.parts import parts_of, with_parts
 from wds_pipes.loader.protocol import Begin, Command, LaneState, Result, pack
 from wds_pipes.loader.stats import Meter
@@ -48,7 +48,7 @@ class LaneHost(Dataset[Result]):
                     running.start()
             return self._lanes[lane].next(run)
         except Exception as error:
-            return run, lane, None, None, False, error if get_worker_info() is None else _portable(error), None
+            return run, lane, None, None, False, error if worker_info() is None else _portable(error), None
 
     def close(self) -> None:
         """Close all that is open."""
