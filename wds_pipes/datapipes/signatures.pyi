@@ -28,7 +28,7 @@ class Methods(Generic[T_co]):
         """Collect samples into batches."""
 
     def cache_shards(self, directory: str | os.PathLike[str] | None = None, *, max_bytes: int | str | None = None, verify: bool = True) -> WdsPipe[str]:
-        """Let ``open_shards`` behind it keep remote shards on a local disk."""
+        """Keep remote shards on a local disk, for the ``open_shards`` after it."""
 
     def decode_by_ext(
         self,
@@ -41,7 +41,7 @@ class Methods(Generic[T_co]):
         """Decode the fields of samples by their extensions."""
 
     def filter_samples(self, predicate: Callable[[T_co], Any]) -> WdsPipe[T_co]:
-        """Keep the samples for which a function is true."""
+        """Keep the samples for which a function returns true."""
 
     def group_by_key(
         self,
@@ -87,28 +87,28 @@ class Methods(Generic[T_co]):
         """URLs or paths to open shards."""
 
     def rename_fields(self, names: Mapping[str, str], *, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[dict[str, Any]]:
-        """Give fields other names; the others stay as they are."""
+        """Rename fields of each sample; the others stay as they are."""
 
     def select_fields(self, *fields: str, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[dict[str, Any]]:
-        """Keep only some fields of each sample, in the order in which they are named."""
+        """Keep only some fields of each sample, in the given order."""
 
     def shuffle_buffer(self, size: int, *, seed: int | None = None) -> WdsPipe[T_co]:
         """Shuffle samples within a moving window."""
 
     def to_tuple(self, *fields: str, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[tuple[Any, ...]]:
-        """Samples to tuples of chosen fields."""
+        """Turn each sample into a tuple of selected fields."""
 
 class BatchSamples(WdsPipe[Any]):
     """Collect samples into batches."""
 
 class CacheShards(WdsPipe[str]):
-    """Let ``open_shards`` behind it keep remote shards on a local disk."""
+    """Keep remote shards on a local disk, for the ``open_shards`` after it."""
 
 class DecodeByExt(WdsPipe[dict[str, Any]]):
     """Decode the fields of samples by their extensions."""
 
 class FilterSamples(WdsPipe[T_co]):
-    """Keep the samples for which a function is true."""
+    """Keep the samples for which a function returns true."""
 
 class GroupByKey(WdsPipe[dict[str, Any]]):
     """Neighbouring members with one key to samples."""
@@ -142,10 +142,10 @@ class OpenShards(WdsPipe[Shard]):
     """URLs or paths to open shards."""
 
 class RenameFields(WdsPipe[dict[str, Any]]):
-    """Give fields other names; the others stay as they are."""
+    """Rename fields of each sample; the others stay as they are."""
 
 class SelectFields(WdsPipe[dict[str, Any]]):
-    """Keep only some fields of each sample, in the order in which they are named."""
+    """Keep only some fields of each sample, in the given order."""
 
 class ShardList(WdsPipe[str]):
     """The source of a pipeline: the URLs of its shards, as str."""
@@ -167,4 +167,4 @@ class ShuffleBuffer(WdsPipe[T_co]):
     """Shuffle samples within a moving window."""
 
 class ToTuple(WdsPipe[tuple[Any, ...]]):
-    """Samples to tuples of chosen fields."""
+    """Turn each sample into a tuple of selected fields."""
