@@ -52,7 +52,7 @@ class Methods(Generic[T_co]):
         on_error: str = "raise",
         max_errors: int | None = None,
     ) -> WdsPipe[dict[str, Any]]:
-        """Neighbouring members with one key to samples."""
+        """Group neighbouring members with the same key into samples."""
 
     def interleave_shards(self, count: int) -> WdsPipe[T_co]:
         """Keep several shards open and take one item from each in turn."""
@@ -60,7 +60,7 @@ class Methods(Generic[T_co]):
     def load_tar(
         self, *, max_member_bytes: int = 4 << 30, on_truncated: str = "raise", on_error: str = "raise", max_errors: int | None = None
     ) -> WdsPipe[TarMember]:
-        """Open shards to the regular files in their tars."""
+        """Read the regular files in the tars of open shards."""
 
     def map_fields(self, functions: Mapping[str, Callable[[Any], Any]], *, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[Any]:
         """Apply functions to single fields of each sample."""
@@ -111,13 +111,13 @@ class FilterSamples(WdsPipe[T_co]):
     """Keep the samples for which a function returns true."""
 
 class GroupByKey(WdsPipe[dict[str, Any]]):
-    """Neighbouring members with one key to samples."""
+    """Group neighbouring members with the same key into samples."""
 
 class InterleaveShards(WdsPipe[T_co]):
     """Keep several shards open and take one item from each in turn."""
 
 class LoadTar(WdsPipe[TarMember]):
-    """Open shards to the regular files in their tars."""
+    """Read the regular files in the tars of open shards."""
 
 class MapFields(WdsPipe[Any]):
     """Apply functions to single fields of each sample."""
