@@ -84,7 +84,7 @@ class Methods(Generic[T_co]):
         on_error: str = "raise",
         max_errors: int | None = None,
     ) -> WdsPipe[Shard]:
-        """URLs or paths to open shards."""
+        """Open the shards at URLs or paths."""
 
     def rename_fields(self, names: Mapping[str, str], *, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[dict[str, Any]]:
         """Rename fields of each sample; the others stay as they are."""
@@ -126,7 +126,7 @@ class MapSamples(WdsPipe[Any]):
     """Apply a function to each sample."""
 
 class Mix(WdsPipe[Any]):
-    """Mix several pipelines to one, in exact proportions."""
+    """Mix several pipelines in exact proportions."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Mix(WdsPipe[Any]):
     ) -> None: ...
 
 class OpenShards(WdsPipe[Shard]):
-    """URLs or paths to open shards."""
+    """Open the shards at URLs or paths."""
 
 class RenameFields(WdsPipe[dict[str, Any]]):
     """Rename fields of each sample; the others stay as they are."""

@@ -38,6 +38,7 @@ class InterleaveShards(Stage[Out]):
     Raises:
         TypeError: when the stage is built, if the pipe does not start with ``ShardList``, or
             ``count`` is not an int.
+        ValueError: when the stage is built, if ``count`` is less than 1.
 
     Checkpoint: which shards are open, and the position in each: about 60 bytes per open shard after
     ``group_by_key()``. A resume opens these shards again, and reads again what the steps before
