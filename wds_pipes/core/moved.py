@@ -1,9 +1,10 @@
-"""Decide whether the shards of a state are those of a pipeline, although they may have moved. This
-is decided only here, and without torch.
+"""Decide whether the shards of a state are those of a pipeline, which may have moved since.
+
+No other module decides this. It needs no torch.
 
 Rules:
-1. If an index gave the MD5s of all shards, both then and now, the MD5s decide: different MD5s are
-   different data, and equal MD5s are the same data under any name.
+1. If an index gave the MD5s of all shards, both then and now, the MD5s decide: different MD5s, or
+   the same ones in another order, are different data; equal MD5s are the same data under any name.
 2. Otherwise the names decide, relative to the directory that contains all shards: a copy of that
    directory is the same data, wherever it is. If an index gave the sizes of all shards, both then
    and now, the sizes and the numbers of samples must also be equal.
