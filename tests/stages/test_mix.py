@@ -352,7 +352,7 @@ def test_changes_are_refused_while_a_step_behind_holds_samples(exhausted):
         for weights in ({"a": 1, "b": 1}, {"a": 2, "b": 1, "c": 1}):
             other = make(weights)
             if cut > 0:
-                with pytest.raises(wp.StateError, match="a step behind it, such as shuffle_buffer, still held samples"):
+                with pytest.raises(wp.StateError, match="a step after it, such as shuffle_buffer, still held samples"):
                     other.load_state_dict(state)
     whole = make({"a": 2, "b": 1})
     list(whole)

@@ -47,8 +47,8 @@ class Host:
     lane: int = 0
     lanes: int = 1
     tell_end: Callable[[int, bool], bool] | None = None  # see dataset.LaneEnds
-    pid: int | None = None  # of the main process; and, in `hosted`, the epoch that it last passed to DataLoader's workers
-    hosted: int | None = None
+    pid: int | None = None  # of the main process
+    hosted: int | None = None  # the epoch that the main process last passed to DataLoader's workers
 
 
 class LaneFacts(NamedTuple):

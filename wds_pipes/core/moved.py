@@ -23,8 +23,8 @@ from typing import NamedTuple
 logger = logging.getLogger("wds_pipes")
 
 BY_MD5, BY_SIZE = "1", "2"
-# The first hexadecimal digits of an id are a hash of the names. If an index has MD5s or sizes, BY_MD5 or
-# BY_SIZE follows, and 7 digits of a hash of these.
+# The first hexadecimal digits of an id are a hash of the names. If an index has MD5s or sizes,
+# BY_MD5 or BY_SIZE follows, and 7 digits of a hash of these.
 NAMES = 8
 MEND = (
     "If these are the same shards in the same order, at another place or under other names, pass moved=True: load_state_dict(state, moved=True), or "
@@ -91,4 +91,4 @@ class Move:
         """Log one line if the state continues at another place."""
         if self._found:
             places = "; ".join(f"{place!r:.300} ({why})" for place, why in self._found.items())
-            logger.warning("the state%s goes on with the same shards at another place, which begin with %s", self._there(", which stands at ", ","), places)
+            logger.warning("the state%s continues with the same shards at another place: the first is now %s", self._there(", which stands at ", ","), places)

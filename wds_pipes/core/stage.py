@@ -167,8 +167,8 @@ class Stage(Generic[Out]):
         return running
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
-        """Request what a running stage will need first, without waiting for it. A caller that opens
-        several chains can so wait for all of them together.
+        """Request what a running stage will need first, without waiting for it. So a caller that
+        opens several chains can wait for all of them together.
 
         Args:
             offset: the byte of its first shard that will be read first.
@@ -236,8 +236,8 @@ class Stage(Generic[Out]):
         return (None, "") if self.source is None else self.source.shards()
 
     def which_data(self) -> Data:
-        """Return which shards the chain reads, in a form that also fits them at another place: see
-        ``wds_pipes.core.moved``.
+        """Return which shards the chain reads, in a form that also identifies them if they are
+        moved: see ``wds_pipes.core.moved``.
         """
         return Data(self.shards()[1]) if self.source is None else self.source.which_data()
 
@@ -370,8 +370,8 @@ class Stage(Generic[Out]):
         order.
 
         Args:
-            counted: a stage after this one depends on the numbers of its items, so what makes one
-                item of several is included too.
+            counted: a stage after this one depends on the numbers of its items, so options that
+                decide what one item is are included too.
         """
         before = self.source.graph(counted=counted or self.counts_items) if self.source is not None else []
         chosen = {name: getattr(self, name) for name in self.order_options}

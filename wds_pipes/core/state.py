@@ -21,7 +21,8 @@ from wds_pipes.errors import StateError
 STATE_VERSION = 1
 PARTS = "parts"  # the step that PipeLoader puts into a graph, see ``wds_pipes.loader.parts``
 
-# The bounds of a state. A number from a state is checked against these before a list of this size is made.
+# The bounds of a state. A number from a state is checked against these before a list of this size
+# is made.
 MOST = (1 << 64) - 1  # any number: the hash of wds_pipes.core.order takes 64 bits, and no real count is larger
 MOST_LANES = 1_000_000  # ranks x workers at a first start: 100 000 accelerators with 10 workers each
 MOST_RANKS = MOST_LANES  # each rank has at least one lane

@@ -205,7 +205,7 @@ class Pass(Generic[Out]):
         self._running: Stage[Out] | None = None
         self._items: Iterator[Out] = iter(())
         self._error: Exception | None = None
-        self._trace: TracebackType | None = None  # of the error, as it was before it was raised again: it grows each time
+        self._trace: TracebackType | None = None  # the error's traceback when it was first raised: each later raise would add to it
         self._epoch = self._delivered = 0
 
     def __iter__(self) -> Pass[Out]:
@@ -227,7 +227,8 @@ class Pass(Generic[Out]):
         except BaseException as error:
             self.stop(RuntimeError(f"this iterator was interrupted by {type(error).__name__}; load_state_dict(state_dict()) and iter() go on"))
             raise
-        # No signal handler runs from here to the return. So an interrupt comes either before the position is committed, or when the caller has the item.
+        # No signal handler runs from here to the return. So an interrupt comes either before the
+        # position is committed, or when the caller has the item.
         self._delivered = delivered = self._delivered + 1
         self._stream.at = (self._epoch, delivered, mark, False)
         return item
@@ -293,7 +294,7 @@ def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
         differences.append(problem)
         mend += f" {MEND}"
     if saved.graph == recipe.graph and saved.samples not in (None, recipe.samples):  # None: earlier versions did not save it
-        differences.append("samples_per_shard or the index gave the shards other numbers of samples, by which the lanes were dealt")
+        differences.append("samples_per_shard or the index gave the shards other numbers of samples, by which the epoch was partitioned")
     if saved.seed != recipe.seed:
         differences.append(f"it was made with seed={saved.seed}, this pipeline has seed={recipe.seed}")
     if differences:

@@ -31,7 +31,8 @@ Result = TypeVar("Result")
 
 _PYTHONS = os.path.dirname(os.__file__) + os.sep
 
-# The other packages that this package calls by itself: any further code that it calls belongs to the caller.
+# The other packages that this package calls by itself: any further code that it calls belongs to
+# the caller.
 _LIBRARIES = frozenset(
     (
         *("torch", "torchdata", "numpy", "PIL", "braceexpand", "fsspec", "s3fs", "aiobotocore", "botocore", "aioitertools", "gcsfs", "google", "aiohttp"),

@@ -92,7 +92,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
         for sample in self.source.items:
             if not isinstance(sample, dict):
                 raise TypeError(
-                    f"decode_by_ext() takes samples as dicts, and its source gave {type(sample).__name__}: put it behind group_by_key(), before to_tuple()"
+                    f"decode_by_ext() takes samples as dicts, and its source gave {type(sample).__name__}: put it after group_by_key(), before to_tuple()"
                 )
             decoded = dict(sample)
             field = ""
@@ -114,7 +114,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
             except Exception as error:
                 if isinstance(sample.get("__key__"), list):
                     raise TypeError("decode_by_ext() takes single samples, and its source gave a batch: put it before batch_samples()") from error
-                self.skip(_error(sample, field, error, "Mend it, or pass on_error='skip' to leave such samples out." if self.on_error == "raise" else ""))
+                self.skip(_error(sample, field, error, "Correct it, or pass on_error='skip' to leave such samples out." if self.on_error == "raise" else ""))
                 continue
             yield decoded
 

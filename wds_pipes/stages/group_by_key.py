@@ -140,7 +140,8 @@ class GroupByKey(Tolerant[Sample]):
         name = "callable" if callable(key_split) else check_choice("key_split", key_split, "first-dot", "last-dot")
         self.key_split = None if name == "first-dot" else name
         self.on_repeated_key = check_choice("on_repeated_key", on_repeated_key, "raise", "warn", "ignore")
-        # While running, where a resume opens the source: the offset of a member of its current shard if that is enough, else a mark.
+        # While running, where a resume opens the source: the offset of a member of its current
+        # shard if that is enough, else a mark.
         self._offset = -1
         self._before: Mark | None = None
         self._seen = _Seen()  # while running, at.shard as values
@@ -254,7 +255,8 @@ class GroupByKey(Tolerant[Sample]):
                         look, width = self._compare(sample, wanted)
                     ready = sample if simple and not bad else self._finish(sample, bad, part)
                     if ready is not None:
-                        # If the next sample is doubtful, a resume must meet the doubtful place again.
+                        # If the next sample is doubtful, a resume must meet the doubtful place
+                        # again.
                         self._offset, self._before = -1 if mark else self._doubt[0] if suspect else offset, before
                         yield ready
                     if part is not None and self.at.number >= part.stop:

@@ -204,8 +204,8 @@ class InterleaveShards(Stage[Out]):
                 counts[name] = counts.get(name, 0) + count
         return counts if self.counts_delivered else {**counts, "delivered": delivered}
 
-    # A state names the first open shard by the position of ShardList, and the others relative to it.
-    # So, as in any chain, all shards that are opened and not finished follow that position.
+    # A state names the first open shard by the position of ShardList, and the others relative to
+    # it. So, as in any chain, all shards that are opened and not finished follow that position.
 
     def dump_mark(self, mark: Mark | None) -> list[dict[str, Any]]:
         at = self._at(mark and mark[0])

@@ -30,8 +30,8 @@ class LoadTar(Tolerant[TarMember]):
     ustar, v7, GNU and pax archives. Shards compressed as a whole (gz, bz2, xz, zst) are recognized
     by content. The checksum of every header is checked, and a truncated shard never passes for a
     whole one. Further archives may follow in a shard, each at a multiple of 10 240 bytes. The
-    extended headers of a member (its name and attributes) may take at most 1 MiB. The size of a
-    sparse member is the sum of its stored and its real size.
+    extended headers of a member (its name and attributes) may take at most 1 MiB. For
+    ``max_member_bytes``, the size of a sparse member is the sum of its stored and its real size.
 
     Args:
         source: a pipe of open shards: ``open_shards()``.
@@ -177,7 +177,8 @@ class LoadTar(Tolerant[TarMember]):
         self._shard.doubt(error)  # type: ignore[union-attr]
         offset, url = getattr(error, "offset", None), getattr(error, "url", None)
         if self.on_error == "raise" and offset == self._began > 0 and error.__cause__ is None:
-            # If the shard were unchanged, this header would have been valid when the state was saved.
+            # If the shard were unchanged, this header would have been valid when the state was
+            # saved.
             raise StateError(
                 f"the state stands at byte {offset} of shard {url}, and no member starts there: the shard was changed or damaged since, or the "
                 f"state is damaged. ({error})"

@@ -36,9 +36,9 @@ class _Rest(NamedTuple):
     done: dict[str, int] = {}  # noqa: RUF012 - what became of the samples of its earlier passes; replaced, never changed
 
 
-# The own values of a mark: the fields of Mix.At, and the number of draws so far. That number is in a
-# list that all marks of a run share, because a step after this one that reads ahead keeps an earlier
-# mark, and must still know how many draws were made.
+# The own values of a mark: the fields of Mix.At, and the number of draws so far. That number is in
+# a list that all marks of a run share, because a step after this one that reads ahead keeps an
+# earlier mark, and must still know how many draws were made.
 _Places = tuple[int, tuple[int, ...], tuple[Mark | None, ...], tuple[_Rest, ...], list[int]]
 
 
@@ -47,10 +47,11 @@ class Mix(Stage[Any]):
     ``wp.mix({"a": pipe_a, "b": pipe_b}, weights={"a": 9, "b": 1})``.
 
     At every place of an epoch, the number of samples from each source differs from its share by
-    less than one. The order is not random: only if several sources could come next, a function of
-    (seed, epoch, lane) decides. Each source yields what it would yield alone, by its own seed; its
-    epoch is that of the mix. Each lane (worker, rank) keeps the proportions by itself, so each lane
-    needs samples of every source: give each source at least as many shards as there are lanes.
+    less than one. The order is not random. If several sources could come next, a function of (seed,
+    epoch, lane) decides which of them does. Each source yields what it would yield alone, by its
+    own seed; its epoch is that of the mix. Each lane (worker, rank) keeps the proportions by
+    itself, so each lane needs samples of every source: give each source at least as many shards as
+    there are lanes.
 
     Args:
         sources: the pipelines by name.
@@ -111,7 +112,7 @@ class Mix(Stage[Any]):
             if not isinstance(source, Stage):
                 raise TypeError(f"mix() cannot take {source!r:.80} as source {name!r}")
             if not source.root.deals and not isinstance(source.root, Mix):
-                raise ValueError(f"mix() cannot take source {name!r}: pipes of torch's deal it to the workers; leave out sharding_filter() and the like")
+                raise ValueError(f"mix() cannot take source {name!r}: torch's pipes distribute it over the workers; leave out sharding_filter() and the like")
         self.sources = dict(sources)
         self.weights = whole_weights(list(sources), weights)
         self.exhausted = check_choice("exhausted", exhausted, "stop", "drop", "repeat")
@@ -121,7 +122,8 @@ class Mix(Stage[Any]):
         self.without = frozenset(without)
         if both := self.without & self.sources.keys():
             raise ValueError(f"without names {sorted(both)}, which is in the mix")
-        # While running: the sources, how often each was drawn, its mark, and the number of draws that all marks share.
+        # While running: the sources, how often each was drawn, its mark, and the number of draws
+        # that all marks share.
         self._running: list[Stage[Any]] = []
         self._draws: list[int] = []
         self._marks: list[Mark | None] = []
@@ -369,7 +371,7 @@ class Mix(Stage[Any]):
         else:
             if ahead:
                 raise StateError(
-                    "this mix has other weights or sources than the state, and a step behind it, such as shuffle_buffer, still held samples that were drawn by "
+                    "this mix has other weights or sources than the state, and a step after it, such as shuffle_buffer, still held samples that were drawn by "
                     "the old ones. Change them at the beginning of an epoch, or put that step into the sources."
                 )
             places = [place._replace(since=drawn) for place, drawn in zip(places, draws, strict=True)]

@@ -121,7 +121,7 @@ class Shard:
         forget = getattr(getattr(self._opened[0], "raw", None), "doubt", None) if self._opened else None
         path = forget() if forget is not None else None
         if path is not None:
-            error.add_note(f"It was read from the cache, file {path}, which is removed when nobody reads it: the next time, the shard is fetched again.")
+            error.add_note(f"It was read from the cache, file {path}, which is removed when it is closed: the next time, the shard is fetched again.")
 
     def close(self) -> None:
         """Close its streams. This also happens when the object is deleted."""
@@ -160,8 +160,9 @@ class OpenShards(Tolerant[Shard]):
         readahead_bytes: how many bytes of remote shards to hold in memory: the read budget of all
             pipes, lanes and open shards of a process together. If the pipes of a process request
             different numbers, the largest is the budget of all together, and no pipe gets more than
-            its own number. If other pipes still hold bytes that they read ahead when a pipe is
-            iterated, it may hold up to half of its share in addition.
+            its own number. A pipe may hold half of its share even while others still hold more than
+            theirs, because they were opened earlier and had larger shares. The budget can then be
+            exceeded by that half.
         connections: how many requests to make at once, for all pipes of a process together in the
             same way; each open shard has at least one.
         shards_ahead: how many shards after the current one may be requested. Two make the best use
@@ -169,8 +170,8 @@ class OpenShards(Tolerant[Shard]):
         retries: how often in a row to repeat a request without receiving a byte.
         timeout_seconds: how long to continue without progress. Progress means at least 1 KiB per
             second on average over this time; a byte now and then is not enough. A request that
-            receives nothing for a quarter of this time is made again. Blocking calls of a file
-            system that hang are abandoned; while 64 of them hang, no more are made.
+            receives nothing for a quarter of this time (at least 1 second) is made again. Blocking
+            calls of a file system that hang are abandoned; while 64 of them hang, no more are made.
         cache: keep remote shards on a local disk: a directory, or a ``ShardCache``; see
             ``cache_shards``.
         verify: compare a remote shard that was read from its beginning with the MD5 in an index, if
@@ -307,7 +308,7 @@ class OpenShards(Tolerant[Shard]):
         while len(self._next) < count and (url := next(self.source.items, None)) is not None:
             if not isinstance(url, (str, os.PathLike)):
                 raise TypeError(
-                    f"open_shards() takes URLs and paths, and its source gave {hide(repr(url)):.200}: put it behind ShardList(...) or IterableWrapper(urls)"
+                    f"open_shards() takes URLs and paths, and its source gave {hide(repr(url)):.200}: put it after ShardList(...) or IterableWrapper(urls)"
                 )
             name = url if isinstance(url, str) else os.fspath(url)
             self._next.append((Shard(name, partial(self._opening, name), self._refuse), self.source.mark()))

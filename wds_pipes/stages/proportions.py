@@ -41,8 +41,8 @@ def turns(weights: Sequence[int], hashes: Sequence[int], drawn: Sequence[int]) -
     ahead = dict(zip(order, [*order[1:], *order[:1]], strict=True))
     phases = [hashes[source] % _PHASES - hashes[ahead[source]] % _PHASES for source in range(len(weights))]
     total, m = sum(weights), max(2, 2 * len(weights) - 2)
-    # Draw x + 1 is allowed from the first t with weight * t / total + phase / (m * _PHASES) >= x + 1/m.
-    # All terms here are multiplied by m * _PHASES * total, so that they are integers.
+    # Draw x + 1 is allowed from the first t with weight * t / total + phase / (m * _PHASES) >= x +
+    # 1/m. All terms here are multiplied by m * _PHASES * total, so that they are integers.
     rates = [m * _PHASES * weight for weight in weights]
     step = m * _PHASES * total
     may = [step * x + (_PHASES - phase) * total for x, phase in zip(drawn, phases, strict=True)]

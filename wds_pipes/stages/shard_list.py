@@ -112,9 +112,9 @@ class ShardList(Stage[str]):
             remote patterns and read a remote index, and to read the shards, unless ``open_shards``
             has storage_options of its own.
         moved: declare that these shards are those of the state that is loaded, whatever their names
-            and the index say. It does the same as ``load_state_dict(state, moved=True)``, for the
-            case that another library loads the state. Remove it as soon as a state was saved with
-            these shards.
+            and the index say. It does the same as ``load_state_dict(state, moved=True)``: use it if
+            another library loads the state. Remove it when a new state has been saved with these
+            shards.
 
     Raises:
         ValueError: nothing matches, the list is empty, ``samples_per_shard`` has another length, or
@@ -199,7 +199,7 @@ class ShardList(Stage[str]):
         at = self.at
         order = self.order(self.lane)
         if at.next > len(order):
-            raise damaged(f"it has {at.next} shards of lane {self.lane.number} of {self.lane.of} behind it, and these are {len(order)}")
+            raise damaged(f"it has passed {at.next} shards of lane {self.lane.number} of {self.lane.of}, which has only {len(order)}")
         while at.next < len(order):
             at.next += 1
             yield order[at.next - 1]

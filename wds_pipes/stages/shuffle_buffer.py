@@ -73,7 +73,7 @@ class ShuffleBuffer(Stage[Out]):
         if at.left > _MOST:
             return f"no epoch has more than {_MOST} samples"
         if not at.first <= at.left <= at.first + window + 2 * max(1, window // 16):
-            return f"of the samples from number {at.first} on, not so many can have left"
+            return f"a buffer that starts at sample {at.first} cannot have yielded this number of samples"
         return None
 
     def run(self) -> Iterator[Out]:
@@ -85,7 +85,7 @@ class ShuffleBuffer(Stage[Out]):
         block = step * (1 + 2048 // step)  # the order is computed for one block at a time
         held: list[Any] = [None] * window  # sample i is at place i % window: it leaves before sample i + window arrives
         numbers = keys = np.empty(0, np.int64)  # of the waiting samples, in the order in which they leave
-        left, resumed = at.first, at.left  # samples that had left before this position are dropped
+        left, resumed = at.first, at.left  # samples that had left before this position are read again and dropped
         self._before = source.mark()
         marks = deque([(at.first, self._before)])
         edge = at.first + step
@@ -110,7 +110,8 @@ class ShuffleBuffer(Stage[Out]):
                     held[place] = None
                     turn = next(turns)
                 if number + 1 == edge:
-                    # Every sample that leaves from here on has a key of at least `edge`, so it arrived less than `window` samples ago.
+                    # Every sample that leaves from here on has a key of at least `edge`, so it
+                    # arrived less than `window` samples ago.
                     marks.append((edge, source.mark()))
                     while marks[1][0] <= edge - window + 1:
                         marks.popleft()
