@@ -604,4 +604,4 @@ def test_is_a_function_with_help_that_pickles(three, capsys):
     assert repr(pipe).startswith("mix({'a': ShardList(")
     assert repr(pipe).endswith("}).shuffle_buffer(2)")
     help(wp.mix)
-    assert "Mix several pipelines to one" in capsys.readouterr().out
+    assert "Mix several pipelines in exact proportions" in capsys.readouterr().out
