@@ -91,4 +91,4 @@ class Move:
         """Log one line if the state continues at another place."""
         if self._found:
             places = "; ".join(f"{place!r:.300} ({why})" for place, why in self._found.items())
-            logger.warning("the state%s continues with the same shards at another place: the first is now %s", self._there(", which stands at ", ","), places)
+            logger.warning("the state%s continues with the same shards at another place, which begin with %s", self._there(", which stands at ", ","), places)

@@ -17,8 +17,8 @@ Rules:
 6. A state that does not fit is refused with a message; no stage ever starts again silently.
 7. Whether a stage has ended is part of its position, even if its source has more items: after the
    end, ``mark`` returns an ``Ended``, and a stage that is opened there yields nothing. ``open``
-   does this for all stages. It is needed because a step after the stage may still hold items when
-   the stage ends, so states are taken at its end.
+   does this for all stages. A step after the stage may still hold items when the stage ends, so
+   states can be taken at that point.
 8. Each running copy has its own lists, dicts, sets and deques: see ``running_copy``.
 """
 
@@ -61,8 +61,8 @@ def functional_name(kind: type | str) -> str:
 
 
 def shown_signature(kind: type, *, returns: object = inspect.Signature.empty) -> inspect.Signature:
-    """Return how to call a class, or the method made of it: names and defaults, as ``help()`` shows
-    them. Editors read the types from the source.
+    """Return the signature of a class, or of the method made of it, as ``help()`` shows it: names
+    and defaults. Editors read the types from the source.
     """
     signature = inspect.signature(kind)
     plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
@@ -99,6 +99,8 @@ class Stage(Generic[Out]):
         divides_shards: whether PipeLoader divides them by the shards that ``epoch_shards`` lists.
         on_error, max_errors: see ``Tolerant``.
         error_kind: the error that it raises for bad data.
+        counts_itself: whether it overrides ``counts``, because it runs chains of its own.
+        limited: the name of the count that ``max_errors`` limits; None if there is no limit.
     """
 
     @dataclass(slots=True)
@@ -120,7 +122,7 @@ class Stage(Generic[Out]):
     max_errors: int | None = None
     counts_itself: ClassVar[bool] = False
     counts_items: bool = False
-    limited: str | None = None  # the name of the count that max_errors limits
+    limited: str | None = None
     _defaults: ClassVar[dict[str, Any]] = {}  # of the fields of At
     _beginning: ClassVar[tuple[Any, ...]] = ()  # their defaults
     _tallies: ClassVar[tuple[tuple[int, str], ...]] = ()  # the places and names of the fields that count samples
@@ -463,8 +465,8 @@ class Stage(Generic[Out]):
         return own, self.source.load(before) if self.source is not None else None
 
     def problem(self, at: Any) -> str | None:
-        """Return why this stage can never be at the position ``at`` of a state, for a message; None
-        if it can. The types of the values were checked before.
+        """Return why ``at``, a position from a state, is impossible for this stage, for a message;
+        None if it is possible. The types of its values were checked before.
         """
         return None
 

@@ -121,7 +121,7 @@ class Shard:
         forget = getattr(getattr(self._opened[0], "raw", None), "doubt", None) if self._opened else None
         path = forget() if forget is not None else None
         if path is not None:
-            error.add_note(f"It was read from the cache, file {path}, which is removed when it is closed: the next time, the shard is fetched again.")
+            error.add_note(f"It was read from the cache, file {path}, which is removed when no process reads it: then the shard is fetched again.")
 
     def close(self) -> None:
         """Close its streams. This also happens when the object is deleted."""
