@@ -387,7 +387,9 @@ class GroupByKey(Tolerant[Sample]):
         return Lack(self.at.filtered, self._fits or self.fields is None, wanted, frozenset(self._met - wanted))
 
     def _leave(self, part: PartOfShard, offset: int) -> None:
-        """Leave a shard: all requested samples have come, and another one follows."""
+        """Leave a shard, of which all requested samples have come and another one follows. Raise
+        ShardError if the shard should not have that one.
+        """
         if part.stop == part.of:
             url = redact(part)
             said = f"the {part.of} that samples_per_shard or the index says"

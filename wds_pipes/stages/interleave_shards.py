@@ -150,7 +150,7 @@ class InterleaveShards(Stage[Out]):
         return tuple(first.epoch_shards(lane.seed, lane.epoch)[lane.number :: lane.of])
 
     def _next(self, *, ahead: bool = False) -> Stage[Out]:
-        """The chain of the next unopened shard."""
+        """Return the chain of the next unopened shard."""
         chain, self._ahead = self._ahead, None
         if chain is None:
             chain = self._chain(self._pieces[self.at.opened], None, ahead=ahead)
@@ -191,7 +191,7 @@ class InterleaveShards(Stage[Out]):
             chain.close()
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
-        """The URL of the shard that is next."""
+        """Return the URL of the shard that is next."""
         at = self._at(mark and mark[0])
         place = at.round[at.turn][0] if at.round else at.opened
         return self._before.root.where(((place,), None), lane)

@@ -155,7 +155,7 @@ class Mix(Stage[Any]):
 
     @property
     def counts_delivered(self) -> bool:
-        """Whether a source counts the samples that it delivered."""
+        """Whether any source counts delivered samples itself."""
         return any(source.counts_delivered for source in self.sources.values())
 
     @property
@@ -196,7 +196,7 @@ class Mix(Stage[Any]):
 
     @property
     def network(self) -> Network:
-        """What all sources have used of the network in this process."""
+        """The use of the network by all sources in this process."""
         used = [source.network for source in self.sources.values()]
         return Network(*(sum(values) for values in zip(*used, strict=True)))
 

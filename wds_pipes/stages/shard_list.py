@@ -57,7 +57,7 @@ class PartOfShard(KnownShard):
 
     @classmethod
     def make(cls, url: str, start: int, stop: int, of: int, facts: ShardFacts | None = None) -> PartOfShard:
-        """Samples ``start`` to ``stop - 1`` of the shard at ``url``."""
+        """Return the URL for samples ``start`` to ``stop - 1`` of the shard at ``url``."""
         part = cls.of_facts(url, facts)
         part.start, part.stop, part.of = start, stop, of
         return part
@@ -166,8 +166,8 @@ class ShardList(Stage[str]):
         self._asked = _Asked(None, [])
 
     def _known(self, samples_per_shard: object, index: Urls | bool | None, storage_options: dict[str, Any] | None) -> list[ShardFacts] | None:
-        """Return what an index says of each shard; None without an index. If ``urls`` are an index,
-        also replace them by its shards.
+        """Return what an index says of each shard; None without an index. If ``urls`` name an
+        index, also replace them by its shards.
         """
         listed = [url for url in self.urls if is_index(url)]
         given = index is not None and index is not False
