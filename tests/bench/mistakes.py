@@ -165,7 +165,7 @@ DATA = [
         "a field that does not decode",
         "pipe = samples('json.tar').decode_by_ext()" + RUN,
         "field 'json' of sample 'a' in shard json.tar cannot be decoded",
-        "Mend it, or pass on_error='skip'",
+        "Correct it, or pass on_error='skip'",
     ),
     *in_workers("a shard that is missing", "pipe = samples(['data/shard-000000.tar', 'gone.tar'])" + RUN, "shard gone.tar does not exist", "Check its name"),
     *in_workers("a shard that is cut", "pipe = samples('cut.tar')" + RUN, "shard cut.tar, byte 3072: it is cut", "Write or fetch it again"),
@@ -496,7 +496,7 @@ NAMES = [
     mistake(
         "data that were moved",
         "import shutil\nstate = samples().state_dict()\nshutil.move('data', 'moved')\nsamples('moved/*.tar').load_state_dict(state)",
-        "goes on with the same shards at another place",
+        "continues with the same shards at another place",
     ),
     mistake(
         "data that were renamed",

@@ -56,7 +56,7 @@ def test_torch_pipes_have_the_steps_in_any_order_of_imports(imports, urls):
         assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("wds_pipes")]
         print(len(list(members.group_by_key())), members.load_tar.__doc__[:30])
     """
-    assert run(code, *urls) == "14 Open shards to the regular fil\n"
+    assert run(code, *urls) == "14 Read the regular files in the \n"
 
 
 def test_what_follows_an_import_follows_the_one_that_succeeds(tmp_path):

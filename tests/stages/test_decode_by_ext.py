@@ -79,7 +79,7 @@ def test_an_error_names_url_key_field_and_cause():
         list(decoded(numbered(b"1", b"x")))
     error = caught.value
     assert str(error).startswith("field 'cls' of sample '1' in shard https://host/x.tar cannot be decoded: ValueError: invalid literal for int()")
-    assert str(error).endswith(". Mend it, or pass on_error='skip' to leave such samples out.")
+    assert str(error).endswith(". Correct it, or pass on_error='skip' to leave such samples out.")
     assert (error.url, error.key, error.field) == ("https://host/x.tar", "1", "cls")
     assert isinstance(error.__cause__, ValueError)
     again = pickle.loads(pickle.dumps(error))
@@ -88,7 +88,7 @@ def test_an_error_names_url_key_field_and_cause():
 
 def test_a_text_in_the_place_of_an_integer_names_both_ways_out():
     cat = [{"__key__": "1", "__url__": "a.tar", "a.cls": b"cat"}]
-    with pytest.raises(wp.DecodeError, match=r"pass decode_by_ext\(\{'a.cls': bytes.decode\}\), or write it as txt. Mend it"):
+    with pytest.raises(wp.DecodeError, match=r"pass decode_by_ext\(\{'a.cls': bytes.decode\}\), or write it as txt. Correct it"):
         list(decoded(cat))
     assert [sample["a.cls"] for sample in decoded(cat, {"a.cls": bytes.decode})] == ["cat"]
 
@@ -216,7 +216,7 @@ def test_wrong_arguments_are_refused_when_it_is_built(specs, options, message):
 
 def test_items_that_are_no_samples_are_refused():
     with pytest.raises(
-        TypeError, match=r"decode_by_ext\(\) takes samples as dicts, and its source gave tuple: put it behind group_by_key\(\), before to_tuple\(\)"
+        TypeError, match=r"decode_by_ext\(\) takes samples as dicts, and its source gave tuple: put it after group_by_key\(\), before to_tuple\(\)"
     ):
         list(decoded([(1, 2)], on_error="skip"))
 

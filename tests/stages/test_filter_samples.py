@@ -74,7 +74,7 @@ def test_is_a_method_with_help_that_pickles(urls, capsys):
     pipe = shards(urls).filter_samples(even)
     assert list(pickle.loads(pickle.dumps(pipe))) == list(wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().filter_samples(even))
     help(pipe.filter_samples)
-    assert "Keep the samples for which a function is true" in capsys.readouterr().out
+    assert "Keep the samples for which a function returns true" in capsys.readouterr().out
 
 
 def wanted_url(url):

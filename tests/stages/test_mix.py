@@ -352,7 +352,7 @@ def test_changes_are_refused_while_a_step_behind_holds_samples(exhausted):
         for weights in ({"a": 1, "b": 1}, {"a": 2, "b": 1, "c": 1}):
             other = make(weights)
             if cut > 0:
-                with pytest.raises(wp.StateError, match="a step behind it, such as shuffle_buffer, still held samples"):
+                with pytest.raises(wp.StateError, match="a step after it, such as shuffle_buffer, still held samples"):
                     other.load_state_dict(state)
     whole = make({"a": 2, "b": 1})
     list(whole)
@@ -604,4 +604,4 @@ def test_is_a_function_with_help_that_pickles(three, capsys):
     assert repr(pipe).startswith("mix({'a': ShardList(")
     assert repr(pipe).endswith("}).shuffle_buffer(2)")
     help(wp.mix)
-    assert "Mix several pipelines to one" in capsys.readouterr().out
+    assert "Mix several pipelines in exact proportions" in capsys.readouterr().out

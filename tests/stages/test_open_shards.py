@@ -102,5 +102,5 @@ def test_wrong_options_are_told_when_the_pipe_is_built(options, error):
 
 
 def test_what_is_no_url_is_told():
-    with pytest.raises(TypeError, match=r"open_shards\(\) takes URLs and paths, and its source gave 5: put it behind"):
+    with pytest.raises(TypeError, match=r"open_shards\(\) takes URLs and paths, and its source gave 5: put it after"):
         list(Stream(OpenShards(Listed("x"))))

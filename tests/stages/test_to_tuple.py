@@ -91,4 +91,4 @@ def test_is_a_method_with_help_that_pickles(urls, capsys):
     again = pickle.loads(pickle.dumps(pipe))
     assert list(again) == list(pipe)
     help(pipe.to_tuple)
-    assert "Samples to tuples of chosen fields" in capsys.readouterr().out
+    assert "Turn each sample into a tuple of selected fields" in capsys.readouterr().out

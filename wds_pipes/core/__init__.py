@@ -1,6 +1,11 @@
-"""What a chain of stages is and where it stands: pure Python, without torch, files or threads.
+"""Chains of stages and their positions: pure Python, without torch, files or threads.
 
-- ``stage`` is the contract of a stage, ``tolerant`` its form for bad data, ``running`` its copies that run, ``stream`` a chain that is iterated.
-- ``state`` reads what was saved, ``moved`` tells whether its shards are those of a pipeline, ``counts`` what became of samples, ``lane`` which part is given.
-- ``order`` has everything random. ``options``, ``words``, ``suggest`` and ``tracebacks`` serve messages; ``importing`` the import of the package.
+- ``stage`` is the contract of a stage, ``tolerant`` a base for stages that can meet bad data,
+  ``running`` makes running copies of stages, and ``stream`` iterates a chain.
+- ``state`` reads saved states, ``moved`` decides whether the shards of a state are those of a
+  pipeline, ``counts`` has the counts of samples, and ``lane`` says which part of an epoch a chain
+  yields.
+- ``order`` has all random functions. ``hosts`` knows the frameworks that pipelines are written in.
+  ``options``, ``words``, ``suggest`` and ``tracebacks`` serve messages, and ``importing`` the
+  import of the package.
 """

@@ -1,4 +1,4 @@
-"""What became of samples, and what reading them took."""
+"""What became of samples, and what was needed to read them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from wds_pipes.errors import SampleError
 
 logger = logging.getLogger("wds_pipes")
 
-COUNTED = ("delivered", "filtered", "skipped", "dropped")  # samples; these are always told
-TROUBLE = ("skipped_shards", "damaged", "padded")  # these where there are any
-LIMITED = "errors in "  # so begin the names of the counts of single stages that have max_errors; these are in the lanes of states only
+COUNTED = ("delivered", "filtered", "skipped", "dropped")  # samples; these are always reported
+TROUBLE = ("skipped_shards", "damaged", "padded")  # reported only if they are not 0
+LIMITED = "errors in "  # the prefix of the counts of single stages that have max_errors; only the lanes of states have these
 
 
 class Lack(NamedTuple):
     """How the samples of a running chain fit the fields that ``group_by_key(fields=...)`` keeps.
 
     Attributes:
-        samples: how many had none of them.
-        fits: whether another one had some.
+        samples: how many samples had none of these fields.
+        fits: whether any other sample had some of them.
         wanted: the fields to keep.
-        left_out: other fields that were seen, some of them if there are many.
+        left_out: other fields that were seen; only some of them if there are many.
     """
 
     samples: int = 0
@@ -33,18 +33,20 @@ class Lack(NamedTuple):
 
     @classmethod
     def of_all(cls, lacks: Iterable[Lack]) -> Lack:
-        """That of several chains together."""
+        """Return the sum over several chains."""
         both = cls()
         for lack in lacks:
             both = cls(both.samples + lack.samples, both.fits or lack.fits, both.wanted | lack.wanted, both.left_out | lack.left_out)
         return both
 
     def explains(self, counts: Mapping[str, int]) -> bool:
-        """Whether, by ``counts``, all that became of the samples is that they had none of the fields."""
+        """Return whether, by ``counts``, the only thing that happened to samples is that they had
+        none of the fields.
+        """
         return not self.fits and self.samples > 0 and self.samples == sum(counts.get(name, 0) for name in COUNTED)
 
     def error(self, whose: str = "this epoch") -> SampleError:
-        """What to raise where it explains that nothing was given."""
+        """Return the error to raise if this explains why nothing was yielded."""
         many = f"all {self.samples:,} samples" if self.samples > 1 else "the only sample" if self.samples else "all samples of the other lanes"
         seen = f"; they have {listed(self.left_out)}" if self.left_out else ""
         wanted = f"[{listed(self.wanted)}]" if self.wanted else "..."
@@ -52,13 +54,13 @@ class Lack(NamedTuple):
 
 
 class Network(NamedTuple):
-    """What reading from stores has taken in a process.
+    """The network use of a process when it reads from stores.
 
     Attributes:
-        requests: how many were made.
-        retries: how many of these asked again for what had not come.
-        bytes_fetched: how many bytes came.
-        stall_seconds: how long was waited for them.
+        requests: how many requests were made.
+        retries: how many of these repeated an earlier request.
+        bytes_fetched: how many bytes arrived.
+        stall_seconds: how long consumers waited for them.
     """
 
     requests: int = 0
@@ -71,25 +73,27 @@ NO_NETWORK = Network()
 
 
 def public_counts(counts: dict[str, int]) -> dict[str, int]:
-    """Counts without those of single stages."""
+    """Return counts without those of single stages."""
     return {name: count for name, count in counts.items() if not name.startswith(LIMITED)}
 
 
 def add_limited(limited: dict[str, int] | None, counts: dict[str, int]) -> dict[str, int] | None:
-    """The counts of single stages, with those in ``counts``; a new dict, since positions hold the old one."""
+    """Return the counts of single stages with those in ``counts`` added: a new dict, since
+    positions hold the old one.
+    """
     more = {name: count for name, count in counts.items() if name.startswith(LIMITED)}
     return {**(limited or {}), **{name: (limited or {}).get(name, 0) + count for name, count in more.items()}} if more else limited
 
 
 def without_counts(value: Any) -> Any:
-    """What ``Stage.dump`` wrote, without counts of samples."""
+    """Return what ``Stage.dump`` wrote, without counts of samples."""
     if isinstance(value, dict):
         return {name: without_counts(part) for name, part in value.items() if name not in (*COUNTED, *TROUBLE, "batched", "limited")}
     return [without_counts(part) for part in value] if isinstance(value, list) else value
 
 
 def warn_of_nothing(counts: dict[str, int]) -> None:
-    """Say so where samples were read, and none of them was given."""
+    """Log a warning if samples were read, but none was yielded."""
     lost = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
     if lost and not counts["delivered"]:
         logger.warning("this epoch gave nothing: %s. See what group_by_key(fields=...), filters and on_error='skip' leave.", lost)

@@ -1,4 +1,8 @@
-"""What a pipeline is written in: torch's DataPipes, torchdata's nodes. Each is a host: a thin skin around the stages, which know nothing of it."""
+"""The hosts: the frameworks that a pipeline can be written in, torch's DataPipes and torchdata's
+nodes.
+
+A host is a thin skin around the stages, which do not know it.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +13,27 @@ from wds_pipes.core.stage import Stage, shown_signature
 
 Skin = TypeVar("Skin")
 
-_stage_of: dict[type, Callable[[Any, str], Stage[Any]]] = {}  # by the class of pipes
+_stage_of: dict[type, Callable[[Any, str], Stage[Any]]] = {}  # by the class of the pipes
 _skins: dict[tuple[type[Stage[Any]], type], type] = {}
 
 
 def add_pipes(kind: type, stage_of: Callable[[Any, str], Stage[Any]]) -> None:
-    """Let objects of a class be pipes. ``stage_of(pipe, what)`` gives the stage of one, or raises StateError where ``what`` would lose its position."""
+    """Register the instances of a class as pipes. ``stage_of(pipe, what)`` returns the stage of a
+    pipe. It raises StateError if ``what`` would lose the pipe's position.
+    """
     _stage_of[kind] = stage_of
 
 
 def is_pipe(value: object) -> bool:
-    """Whether this is a pipe of any host."""
+    """Return whether ``value`` is a pipe of any host."""
     return isinstance(value, tuple(_stage_of))
 
 
 def stage_of(pipe: object, what: str) -> Stage[Any]:
-    """The stage of a pipe, for ``what`` is built upon it.
+    """Return the stage of a pipe, so that ``what`` can be built on it.
 
     Raises:
-        TypeError: it is no pipe.
+        TypeError: ``pipe`` is not a pipe.
         StateError: a state was loaded into it, which would be lost.
     """
     for kind, convert in _stage_of.items():
@@ -37,7 +43,9 @@ def stage_of(pipe: object, what: str) -> Stage[Any]:
 
 
 def make_skin(kind: type[Stage[Any]], base: type[Skin], module: str) -> type[Skin]:
-    """The class of a stage's pipes or nodes, made once: same name, same help, same options."""
+    """Return the class of a stage's pipes or nodes, made once, with the stage's name, help and
+    options.
+    """
     found = _skins.get((kind, base))
     if found is None:
         members = {"__doc__": kind.__doc__, "__module__": module, "__signature__": shown_signature(kind), "_kind": kind}

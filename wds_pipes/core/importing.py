@@ -1,4 +1,7 @@
-"""Importing a module of this package as soon as another package has been imported, so that ``import wds_pipes`` need not import torch."""
+"""Import a module of this package as soon as another package is imported.
+
+So ``import wds_pipes`` does not have to import torch.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,19 @@ if TYPE_CHECKING:
 
 
 def after_import(name: str, then: str) -> None:
-    """Import module ``then`` when ``name`` has been imported: now, if it is imported already."""
-    if sys.modules.get(name) is not None:  # None blocks an import
+    """Import module ``then`` when ``name`` has been imported; immediately, if it is already
+    imported.
+    """
+    if sys.modules.get(name) is not None:  # None in sys.modules blocks the import
         import_module(then)
     elif not any(isinstance(finder, _Finder) and (finder.name, finder.then) == (name, then) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(name, then))
 
 
 class _Finder:
-    """Finds one module, by the other finders, and leaves when it has been imported."""
+    """Finds one module, through the other finders, and is removed when the module has been
+    imported.
+    """
 
     def __init__(self, name: str, then: str) -> None:
         self.name, self.then = name, then
@@ -39,20 +46,20 @@ class _Finder:
 
 
 class _Loader:
-    """The loader that was found, which imports a second module after its own."""
+    """The loader that was found; it also imports a second module after its own."""
 
     def __init__(self, loader: Any, finder: _Finder) -> None:
         self._loader, self._finder = loader, finder
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # who only looks for the module, with find_spec(), may read its data or its source
+        return getattr(self._loader, name)  # a caller of find_spec() that does not import the module may read its data or its source
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         found: ModuleType | None = self._loader.create_module(spec)
         return found
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader  # what reads the source looks for it
+        module.__loader__ = self._loader  # inspect.getsource() and others use it to find the source
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""Which part of which epoch a chain gives, and who decides that."""
+"""Which part of which epoch a chain yields, and where that is decided."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from wds_pipes.core.order import mix
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Which part of which epoch a running chain gives: lane ``number`` of ``of``.
+    """Which part of which epoch a running chain yields: lane ``number`` of ``of``.
 
-    ``generation`` counts how often the epoch was dealt again, and ``shards`` are the pieces of shards to read, where they are not those of the plain deal
-    (None): see ``wds_pipes.loader.lanes``. ``padding`` tells whether samples are repeats that fill up an epoch (None: samples do not say so).
+    Attributes:
+        generation: how often the epoch was repartitioned.
+        shards: the shard ranges to read, each as (shard, start, stop); None: those of the plain
+            partition. See ``wds_pipes.loader.lanes``.
+        padding: whether the samples are repeats that fill up an epoch; None: samples do not say
+            whether they are.
     """
 
     seed: int
@@ -26,32 +30,36 @@ class Lane:
     padding: bool | None = None
 
     def key(self, *salt: int) -> int:
-        """The 64-bit key of this lane's random decisions; ``salt`` tells one use from another."""
+        """Return the 64-bit key of this lane's random decisions; ``salt`` separates one use from
+        another.
+        """
         again = (self.generation,) if self.generation else ()
         return mix(self.seed, self.epoch, self.number, self.of, *again, *salt)
 
 
 @dataclass(slots=True)
 class Host:
-    """What whoever iterates decides for a whole chain: the epoch of the next pass, and which lane of how many this process gives."""
+    """The iteration context of a whole chain: the epoch of the next iteration, and which lane of
+    how many this process yields.
+    """
 
     epoch: int = 0
     lane: int = 0
     lanes: int = 1
     tell_end: Callable[[int, bool], bool] | None = None  # see dataset.LaneEnds
-    pid: int | None = None  # of the main process, and the epoch that it last gave to DataLoader's workers
-    hosted: int | None = None
+    pid: int | None = None  # of the main process
+    hosted: int | None = None  # the epoch that the main process last passed to DataLoader's workers
 
 
 class LaneFacts(NamedTuple):
-    """What a state says of a lane, for describing it.
+    """What a state says of a lane, for a description of the lane.
 
     Attributes:
-        number: of the lane.
+        number: the number of the lane.
         of: how many lanes there are.
-        url: the shard where it stands; None: none.
-        shards: how many shards the pipeline has; None: not known.
-        divided: it is a lane of a PipeLoader, which divides shards too.
+        url: the shard at the position of the lane; None: there is none.
+        shards: how many shards the pipeline has; None: unknown.
+        divided: the lane is one of a PipeLoader, which also divides shards.
     """
 
     number: int

@@ -1,13 +1,18 @@
-"""Whether the shards of a state are those of a pipeline, which may lie elsewhere now: the one place that decides it. Without torch.
+"""Decide whether the shards of a state are those of a pipeline, which may have moved since.
+
+No other module decides this. It needs no torch.
 
 Rules:
-1. Where an index gave the MD5s of all shards, then and now, these decide: others are other data, the same are the same data under any name.
-2. Otherwise the names decide, relative to the directory that all shards are in: a copy of that directory anywhere is the same data. Where an index gave the
-   sizes of all shards, then and now, these must be the same too.
+1. If an index gave the MD5s of all shards, both then and now, the MD5s decide: different MD5s, or
+   the same ones in another order, are different data; equal MD5s are the same data under any name.
+2. Otherwise the names decide, relative to the directory that contains all shards: a copy of that
+   directory is the same data, wherever it is. If an index gave the sizes of all shards, both then
+   and now, the sizes and the numbers of samples must also be equal.
 3. Otherwise the user decides, with ``moved=True``.
 
-The names of other data may be the same where no index is: hence a line in the log for each state that goes on elsewhere, and names that keep a last ``train/``
-or ``val/``, see ``wds_pipes.io.urls.relative_names``. All else that a state must fit is checked as ever.
+Without an index, different data may have the same names. Therefore each state that continues at
+another place causes a line in the log, and names keep a last ``train/`` or ``val/``, see
+``wds_pipes.io.urls.relative_names``. Everything else that must fit a state is checked as usual.
 """
 
 from __future__ import annotations
@@ -18,7 +23,9 @@ from typing import NamedTuple
 logger = logging.getLogger("wds_pipes")
 
 BY_MD5, BY_SIZE = "1", "2"
-NAMES = 8  # so many hexadecimal digits of an id tell the names; after them, where an index says more, comes BY_MD5 or BY_SIZE, and 7 digits of that
+# The first hexadecimal digits of an id are a hash of the names. If an index has MD5s or sizes,
+# BY_MD5 or BY_SIZE follows, and 7 digits of a hash of these.
+NAMES = 8
 MEND = (
     "If these are the same shards in the same order, at another place or under other names, pass moved=True: load_state_dict(state, moved=True), or "
     "ShardList(..., moved=True) where another library loads the state."
@@ -30,9 +37,10 @@ class Data(NamedTuple):
 
     Attributes:
         fingerprint: of their URLs.
-        id: 8 or 16 hexadecimal digits that are the same at another place, see ``NAMES``; ``""``: unknown, as in states of older versions.
-        place: the URL of the first shard, for people.
-        moved: the user says that any state is of these shards.
+        id: 8 or 16 hexadecimal digits that stay the same if the shards are moved, see ``NAMES``;
+            ``""``: unknown, as in states of older versions.
+        place: the URL of the first shard, for messages.
+        moved: the user declared that any loaded state is of these shards.
     """
 
     fingerprint: str
@@ -45,16 +53,18 @@ class Move:
     """Where the data of one state were, and where they are now.
 
     Args:
-        stated: the user says that they are the same data.
+        stated: the user declared that they are the same data.
     """
 
     def __init__(self, stated: bool = False) -> None:
         self._stated = stated
-        self.url: str | None = None  # of a shard in the state
-        self._found: dict[str, str] = {}  # new places, and by what it is known that the data are the same
+        self.url: str | None = None  # the URL of a shard in the state
+        self._found: dict[str, str] = {}  # new places, each with the reason why the data are known to be the same
 
     def problem(self, then: Data, now: Data) -> str | None:
-        """What differs, in words; None if they are the same data, which is noted if they lie elsewhere."""
+        """Return what differs, for a message; None if the data are the same. If they have moved,
+        that is noted.
+        """
         known, why, what = then.id[NAMES:], None, None
         alike = bool(known) and known[0] == now.id[NAMES : NAMES + 1]
         if alike and known != now.id[NAMES:]:
@@ -78,7 +88,7 @@ class Move:
         return "" if self.url is None else f"{before}{self.url!r:.300}{after}"
 
     def log(self) -> None:
-        """Say it where a state goes on elsewhere: one line."""
+        """Log one line if the state continues at another place."""
         if self._found:
             places = "; ".join(f"{place!r:.300} ({why})" for place, why in self._found.items())
-            logger.warning("the state%s goes on with the same shards at another place, which begin with %s", self._there(", which stands at ", ","), places)
+            logger.warning("the state%s continues with the same shards at another place, which begin with %s", self._there(", which stands at ", ","), places)

@@ -1,4 +1,4 @@
-"""Checks of the options that a user gives, when a step is built."""
+"""Checks of options when a step is built."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from wds_pipes.core.words import shown
 
 
 def check_count(what: str, value: object, *, least: int = 1, most: int | None = None) -> int:
-    """``value`` as an int of at least ``least`` and at most ``most``, else an error that names the option."""
+    """Return ``value`` if it is an int from ``least`` to ``most``; otherwise raise an error that
+    names the option.
+    """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} must be an int, not {value!r}")
     if value < least:
@@ -17,7 +19,7 @@ def check_count(what: str, value: object, *, least: int = 1, most: int | None = 
 
 
 def check_choice(what: str, value: object, *choices: str) -> str:
-    """``value`` if it is one of ``choices``, else an error that lists them."""
+    """Return ``value`` if it is one of ``choices``; otherwise raise an error that lists them."""
     if value not in choices:
         raise ValueError(f"{what} must be one of {', '.join(map(repr, choices))}, not {value!r}")
     return str(value)

@@ -1,11 +1,15 @@
-"""Everything random is a pure function of integers, through one hash.
+"""All random decisions: pure functions of integers, through one hash.
 
-The hash is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): output number i of the stream seeded with
-k is ``finalize(k + (i + 1) * GAMMA)``, so any place of the stream is reached at once. The block form with numpy gives the same bits as the integer form.
+The hash is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+OOPSLA 2014). Output number i of the stream seeded with k is ``finalize(k + (i + 1) * GAMMA)``, so
+any place of the stream can be computed directly. The block form with numpy returns the same bits as
+the integer form.
 
 Rules:
-1. No global generator is read, and nothing here depends on hash(), set order or a library's random streams, which may change between versions.
-2. The values are part of the checkpoint format: a change of one bit changes everybody's order. The tests hold golden vectors.
+1. No global generator is read. Nothing here depends on hash(), on the order of sets, or on the
+   random streams of a library, which may change between versions.
+2. The values are part of the checkpoint format: if one bit changes, the order of every pipeline
+   changes. The tests hold golden vectors.
 """
 
 from __future__ import annotations
@@ -28,7 +32,9 @@ def _finalize(z: int) -> int:
 
 
 def mix(*values: int) -> int:
-    """One 64-bit hash of several integers, each taken modulo 2**64; their order and number matter."""
+    """Return one 64-bit hash of several integers, each taken modulo 2**64; their order and number
+    matter.
+    """
     state = len(values)
     for value in values:
         state = _finalize((state + _GAMMA) & _MASK ^ _finalize(value & _MASK))
@@ -36,12 +42,14 @@ def mix(*values: int) -> int:
 
 
 def mix_text(text: str) -> int:
-    """A 64-bit hash of a text."""
+    """Return a 64-bit hash of a text."""
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "little")
 
 
 def stream(key: int, start: int, count: int) -> npt.NDArray[np.uint64]:
-    """Outputs ``start`` to ``start + count - 1`` of the SplitMix64 stream seeded with ``key``: uint64, shape (count,)."""
+    """Return outputs ``start`` to ``start + count - 1`` of the SplitMix64 stream seeded with
+    ``key``: uint64, shape (count,).
+    """
     import numpy as np
 
     z = np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(_GAMMA) + np.uint64(key & _MASK)
@@ -51,7 +59,9 @@ def stream(key: int, start: int, count: int) -> npt.NDArray[np.uint64]:
 
 
 def below(limit: int, key: int, start: int, count: int) -> npt.NDArray[np.int64]:
-    """``count`` integers in [0, limit), numbers ``start`` and on of the stream ``key``; limit is at most 2**31."""
+    """Return ``count`` integers in [0, limit): outputs ``start`` and on of the stream ``key``;
+    limit is at most 2**31.
+    """
     import numpy as np
 
     high = stream(key, start, count) >> np.uint64(32)
@@ -59,7 +69,7 @@ def below(limit: int, key: int, start: int, count: int) -> npt.NDArray[np.int64]
 
 
 def permutation(count: int, key: int) -> npt.NDArray[np.int64]:
-    """The numbers 0 to count - 1 in an order that ``key`` decides."""
+    """Return the numbers 0 to count - 1 in an order that ``key`` decides."""
     import numpy as np
 
     return np.argsort(stream(key, 0, count), kind="stable").astype(np.int64)

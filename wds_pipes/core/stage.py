@@ -1,18 +1,25 @@
 """The contract of a stage.
 
 Rules:
-1. A stage is a recipe: options only, checked when it is built, never changed after. ``open`` makes a running copy of it with a position of its own, so any
-   number of streams can run over one recipe.
-2. A running stage is a generator (``run``) over its source. At each yield everything it needs to go on is in ``self.at`` (a dataclass of numbers and
-   strings whose defaults are the beginning) and in the position of its source. Data is never part of a position.
-3. A stage that has read ahead keeps an *earlier* position of its source, overrides ``mark`` to give that one, and drops what was already given when it is
-   opened there again. It documents how much it may read again.
-4. A mark is a nest of tuples, ``(own values, mark of the source)``: cheap enough to take for each item. Dicts are built only when a state is asked for.
-5. The stream commits a position when an item is handed out, not before: a state is right at any time, also after an exception.
-6. A state that does not fit is refused in words; nothing ever starts again silently.
-7. That a stage has ended is part of its position, whether or not its source has more: after the end, ``mark`` is an ``Ended``, and a stage that is opened there
-   gives nothing. ``open`` sees to this for all stages: a step after it may still hold items when it ends, so states are taken there.
-8. Each running copy has lists, dicts, sets and deques of its own: see ``running_copy``.
+1. A stage is a recipe: it has only options, which are checked when it is built and never change
+   afterwards. ``open`` makes a running copy of it with a position of its own, so any number of
+   streams can run over one recipe.
+2. A running stage is a generator (``run``) over its source. At each yield, everything that it needs
+   to continue is in ``self.at`` (a dataclass of numbers and strings whose defaults are the
+   beginning) and in the position of its source. Data is never part of a position.
+3. A stage that has read ahead keeps an *earlier* position of its source, overrides ``mark`` to
+   return that one, and drops the items that it had already yielded when it is opened there again.
+   Its docstring says how much it may read again.
+4. A mark is a nest of tuples, ``(own values, mark of the source)``: cheap enough to take for each
+   item. Dicts are built only when a state is requested.
+5. The stream commits a position when an item is returned, not before: a state is correct at any
+   time, also after an exception.
+6. A state that does not fit is refused with a message; no stage ever starts again silently.
+7. Whether a stage has ended is part of its position, even if its source has more items: after the
+   end, ``mark`` returns an ``Ended``, and a stage that is opened there yields nothing. ``open``
+   does this for all stages. A step after the stage may still hold items when the stage ends, so
+   states can be taken at that point.
+8. Each running copy has its own lists, dicts, sets and deques: see ``running_copy``.
 """
 
 from __future__ import annotations
@@ -34,49 +41,66 @@ from wds_pipes.errors import SampleError, WdsError
 State = dict[str, Any]
 
 
-_ENDED = "at end"  # what an entry of a state says then; no field of a position can have this name
+_ENDED = "at end"  # the key that marks an ended stage in a state; no field of a position can have this name
 
 
-_known: dict[str, type[Stage[Any]]] = {}  # all stages that were defined, by their functional names
+_known: dict[str, type[Stage[Any]]] = {}  # all stages that are defined, by their functional names
 
 
 def find_stage(name: str) -> type[Stage[Any]] | None:
-    """The stage with a functional name, if its module was imported: for what a state says of it."""
+    """Return the stage with a functional name, to describe a state; None if its module was not
+    imported.
+    """
     return _known.get(name)
 
 
 def functional_name(kind: type | str) -> str:
-    """The method name of a class, or of its name: ``LoadTar`` is ``load_tar``."""
+    """Return the method name of a class, or of the name of a class: ``LoadTar`` is ``load_tar``."""
     name = kind if isinstance(kind, str) else kind.__name__
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
 
 
 def shown_signature(kind: type, *, returns: object = inspect.Signature.empty) -> inspect.Signature:
-    """How to call a class, or a method made of it: names and defaults as ``help()`` shows them. The types are for editors, which read them from the source."""
+    """Return the signature of a class, or of the method made of it, as ``help()`` shows it: names
+    and defaults. Editors read the types from the source.
+    """
     signature = inspect.signature(kind)
     plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
     return signature.replace(parameters=plain, return_annotation=returns)
 
 
 class Stage(Generic[Out]):
-    """One step of a pipeline. Subclasses write ``__init__`` (options), ``At`` (the position) and ``run`` (the generator).
+    """One step of a pipeline. Subclasses write ``__init__`` (options), ``At`` (the position) and
+    ``run`` (the generator).
 
     Attributes:
         source: the stage before this one; None for the first.
-        lane: while running, which part of which epoch this is.
-        at: while running, the own position.
-        items: while running, the generator of this stage's items.
-        order_options: names of the options that decide which items come in which order: a state is refused where they differ.
-        counts_items: whether what the stage gives depends on the number that an item of its source has.
-        holds_nothing: whether the stage has nothing of its source in hand when it yields, so that what is behind it may be run over several sources.
-        shared: names of attributes with a large list, dict or set that never changes: the running copies share it. They have their own copy of any other.
-        keeps_count: whether the stage gives as many items as it takes (or batches of them all), so that the length of an epoch stays known.
-        gives: what its items are, ``"shards"``, ``"members"`` or ``"samples"``; None: what those of its source are.
-        ends_reading: whether what it and the stages before it do is reading, for ``PipeLoader.stats``.
-        runs_chains: whether its running copy runs chains of its own, so that its source is a recipe only.
-        is_source: whether it is the first of a chain, and takes no source.
-        divides: whether its epochs can be divided into lanes by PipeLoader; and ``divides_shards``: by the shards that ``epoch_shards`` lists.
-        on_error, max_errors: see ``Tolerant``; ``error_kind`` is what it raises for bad data.
+        lane: while running, which part of which epoch this copy yields.
+        at: while running, the stage's own position.
+        items: while running, the iterator over the stage's items.
+        order_options: names of the options that decide which items come in which order. A state is
+            refused if they differ.
+        counts_items: whether the items that the stage yields depend on the number of an item in its
+            source.
+        holds_nothing: whether the stage holds no item of its source when it yields, so that the
+            steps after it may run over several sources.
+        shared: names of attributes with a large list, dict or set that never changes: the running
+            copies share it. Of any other list, dict or set, each copy has its own.
+        keeps_count: whether the stage yields as many items as it takes (or batches of all of them),
+            so that the length of an epoch stays known.
+        gives: what its items are: ``"shards"``, ``"members"`` or ``"samples"``; None: the same as
+            the items of its source.
+        ends_reading: whether the time of this stage and of the stages before it counts as reading
+            in ``PipeLoader.stats``.
+        runs_chains: whether its running copy runs chains of its own, so that its source is only a
+            recipe.
+        is_source: whether it is the first stage of a chain, and takes no source.
+        divides: whether PipeLoader can divide its epochs into lanes.
+        divides_shards: whether PipeLoader divides them by the shards that ``epoch_shards`` lists.
+        on_error, max_errors: see ``Tolerant``.
+        error_kind: the error that it raises for bad data.
+        counts_itself: whether it overrides ``counts``, because it runs chains of its own.
+        limited: the name of the count that ``max_errors`` limits; None if there is no limit.
     """
 
     @dataclass(slots=True)
@@ -98,10 +122,10 @@ class Stage(Generic[Out]):
     max_errors: int | None = None
     counts_itself: ClassVar[bool] = False
     counts_items: bool = False
-    limited: str | None = None  # the name of the count that max_errors bounds
+    limited: str | None = None
     _defaults: ClassVar[dict[str, Any]] = {}  # of the fields of At
     _beginning: ClassVar[tuple[Any, ...]] = ()  # their defaults
-    _tallies: ClassVar[tuple[tuple[int, str], ...]] = ()  # those of them that count samples
+    _tallies: ClassVar[tuple[tuple[int, str], ...]] = ()  # the places and names of the fields that count samples
     _own: ClassVar[staticmethod[[Any], tuple[Any, ...]]] = staticmethod(lambda at: ())
     source: Stage[Any] | None
     lane: Lane
@@ -124,15 +148,17 @@ class Stage(Generic[Out]):
         self.source = source
 
     def run(self) -> Iterator[Out]:
-        """Give the items that come after ``self.at``."""
+        """Yield the items after ``self.at``."""
         raise NotImplementedError
 
     def mark(self) -> Mark:
-        """The position after the item given last."""
+        """Return the position after the item that was yielded last."""
         return self._own(self.at), self.source.mark() if self.source is not None else None
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Out]:
-        """A running copy of this stage and all before it, at ``mark`` (None: the beginning)."""
+        """Return a running copy of this stage and all stages before it, at ``mark`` (None: the
+        beginning).
+        """
         own, before = mark or (None, None)
         running = running_copy(self)
         running.lane = lane
@@ -143,29 +169,30 @@ class Stage(Generic[Out]):
         return running
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
-        """Let a running stage ask for what it will need first, without waiting for it: for whoever opens several chains, so that they wait together.
+        """Request what a running stage will need first, without waiting for it. So a caller that
+        opens several chains can wait for all of them together.
 
         Args:
             offset: the byte of its first shard that will be read first.
-            ahead: it is not its turn yet, so one connection will do.
+            ahead: the turn of the chain has not come yet, so it gets only one connection.
         """
         if self.source is not None:
             self.source.start(offset, ahead=ahead)
 
     def _at(self, own: tuple[Any, ...] | None) -> Any:
-        """The position with these values; None: the beginning."""
+        """Return the position with these values; None: the beginning."""
         at = cast(Any, self.At)
         return at(*(own or ()))
 
     def close(self) -> None:
-        """Stop a running stage and all before it; files are closed before this returns."""
+        """Stop a running stage and all stages before it; files are closed when this returns."""
         close = getattr(self.items, "close", None)
         if close is not None:
             close()
         if self.source is not None:
             self.source.close()
 
-    # What the whole chain shares is asked of its first stage.
+    # The first stage answers for the whole chain.
 
     @property
     def root(self) -> Stage[Any]:
@@ -187,33 +214,43 @@ class Stage(Generic[Out]):
 
     @property
     def storage_options(self) -> dict[str, Any] | None:
-        """How to reach the storage, as the first stage of the chain was told; None if it was not."""
+        """How to reach the storage, as passed to the first stage of the chain; None if nothing was
+        passed.
+        """
         return None if self.source is None else self.source.storage_options
 
     @property
     def counts_delivered(self) -> bool:
-        """Whether a step up to this one counts the samples that it delivered, since the chain's items are more than one each."""
+        """Whether this stage or one before it counts delivered samples itself, since an item of the
+        chain is not one sample.
+        """
         return any(name == "delivered" for _, name in self._tallies) or (self.source is not None and self.source.counts_delivered)
 
     @property
     def deals(self) -> bool:
-        """Whether this stage, the first of a chain, deals what it gives to the lanes."""
+        """Whether this stage, the first of a chain, divides its items over the lanes."""
         return True
 
     def shards(self) -> tuple[int | None, str]:
-        """How many shards the chain reads (None: unknown) and the fingerprint of their list."""
+        """Return how many shards the chain reads (None: unknown), and the fingerprint of their
+        list.
+        """
         return (None, "") if self.source is None else self.source.shards()
 
     def which_data(self) -> Data:
-        """Which shards the chain reads, also where they lie elsewhere: see ``wds_pipes.core.moved``."""
+        """Return which shards the chain reads, in a form that also identifies them if they are
+        moved: see ``wds_pipes.core.moved``.
+        """
         return Data(self.shards()[1]) if self.source is None else self.source.which_data()
 
     def number_of(self, url: str) -> str | None:
-        """What tells the shard with this URL from the others of the chain, wherever they lie; None where no list has it."""
+        """Return an id of the shard with this URL in the chain, which does not change if shards are
+        moved; None if no list has it.
+        """
         return None if self.source is None else self.source.number_of(url)
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
-        """The URL of the shard at a position, for people; None where there is none."""
+        """Return the URL of the shard at a position, for messages; None if there is none."""
         return self.source.where(mark and mark[1], lane) if self.source is not None else None
 
     @property
@@ -223,10 +260,10 @@ class Stage(Generic[Out]):
 
     @property
     def network(self) -> Network:
-        """What the chain has used of the network in this process."""
+        """The chain's use of the network in this process."""
         return NO_NETWORK if self.source is None else self.source.network
 
-    # What others must know of a stage. A stage of a user's says so in the same way.
+    # What other modules need to know of a stage. Stages that users write can override these too.
 
     @property
     def chain(self) -> Iterator[Stage[Any]]:
@@ -238,43 +275,52 @@ class Stage(Generic[Out]):
 
     @property
     def branches(self) -> Mapping[str, Stage[Any]]:
-        """The chains that the stage reads from, by name, where these are more than its source."""
+        """The chains that the stage reads from, by name, if it reads from others than its source."""
         return {}
 
     @property
     def items_are(self) -> str | None:
-        """What the items of the chain are, see ``gives``; None if nobody says so."""
+        """What the items of the chain are, see ``gives``; None if no stage says so."""
         return next((step.gives for step in self.chain if step.gives is not None), None)
 
     @property
     def sample_counts(self) -> Sequence[int] | None:
-        """Of the first stage of a chain: how many samples each shard has; None if that is not known."""
+        """For the first stage of a chain: how many samples each shard has; None if unknown."""
         return None
 
     @property
     def samples_fingerprint(self) -> str | None:
-        """Of the first stage of a chain: what tells these numbers of samples from others; None if they are not known."""
+        """For the first stage of a chain: a hash of these numbers of samples; None if they are
+        unknown.
+        """
         return None
 
     def epoch_shards(self, seed: int, epoch: int) -> list[tuple[int, int, int]]:
-        """Of the first stage of a chain: its shards in the order of an epoch, each as its number and a range of samples; up to -1: all, however many."""
+        """For the first stage of a chain: return its shards in the order of an epoch, each as its
+        number and a range of samples. A range that ends at -1 means all samples, if their number is
+        unknown.
+        """
         raise NotImplementedError
 
     def changes_count(self) -> str | None:
-        """Why the stage may give another number of items than it takes, for a message; None if it does not."""
+        """Return why the stage may yield another number of items than it takes, for a message; None
+        if it does not.
+        """
         return None if self.keeps_count else f"{self.graph()[-1].partition('(')[0]}() may change their number"
 
     def epochs_differ(self) -> str | None:
-        """Of the first stage of a chain: why epochs may have different lengths, for a message; None if they have not."""
+        """For the first stage of a chain: return why epochs may differ in length, for a message;
+        None if they do not.
+        """
         return None
 
     @property
     def items_per_batch(self) -> int | None:
-        """How many items the stage puts into a batch; None: it makes none."""
+        """How many items the stage puts into a batch; None: it makes no batches."""
         return None
 
     def batches_of(self, count: int) -> int:
-        """How many batches it makes of so many items."""
+        """Return how many batches the stage makes of ``count`` items."""
         return count
 
     @property
@@ -284,21 +330,25 @@ class Stage(Generic[Out]):
 
     @property
     def arrow(self) -> str:
-        """What stands on the arrow to this stage in a graph of the pipeline."""
+        """The label of the arrow to this stage in a graph of the pipeline."""
         return ""
 
     def shown_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """The options as they are shown in the text of a pipeline, and what is said after the first of them."""
+        """Return the options as the text of a pipeline shows them, and the text after the first of
+        them.
+        """
         return options, ""
 
     @classmethod
     def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
-        """A position that ``dump`` wrote, in words; None: nothing that people need."""
+        """Return a description of a position that ``dump`` wrote; None: there is nothing to say."""
         return None
 
     @property
     def batches(self) -> int | None:
-        """How many samples the chain puts into each of its items, where its last steps are known to make batches; else None."""
+        """How many samples are in each item of the chain, if its last steps are known to make
+        batches; otherwise None.
+        """
         return None if self.source is None or not self.holds_nothing else self.source.batches
 
     @property
@@ -307,7 +357,9 @@ class Stage(Generic[Out]):
         return Lack() if self.source is None else self.source.lack
 
     def stall_clock(self) -> Callable[[], float]:
-        """Gives at each call for how many seconds this chain has waited in this process for bytes of stores; only differences have a meaning."""
+        """Return a function that returns for how many seconds this chain has waited for bytes from
+        stores in this process. Only differences between two calls have a meaning.
+        """
         return float if self.source is None else self.source.stall_clock()  # float() is 0.0
 
     def check_resumable(self) -> None:
@@ -316,9 +368,12 @@ class Stage(Generic[Out]):
             self.source.check_resumable()
 
     def graph(self, *, counted: bool = False) -> list[str]:
-        """The chain in words, from its first stage: names and the options that decide the order.
+        """Return the chain as text, from its first stage: names, and the options that decide the
+        order.
 
-        ``counted``: a stage behind this one goes by the numbers of its items, so that what makes an item matters too.
+        Args:
+            counted: a stage after this one depends on the numbers of its items, so options that
+                decide what one item is are included too.
         """
         before = self.source.graph(counted=counted or self.counts_items) if self.source is not None else []
         chosen = {name: getattr(self, name) for name in self.order_options}
@@ -326,7 +381,7 @@ class Stage(Generic[Out]):
         return [*before, f"{functional_name(type(self))}({options})" if options else functional_name(type(self))]
 
     def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
-        """What became of the samples up to ``mark``, behind which ``delivered`` items were given."""
+        """Return what became of the samples up to ``mark``, after ``delivered`` items were yielded."""
         counts = dict.fromkeys(COUNTED, 0)
         counts["delivered"] = delivered
         stage: Stage[Any] | None = self
@@ -347,17 +402,19 @@ class Stage(Generic[Out]):
         return counts
 
     def dump(self, mark: Mark | None) -> list[dict[str, Any]]:
-        """A mark as JSON types: one dict a stage, from the first, without the values that are still the default."""
+        """Return a mark as JSON types: one dict for each stage, from the first, without values that
+        are still the default.
+        """
         entries = self.dump_mark(mark)
-        if isinstance(mark, Ended) and not isinstance(mark.before, Ended):  # else its source says so, and has nothing for it either
+        if isinstance(mark, Ended) and not isinstance(mark.before, Ended):  # else the source's entry says so, and this stage gets nothing from it
             entries[-1][_ENDED] = True
         return entries
 
     def load(self, entries: list[dict[str, Any]]) -> Mark:
-        """The mark that ``dump`` wrote.
+        """Return the mark that ``dump`` wrote.
 
         Raises:
-            StateError: the chain cannot stand there.
+            StateError: the chain can never be at this position.
         """
         if _ENDED not in entries[-1]:
             return self.load_mark(entries)
@@ -367,15 +424,16 @@ class Stage(Generic[Out]):
         return Ended(*self.load_mark([*before, {name: value for name, value in entry.items() if name != _ENDED}]))
 
     def dump_mark(self, mark: Mark | None) -> list[dict[str, Any]]:
-        """What ``dump`` gives, but for whether the stage has ended."""
+        """Return what ``dump`` returns, without whether the stage has ended."""
         own, before = mark or ((), None)
         entries = self.source.dump(before) if self.source is not None else []
-        first = not own or own == self._beginning  # as most of them are
+        first = not own or own == self._beginning  # the common case
         entries.append({} if first else {name: value for (name, default), value in zip(self._defaults.items(), own, strict=False) if value != default})
         return entries
 
     def relocate(self, entries: list[dict[str, Any]], move: Move) -> list[dict[str, Any]]:
-        """What ``dump`` wrote, as it is for the shards of this chain where these are the same data as then.
+        """Return what ``dump`` wrote, adapted to the shards of this chain, if these are the same
+        data as those of the state.
 
         Raises:
             StateError: they are other data.
@@ -384,15 +442,17 @@ class Stage(Generic[Out]):
         return [*(self.source.relocate(before, move) if self.source is not None else []), entry]
 
     def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What ``dump`` wrote, without counts of samples: for whoever goes on there, and counts what comes from there on."""
+        """Return what ``dump`` wrote, without counts of samples, for a caller that counts only what
+        comes after it.
+        """
         *before, entry = entries
         return [*(self.source.uncounted(before) if self.source is not None else []), without_counts(entry)]
 
     def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
-        """The mark that ``dump_mark`` wrote.
+        """Return the mark that ``dump_mark`` wrote.
 
         Raises:
-            StateError: the values are not of the types of ``At``, or ``problem`` refuses them.
+            StateError: the values do not have the types of ``At``, or ``problem`` refuses them.
         """
         *before, entry = entries
         known = self._defaults
@@ -405,12 +465,14 @@ class Stage(Generic[Out]):
         return own, self.source.load(before) if self.source is not None else None
 
     def problem(self, at: Any) -> str | None:
-        """Why this stage can never stand at ``at``, which a state holds, in words; None if it can. The types of its values are right already."""
+        """Return why ``at``, a position from a state, is impossible for this stage, for a message;
+        None if it is possible. The types of its values were checked before.
+        """
         return None
 
 
 def _alike(default: object, value: object) -> bool:
-    """Whether ``value`` can stand where ``default`` stood."""
+    """Return whether ``value`` has a type that can stand in the place of ``default``."""
     if default is None:
         return True
     if isinstance(default, float):

@@ -1,9 +1,11 @@
-"""A state as it was saved, read back as typed values: checked once, and bounded, before anything is built from it.
+"""Read a saved state back as typed values, checked once and bounded, before anything is built from
+it.
 
 Rules:
-1. A state may come from a damaged file or from another program. Whatever it holds, the only error is StateError, and to refuse it costs no more time or
-   memory than the state itself takes.
-2. ``read_state`` checks what all states have in common. What a stage alone knows, the stage checks: see ``Stage.load`` and ``Stage.problem``.
+1. A state may come from a damaged file or from another program. Whatever it contains, the only
+   error is StateError, and refusing it costs no more time or memory than the state itself takes.
+2. ``read_state`` checks what all states have in common. Each stage checks what only it knows: see
+   ``Stage.load`` and ``Stage.problem``.
 """
 
 from __future__ import annotations
@@ -19,18 +21,21 @@ from wds_pipes.errors import StateError
 STATE_VERSION = 1
 PARTS = "parts"  # the step that PipeLoader puts into a graph, see ``wds_pipes.loader.parts``
 
-# The bounds of a state. No lists are made by a number of a state before it is known to be below these.
-MOST = (1 << 64) - 1  # any number: the hash of ordering.py takes 64 bits, and a longer number is none that was counted
+# The bounds of a state. A number from a state is checked against these before a list of this size
+# is made.
+MOST = (1 << 64) - 1  # any number: the hash of wds_pipes.core.order takes 64 bits, and no real count is larger
 MOST_LANES = 1_000_000  # ranks x workers at a first start: 100 000 accelerators with 10 workers each
 MOST_RANKS = MOST_LANES  # each rank has at least one lane
-MOST_DEALS = 10_000  # how often an epoch was dealt again: with a restart each ten minutes, that is an epoch of ten weeks
+MOST_DEALS = 10_000  # how often an epoch was repartitioned: with a restart every ten minutes, that is an epoch of ten weeks
 
 _DATA = re.compile("[0-9a-f]{8}([12][0-9a-f]{7})?")  # see wds_pipes.core.moved
-_LANE = re.compile("0|[1-9][0-9]{0,6}")  # as str(number) writes it: int() would also take "01", " 1", "1_0" and other digits than these
+_LANE = re.compile("0|[1-9][0-9]{0,6}")  # as str(number) writes it: int() also accepts "01", " 1", "1_0" and non-ASCII digits
 
 
 class SavedLane(NamedTuple):
-    """What a state says of a lane; ``position`` is what ``Stage.dump`` wrote (None: not begun)."""
+    """What a state says of a lane; ``position`` is what ``Stage.dump`` wrote (None: the lane had
+    not begun).
+    """
 
     url: str | None
     delivered: int
@@ -40,7 +45,9 @@ class SavedLane(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What a state says. The fields from ``rank`` to ``deal`` are those of a PipeLoader; ``rank`` is None in the state of anything else."""
+    """The contents of a state. The fields from ``rank`` to ``deal`` come from a PipeLoader;
+    ``rank`` is None in any other state.
+    """
 
     epoch: int
     seed: int
@@ -64,17 +71,17 @@ class Saved(NamedTuple):
 
 
 def damaged(what: str) -> StateError:
-    """The error for a state that no pipeline wrote."""
+    """Return the error for a state that no pipeline wrote."""
     return StateError(f"the state is damaged: {what}. Use an untouched checkpoint.")
 
 
 def is_count(value: object, *, least: int = 0, most: int = MOST) -> bool:
-    """Whether a value is an int between two bounds; True and False are none."""
+    """Return whether a value is an int between two bounds; True and False do not count as ints."""
     return type(value) is int and least <= value <= most
 
 
 def read_count(value: object, what: str, *, least: int = 0, most: int = MOST) -> int:
-    """A value as an int between two bounds."""
+    """Return a value as an int between two bounds."""
     if type(value) is not int or not least <= value <= most:
         bound = f", and at most {most:,} can be" if type(value) is int and value > most else ""
         raise damaged(f"{what} is {shown(value)}{bound}")
@@ -82,40 +89,40 @@ def read_count(value: object, what: str, *, least: int = 0, most: int = MOST) ->
 
 
 def read_finite(value: object) -> float | None:
-    """A value as a finite float; None if it is none."""
+    """Return a value as a finite float; None if it is not one."""
     return float(value) if is_count(value, least=-MOST) or (isinstance(value, float) and math.isfinite(value)) else None  # type: ignore[arg-type]
 
 
 def read_text(value: object, what: str) -> str:
-    """A value as a str."""
+    """Return a value as a str."""
     if not isinstance(value, str):
         raise damaged(f"{what} is {shown(value)}")
     return value
 
 
 def read_dict(value: object, what: str) -> dict[str, Any]:
-    """A value as a dict with strings as its keys."""
+    """Return a value as a dict with str keys."""
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise damaged(f"{what} is {shown(value)}")
     return value
 
 
 def read_list(value: object, what: str) -> list[Any]:
-    """A value as a list."""
+    """Return a value as a list."""
     if not isinstance(value, list):
         raise damaged(f"{what} is {shown(value)}")
     return value
 
 
 def read_flag(value: object, what: str) -> bool:
-    """A value as a bool."""
+    """Return a value as a bool."""
     if not isinstance(value, bool):
         raise damaged(f"{what} is {shown(value)}")
     return value
 
 
 def read_counts(value: object, what: str) -> dict[str, int]:
-    """A value as numbers of samples by what became of them."""
+    """Return a value as counts of samples by what became of them."""
     counts = read_dict(value, what)
     for name, count in counts.items():
         if name not in COUNTED and name not in TROUBLE and not (isinstance(name, str) and name.startswith(LIMITED)):
@@ -125,31 +132,33 @@ def read_counts(value: object, what: str) -> dict[str, int]:
 
 
 def read_position(value: object, what: str, stages: int | None = None) -> list[dict[str, Any]]:
-    """A value as what ``Stage.dump`` wrote of a chain of so many stages (None: any number); what each entry holds is the stage's to check."""
+    """Return a value as what ``Stage.dump`` wrote of a chain of ``stages`` stages (None: any
+    number). Each stage checks its own entry.
+    """
     if not isinstance(value, list) or (stages is not None and len(value) != stages):
         raise damaged(f"{what} is {shown(value)}")
     return [read_dict(entry, what) for entry in value]
 
 
 def read_data(value: object) -> str:
-    """What tells the data wherever they lie."""
+    """Return a value as an id of data, see ``wds_pipes.core.moved``."""
     if not isinstance(value, str) or not _DATA.fullmatch(value):
         raise damaged(f"the id of its data is {shown(value)}")
     return value
 
 
 def read_lane_number(name: object) -> int:
-    """The number of a lane from its name in a state."""
+    """Return the number of a lane from its name in a state."""
     if not isinstance(name, str) or not _LANE.fullmatch(name):
         raise damaged(f"{shown(name)} is not the number of a lane")
     return int(name)
 
 
 def read_state(state: object) -> Saved:
-    """What a state says, of whatever it is a state.
+    """Return the contents of any state.
 
     Raises:
-        StateError: it is no state, of another version, or damaged.
+        StateError: it is not a state, has another version, or is damaged.
     """
     if not isinstance(state, dict) or "version" not in state:
         raise StateError(f"this is not a state of a wds_pipes pipeline but {shown(state)}. {_meant(state)}")
@@ -192,7 +201,7 @@ def read_state(state: object) -> Saved:
 
 
 def _meant(state: object) -> str:
-    """What to pass instead of something that is no state."""
+    """Return advice on what to pass instead of something that is not a state."""
     if isinstance(state, dict):
         for name, value in state.items():
             if isinstance(value, dict) and "version" in value and "lanes" in value:
@@ -206,7 +215,7 @@ def _meant(state: object) -> str:
 
 
 def _read_lane(name: str, lane: object, of_loader: bool) -> SavedLane:
-    """What a state says of a lane."""
+    """Return what a state says of a lane."""
     what = f"lane {name}"
     entry = read_dict(lane, what)
     url, delivered = entry.get("url"), read_count(entry.get("delivered"), f"'delivered' of {what}")
@@ -226,5 +235,7 @@ def _read_lane(name: str, lane: object, of_loader: bool) -> SavedLane:
 
 
 def are_all(numbers: Any, wanted: range) -> bool:
-    """Whether different numbers are those of a range; at no cost that grows with the range."""
+    """Return whether distinct numbers are exactly those of a range; the cost does not grow with the
+    range.
+    """
     return len(numbers) == len(wanted) and all(number in wanted for number in numbers)

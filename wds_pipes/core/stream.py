@@ -1,4 +1,4 @@
-"""A chain of stages that is iterated, with a state that can be taken and loaded at any time."""
+"""Iterate a chain of stages, whose state can be saved and loaded at any time."""
 
 from __future__ import annotations
 
@@ -21,23 +21,27 @@ from wds_pipes.errors import SampleError, StateError
 
 
 class Recipe(NamedTuple):
-    """What a state must fit: see ``Stage.shards`` and ``Stage.graph``."""
+    """The properties of a chain that a state must fit: see ``Stage.shards`` and ``Stage.graph``."""
 
     seed: int
     shards: int | None
     fingerprint: str
     graph: tuple[str, ...]
     data: Data
-    samples: str | None = None  # the fingerprint of the numbers of samples, where lanes are dealt by them
+    samples: str | None = None  # the fingerprint of the numbers of samples, if the epoch is partitioned by them
 
     @property
     def of_data(self) -> dict[str, str]:
-        """What a state says of the data, wherever they lie."""
+        """The entry of a state with the id of the data, which stays the same if the shards are
+        moved; empty if there is no id.
+        """
         return {"data": self.data.id} if self.data.id else {}
 
 
 class Position(NamedTuple):
-    """Where a stream stands: ``delivered`` items of ``epoch`` were handed out, and ``mark`` is behind the last of them."""
+    """Where a stream is: ``delivered`` items of ``epoch`` were returned, and ``mark`` is after the
+    last of them.
+    """
 
     epoch: int
     delivered: int = 0
@@ -46,16 +50,18 @@ class Position(NamedTuple):
 
 
 class Stream(Generic[Out]):
-    """A chain of stages that can be iterated, and whose state can be taken and loaded at any time.
+    """A chain of stages that can be iterated, and whose state can be saved and loaded at any time.
 
-    Each ``iter()`` is the next epoch; a loaded state continues its own. ``iter()`` does nothing until the first ``next()``, so a loaded state waits for the
-    newest iterator that is really used, and starting one ends the one before. After an exception the iterator raises it again, and ``state_dict()`` is the
-    position before the item that failed: load it to try again.
+    Each ``iter()`` is the next epoch; a loaded state continues its own. ``iter()`` does nothing
+    until the first ``next()``. So a loaded state is used by the first iterator whose ``next()`` is
+    called, and this call ends the iterator before it. After an exception the iterator raises it
+    again at each ``next()``, and ``state_dict()`` returns the position before the item that failed:
+    load it to try again.
     """
 
     def __init__(self, stage: Stage[Out]) -> None:
         self.stage = stage
-        self.at: tuple[int, int, Mark | None, bool] | None = None  # a Position, as a plain tuple where it is set at each item
+        self.at: tuple[int, int, Mark | None, bool] | None = None  # a Position; as a plain tuple when it is set at each item, to save time
         self._resume = False
         self._live: weakref.ref[Pass[Out]] | None = None
 
@@ -66,7 +72,9 @@ class Stream(Generic[Out]):
         return Pass(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next ``iter()`` be ``epoch``, from its beginning; a loaded state of that same epoch still continues where it was."""
+        """Make the next ``iter()`` start ``epoch`` from its beginning; a loaded state of this same
+        epoch still continues where it was.
+        """
         check_count("epoch", epoch, least=0, most=MOST)
         if self._resume and self.position.epoch == epoch:
             return
@@ -75,17 +83,17 @@ class Stream(Generic[Out]):
 
     @property
     def position(self) -> Position:
-        """Where the stream stands."""
+        """The current position of the stream."""
         return Position(*self.at) if self.at is not None else Position(self.stage.host.epoch)
 
     def seek(self, position: Position) -> None:
-        """Let the next ``iter()`` go on from ``position``."""
+        """Make the next ``iter()`` continue from ``position``."""
         self._stop_live("a state was loaded: continue with a new iter()")
         self.at, self._resume = position, True
         self.stage.host.epoch = position.epoch
 
     def begin(self) -> Position:
-        """The position that the pass which starts now goes on from."""
+        """Return the position from which the iteration that starts now continues."""
         host = self.stage.host
         position = self.position if self._resume else Position(host.epoch)
         host.epoch = position.epoch + 1
@@ -93,7 +101,9 @@ class Stream(Generic[Out]):
         return position
 
     def give_up(self) -> None:
-        """Let the next ``iter()`` be the next epoch, also after a state was loaded, unless nothing of this one was given."""
+        """Make the next ``iter()`` start the next epoch, also after a state was loaded, unless that
+        state is at the beginning of its epoch.
+        """
         position = self.position
         if not self._resume:
             self.at = None
@@ -101,27 +111,34 @@ class Stream(Generic[Out]):
             self.set_epoch(position.epoch + 1)
 
     def close(self) -> None:
-        """End the current iterator and close what it has open."""
+        """End the current iterator and close its open files."""
         self._stop_live("it was closed")
 
     def counts(self, position: Position | None = None) -> dict[str, int]:
-        """The samples of the current epoch, or the one that just ended, by what became of them: delivered, filtered, skipped, dropped.
+        """Return what became of the samples of the current epoch, or of the one that just ended:
+        delivered, filtered, skipped, dropped.
 
-        Where there are any, also the ``skipped_shards`` that could not be opened, and the number of ``damaged`` places where members were lost.
+        If there are any, the result also has ``skipped_shards``, which could not be opened, and
+        ``damaged``, the number of places where members were lost.
 
-        What a step before a ``shuffle_buffer`` counts lags in the middle of an epoch: it is counted up to where a resume would read again, at most
-        2.25 * size samples before. At the end of the epoch all is counted.
+        In the middle of an epoch, the counts of steps before a ``shuffle_buffer`` lag: they end
+        where a resume would start to read again, at most 2.25 * size samples earlier. At the end of
+        the epoch, everything is counted.
         """
         position = self.position if position is None else position
         return public_counts(self.stage.counts(position.mark, position.delivered))
 
     def state_dict(self) -> State:
-        """The position as a small dict of plain JSON types, new at each call. It belongs to the last item that was handed out."""
+        """Return the position as a small new dict of plain JSON types. It belongs to the last item
+        that was returned.
+        """
         position = self.position
         return self.state_at(Position(position.epoch + 1) if position.ended else position)
 
     def state_at(self, position: Position) -> State:
-        """The state that goes on from ``position``; where that is the end of an epoch, the rest of it is empty."""
+        """Return the state that continues from ``position``; at the end of an epoch, the rest of
+        the epoch is empty.
+        """
         recipe, host = self.recipe, self.stage.host
         return {
             "version": STATE_VERSION,
@@ -144,20 +161,22 @@ class Stream(Generic[Out]):
 
     @cached_property
     def recipe(self) -> Recipe:
-        """What never changes; StateError if the chain's position cannot be known."""
+        """What never changes; StateError if the position of the chain cannot be known."""
         self.stage.check_resumable()
         return Recipe(self.stage.seed, *self.stage.shards(), tuple(self.stage.graph()), self.stage.which_data())
 
     @shortened
     def load_state_dict(self, state: State, *, moved: bool = False) -> None:
-        """Let the next ``iter()`` continue from ``state``.
+        """Make the next ``iter()`` continue from ``state``.
 
         Args:
             state: what ``state_dict`` returned.
-            moved: the shards are the same, whatever their names and the index say: see ``wds_pipes.core.moved``.
+            moved: the shards are the same, whatever their names and the index say: see
+                ``wds_pipes.core.moved``.
 
         Raises:
-            StateError: the state was made by another version, over other shards, with another seed or another chain of stages; the message says what differs.
+            StateError: the state was made by another version, over other shards, with another seed
+                or another chain of stages. The message says what differs.
         """
         move, host = Move(moved), self.stage.host
         saved = check_recipe(state, self.recipe, move)
@@ -167,7 +186,7 @@ class Stream(Generic[Out]):
             raise StateError(f"the state holds {held}, and this process gives lane {host.lane} of {host.lanes}: keep the number of workers.")
         mark = self.stage.load(self.stage.relocate(check_lane(lane, host.lane, self.stage), move))
         self.seek(Position(saved.epoch, lane.delivered, mark))
-        if host.lane == 0:  # of several workers, one says it
+        if host.lane == 0:  # only one of several workers logs it
             move.log()
 
     def _stop_live(self, why: str) -> None:
@@ -186,7 +205,7 @@ class Pass(Generic[Out]):
         self._running: Stage[Out] | None = None
         self._items: Iterator[Out] = iter(())
         self._error: Exception | None = None
-        self._trace: TracebackType | None = None  # of the error, before it was raised: each time that it is, it grows
+        self._trace: TracebackType | None = None  # the error's traceback when it was first raised: each later raise would add to it
         self._epoch = self._delivered = 0
 
     def __iter__(self) -> Pass[Out]:
@@ -208,7 +227,8 @@ class Pass(Generic[Out]):
         except BaseException as error:
             self.stop(RuntimeError(f"this iterator was interrupted by {type(error).__name__}; load_state_dict(state_dict()) and iter() go on"))
             raise
-        # From here to the return no signal handler runs: an interrupt comes before the position counts, or when the caller has the item.
+        # No signal handler runs from here to the return. So an interrupt comes either before the
+        # position is committed, or when the caller has the item.
         self._delivered = delivered = self._delivered + 1
         self._stream.at = (self._epoch, delivered, mark, False)
         return item
@@ -225,7 +245,9 @@ class Pass(Generic[Out]):
         stream._live = weakref.ref(self)
 
     def _end(self) -> SampleError | None:
-        """Commit the end of the epoch; or, if all its samples lack the fields that are kept, stop with that error, which is returned."""
+        """Commit the end of the epoch. If all samples lack the fields that are kept, stop with an
+        error instead, and return the error.
+        """
         running, host = cast(Stage[Out], self._running), self._stream.stage.host
         mark, lack = running.mark(), running.lack
         counts = self._stream.counts(Position(self._epoch, self._delivered, mark))
@@ -241,14 +263,14 @@ class Pass(Generic[Out]):
         return None
 
     def stop(self, error: Exception) -> None:
-        """Let every further ``next()`` raise ``error``, unless the iterator has stopped already."""
+        """Make every further ``next()`` raise ``error``, unless the iterator has stopped already."""
         self.close()
         if self._error is None:
             self._error, self._trace = error, error.__traceback__
         self._running = None
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close everything that is open."""
         if self._running is not None:
             self._running.close()
 
@@ -257,7 +279,11 @@ class Pass(Generic[Out]):
 
 
 def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
-    """What a state says; StateError, saying all that differs, where another pipeline made it. ``move`` notes where its data were."""
+    """Return the contents of a state. ``move`` notes where its data were.
+
+    Raises:
+        StateError: another pipeline made the state; the message lists all differences.
+    """
     saved, differences, mend = read_state(state), [], "Build the pipeline as it was when the state was saved."
     move.url = next((lane.url for lane in saved.lanes.values() if lane.url is not None), None)
     if saved.graph != recipe.graph:
@@ -267,8 +293,8 @@ def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
     elif (problem := move.problem(Data(saved.fingerprint, saved.data), recipe.data)) is not None:
         differences.append(problem)
         mend += f" {MEND}"
-    if saved.graph == recipe.graph and saved.samples not in (None, recipe.samples):  # None: the versions before did not say
-        differences.append("samples_per_shard or the index gave the shards other numbers of samples, by which the lanes were dealt")
+    if saved.graph == recipe.graph and saved.samples not in (None, recipe.samples):  # None: earlier versions did not save it
+        differences.append("samples_per_shard or the index gave the shards other numbers of samples, by which the epoch was partitioned")
     if saved.seed != recipe.seed:
         differences.append(f"it was made with seed={saved.seed}, this pipeline has seed={recipe.seed}")
     if differences:
@@ -277,7 +303,9 @@ def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
 
 
 def _unlike(then: Sequence[str], now: Sequence[str]) -> str:
-    """In what the chain of a state and another one differ: the steps that do, with the one before them."""
+    """Return how the chain of a state differs from another one: the steps that differ, and the step
+    before them.
+    """
     old, new = _steps(then), _steps(now)
     if old == new:
         old_parts, new_parts = ([step for step in graph if _is_parts(step)] for graph in (then, now))
@@ -297,22 +325,26 @@ def _unlike(then: Sequence[str], now: Sequence[str]) -> str:
 
 
 def _alike_at_start(old: Sequence[str], new: Sequence[str]) -> int:
-    """How many entries two lists have in common before they differ."""
+    """Return how many entries two lists have in common at their start."""
     return next((place for place, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), min(len(old), len(new)))
 
 
 def _steps(graph: Sequence[str]) -> list[str]:
-    """The steps of a chain that its user has written."""
+    """Return the steps of a chain that its user wrote."""
     return [step for step in graph if not _is_parts(step)]
 
 
 def _is_parts(step: str) -> bool:
-    """Whether an entry of a graph is what PipeLoader puts into a chain."""
+    """Return whether an entry of a graph is a step that PipeLoader adds to a chain."""
     return step.partition("(")[0] == PARTS
 
 
 def check_lane(lane: SavedLane, number: int, stage: Stage[Any]) -> list[dict[str, Any]]:
-    """The position that a state tells of a lane; StateError where it has not one entry for each stage."""
+    """Return the position of a lane in a state.
+
+    Raises:
+        StateError: the position does not have one entry for each stage.
+    """
     position = lane.position
     if position is None or len(position) != len(stage.dump(None)):
         raise damaged(f"the position of lane {number} is {shown(position)}")

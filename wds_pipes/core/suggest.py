@@ -1,4 +1,6 @@
-"""What was meant by a name that is not there: the nearest one, or what a call of webdataset is here."""
+"""Suggest what was meant by an unknown name: the nearest known name, or the equivalent of a name of
+webdataset.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 Options = ParamSpec("Options")
 Built = TypeVar("Built")
 
-# What is written here for a method of webdataset's: see tutorials/10_moving_from_webdataset.
+# The equivalents of webdataset's methods: see tutorials/10_moving_from_webdataset.
 _METHODS = {
     "append": "a method for each step, or register_stage() for a step of your own",
     "batched": ".batch_samples(size)",
@@ -35,7 +37,7 @@ _METHODS = {
     "xdecode": '.decode_by_ext({"x": fn})',
 }
 
-# The same for names of the package.
+# The same for the names that webdataset exports.
 _NAMES = {
     "DataPipeline": "a chain of methods: ShardList(urls).open_shards().load_tar().group_by_key()",
     "RandomMix": 'mix({"a": a, "b": b}, weights={"a": 3, "b": 1})',
@@ -52,7 +54,7 @@ _NAMES = {
     "warn_and_continue": 'on_error="skip" of each step',
 }
 
-# And for arguments, where a step has the one that is written here.
+# And for arguments, if the step has the option on the right.
 _ARGUMENTS = {
     "cache_dir": "cache",
     "collation_fn": "collate",
@@ -65,7 +67,9 @@ _ARGUMENTS = {
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The name that ``name`` was probably meant to be, whatever its case and underscores; None if none is near."""
+    """Return the known name that is nearest to ``name``, apart from case and underscores; None if
+    none is near.
+    """
     import difflib
 
     plain = {each.lower().replace("_", ""): each for each in known if not each.startswith("_")}
@@ -74,7 +78,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def no_method(kind: str, name: str, known: Iterable[str]) -> str:
-    """The message for a method that pipes do not have; ``known``: those that they have."""
+    """Return the message for a method that pipes do not have; ``known``: the methods that they
+    have.
+    """
     mend = ""
     if name in _METHODS:
         mend = f": {name}() of webdataset is {_METHODS[name]} here"
@@ -84,7 +90,9 @@ def no_method(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def no_name(module: str, name: str, known: Iterable[str]) -> str:
-    """The message for a name that the package, or its module of nodes, does not have; ``known``: those that it has."""
+    """Return the message for a name that the package, or its module of nodes, does not have;
+    ``known``: the names that it has.
+    """
     if name.startswith("_"):
         return f"module {module!r} has no attribute {name!r}"
     from wds_pipes import stages
@@ -100,10 +108,11 @@ def no_name(module: str, name: str, known: Iterable[str]) -> str:
 
 
 def build(kind: Callable[..., Built], name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> Built:
-    """``kind(*args, **options)``; ``name``: what the caller wrote.
+    """Return ``kind(*args, **options)``; ``name``: what the caller wrote.
 
     Raises:
-        TypeError: an option is unknown; the message says which was meant. Or a stage of the user's sets an attribute that has a meaning in ``Stage``.
+        TypeError: an option is unknown (the message says which one was probably meant), or a stage
+            written by the user sets an attribute that has a meaning in ``Stage``.
     """
     import inspect
 
@@ -127,7 +136,9 @@ _TAKEN = "{0}() sets self.{1}, which means something else in a Stage: give that 
 
 
 def checks_options(init: Callable[Options, None]) -> Callable[Options, None]:
-    """An ``__init__`` that says which option was meant where it does not know one."""
+    """Wrap an ``__init__`` so that an unknown option raises TypeError with the option that was
+    probably meant.
+    """
     code, name = init.__code__, init.__qualname__.partition(".")[0]
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 

@@ -1,4 +1,4 @@
-"""Stages that can meet bad data."""
+"""A base class for stages that can meet bad data."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.errors import WdsError
 
-LOGGED = 20  # so many skipped things a stage and epoch are logged
+LOGGED = 20  # how many skips are logged for each stage and epoch
 
 
 class Tolerant(Stage[Out]):
-    """A stage that can meet bad data: ``on_error="raise"`` stops there, ``"skip"`` counts it and goes on, up to ``max_errors``.
+    """A stage that can meet bad data: ``on_error="raise"`` raises the error, ``"skip"`` counts it
+    and continues, up to ``max_errors``.
 
-    Here ``max_errors`` bounds what one running chain skips. PipeLoader bounds with it what all lanes of a rank skip together in an epoch.
+    Here ``max_errors`` limits what one running chain skips. PipeLoader applies it to what all lanes
+    of a rank together skip in an epoch.
     """
 
     @dataclass(slots=True)

@@ -1,11 +1,14 @@
-"""Tracebacks that show the caller's lines, without the frames between them.
+"""Shorten tracebacks: show the lines of the caller, without the frames in between.
 
 Rules:
-1. An error is shortened where it leaves the package: by the iterators of pipes and loaders, by what builds them, and by what loads a state. What it says, its
-   notes, causes and attributes stay as they are.
-2. The frames of this package and of the libraries that it calls are left out, up to the first frame of other code, such as a function of the caller. After that
-   one, only those of this package are left out.
-3. Where there is no other code, an error of this package needs no frames, since its message says what happened and where. Others keep the innermost ones.
+1. An error is shortened where it leaves the package: in the iterators of pipes and loaders, where
+   these are built, and where a state is loaded. Its message, notes, causes and attributes stay as
+   they are.
+2. Frames of this package and of the libraries that it calls are left out up to the first frame of
+   other code, such as a function of the caller. After that frame, only the frames of this package
+   are left out.
+3. If there is no other code, an error of this package needs no frames, since its message says what
+   happened and where. Other errors keep the innermost frames.
 4. With WDS_PIPES_FULL_TRACEBACK=1 in the environment, which workers inherit, nothing is left out.
 """
 
@@ -28,7 +31,8 @@ Result = TypeVar("Result")
 
 _PYTHONS = os.path.dirname(os.__file__) + os.sep
 
-# What this package calls by itself, besides: other code that it calls is the caller's.
+# The other packages that this package calls by itself: any further code that it calls belongs to
+# the caller.
 _LIBRARIES = frozenset(
     (
         *("torch", "torchdata", "numpy", "PIL", "braceexpand", "fsspec", "s3fs", "aiobotocore", "botocore", "aioitertools", "gcsfs", "google", "aiohttp"),
@@ -38,7 +42,9 @@ _LIBRARIES = frozenset(
 
 
 def shorten(error: Failed) -> Failed:
-    """``error`` itself, to be raised again: its traceback, and those of the errors that led to it, without the frames that its reader does not need."""
+    """Return ``error`` itself, to be raised again. Its traceback, and the tracebacks of the errors
+    that led to it, lose the frames that their reader does not need.
+    """
     if not _full():
         for each in causes(error, contexts=True):
             least = 1 if each is not error else 0 if isinstance(error, WdsError) else 2
@@ -47,7 +53,7 @@ def shorten(error: Failed) -> Failed:
 
 
 def shortened(function: Callable[Options, Result]) -> Callable[Options, Result]:
-    """``function``, whose errors are shortened."""
+    """Return a wrapper of ``function`` that shortens the errors it raises."""
 
     @functools.wraps(function)
     def short(*args: Options.args, **options: Options.kwargs) -> Result:
@@ -61,7 +67,9 @@ def shortened(function: Callable[Options, Result]) -> Callable[Options, Result]:
 
 
 def in_words(error: BaseException) -> str:
-    """The lines of the caller's code in the tracebacks of ``error`` and of what led to it, for another process; empty if there are none that help."""
+    """Return the lines of the caller's code in the tracebacks of ``error`` and of the errors that
+    led to it, to be sent to another process. The result is empty if no line helps.
+    """
     if _full():
         return "".join(traceback.format_exception(error))
     parts = []
@@ -79,7 +87,9 @@ def _full() -> bool:
 
 
 def causes(error: BaseException, *, contexts: bool = False) -> Iterator[BaseException]:
-    """An error, its cause, and so on, each once: some are raised ``from`` themselves. With ``contexts``, all that a traceback of it shows."""
+    """Yield an error, its cause, and so on, each once, since some are raised ``from`` themselves.
+    With ``contexts``, yield all errors that its traceback shows.
+    """
     seen: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and not any(each is one for one in seen):
@@ -89,7 +99,7 @@ def causes(error: BaseException, *, contexts: bool = False) -> Iterator[BaseExce
 
 
 def _frames(trace: TracebackType | None) -> list[TracebackType]:
-    """The entries of a traceback."""
+    """Return the entries of a traceback."""
     found = []
     while trace is not None:
         found.append(trace)
@@ -98,7 +108,7 @@ def _frames(trace: TracebackType | None) -> list[TracebackType]:
 
 
 def _of_callers(trace: TracebackType | None) -> list[TracebackType]:
-    """The entries of a traceback that rule 2 keeps."""
+    """Return the entries of a traceback that rule 2 keeps."""
     found: list[TracebackType] = []
     for each in _frames(trace):
         package = str(each.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -108,12 +118,12 @@ def _of_callers(trace: TracebackType | None) -> list[TracebackType]:
 
 
 def _is_pythons(path: str) -> bool:
-    """Whether a file is of Python's own library."""
+    """Return whether a file belongs to Python's standard library."""
     return path.startswith(("<frozen ", _PYTHONS)) and "-packages" not in path
 
 
 def _linked(entries: list[TracebackType]) -> TracebackType | None:
-    """Entries as a traceback of their own, since other errors may share theirs."""
+    """Return entries as a new traceback, since other errors may share the old one."""
     made: TracebackType | None = None
     for each in reversed(entries):
         made = TracebackType(made, each.tb_frame, each.tb_lasti, each.tb_lineno)

@@ -1,4 +1,4 @@
-"""Counts, names and values in messages."""
+"""Format counts, names and values for messages."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ _repr.maxlevel = 3
 
 
 def shown(value: object) -> str:
-    """A value of a state for a message, in about 80 characters."""
+    """Return a value of a state for a message, in at most 80 characters."""
     try:
         text = _repr.repr(value)
-    except Exception:  # such as of an int with thousands of digits
+    except Exception:  # for example for an int with thousands of digits
         text = f"some {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def plural(count: int, noun: str) -> str:
-    """A count with its noun: ``1 shard``, ``1,000 shards``."""
+    """Return a count with its noun: ``1 shard``, ``1,000 shards``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}es" if noun.endswith("ch") else f"{count:,} {noun}s"
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names in quotes, in order, and at most 20 of them."""
+    """Return names in quotes, sorted, at most 20 of them."""
     ordered = sorted(names)
     return ", ".join(f"{name!r:.80}" for name in ordered[:20]) + (", ..." if len(ordered) > 20 else "")
 
 
 def some(numbers: Any) -> str:
-    """Numbers for a message: the first of them, if there are many."""
+    """Return numbers for a message, at most the first 10."""
     listed = [str(number) for number, _ in zip(numbers, range(11), strict=False)]
     return ", ".join([*listed[:10], *(["..."] if len(listed) > 10 else [])]) or "none"

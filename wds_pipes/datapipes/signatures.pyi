@@ -28,7 +28,7 @@ class Methods(Generic[T_co]):
         """Collect samples into batches."""
 
     def cache_shards(self, directory: str | os.PathLike[str] | None = None, *, max_bytes: int | str | None = None, verify: bool = True) -> WdsPipe[str]:
-        """Let ``open_shards`` behind it keep remote shards on a local disk."""
+        """Keep remote shards on a local disk, for the ``open_shards`` after it."""
 
     def decode_by_ext(
         self,
@@ -41,7 +41,7 @@ class Methods(Generic[T_co]):
         """Decode the fields of samples by their extensions."""
 
     def filter_samples(self, predicate: Callable[[T_co], Any]) -> WdsPipe[T_co]:
-        """Keep the samples for which a function is true."""
+        """Keep the samples for which a function returns true."""
 
     def group_by_key(
         self,
@@ -52,7 +52,7 @@ class Methods(Generic[T_co]):
         on_error: str = "raise",
         max_errors: int | None = None,
     ) -> WdsPipe[dict[str, Any]]:
-        """Neighbouring members with one key to samples."""
+        """Group neighbouring members with the same key into samples."""
 
     def interleave_shards(self, count: int) -> WdsPipe[T_co]:
         """Keep several shards open and take one item from each in turn."""
@@ -60,7 +60,7 @@ class Methods(Generic[T_co]):
     def load_tar(
         self, *, max_member_bytes: int = 4 << 30, on_truncated: str = "raise", on_error: str = "raise", max_errors: int | None = None
     ) -> WdsPipe[TarMember]:
-        """Open shards to the regular files in their tars."""
+        """Read the regular files in the tars of open shards."""
 
     def map_fields(self, functions: Mapping[str, Callable[[Any], Any]], *, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[Any]:
         """Apply functions to single fields of each sample."""
@@ -84,19 +84,19 @@ class Methods(Generic[T_co]):
         on_error: str = "raise",
         max_errors: int | None = None,
     ) -> WdsPipe[Shard]:
-        """URLs or paths to open shards."""
+        """Open the shards at URLs or paths."""
 
     def rename_fields(self, names: Mapping[str, str], *, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[dict[str, Any]]:
-        """Give fields other names; the others stay as they are."""
+        """Rename fields of each sample; the others stay as they are."""
 
     def select_fields(self, *fields: str, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[dict[str, Any]]:
-        """Keep only some fields of each sample, in the order in which they are named."""
+        """Keep only some fields of each sample, in the given order."""
 
     def shuffle_buffer(self, size: int, *, seed: int | None = None) -> WdsPipe[T_co]:
         """Shuffle samples within a moving window."""
 
     def to_tuple(self, *fields: str, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[tuple[Any, ...]]:
-        """Samples to tuples of chosen fields."""
+        """Turn each sample into a tuple of selected fields."""
 
     def unbatch_samples(self) -> WdsPipe[Any]:
         """Take batches apart into samples, as ``batch_samples`` put them together."""
@@ -105,22 +105,22 @@ class BatchSamples(WdsPipe[Any]):
     """Collect samples into batches."""
 
 class CacheShards(WdsPipe[str]):
-    """Let ``open_shards`` behind it keep remote shards on a local disk."""
+    """Keep remote shards on a local disk, for the ``open_shards`` after it."""
 
 class DecodeByExt(WdsPipe[dict[str, Any]]):
     """Decode the fields of samples by their extensions."""
 
 class FilterSamples(WdsPipe[T_co]):
-    """Keep the samples for which a function is true."""
+    """Keep the samples for which a function returns true."""
 
 class GroupByKey(WdsPipe[dict[str, Any]]):
-    """Neighbouring members with one key to samples."""
+    """Group neighbouring members with the same key into samples."""
 
 class InterleaveShards(WdsPipe[T_co]):
     """Keep several shards open and take one item from each in turn."""
 
 class LoadTar(WdsPipe[TarMember]):
-    """Open shards to the regular files in their tars."""
+    """Read the regular files in the tars of open shards."""
 
 class MapFields(WdsPipe[Any]):
     """Apply functions to single fields of each sample."""
@@ -129,7 +129,7 @@ class MapSamples(WdsPipe[Any]):
     """Apply a function to each sample."""
 
 class Mix(WdsPipe[Any]):
-    """Mix several pipelines to one, in exact proportions."""
+    """Mix several pipelines in exact proportions."""
 
     def __init__(
         self,
@@ -142,13 +142,13 @@ class Mix(WdsPipe[Any]):
     ) -> None: ...
 
 class OpenShards(WdsPipe[Shard]):
-    """URLs or paths to open shards."""
+    """Open the shards at URLs or paths."""
 
 class RenameFields(WdsPipe[dict[str, Any]]):
-    """Give fields other names; the others stay as they are."""
+    """Rename fields of each sample; the others stay as they are."""
 
 class SelectFields(WdsPipe[dict[str, Any]]):
-    """Keep only some fields of each sample, in the order in which they are named."""
+    """Keep only some fields of each sample, in the given order."""
 
 class ShardList(WdsPipe[str]):
     """The source of a pipeline: the URLs of its shards, as str."""
@@ -170,7 +170,7 @@ class ShuffleBuffer(WdsPipe[T_co]):
     """Shuffle samples within a moving window."""
 
 class ToTuple(WdsPipe[tuple[Any, ...]]):
-    """Samples to tuples of chosen fields."""
+    """Turn each sample into a tuple of selected fields."""
 
 class UnbatchSamples(WdsPipe[Any]):
     """Take batches apart into samples, as ``batch_samples`` put them together."""

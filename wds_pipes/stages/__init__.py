@@ -1,6 +1,7 @@
-"""The stages: one functional name is one file and one class.
+"""The stages: each functional name is one file and one class.
 
-They need no torch; ``wds_pipes.datapipes`` and ``wds_pipes.nodes`` put them into torch's forms.
+Stages do not need torch. ``wds_pipes.datapipes`` and ``wds_pipes.nodes`` wrap them as torch's
+DataPipes and torchdata's nodes.
 """
 
 from wds_pipes.stages.batch_samples import BatchSamples

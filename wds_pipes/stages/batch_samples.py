@@ -1,4 +1,4 @@
-"""BatchSamples: samples to batches."""
+"""BatchSamples: collect samples into batches."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ from wds_pipes.stages.collating import stack_samples
 class BatchSamples(Stage[Any]):
     """Collect samples into batches (functional name: ``batch_samples``).
 
-    Samples as dicts give a dict of columns, tuples a tuple of columns, anything else one column. Numbers, arrays and tensors of one shape are stacked into
-    a tensor of shape (batch, ...); ints become int64, floats float64, bools bool, numpy's numbers keep their dtype. Strings, bytes, None, dicts and everything
-    else are listed.
+    Dict samples become a dict of columns, and tuples a tuple of columns. Any other samples become
+    one column. Numbers, arrays and tensors of one shape are stacked into a tensor of shape
+    (batch, ...). Python ints become int64, floats float64 and bools bool; numpy numbers keep their
+    dtype. A column of strings, bytes, None, dicts or anything else is a list.
 
     Args:
         source: any pipe.
-        size: how many samples make a batch.
-        drop_last: leave out the last batch of an epoch if it is smaller; its samples are counted as dropped.
-        collate: ``None`` for tensors, ``"numpy"`` for arrays instead, ``"list"`` for the list of samples as it is, or a function of that list.
+        size: the number of samples in a batch.
+        drop_last: leave out the last batch of an epoch if it is smaller than ``size``. Its samples
+            are counted as dropped.
+        collate: ``None`` for tensors, ``"numpy"`` for numpy arrays, ``"list"`` for the list of
+            samples as it is, or a function that takes this list and returns the batch.
 
     Raises:
-        SampleError: from the iteration: a column does not stack; the message says which, at which sample, and why.
+        SampleError: during iteration, if a column cannot be stacked. The message says which column,
+            at which sample, and why.
 
-    Checkpoint: the numbers of delivered and dropped samples. A batch is given as soon as it is full, so a resume reads nothing again.
+    Checkpoint: the numbers of delivered and dropped samples. A batch is yielded as soon as it is
+    full, so a resume reads nothing again.
     """
 
     @dataclass(slots=True)

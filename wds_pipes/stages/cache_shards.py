@@ -13,23 +13,33 @@ if TYPE_CHECKING:
 
 
 class CacheShards(Stage[str]):
-    """Let ``open_shards`` behind it keep remote shards on a local disk (functional name: ``cache_shards``).
+    """Keep remote shards on a local disk, for the ``open_shards`` after it (functional name:
+    ``cache_shards``).
 
-    Shards stream to the reader while they are stored; each is downloaded once for all workers and ranks of a machine. Complete files appear at once, under
-    names that are hashes of the whole URL; those used least recently go when there would be more than ``max_bytes``, but never one that is open. Processes may
-    be killed at any time: what was stored is checked, and gone on with or fetched again. Local shards are read where they are. ``wds-pipes cache`` shows
-    and clears the directory. A resume in the middle of a shard that is not there reads it from the store, from its position on, and stores nothing of it.
+    A shard is stored while the reader streams it. Each shard is downloaded once for all workers and
+    ranks of a machine. A complete file appears in one step, under a name that is a hash of the
+    whole URL. When the files would exceed ``max_bytes``, those used least recently are removed, but
+    never one that is open. Processes may be killed at any time: the next reader checks what was
+    stored, and continues the download or starts it again. Local shards are read in place.
+    ``wds-pipes cache`` shows and clears the directory. A resume in the middle of a shard that is
+    not in the cache reads it from the store, from its position on, and stores nothing of it.
 
     Args:
         source: a pipe of URLs.
-        directory: where, on a local disk; made if it is not there. None: what the environment variable WDS_PIPES_CACHE_DIR says.
-        max_bytes: how much is kept: an int, or a string such as ``"200GB"`` or ``"50GiB"``. None: what WDS_PIPES_CACHE_SIZE says.
-        verify: compare stored shards with the MD5 that an index tells; a wrong one is fetched again once.
+        directory: the directory of the cache, on a local disk; it is created if it does not exist.
+            None: the value of the environment variable WDS_PIPES_CACHE_DIR.
+        max_bytes: the size limit: an int, or a string such as ``"200GB"`` or ``"50GiB"``. None: the
+            value of WDS_PIPES_CACHE_SIZE.
+        verify: compare stored shards with the MD5s in an index, if it has them. A shard that
+            differs is fetched again once.
 
     Raises:
-        TypeError, ValueError: when built: an argument is wrong, or the directory or the limit is neither given nor in the environment.
+        TypeError, ValueError: when the stage is built, if an argument is wrong, or if the directory
+            or the limit is neither given nor set in the environment.
 
-    Checkpoint: nothing. To give a cache to a pipeline whose state is to be loaded, use ``open_shards(cache=...)`` instead, which is no step of its own.
+    Checkpoint: nothing. A state that was saved without this step does not fit a pipeline with it.
+    To add a cache to such a pipeline, use ``open_shards(cache=...)``, which is not a step of its
+    own.
     """
 
     keeps_count = True

@@ -1,4 +1,4 @@
-"""Samples to columns: what batch_samples does by default."""
+"""Collate samples into columns, as batch_samples does by default."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
 
 def stack_samples(batch: list[Any], *, tensors: bool = True) -> Any:
-    """A batch of samples: dicts to a dict of columns, tuples to a tuple of columns, anything else to one column.
+    """Return a batch of samples as columns: a dict of columns for dicts, a tuple of columns for
+    tuples, one column for anything else.
 
     Args:
         batch: the samples, at least one, all of one form.
         tensors: stack numbers and arrays into torch tensors; otherwise into numpy arrays.
 
     Raises:
-        SampleError: the samples differ in form, or the values of a column in kind, shape or dtype.
+        SampleError: the samples differ in form, or the values of a column differ in kind, shape or
+            dtype.
     """
     first = batch[0]
     if isinstance(first, dict):
@@ -39,7 +41,11 @@ def stack_samples(batch: list[Any], *, tensors: bool = True) -> Any:
 
 
 def _column(values: list[Any], name: str | int | None, batch: list[Any], tensors: bool) -> Any:
-    """One column: stacked if its values are numbers, arrays or tensors, else as a list; an error if only some are."""
+    """Return one column: stacked if all values are numbers, arrays or tensors, a list if none is.
+
+    Raises:
+        SampleError: only some of them are, or they differ in shape or dtype.
+    """
     first, kind = values[0], _kind(values[0])
     for place, value in enumerate(values):
         if _kind(value) is not kind or (kind in ("array", "tensor") and (value.shape != first.shape or value.dtype != first.dtype)):
@@ -61,7 +67,7 @@ def _column(values: list[Any], name: str | int | None, batch: list[Any], tensors
 
 
 def _kind(value: Any) -> str | None:
-    """What a value is to ``_column``; None: something to list."""
+    """Return how ``_column`` treats a value; None: as an entry of a list."""
     if isinstance(value, _NUMBERS):
         return "number"
     if isinstance(value, np.ndarray):
@@ -71,7 +77,7 @@ def _kind(value: Any) -> str | None:
 
 
 def _numbers(values: list[Any]) -> Any:
-    """Numbers as an array; Python's ints always as int64."""
+    """Return numbers as an array; Python ints always as int64."""
     return np.array(values, np.int64 if all(type(value) is int for value in values) else None)
 
 
@@ -110,7 +116,9 @@ def _form(sample: Any) -> str:
 
 
 def identity(sample: Any) -> tuple[str | None, str | None]:
-    """The key of a sample and the URL of its shard, as messages show them; None where unknown."""
+    """Return the key of a sample and the URL of its shard, as messages show them; None where
+    unknown.
+    """
     if not isinstance(sample, dict):
         return None, None
     key, url = sample.get("__key__"), sample.get("__url__")

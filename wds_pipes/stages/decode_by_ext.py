@@ -1,4 +1,4 @@
-"""DecodeByExt: bytes to objects, by extension."""
+"""DecodeByExt: decode bytes into objects, by extension."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NEW = object()  # no decoder is known yet
 class DecodeByExt(Tolerant[dict[str, Any]]):
     """Decode the fields of samples by their extensions (functional name: ``decode_by_ext``).
 
-    The last part of a field's name decides: ``seg.png`` is a png. An outer ``gz``, ``bz2``, ``xz`` or ``zst`` is unpacked first (``txt.gz``), to at most 1 GiB;
-    a field may have two of them.
+    The last part of a field's name decides: ``seg.png`` is a png. An outer ``gz``, ``bz2``, ``xz``
+    or ``zst`` is decompressed first (``txt.gz``), to at most 1 GiB; a field may have two of them.
 
     ===========================================  =================================================================
     txt text transcript html htm                 str
@@ -28,7 +28,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
     npy; npz                                     ndarray; dict of ndarrays
     ten tenbin tb                                list of ndarrays (the format of webdataset)
     mp msg msgpack; cbor; safetensors            object; object; dict of tensors (each needs its package)
-    pt pth                                       what torch.load(weights_only=True) gives
+    pt pth                                       what torch.load(weights_only=True) returns
     csv; yaml yml                                list of rows; object: only if named in the call
     jpg jpeg png ppm pgm pbm bmp tif tiff
     webp gif                                     by the image spec; bytes without one
@@ -37,21 +37,28 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
     ===========================================  =================================================================
 
     Args:
-        source: a pipe of samples: ``group_by_key()`` or a ``shuffle_buffer`` behind it.
-        specs: an image spec, names of formats that are only decoded on request, and dicts of functions by extension, ``{"seg.png": function}``, which come
-            first, the longest extension before the others. Image specs: ``l8 rgb8 rgba8`` give uint8 arrays of shape (H, W) or (H, W, C); ``l rgb rgba`` the
-            same as float32 in 0 to 1; ``torchl8 torchrgb8 torchrgba8 torchl torchrgb torchrgba`` tensors of shape (C, H, W); ``pill pil pilrgba`` PIL images.
-            Of 16-bit images the upper 8 bits are given, of animations the first frame. EXIF is ignored, so a photo is not turned.
-        allow_pickle: decode pickles, object arrays and whole pickled models too. They can run any code: only for data that you wrote.
-        max_image_pixels: refuse a larger image before decoding it. Decoding takes up to 20 bytes a pixel for uint8, 36 for floats. A JPEG of more than 100
-            scans is refused too.
-        on_error: for a field that cannot be decoded: ``"raise"``, or ``"skip"`` its sample and count it. What is refused, and a missing package, always raises;
-            so does MemoryError, which is no fault of the sample's.
-        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: any number.
+        source: a pipe of samples: ``group_by_key()``, or a ``shuffle_buffer`` after it.
+        specs: an image spec, names of formats that are decoded only on request, and dicts of
+            functions by extension, such as ``{"seg.png": function}``. These functions take
+            precedence over everything else; of several extensions that fit, the longest is used.
+            Image specs: ``l8 rgb8 rgba8`` return uint8 arrays of shape (H, W) or (H, W, C).
+            ``l rgb rgba`` return the same as float32 from 0 to 1.
+            ``torchl8 torchrgb8 torchrgba8 torchl torchrgb torchrgba`` return tensors of shape
+            (C, H, W). ``pill pil pilrgba`` return PIL images. Of 16-bit images only the upper 8
+            bits are kept, and of animations only the first frame. EXIF is ignored, so photos are
+            not rotated.
+        allow_pickle: also decode pickles, object arrays and whole pickled models. They can run any
+            code: use this only for data that you wrote.
+        max_image_pixels: refuse a larger image before decoding it. Decoding takes up to 20 bytes
+            per pixel for uint8, and 36 for floats. A JPEG with more than 100 scans is refused too.
+        on_error: what to do if a field cannot be decoded: ``"raise"``, or ``"skip"`` its sample and
+            count it. Refused data and a missing package always raise. So does MemoryError, which is
+            not the fault of the sample.
+        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
 
     Raises:
-        DecodeError: from the iteration, with ``.url``, ``.key`` and ``.field``.
-        ValueError: when built: an unknown spec.
+        DecodeError: during iteration, with ``.url``, ``.key`` and ``.field``.
+        ValueError: when the stage is built, if a spec is unknown.
 
     Checkpoint: the number of skipped samples. A resume reads nothing again.
     """
@@ -85,7 +92,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
         for sample in self.source.items:
             if not isinstance(sample, dict):
                 raise TypeError(
-                    f"decode_by_ext() takes samples as dicts, and its source gave {type(sample).__name__}: put it behind group_by_key(), before to_tuple()"
+                    f"decode_by_ext() takes samples as dicts, and its source gave {type(sample).__name__}: put it after group_by_key(), before to_tuple()"
                 )
             decoded = dict(sample)
             field = ""
@@ -93,7 +100,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
                 for field, data in sample.items():
                     decode = known(field, _NEW)
                     if decode is _NEW:
-                        if len(decoders) > 4096 or len(field) > 256:  # so that hostile names do not pile up
+                        if len(decoders) > 4096 or len(field) > 256:  # so that hostile names do not fill the memory
                             decoders.clear()
                         decode = decoders[field] = None if field[:2] == "__" else decoder(field)
                     if decode is not None:
@@ -107,7 +114,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
             except Exception as error:
                 if isinstance(sample.get("__key__"), list):
                     raise TypeError("decode_by_ext() takes single samples, and its source gave a batch: put it before batch_samples()") from error
-                self.skip(_error(sample, field, error, "Mend it, or pass on_error='skip' to leave such samples out." if self.on_error == "raise" else ""))
+                self.skip(_error(sample, field, error, "Correct it, or pass on_error='skip' to leave such samples out." if self.on_error == "raise" else ""))
                 continue
             yield decoded
 

@@ -1,4 +1,4 @@
-"""Fields of samples by name, for the steps that choose, rename or change them."""
+"""Fields of samples by name, for the steps that select, rename or change them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from wds_pipes.stages.collating import identity
 
 
 def read_choices(fields: Iterable[Any]) -> list[list[str]]:
-    """Names such as ``"jpg;png"`` as lists of alternatives.
+    """Return names such as ``"jpg;png"`` as lists of alternatives.
 
     Raises:
-        TypeError: something else is among them.
+        TypeError: a name is not a string, or is empty.
     """
     for field in fields:
         if not isinstance(field, str) or not all(field.split(";")):
@@ -24,13 +24,13 @@ def read_choices(fields: Iterable[Any]) -> list[list[str]]:
 
 
 def check_sample(sample: Any, step: str, mend: str = "before to_tuple()") -> None:
-    """TypeError where ``step`` got something that is no sample."""
+    """Raise TypeError if ``step`` received something that is not a dict sample."""
     if not isinstance(sample, dict):
         raise TypeError(f"{step}() takes samples as dicts, and its source gave {type(sample).__name__}: put it after group_by_key(), and {mend}")
 
 
 def first_of(sample: dict[str, Any], names: Sequence[str]) -> str | None:
-    """The first of some names that a sample has; None: it has none of them."""
+    """Return the first of ``names`` that a sample has; None if it has none of them."""
     for name in names:
         if name in sample:
             return name
@@ -38,7 +38,9 @@ def first_of(sample: dict[str, Any], names: Sequence[str]) -> str | None:
 
 
 def missing(source: Stage[Any] | None, sample: dict[str, Any], names: Sequence[str]) -> SampleError:
-    """The error for a sample without a field; it lists those that there are, and those that ``source`` has left out."""
+    """Return the error for a sample that lacks a field. It lists the fields that the sample has,
+    and those that ``source`` has left out.
+    """
     key, url = identity(sample)
     there = ", ".join(repr(name) for name in sample if name not in ("__key__", "__url__")) or "no fields"
     if source is not None and (left_out := source.lack.left_out):

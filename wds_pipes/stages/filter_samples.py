@@ -1,4 +1,4 @@
-"""FilterSamples: keep the samples that a function wants."""
+"""FilterSamples: keep the samples that a function selects."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from wds_pipes.stages.collating import identity
 
 
 class FilterSamples(Stage[Out]):
-    """Keep the samples for which a function is true (functional name: ``filter_samples``).
+    """Keep the samples for which a function returns true (functional name: ``filter_samples``).
 
     Args:
         source: any pipe.
-        predicate: a function of a sample; what it gives is taken as true or false.
+        predicate: a function of a sample; any true value keeps the sample.
 
     Checkpoint: the number of samples that were filtered out. A resume reads nothing again.
     """

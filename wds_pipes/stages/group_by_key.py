@@ -1,4 +1,4 @@
-"""GroupByKey: members to samples."""
+"""GroupByKey: group members into samples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from wds_pipes.tar.members import EMPTY, END, MARK, TarMember, half_sample
 Sample = dict[str, Any]
 
 ENOUGH, VARIED = 3, 4
-_MOST_MET = 200  # names of fields that are kept for messages
+_MOST_MET = 200  # how many names of fields are kept for messages
 
 
 @dataclass(slots=True)
@@ -36,8 +36,10 @@ class _Seen:
 
     Attributes:
         fields: all fields of its samples, see ``tar.keys``.
-        alike: how many whole samples it had, up to ENOUGH, while all have the same fields; or VARIED.
-        lost: 1: samples were lost, or were not counted; 2: and what follows may lie inside another member.
+        alike: how many whole samples it had, up to ENOUGH, if all have the same fields; VARIED if
+            they differ.
+        lost: 1: samples were lost, or were not counted; 2: also, what follows may lie inside
+            another member.
     """
 
     fields: str = ""
@@ -46,7 +48,7 @@ class _Seen:
 
     @classmethod
     def parse(cls, text: str) -> _Seen:
-        """What ``str`` gave."""
+        """Return the value that ``str`` wrote."""
         if not text:
             return cls()
         if len(text) < 2 or text[0] not in "01234" or text[1] not in "012":
@@ -58,45 +60,60 @@ class _Seen:
 
 
 class GroupByKey(Tolerant[Sample]):
-    """Neighbouring members with one key to samples (functional name: ``group_by_key``).
+    """Group neighbouring members with the same key into samples (functional name:
+    ``group_by_key``).
 
-    A sample is a dict ``{"__key__": str, "__url__": str, field: bytes, ...}`` with the fields in the order of the tar. By default the key of
-    ``dir/a.seg.png`` is ``dir/a`` and its field ``seg.png`` (in lower case). Hidden files, names without a dot and a top-level ``__meta__`` belong to no
-    sample. Members group only inside one shard.
+    A sample is a dict ``{"__key__": str, "__url__": str, field: bytes, ...}`` with the fields in
+    the order of the tar. By default the key of ``dir/a.seg.png`` is ``dir/a``, and its field is
+    ``seg.png`` (in lower case). Hidden files, names without a dot and a top-level ``__meta__``
+    belong to no sample. Members are grouped only within one shard.
 
-    Half a sample is not given as a whole one. A sample beside a damaged place is dropped. A sample beside a doubtful place (the end of a shard without an
-    end-of-archive mark; an end mark inside a shard, which may be a zeroed page) is given only if it has the fields that the samples before it in the shard
-    have. If not, or if no sample comes before, ``load_tar(on_truncated=..., on_error=...)`` decide: an error by default. At a proper end, a last sample that
-    lacks a field is given; it is a ShardWarning if all samples before it, three at least, have the same fields.
+    An incomplete sample is never yielded as a whole one. A sample next to a damaged place is
+    dropped. Some places are doubtful: the end of a shard without an end-of-archive mark, and an end
+    mark inside a shard, which may be a zeroed page. A sample next to such a place is yielded only
+    if it has the same fields as the samples before it in the shard. If it has not, or if there is
+    no sample to compare it with, ``load_tar(on_truncated=..., on_error=...)`` decide: by default an
+    error is raised. At a proper end, a last sample that lacks a field is yielded. It causes a
+    ShardWarning if there are at least three samples before it, all with the same fields.
 
-    Some damage does not show in a tar: zeros up to a proper end, blocks that are missing, other bytes in data or in long names. ``samples_per_shard=`` or an
-    index shows that samples are missing, the MD5 of an index (``open_shards(verify=...)``) all of it.
+    Some damage cannot be seen in a tar: zeros up to a proper end, missing blocks, changed bytes in
+    data or in long names. ``samples_per_shard=`` or an index reveals missing samples, and the MD5s
+    of an index (``open_shards(verify=...)``) reveal all such damage.
 
     Args:
         source: a pipe of members: ``load_tar()``.
-        fields: keep only these fields; the data of others is passed over, not read, where the stream can seek. A sample with none of them is not given, and
-            counted as filtered. An epoch in which that happens to all samples is an error: of all lanes of a rank together. A name that no sample has and that
-            is nearly one of those left out, as ``jpeg`` for ``jpg``, is a warning at the end.
-        key_split: ``"first-dot"``, ``"last-dot"``, or a function from a member's name to (key, field), or None for a member to leave out.
-        on_repeated_key: for a key that comes again later in the same shard, so that its sample is given in pieces: ``"raise"``, ``"warn"`` (ShardWarning) or
-            ``"ignore"``. Sort such a shard. After a resume only the shard's part from there on is compared.
-        on_error: for a sample with a field twice, or one beside a damaged place of the shard: ``"raise"``, or ``"skip"`` it and count it.
-        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: any number.
+        fields: keep only these fields. The data of others is skipped, and not read where the stream
+            can seek. A sample with none of these fields is not yielded, and is counted as filtered.
+            If this happens to all samples of an epoch (of all lanes of a rank together), an error
+            is raised. At the end, a warning names each field that no sample had, if a field of
+            nearly the same name was left out (``jpeg`` for ``jpg``).
+        key_split: ``"first-dot"``, ``"last-dot"``, or a function from the name of a member to
+            (key, field), or to None to leave the member out.
+        on_repeated_key: what to do with a key that comes again later in the same shard, so that its
+            sample would be yielded in several parts: ``"raise"``, ``"warn"`` (ShardWarning) or
+            ``"ignore"``. Sort such a shard. After a resume, only the keys of the shard from there
+            on are compared.
+        on_error: what to do with a sample that has a field twice, or is next to a damaged place of
+            the shard: ``"raise"``, or ``"skip"`` it and count it.
+        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
 
     Raises:
-        SampleError: from the iteration, with ``.url``, ``.key`` and ``.offset``: a field twice, or a repeated key. At the end of an epoch, without these: no
-            sample had one of ``fields``; the message lists the fields that were seen, and the state stays at the beginning of the epoch.
+        SampleError: during iteration, with ``.url``, ``.key`` and ``.offset``, for a field that
+            comes twice or a repeated key. At the end of an epoch, without these attributes, if no
+            sample had one of ``fields``: the message lists the fields that were seen, and the state
+            stays at the beginning of the epoch.
 
-    Checkpoint: where the first member of the next sample starts, and the names of the fields in its shard, up to 256 characters (if there are more, doubtful
-    samples are refused). A resume reads that one member again.
+    Checkpoint: where the first member of the next sample starts, and the names of the fields in its
+    shard, up to 256 characters (if there are more, doubtful samples are refused). A resume reads
+    this one member again.
     """
 
     @dataclass(slots=True)
     class At:
         skipped: int = 0
         filtered: int = 0
-        number: int = 0  # how many samples of the shard came before this place, where only a part of the shard is meant
-        shard: str = ""  # what was seen of the shard up to here, see _Seen; one text, since a mark is taken for each item
+        number: int = 0  # how many samples of the shard came before this place, if the source gave a range of its samples
+        shard: str = ""  # what was seen of the shard up to here, see _Seen; one str, since a mark is taken for each item
 
     keeps_count = True
     gives = "samples"
@@ -123,15 +140,16 @@ class GroupByKey(Tolerant[Sample]):
         name = "callable" if callable(key_split) else check_choice("key_split", key_split, "first-dot", "last-dot")
         self.key_split = None if name == "first-dot" else name
         self.on_repeated_key = check_choice("on_repeated_key", on_repeated_key, "raise", "warn", "ignore")
-        # While running, where the source is to be resumed: the offset of a member of its current shard if that says it all, else a mark.
+        # While running, where a resume opens the source: the offset of a member of its current
+        # shard if that is enough, else a mark.
         self._offset = -1
         self._before: Mark | None = None
-        self._seen = _Seen()  # while running, what at.shard says
-        self._tar: LoadTar | None = None  # while running, where the members come from
-        self._resumed = False  # while running, from a mark
+        self._seen = _Seen()  # while running, at.shard as values
+        self._tar: LoadTar | None = None  # while running, the stage that the members come from
+        self._resumed = False  # while running, whether it was opened at a mark
         self._fits = False  # while running, whether a sample had one of the fields to keep
-        self._met: set[str] = set()  # while running, fields of the samples, where not all are kept
-        self._doubt: tuple[int, bytes, str] = -1, MARK, ""  # while running, the last doubtful place: its offset, what it is, the fields of the shard up to it
+        self._met: set[str] = set()  # while running, fields of the samples, if not all are kept
+        self._doubt: tuple[int, bytes, str] = -1, MARK, ""  # while running, the last doubtful place: its offset, its kind, the fields of the shard up to it
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Sample]:
         group = copy.copy(self)
@@ -167,19 +185,19 @@ class GroupByKey(Tolerant[Sample]):
         at = self.at
         here = self._seen = _Seen.parse(at.shard)
         mark = None if isinstance(source, LoadTar) else source.mark
-        names: dict[str, str] = {}  # a field as it is written: in lower case, one object for all samples
+        names: dict[str, str] = {}  # from a field as it is written to its name in lower case: one str for all samples
         seen: set[str] = set()  # the keys of this shard
         sample: Sample | None = None
         key = stem = url = shown = ""
         last, length = -1, 0
-        bad = 0  # the sample being built is beside a doubtful place (1), or not to be given (2)
-        suspect = 0  # the next sample may have lost its first members (1), or has (2)
-        look, width = True, 0  # compare whole samples, but for those of this many entries, which are like those before them
-        simple = False  # a whole sample is given as it is
+        bad = 0  # the sample being built is next to a doubtful place (1), or will not be yielded (2)
+        suspect = 0  # the next sample may have lost its first members (1), or has lost them (2)
+        look, width = True, 0  # compare whole samples, except those with this many entries: they have the same fields as those before them
+        simple = False  # whole samples are yielded as they are
         flags = {} if self.lane.padding is None else {"__padding__": self.lane.padding}
         part: PartOfShard | None = None
         first = True
-        passing = False  # the wanted part of this shard is over
+        passing = False  # all requested samples of this shard have come
         before: Mark | None = None if mark is None else mark()
         for member in source.items:
             try:
@@ -195,13 +213,13 @@ class GroupByKey(Tolerant[Sample]):
                 if ready is not None:
                     self._offset, self._before = offset if mark is None else -1, before
                     yield ready
-                sample, key, stem, url, shown = None, "", "", shard, str(shard)  # without what a URL may carry for the stages
+                sample, key, stem, url, shown = None, "", "", shard, str(shard)  # without the attributes that a URL may carry for the stages
                 part = shard if isinstance(shard, PartOfShard) else None
                 simple = wanted is None and part is None
-                here = self._seen  # another one if a shard has ended
+                here = self._seen  # a new object if a shard has ended
                 if part is None:
                     at.number = 0
-                elif first and self._resumed and offset and not at.number:  # the pipe that was saved was not told samples_per_shard
+                elif first and self._resumed and offset and not at.number:  # the saved pipe did not know samples_per_shard
                     here.lost = max(here.lost, 1)
                     at.shard = str(here)
                 first = passing = False
@@ -212,12 +230,12 @@ class GroupByKey(Tolerant[Sample]):
             last = offset
             if passing:
                 continue
-            # The common case first: behind the key of the sample a field that is known.
+            # The common case first: the key of the sample, followed by a known field.
             field = names.get(name[length:]) if stem and name[:length] == stem else None
             if field is None:
                 parts = split(name) if name else None
                 if parts is None:
-                    if not name:  # see tar.reader; the sample may go on after it
+                    if not name:  # a gap or a doubtful place, see tar.reader; the sample may continue after it
                         stem = ""
                         if data in (MARK, END):
                             bad, suspect = bad or 1, suspect or 1
@@ -237,7 +255,8 @@ class GroupByKey(Tolerant[Sample]):
                         look, width = self._compare(sample, wanted)
                     ready = sample if simple and not bad else self._finish(sample, bad, part)
                     if ready is not None:
-                        # Where the next sample is in doubt, a resume must meet the reason again.
+                        # If the next sample is doubtful, a resume must meet the doubtful place
+                        # again.
                         self._offset, self._before = -1 if mark else self._doubt[0] if suspect else offset, before
                         yield ready
                     if part is not None and self.at.number >= part.stop:
@@ -287,32 +306,40 @@ class GroupByKey(Tolerant[Sample]):
             yield ready
 
     def _tell_misspelt(self) -> None:
-        """Warn of fields to keep that no sample had, where one had another of nearly the same name."""
+        """Warn of each field to keep that no sample had, if a field of nearly the same name was
+        left out.
+        """
         lack = self.lack
         for field in sorted(lack.wanted - self._met) if len(self._met) < _MOST_MET else ():
             if (found := nearest(field, lack.left_out)) is not None:
                 warnings.warn(f"no sample had {field!r} of group_by_key(fields=...). Did you mean {found!r}, which is left out?", stacklevel=2)
 
     def _look(self, wanted: set[str] | None) -> tuple[bool, int]:
-        """Whether the next whole sample is to be compared with those before it in its shard, unless it has so many entries."""
+        """Return whether to compare the next whole sample with those before it in its shard, and
+        the number of entries at which no comparison is needed.
+        """
         here = self._seen
         if here.alike != ENOUGH:
             return here.alike != VARIED, 0
         return True, sum(wanted is None or field in wanted for field in here.fields.split(" ")) + 2 + (self.lane.padding is not None)
 
     def _compare(self, sample: Sample, wanted: set[str] | None) -> tuple[bool, int]:
-        """Keep whether the whole samples of a shard have the same fields; see ``_look``."""
+        """Note whether the whole samples of a shard have the same fields, and return the values of
+        ``_look``.
+        """
         here = self._seen
         here.alike = here.alike + 1 if here.alike < ENOUGH and not lacks(sample, here.fields, wanted) else VARIED
         self.at.shard = str(here)
         return self._look(wanted)
 
     def _judge(self, sample: Sample | None, bad: int, part: PartOfShard | None) -> int:
-        """Whether a sample beside a doubtful place is whole (0), or may be half (2), which is an error, or counted."""
+        """Return 0 if a sample next to a doubtful place is whole. If it may be incomplete, raise an
+        error or return 2.
+        """
         if sample is None or bad != 1:
             return bad
         at, here, (offset, place, fields) = self.at, self._seen, self._doubt
-        alone = not here.alike and place == MARK and fields and not here.lost  # the first sample: the next one will be compared with it
+        alone = not here.alike and place == MARK and fields and not here.lost  # the first sample of a shard: the next one is compared with it
         if alone or (here.alike and not lacks(sample, here.fields, self.fields) and (place == END or here.fields == fields)):
             return 0
         if part is None or at.number >= part.start:
@@ -323,7 +350,9 @@ class GroupByKey(Tolerant[Sample]):
         return 2
 
     def _last(self, sample: Sample | None, bad: int, part: PartOfShard | None) -> Sample | None:
-        """The last sample of a shard if it is to be given, else count it."""
+        """Return the last sample of a shard if it will be yielded; otherwise count it and return
+        None.
+        """
         bad = self._judge(sample, bad, part)
         ready = self._finish(sample, bad, part)
         if ready is not None and self._seen.alike == ENOUGH and (missing := lacks(ready, self._seen.fields, self.fields)):
@@ -335,7 +364,7 @@ class GroupByKey(Tolerant[Sample]):
         return ready
 
     def _finish(self, sample: Sample | None, bad: int, part: PartOfShard | None) -> Sample | None:
-        """The sample if it is to be given, else count it."""
+        """Return the sample if it will be yielded; otherwise count it and return None."""
         if sample is None:
             return None
         if part is not None:
@@ -358,7 +387,9 @@ class GroupByKey(Tolerant[Sample]):
         return Lack(self.at.filtered, self._fits or self.fields is None, wanted, frozenset(self._met - wanted))
 
     def _leave(self, part: PartOfShard, offset: int) -> None:
-        """The wanted samples of a shard have come, and another one follows."""
+        """Leave a shard, of which all requested samples have come and another one follows. Raise
+        ShardError if the shard should not have that one.
+        """
         if part.stop == part.of:
             url = redact(part)
             said = f"the {part.of} that samples_per_shard or the index says"
@@ -367,7 +398,9 @@ class GroupByKey(Tolerant[Sample]):
             self.source.leave = True
 
     def _end_shard(self, part: PartOfShard | None) -> None:
-        """A shard is over; see that it had the samples it should, unless some were lost by damage that was skipped."""
+        """End a shard: check that it had the expected number of samples, unless some were lost at
+        damage that was skipped.
+        """
         at = self.at
         number, lost = at.number, self._seen.lost
         at.number, at.shard, self._seen = 0, "", _Seen()
@@ -379,14 +412,14 @@ class GroupByKey(Tolerant[Sample]):
             )
 
     def _twice(self, sample: Sample, field: str, name: str, offset: int) -> None:
-        """A sample has a field a second time: raise, or see that it may be skipped."""
+        """Raise the error for a field that a sample has twice, unless the sample may be skipped."""
         url, key = redact(sample["__url__"]), sample["__key__"]
         message = f"sample {key!r} of shard {url} has field {field!r} twice (again at byte {offset}, as {name!r}). Rename or remove one."
         self.skip(SampleError(message, url=url, key=key, offset=offset))
         self.at.skipped -= 1  # _finish counts the sample, once
 
     def _repeated(self, sample: Sample, offset: int) -> None:
-        """A key was seen before in this shard."""
+        """Raise or warn because of a key that was seen before in this shard."""
         url = redact(sample["__url__"])
         message = (
             f"key {sample['__key__']!r} comes again in shard {url} at byte {offset}, apart from its other members, so that its sample is in pieces. Sort the "

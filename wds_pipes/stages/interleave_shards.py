@@ -1,4 +1,4 @@
-"""InterleaveShards: several shards open at once, one item from each in turn."""
+"""InterleaveShards: keep several shards open, and take one item from each in turn."""
 
 from __future__ import annotations
 
@@ -20,36 +20,43 @@ _NONE = object()
 
 
 class InterleaveShards(Stage[Out]):
-    """Keep several shards open and take one item from each in turn (functional name: ``interleave_shards``).
+    """Keep several shards open and take one item from each in turn (functional name:
+    ``interleave_shards``).
 
-    The steps before it are run for each shard by itself, ``count`` of them at once; when a shard has nothing left, the lane's next one takes its place in the
-    round. Neighbouring samples then come from different shards, so that a smaller ``shuffle_buffer`` behind it mixes as well. Remote shards are asked for
-    together, and one more before its turn. Put it behind ``group_by_key()``. What the steps before it decide at random is a function of (seed, epoch, shard),
-    and their ``max_errors`` holds for each shard; in PipeLoader, for all shards of a rank.
+    The steps before this one run separately for each shard, for ``count`` shards at a time. When a
+    shard has no more items, the next shard of the lane takes its place. Neighbouring samples then
+    come from different shards, so a smaller ``shuffle_buffer`` after this step shuffles equally
+    well. Remote shards are requested together, and the next one before its turn. Put this step
+    after ``group_by_key()``. Random decisions of the steps before this one are a function of (seed,
+    epoch, shard). Their ``max_errors`` applies to each shard; in PipeLoader, to all shards of a
+    rank together.
 
     Args:
         source: a pipe that starts with ``ShardList``.
         count: how many shards to keep open, at least 1.
 
     Raises:
-        TypeError: when built: the pipe does not start with ``ShardList``, or ``count`` is no int.
+        TypeError: when the stage is built, if the pipe does not start with ``ShardList``, or
+            ``count`` is not an int.
+        ValueError: when the stage is built, if ``count`` is less than 1.
 
-    Checkpoint: which shards are open and the position in each: about 60 bytes for an open shard behind ``group_by_key()``. A resume opens these shards again,
-    and reads again what the steps before read again for each.
+    Checkpoint: which shards are open, and the position in each: about 60 bytes per open shard after
+    ``group_by_key()``. A resume opens these shards again, and reads again what the steps before
+    this one read again for each of them.
     """
 
     @dataclass(slots=True)
     class At:
-        opened: int = 0  # how many shards of the lane were opened
-        turn: int = 0  # the place in the round that is next
+        opened: int = 0  # how many shards of the lane were opened so far
+        turn: int = 0  # the index in ``round`` of the shard that is next
         round: tuple[tuple[int, Mark | None], ...] = ()  # the open shards: their places in the lane's order, and the positions in them
-        batched: int = 0  # these are of the shards that are done; batched: samples that were delivered in batches
+        batched: int = 0  # this and the counts below are of finished shards; batched: samples that were delivered in batches
         filtered: int = 0
         skipped: int = 0
         dropped: int = 0
         skipped_shards: int = 0
         damaged: int = 0
-        limited: dict[str, int] | None = None  # the counts of single stages
+        limited: dict[str, int] | None = None  # the counts of single stages that have max_errors
 
     keeps_count = True
     ends_reading = runs_chains = True
@@ -61,12 +68,12 @@ class InterleaveShards(Stage[Out]):
         if not isinstance(self._before.root, ShardList):
             raise TypeError("interleave_shards() opens the shards of ShardList: start the pipeline with it")
         self.count = check_count("count", count)
-        self._list: ShardList | None = None  # while running, stands for the first stage: says how many shards were opened
+        self._list: ShardList | None = None  # while running, takes the place of the first stage: its position says how many shards were opened
         self._chains: list[Stage[Out]] = []  # while running, the chains of the open shards
         self._marks: list[tuple[int, Mark | None]] = []
         self._ahead: Stage[Out] | None = None  # while running, the chain of the shard that will be opened next
-        self._bytes = 0  # while running, how many were read of the shards that are done
-        self._lack = Lack()  # while running, of those shards
+        self._bytes = 0  # while running, how many bytes of finished shards were read
+        self._lack = Lack()  # while running, of finished shards
 
     @property
     def _before(self) -> Stage[Out]:
@@ -135,7 +142,7 @@ class InterleaveShards(Stage[Out]):
 
     @cached_property
     def _pieces(self) -> tuple[Piece, ...]:
-        """The shards, or pieces of them, of this lane."""
+        """The shards of this lane, or ranges of them."""
         lane, first = self.lane, self.root
         assert isinstance(first, ShardList)
         if lane.shards is not None:
@@ -143,7 +150,7 @@ class InterleaveShards(Stage[Out]):
         return tuple(first.epoch_shards(lane.seed, lane.epoch)[lane.number :: lane.of])
 
     def _next(self, *, ahead: bool = False) -> Stage[Out]:
-        """The chain of the next unopened shard."""
+        """Return the chain of the next unopened shard."""
         chain, self._ahead = self._ahead, None
         if chain is None:
             chain = self._chain(self._pieces[self.at.opened], None, ahead=ahead)
@@ -152,19 +159,21 @@ class InterleaveShards(Stage[Out]):
         return chain
 
     def _look_ahead(self) -> None:
-        """Let the next unopened shard ask for its first bytes."""
+        """Request the first bytes of the next unopened shard."""
         if self._ahead is None and self.at.opened < len(self._pieces):
             self._ahead = self._chain(self._pieces[self.at.opened], None, ahead=True)
 
     def _chain(self, piece: Piece, mark: Mark | None, *, ahead: bool) -> Stage[Out]:
-        """The steps before, over one shard. Its lane is named after the shard, so that its random decisions are the same in whatever lane it comes."""
+        """Open the steps before this one over one shard. Their lane is numbered after the shard, so
+        that random decisions do not depend on the lane that reads it.
+        """
         lane, (shard, start, _), of = self.lane, piece, self.shards()[0]
         chain = self._before.open(Lane(lane.seed, lane.epoch, shard, of or 1, start, (piece,), lane.padding), mark)
         chain.start(ahead=ahead)
         return chain
 
     def _count(self, chain: Stage[Out]) -> None:
-        """Keep what became of the samples of a shard that is done."""
+        """Add the counts of a finished shard."""
         counts = chain.counts(chain.mark(), 0)
         self._lack = Lack.of_all((self._lack, chain.lack))
         self.at.limited = add_limited(self.at.limited, counts)
@@ -182,7 +191,7 @@ class InterleaveShards(Stage[Out]):
             chain.close()
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
-        """The URL of the shard that is next."""
+        """Return the URL of the shard that is next."""
         at = self._at(mark and mark[0])
         place = at.round[at.turn][0] if at.round else at.opened
         return self._before.root.where(((place,), None), lane)
@@ -195,8 +204,8 @@ class InterleaveShards(Stage[Out]):
                 counts[name] = counts.get(name, 0) + count
         return counts if self.counts_delivered else {**counts, "delivered": delivered}
 
-    # The first of the open shards stands where ShardList has its position, and the places of the others count from there: then all that is opened and not
-    # done lies between the positions of ShardList, as it does in any chain.
+    # A state names the first open shard by the position of ShardList, and the others relative to
+    # it. So, as in any chain, all shards that are opened and not finished follow that position.
 
     def dump_mark(self, mark: Mark | None) -> list[dict[str, Any]]:
         at = self._at(mark and mark[0])

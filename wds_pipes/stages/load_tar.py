@@ -1,4 +1,4 @@
-"""LoadTar: open shards to the members of their tars."""
+"""LoadTar: read the members of the tars in open shards."""
 
 from __future__ import annotations
 
@@ -24,31 +24,44 @@ from wds_pipes.tar.reader import TarReader
 
 
 class LoadTar(Tolerant[TarMember]):
-    """Open shards to the regular files in their tars (functional name: ``load_tar``).
+    """Read the regular files in the tars of open shards (functional name: ``load_tar``).
 
-    Gives a ``TarMember(url, name, data, offset)`` for each, ``data`` as bytes. Reads ustar, v7, GNU and pax archives, whole-shard gz, bz2, xz and zst by
-    content; checks every header's checksum; never passes a truncated shard off as a whole one. Another archive may follow in a shard at a multiple of 10 240
-    bytes. A member's extended headers (its name and attributes) take at most 1 MiB. A sparse member counts with its stored and its real size together.
+    Yields a ``TarMember(url, name, data, offset)`` for each file, with ``data`` as bytes. Reads
+    ustar, v7, GNU and pax archives. Shards compressed as a whole (gz, bz2, xz, zst) are recognized
+    by content. The checksum of every header is checked, and a truncated shard never passes for a
+    whole one. Further archives may follow in a shard, each at a multiple of 10 240 bytes. The
+    extended headers of a member (its name and attributes) may take at most 1 MiB. For
+    ``max_member_bytes``, the size of a sparse member is the sum of its stored and its real size.
 
     Args:
         source: a pipe of open shards: ``open_shards()``.
-        max_member_bytes: refuse a larger member before taking memory for it.
-        on_truncated: for a shard that is cut inside a header or a member: ``"raise"``, ``"warn"`` (ShardWarning) or ``"ignore"``. The cut member is not given,
-            and ``group_by_key`` drops its sample. A shard that only lacks its end-of-archive mark is a ShardWarning here, and ``group_by_key`` gives its last
-            sample only if that is like the samples before it. A shard with zeros for more than 10 240 bytes after its usual end is cut as well: it may have
-            been preallocated and never filled. Fewer, or zeros up to a whole record of a power of two up to 1 MiB (``tar -b 2048``), are a ShardWarning where
-            they are neither two blocks nor end at a multiple of 10 240 bytes: they may hide samples.
-        on_error: for damage: ``"raise"``, or ``"skip"``: count it, search the next valid header and go on there. A lost place is given as a member with
-            an empty name, by which ``group_by_key`` drops the samples around it, since they may be incomplete. Where the size in a damaged header leads to
-            another header, the walk goes on there. Otherwise the next header may lie inside another member, such as a tar in the tar; then ``group_by_key``
-            drops every further sample of the shard with a field that no sample before the damage had.
-        max_errors: with ``"skip"``, how many damaged places an epoch may have; None: any number.
+        max_member_bytes: refuse a larger member before memory is allocated for it.
+        on_truncated: what to do with a shard that is cut inside a header or a member: ``"raise"``,
+            ``"warn"`` (ShardWarning) or ``"ignore"``. The cut member is not yielded, and
+            ``group_by_key`` drops its sample. A shard that only lacks its end-of-archive mark is a
+            ShardWarning here, and ``group_by_key`` yields its last sample only if it is like the
+            samples before it. An archive usually ends with two blocks of zeros, or with zeros up to
+            the next multiple of 10 240 bytes. Any other number of zeros at the end of a shard is a
+            ShardWarning, since they may hide samples. More than 10 240 bytes of zeros after the
+            usual end count as a cut, since the file may have been preallocated and never filled;
+            this does not hold for zeros that fill one record of a power of two up to 1 MiB
+            (``tar -b 2048``).
+        on_error: what to do at a damaged place: ``"raise"``, or ``"skip"`` to count it, search for
+            the next valid header and continue there. A place where members were lost is yielded as
+            a member with an empty name, so that ``group_by_key`` drops the samples next to it,
+            which may be incomplete. If the size in a damaged header leads to another header, the
+            reader continues there. Otherwise the next header may lie inside another member, such as
+            a tar in the tar. ``group_by_key`` then drops every further sample of the shard that has
+            a field which no sample before the damage had.
+        max_errors: with ``"skip"``, how many damaged places an epoch may have; None: no limit.
 
     Raises:
-        ShardError: from the iteration, with ``.url`` and ``.offset``: no tar, a wrong checksum, a member too large, a shard cut short, a read error.
+        ShardError: during iteration, with ``.url`` and ``.offset``: the shard is not a tar, a
+            checksum is wrong, a member is too large, the shard is cut short, or it cannot be read.
 
-    Checkpoint: the byte where the next member's headers start, and the compression. A resume seeks there: it reads nothing again in a plain shard that can
-    be sought; a compressed shard is decompressed from its start.
+    Checkpoint: the byte where the headers of the next member start, and the compression. A resume
+    seeks to this byte. So it reads nothing again in an uncompressed shard that can seek; a
+    compressed shard is decompressed from its start.
     """
 
     @dataclass(slots=True)
@@ -86,15 +99,15 @@ class LoadTar(Tolerant[TarMember]):
         super().__init__(source, on_error, max_errors)
         self.max_member_bytes = check_count("max_member_bytes", max_member_bytes)
         self.on_truncated = check_choice("on_truncated", on_truncated, "raise", "warn", "ignore")
-        self.want: Callable[[str], bool] | None = None  # these two are set by a group_by_key that reads from here
+        self.want: Callable[[str], bool] | None = None  # this and `named` are set by a group_by_key that reads from this stage
         self.named = True
-        self.doubts = False  # set by a group_by_key that reads from here, or from a stage after this one
-        self.leave = False  # set by it when the wanted samples of a shard have come
+        self.doubts = False  # set by a group_by_key anywhere after this stage
+        self.leave = False  # set by group_by_key when it has all requested samples of a shard
         self._reader: TarReader | None = None
-        self._shard: Shard | None = None  # while running, the one that is read
+        self._shard: Shard | None = None  # while running, the shard that is being read
         self._before: Mark | None = None  # while running, the position of the source to resume at
-        self.bytes_read = 0  # while running, of the shards that are done
-        self._began = 0  # at this byte of its shard
+        self.bytes_read = 0  # while running, of the shards that were read to their end
+        self._began = 0  # while running, the byte of the shard where reading started
         self._damage_at = -1  # while running, where the last damage of this shard begins
 
     def run(self) -> Iterator[TarMember]:
@@ -139,7 +152,7 @@ class LoadTar(Tolerant[TarMember]):
                         yield TarMember(shard.url, "", EMPTY, 0)
                 else:
                     yield from self._reader
-            except ModuleNotFoundError as error:  # not the shard's fault, so never skipped
+            except ModuleNotFoundError as error:  # a missing package is not the fault of the shard, so this is never skipped
                 raise ShardError(f"shard {redact(shard.url)} cannot be read: {error}", url=redact(shard.url)) from error
             except unreadable() as error:
                 url = redact(shard.url)
@@ -157,14 +170,15 @@ class LoadTar(Tolerant[TarMember]):
 
     @property
     def bytes_so_far(self) -> int:
-        """How many bytes of (decompressed) tars were read since this started."""
+        """How many bytes of (decompressed) tars were read since the stage was started."""
         return self.bytes_read + (self._reader.offset - self._began if self._reader is not None else 0)
 
     def _damaged(self, error: ShardError) -> None:
         self._shard.doubt(error)  # type: ignore[union-attr]
         offset, url = getattr(error, "offset", None), getattr(error, "url", None)
         if self.on_error == "raise" and offset == self._began > 0 and error.__cause__ is None:
-            # Where the position came from a shard as it is now, the header was read already.
+            # If the shard were unchanged, this header would have been valid when the state was
+            # saved.
             raise StateError(
                 f"the state stands at byte {offset} of shard {url}, and no member starts there: the shard was changed or damaged since, or the "
                 f"state is damaged. ({error})"
@@ -173,7 +187,9 @@ class LoadTar(Tolerant[TarMember]):
         self._damage_at = self._reader.offset  # type: ignore[union-attr]
 
     def refuse(self, error: ShardError, *, cut: bool) -> None:
-        """Raise or count what ``group_by_key`` found out about a doubtful place; ``cut``: the end of a shard."""
+        """Raise, warn of or count the doubtful sample that ``group_by_key`` found; ``cut``: at the
+        end of a shard.
+        """
         if cut and self.on_truncated == "warn":
             warnings.warn(str(error), ShardWarning, stacklevel=2)
         elif not cut or self.on_truncated == "raise":
@@ -187,6 +203,8 @@ class LoadTar(Tolerant[TarMember]):
         return (at.offset if reader is None else reader.offset, at.compression, at.damaged), self._before or self.source.mark()
 
     def mark_at(self, offset: int) -> Mark:
-        """The position before the member at ``offset``, which was given last; if that is a gap, its damage will be met again."""
+        """Return the position before the member at ``offset``, which was yielded last. If it is a
+        gap, a resume meets its damage again.
+        """
         at = self.at
         return (offset, at.compression, at.damaged if offset != self._damage_at else at.damaged - 1), self._before

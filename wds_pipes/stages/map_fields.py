@@ -1,4 +1,4 @@
-"""MapFields: functions of single fields."""
+"""MapFields: apply functions to single fields."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from wds_pipes.stages.map_samples import MapSamples
 class MapFields(MapSamples):
     """Apply functions to single fields of each sample (functional name: ``map_fields``).
 
-    To draw at random, or where a function needs several fields, use ``map_samples``.
+    If a function needs random numbers or several fields, use ``map_samples``.
 
     Args:
         source: a pipe of samples as dicts.
-        functions: for a field's name, or several of which the first that is there is taken, a function of its value: ``{"jpg;png": resize}``.
-        on_error: for a sample that lacks one of the fields, or on which a function raises: ``"raise"``, or ``"skip"`` it and count it. A MemoryError is always
-            raised: it is no fault of the sample's.
-        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: any number.
+        functions: a function for each field, which takes the value and returns the new one. A key
+            may name several fields: the first that the sample has is changed, as in
+            ``{"jpg;png": resize}``.
+        on_error: what to do if a sample lacks one of the fields, or a function raises: ``"raise"``,
+            or ``"skip"`` the sample and count it. A MemoryError is always raised: it is not the
+            fault of the sample.
+        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
 
     Raises:
-        SampleError: from the iteration: a field is missing; the message says which there are.
+        SampleError: during iteration, if a field is missing. The message lists the fields of the
+            sample.
 
     Checkpoint: the number of samples so far. A resume reads nothing again.
     """
@@ -35,7 +39,7 @@ class MapFields(MapSamples):
 
 
 class _OnFields:
-    """Functions of fields as one of samples."""
+    """A function of samples that applies functions to their fields."""
 
     def __init__(self, functions: Mapping[str, Callable[[Any], Any]]) -> None:
         self._functions = list(zip(read_choices(functions), functions.values(), strict=True))

@@ -1,4 +1,4 @@
-"""MapSamples: a function of each sample, with its own random generator."""
+"""MapSamples: apply a function to each sample, with a random generator of its own."""
 
 from __future__ import annotations
 
@@ -22,21 +22,24 @@ _RNG = 3  # the salt of the generators
 class MapSamples(Tolerant[Any]):
     """Apply a function to each sample (functional name: ``map_samples``).
 
-    A function with a second parameter, ``fn(sample, rng)``, gets a ``numpy.random.Generator`` made for this sample alone, a function of (seed, epoch,
-    sample): what it draws is the same after a resume and whatever came before. A dict sample is told by its ``__key__`` and the number of its shard in the list
-    (where no list has its ``__url__``, by that), so it also draws the same under another order or number of workers, and for shards that were moved;
-    anything else by its number in the lane.
+    A function with a second parameter, ``fn(sample, rng)``, gets a ``numpy.random.Generator`` that
+    is made for this sample alone, from (seed, epoch, sample). So it draws the same numbers after a
+    resume, whatever came before. A dict sample is identified by its ``__key__`` and the number of
+    its shard in the list of shards (or by its ``__url__``, if no list has it). So it also draws the
+    same numbers in another order, with another number of workers, and after its shards were moved.
+    Any other sample is identified by its number in the lane.
 
     Args:
         source: any pipe.
-        fn: ``fn(sample)`` or ``fn(sample, rng)``; it returns the new sample, and never None. Draw from ``rng``, not from global generators, whose state
-            nobody saves.
-        on_error: for a sample on which ``fn`` raises or returns None: ``"raise"`` what it raised, or ``"skip"`` the sample and count it. A MemoryError
-            is always raised: it is no fault of the sample's.
-        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: any number.
+        fn: ``fn(sample)`` or ``fn(sample, rng)``. It returns the new sample, and never None. Draw
+            from ``rng``, not from global generators: their state is not saved.
+        on_error: what to do if ``fn`` raises or returns None: ``"raise"``, or ``"skip"`` the sample
+            and count it. A MemoryError is always raised: it is not the fault of the sample.
+        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
 
     Raises:
-        SampleError: from the iteration: ``fn`` returned None.
+        SampleError: during iteration, if ``fn`` returned None. What ``fn`` raises is raised as it
+            is, with a note that names the sample.
 
     Checkpoint: the number of samples so far. A resume reads nothing again.
     """
@@ -45,7 +48,7 @@ class MapSamples(Tolerant[Any]):
     class At:
         number: int = 0
         skipped: int = 0
-        listed: int = 0  # 1: generators go by the numbers of shards in their list; 0 after the first sample: an older version went by their URLs
+        listed: int = 0  # 1: samples are identified by the numbers of their shards; 0 in states of an older version: by URLs
 
     keeps_count = True
     holds_nothing = True
@@ -83,7 +86,7 @@ class MapSamples(Tolerant[Any]):
         if isinstance(sample, dict) and "__key__" in sample:
             url = sample.get("__url__")
             shard = None
-            if isinstance(url, str):  # the place of the shards, and credentials, may be others after a resume
+            if isinstance(url, str):  # shards may have moved before a resume, and credentials may differ
                 shard = (self._root.number_of(url) if self.at.listed else None) or identify(url)
             key = mix(lane.seed, lane.epoch, self._place, _RNG, mix_text(f"{shard}\0{sample['__key__']}"))
         else:
@@ -92,14 +95,16 @@ class MapSamples(Tolerant[Any]):
 
 
 def _maps(stage: Stage[Any] | None) -> int:
-    """How many steps of this kind a chain has: what tells the generators of one from those of another, wherever else a chain is changed."""
+    """Return how many steps of this kind a chain has. This number keeps the generators of one step
+    distinct from those of another, and it does not depend on the chain's other steps.
+    """
     if stage is not None and stage.branches:
         return max(map(_maps, stage.branches.values()))
     return 0 if stage is None else _maps(stage.source) + isinstance(stage, MapSamples)
 
 
 def _takes_rng(fn: Callable[..., Any]) -> bool:
-    """Whether ``fn`` must be given a second argument, or has a parameter called rng in its place."""
+    """Return whether ``fn`` takes ``rng``: its second parameter is required, or is named rng."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):

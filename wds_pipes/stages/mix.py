@@ -1,4 +1,4 @@
-"""Mix: several pipelines to one, in exact proportions."""
+"""Mix: mix several pipelines in exact proportions."""
 
 from __future__ import annotations
 
@@ -27,49 +27,64 @@ _NONE = object()
 
 
 class _Rest(NamedTuple):
-    """What seldom changes of a source's place."""
+    """The values of a source's position that seldom change."""
 
-    since: int = 0  # how often it had been drawn when the proportions last began
-    passes: int = 0  # how often it was exhausted
-    ended: bool = False  # whether it is left out from here on
-    told: int = 0  # how often it had been drawn when the epoch was dealt again: these are counted elsewhere
+    since: int = 0  # how often the source had been drawn when the proportions last began
+    passes: int = 0  # how often the source was exhausted
+    ended: bool = False  # whether the source is left out from now on
+    told: int = 0  # how often the source had been drawn when the epoch was repartitioned: these samples are counted elsewhere
     done: dict[str, int] = {}  # noqa: RUF012 - what became of the samples of its earlier passes; replaced, never changed
 
 
-# The own values of a mark: the fields of Mix.At; and one number, alike in all marks of a run, how many draws were made by now: a step behind that has read
-# ahead stands at an earlier mark.
+# The own values of a mark: the fields of Mix.At, and the number of draws so far. That number is in
+# a list that all marks of a run share, because a step after this one that reads ahead keeps an
+# earlier mark, and must still know how many draws were made.
 _Places = tuple[int, tuple[int, ...], tuple[Mark | None, ...], tuple[_Rest, ...], list[int]]
 
 
 class Mix(Stage[Any]):
-    """Mix several pipelines to one, in exact proportions: ``wp.mix({"a": pipe_a, "b": pipe_b}, weights={"a": 9, "b": 1})``.
+    """Mix several pipelines in exact proportions:
+    ``wp.mix({"a": pipe_a, "b": pipe_b}, weights={"a": 9, "b": 1})``.
 
-    At every place of an epoch, each source has given less than one sample more or less than its share. Nothing is drawn at random: only who comes first where
-    several might is a function of (seed, epoch, lane). Each source gives what it would give by itself, by its own seed, and its epoch is that of the mix. In
-    several lanes (workers, ranks) each lane holds the proportions by itself, so each needs samples of every source: have at least as many shards in each.
+    At every place of an epoch, the number of samples from each source differs from its share by
+    less than one. The order is not random. If several sources could come next, a function of (seed,
+    epoch, lane) decides which of them does. Each source yields what it would yield alone, by its
+    own seed; its epoch is that of the mix. Each lane (worker, rank) keeps the proportions by
+    itself, so each lane needs samples of every source: give each source at least as many shards as
+    there are lanes.
 
     Args:
         sources: the pipelines by name.
-        weights: by name, or in the order of the sources: ints, fractions, or floats, which mean the decimal number that they are printed as. None: all alike.
-        exhausted: ``"stop"``: the epoch ends when a source that is to be drawn has nothing left. ``"drop"``: it goes on with the others, whose proportions
-            begin anew from there on. ``"repeat"``: that source begins again, in another order, and the epoch ends when each has been through once; a source
-            that gives nothing at all is left out.
-        seed: an integer for what is decided here, and for the steps behind.
-        without: names of sources that a loaded state may hold and that are no longer in the mix.
+        weights: by name, or in the order of the sources: ints, fractions, or floats. A float means
+            the decimal number that it is printed as. None: equal weights.
+        exhausted: what to do when a source that comes next has no more samples. ``"stop"``: the
+            epoch ends. ``"drop"``: the epoch continues with the other sources, whose proportions
+            start anew at this place. ``"repeat"``: the source starts again in another order, and
+            the epoch ends when each source was exhausted once; a source that yields no samples at
+            all is left out.
+        seed: an integer for the decisions of the mix, and for the steps after it.
+        without: names of sources that a loaded state may contain, although they are no longer in
+            the mix.
 
     Raises:
-        TypeError, ValueError: when built: no sources, a weight that is not above 0, a name that is unknown, a source that torch's pipes deal to the workers.
-        StateError: when loading: a source was another pipeline under that name, or is missing and not named in ``without``, or see below.
+        TypeError, ValueError: when the stage is built: there are no sources, a weight is not above
+            0, a name is unknown, or torch's pipes distribute a source over the workers.
+        StateError: when a state is loaded: a source was another pipeline under the same name, a
+            source of the state is neither in the mix nor in ``without``, or the proportions may not
+            change (see below).
 
-    Checkpoint: for each source by name how often it was drawn, and its position. A resume reads again what each source reads again. With other weights, or new
-    sources, the proportions begin anew from there on; a new source begins at its beginning. In the middle of an epoch they may not change while a step behind
-    holds samples, as ``shuffle_buffer`` does: put it into the sources. About 150 bytes a source, and its position.
+    Checkpoint: for each source, by name, how often it was drawn, and its position. A resume reads
+    again what each source reads again. With other weights or new sources, the proportions start
+    anew from there on, and a new source starts at its beginning. Weights and sources may not change
+    in the middle of an epoch while a step after the mix holds samples, as ``shuffle_buffer`` does:
+    put such a step into the sources. The size is about 150 bytes for each source, plus its
+    position.
     """
 
     @dataclass(slots=True)
     class At:
-        last: int = -1  # the number of the source that was drawn last
-        draws: tuple[int, ...] = ()  # these have one entry a source
+        last: int = -1  # the number of the source that was drawn last; -1: none
+        draws: tuple[int, ...] = ()  # this and the next two have one entry for each source
         marks: tuple[Mark | None, ...] = ()  # None: nothing was drawn in this pass
         rest: tuple[_Rest, ...] = ()
 
@@ -97,7 +112,7 @@ class Mix(Stage[Any]):
             if not isinstance(source, Stage):
                 raise TypeError(f"mix() cannot take {source!r:.80} as source {name!r}")
             if not source.root.deals and not isinstance(source.root, Mix):
-                raise ValueError(f"mix() cannot take source {name!r}: pipes of torch's deal it to the workers; leave out sharding_filter() and the like")
+                raise ValueError(f"mix() cannot take source {name!r}: torch's pipes distribute it over the workers; leave out sharding_filter() and the like")
         self.sources = dict(sources)
         self.weights = whole_weights(list(sources), weights)
         self.exhausted = check_choice("exhausted", exhausted, "stop", "drop", "repeat")
@@ -107,12 +122,13 @@ class Mix(Stage[Any]):
         self.without = frozenset(without)
         if both := self.without & self.sources.keys():
             raise ValueError(f"without names {sorted(both)}, which is in the mix")
-        # While running: the sources, how often each was drawn and where it stands, and the last value of a mark.
+        # While running: the sources, how often each was drawn, its mark, and the number of draws
+        # that all marks share.
         self._running: list[Stage[Any]] = []
         self._draws: list[int] = []
         self._marks: list[Mark | None] = []
         self._reached = [0]
-        self._bytes = 0  # how many were read in passes that are over
+        self._bytes = 0  # while running, how many bytes were read in finished passes
 
     @property
     def host(self) -> Host:
@@ -124,7 +140,7 @@ class Mix(Stage[Any]):
 
     @property
     def storage_options(self) -> dict[str, Any] | None:
-        """Those of the sources that have any, if they are the same."""
+        """The storage options of the sources, if all sources that have any have the same."""
         given = [source.storage_options for source in self.sources.values() if source.storage_options is not None]
         if any(options != given[0] for options in given):
             raise ValueError("the sources of mix() have different storage_options: give each an open_shards() of its own, or pass storage_options= to this one")
@@ -139,12 +155,12 @@ class Mix(Stage[Any]):
 
     @property
     def counts_delivered(self) -> bool:
-        """Whether a source counts the samples that it delivered."""
+        """Whether any source counts delivered samples itself."""
         return any(source.counts_delivered for source in self.sources.values())
 
     @property
     def deals(self) -> bool:
-        """Not here: each source deals what it gives."""
+        """False: each source divides its own items over the lanes."""
         return False
 
     @cached_property
@@ -152,7 +168,9 @@ class Mix(Stage[Any]):
         return {name: _recipe(source) for name, source in self.sources.items()}
 
     def number_of(self, url: str) -> str | None:
-        """The number of the shard in the list of the first source that has it, and the name of that source."""
+        """Return the name of the first source that has the shard in its list, and the number of the
+        shard there, as one str.
+        """
         numbers = ((name, source.number_of(url)) for name, source in self.sources.items())
         return next((f"{name}\0{number}" for name, number in numbers if number is not None), None)
 
@@ -178,7 +196,7 @@ class Mix(Stage[Any]):
 
     @property
     def network(self) -> Network:
-        """What all sources have used of the network in this process."""
+        """The use of the network by all sources in this process."""
         used = [source.network for source in self.sources.values()]
         return Network(*(sum(values) for values in zip(*used, strict=True)))
 
@@ -196,13 +214,15 @@ class Mix(Stage[Any]):
         return Lack.of_all(source.lack for source in self._running)
 
     def _places(self, mark: Mark | None) -> _Places:
-        """The own values at a mark."""
+        """Return the own values of a mark."""
         count = len(self.sources)
         return cast(_Places, mark[0]) if mark else (-1, (0,) * count, (None,) * count, (_Rest(),) * count, [0])
 
     @staticmethod
     def _lane(lane: Lane, source: Stage[Any], passes: int) -> Lane:
-        """The lane of a source: its own seed, and another epoch for each further pass."""
+        """Return the lane of a source: with the seed of the source, and with another epoch for each
+        further pass.
+        """
         return replace(lane, seed=source.seed, epoch=mix(lane.epoch, passes) >> 1 if passes else lane.epoch)
 
     def run(self) -> Iterator[Any]:
@@ -228,10 +248,12 @@ class Mix(Stage[Any]):
                 yield item
             if self.exhausted == "stop" or (self.exhausted == "repeat" and all(place.passes for place in at.rest)):
                 break
-        reached[0] = max(reached[0], total + 1)  # the end was seen
+        reached[0] = max(reached[0], total + 1)  # the end was reached
 
     def _begin_again(self, number: int) -> bool:
-        """Source ``number`` is exhausted: begin it again, or leave it out; whether it begins again."""
+        """Start the exhausted source ``number`` again, or leave it out. Return whether it was
+        started again.
+        """
         at, source, running = self.at, list(self.sources.values())[number], self._running[number]
         place, empty = at.rest[number], self._marks[number] is None
         if empty:
@@ -250,7 +272,7 @@ class Mix(Stage[Any]):
         if self.exhausted == "stop" or (self.exhausted == "repeat" and all(rest.passes for rest in at.rest)):
             return False
         if self.exhausted == "drop" or empty:
-            # Go on without it; the proportions of the others begin here.
+            # Continue without it; the proportions of the others start anew here.
             at.rest = tuple(rest._replace(since=self._draws[other], ended=rest.ended or other == number) for other, rest in enumerate(at.rest))
             return False
         self._running[number] = source.open(self._lane(self.lane, source, passes))
@@ -266,7 +288,7 @@ class Mix(Stage[Any]):
             source.close()
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
-        """The URL of the shard of the source that was drawn last."""
+        """Return the URL of the shard of the source that was drawn last."""
         last, _, marks, rest, _ = self._places(mark)
         number = max(0, last)
         source = list(self.sources.values())[number]
@@ -349,7 +371,7 @@ class Mix(Stage[Any]):
         else:
             if ahead:
                 raise StateError(
-                    "this mix has other weights or sources than the state, and a step behind it, such as shuffle_buffer, still held samples that were drawn by "
+                    "this mix has other weights or sources than the state, and a step after it, such as shuffle_buffer, still held samples that were drawn by "
                     "the old ones. Change them at the beginning of an epoch, or put that step into the sources."
                 )
             places = [place._replace(since=drawn) for place, drawn in zip(places, draws, strict=True)]
@@ -357,7 +379,9 @@ class Mix(Stage[Any]):
         return (names.index(last) if last in names else -1, tuple(draws), tuple(marks), tuple(places), [sum(draws) + ahead]), None
 
     def _check_proportions(self, draws: list[int], places: list[_Rest]) -> None:
-        """StateError where the sources were not drawn in proportion, as ``proportions`` says that they always are."""
+        """Raise StateError if the numbers of draws are not in proportion, as ``proportions``
+        guarantees them to be.
+        """
         live = [(weight, drawn - place.since) for weight, drawn, place in zip(self.weights.values(), draws, places, strict=True) if not place.ended]
         total, turn = sum(weight for weight, _ in live), sum(drawn for _, drawn in live)
         if not all(abs(drawn * total - weight * turn) < total for weight, drawn in live):
@@ -365,13 +389,16 @@ class Mix(Stage[Any]):
 
 
 def _recipe(source: Stage[Any]) -> list[Any]:
-    """What a source must be for its position to fit: seed, shards, steps and, if that is known, what tells its shards wherever they lie, and their number."""
+    """Return what a source must have in common with a saved one for its position to fit: the seed,
+    the fingerprint of the shards, and a hash of the steps. If the id of the data is known, also
+    this id and the number of shards.
+    """
     steps, data = blake2b("\0".join(source.graph(counted=True)).encode(), digest_size=4).hexdigest(), source.which_data()
     return [source.seed, data.fingerprint, steps, *([data.id, source.shards()[0]] if data.id else [])]
 
 
 def _check_source(name: str, source: Stage[Any], saved: list[Any], now: list[Any], problem: str | None) -> None:
-    """StateError if a source was another pipeline; ``problem``: what is wrong with its shards."""
+    """Raise StateError if a saved source was another pipeline; ``problem``: how its shards differ."""
     facts = [f"its seed was {shown(saved[0])} and is {now[0]}"] if saved[0] != now[0] else []
     if saved[4:] and now[4:] and saved[4] != now[4]:
         facts.append(f"it had {saved[4]} shards and has {now[4]}")
@@ -386,7 +413,7 @@ def _check_source(name: str, source: Stage[Any], saved: list[Any], now: list[Any
 
 
 def _position_of(name: str, source: Stage[Any], position: list[Any]) -> list[dict[str, Any]]:
-    """The position of a source, with an entry for each of its steps."""
+    """Return the position of a source, with an entry for each of its steps."""
     return read_position(position, f"source {name!r} of mix", len(source.dump(None)))
 
 
@@ -401,13 +428,13 @@ class _Place(NamedTuple):
 
     @classmethod
     def read(cls, name: str, entry: Any) -> _Place:
-        """What ``Mix.dump`` wrote of the source ``name``."""
+        """Read what ``Mix.dump_mark`` wrote of the source ``name``."""
         what = f"source {shown(name)} of mix"
         values = read_dict(entry, what)
         if unknown := values.keys() - {"recipe", "weight", "position", "draws", *_Rest._fields}:
             raise damaged(f"{what} cannot stand at {shown(min(unknown))}")
         recipe, position = read_list(values.get("recipe"), f"the recipe of {what}"), values.get("position")
-        if len(recipe) not in (3, 5):  # the versions before did not tell the data wherever they lie
+        if len(recipe) not in (3, 5):  # earlier versions did not save the id of the data and the number of shards
             raise damaged(f"the recipe of {what} is {shown(recipe)}")
         if recipe[3:]:
             read_data(recipe[3])
@@ -422,5 +449,5 @@ class _Place(NamedTuple):
 
 
 def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    """Counts added up."""
+    """Return the sums of two sets of counts."""
     return {what: one.get(what, 0) + other.get(what, 0) for what in {**one, **other}}

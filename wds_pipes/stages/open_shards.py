@@ -1,4 +1,4 @@
-"""OpenShards: URLs to open shards."""
+"""OpenShards: open the shards at URLs."""
 
 from __future__ import annotations
 
@@ -32,37 +32,40 @@ class Shard:
     """A shard that opens when it is read.
 
     Attributes:
-        url: where it is.
-        refuse: takes the ShardError of a shard that cannot be opened, and raises it or counts it, as ``open_shards(on_error=...)`` says.
+        url: its URL or path.
+        refuse: a function that takes the ShardError of a shard that cannot be opened, and raises or
+            counts it, depending on ``open_shards(on_error=...)``.
     """
 
     def __init__(self, url: str, opening: Callable[[int, bool], BinaryIO], refuse: Callable[[ShardError], None]) -> None:
         self.url = url
         self.refuse = refuse
-        self._opening = opening  # the first byte, for remote ones, and whether to wait until there is one
+        self._opening = opening  # takes the first byte (for remote shards), and whether to wait for it
         self._opened: list[BinaryIO] = []
-        self._ahead: int | None = None  # asked for from this byte on, and not waited for
+        self._ahead: int | None = None  # requested from this byte on, without waiting
 
     @property
     def is_open(self) -> bool:
-        """Whether it was asked for."""
+        """Whether it was requested."""
         return bool(self._opened)
 
     @property
     def raw(self) -> BinaryIO:
-        """Its bytes as they are stored: a buffered binary stream, at their beginning if nothing was read."""
+        """Its bytes as they are stored: a buffered binary stream, at the beginning if nothing was
+        read yet.
+        """
         return self._begin(0)
 
     def read_ahead(self, start: int = 0) -> None:
-        """Ask for its bytes from ``start`` on without waiting for them."""
+        """Request its bytes from ``start`` on, without waiting for them."""
         try:
             self._opened.append(self._opening(start, False))
             self._ahead = start
         except ShardError:
-            pass  # it will be raised in its turn
+            pass  # it will be raised when the shard is read
 
     def _begin(self, start: int) -> BinaryIO:
-        if self._ahead is not None and self._ahead != start:  # another shard was thought to be read from there, which a step between has dropped
+        if self._ahead is not None and self._ahead != start:  # this position was of another shard, which a step in between has dropped
             self._ahead = None
             self.close()
             self._opened.clear()
@@ -74,15 +77,18 @@ class Shard:
         return self._opened[0]
 
     def tar(self, offset: int = 0, kind: str | None = None) -> tuple[BinaryIO, str]:
-        """The tar in it as a stream that stands at ``offset`` (in decompressed bytes), and its compression: gz, bz2, xz, zst or ``""``.
+        """Return the tar in the shard as a stream at ``offset`` (in decompressed bytes), and its
+        compression: gz, bz2, xz, zst or ``""``.
 
         Args:
-            offset: where to stand. A plain shard is sought if it can be, and asked for from there if it is remote; a compressed one must be decompressed up
-                to there.
-            kind: the compression, if it is known: of a remote shard that is not compressed, nothing is read to find it.
+            offset: the position of the stream. An uncompressed shard is opened or sought there if
+                it can be; any other is read or decompressed up to there.
+            kind: the compression, if it is known. If a remote shard is known to be uncompressed,
+                nothing is read to find that out.
 
         Raises:
-            ShardError: it cannot be opened; hand it to ``refuse``, which raises it or counts it, as ``open_shards(on_error=...)`` says.
+            ShardError: the shard cannot be opened. Pass the error to ``refuse``, which raises or
+                counts it.
             StateError: the shard ends before ``offset``, or has another compression.
         """
         left = offset
@@ -105,19 +111,21 @@ class Shard:
         else:
             while left and (got := len(stream.read(min(left, 1 << 20)))):
                 left -= got
-        if left >= BLOCK:  # of the last block only padding may be missing
+        if left >= BLOCK:  # only the padding of the last block may be missing
             raise StateError(f"the state stands at byte {offset} of shard {redact(self.url)}, which has only {offset - left}: it was changed since.")
         return stream, kind
 
     def doubt(self, error: ShardError) -> None:
-        """Damage was found in it: a cache forgets it when it is closed, and ``error`` says so."""
+        """Report damage in the shard: a cache removes its file when it is closed, and a note in
+        ``error`` says so.
+        """
         forget = getattr(getattr(self._opened[0], "raw", None), "doubt", None) if self._opened else None
         path = forget() if forget is not None else None
         if path is not None:
-            error.add_note(f"It was read from the cache, file {path}, which is removed when nobody reads it: the next time, the shard is fetched again.")
+            error.add_note(f"It was read from the cache, file {path}, which is removed when no process reads it: then the shard is fetched again.")
 
     def close(self) -> None:
-        """Close its streams; a shard that is dropped is closed too."""
+        """Close its streams. This also happens when the object is deleted."""
         for stream in reversed(self._opened):
             stream.close()
 
@@ -126,43 +134,63 @@ class Shard:
 
 
 class OpenShards(Tolerant[Shard]):
-    """URLs or paths to open shards (functional name: ``open_shards``).
+    """Open the shards at URLs or paths (functional name: ``open_shards``).
 
-    Local files are opened straight. Everything else is read in the background by concurrent requests: ``s3://``, ``gs://``, ``http(s)://``, ``hf://``,
-    ``az://``, ``ais://`` (by the environment variable AIS_ENDPOINT), and whatever fsspec knows, chained URLs too. One shard is read through all connections,
-    and the next one before it has ended; several that are open at once (``interleave_shards``, ``mix``, lanes) are asked for together and share them. ``-`` is
-    standard input (it cannot be sought, so a resume reads it again up to its position). Nothing is opened before the process that reads, and no local file
-    before its turn.
+    Local files are opened directly. Everything else is read in the background with concurrent
+    requests: ``s3://``, ``gs://``, ``http(s)://``, ``hf://``, ``az://``, ``ais://`` (with the
+    environment variable AIS_ENDPOINT), and all protocols of fsspec, including chained URLs. One
+    shard is read through all connections, and requests for the next one start before it has ended.
+    Several shards that are open at once (``interleave_shards``, ``mix``, lanes) are requested
+    together and share the connections. ``-`` is standard input, which cannot seek, so a resume
+    reads it again up to its position. Shards are opened only in the process that reads them, and a
+    local file only when its turn comes.
 
-    What a network does is survived: a request that is refused for a while (408, 425, 429, 5xx), reset, cut short, silent or answered with other bytes is made
-    again from the byte reached, later each time, and not before the time that a server asks for. An object that changes meanwhile is an error, never a splice.
-    So is a shard without an end-of-archive mark from a server that tells neither its length nor where the response ends: it may have been cut there.
+    Network failures are retried. A request is made again, from the byte reached, if it is refused
+    temporarily (408, 425, 429, 5xx), reset, cut short, silent, or answered with the wrong bytes.
+    The delay grows from one attempt to the next, and is never shorter than the server requests. An
+    object that changes while it is read is an error: two versions are never mixed. A shard without
+    an end-of-archive mark is also an error, if the server sends neither its length nor the end of
+    the response: the shard may have been cut there.
 
     Args:
-        source: a pipe of URLs: ``ShardList``, or torch's own, such as ``IterableWrapper(urls)``.
-        storage_options: how to reach the storage: a dict, as fsspec takes it (``{"anon": True}``, ``{"endpoint_url": ...}``); None: those of
-            ``ShardList``. Their headers, cookies and passwords for http(s) follow redirects only to the same scheme, host and port.
-        readahead_bytes: how much of remote shards to hold in memory, for all pipes, lanes and open shards of a process together. Where its pipes request
-            different numbers, the largest counts for all of them together, and none gets more than its own. A pipe that is iterated while others still
-            hold what they had read ahead may have half of its share on top.
-        connections: how many requests at once, for all of them together in the same way; each open shard has at least one.
-        shards_ahead: how many shards after the one that is read may be requested. With two, a link of long round trips is used best: ranges can be longer then.
-        retries: how often in a row to ask again without a byte of progress.
-        timeout_seconds: for how long to go on without progress, which is 1 KiB a second on average over this time: fewer bytes, such as one now and then,
-            are none. A request that brings nothing for a quarter of it is made again. Blocking calls of a file system that hang are left behind; while 64 of
-            them do, no more are made.
-        cache: keep remote shards on a local disk: a directory, or a ``ShardCache``; see ``cache_shards``.
-        verify: compare a remote shard that was read from its beginning with the MD5 that an index tells; a wrong one is an error at its end. This takes
-            some 1.5 seconds of a processor for each GB.
-        allow_pipe: run the shell commands of ``pipe:`` URLs and read their output. Only for commands that you wrote.
-        buffer_bytes: how much is handed on at once.
-        on_error: for a shard that cannot be opened: ``"raise"``, or ``"skip"`` it and count it.
-        max_errors: with ``"skip"``, how many may be skipped in an epoch; None: any number.
+        source: a pipe of URLs: ``ShardList``, or one of torch's own, such as
+            ``IterableWrapper(urls)``.
+        storage_options: how to reach the storage: a dict, as fsspec takes it (``{"anon": True}``,
+            ``{"endpoint_url": ...}``); None: the options of ``ShardList``. Headers, cookies and
+            passwords in it for http(s) follow redirects only to the same scheme, host and port.
+        readahead_bytes: how many bytes of remote shards to hold in memory: the read budget of all
+            pipes, lanes and open shards of a process together. If the pipes of a process request
+            different numbers, the largest is the budget of all together, and no pipe gets more than
+            its own number. A pipe may hold half of its share even while others still hold more than
+            theirs, because they were opened earlier and had larger shares. The budget can then be
+            exceeded by that half.
+        connections: how many requests to make at once, for all pipes of a process together in the
+            same way; each open shard has at least one.
+        shards_ahead: how many shards after the current one may be requested. Two make the best use
+            of a link with long round trips, because ranges can then be longer.
+        retries: how often in a row to repeat a request without receiving a byte.
+        timeout_seconds: how long to continue without progress. Progress means at least 1 KiB per
+            second on average over this time; a byte now and then is not enough. A request that
+            receives nothing for a quarter of this time (at least 1 second) is made again. Blocking
+            calls of a file system that hang are abandoned; while 64 of them hang, no more are made.
+        cache: keep remote shards on a local disk: a directory, or a ``ShardCache``; see
+            ``cache_shards``.
+        verify: compare a remote shard that was read from its beginning with the MD5 in an index, if
+            it has one. If they differ, an error is raised at the end of the shard. This takes about
+            1.5 seconds of processor time per GB.
+        allow_pipe: run the shell commands of ``pipe:`` URLs and read their output. Use this only
+            for commands that you wrote.
+        buffer_bytes: the size of the buffer through which each shard is read.
+        on_error: what to do with a shard that cannot be opened: ``"raise"``, or ``"skip"`` it and
+            count it.
+        max_errors: with ``"skip"``, how many shards may be skipped in an epoch; None: no limit.
 
     Raises:
-        ShardError: from the iteration: a shard does not exist, may not be read, does not come, or needs a package that is missing.
+        ShardError: during iteration, if a shard does not exist, may not be read, does not arrive,
+            or needs a package that is missing.
 
-    Checkpoint: the number of skipped shards. A resume opens only the shard that was being read, and asks for its bytes from the position on.
+    Checkpoint: the number of skipped shards. A resume opens only the shard that was being read, and
+    requests its bytes from the position on.
     """
 
     keeps_count = True
@@ -209,10 +237,10 @@ class OpenShards(Tolerant[Shard]):
         self.cache = _cache(cache, source)
         buffer_bytes = check_count("buffer_bytes", buffer_bytes, least=512)
         self.opener: Opener = Opener(reading, cache=self.cache, verify=bool(verify), allow_pipe=bool(allow_pipe), buffer_bytes=buffer_bytes)
-        self._queue: ReadQueue | None = None  # while running, what remote shards are read among
-        self._ended = False  # while running, whether nothing more will be read among them
-        self._next: deque[tuple[Shard, Mark | None]] = deque()  # while running, the shards ahead, with the positions of the source behind them
-        self._behind: Mark | None = None  # while running, the position of the source behind the shard that was given
+        self._queue: ReadQueue | None = None  # while running, the queue through which its remote shards are read
+        self._ended = False  # while running, whether nothing more will be read through this queue
+        self._next: deque[tuple[Shard, Mark | None]] = deque()  # while running, the shards ahead, each with the position of the source after it
+        self._behind: Mark | None = None  # while running, the position of the source after the shard that was yielded last
 
     def open(self, lane: Lane, mark: Mark | None = None) -> OpenShards:
         running = super().open(lane, mark)
@@ -226,11 +254,11 @@ class OpenShards(Tolerant[Shard]):
             while True:
                 self._look_ahead(1)
                 if not self._next:
-                    self._behind = None  # but for URLs that a step before has dropped there would be one
+                    self._behind = None  # so that the mark is that of the source, which has passed any URLs that a step before this one dropped
                     self._end()
                     return
                 shard, self._behind = self._next.popleft()
-                if is_remote(shard.url):  # opens when it is known from which byte on it is read
+                if is_remote(shard.url):  # opens when its first byte is known
                     self._look_ahead(0 if self.cache is not None else self.shards_ahead)
                     if shard.is_open:
                         self._read_ahead()
@@ -255,14 +283,16 @@ class OpenShards(Tolerant[Shard]):
             self._next[0][0].read_ahead(offset)
 
     def _end(self) -> None:
-        """All are given. A step after this one, such as a shuffle, may still hold some that it has not read."""
+        """End the read queue: all shards were yielded. A step after this one, such as a shuffle, may
+        still hold some that were not read.
+        """
         self._ended = True
         if self._queue is not None:
             self._queue.end()
             self._queue = None
 
     def _give_up(self) -> None:
-        """Close what nobody has taken."""
+        """Close the shards that were not yielded."""
         self._ended = True
         for shard, _ in self._next:
             shard.close()
@@ -274,12 +304,12 @@ class OpenShards(Tolerant[Shard]):
         self._give_up()  # run() may not have begun
 
     def _look_ahead(self, count: int) -> None:
-        """Take so many URLs from the source, if there are as many."""
+        """Take URLs from the source until ``count`` shards are ahead, if there are that many."""
         assert self.source is not None
         while len(self._next) < count and (url := next(self.source.items, None)) is not None:
             if not isinstance(url, (str, os.PathLike)):
                 raise TypeError(
-                    f"open_shards() takes URLs and paths, and its source gave {hide(repr(url)):.200}: put it behind ShardList(...) or IterableWrapper(urls)"
+                    f"open_shards() takes URLs and paths, and its source gave {hide(repr(url)):.200}: put it after ShardList(...) or IterableWrapper(urls)"
                 )
             name = url if isinstance(url, str) else os.fspath(url)
             self._next.append((Shard(name, partial(self._opening, name), self._refuse), self.source.mark()))
@@ -296,7 +326,9 @@ class OpenShards(Tolerant[Shard]):
         return stream
 
     def _read_ahead(self) -> None:
-        """Ask for the shards ahead, which are given connections when the one that is read has none left to ask for."""
+        """Request the shards ahead. They get connections when nothing of the current shard is left
+        to request.
+        """
         for shard, _ in self._next:
             if is_remote(shard.url) and not shard.is_open:
                 shard.read_ahead()
@@ -310,7 +342,7 @@ class OpenShards(Tolerant[Shard]):
         return True
 
     def _refuse(self, error: ShardError) -> None:
-        if isinstance(error.__cause__, ImportError):  # not the shard's fault, so never skipped
+        if isinstance(error.__cause__, ImportError):  # a missing package is not the fault of the shard, so this is never skipped
             raise error
         self.skip(error)
 
@@ -326,7 +358,7 @@ class OpenShards(Tolerant[Shard]):
 
 
 def _cache(given: ShardCache | str | os.PathLike[str] | None, source: Stage[Any] | None) -> ShardCache | None:
-    """The cache that is given, or that a ``cache_shards`` before brings."""
+    """Return the cache that was passed, or that of a ``cache_shards`` before this step."""
     while source is not None and not isinstance(source, CacheShards):
         source = source.source
     if given is None:

@@ -1,13 +1,19 @@
-"""Draws from several sources in exact proportions.
+"""Draw from several sources in exact proportions.
 
-The order of draws is R. Tijdeman's ("The chairman assignment problem", Discrete Mathematics 32, 1980) in its earliest-deadline form. Let n sources have shares
-s_i that sum to 1, and phases e_i that sum to 0 and are smaller than 1/m, where m = 2n - 2. After t draws, source i should have given y_i(t) = s_i * t + e_i.
-Its draw number j may come when y_i >= j - 1 + 1/m, and must have come when y_i > j - 1/m. Of those that may come, the one that must come first is drawn.
+The order of draws is R. Tijdeman's ("The chairman assignment problem", Discrete Mathematics 32,
+1980) in its earliest-deadline form. Let n sources have shares s_i that sum to 1, and phases e_i
+that sum to 0 and are smaller than 1/m, where m = 2n - 2. After t draws, source i should have been
+drawn y_i(t) = s_i * t + e_i times. Its draw number j is allowed when y_i >= j - 1 + 1/m, and is
+overdue when y_i > j - 1/m. Of the draws that are allowed, the one with the earliest deadline is
+taken.
 
-This never fails: of the draws of source i that must lie between p and q, the last has a number below y_i(q) + 1/m, and the first one above
-y_i(p) + 1 - 1/m. For fewer than n sources together these are less than (q - p) + 2 (n - 1) / m = (q - p) + 1 draws, so at most q - p. For all n, the numbers of
-the last ones add up to less than q + n/m <= q + 1, so at most q; those of the first ones likewise. Hence there is room for all, and taking the earliest
-deadline finds it. So a source is never further than 1 - 1/m from y_i, and always less than 1 from s_i * t.
+This never fails. Consider the draws of source i that must lie between p and q: the last one has a
+number below y_i(q) + 1/m, and the first one a number above y_i(p) + 1 - 1/m. For fewer than n
+sources together these are less than (q - p) + 2 (n - 1) / m = (q - p) + 1 draws, so at most q - p.
+For all n sources, the numbers of the last draws add up to less than q + n/m <= q + 1, so to at most
+q; the same holds for the first draws. Hence there is room for all draws, and taking the earliest
+deadline finds it. So the draws of a source never differ from y_i by more than 1 - 1/m, and always
+differ by less than 1 from s_i * t.
 """
 
 from __future__ import annotations
@@ -19,26 +25,28 @@ from numbers import Integral, Rational, Real
 from typing import Any
 
 TURNS = 4  # the salt of the order of draws
-_PHASES = 1 << 16  # how finely the phases are told apart
+_PHASES = 1 << 16  # phases are multiples of 1 / (m * _PHASES)
 
 
 def turns(weights: Sequence[int], hashes: Sequence[int], drawn: Sequence[int]) -> Iterator[int]:
-    """The numbers of the sources to draw from, one after the other, without end: see the head of this module.
+    """Yield the numbers of the sources to draw from, one after the other, without end: see the head
+    of this module.
 
     Args:
-        weights: of each source, at least 1; the shares are these divided by their sum.
-        hashes: of each source, 64 bits: they decide the phases and the ties.
-        drawn: how often each was drawn already.
+        weights: one for each source, at least 1; the shares are these divided by their sum.
+        hashes: one of 64 bits for each source: they decide the phases and the ties.
+        drawn: how often each source was drawn already.
     """
     order = sorted(range(len(weights)), key=hashes.__getitem__)
     ahead = dict(zip(order, [*order[1:], *order[:1]], strict=True))
     phases = [hashes[source] % _PHASES - hashes[ahead[source]] % _PHASES for source in range(len(weights))]
     total, m = sum(weights), max(2, 2 * len(weights) - 2)
-    # Draw x + 1 may come from the first t on with weight * t / total + phase / (m * _PHASES) >= x + 1/m, all times m * _PHASES * total.
+    # Draw x + 1 is allowed from the first t with weight * t / total + phase / (m * _PHASES) >= x +
+    # 1/m. All terms here are multiplied by m * _PHASES * total, so that they are integers.
     rates = [m * _PHASES * weight for weight in weights]
     step = m * _PHASES * total
     may = [step * x + (_PHASES - phase) * total for x, phase in zip(drawn, phases, strict=True)]
-    late = (m - 2) * _PHASES * total  # from "may" to "must"
+    late = (m - 2) * _PHASES * total  # from "may" (allowed) to the deadline
     first = [-(-start // rate) for start, rate in zip(may, rates, strict=True)]
     last = [(start + late) // rate + 1 for start, rate in zip(may, rates, strict=True)]
     turn = sum(drawn)
@@ -55,7 +63,7 @@ def turns(weights: Sequence[int], hashes: Sequence[int], drawn: Sequence[int]) -
 
 
 def whole_weights(names: list[str], weights: Any) -> dict[str, int]:
-    """The weights by name as the smallest whole numbers with the same ratios."""
+    """Return the weights by name, as the smallest whole numbers with the same ratios."""
     if weights is None:
         weights = dict.fromkeys(names, 1)
     elif isinstance(weights, Sequence) and not isinstance(weights, str):
@@ -75,7 +83,7 @@ def whole_weights(names: list[str], weights: Any) -> dict[str, int]:
 
 
 def _fraction(name: str, weight: Any) -> Fraction:
-    """A weight as the exact number that is meant: 0.1 as 1/10."""
+    """Return a weight as the exact number that is meant: 0.1 as 1/10."""
     if isinstance(weight, bool) or not isinstance(weight, Real):
         raise TypeError(f"the weight of {name!r} must be a number, not {weight!r}")
     if not isfinite(weight) or weight <= 0:

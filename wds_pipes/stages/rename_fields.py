@@ -1,4 +1,4 @@
-"""RenameFields: samples with other names of their fields."""
+"""RenameFields: rename fields of samples."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ from wds_pipes.stages.fields import check_sample, first_of, missing, read_choice
 
 
 class RenameFields(Tolerant[dict[str, Any]]):
-    """Give fields other names; the others stay as they are (functional name: ``rename_fields``).
+    """Rename fields of each sample; the others stay as they are (functional name:
+    ``rename_fields``).
 
-    Put it after ``decode_by_ext``, which goes by the names.
+    Put it after ``decode_by_ext``, which decodes by the original names.
 
     Args:
         source: a pipe of samples as dicts.
-        names: the new names, and for each the old one, or several of which the first that is there is renamed: ``{"image": "jpg;png", "label": "cls"}``.
-        on_error: for a sample without one of the old names, or with a new one already: ``"raise"``, or ``"skip"`` it and count it.
-        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: any number.
+        names: the old name for each new name: ``{"image": "jpg;png", "label": "cls"}``. If several
+            old names are given, the first that the sample has is renamed.
+        on_error: what to do if a sample lacks a field to rename, or already has a field with the
+            new name: ``"raise"``, or ``"skip"`` the sample and count it.
+        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
 
     Raises:
-        SampleError: from the iteration: a field is missing, and the message says which there are; or two fields would have one name.
+        SampleError: during iteration, if a field is missing or two fields would have one name. The
+            message lists the fields of the sample.
 
     Checkpoint: the number of skipped samples. A resume reads nothing again.
     """

@@ -1,4 +1,4 @@
-"""SelectFields: samples with chosen fields only."""
+"""SelectFields: keep only selected fields of samples."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from wds_pipes.stages.fields import check_sample, first_of, missing, read_choice
 
 
 class SelectFields(Tolerant[dict[str, Any]]):
-    """Keep only some fields of each sample, in the order in which they are named (functional name: ``select_fields``).
+    """Keep only some fields of each sample, in the given order (functional name:
+    ``select_fields``).
 
-    ``__key__``, ``__url__`` and other names that begin with two underscores are always kept. To leave fields out before they are read, and so save time, name
-    them in ``group_by_key(fields=...)``.
+    ``__key__``, ``__url__`` and other names that begin with two underscores are always kept. To
+    save time, leave fields out before they are read: name the fields to keep in
+    ``group_by_key(fields=...)``.
 
     Args:
         source: a pipe of samples as dicts.
-        fields: names of fields, or several of which the first that is there is kept: ``"jpg;jpeg;png"``.
-        on_error: for a sample without one of them: ``"raise"``, or ``"skip"`` it and count it.
-        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: any number.
+        fields: the names of the fields to keep. One entry may name several fields: the first that
+            the sample has is kept, as in ``"jpg;jpeg;png"``.
+        on_error: what to do if a sample lacks one of the fields: ``"raise"``, or ``"skip"`` the
+            sample and count it.
+        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
 
     Raises:
-        SampleError: from the iteration: a field is missing; the message says which there are.
+        SampleError: during iteration, if a field is missing. The message lists the fields of the
+            sample.
 
     Checkpoint: the number of skipped samples. A resume reads nothing again.
     """

@@ -1,4 +1,4 @@
-"""ShardList: which shards, in which order."""
+"""ShardList: which shards to read, in which order."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from wds_pipes.io.urls import Urls, expand, identify, redact, relative_names
 from wds_pipes.tar.index import find_facts, is_index, listed_shards
 from wds_pipes.tar.index_formats import ShardFacts
 
-Piece = tuple[int, int, int]  # a shard's number, and its samples from the first number up to, not including, the second; -1: to its end
+Piece = tuple[int, int, int]  # a shard range: the number of the shard, its first sample, and the sample after the last; -1: to the end of the shard
 
 _ORDER = 1  # the salt of the shard order; shuffle_buffer and map_samples have their own
 
 
 class KnownShard(str):
-    """The URL of a shard of which an index tells the ``size`` in bytes as it is stored, or the ``md5`` of them in lower case; None for what is not known."""
+    """The URL of a shard, with the stored ``size`` in bytes and the ``md5`` of these bytes in lower
+    case, as an index has them; None if unknown.
+    """
 
     __slots__ = ("md5", "size")
 
@@ -36,14 +38,16 @@ class KnownShard(str):
 
     @classmethod
     def of_facts(cls, url: str, facts: ShardFacts | None) -> Self:
-        """The URL with what is known."""
+        """Return the URL with these facts."""
         known = cls(url)
         known.size, known.md5 = (None, None) if facts is None else facts[1:]
         return known
 
 
 class PartOfShard(KnownShard):
-    """The URL of a shard of which only some samples are meant: ``start`` to ``stop - 1`` of ``of``."""
+    """The URL of a shard of which only a range of samples is meant: ``start`` to ``stop - 1`` of
+    ``of``.
+    """
 
     __slots__ = ("of", "start", "stop")
 
@@ -53,7 +57,7 @@ class PartOfShard(KnownShard):
 
     @classmethod
     def make(cls, url: str, start: int, stop: int, of: int, facts: ShardFacts | None = None) -> PartOfShard:
-        """Samples ``start`` to ``stop - 1`` of the shard at ``url``."""
+        """Return the URL for samples ``start`` to ``stop - 1`` of the shard at ``url``."""
         part = cls.of_facts(url, facts)
         part.start, part.stop, part.of = start, stop, of
         return part
@@ -61,7 +65,9 @@ class PartOfShard(KnownShard):
 
 @dataclass(slots=True)
 class _Asked:
-    """The order of the lane that was asked for last, and the URL at a place of it as it is shown."""
+    """The lane whose order was requested last, this order, and the URL at one place of it as it is
+    shown.
+    """
 
     lane: Lane | None
     order: list[str]
@@ -71,41 +77,57 @@ class _Asked:
 class ShardList(Stage[str]):
     """The source of a pipeline: the URLs of its shards, as str.
 
-    Each epoch gives every shard once. With ``shuffle`` their order is a function of (seed, epoch) alone, another in every epoch. Each new ``iter()`` of a
-    pipeline is the next epoch, ``set_epoch(n)`` chooses one, and a loaded state continues its own.
+    Each epoch yields every shard once. With ``shuffle``, the order is a function of (seed, epoch)
+    alone, and differs from epoch to epoch. Each new ``iter()`` of a pipeline is the next epoch,
+    ``set_epoch(n)`` selects one, and a loaded state continues its own.
 
     Args:
-        urls: a URL or path, or a list of them. Each may hold braces (``train-{000000..000999}.tar``, ``{a,b}``), or ``*``, ``?`` and ``[...]``, sorted, local
-            or remote; a directory means the ``*.tar*`` files in it (one in a store ends in ``/``), ``@list.txt`` the lines of a text file, ``-`` standard
-            input. A name that ends in ``.json`` is an index (see below) and means the shards that it lists, with what it says of them. An index names shards
-            beside it, in the store where it lies, or in http(s), S3 or GCS; an index on this machine also local files, and what lies in the stores that
-            ``open_shards`` lists.
-        shuffle: give the shards in a random order.
-        seed: the integer, of 64 bits, that everything random in the pipeline derives from.
-        resampled: draw the shards of an epoch at random with replacement, as many as there are: some come twice, others not at all.
-        samples_per_shard: how many samples each shard has: one number, or a list with one for each. Then ``PipeLoader`` can deal samples instead of whole
-            shards, so that all ranks get the same number of batches, and knows its length. A shard with another number is an error when it is read. A state
-            of a ``PipeLoader`` that was saved with other numbers is refused.
-        index: a file that says how many samples each shard has, instead of ``samples_per_shard``: a path or URL, or several, or a directory with one, or True
-            for the directories of the shards. Told by content: wids ``index.json``, which also gives sizes and MD5s and is what ``wds-pipes index`` writes;
-            ``sizes.json`` or, for a single shard, ``__len__``; timm's ``_info.json``; DALI's ``.idx``, one for each shard. An entry means the shard of the
-            same base name and, where several have that, the one with the most of the path in common. It may list more shards than there are here.
-        storage_options: how to reach the storage: a dict, as fsspec takes it. For listing remote patterns and reading a remote index, and for reading the
-            shards unless ``open_shards`` has storage_options of its own.
-        moved: these are the shards of the state that is loaded, whatever their names and the index say: what ``load_state_dict(state, moved=True)`` says, for
-            where another library loads the state. Leave it out once a state was saved here.
+        urls: a URL or path, or a list of them. Each may contain braces
+            (``train-{000000..000999}.tar``, ``{a,b}``), or the wildcards ``*``, ``?`` and
+            ``[...]``, local or remote, whose matches are sorted. A directory means the ``*.tar*``
+            files in it (a directory in a store ends in ``/``), ``@list.txt`` means the lines of a
+            text file, and ``-`` is standard input. A name that ends in ``.json`` is an index
+            (see below): it means the shards that it lists, with the facts in it. The shards in an
+            index may be next to it, elsewhere in its store, or at http(s), S3 or GCS. An index on
+            this machine may also name local files, and shards in the stores that ``open_shards``
+            lists.
+        shuffle: yield the shards in a random order.
+        seed: the integer, of 64 bits, from which all random decisions of the pipeline derive.
+        resampled: draw the shards of an epoch at random with replacement, as many as there are:
+            some come twice, others not at all.
+        samples_per_shard: how many samples each shard has: one number, or a list with one number
+            for each shard. ``PipeLoader`` can then partition the epoch by samples instead of whole
+            shards, so that all ranks get the same number of batches, and its length is known. A
+            shard with another number of samples is an error when it is read. A state of a
+            ``PipeLoader`` that was saved with other numbers is refused.
+        index: where to find the number of samples of each shard, instead of ``samples_per_shard``:
+            the path or URL of an index, or several, or a directory that contains one, or True for
+            the directories of the shards. The format is recognized by content: ``index.json`` of
+            wids, which also has sizes and MD5s, and which ``wds-pipes index`` writes;
+            ``sizes.json`` or, for a single shard, ``__len__``; ``_info.json`` of timm; ``.idx`` of
+            DALI, one for each shard. An entry belongs to the shard with the same base name or, if
+            several have it, to the one whose path has the most in common. An index may list more
+            shards than ``urls``.
+        storage_options: how to reach the storage: a dict, as fsspec takes it. It is used to list
+            remote patterns and read a remote index, and to read the shards, unless ``open_shards``
+            has storage_options of its own.
+        moved: declare that these shards are those of the state that is loaded, whatever their names
+            and the index say. It does the same as ``load_state_dict(state, moved=True)``: use it if
+            another library loads the state. Remove it when a new state has been saved with these
+            shards.
 
     Raises:
-        ValueError: nothing matches, the list is empty, ``samples_per_shard`` has another length, or the index is damaged or not one of these shards.
-        TypeError: ``urls`` holds something other than strings and paths.
+        ValueError: nothing matches, the list is empty, ``samples_per_shard`` has another length, or
+            the index is damaged or does not belong to these shards.
+        TypeError: ``urls`` contains something other than strings and paths.
         ShardError: a store cannot be listed, or the index cannot be read.
 
-    Checkpoint: the number of shards that were given. A resume reads nothing again.
+    Checkpoint: the number of shards that were yielded. A resume reads nothing again.
     """
 
     @dataclass(slots=True)
     class At:
-        next: int = 0  # the place in the lane's order
+        next: int = 0  # the place in the order of the lane
 
     keeps_count = True
     gives = "shards"
@@ -138,13 +160,15 @@ class ShardList(Stage[str]):
         self._seed = check_count("seed", seed, least=-(1 << 63))
         if seed >= 1 << 63:
             raise ValueError(f"seed must fit into 64 bits, unlike {seed}")
-        self.counted = False  # set by a group_by_key that reads from here: URLs say how many samples there should be
+        self.counted = False  # set by a group_by_key after this stage: URLs carry the expected numbers of samples
         self._host = Host()
-        self._numbers: dict[str, str] = {}  # of the shards by their URLs, once somebody asks
+        self._numbers: dict[str, str] = {}  # of the shards by their URLs, filled when a number is first requested
         self._asked = _Asked(None, [])
 
     def _known(self, samples_per_shard: object, index: Urls | bool | None, storage_options: dict[str, Any] | None) -> list[ShardFacts] | None:
-        """What an index says of each shard; one in the place of URLs gives these too."""
+        """Return what an index says of each shard; None without an index. If ``urls`` name an
+        index, also replace them by its shards.
+        """
         listed = [url for url in self.urls if is_index(url)]
         given = index is not None and index is not False
         if given and samples_per_shard is not None:
@@ -175,13 +199,13 @@ class ShardList(Stage[str]):
         at = self.at
         order = self.order(self.lane)
         if at.next > len(order):
-            raise damaged(f"it has {at.next} shards of lane {self.lane.number} of {self.lane.of} behind it, and these are {len(order)}")
+            raise damaged(f"it has passed {at.next} shards of lane {self.lane.number} of {self.lane.of}, which has only {len(order)}")
         while at.next < len(order):
             at.next += 1
             yield order[at.next - 1]
 
     def order(self, lane: Lane) -> list[str]:
-        """The URLs that a lane gives, in order."""
+        """Return the URLs of a lane, in order."""
         if lane.shards is None:
             return [self._url(number) for number in self.epoch_order(lane.seed, lane.epoch)[lane.number :: lane.of]]
         counts = self.samples
@@ -193,7 +217,7 @@ class ShardList(Stage[str]):
         return None if self.facts is None else self.facts[number]
 
     def _url(self, number: int) -> str:
-        """The URL of a shard, with what is known."""
+        """Return the URL of a shard, with its known facts."""
         url, facts = self.urls[number], self._facts(number)
         if self.counted and self.samples is not None:
             return PartOfShard.make(url, 0, self.samples[number], self.samples[number], facts)
@@ -223,7 +247,7 @@ class ShardList(Stage[str]):
         return [(shard, 0, -1 if counts is None else counts[shard]) for shard in self.epoch_order(seed, epoch)]
 
     def epoch_order(self, seed: int, epoch: int) -> list[int]:
-        """The numbers of all shards in the order of an epoch."""
+        """Return the numbers of all shards in the order of an epoch."""
         count, key = len(self.urls), mix(seed, epoch, _ORDER)
         order: list[int] = list(range(count))
         if self.resampled:
@@ -253,7 +277,9 @@ class ShardList(Stage[str]):
 
     @cached_property
     def samples_fingerprint(self) -> str | None:
-        """16 hexadecimal digits that tell these numbers of samples from others; None if they are not known."""
+        """16 hexadecimal digits that differ if the numbers of samples differ; None if these are not
+        known.
+        """
         return None if self.samples is None else blake2b(",".join(map(str, self.samples)).encode(), digest_size=8).hexdigest()
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
@@ -266,7 +292,9 @@ class ShardList(Stage[str]):
 
 
 def fingerprint(urls: Iterable[str]) -> str:
-    """16 hexadecimal digits that tell one list of URLs from another, whatever their credentials and however they are signed."""
+    """Return 16 hexadecimal digits that differ for different lists of URLs. Credentials and
+    signatures in the URLs do not matter.
+    """
     digest = blake2b(digest_size=8)
     for url in urls:
         digest.update(identify(url).encode("utf-8", "surrogateescape") + b"\0")
@@ -274,7 +302,9 @@ def fingerprint(urls: Iterable[str]) -> str:
 
 
 def data_id(urls: Sequence[str], facts: Sequence[ShardFacts] | None = None) -> str:
-    """What tells one list of shards from another wherever they lie: see ``wds_pipes.core.moved.NAMES``."""
+    """Return an id of a list of shards that stays the same if they are moved: see
+    ``wds_pipes.core.moved.NAMES``.
+    """
     names = _digest(relative_names(urls), NAMES)
     if facts is None:
         return names
@@ -286,7 +316,9 @@ def data_id(urls: Sequence[str], facts: Sequence[ShardFacts] | None = None) -> s
 
 
 def numbers_of(urls: Sequence[str]) -> dict[str, str]:
-    """The number of each shard by its URL as samples show it; of one that comes again, the first."""
+    """Return the number of each shard by its URL as samples show it. If a URL comes several times,
+    the first number counts.
+    """
     return {redact(url): str(number) for number, url in reversed(list(enumerate(urls)))}
 
 
@@ -295,7 +327,7 @@ def _digest(texts: Iterable[str], digits: int) -> str:
 
 
 def _samples(given: int | Sequence[int] | None, shards: int) -> list[int] | None:
-    """``samples_per_shard`` as one number for each shard."""
+    """Return ``samples_per_shard`` as one number for each shard; None if it is None."""
     if given is None:
         return None
     if isinstance(given, int):
@@ -307,6 +339,6 @@ def _samples(given: int | Sequence[int] | None, shards: int) -> list[int] | None
 
 
 def _shorten(url: str) -> str:
-    """At most 200 characters of a URL that survive JSON and printing."""
+    """Return a URL in at most 200 characters, all of which can be written as JSON and printed."""
     url = url.encode("utf-8", "backslashreplace").decode()
     return url if len(url) <= 200 else f"...{url[-197:]}"

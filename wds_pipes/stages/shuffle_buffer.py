@@ -1,4 +1,4 @@
-"""ShuffleBuffer: another order, with a position of two numbers."""
+"""ShuffleBuffer: shuffle samples in a window; its position is two numbers."""
 
 from __future__ import annotations
 
@@ -18,30 +18,33 @@ from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import read_count
 
 _JITTER = 2  # the salt of the jitter
-_MOST = 1 << 53  # samples of an epoch: with the jitter and a block more, their numbers fit into 64 bits
+_MOST = 1 << 53  # the most samples of an epoch: the numbers, plus the jitter and a block, fit into 64 bits
 
 
 class ShuffleBuffer(Stage[Out]):
     """Shuffle samples within a moving window (functional name: ``shuffle_buffer``).
 
-    Sample i gets the key ``i + jitter``, where jitter is a function of (seed, epoch, lane, i), evenly spread over 0 to 2 * size - 1, and samples leave in the
-    order of their keys. So about ``size`` samples are held (never more than 2 * size), a sample leaves at most 2 * size - 1 places late, and the first
-    ones leave at once instead of after the buffer is full. What is held is a function of how many have left, which is why no sample needs to be saved. The
-    displacement has a standard deviation of 0.58 * size. Put it before decoding, where samples are small.
+    Sample i gets the key ``i + jitter``. The jitter is a function of (seed, epoch, lane, i) and is
+    uniform over 0 to 2 * size - 1. Samples leave in the order of their keys. So about ``size``
+    samples are held (never more than 2 * size), a sample leaves at most 2 * size - 1 places late,
+    and the first samples leave at once: they do not wait until the buffer is full. Which samples
+    are held follows from how many have left, so no sample needs to be saved. The displacement has a
+    standard deviation of 0.58 * size. Put this step before decoding, where samples are small.
 
     Args:
         source: any pipe.
-        size: how many samples are held on average, at least 1 (which leaves the order as it is).
-        seed: an integer to shuffle by instead of the seed of ``ShardList``.
+        size: how many samples are held on average, at least 1 (which keeps the order as it is).
+        seed: an integer to shuffle by, instead of the seed of ``ShardList``.
 
-    Checkpoint: two numbers, and an earlier position of the source: a resume reads at most 2.25 * size samples again to fill the buffer.
-    ``counts()`` of the steps before it are those at that earlier position, until the epoch ends.
+    Checkpoint: two numbers, and an earlier position of the source. A resume reads at most
+    2.25 * size samples again to fill the buffer. Until the epoch ends, ``counts()`` reports the
+    steps before this one as they were at that earlier position.
     """
 
     @dataclass(slots=True)
     class At:
-        first: int = 0  # the number of the sample that the source's position stands at; all before it have left
-        left: int = 0  # how many have left
+        first: int = 0  # the number of the sample at the saved position of the source; all samples before it have left
+        left: int = 0  # how many samples have left
 
     keeps_count = True
     order_options = ("size", "own_seed")
@@ -53,7 +56,7 @@ class ShuffleBuffer(Stage[Out]):
         if size > 1 << 30:
             raise ValueError(f"size must be at most 2**30, not {size}")
         self.own_seed = None if seed is None else check_count("seed", seed, least=-(1 << 63))
-        self.holds = 0  # while running, about how many samples it holds
+        self.holds = 0  # while running, about how many samples are held
         self._before: Mark | None = None  # while running, the position of the source at sample ``at.first``
 
     @property
@@ -70,7 +73,7 @@ class ShuffleBuffer(Stage[Out]):
         if at.left > _MOST:
             return f"no epoch has more than {_MOST} samples"
         if not at.first <= at.left <= at.first + window + 2 * max(1, window // 16):
-            return f"of the samples from number {at.first} on, not so many can have left"
+            return f"a buffer that starts at sample {at.first} cannot have yielded this number of samples"
         return None
 
     def run(self) -> Iterator[Out]:
@@ -79,10 +82,10 @@ class ShuffleBuffer(Stage[Out]):
         lane = self.lane if self.own_seed is None else replace(self.lane, seed=self.own_seed)
         key = lane.key(_JITTER, self.depth)
         step = max(1, window // 16)  # a position of the source is kept for each step
-        block = step * (1 + 2048 // step)  # the order is worked out for a block at a time
-        held: list[Any] = [None] * window  # sample i at place i % window: it leaves before sample i + window comes
-        numbers = keys = np.empty(0, np.int64)  # of the samples that wait, in the order in which they leave
-        left, resumed = at.first, at.left  # what had left before this position is dropped again
+        block = step * (1 + 2048 // step)  # the order is computed for one block at a time
+        held: list[Any] = [None] * window  # sample i is at place i % window: it leaves before sample i + window arrives
+        numbers = keys = np.empty(0, np.int64)  # of the waiting samples, in the order in which they leave
+        left, resumed = at.first, at.left  # samples that had left before this position are read again and dropped
         self._before = source.mark()
         marks = deque([(at.first, self._before)])
         edge = at.first + step
@@ -107,7 +110,8 @@ class ShuffleBuffer(Stage[Out]):
                     held[place] = None
                     turn = next(turns)
                 if number + 1 == edge:
-                    # What leaves from here on has a key of at least `edge`: it came in less than `window` samples before.
+                    # Every sample that leaves from here on has a key of at least `edge`, so it
+                    # arrived less than `window` samples ago.
                     marks.append((edge, source.mark()))
                     while marks[1][0] <= edge - window + 1:
                         marks.popleft()

@@ -1,4 +1,4 @@
-"""ToTuple: samples to tuples of chosen fields."""
+"""ToTuple: turn samples into tuples of selected fields."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from wds_pipes.stages.fields import check_sample, missing, read_choices
 
 
 class ToTuple(Tolerant[tuple[Any, ...]]):
-    """Samples to tuples of chosen fields (functional name: ``to_tuple``).
+    """Turn each sample into a tuple of selected fields (functional name: ``to_tuple``).
 
     Args:
         source: a pipe of samples as dicts.
-        fields: for each place of the tuple a field's name, or several of which the first that is there is taken: ``"jpg;jpeg;png"``. ``"__key__"`` and
-            ``"__url__"`` are fields too.
-        on_error: for a sample without one of them: ``"raise"``, or ``"skip"`` it and count it.
-        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: any number.
+        fields: one entry for each place of the tuple. An entry may name several fields: the first
+            that the sample has is taken, as in ``"jpg;jpeg;png"``. ``"__key__"`` and ``"__url__"``
+            are fields too.
+        on_error: what to do if a sample lacks one of the fields: ``"raise"``, or ``"skip"`` the
+            sample and count it.
+        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
 
     Raises:
-        SampleError: from the iteration: a field is missing; the message says which there are.
+        SampleError: during iteration, if a field is missing. The message lists the fields of the
+            sample.
 
     Checkpoint: the number of skipped samples. A resume reads nothing again.
     """
