@@ -43,7 +43,7 @@ class LoaderIterator:
         self._lack = Lack()  # of the ended lanes that yielded nothing
         self._bar: Any = None
         self._limited: dict[int, tuple[bytes, dict[str, int]]] = {}  # a cache: of each lane, a state and its counts of skipped errors
-        self._samples_before = 0  # samples of the epoch before this iteration, minus those of its earlier epochs
+        self._samples_before = 0  # samples of the epoch from before this iteration, minus what this iteration yielded in earlier epochs
         self.tally = Tally(progress.network)
 
     def __iter__(self) -> LoaderIterator:
@@ -89,8 +89,7 @@ class LoaderIterator:
         return batch
 
     def pause(self) -> Paused:
-        """Store what is in flight in the loader's progress, for the next iteration of with_epoch().
-        """
+        """Store what is in flight in ``progress``, for the next iteration of with_epoch()."""
         assert self._at is not None
         self._progress.paused = paused = Paused(self._at, self._run, self._results, self._ahead, self._waiting, self._ended, self.tally)
         return paused
