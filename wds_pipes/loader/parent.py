@@ -1,4 +1,4 @@
-"""Ties worker processes to their main process: signals, the end of workers, and why a worker died."""
+"""Ties worker processes to the main process: signals, the end of workers, why a worker died."""
 
 from __future__ import annotations
 

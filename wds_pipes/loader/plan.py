@@ -96,7 +96,7 @@ class Plan:
         return math.prod(step.items_per_batch or 1 for step in self.batching)
 
     def batches(self, deal: Deal) -> int | None:
-        """How many batches each lane of a deal yields; None if lanes may yield different numbers."""
+        """How many batches each lane of a deal yields; None if lanes may differ in this number."""
         samples = deal.samples()
         if self.mode == "exact" or samples is None:
             return None

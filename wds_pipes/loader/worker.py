@@ -183,7 +183,7 @@ def _not_sent(queue: queues.Queue[Any], error: Exception, item: Any) -> None:
         _log_not_sent(error, item)
         return
     unsent = WorkerError(
-        f"a batch of lane {lane} cannot be sent to the main process ({type(error).__name__}: {hide(str(error))}). Make the last step return objects that can be pickled, "
-        "or use num_workers=0. state_dict() is still good."
+        f"a batch of lane {lane} cannot be sent to the main process ({type(error).__name__}: {hide(str(error))}). Make the last step return what "
+        "can be pickled, or use num_workers=0. state_dict() is still good."
     )
     queue.put((number, (run, lane, None, None, False, unsent, None)))
