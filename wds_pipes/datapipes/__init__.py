@@ -91,7 +91,7 @@ def load_state_dict(pipe: IterDataPipe[Any], state: State, *, moved: bool = Fals
 
 
 def _ours(pipe: IterDataPipe[Any]) -> WdsPipe:
-    """Return ``pipe`` if it is one of ours; else raise an error that says why its state is unknown."""
+    """Return ``pipe`` if it is one of ours; else raise an error that says why it has no state."""
     if isinstance(pipe, WdsPipe):
         return pipe
     if not isinstance(pipe, IterDataPipe):

@@ -48,7 +48,7 @@ def walk(pipe: IterDataPipe[Any]) -> Iterator[IterDataPipe[Any]]:
 
 
 def _copied(pipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
-    """Return a copy of a chain of torch's pipes, with its own iterators: a pipe has one at a time."""
+    """Copy a chain of torch's pipes, so that it has its own iterators: a pipe has one at a time."""
     again = copy.copy(pipe)
     for name, value in vars(pipe).items():
         if isinstance(value, IterDataPipe):

@@ -142,7 +142,7 @@ class TrainLoader:
 
 
 class EvalLoader:
-    """A PipeLoader as the Trainer sees it in validation and tests: each iteration yields the same."""
+    """A PipeLoader as the Trainer sees it in validation and tests: all iterations are the same."""
 
     def __init__(self, loader: PipeLoader) -> None:
         self.loader = loader
