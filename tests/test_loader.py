@@ -806,10 +806,10 @@ def test_a_script_without_a_main_guard(urls, tmp_path):
 @pytest.mark.parametrize(
     ("ended", "why"),
     [
-        (lambda sample: os.kill(os.getpid(), signal.SIGKILL), "killed it for want of memory"),
+        (lambda sample: os.kill(os.getpid(), signal.SIGKILL), "killed it because memory ran out"),
         (lambda sample: os.kill(os.getpid(), signal.SIGSEGV), "A native library crashed"),
         (lambda sample: os.kill(os.getpid(), signal.SIGBUS), "Shared memory may be full"),
-        (lambda sample: os._exit(3), "What it has printed itself says why"),
+        (lambda sample: os._exit(3), "The worker's own output says why"),
     ],
 )
 def test_why_a_worker_has_ended(ended, why, urls):

@@ -27,8 +27,8 @@ _UNGUARDED = (
 )
 _CRASHED = "A native library crashed, of a decoder or of a step of yours: run the script with python -X faulthandler, which prints where"
 _WHY = {  # by the name of the signal; the most likely cause
-    "SIGKILL": "Most often the system has killed it for want of memory: use fewer workers, a smaller shuffle_buffer or a smaller prefetch_factor",
-    "SIGTERM": "Something outside has ended it while it started, such as a cluster that ends the job: once workers run, they leave SIGTERM to the main process",
+    "SIGKILL": "Most often the system has killed it because memory ran out: use fewer workers, a smaller shuffle_buffer or a smaller prefetch_factor",
+    "SIGTERM": "Another process has ended it while it started, for example a cluster that ends the job: once workers run, they ignore SIGTERM",
     "SIGBUS": "Shared memory may be full: use fewer workers or a smaller prefetch_factor, or allow more in /dev/shm (docker run --shm-size)",
     "SIGSEGV": _CRASHED,
     "SIGABRT": _CRASHED,
@@ -144,7 +144,8 @@ def why_ended(codes: Iterable[int | None], text: str) -> str:
     if NOT_GUARDED in codes or f"exit code {NOT_GUARDED}." in text:
         return _UNGUARDED
     return (
-        'What it has printed itself says why. With "spawn" and "forkserver" a worker imports the functions of a pipe: define them in a script or a module, or, '
+        "The worker's own output says why. "
+        'With "spawn" and "forkserver" a worker imports the functions of a pipe: define them in a script or a module, or, '
         'on Linux, also for a notebook, pass multiprocessing_context="fork"'
     )
 
