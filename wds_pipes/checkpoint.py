@@ -125,8 +125,7 @@ def load(
     wait_seconds: float = WAIT_SECONDS,
     moved: bool = False,
 ) -> int | None:
-    """Make a loader continue from a checkpoint, which any number of ranks and workers may have
-    saved.
+    """Make a loader continue from a checkpoint of any number of ranks and workers.
 
     Newer checkpoints that are incomplete, after a crash while saving, are ignored with a warning in
     the log.
@@ -183,8 +182,7 @@ def load(
 
 
 def _read_alone(root: Path, step: int | None) -> tuple[int, list[State]] | None:
-    """Return the step to load and the states of its ranks, as one rank sees them; None: there is no
-    checkpoint.
+    """Return the step to load and the states of its ranks, or None if there is no checkpoint.
 
     Another rank that has already loaded may save newer checkpoints meanwhile, and remove the one
     that is found here. If the directory has changed, look again.
@@ -221,8 +219,7 @@ def _choose(root: Path, found: Found, step: int | None) -> int | None:
 
 
 def _agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_seconds: float) -> int | None:
-    """Return the step that all ranks load: the requested one, or the newest that is complete for
-    all.
+    """Return the step that all ranks load: the requested or the newest that all see complete.
 
     None: no rank sees a checkpoint. All ranks decide by the same views, so they look again equally
     often, and reach the same result.
@@ -266,11 +263,11 @@ def _agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_se
 
 
 def gather(loader: PipeLoader, group: Any = None) -> State:
-    """Return the states of all ranks as one state, on every rank: for ``torch.save``, Lightning or
-    Accelerate.
+    """Return the states of all ranks as one state, on every rank.
 
-    Any number of ranks can load it. It is a collective operation: all ranks must call it at the
-    same step. With one rank, torch.distributed is not needed.
+    Use it with ``torch.save``, Lightning or Accelerate. Any number of ranks can load it. It is a
+    collective operation: all ranks must call it at the same step. With one rank, torch.distributed
+    is not needed.
 
     Args:
         loader: the loader of this rank.

@@ -95,9 +95,7 @@ class WdsDataset(IterableDataset[Any]):
         return self._stream.counts()
 
     def state_dict(self) -> State:
-        """Return the position in this process, as a small dict of plain JSON types, new at each
-        call.
-        """
+        """Return the position in this process, as a new small dict of plain JSON types."""
         stream = self._stream
         stream.settle()
         return {**stream.state_dict(), "ended": stream.over or stream.position.ended}
@@ -120,9 +118,7 @@ class WdsDataset(IterableDataset[Any]):
 
 
 def warn_of_batches(size: int) -> None:
-    """Warn if the DataLoader that iterates now makes batches of batches, which have ``size``
-    samples.
-    """
+    """Warn if the DataLoader that iterates now makes batches of batches of ``size`` samples."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(10):
         fetcher = None if frame is None else frame.f_locals.get("self")

@@ -101,8 +101,7 @@ class WdsNode(BaseNode[Any]):
         self._stream.set_epoch(epoch)
 
     def counts(self) -> dict[str, int]:
-        """Count the samples of the current epoch, or of the one that just ended, by what became of
-        them.
+        """Count the samples of the current or just ended epoch by what became of them.
 
         See ``Stream.counts``.
         """

@@ -160,7 +160,7 @@ def _resume(make: Callable[[], Any], cut: tuple[int, str], flat: list[Any], ends
 
 
 def _stage(pipeline: Any) -> Stage[Any] | None:
-    """Return the stage of a pipeline of this package; None for others, such as torchdata's Loader."""
+    """Return the stage of a pipeline of this package; None for others, such as a DataLoader."""
     stream = pipeline if isinstance(pipeline, Stream) else getattr(pipeline, "_stream", None)
     return stream.stage if isinstance(stream, Stream) else None
 

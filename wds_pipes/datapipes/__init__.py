@@ -48,8 +48,7 @@ def _register(pipe: type[WdsPipe]) -> None:
 
 
 def register_stage(kind: type[Stage[Any]]) -> type[WdsPipe]:
-    """Make a stage of your own a method of every pipe: ``class MyStep`` becomes
-    ``pipe.my_step(...)``.
+    """Make your stage a method of every pipe: ``class MyStep`` becomes ``pipe.my_step(...)``.
 
     Returns:
         the class of the stage's pipes.

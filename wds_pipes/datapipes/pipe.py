@@ -90,8 +90,9 @@ class WdsPipe(Base[T_co]):
         return (_again, (self._kind,), *made[2:]) if made[0] is copyreg.__newobj__ else made  # type: ignore[attr-defined]
 
     def state_dict(self) -> State:
-        """Return the position after the last returned item, as a small dict of plain JSON types,
-        new at each call.
+        """Return the position after the last returned item, as a small dict, new at each call.
+
+        It holds plain JSON types only.
 
         Raises:
             StateError: the state of one of torch's pipes in this chain cannot be known; the message
@@ -128,8 +129,7 @@ class WdsPipe(Base[T_co]):
         self._stream.set_epoch(epoch)
 
     def counts(self) -> dict[str, int]:
-        """Count the samples of the current epoch, or of the one that just ended, by what became of
-        them.
+        """Count the samples of the current or just ended epoch by what became of them.
 
         See ``Stream.counts``.
         """
@@ -153,7 +153,10 @@ class WdsPipe(Base[T_co]):
         return True  # also if len() is not known
 
     def reset(self, *state: Any) -> None:
-        """Do nothing; torch calls this before each iteration."""
+        """Called by torch before each iteration.
+
+        A state, which torchdata's Loader passes, is refused.
+        """
         if state:
             raise TypeError("a Loader of torchdata takes nodes, and this is a pipe: pass pipe.as_node()")
         super().reset()  # type: ignore[misc]  # the stub of IterDataPipe lacks it

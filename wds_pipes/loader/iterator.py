@@ -96,7 +96,7 @@ class LoaderIterator:
 
     @property
     def stands_at_cut(self) -> bool:
-        """Whether the caller has all that with_epoch() requested but did not call ``next()`` once
+        """Whether the caller has all batches of with_epoch(), but did not call ``next()`` once
         more.
         """
         progress, at = self._progress, self._at
@@ -131,8 +131,8 @@ class LoaderIterator:
         return batch, LoaderPosition(at.epoch, at.deal, {**at.lanes, lane: state, **self._ended}, at.step + 1, at.given + 1, samples)
 
     def _too_many(self, at: LoaderPosition, lanes: dict[int, bytes]) -> Exception | None:
-        """Return an error if the lanes of this rank together skipped more errors than a step's
-        max_errors allows.
+        """Return an error if the lanes of this rank together skipped more than max_errors of a
+        step.
         """
         for number, lane in lanes.items():
             if self._limited.get(number, (None,))[0] is not lane:
@@ -150,10 +150,10 @@ class LoaderIterator:
         return None
 
     def _all_lacking(self, at: LoaderPosition) -> Exception | None:
-        """Return an error if no lane of this rank yielded anything, since samples lack the fields
-        that are kept.
+        """Return an error if no lane of this rank yielded anything because of missing fields.
 
-        If there is another reason, warn.
+        The fields are those that ``group_by_key(fields=...)`` keeps. If there is another reason,
+        warn.
         """
         if at.deal.counts.get("delivered") or any(map(delivered_in, at.lanes.values())):
             return None

@@ -18,8 +18,8 @@ Rules:
    it had not opened. A remainder begins at the lane's position, and is read under the old number
    and generation of the lane, since its shuffle depends on these. Remainders go to the new lanes in
    turn. Unopened shards are divided as in rule 1; if the samples are counted, they are divided so
-   that the lanes become as equal as possible. The lanes of a mix are not divided: each goes on
-   whole, as a remainder.
+   that the lanes become as equal as possible. The lanes of a mix are not divided: each
+   continues as a whole, as a remainder.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Deal:
         """
         tails = list(self.tails[number :: self.lanes])
         if self.history and not source.divides_shards:
-            return tails  # the lanes of a mix go on whole
+            return tails  # the lanes of a mix continue as a whole
         return [*tails, Part(number, len(self.history), samples=None if self.sizes is None else self.sizes[number])]
 
     def lane(self, part: Part, source: Stage[Any], seed: int, epoch: int) -> Lane:
@@ -354,10 +354,10 @@ def _level(loads: list[int], rest: int) -> list[int]:
 
 
 def _hand_on(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: Parts[Any]) -> Deal:
-    """Repartition the rest of an epoch of a mix: its lanes go on whole, each as a remainder.
+    """Repartition the rest of an epoch of a mix: each lane continues as a whole.
 
-    They go to the new lanes in turn. A lane of a mix is not divided, since the proportions hold
-    within each lane.
+    The old lanes go to the new lanes in turn, as remainders. They are not divided, since the
+    proportions hold within each lane.
     """
     depth, tails, counts = stage.depth, [], dict(old.counts)
     for number in range(old.lanes):

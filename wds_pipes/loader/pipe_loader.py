@@ -1,9 +1,9 @@
 """PipeLoader: batches from worker processes and ranks, with a state that fits any number of both.
 
 Rules:
-1. Only the main process knows the epoch and the position of each lane. Workers run lanes. Each
-   command to a worker names a lane, and the first such command of a run also carries the position
-   at which each lane of this worker begins.
+1. Only the main process knows the epoch and the position of each lane. Workers run lanes. A command
+   to a worker names a lane. The first such command of a worker in a run also carries the positions
+   at which its lanes begin.
 2. DataLoader sends command t to worker t mod n. A lane stays with one worker. If the next lane
    belongs to another worker than the one whose turn it is, the command is empty.
 3. Batches come in the order of (number of the batch in its lane, lane), whichever worker runs
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class PipeLoader:
-    """Batches of a pipeline from worker processes, with an exact state on any number of workers and
+    """Batches of a pipeline from worker processes, with a state for any number of workers and
     ranks.
 
     An epoch is partitioned into lanes. By default there are ranks x workers lanes at the first
@@ -177,11 +177,10 @@ class PipeLoader:
         self._progress.set_epoch(epoch)
 
     def with_epoch(self, *, samples: int | None = None, batches: int | None = None) -> PipeLoader:
-        """Make each ``iter()`` yield a fixed number of samples or batches; the next one continues
-        there.
+        """Make each ``iter()`` yield a fixed number of samples or batches, and return the loader.
 
-        The order of the samples does not change: the epochs of the data follow each other without a
-        break. Returns the loader itself.
+        The next ``iter()`` continues where the one before was cut. The order of the samples does
+        not change: the epochs of the data follow each other without a break.
 
         With ``epoch_end="exact"`` and no ``drop_last``, the last batch of a lane may be smaller. An
         iteration over ``samples`` then ends with the batch that reaches the number: it yields at
@@ -276,16 +275,14 @@ class PipeLoader:
         self._progress.go_to(self._plan.restore(state, moved=moved))
 
     def counts(self) -> dict[str, int]:
-        """Count this rank's samples of the current epoch, or of the one that just ended, by what
-        became of them.
+        """Count this rank's samples of the current or just ended epoch by what became of them.
 
         See ``Stream.counts``.
         """
         return self._plan.counts(self._progress.at or self._progress.position)
 
     def stats(self) -> dict[str, float]:
-        """Return measurements of the current iteration, or of the last one, as flat numbers for a
-        logger.
+        """Return measurements of the current or last iteration, as flat numbers for a logger.
 
         Before the first iteration there are only ``epoch``, ``filtered`` and ``skipped``.
 
@@ -331,8 +328,9 @@ class PipeLoader:
         }
 
     def remaining(self) -> int | None:
-        """Return how many batches the next iteration yields on this rank, also after a state was
-        loaded; None: not known.
+        """Return how many batches the next iteration yields on this rank; None: not known.
+
+        If a state was loaded, the next iteration is the rest of an epoch.
         """
         progress = self._progress
         if progress.cut is not None:
@@ -347,8 +345,10 @@ class PipeLoader:
         self._progress.close("it was closed")
 
     def __len__(self) -> int:
-        """Return how many batches this rank yields in an epoch; TypeError if the samples are not
-        counted.
+        """Return how many batches this rank yields in an iteration.
+
+        Raises:
+            TypeError: the number is not known; the message says what to do.
         """
         progress = self._progress
         if progress.cut is not None and not progress.cut_in_samples:

@@ -112,9 +112,7 @@ class Plan:
         return sum(batches_of(self.batching, samples) for samples in mine) if batches is None else batches * len(mine)
 
     def left(self, at: LoaderPosition) -> int | None:
-        """How many batches this rank yields from a position to the end of its epoch; None: not
-        known.
-        """
+        """How many batches this rank yields from a position to its epoch's end; None: not known."""
         samples, batches = at.deal.samples(), self.batches(at.deal)
         if self.uncounted or samples is None:
             return None
@@ -225,9 +223,7 @@ class Plan:
 
 
 class Limit(NamedTuple):
-    """How many errors a step may skip, and the class of the error that is raised when there are
-    more.
-    """
+    """How many errors a step may skip, and the class of the error that is raised beyond that."""
 
     errors: int
     kind: type[WdsError]

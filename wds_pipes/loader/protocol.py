@@ -25,8 +25,9 @@ class Begin(NamedTuple):
 
 
 # What a worker does next: the number of the run (each iteration over an epoch, or over its rest, is
-# a run), the lane whose next batch to return (-1: no lane), and, with the first lane's command of
-# a run, where each lane of this worker begins. A plain tuple, because one is sent for each batch.
+# a run), the lane whose next batch to return (-1: no lane), and, in the worker's first command of a
+# run that names a lane, where each of its lanes begins. A plain tuple, because one is sent for each
+# batch.
 Command = tuple[int, int, dict[int, Begin] | None]
 
 
@@ -49,9 +50,7 @@ def delivered_in(lane: bytes) -> int:
 
 
 def total_counts(lanes: Iterable[LaneState], before: dict[str, int]) -> dict[str, int]:
-    """Return the sum of the counts of several lanes and of ``before``, without the counts of single
-    stages.
-    """
+    """Return the sum of the counts of lanes and of ``before``, without counts of single stages."""
     total = dict.fromkeys(COUNTED, 0)
     for counts in (before, *(lane["counts"] for lane in lanes)):
         for name, count in counts.items():

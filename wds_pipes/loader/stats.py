@@ -121,9 +121,7 @@ class Tally:
         self.network[spent.process] = spent.network
 
     def begin_run(self, going_on: Tally | None = None) -> None:
-        """Begin a run, in the next epoch of the data; or continue the run of ``going_on``, an
-        iteration that was cut.
-        """
+        """Begin a run in the next epoch of the data, or continue the run of a cut iteration."""
         if going_on is not None:
             self.spent = dict(going_on.spent)
             before = self._sum(Spent())
