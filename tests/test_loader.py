@@ -721,7 +721,7 @@ def test_an_interrupted_iterator_does_not_look_as_if_it_had_ended(workers, urls,
     beginning = source.state_dict()
     items = interrupted_at_the_first_fetch(source, tmp_path)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"was interrupted; load_state_dict\(state_dict\(\)\) and iter\(\) go on"):
+        with pytest.raises(RuntimeError, match=r"was interrupted: to continue, call load_state_dict\(state_dict\(\)\), then iter\(\)"):
             next(items)
     assert source.state_dict() == beginning
     source.load_state_dict(source.state_dict())

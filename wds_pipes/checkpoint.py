@@ -152,7 +152,8 @@ def load(
             ``WdsPipe.load_state_dict``.
 
     Returns:
-        The step of the checkpoint; None if the directory has no checkpoints.
+        The step of the checkpoint; None if the directory holds none, not even an
+            incomplete one.
 
     Raises:
         StateError: there are checkpoints, but none is complete; a file is truncated, edited, of a

@@ -6,8 +6,8 @@ devices.
 
 It works with ``lightning`` and with ``pytorch_lightning``: with the one that is already imported
 when this module is imported, else with the one that is installed. If a program imports both and its
-Trainer is from ``pytorch_lightning``, write a ``class Data(ResumableData,
-pytorch_lightning.LightningDataModule)``.
+Trainer is from ``pytorch_lightning``, write your own class, as
+``class Data(ResumableData, pytorch_lightning.LightningDataModule)``.
 
 Rules:
 1. The DataModule holds the state, for all ranks. Lightning would save only the state of rank 0's

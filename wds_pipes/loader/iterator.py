@@ -55,7 +55,7 @@ class LoaderIterator:
         progress = self._progress
         if progress.inside:
             if self._started:
-                raise self.stop(RuntimeError("this iterator was interrupted; load_state_dict(state_dict()) and iter() go on"), interrupted=True)
+                raise self.stop(RuntimeError("this iterator was interrupted: to continue, call load_state_dict(state_dict()), then iter()"), interrupted=True)
             progress.close("what it had in flight is gone")
         progress.inside = self._started = True
         try:
