@@ -1,9 +1,11 @@
 """Stream training data into PyTorch from WebDataset tar shards, and resume exactly.
 
-Importing this package makes the stages methods of every torch IterDataPipe: ``ShardList(urls).open_shards().load_tar().group_by_key()``. Without torch
-only ``wds_pipes.tar``, ``wds_pipes.stages`` and ``wds_pipes.testing`` can be used.
+Importing this package makes the stages methods of every torch IterDataPipe:
+``ShardList(urls).open_shards().load_tar().group_by_key()``. Without torch, only ``wds_pipes.tar``,
+``wds_pipes.stages`` and ``wds_pipes.testing`` can be used.
 
-The import itself is quick: each public name is loaded at its first use, and the methods are there as soon as torch.utils.data is imported.
+The import is fast: each public name is loaded at its first use, and the methods are registered as
+soon as torch is imported.
 """
 
 from importlib import import_module as _import_module
@@ -76,7 +78,7 @@ _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names
 
 _after_import("torch", "wds_pipes.datapipes")  # which registers the methods of torch's pipes
 
-if not _TYPE_CHECKING:  # type checkers know the names from above, and no others
+if not _TYPE_CHECKING:  # type checkers see only the names above
 
     def __getattr__(name: str) -> _Any:
         if name not in _MODULE_OF:

@@ -1,4 +1,4 @@
-"""Checkpoints of a PipeLoader on a disk, and as one state of all ranks.
+"""Checkpoints of a PipeLoader: as files on a disk, or as one state of all ranks.
 
     from wds_pipes import checkpoint
 
@@ -9,13 +9,18 @@
         checkpoint.save("run/data", loader, step=step)     # every rank, at the same step
 
 Rules:
-1. To save, ranks find each other by the shared directory alone, ``directory/step-0000001200/rank-0002-of-0004.json``: no rank waits for another. It is a path
-   of a local or shared file system, not a URL.
-2. A file is written beside its place under a hidden name, flushed to the disk and renamed: it is whole or not there. A checkpoint is complete when the
-   files of all its ranks are there; a crash in the middle of saving leaves an incomplete one, and the one before it still counts.
-3. A file that is there but not as it was written is an error, never a reason to take an older checkpoint or to start again.
-4. Only files that this module wrote are ever removed, by any rank at any time, and only when ``keep`` newer checkpoints are complete.
-5. To load, ranks compare what they see where torch.distributed runs: all read the same checkpoint, or all raise. See ``load``.
+1. When saving, no rank waits for another. They only share a directory, in which each writes its own
+   file, such as ``directory/step-0000001200/rank-0002-of-0004.json``. The directory is in a local
+   or shared file system, not at a URL.
+2. A file is written in the same directory under a hidden name, flushed to the disk and renamed: it
+   is complete or not there. A checkpoint is complete when the files of all its ranks are there. A
+   crash while saving leaves an incomplete checkpoint; the one before remains valid.
+3. A file that is not as it was written is an error, never a reason to take an older checkpoint or
+   to start again.
+4. Only files that this module wrote are ever removed, by any rank at any time, and only when
+   ``keep`` newer checkpoints are complete.
+5. When loading with torch.distributed, ranks compare what they see: all read the same checkpoint,
+   or all raise. See ``load``.
 """
 
 from __future__ import annotations
@@ -55,32 +60,37 @@ from wds_pipes.loader.gathering import View, agreeing, all_gather, gather_states
 from wds_pipes.loader.merging import merge_states
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 
-WAIT_SECONDS = 10.0  # network file systems show a new name within some seconds, if they are asked again
+WAIT_SECONDS = 10.0  # network file systems may show a new name only after some seconds
 LOOK_AGAIN_SECONDS = 0.5
-_MOST_LOOKS = 10  # by a rank alone: others save once in minutes
+_MOST_LOOKS = 10  # how often a rank without a group lists the directory; other ranks save once in minutes
 
 _last_steps: weakref.WeakKeyDictionary[PipeLoader, int] = weakref.WeakKeyDictionary()
 
 
 def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3, step: int | None = None) -> Path:
-    """Save this rank's part of a checkpoint. Every rank calls it at the same step; it is complete when the last of them has returned.
+    """Save this rank's file of a checkpoint.
+
+    Every rank must call it at the same step. The checkpoint is complete when ``save`` has returned
+    on all ranks.
 
     Args:
-        directory: where the checkpoints are, the same for all ranks; it is made if need be.
-        loader: the loader; what it has handed out is what counts.
+        directory: where the checkpoints are, the same for all ranks; it is created if necessary.
+        loader: the loader; the position after its last returned batch is saved.
         keep: how many complete checkpoints to keep; older ones are removed.
-        step: the number of the checkpoint, such as the training step: it must grow. None: one more than the last that this loader saved or loaded.
+        step: the number of the checkpoint, such as the training step; it must increase. None: one
+            more than the last one that this loader saved or loaded.
 
     Returns:
         The directory of the checkpoint.
 
     Raises:
-        StateError: it cannot be written, or the directory holds a newer checkpoint, which ``load`` would take instead of this one.
+        StateError: the file cannot be written, or the directory holds a newer checkpoint, which
+            ``load`` would load instead of this one.
     """
     root = local_directory(directory)
     check_count("keep", keep)
     number = _last_steps.get(loader, 0) + 1 if step is None else check_count("step", step, least=0)
-    _last_steps[loader] = number  # also where saving fails: the next number is to be the same on all ranks
+    _last_steps[loader] = number  # also if saving fails, so that the next number is the same on all ranks
     state = loader.state_dict()
     rank, world = state["rank"], state["world_size"]
     path = step_directory(root, number) / rank_file(rank, world)
@@ -115,30 +125,41 @@ def load(
     wait_seconds: float = WAIT_SECONDS,
     moved: bool = False,
 ) -> int | None:
-    """Let a loader continue from a checkpoint, by whatever number of ranks and workers it was saved.
+    """Make a loader continue from a checkpoint of any number of ranks and workers.
 
-    Incomplete checkpoints that are newer, left by a crash in the middle of saving, are passed over with a warning in the log.
+    Newer checkpoints that are incomplete, after a crash while saving, are ignored with a warning in
+    the log.
 
-    Where torch.distributed is initialised and the loader is one of several ranks, this is a collective: every rank calls it, and all read the same
-    checkpoint, or all raise. On a file system that shows files to some ranks late, the ranks look again for ``wait_seconds``; then they take the newest
-    checkpoint that is complete for all of them. Without torch.distributed each rank goes by what it sees itself: give ``step`` on such a file system.
+    If torch.distributed is initialised and the loader is one of several ranks, this is a collective
+    operation: every rank must call it, and all read the same checkpoint, or all raise. A file
+    system may show files to some ranks late: then the ranks look again for up to ``wait_seconds``,
+    and after that take the newest checkpoint that is complete for all of them. Without
+    torch.distributed, each rank relies on what it sees itself: pass ``step`` on such a file system.
 
     Args:
-        directory: where ``save`` wrote, the same for all ranks. It must exist: one that is not there may be one that is not mounted.
-        loader: the loader, of any number of ranks and workers: where lanes and hosts fit it goes on as it would have, else what is left is dealt again. If
-            ranks were in different epochs (``epoch_end="exact"`` allows it), of as many ranks.
-        step: which checkpoint, the same for all ranks; None: the newest complete one. Give it where the model's checkpoint may be an older one than the
-            newest here.
+        directory: the directory of ``save``, the same for all ranks. It must exist: a missing
+            directory may be one that is not mounted.
+        loader: the loader, on any number of ranks and workers. If its lanes, ranks and workers fit
+            the checkpoint, it continues as if it had not stopped; else the rest of the epoch is
+            repartitioned. If ranks were in different epochs (which ``epoch_end="exact"`` allows),
+            the number of ranks must be the same.
+        step: which checkpoint, the same for all ranks; None: the newest complete one. Pass it if
+            the checkpoint of the model may be older than the newest one here.
         group: the process group of the ranks; None: the default group.
-        wait_seconds: how long ranks that see different checkpoints look again; rank 0's number counts.
-        moved: the shards are those of the checkpoint, whatever their names and the index say: see ``WdsPipe.load_state_dict``.
+        wait_seconds: how long ranks that see different checkpoints look again; the value of rank 0
+            counts.
+        moved: the shards are those of the checkpoint, whatever their names and the index say: see
+            ``WdsPipe.load_state_dict``.
 
     Returns:
-        The step of the checkpoint; None if nothing was ever saved there.
+        The step of the checkpoint; None if the directory holds none, not even an
+            incomplete one.
 
     Raises:
-        StateError: there are checkpoints but none is complete, a file is truncated, edited, of a newer format or of another run than its neighbours, or the
-            state does not fit the loader; ranks want different steps, see different files, or another rank cannot load. The loader stays as it was.
+        StateError: there are checkpoints, but none is complete; a file is truncated, edited, of a
+            newer format, or of another run than the other files; the state does not fit the loader;
+            ranks request different steps or see different files; or another rank cannot load. The
+            loader keeps its position.
     """
     root = local_directory(directory)
     if not has_group(loader, group):
@@ -162,9 +183,10 @@ def load(
 
 
 def _read_alone(root: Path, step: int | None) -> tuple[int, list[State]] | None:
-    """The step to load and the states of its ranks, as one rank sees them; None: there is nothing at all.
+    """Return the step to load and the states of its ranks, or None if there is no checkpoint.
 
-    A rank that goes on already may save newer checkpoints meanwhile, and remove the one that is found here. Then the directory is not as it was: look again.
+    Another rank that has already loaded may save newer checkpoints meanwhile, and remove the one
+    that is found here. If the directory has changed, look again.
     """
     looks = 0
     while True:
@@ -178,7 +200,7 @@ def _read_alone(root: Path, step: int | None) -> tuple[int, list[State]] | None:
 
 
 def _choose(root: Path, found: Found, step: int | None) -> int | None:
-    """The step to load of what a rank sees; None: there is nothing at all."""
+    """Return the step to load among those that a rank sees; None: there is no checkpoint."""
     complete = [number for number, worlds in found.items() if complete_steps(worlds)]
     if not found and step is None:
         return None
@@ -198,9 +220,10 @@ def _choose(root: Path, found: Found, step: int | None) -> int | None:
 
 
 def _agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_seconds: float) -> int | None:
-    """The step that all ranks load: the one asked for, or the newest that is complete for all; None: no rank sees anything.
+    """Return the step that all ranks load: the requested or the newest that all see complete.
 
-    All ranks decide by the same views, so they look again equally often, and come to the same end.
+    None: no rank sees a checkpoint. All ranks decide by the same views, so they look again equally
+    often, and reach the same result.
     """
     rounds = math.ceil(max(0.0, wait_seconds) / LOOK_AGAIN_SECONDS)
     for turn in itertools.count():
@@ -241,16 +264,19 @@ def _agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_se
 
 
 def gather(loader: PipeLoader, group: Any = None) -> State:
-    """The states of all ranks as one, on every rank: for ``torch.save``, Lightning or Accelerate. Any number of ranks can load it.
+    """Return the states of all ranks as one state, on every rank.
 
-    All ranks call it at the same step (it is a collective); with one rank torch.distributed is not needed.
+    Use it with ``torch.save``, Lightning or Accelerate. Any number of ranks can load it. It is a
+    collective operation: all ranks must call it at the same step. With one rank, torch.distributed
+    is not needed.
 
     Args:
         loader: the loader of this rank.
-        group: the process group of all data-parallel ranks; None: the default group. Processes that share a data-parallel rank may all be in it.
+        group: the process group of all data-parallel ranks; None: the default group. It may contain
+            several processes of one data-parallel rank.
 
     Returns:
-        What ``load_state_dict`` takes on every rank.
+        A state for ``load_state_dict`` of every rank.
 
     Raises:
         StateError: the ranks are not at the same step or not of the same pipeline, or torch.distributed is not initialised.
@@ -259,24 +285,28 @@ def gather(loader: PipeLoader, group: Any = None) -> State:
 
 
 class AllRanks:
-    """A loader whose ``state_dict`` is that of all ranks: for what saves an object by its ``state_dict`` on one rank, and loads it on each.
+    """A loader whose ``state_dict`` is the state of all ranks.
+
+    Use it with libraries that save the ``state_dict`` of an object on one rank and load it on each:
 
         accelerator.register_for_checkpointing(AllRanks(loader))
 
     Args:
         loader: the loader of this rank.
-        group: as in ``gather``, which says what every rank has to do.
+        group: as in ``gather``. Every rank must call ``state_dict``, as described there.
     """
 
     def __init__(self, loader: PipeLoader, group: Any = None) -> None:
         self._loader, self._group = loader, group
 
     def state_dict(self) -> State:
-        """What ``gather`` gives."""
+        """Return what ``gather`` returns."""
         return gather(self._loader, self._group)
 
     def load_state_dict(self, state: State, *, moved: bool = False) -> None:
-        """Let the loader continue from it, on any number of ranks; for ``moved`` see ``WdsPipe.load_state_dict``."""
+        """Make the loader continue from ``state``, on any number of ranks; for ``moved`` see
+        ``WdsPipe.load_state_dict``.
+        """
         self._loader.load_state_dict(state, moved=moved)
 
 
@@ -286,9 +316,11 @@ class DCPState:
         dcp.save({"model": model, "data": DCPState(loader)}, checkpoint_id=path)
         dcp.load({"model": model, "data": DCPState(loader)}, checkpoint_id=path)
 
-    The states of all ranks are one JSON string under one key that every rank asks for, since torch.distributed.checkpoint gives a rank only keys it names
-    in advance, and a new rank cannot know how many there were. So ``state_dict`` is a collective, as ``dcp.save`` and ``dcp.load`` are; ``dcp.load`` calls
-    it too, and does not mind where the loaders stand.
+    The states of all ranks are one JSON string under one key, which every rank requests. The
+    reason: torch.distributed.checkpoint gives a rank only the keys that the rank names in advance,
+    and a new rank cannot know how many ranks there were. So ``state_dict`` is a collective
+    operation, as ``dcp.save`` and ``dcp.load`` are. ``dcp.load`` calls it, too; the positions of
+    the loaders do not matter then.
 
     Args:
         loader: the loader of this rank.
@@ -300,7 +332,7 @@ class DCPState:
         self._group = group
 
     def state_dict(self) -> dict[str, str]:
-        """The states of all ranks, as ``{"ranks": '{"dp_rank_0": ..., "dp_rank_1": ...}'}``.
+        """Return the states of all ranks, as ``{"ranks": '{"dp_rank_0": ..., "dp_rank_1": ...}'}``.
 
         Raises:
             StateError: there are several ranks, and torch.distributed is not initialised.
@@ -308,10 +340,13 @@ class DCPState:
         return {"ranks": json.dumps({f"dp_rank_{state['rank']}": state for state in gather_states(self._loader, self._group)})}
 
     def load_state_dict(self, state_dict: dict[str, str]) -> None:
-        """Let the loader continue from what ``dcp.load`` has read. Where the shards were renamed since, pass ``ShardList(..., moved=True)``.
+        """Make the loader continue from what ``dcp.load`` has read.
+
+        If the shards were renamed since the checkpoint, pass ``ShardList(..., moved=True)``.
 
         Raises:
-            StateError: it is not what ``state_dict`` gave, its ranks do not belong together, or it does not fit the loader.
+            StateError: it is not what ``state_dict`` returned, its ranks do not belong together, or
+                it does not fit the loader.
         """
         try:
             ranks = json.loads(state_dict["ranks"])

@@ -1,4 +1,4 @@
-"""WdsDataset: what DataLoader and StatefulDataLoader can see the state of."""
+"""WdsDataset: a pipeline as a dataset whose state StatefulDataLoader can save."""
 
 from __future__ import annotations
 
@@ -26,15 +26,19 @@ _EPOCHS = 1 << 32
 
 
 def as_dataset(pipe: object) -> WdsDataset:
-    """A plain IterableDataset with a pipe's state, for DataLoader and StatefulDataLoader: see ``WdsDataset``."""
+    """Return a pipe as a plain IterableDataset with a state, for DataLoader and StatefulDataLoader:
+    see ``WdsDataset``.
+    """
     return WdsDataset(stage_of(pipe, "as_dataset()"))
 
 
 class WdsDataset(IterableDataset[Any]):
     """A pipeline as a plain IterableDataset with a state, for torch's DataLoader and torchdata's StatefulDataLoader.
 
-    With ``num_workers=n`` worker i gives lane i of n: each its own shards, so there should be at least n of them. Each iteration is the next epoch, with
-    persistent and fresh workers and under every start method; ``set_epoch(n)`` chooses one. A state fits the same number of workers.
+    With ``num_workers=n``, worker i yields lane i of n. Each lane has its own shards, so there
+    should be at least n shards. Each iteration is the next epoch, with persistent and with new
+    workers, and with every start method; ``set_epoch(n)`` selects an epoch. A state fits the same
+    number of workers only.
 
     Raises:
         StateError: from ``load_state_dict``: the state does not fit this pipeline or this number of workers.
@@ -55,44 +59,53 @@ class WdsDataset(IterableDataset[Any]):
         stream.settle()
         stream.ask()
         if stream.waits and worker_info() is not None:
-            # This worker's lane had ended when the state was taken, but not those of the others: it waits for the next epoch.
+            # When the state was taken, the lane of this worker had ended, but not all other lanes:
+            # this iteration yields nothing.
             stream.waits = False
             return iter(())
         stream.over = stream.waits = False
         if stream.position.ended:
-            stream.at = None  # a state of the coming iteration, taken before its first item, is not one of a lane that has ended
+            stream.at = None  # else a state taken before the first item would be one of a lane that has ended
             stream.settle()
         return iter(stream)
 
     def __len__(self) -> int:
-        """How many items an epoch has, as of the pipe."""
+        """Return how many items an epoch has, as ``len()`` of the pipe does."""
         from wds_pipes.loader.lengths import length
 
         return length(self._stream.stage, ranks_are_dealt=False)
 
     def __bool__(self) -> bool:
-        return True  # also where len() is not known
+        return True  # also if len() is not known
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be ``epoch``, in all workers; a loaded state of that epoch still continues where it was."""
+        """Make the next iteration start ``epoch`` from its beginning, in all workers.
+
+        After a state of the same epoch was loaded, the iteration still continues from that state.
+        """
         check_count("epoch", epoch, least=0)
         self._stream.set_epoch(epoch)
         self._stream.tell(epoch - 1)
 
     def counts(self) -> dict[str, int]:
-        """The samples of the current epoch by what became of them, in this process; with workers, the counts are in their states."""
+        """Count the samples of the current epoch in this process, by what became of them.
+
+        With workers, the counts are in the states of the workers.
+        """
         return self._stream.counts()
 
     def state_dict(self) -> State:
-        """The position in this process, as a small dict of plain JSON types, new at each call."""
+        """Return the position in this process, as a new small dict of plain JSON types."""
         stream = self._stream
         stream.settle()
         return {**stream.state_dict(), "ended": stream.over or stream.position.ended}
 
     def load_state_dict(self, state: State, *, moved: bool = False) -> None:
-        """Let the next iteration in this process continue from ``state``; for ``moved`` see ``WdsPipe.load_state_dict``.
+        """Make the next iteration in this process continue from ``state``; for ``moved`` see
+        ``WdsPipe.load_state_dict``.
 
-        StatefulDataLoader calls this in its workers: where its state is of shards that were renamed, pass ``ShardList(..., moved=True)``.
+        StatefulDataLoader calls this in its workers, without ``moved``. If the shards were renamed
+        since the state was taken, pass ``ShardList(..., moved=True)``.
         """
         stream = self._stream
         stream.settle()
@@ -105,7 +118,7 @@ class WdsDataset(IterableDataset[Any]):
 
 
 def warn_of_batches(size: int) -> None:
-    """Warn where DataLoader, which iterates over batches of ``size`` samples now, makes batches of them."""
+    """Warn if the DataLoader that iterates now makes batches of batches of ``size`` samples."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(10):
         fetcher = None if frame is None else frame.f_locals.get("self")
@@ -119,9 +132,11 @@ def warn_of_batches(size: int) -> None:
 
 
 class LaneEnds:
-    """How the lanes of DataLoader's workers ended, in shared memory: no worker sees more than its own lane, and none of the others is to be missed.
+    """How the lanes of DataLoader's workers ended, in shared memory, since a worker sees its own
+    lane only.
 
-    Of each lane that gave nothing, this has the epoch, and whether its samples lacked the fields that are kept (else it had no samples).
+    For each lane that yielded nothing, it stores the epoch, and whether the samples lacked the
+    fields that are kept (else there were no samples).
     """
 
     def __init__(self) -> None:
@@ -129,7 +144,12 @@ class LaneEnds:
         self._ends.share_memory_()  # type: ignore[no-untyped-call]
 
     def __call__(self, epoch: int, lacking: bool) -> bool:
-        """Take down that the lane of this process gave nothing; whether no lane did, since fields were lacking."""
+        """Store that the lane of this process yielded nothing.
+
+        Returns:
+            whether no lane yielded anything in this epoch, and samples of at least one lane lacked
+            fields.
+        """
         worker = worker_info()
         if worker is None or worker.id >= MAX_WORKERS:
             return lacking
@@ -139,18 +159,20 @@ class LaneEnds:
 
 
 class _WorkerStream(Stream[Any]):
-    """A stream that gives the lane of its worker process, in the same epoch as the other workers.
+    """A stream that yields the lane of its worker process, in the same epoch as the other workers.
 
-    Workers may be new at each iteration, and some may be stopped before they have begun, so none can count epochs for itself. What they share is one number
-    in shared memory: the epoch of the latest iteration, and a key by which its workers know it. The first worker that begins an iteration finds another key
-    there and writes its own with the next epoch; if several do so at once, they write the same.
+    Workers may be new at each iteration, and some may be stopped before they begin, so no worker
+    can count epochs by itself. They share one number in shared memory: the epoch of the latest
+    iteration, and a key that identifies this iteration. The first worker that begins an iteration
+    finds another key there, and writes its own key and the next epoch. If several workers do so at
+    the same time, they write the same number.
     """
 
     def __init__(self, stage: Stage[Any]) -> None:
         super().__init__(stage)
         self.over = False  # the loaded state was taken when this lane had ended, and no other iteration has begun since
-        self.waits = False  # so the next iteration has nothing for it
-        self.turns = self.key = 0  # how many iterations this process was asked for, and the key of the last
+        self.waits = False  # so the next iteration yields nothing in this process
+        self.turns = self.key = 0  # how many iterations began in this process, and the key of the last one
         self.asked = torch.zeros(MAX_WORKERS, dtype=torch.int64)  # that key, for each lane
         self.asked.share_memory_()  # type: ignore[no-untyped-call]
         self.latest = torch.zeros(1, dtype=torch.int64)
@@ -158,29 +180,29 @@ class _WorkerStream(Stream[Any]):
         self.tell(stage.host.epoch - 1)
 
     def tell(self, epoch: int, key: int = 0) -> None:
-        """Let ``epoch`` be that of the latest iteration."""
+        """Store ``epoch`` as the epoch of the latest iteration."""
         if epoch >= _EPOCHS - 1:
             raise ValueError(f"epochs are numbered below {_EPOCHS - 1}, unlike {epoch}")
         self.latest[0] = key * _EPOCHS + epoch + 1
 
     def ask(self) -> None:
-        """A new iteration is asked for: find its key, by what DataLoader draws for each."""
+        """Compute the key of a new iteration, from the seed that DataLoader draws for it."""
         worker = worker_info()
         if worker is None:
             return
         self.turns += 1
         self.key = _key(worker.seed - worker.id, self.turns)
-        if self.asked[worker.id] == self.key:  # torch was seeded as it was for the iteration before
+        if self.asked[worker.id] == self.key:  # torch was seeded as for the iteration before
             self.key = _key(self.key)
         self.asked[worker.id] = self.key
 
     def coming(self) -> int:
-        """The epoch of the iteration that this process is in or comes to."""
+        """Return the epoch of the current or next iteration of this process."""
         key, epoch = divmod(int(self.latest[0]), _EPOCHS)
         return epoch - 1 if key == self.key != 0 else epoch
 
     def settle(self) -> None:
-        """Take the lane and the epoch of this process."""
+        """Set the lane and the epoch of this process."""
         host, worker = self.stage.host, worker_info()
         host.lane, host.lanes = (0, 1) if worker is None else (worker.id, worker.num_workers)
         if host.lanes > MAX_WORKERS:
@@ -198,5 +220,5 @@ class _WorkerStream(Stream[Any]):
 
 
 def _key(*values: int) -> int:
-    """31 bits, not all of them zero."""
+    """Return a hash of 31 bits that is not zero."""
     return mix(*values) >> 33 or 1

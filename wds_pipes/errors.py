@@ -1,20 +1,20 @@
-"""What can go wrong, as a tree.
+"""The errors and warnings of this package.
 
 WdsError
   ShardError        a shard cannot be opened, read or parsed            (.url .offset)
   SampleError       one sample is bad                                   (.url .key .offset)
     DecodeError     one field of it cannot be decoded                   (.field)
   StateError        a checkpoint does not fit this pipeline
-  WorkerError       a worker process died or gave nothing in time
+  WorkerError       a worker process died or returned nothing in time
   CacheError        the local cache cannot be used                      (.path)
 
 ShardWarning        a shard is odd but was read to its end
 
-Every message says what happened, where, and what to do. The facts are attributes too (None where unknown). All errors survive pickling, so a worker
-process can hand them to its parent.
+Every message says what happened, where, and what to do. The facts are also attributes (None if
+unknown). All errors can be pickled, so a worker process can send them to its parent.
 
-Tracebacks show your own lines and leave out the frames of this package and its libraries. With ``WDS_PIPES_FULL_TRACEBACK=1`` in the environment they show all
-frames: set it for a bug report.
+Tracebacks show your own lines, and leave out the frames of this package and its libraries. To see
+all frames, for example for a bug report, set ``WDS_PIPES_FULL_TRACEBACK=1`` in the environment.
 """
 
 from __future__ import annotations
@@ -80,11 +80,16 @@ class StateError(WdsError):
 
 
 class WorkerError(WdsError):
-    """A worker process died, for want of memory perhaps, gave nothing in ``timeout_seconds``, or cannot send a batch. The loader's state is still good."""
+    """A worker process died, returned nothing for ``timeout_seconds``, or cannot send a batch.
+
+    A worker may die because memory is short. The state of the loader remains valid.
+    """
 
 
 class CacheError(WdsError):
-    """The local cache of remote shards cannot be used: its directory may not be written, or holds what no cache has put there.
+    """The local cache of remote shards cannot be used.
+
+    Its directory cannot be written to, or contains files that do not belong to a cache.
 
     Attributes:
         path: the file or directory.

@@ -1,10 +1,12 @@
 """The stages as nodes of torchdata.nodes: the same names, the same options, each with a node as its source.
 
 Rules:
-1. A node here is a shell: options go to its stage, iterating and state to a Stream.
-2. ``reset(None)`` may come several times before an item is asked for: an epoch begins with the first ``next()``.
-3. A pass that is resumed after its last item has nothing left: it ends at once, as the nodes of torchdata do, some of which count on it. Loader (0.11) then
-   begins the next epoch, but would give its state from before for all of it: see ``_forget_old_state``.
+1. A node only forwards: options to its stage, iteration and state to a Stream.
+2. ``reset(None)`` may be called several times before an item is requested: an epoch begins with the
+   first ``next()``.
+3. An iteration that is resumed after its last item ends at once, as the nodes of torchdata do; some
+   of them rely on this. Loader (0.11) then begins the next epoch, but would return the old state
+   throughout this epoch: see ``_forget_old_state``.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class WdsNode(BaseNode[Any]):
 
     @classmethod
     def of(cls, stage: Stage[Any]) -> WdsNode:
-        """A node that gives what ``stage`` gives."""
+        """Return a node that yields the items of ``stage``."""
         node = cls.__new__(cls)
         BaseNode.__init__(node)
         node._begin(stage)
@@ -68,7 +70,7 @@ class WdsNode(BaseNode[Any]):
         return made if kind is None else (_again, (kind,), *made[2:])
 
     def reset(self, initial_state: State | None = None) -> None:
-        """Begin the next epoch, or go on from a state; at the first ``next()``."""
+        """Begin the next epoch, or continue from a state, at the first ``next()``."""
         super().reset(initial_state)
         warn_of_ranks("a node")
         _forget_old_state()
@@ -80,19 +82,29 @@ class WdsNode(BaseNode[Any]):
         self._items = iter(stream)
 
     def next(self) -> Any:
-        """The next item, or StopIteration at the end of the epoch."""
+        """Return the next item; raise StopIteration at the end of the epoch."""
         return next(self._items)
 
     def get_state(self) -> State:
-        """The position after the item that was given last, as a small dict of plain JSON types, new at each call; after the last one, the end of the epoch."""
+        """Return the position after the last returned item, as a small dict of plain JSON types,
+        new at each call.
+
+        After the last item of an epoch, it is the end of this epoch.
+        """
         return self._stream.state_at(self._stream.position)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be ``epoch``, from its beginning; a loaded state of that epoch still continues where it was."""
+        """Make the next iteration start ``epoch`` from its beginning.
+
+        After a state of the same epoch was loaded, the iteration still continues from that state.
+        """
         self._stream.set_epoch(epoch)
 
     def counts(self) -> dict[str, int]:
-        """The samples of the current epoch, or the one that just ended, by what became of them; see ``Stream.counts``."""
+        """Count the samples of the current or just ended epoch by what became of them.
+
+        See ``Stream.counts``.
+        """
         return self._stream.counts()
 
     def __repr__(self) -> str:
@@ -100,9 +112,10 @@ class WdsNode(BaseNode[Any]):
 
 
 def _forget_old_state() -> None:
-    """Let the Loader that resets the node now, if one does, forget the state that it kept.
+    """Clear the cached state of the Loader that is resetting the node, if there is one.
 
-    Where a loaded state has nothing left, it keeps the state that it had looked up before it found that out, and gives this one throughout the next epoch.
+    If a loaded state has no items left, the Loader keeps the state that it had read before it
+    noticed this, and would return it throughout the next epoch.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
@@ -112,9 +125,10 @@ def _forget_old_state() -> None:
 
 
 class ForeignNode(Stage[Any]):
-    """What a node of torchdata's, or anybody's, gives, as the source of a stage.
+    """The items of a node that is not ours, such as one of torchdata's, as the source of a stage.
 
-    Checkpoint: the node's own state, taken at each item. How much a resume reads again is the node's affair.
+    Checkpoint: the node's own state, taken at each item. How much a resume reads again depends on
+    the node.
     """
 
     @dataclass(slots=True)
@@ -151,7 +165,7 @@ class ForeignNode(Stage[Any]):
         for ours in self._ours:
             ours.set_epoch(lane.epoch)
         if isinstance(mark, Ended):
-            # The node goes to its end: its next reset() counts an epoch only then.
+            # Iterate the node to its end: only then does its next reset() count an epoch.
             self.node.reset(running._state)
             next(self.node, None)
         begin(running, mark)
@@ -188,7 +202,7 @@ class ForeignNode(Stage[Any]):
 
 
 def _below(node: Any) -> list[WdsNode]:
-    """The nodes of ours that a node of somebody else's reads from."""
+    """Return the nodes of ours from which another node reads."""
     if isinstance(node, WdsNode):
         return [node]
     if isinstance(node, BaseNode):
@@ -198,12 +212,12 @@ def _below(node: Any) -> list[WdsNode]:
 
 
 def as_stage(node: BaseNode[Any]) -> Stage[Any]:
-    """The stage of a node, ours or anybody's."""
+    """Return the stage of a node, ours or another."""
     return node._stream.stage if isinstance(node, WdsNode) else ForeignNode(node)
 
 
 class _MixedNode(WdsNode):
-    """A node over several, by name."""
+    """A node over several nodes, by name."""
 
     @shortened
     def __init__(self, sources: Mapping[str, BaseNode[Any]], *args: Any, **options: Any) -> None:
@@ -216,12 +230,12 @@ class _MixedNode(WdsNode):
 
 
 def _node_class(kind: type[Stage[Any]]) -> type[WdsNode]:
-    """The nodes of a stage: same name, same help."""
+    """Return the class of a stage's nodes: same name, same help."""
     return make_skin(kind, _MixedNode if kind is stages.Mix else WdsNode, __name__)
 
 
 def _again(kind: type[Stage[Any]]) -> WdsNode:
-    """An empty node of a stage, which pickle fills."""
+    """Return an empty node of a stage, which pickle fills."""
     made = _node_class(kind)
     return made.__new__(made)
 
@@ -231,7 +245,7 @@ for _name in stages.__all__:
 
 if TYPE_CHECKING:
 
-    def __getattr__(name: str) -> type[WdsNode]: ...  # the nodes that are made above, and those of other stages
+    def __getattr__(name: str) -> type[WdsNode]: ...  # the nodes that are made above, and those of users' stages
 
 else:
 

@@ -1,4 +1,4 @@
-"""For tests of pipelines and of stages of your own: shards to read, and a check that resuming is exact."""
+"""For tests of your own pipelines and stages: makes shards, and checks that resuming is exact."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ def make_shards(
     fields: Sequence[str] | Mapping[str, Callable[[random.Random, int], Any]] = ("txt", "cls"),
     seed: int = 0,
 ) -> list[str]:
-    """Write small shards, the same for the same arguments, and give their paths.
+    """Write small shards, the same for the same arguments, and return their paths.
 
     Args:
-        directory: where; it is made if need be.
-        shards: how many.
-        samples: how many samples each has, or the number for each shard (which may be 0).
-        fields: names of fields that have a ready-made content (txt, cls, json; jpg for an 8 x 8 image, npy for 3 floats), or functions ``(rng, number)``
-            that give a field's content.
-        seed: decides the content.
+        directory: where to write; it is created if necessary.
+        shards: how many shards to write.
+        samples: how many samples each shard has, or a list with the number of each shard (which may
+            be 0).
+        fields: names of fields with ready-made content (txt, cls, json; jpg or png for an 8 x 8
+            image, npy for 3 floats), or a dict from names to functions ``(rng, number)`` that
+            return the content.
+        seed: the seed of the content.
     """
     os.makedirs(directory, exist_ok=True)
     makers = dict(fields) if isinstance(fields, Mapping) else {name: _FIELDS.get(name) or _maker(name) for name in fields}
@@ -70,18 +72,24 @@ def _maker(name: str) -> Callable[[random.Random, int], Any]:
 
 
 def check_resume(make: Callable[[], Any], *, epochs: int = 2) -> list[list[Any]]:
-    """Cut a pipeline at every position, resume it in a new one, and compare; then cut the resumed ones at every position again.
+    """Stop a pipeline at every position, resume it in a new pipeline, and compare.
 
-    The state goes through JSON each time, must be the same right after it was loaded, and what the resumed pipeline gives must be what the uninterrupted one
-    gave from there on, into the next epoch.
+    The resumed pipelines are stopped and resumed at every position again. Each state is converted
+    to JSON and back. The state must be unchanged right after it was loaded. The resumed pipeline
+    must yield the same items as the uninterrupted one from there on, into the next epoch.
 
-    Of a pipeline of this package two more things are checked. A step after it may hold items when the pipeline ends: it is cut everywhere again with a
-    ``batch_samples`` after it whose last batch is not full. And a process may host several lanes: one pipeline is run as the only lane and as each of two
-    lanes, all in turn, and gives what pipelines of their own give, also after a resume halfway.
+    For a pipeline of this package, two more things are checked:
+
+    - A step after the pipeline may hold items when the pipeline ends. So the check is repeated with
+      a ``batch_samples`` after it whose last batch is not full.
+    - A process may run several lanes. So one pipeline is run as the only lane and as each of two
+      lanes, all in turn. Each must yield the items that a separate pipeline yields, also after a
+      resume halfway.
 
     Args:
-        make: builds the pipeline anew, each time the same: something that can be iterated and has ``state_dict()`` and ``load_state_dict()``.
-        epochs: how many epochs to run through; the cuts go through the first ``epochs - 1`` of them.
+        make: builds the pipeline, the same each time: an iterable that has ``state_dict()`` and
+            ``load_state_dict()``.
+        epochs: how many epochs to run; the pipeline is stopped in the first ``epochs - 1`` of them.
 
     Returns:
         The items of each epoch.
@@ -97,7 +105,7 @@ def check_resume(make: Callable[[], Any], *, epochs: int = 2) -> list[list[Any]]
 
 
 def _check_cuts(make: Callable[[], Any], epochs: int) -> list[list[Any]]:
-    """Cut everywhere, and give the items of each epoch."""
+    """Stop and resume at every position; return the items of each epoch."""
     pipeline = make()
     whole: list[list[Any]] = []
     cuts = [(0, _dump(pipeline))]
@@ -124,12 +132,13 @@ def _check_cuts(make: Callable[[], Any], epochs: int) -> list[list[Any]]:
 
 
 def _resume(make: Callable[[], Any], cut: tuple[int, str], flat: list[Any], ends: set[int], last_cut: int) -> list[tuple[int, str]]:
-    """Resume at a cut and compare with the rest of ``flat``; the cuts on the way."""
+    """Resume at a cut and compare with the rest of ``flat``; return the cuts on the way."""
     place, state = cut
     pipeline = make()
     pipeline.load_state_dict(json.loads(state))
     again = _dump(pipeline)
-    # At the end of an epoch, torchdata's loaders go on to the next one when their state is requested.
+    # At the end of an epoch, torchdata's loaders continue with the next one when their state is
+    # requested.
     if again != state and not (place in ends and type(pipeline).__module__.startswith("torchdata.")):
         raise AssertionError(f"cut at {place}: the state differs right after it was loaded:\n{state}\n{again}")
     told, cuts, empty = f"cut at {place}, resumed from {state}", [(place, again)], 0
@@ -151,13 +160,15 @@ def _resume(make: Callable[[], Any], cut: tuple[int, str], flat: list[Any], ends
 
 
 def _stage(pipeline: Any) -> Stage[Any] | None:
-    """The stage of a pipeline of this package; None for anything else, such as a torchdata Loader."""
+    """Return the stage of a pipeline of this package; None for others, such as a DataLoader."""
     stream = pipeline if isinstance(pipeline, Stream) else getattr(pipeline, "_stream", None)
     return stream.stage if isinstance(stream, Stream) else None
 
 
 def _check_batches_after(make: Callable[[], Any], epochs: int, items: int) -> None:
-    """Cut everywhere with a step after the pipeline that holds items when it ends."""
+    """Stop and resume at every position, with a step after the pipeline that holds items at its
+    end.
+    """
     size = next((size for size in range(2, items + 2) if items % size), 2)  # the last batch is not full
     try:
         _check_cuts(lambda: Stream(BatchSamples(_stage(make()), size, collate="list")), epochs)  # type: ignore[arg-type]
@@ -166,12 +177,16 @@ def _check_batches_after(make: Callable[[], Any], epochs: int, items: int) -> No
         raise
 
 
-_LANES = ((0, 1), (0, 2), (1, 2))  # the number of each, and of how many
+_LANES = ((0, 1), (0, 2), (1, 2))  # each as its number and the number of lanes
 _NO_ITEM = object()
 
 
 def _check_lanes(make: Callable[[], Any]) -> None:
-    """Run several lanes of one pipeline in turn, compare each with that of a pipeline of its own, and do so again from halfway on."""
+    """Run several lanes of one pipeline in turn, and compare each with the same lane of a separate
+    pipeline.
+
+    Then do the same from halfway on.
+    """
     alone = [list(_open(_stage(make()), lane).items) for lane in _LANES]
     rounds = max(map(len, alone))
     half = _check_rounds(_stage(make()), alone, 0, rounds // 2, [None] * len(_LANES))
@@ -179,7 +194,7 @@ def _check_lanes(make: Callable[[], Any]) -> None:
 
 
 def _check_rounds(stage: Stage[Any] | None, alone: list[list[Any]], start: int, stop: int, positions: list[Any]) -> list[Any]:
-    """Compare the items number ``start`` to ``stop - 1`` of each lane; the positions then."""
+    """Compare the items ``start`` to ``stop - 1`` of each lane; return the positions after them."""
     lanes = [_open(stage, lane, position) for lane, position in zip(_LANES, positions, strict=True)]
     try:
         for number in range(start, stop):

@@ -722,7 +722,7 @@ def test_an_interrupted_iterator_does_not_look_as_if_it_had_ended(workers, urls,
     beginning = source.state_dict()
     items = interrupted_at_the_first_fetch(source, tmp_path)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"was interrupted; load_state_dict\(state_dict\(\)\) and iter\(\) go on"):
+        with pytest.raises(RuntimeError, match=r"was interrupted: to continue, call load_state_dict\(state_dict\(\)\), then iter\(\)"):
             next(items)
     assert source.state_dict() == beginning
     source.load_state_dict(source.state_dict())
@@ -807,10 +807,10 @@ def test_a_script_without_a_main_guard(urls, tmp_path):
 @pytest.mark.parametrize(
     ("ended", "why"),
     [
-        (lambda sample: os.kill(os.getpid(), signal.SIGKILL), "killed it for want of memory"),
+        (lambda sample: os.kill(os.getpid(), signal.SIGKILL), "killed it because memory ran out"),
         (lambda sample: os.kill(os.getpid(), signal.SIGSEGV), "A native library crashed"),
         (lambda sample: os.kill(os.getpid(), signal.SIGBUS), "Shared memory may be full"),
-        (lambda sample: os._exit(3), "What it has printed itself says why"),
+        (lambda sample: os._exit(3), "The worker's own output says why"),
     ],
 )
 def test_why_a_worker_has_ended(ended, why, urls):

@@ -1,4 +1,4 @@
-"""``wds-pipes bench``: where the time goes between a store and a pipeline."""
+"""``wds-pipes bench``: measures where the time goes between a store and a pipeline."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from wds_pipes.io.open import Opener
 
 _CONNECTIONS = (1, 2, 4, 8, 16, 32)
-_GAIN = 1.15  # more connections are worth it if they give so much more
-_NOTHING = "nothing stands out: neither the link nor the processor is used up. Look longer (--seconds), or with more shards"
-_SAME = 0.8  # a pipe that gives so much of the link is as fast as the link, for such a short look
+_GAIN = 1.15  # a change is worth it if it reads at least this many times as fast
+_NOTHING = "no bottleneck found: neither the link nor the processor is used fully. Measure longer (--seconds), or with more shards"
+_SAME = 0.8  # a pipe with this share of the link's rate counts as as fast as the link: the measurement is short
 
 
 class _Seen(NamedTuple):
-    """What was seen in some seconds: MB (10^6 bytes) and samples per second, and the shares of the time that the process computed, and waited for bytes."""
+    """A measurement: MB (10^6 bytes) per second, samples per second, and the shares of the time in
+    which the process computed and waited for bytes.
+    """
 
     mb: float
     samples: float
@@ -32,14 +34,15 @@ class _Seen(NamedTuple):
 
 @click.command()
 @click.argument("urls", nargs=-1, required=True)
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="How long to look at each thing.")
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="How long each measurement takes.")
 @click.option("--connections", type=click.IntRange(min=1), default=8, show_default=True, help="As in open_shards.")
 @click.option("--readahead-mib", type=click.IntRange(min=1), default=64, show_default=True, help="As readahead_bytes in open_shards.")
 @click.option("--storage-options", default="{}", help="As in open_shards, in JSON: '{\"anon\": true}'.")
 def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib: int, storage_options: str) -> None:
-    """Measure what the link to a store gives, what a pipeline gets of it, and tell which option would help.
+    """Measure how fast the link to a store and a pipeline are, and report which options would help.
 
-    URLS are the shards, with {000..011} or * in quotes. They are read over and over; local ones are measured as they lie in the memory of the machine.
+    URLS are the shards, with {000..011} or * in quotes. They are read repeatedly, so local shards
+    are measured as the operating system has them in memory.
     """
     from wds_pipes.core.words import plural
     from wds_pipes.errors import WdsError
@@ -66,7 +69,7 @@ def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib
 
         own = best = pipe(connections)
         click.echo(f"a pipeline in one process, connections={connections}: {_shown(own)}")
-        gains = []  # one change at a time, each compared with the best before it
+        gains = []  # one change at a time; each is compared with the best until then
         if enough > connections:
             more = pipe(enough)
             click.echo(f"with connections={enough}: {_shown(more)}")
@@ -86,7 +89,7 @@ def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib
 
 
 def _link(shards: list[str], seconds: float, options: dict[str, Any], readahead: int) -> tuple[float, int]:
-    """MB per second that the link gives at most, and how many connections that takes."""
+    """Return the maximum rate of the link in MB per second, and how many connections it needs."""
     from wds_pipes.io.open import Opener
     from wds_pipes.io.remote.budget import Reading
 
@@ -107,7 +110,7 @@ def _link(shards: list[str], seconds: float, options: dict[str, Any], readahead:
 
 
 def _raw(shards: list[str], seconds: float, opener: Opener) -> float:
-    """MB per second that come, whether somebody has looked at them or not."""
+    """Return the MB per second that arrive, whether or not they were read from the streams."""
     from wds_pipes.io.remote.queue import ReadQueue
 
     buffer, start = bytearray(1 << 20), time.perf_counter()
@@ -126,7 +129,7 @@ def _raw(shards: list[str], seconds: float, opener: Opener) -> float:
 
 
 def _watch(chain: Stage[Any], opener: Opener, seconds: float) -> _Seen:
-    """What a pipeline gives."""
+    """Measure a pipeline."""
     from wds_pipes.core.stream import Stream
 
     taken = samples = 0
@@ -157,10 +160,10 @@ def _shown(seen: _Seen) -> str:
 
 
 def _advice(own: _Seen, link: float) -> list[str]:
-    """What limits a pipeline, and what would help."""
+    """Return what limits a pipeline, and what would help."""
     found = []
     if own.computed > _SAME:
         found.append(f"the process computes all the time: PipeLoader(num_workers=...) uses more of the {os.cpu_count() or 1} cores")
     if link and own.mb >= link * _SAME and own.computed <= _SAME:
-        found.append("the pipeline takes what the link gives: cache_shards() keeps shards that are read in more than one epoch on a local disk")
+        found.append("the pipeline is as fast as the link: cache_shards() keeps shards that are read in more than one epoch on a local disk")
     return found

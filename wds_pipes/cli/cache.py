@@ -39,7 +39,9 @@ def list_shards(directory: str | None) -> None:
 @_directory
 @click.option("--size", help="How much to keep, such as 200GB; without it, WDS_PIPES_CACHE_SIZE.")
 def prune(directory: str | None, size: str | None) -> None:
-    """Remove what stopped downloads have left, and the shards used least recently until the rest fits. What is in use stays."""
+    """Remove the files of interrupted downloads, and the least recently used shards until the rest
+    fits. Files in use are kept.
+    """
     from wds_pipes.io.cache.shard_cache import cache_limit
 
     try:
@@ -52,7 +54,7 @@ def prune(directory: str | None, size: str | None) -> None:
 @cache.command()
 @_directory
 def clear(directory: str | None) -> None:
-    """Remove all that is not in use."""
+    """Remove all files that are not in use."""
     _prune(_open(directory), 0)
 
 

@@ -1,4 +1,4 @@
-"""``wds-pipes demo``: a training that is killed and resumed, compared with one that was not."""
+"""``wds-pipes demo``: compares a training that is killed and resumed with an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ if TYPE_CHECKING:
     from wds_pipes.cli.train import Plan
 
 SHAPES = ("disc", "ring", "square", "frame", "triangle", "plus", "cross", "rows", "columns", "checks")
-MAX_CLASSES = 1000  # for shards that do not say how many they have
+MAX_CLASSES = 1000  # for --data, whose number of classes is not known
 STEPS_WITH_DATA = 200
 COLUMN = 15  # characters
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a step of the training was made of, and what came out. ``seconds`` is when its batch was in hand, counted from the start of the loader."""
+    """A training step: its samples and its loss. ``seconds``: when its batch arrived, since the
+    start of the loader.
+    """
 
     step: int
     epoch: int
@@ -45,7 +47,7 @@ class Step:
 
 @dataclass
 class Run:
-    """What a trainer did until its end."""
+    """The steps of a training process until its end."""
 
     steps: list[Step] = field(default_factory=list)
     state_bytes: int = 0
@@ -56,7 +58,7 @@ class Run:
 
     @property
     def samples_per_second(self) -> float:
-        """Counted from the first batch on, without the start of the workers."""
+        """Measured from the first batch on, without the start of the workers."""
         first, last = self.steps[0], self.steps[-1]
         return (self.samples - len(first.keys)) / (last.seconds - first.seconds)
 
@@ -133,7 +135,7 @@ def demo(*, urls: tuple[str, ...], out: Path, samples: int, batch_size: int, wor
     say("speed", f"{whole.samples_per_second:,.0f} samples/s with {plural(plan.workers, 'worker')}")
     say("state", f"{plural(killed.state_bytes, 'byte')} as JSON, all workers together")
     say("first batch", f"{resumed.steps[0].seconds:.2f} s after load_state_dict()")
-    say("picture", str(picture or "none, for want of matplotlib: pip install 'wds_pipes[demo]'"))
+    say("picture", str(picture or "none, since matplotlib is not installed: pip install 'wds_pipes[demo]'"))
     if not urls:
         say("shards", str(out / "shards" / f"shapes-{{000000..{len(shards) - 1:06d}}}.tar"))
     say("took", f"{time.perf_counter() - start:.0f} s")
@@ -150,7 +152,9 @@ def say(what: str, text: str) -> None:
 
 
 def write_images(directory: Path, samples: int) -> list[str]:
-    """Write images of ten kinds of shapes into about a dozen shards, always the same, and give their paths."""
+    """Write images of ten kinds of shapes into at most 12 shards, always the same, and return their
+    paths.
+    """
     import numpy as np
 
     from wds_pipes.tar import ShardWriter
@@ -165,7 +169,7 @@ def write_images(directory: Path, samples: int) -> list[str]:
 
 
 def draw_shape(shape: str, rng: np.random.Generator, size: int = 32) -> Image.Image:
-    """A shape of any colour, somewhere on a noisy ground."""
+    """Draw a shape with a random colour at a random place on a noisy background."""
     from PIL import Image, ImageDraw
 
     image = Image.fromarray(rng.integers(0, 160, (size, size, 3), dtype="uint8"))
@@ -207,10 +211,13 @@ def draw_shape(shape: str, rng: np.random.Generator, size: int = 32) -> Image.Im
 
 
 def inspect_shards(urls: Sequence[str]) -> tuple[list[str], str, str | None]:
-    """The shards that ``urls`` name, and by the first sample the image field (with its likely alternatives) and the label field, if any.
+    """Return the shards of ``urls``, the image field (with likely alternatives), and the label
+    field, if any.
+
+    The fields are those of the first sample.
 
     Raises:
-        click.BadParameter: nothing can be read there, or there is no image.
+        click.BadParameter: the shards cannot be read or have no sample, or the sample has no image.
     """
     import wds_pipes as wp
     from wds_pipes.codecs import IMAGE
@@ -219,7 +226,7 @@ def inspect_shards(urls: Sequence[str]) -> tuple[list[str], str, str | None]:
     try:
         shards = ShardList(urls).urls
         first = next(iter(wp.ShardList(shards).open_shards().load_tar().group_by_key()), None)
-    except Exception as error:  # what a storage raises is its own affair
+    except Exception as error:  # a storage may raise any error
         raise click.BadParameter(str(error) or repr(error), param_hint="--data") from error
     if first is None:
         raise click.BadParameter(f"there is no sample in {shards[0]}", param_hint="--data")
@@ -281,7 +288,8 @@ def run_trainer(plan: Plan, label: str, log: Path, total: int, *, kill_at: int |
 
 
 def choose_kill(steps: Sequence[Step], checkpoint_every: int) -> int:
-    """The step after which to kill: between two checkpoints, near the middle of the last epoch but one.
+    """Return the step after which to kill: between two checkpoints, near the middle of the last
+    epoch but one.
 
     Raises:
         click.ClickException: there is no such step.
@@ -299,7 +307,9 @@ def choose_kill(steps: Sequence[Step], checkpoint_every: int) -> int:
 
 
 def difference(whole: Sequence[Step], killed: Sequence[Step], resumed: Sequence[Step]) -> str | None:
-    """Where the killed and the resumed run first differ from the uninterrupted one, in words; None if nowhere."""
+    """Describe the first difference of the killed and resumed runs from the uninterrupted one; None
+    if there is none.
+    """
     expected = {step.step: step for step in whole}
     for name, run in (("killed", killed), ("resumed", resumed)):
         for step in run:

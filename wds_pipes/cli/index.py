@@ -1,4 +1,4 @@
-"""``wds-pipes index``: count the samples of shards once, so that nobody has to again."""
+"""``wds-pipes index``: writes an index with the number of samples of each shard."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The training program of ``wds-pipes demo``: a small CNN that can be killed at any moment and goes on from its last checkpoint.
+"""The training program of ``wds-pipes demo``: it can be killed at any moment, and then continues
+from its last checkpoint.
 
-``python -m wds_pipes.cli.train`` reads a Plan as JSON from standard input and prints what it does as JSON, a line each. It knows nothing of the demo around it:
-this is what a training script with wds_pipes looks like.
+It trains a small CNN. ``python -m wds_pipes.cli.train`` reads a Plan as JSON from standard input,
+and prints one line of JSON for each step and each checkpoint. It does not depend on the demo: it is
+an example of a training script with wds_pipes.
 """
 
 from __future__ import annotations
@@ -34,14 +36,15 @@ class Plan:
 
     Attributes:
         urls: the shards.
-        image: the field with the image, or several of which the first that is there is taken: ``"jpg;png"``.
-        label: the field with the integer label; None: a label is made from the key.
-        classes: how many classes the model tells apart; a label is taken modulo this.
+        image: the field with the image, or several fields, of which the first that exists is used:
+            ``"jpg;png"``.
+        label: the field with the integer label; None: a label is computed from the key.
+        classes: the number of classes of the model; labels are taken modulo this number.
         batch_size: samples in a batch.
         workers: worker processes that read and decode.
-        epochs: how many.
-        steps: stop after this many, even within an epoch; None: do all epochs.
-        checkpoint: the file to save to; if it is there, training goes on from it.
+        epochs: how many epochs to train.
+        steps: stop after this number of steps, even within an epoch; None: train all epochs.
+        checkpoint: the file to save to; if it exists, training continues from it.
         checkpoint_every: steps from one checkpoint to the next.
     """
 
@@ -58,7 +61,9 @@ class Plan:
 
 
 def build_pipeline(plan: Plan) -> wp.WdsPipe:
-    """Shards to batches of (keys, images as uint8 of shape (batch, 3, SIZE, SIZE), labels)."""
+    """Build the pipeline: batches of (keys, images as uint8 of shape (batch, 3, SIZE, SIZE),
+    labels).
+    """
     fields = plan.image.split(";") + ([plan.label] if plan.label else [])
     pipe: wp.WdsPipe = (
         wp.ShardList(plan.urls, shuffle=True, seed=SEED)
@@ -75,7 +80,10 @@ def build_pipeline(plan: Plan) -> wp.WdsPipe:
 
 
 def augment(sample: tuple[str, Image.Image, int | str], rng: np.random.Generator, *, classes: int) -> tuple[str, np.ndarray[Any, Any], int]:
-    """The image cropped at random, mirrored or not, and the label. All chance comes from ``rng``, which is the same for this sample after a resume."""
+    """Crop the image at random and mirror it or not.
+
+    All randomness comes from ``rng``, which is the same for this sample after a resume.
+    """
     key, image, label = sample
     left, top = rng.integers(5, size=2).tolist()
     image = ImageOps.fit(image, (SIZE + 4, SIZE + 4)).crop((left, top, left + SIZE, top + SIZE))
@@ -86,7 +94,7 @@ def augment(sample: tuple[str, Image.Image, int | str], rng: np.random.Generator
 
 
 def build_model(classes: int) -> nn.Module:
-    """A CNN of three layers."""
+    """Build a CNN of three convolutional layers."""
     layers: list[nn.Module] = []
     for inputs, outputs in ((3, 16), (16, 32), (32, 64)):
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2)]
@@ -95,11 +103,11 @@ def build_model(classes: int) -> nn.Module:
 
 def train(plan: Plan) -> None:
     """Train from the last checkpoint, or from the beginning if there is none."""
-    torch.set_num_threads(1)  # sums of floats depend on how they are split
+    torch.set_num_threads(1)  # sums of floats depend on how threads divide them
     torch.manual_seed(SEED)
     model = build_model(plan.classes)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    # The loader draws from a generator of its own, not from torch's global one, which is the dropout's.
+    # The loader has its own generator: torch's global one must be for dropout alone.
     loader = StatefulDataLoader(build_pipeline(plan).as_dataset(), batch_size=None, num_workers=plan.workers, generator=torch.Generator())
 
     step = first_epoch = 0
@@ -141,7 +149,9 @@ def train(plan: Plan) -> None:
 
 
 def save(path: str, checkpoint: dict[str, Any]) -> None:
-    """Write a checkpoint so that a crash at any moment leaves the old one or the new one, never half of one."""
+    """Write a checkpoint atomically: a crash at any moment leaves the old file or the new one, both
+    complete.
+    """
     with open(f"{path}.partial", "wb") as file:
         torch.save(checkpoint, file)
         file.flush()
@@ -150,7 +160,7 @@ def save(path: str, checkpoint: dict[str, Any]) -> None:
 
 
 def tell(**facts: Any) -> None:
-    """Print a line that a program can read."""
+    """Print a line of JSON."""
     click.echo(json.dumps(facts))
 
 

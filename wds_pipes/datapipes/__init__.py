@@ -1,9 +1,11 @@
-"""The stages as pipes: ``pipe.shuffle_buffer(1000)`` is a pipe that reads from ``pipe``. Where each name comes from:
+"""The stages as pipes: ``pipe.shuffle_buffer(1000)`` is a pipe that reads from ``pipe``.
 
-- ``pipe``: what all pipes are;
-- ``torch_steps``: pipes of torch's between ours;
-- ``base``: what a pipe is where torch has no DataPipes any more;
-- ``signatures``: for editors and type checkers; a script writes it.
+The modules:
+
+- ``pipe``: the base class of all pipes;
+- ``torch_steps``: torch's pipes before, between and after ours;
+- ``base``: IterDataPipe, torch's or a replacement;
+- ``signatures``: signatures for editors and type checkers; a script generates it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ __all__ = ["WdsPipe", "as_dataset", "load_state_dict", "mix", "register_stage", 
 
 
 def _register(pipe: type[WdsPipe]) -> None:
-    """Make ``pipe`` a method of every IterDataPipe. Doing it again replaces the method; a name that somebody else took is an error."""
+    """Make ``pipe`` a method of every IterDataPipe.
+
+    A repeated call replaces the method; a name that another package has registered is an error.
+    """
     name = functional_name(pipe._kind)
     taken = IterDataPipe.functions.get(name)
     owner = getattr(taken, "_wds_kind", None)
@@ -43,10 +48,13 @@ def _register(pipe: type[WdsPipe]) -> None:
 
 
 def register_stage(kind: type[Stage[Any]]) -> type[WdsPipe]:
-    """Make a stage of your own a method of every pipe: the class ``MyStep`` becomes ``pipe.my_step(...)``. Gives the class of its pipes.
+    """Make your stage a method of every pipe: ``class MyStep`` becomes ``pipe.my_step(...)``.
+
+    Returns:
+        the class of the stage's pipes.
 
     Raises:
-        RuntimeError: the name is taken by somebody else's pipe.
+        RuntimeError: another pipe already has this name.
     """
     pipe = pipe_class(kind)
     _register(pipe)
@@ -62,16 +70,18 @@ mix = Mix  # noqa: F405
 
 
 def state_dict(pipe: IterDataPipe[Any]) -> State:
-    """The state of a pipe, also of one of torch's behind ours: see ``WdsPipe.state_dict``.
+    """Return the state of a pipe, also of one of torch's after ours: see ``WdsPipe.state_dict``.
 
     Raises:
-        StateError: it cannot be known exactly; the message names the pipe.
+        StateError: the state cannot be known exactly; the message names the pipe.
     """
     return _ours(pipe).state_dict()
 
 
 def load_state_dict(pipe: IterDataPipe[Any], state: State, *, moved: bool = False) -> None:
-    """Let the next ``iter(pipe)`` continue from ``state``, also for a pipe of torch's behind ours: see ``WdsPipe.load_state_dict``, also for ``moved``.
+    """Make the next ``iter(pipe)`` continue from ``state``, also for a pipe of torch's after ours.
+
+    See ``WdsPipe.load_state_dict``, also for ``moved``.
 
     Raises:
         StateError: the state does not fit; the message says what differs.
@@ -80,7 +90,7 @@ def load_state_dict(pipe: IterDataPipe[Any], state: State, *, moved: bool = Fals
 
 
 def _ours(pipe: IterDataPipe[Any]) -> WdsPipe:
-    """``pipe`` if it is one of ours, else an error that says why its state cannot be known."""
+    """Return ``pipe`` if it is one of ours; else raise an error that says why it has no state."""
     if isinstance(pipe, WdsPipe):
         return pipe
     if not isinstance(pipe, IterDataPipe):
@@ -90,4 +100,4 @@ def _ours(pipe: IterDataPipe[Any]) -> WdsPipe:
     as_stage(pipe).check_resumable()
     name = type(pipe).__name__.removesuffix("IterDataPipe")
     mend = "use the method, pipe.map(), .filter(), .batch() or .collate()"
-    raise StateError(f"torch's {name} was built from its class around a pipe, so nobody sees what it gave: {mend}.")
+    raise StateError(f"torch's {name} was built from its class around a pipe, so the items that it yields are not counted: {mend}.")

@@ -1,6 +1,8 @@
-"""IterDataPipe, from which all pipes come: that of torch, or a small one of our own where torch has none any more.
+"""IterDataPipe, the base class of all pipes: torch's, or a small replacement if torch no longer has
+one.
 
-torch calls its DataPipes frozen. What this package needs of them is a registry of methods, so it can go on without them.
+torch calls its DataPipes frozen. This package needs only their registry of methods, so it also
+works without them.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ else:
         torch_pipes, Wrapper = None, ()
 
         class IterDataPipe(IterableDataset[T_co]):
-            """An IterableDataset with methods that others add, each of which makes a pipe that reads from this one."""
+            """An IterableDataset with registered methods; each makes a pipe that reads from this
+            one.
+            """
 
             functions: ClassVar[dict[str, Callable[..., Any]]] = {}
 
@@ -38,7 +42,7 @@ else:
                 cls.functions[name] = function
 
             def reset(self) -> None:
-                """What torch calls before each pass."""
+                """Do nothing; torch calls this before each iteration."""
 
             def __getattr__(self, name: str) -> Any:
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name)
@@ -48,5 +52,5 @@ else:
 
 
 def torch_kinds(*names: str) -> tuple[type[IterDataPipe[Any]], ...]:
-    """Classes of torch's pipes by their names; none where torch has no pipes."""
+    """Return classes of torch's pipes by their names; none if torch has no pipes."""
     return () if torch_pipes is None else tuple(getattr(torch_pipes, name) for name in names)

@@ -1,8 +1,10 @@
 """A stage as a pipe.
 
 Rules:
-1. A pipe here is a shell: options go to its stage, iterating and state to a Stream. Its class is made from the stage's, with the same name and help.
-2. ``__iter__`` is not torch's hooked one: that would cost more per item than the stages do, and makes a generator that raised look exhausted.
+1. A pipe only forwards: options to its stage, iteration and state to a Stream. Its class is made
+   from the class of the stage, with the same name and help.
+2. torch's metaclass must not hook ``__iter__``: the hook would cost more per item than the stages
+   do, and would make a generator that raised an error look exhausted.
 """
 
 from __future__ import annotations
@@ -47,16 +49,20 @@ else:
     T_co = TypeVar("T_co", covariant=True)
     Base = IterDataPipe
 
-_MODULE = "wds_pipes.datapipes"  # that of all pipes' classes
+_MODULE = "wds_pipes.datapipes"  # the module of all classes of pipes
 
 
 class WdsPipe(Base[T_co]):
-    """The base of all pipes of this package: an IterDataPipe with a state. ``repr(pipe)`` is the chain as it was written, a notebook shows it as a list.
+    """The base of all pipes of this package: an IterDataPipe with a state.
 
-    Each ``iter(pipe)`` is the next epoch; a loaded state continues its own. A pipe has one iterator at a time: starting a new one ends the one before.
+    ``repr(pipe)`` is the chain as it was written; a notebook shows the chain as a list.
+
+    Each ``iter(pipe)`` is the next epoch; after a state was loaded, the next ``iter(pipe)``
+    continues the epoch of the state. A pipe has one iterator at a time: a new iterator ends the one
+    before.
     """
 
-    _is_child_datapipe = False  # torch asks for it at each item; without this, through __getattr__
+    _is_child_datapipe = False  # torch reads it for each item; set here, it does not go through __getattr__
     _kind: type[Stage[Any]]
     _call: graph.Call | None = None  # how it was built
 
@@ -66,40 +72,48 @@ class WdsPipe(Base[T_co]):
 
     @shortened
     def __init__(self, *args: Any, **options: Any) -> None:
-        given = args  # with pipes
+        given = args  # with pipes; args gets stages instead
         name = _written(self._kind)
         if not self._kind.is_source:
             if not args or not isinstance(args[0], IterDataPipe):
                 raise TypeError(f"{name}() needs a pipe as its source, not {args[0] if args else None!r}")
-            self._source = args[0]  # torch's graph walk looks for it
+            self._source = args[0]  # torch's walk over the graph looks for it
             args = (_stage_for(args[0], f"{name}()"), *args[1:])
         self._stream: Stream[Any] = Stream(build(self._kind, name, args, options))
         self._call = _call(self._kind, self._stream.stage, given, options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         made = super().__reduce_ex__(protocol)
-        # By its stage, so that the module is imported in which a user has written that; what torch's walk over a graph wants of it stays as it is.
+        # Pickle the class by its stage, so that unpickling imports the module of a user's stage.
+        # What torch's walk over a graph expects is unchanged.
         return (_again, (self._kind,), *made[2:]) if made[0] is copyreg.__newobj__ else made  # type: ignore[attr-defined]
 
     def state_dict(self) -> State:
-        """The position behind the item that was given last, as a small dict of plain JSON types, new at each call.
+        """Return the position after the last returned item, as a small dict, new at each call.
+
+        It holds plain JSON types only.
 
         Raises:
-            StateError: a pipe of torch's in this chain has a state that cannot be known; the message names it and what to use instead.
+            StateError: the state of one of torch's pipes in this chain cannot be known; the message
+                names the pipe, and what to use instead.
         """
         return self._stream.state_dict()
 
     def load_state_dict(self, state: State, *, moved: bool = False) -> None:
-        """Let the next ``iter()`` continue from ``state``: the same samples in the same order, none lost, none twice.
+        """Make the next ``iter()`` continue from ``state``: the same samples in the same order,
+        none lost, none twice.
 
-        The shards may lie elsewhere by now, on another disk or in another store. They are the same shards if all have the MD5s in the index that they had; or,
-        where there was no index or is none, the same names below the directory that all of them are in. A line in the log says that the state goes on
-        elsewhere. If the directory is called as a split is (``train``, ``val``), it must keep its name.
+        The shards may have moved since, to another disk or another store. They count as the same
+        shards if all have the same MD5s in the index as before. If there is no index now, or there
+        was none, they count as the same if they have the same names below their common directory. A
+        line in the log then says that the state continues elsewhere. If the common directory is
+        named like a split (``train``, ``val``), it must keep its name.
 
         Args:
             state: what ``state_dict`` returned.
-            moved: these are the shards of the state, in the same order, whatever their names and the index say: for shards that were renamed or packed
-                anew. All else is checked.
+            moved: these are the shards of the state, in the same order, whatever their names and
+                the index say: for shards that were renamed or packed again. Everything else is
+                checked.
 
         Raises:
             StateError: the state does not fit this pipeline; the message says what differs.
@@ -107,43 +121,59 @@ class WdsPipe(Base[T_co]):
         self._stream.load_state_dict(state, moved=moved)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next ``iter()`` be ``epoch``, from its beginning; a loaded state of that epoch still continues where it was."""
+        """Make the next ``iter()`` start ``epoch`` from its beginning.
+
+        After a state of the same epoch was loaded, ``iter()`` still continues from that state.
+        """
         self._stream.set_epoch(epoch)
 
     def counts(self) -> dict[str, int]:
-        """The samples of the current epoch, or the one that just ended, by what became of them; see ``Stream.counts``."""
+        """Count the samples of the current or just ended epoch by what became of them.
+
+        See ``Stream.counts``.
+        """
         return self._stream.counts()
 
     def __len__(self) -> int:
-        """How many items an epoch has: samples or batches, if ``ShardList(index=...)`` or ``samples_per_shard=`` counts them, or URLs and shards.
+        """Return how many items an epoch has.
+
+        The items are samples or batches, if ``ShardList(index=...)`` or ``samples_per_shard=``
+        counts them, or URLs or shards.
 
         Raises:
-            TypeError: it is not known, or depends on the workers or ranks of the DataLoader that asks; the message says what to do.
+            TypeError: the number is not known, or depends on the workers or ranks of the DataLoader
+                that calls ``len()``; the message says what to do.
         """
         from wds_pipes.loader.lengths import length
 
         return length(self._stream.stage, ranks_are_dealt=True)
 
     def __bool__(self) -> bool:
-        return True  # also where len() is not known
+        return True  # also if len() is not known
 
     def reset(self, *state: Any) -> None:
-        """What torch calls before each pass."""
+        """Called by torch before each iteration.
+
+        A state, which torchdata's Loader passes, is refused.
+        """
         if state:
             raise TypeError("a Loader of torchdata takes nodes, and this is a pipe: pass pipe.as_node()")
         super().reset()  # type: ignore[misc]  # the stub of IterDataPipe lacks it
 
     def as_dataset(self) -> WdsDataset:
-        """A plain IterableDataset with this pipe's state, for DataLoader and StatefulDataLoader."""
+        """Return a plain IterableDataset with this pipe's state, for DataLoader and
+        StatefulDataLoader.
+        """
         return as_dataset(self)
 
     def as_node(self) -> WdsNode:
-        """This pipe as a node of torchdata.nodes."""
+        """Return this pipe as a node of torchdata.nodes."""
         from wds_pipes.nodes import WdsNode
 
         return WdsNode.of(_stage_for(self, "as_node()"))
 
-    # torch's own steps that hold nothing at a yield come back as pipes of ours, so that the position is that of what they have given.
+    # torch's own steps that hold no item when they yield are returned as pipes of ours. So the
+    # position is the one after the last item that they yielded.
 
     def map(self, *args: Any, **options: Any) -> WdsPipe:
         return TorchEnded(_torchs("Mapper", "map_samples()")(self, *args, **options))
@@ -169,10 +199,11 @@ class WdsPipe(Base[T_co]):
         method = IterDataPipe.functions.get(name)
         if method is None and not name.startswith("_"):
             raise AttributeError(no_method(type(self).__name__, name, dir(self)), name=name)
-        # torch gives a partial here, whose help shows neither the name nor the arguments
+        # torch would return a partial here, whose help shows neither the name nor the arguments
         return MethodType(method, self) if method is not None and hasattr(method, "_wds_kind") else super().__getattr__(name)
 
-    # What torch's DataLoader calls: only the first pipe of a chain answers, since a chain is dealt once.
+    # Hooks that torch's DataLoader calls. Only the first pipe of a chain has them, since a chain is
+    # partitioned once.
 
     def _is_first(self) -> bool:
         source = self.__dict__.get("_source")
@@ -180,14 +211,19 @@ class WdsPipe(Base[T_co]):
 
     @property
     def apply_sharding(self) -> Callable[..., None]:
-        """In each worker, and without workers: which lane to give."""
+        """A function that sets which lane to yield; called in each worker, or in this process
+        without workers.
+        """
         if not self._is_first():
             raise AttributeError("apply_sharding")
         return self._deal
 
     @property
     def set_seed(self) -> Callable[[int], None]:
-        """At each iteration, in the main process first: fresh workers are copies that cannot count epochs. The seed itself is of no use here."""
+        """A function that counts epochs; called at each iteration, in the main process first.
+
+        New workers are copies, which cannot count epochs themselves. The seed itself is ignored.
+        """
         if not self._is_first():
             raise AttributeError("set_seed")
         return self._count_epoch
@@ -198,10 +234,11 @@ class WdsPipe(Base[T_co]):
         warn_of_ranks("a pipe in DataLoader", dealt=True)
         if host.tell_end is None:
             host.tell_end = LaneEnds()
-        # A worker goes on from the epoch that it was started with; and an iterator of DataLoader's tells it twice, when it is made and when it is reset.
+        # A worker counts on from the epoch with which it was started. An iterator of DataLoader
+        # calls this twice, when it is made and when it is reset: only the first call counts.
         if host.pid != os.getpid() or sys._getframe(2).f_code.co_name != "__init__":
             return
-        if host.hosted == host.epoch:  # workers have had this one
+        if host.hosted == host.epoch:  # workers already had this epoch
             host.epoch += 1
         host.hosted = host.epoch
 
@@ -210,11 +247,11 @@ class WdsPipe(Base[T_co]):
         host.lane, host.lanes = instance_id, num_of_instances
 
     def to_mermaid(self) -> str:
-        """The chain as a flowchart in Mermaid's language, which GitHub and notebooks draw in Markdown."""
+        """Return the chain as a Mermaid flowchart, which GitHub and notebooks draw in Markdown."""
         return graph.to_mermaid(self)
 
     def to_dot(self) -> str:
-        """The chain in the language of Graphviz."""
+        """Return the chain as a graph in Graphviz's language (DOT)."""
         return graph.to_dot(self)
 
     def _repr_html_(self) -> str:
@@ -227,7 +264,7 @@ class WdsPipe(Base[T_co]):
 
 
 def _iterate(self: WdsPipe) -> Iterator[Any]:
-    """Begin the next epoch, or go on from a loaded state, at the first ``next()``."""
+    """Begin the next epoch, or continue from a loaded state, at the first ``next()``."""
     if _below_stateful_dataloader():
         raise StateError(
             "StatefulDataLoader does not see the state of an IterDataPipe: it would replay from the start and say nothing. Give it pipe.as_dataset(), or "
@@ -241,7 +278,7 @@ def _iterate(self: WdsPipe) -> Iterator[Any]:
 
 
 def _torchs(name: str, instead: str) -> Callable[..., IterDataPipe[Any]]:
-    """A class of torch's pipes."""
+    """Return a class of torch's pipes; NotImplementedError if torch has no pipes."""
     for kind in torch_kinds(name):
         return kind
     raise NotImplementedError(f"this step was torch's, and this torch has no DataPipes any more: use {instead}")
@@ -252,11 +289,14 @@ for _method, _name in _TORCHS.items():
     for _kind in torch_kinds(_name):
         _method.__doc__ = _kind.__doc__
 
-WdsPipe.__iter__ = _iterate  # type: ignore[method-assign]  # rule 2: set here, torch's metaclass does not see it
+WdsPipe.__iter__ = _iterate  # type: ignore[method-assign]  # rule 2: torch's metaclass does not hook what is set here
 
 
 def _below_stateful_dataloader() -> bool:
-    """Whether a StatefulDataLoader iterates a bare pipe right now: it puts torch's wrapper around it, which shows in the stack alone."""
+    """Whether the caller is a StatefulDataLoader that iterates over a bare pipe.
+
+    It puts torch's wrapper around the pipe, which can be seen only on the call stack.
+    """
     frame: FrameType | None = sys._getframe(2)
     wrapped = False
     while frame is not None:
@@ -268,12 +308,14 @@ def _below_stateful_dataloader() -> bool:
 
 
 def _written(kind: type[Stage[Any]]) -> str:
-    """What a caller writes to build a stage's pipe."""
+    """Return the name that a caller writes to build a stage's pipe."""
     return kind.__name__ if kind.is_source else functional_name(kind)
 
 
 def _call(kind: type[Stage[Any]], stage: Stage[Any], args: tuple[Any, ...], options: dict[str, Any]) -> graph.Call:
-    """How a pipe was built, to show it: without what it reads from, and ShardList with the number of shards."""
+    """Return how a pipe was built, to show it: without its source, and for ShardList with the
+    number of shards.
+    """
     signature = inspect.signature(kind)
     values, said = stage.shown_options(signature.bind(*args, **options).arguments)
     if not kind.is_source:
@@ -301,13 +343,13 @@ class MixedPipe(WdsPipe):
         for name, pipe in pipes.items():
             if not isinstance(pipe, IterDataPipe):
                 raise TypeError(f"mix() takes pipes by name, and {name!r} is {pipe!r:.80}")
-        self._sources = list(pipes.values())  # torch's graph walk looks for them
+        self._sources = list(pipes.values())  # torch's walk over the graph looks for them
         self._stream = Stream(build(stages.Mix, "mix", ({name: as_stage(pipe) for name, pipe in pipes.items()} or sources, *args), options))
         self._call = _call(stages.Mix, self._stream.stage, (sources, *args), options)
 
 
 def as_stage(pipe: IterDataPipe[Any]) -> Stage[Any]:
-    """The stage of a pipe, ours or torch's."""
+    """Return the stage of a pipe, ours or torch's."""
     if isinstance(pipe, WdsPipe):
         return pipe._stream.stage
     if type(pipe) in HOLD_NOTHING and find_ours(pipe) is not None:
@@ -316,15 +358,15 @@ def as_stage(pipe: IterDataPipe[Any]) -> Stage[Any]:
 
 
 def find_ours(pipe: IterDataPipe[Any]) -> WdsPipe | None:
-    """The nearest pipe of ours at or below ``pipe``."""
+    """Return the nearest pipe of ours: ``pipe`` itself or one upstream of it."""
     return next((below for below in walk(pipe) if isinstance(below, WdsPipe)), None)
 
 
 def _stage_for(pipe: IterDataPipe[Any], what: str) -> Stage[Any]:
-    """The stage of a pipe, for ``what`` is built upon it, which has a position of its own.
+    """Return the stage of a pipe. ``what``, which is built on it, has its own position.
 
     Raises:
-        StateError: a state waits in the pipe for an ``iter()`` that will not come.
+        StateError: a state was loaded into the pipe, for an ``iter(pipe)`` that will not be called.
     """
     ours = find_ours(pipe)
     if ours is not None and ours._stream._resume:
@@ -336,11 +378,11 @@ add_pipes(IterDataPipe, _stage_for)
 
 
 def pipe_class(kind: type[Stage[Any]]) -> type[WdsPipe]:
-    """The pipes of a stage: same name, same help."""
+    """Return the class of a stage's pipes: same name, same help."""
     return make_skin(kind, MixedPipe if kind is stages.Mix else WdsPipe, _MODULE)
 
 
 def _again(kind: type[Stage[Any]]) -> WdsPipe:
-    """An empty pipe of a stage, which pickle fills."""
+    """Return an empty pipe of a stage, which pickle fills."""
     made = pipe_class(kind)
     return made.__new__(made)

@@ -1,9 +1,12 @@
-"""torch's own pipes as stages, so that they can stand before, between and behind ours.
+"""torch's own pipes as stages, so that they can stand before, between and after ours.
 
 Rules:
-1. map, filter, batch and collate hold nothing at a yield: each is a stage without a position, run by torch's own code over our source.
-2. A chain of torch's pipes alone is the first stage of ours. If iterating it again gives the same again, its position is how many items were taken.
-3. All others keep their state to themselves: they run, but a state of such a chain is refused with the name of the pipe.
+1. map, filter, batch and collate hold no item when they yield. So each is a stage without a
+   position; torch's own code runs it over our source.
+2. A chain of torch's pipes alone is the first stage of ours. If each iteration over it yields the
+   same items, its position is the number of items that were taken.
+3. All other pipes do not expose their state. They run, but ``state_dict()`` of such a chain raises
+   an error that names the pipe.
 """
 
 from __future__ import annotations
@@ -31,12 +34,12 @@ _REPEATABLE = (*HOLD_NOTHING, *_WRAPPER, *_SHARDING_FILTER, *torch_kinds("FileLi
 _INSTEAD = {
     "Shuffler": "use shuffle_buffer(size), or ShardList(urls, shuffle=True) for the shards",
     "UnBatcher": "put batch() last",
-    "ShardingFilter": "leave it out: ShardList deals the shards to the workers",
+    "ShardingFilter": "leave it out: ShardList divides the shards over the workers",
 }
 
 
 def walk(pipe: IterDataPipe[Any]) -> Iterator[IterDataPipe[Any]]:
-    """``pipe`` and all pipes that it reads from."""
+    """Yield ``pipe`` and all pipes that it reads from."""
     yield pipe
     for value in vars(pipe).values():
         for part in value if isinstance(value, (list, tuple)) else [value]:
@@ -45,7 +48,7 @@ def walk(pipe: IterDataPipe[Any]) -> Iterator[IterDataPipe[Any]]:
 
 
 def _copied(pipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
-    """A chain of torch's pipes with iterators of its own: each pipe has one at a time."""
+    """Copy a chain of torch's pipes, so that it has its own iterators: a pipe has one at a time."""
     again = copy.copy(pipe)
     for name, value in vars(pipe).items():
         if isinstance(value, IterDataPipe):
@@ -56,7 +59,7 @@ def _copied(pipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
 
 
 class TorchStep(Stage[Any]):
-    """A pipe of torch's that holds nothing at a yield, over a stage of ours."""
+    """A pipe of torch's that holds no item when it yields, over a stage of ours."""
 
     holds_nothing = True
 
@@ -77,7 +80,7 @@ class TorchStep(Stage[Any]):
 
 
 class _Once:
-    """The items of a running stage in the place of the pipe that torch would iterate."""
+    """The items of a running stage; it replaces the pipe over which torch would iterate."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self._items = items
@@ -114,7 +117,9 @@ class TorchSource(Stage[Any]):
 
     @property
     def deals(self) -> bool:
-        """Whether the items are dealt to the lanes here: not if a sharding_filter or a pipe of ours does."""
+        """Whether this stage divides the items over lanes: not if a sharding_filter or a pipe of
+        ours does.
+        """
         return not self._ours and not any(isinstance(pipe, _SHARDING_FILTER) for pipe in walk(self.pipe))
 
     def run(self) -> Iterator[Any]:
@@ -128,7 +133,7 @@ class TorchSource(Stage[Any]):
 
     @property
     def _urls(self) -> Sequence[str] | None:
-        """The list that the chain begins with, if that is one of URLs."""
+        """The list of URLs at the beginning of the chain; None: there is none."""
         listed = [pipe.iterable for pipe in walk(self.pipe) if isinstance(pipe, _WRAPPER)]
         return listed[0] if len(listed) == 1 and isinstance(listed[0], (list, tuple)) and all(isinstance(url, str) for url in listed[0]) else None
 

@@ -1,4 +1,4 @@
-"""Samples and pipelines for people: as short text, and as HTML in notebooks."""
+"""Shows samples and pipelines: as short text, and as HTML in notebooks."""
 
 from wds_pipes.display.samples import View, show
 

@@ -1,8 +1,9 @@
-"""A pipeline as text, as a graph and as HTML: what it was built with, from its objects alone.
+"""Shows a pipeline as text, as a graph and as HTML: how it was built, from its objects alone.
 
 Rules:
-1. Nothing is opened, listed or iterated, and no ``repr`` of somebody else's object is called: it could be long, slow or tell a secret.
-2. What is shown of an argument is settled when the pipe is built, as text: see ``Call``.
+1. Nothing is opened, listed or iterated. The ``repr`` of objects that are not ours is never called:
+   it could be long or slow, or contain a secret.
+2. The text that is shown for an argument is made when the pipe is built: see ``Call``.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from wds_pipes.display.text import shown
 if TYPE_CHECKING:
     from torch.utils.data import IterDataPipe
 
-_ENCODED = frozenset('"#<>&`;%|\\')  # in a text of Mermaid
+_ENCODED = frozenset('"#<>&`;%|\\')  # characters that Mermaid's text must encode
 
 
 class Call(NamedTuple):
-    """How a step was called: its name, and its arguments, those with another value than the default, as text."""
+    """How a step was called: its name, and, as text, the arguments whose values are not the
+    defaults.
+    """
 
     name: str
     arguments: tuple[str, ...]
@@ -33,7 +36,9 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, name: str, signature: inspect.Signature, values: dict[str, Any]) -> Call:
-        """The call that gave ``values`` to the parameters, by their names; what is not in it was not given."""
+        """Return the call that passed ``values`` to the parameters; a name that is not in it was
+        not passed.
+        """
         arguments: list[str] = []
         for parameter in signature.parameters.values():
             if parameter.name not in values:
@@ -51,27 +56,29 @@ class Call(NamedTuple):
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Whether an argument has the default; only plain values are compared."""
+    """Whether an argument has its default value; only plain values are compared."""
     return value is default or (type(value) is type(default) and isinstance(value, (bool, int, float, str, tuple)) and value == default)
 
 
 class Step(NamedTuple):
-    """A step of a chain, the pipes that it reads from by their names (numbers, if they have none), and its help in a sentence."""
+    """A step of a chain: its call, its sources by name (by number, if they have no names), and its
+    help in a sentence.
+    """
 
     call: Call
     sources: dict[str, IterDataPipe[Any]]
     method: bool
     help: str
     branched: bool = False  # it reads from several pipes, by name
-    arrow: str = ""  # what stands on the arrow from its source
+    arrow: str = ""  # the label of the arrow from its source
 
 
 def step_of(pipe: IterDataPipe[Any]) -> Step:
-    """The last step of a chain, of ours or of torch's."""
+    """Return the last step of a chain, ours or torch's."""
     parts = vars(pipe)
     found = [part for value in parts.values() for part in (value if isinstance(value, (list, tuple)) else [value]) if is_pipe(part)]
     call = parts.get("_call")
-    if call is None and "_stream" in parts:  # a shell around a pipe of torch's
+    if call is None and "_stream" in parts:  # a wrapper around a pipe of torch's
         return step_of(found[0])
     sources = {str(number): source for number, source in enumerate(found)}
     if call is not None and (branches := parts["_stream"].stage.branches):
@@ -85,12 +92,12 @@ def step_of(pipe: IterDataPipe[Any]) -> Step:
 
 
 def _holds(value: Any) -> bool:
-    """Whether this is what a pipe reads from, not an option."""
+    """Whether this is a source of a pipe, not an option."""
     return is_pipe(value) or (isinstance(value, (list, tuple)) and any(is_pipe(part) for part in value))
 
 
 def _torch_name(kind: type[IterDataPipe[Any]]) -> tuple[str, bool]:
-    """The name of a pipe of torch's, and whether it is that of a method."""
+    """Return the name of a pipe of torch's, and whether it is the name of a method."""
     for name, method in kind.functions.items():
         if isinstance(method, functools.partial) and method.args[:1] == (kind,):
             return name, True
@@ -98,13 +105,13 @@ def _torch_name(kind: type[IterDataPipe[Any]]) -> tuple[str, bool]:
 
 
 def _summary(pipe: IterDataPipe[Any]) -> str:
-    """The first sentence of a pipe's help."""
+    """Return the first paragraph of a pipe's help."""
     text = " ".join((inspect.getdoc(type(pipe)) or "").partition("\n\n")[0].split())
     return text.partition(" (functional name")[0].rstrip(".:")
 
 
 def to_text(pipe: IterDataPipe[Any]) -> str:
-    """The chain as it would be written."""
+    """Return the chain as it would be written in code."""
     step = step_of(pipe)
     sources = [to_text(source) for source in step.sources.values()]
     if step.method:
@@ -115,7 +122,9 @@ def to_text(pipe: IterDataPipe[Any]) -> str:
 
 
 class _Box(NamedTuple):
-    """A step in a graph: its number, its text, and the numbers of the steps that it reads from with what stands on the arrow."""
+    """A step in a graph: its number, its text, and for each of its sources the number and the
+    arrow's label.
+    """
 
     number: int
     text: str
@@ -123,7 +132,9 @@ class _Box(NamedTuple):
 
 
 def _boxes(pipe: IterDataPipe[Any], numbers: dict[int, int]) -> Iterator[_Box]:
-    """The steps, each once, behind those that it reads from. ``numbers``: of the pipes that were given already."""
+    """Yield each step once, after its sources. ``numbers``: the numbers of the pipes that were
+    already yielded.
+    """
     step = step_of(pipe)
     for source in step.sources.values():
         if _identity(source) not in numbers:
@@ -139,7 +150,7 @@ def _identity(pipe: IterDataPipe[Any]) -> int:
 
 
 def to_mermaid(pipe: IterDataPipe[Any]) -> str:
-    """The chain as a Mermaid flowchart."""
+    """Return the chain as a Mermaid flowchart."""
     lines = ["flowchart TD"]
     for box in _boxes(pipe, {}):
         lines.append(f'    step{box.number}["{_mermaid(box.text)}"]')
@@ -149,12 +160,12 @@ def to_mermaid(pipe: IterDataPipe[Any]) -> str:
 
 
 def _mermaid(text: str) -> str:
-    """Text in the quotes of Mermaid, which knows entities by their numbers."""
+    """Encode text for Mermaid's quotes: special characters become entities with their numbers."""
     return "".join(f"#{ord(letter)};" if letter in _ENCODED else letter for letter in " ".join(text.split()))
 
 
 def to_dot(pipe: IterDataPipe[Any]) -> str:
-    """The chain as a graph of Graphviz."""
+    """Return the chain as a graph in Graphviz's language (DOT)."""
     lines = ["digraph pipeline {", "    node [shape=box, fontname=monospace];"]
     for box in _boxes(pipe, {}):
         lines.append(f"    step{box.number} [label={_dot(box.text)}];")
@@ -164,13 +175,13 @@ def to_dot(pipe: IterDataPipe[Any]) -> str:
 
 
 def _dot(text: str) -> str:
-    """Text in the quotes of Graphviz."""
+    """Encode and quote text for Graphviz."""
     text = " ".join(text.split()).replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'
 
 
 def to_html(pipe: IterDataPipe[Any]) -> str:
-    """The chain as a list of its steps, with what each does."""
+    """Return the chain as a list of its steps, each with its help."""
     return f'<div class="wds-pipes">{_steps(pipe)}</div>'
 
 

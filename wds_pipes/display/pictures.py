@@ -1,4 +1,4 @@
-"""Images of samples as PNGs in HTML."""
+"""Converts images of samples to PNGs in HTML."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ import numpy as np
 from wds_pipes.codecs import IMAGE, image_decoder
 from wds_pipes.display.text import shape_of
 
-IMAGE_PIXELS = 192  # along the longer side
-SMALL_PIXELS = 96  # an image with less than half of this is enlarged, up to this
-MIN_PIXELS = 8  # along the shorter side of an array: a smaller one is hardly an image
-MAX_IMAGE_PIXELS = 1 << 25  # of an encoded image: a larger one is not decoded to show it
+IMAGE_PIXELS = 192  # the longer side of a shown image at most
+SMALL_PIXELS = 96  # an image whose longer side is at most half of this is enlarged, up to this
+MIN_PIXELS = 8  # an array whose shorter side is smaller is not taken as an image
+MAX_IMAGE_PIXELS = 1 << 25  # an encoded image with more pixels is not decoded
 
 
 def is_pil(value: Any) -> bool:
-    """Whether this is an image of Pillow's."""
+    """Whether this is a Pillow image."""
     return type(value).__module__.startswith("PIL.") and hasattr(value, "convert")
 
 
 def pictures_of(name: str, value: Any, most: int) -> list[str]:
-    """The images of a field as PNGs in HTML; none where there is no image, or none that can be drawn."""
+    """Return the images of a field as PNGs in HTML, at most ``most``; an empty list if none can be
+    drawn.
+    """
     if most <= 0:
         return []
     try:
@@ -39,7 +41,7 @@ def pictures_of(name: str, value: Any, most: int) -> list[str]:
 
 
 def _images(value: Any, most: int) -> list[Any]:
-    """The images in an array or tensor, as arrays of shape (H, W) or (H, W, channels)."""
+    """Return the images in an array or tensor, as arrays of shape (H, W, channels)."""
     tensor = hasattr(value, "detach")
     if not tensor and value.dtype.kind not in "biuf":
         return []
@@ -77,7 +79,9 @@ def _drawn(image: Any) -> str:
 
 
 def _png(image: Any) -> str:
-    """An image as a PNG in HTML, no larger than is shown; a small one with large pixels."""
+    """Return an image as a PNG in HTML, reduced to the size that is shown; small ones are enlarged
+    by the browser.
+    """
     image = image.copy() if image.mode in ("L", "RGB", "RGBA") else image.convert("RGB")
     image.thumbnail((IMAGE_PIXELS, IMAGE_PIXELS))
     file = io.BytesIO()

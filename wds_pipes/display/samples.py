@@ -1,8 +1,9 @@
-"""Samples and batches for people: as short text, and as HTML in notebooks.
+"""Shows samples and batches: as short text, and as HTML in notebooks.
 
 Rules:
-1. Text, images and numbers of others are shown as data: escaped, cut to a bounded length, and pictures always drawn anew by Pillow.
-2. Showing never fails: what cannot be shown as a picture is told by its type and shape.
+1. The content of samples is not trusted: text is escaped and cut to a bounded length, and pictures
+   are always encoded again by Pillow.
+2. Showing never fails: what cannot be shown as a picture is described by its type and shape.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from wds_pipes.io.urls import hide
 MAX_PREVIEW = 300  # characters of a field
 MAX_FIELDS = 50
 MAX_IMAGES = 16  # of a sample or a batch
-MAX_VALUES = 16  # of a row of numbers, such as labels
-SHORT_BYTES = 20  # of a field that is not decoded: shown if they are text, such as those of a label
-MAX_SAMPLES = 16  # of a list of them
+MAX_VALUES = 16  # of a one-dimensional array, such as labels
+SHORT_BYTES = 20  # a field of at most this number of bytes is shown if it is text, such as a label
+MAX_SAMPLES = 16  # of a list of samples
 
 
 class View:
-    """Something to look at: HTML where a notebook shows it, text anywhere else."""
+    """What ``show`` returns: HTML in a notebook, text elsewhere."""
 
     def __init__(self, text: str, html: str) -> None:
         self._text, self._html = text, html
@@ -41,16 +42,23 @@ class View:
 
 
 def show(item: Any) -> View:
-    """Look at a sample, a batch, or a pipeline: as the last line of a notebook's cell it is a table with its pictures, in a terminal it is text.
+    """Show a sample, a batch, or a pipeline.
 
-    A list of samples (dicts or tuples) is a grid. Images are drawn at up to 192 pixels, and small ones enlarged: encoded ones by the name of their field, PIL
-    images, arrays of shape (H, W, 1, 3 or 4) or, of uint8, (H, W), tensors of shape (1, 3 or 4, H, W), and batches of those. Floats outside of 0 to 1 are
-    scaled to their range. Other arrays and tensors are told by type and shape, with the values of a row of numbers; long text is cut.
+    As the last line of a notebook's cell, the result is a table with pictures; in a terminal it is
+    text.
+
+    A list of samples (dicts or tuples) becomes a grid. Images are drawn with a longer side of up to
+    192 pixels, and small ones are enlarged. These are images: encoded images (recognised by the
+    name of their field), PIL images, arrays of shape (H, W, 1, 3 or 4) or, if uint8, (H, W),
+    tensors of shape (1, 3 or 4, H, W), and batches of these. Floats outside of 0 to 1 are scaled to
+    their range. Other arrays and tensors are described by type and shape, and by their first values
+    if they have one dimension. Long text is cut.
 
     Args:
-        item: what a pipe or a loader gave, or any pipe, also one of torch's. It stays as it is, and a pipe is not iterated.
+        item: an item of a pipe or a loader, or any pipe, also one of torch's. It is not changed,
+            and a pipe is not iterated.
     """
-    if hasattr(type(item), "_repr_html_"):  # it knows how to show itself
+    if hasattr(type(item), "_repr_html_"):  # it can show itself
         return View(repr(item), item._repr_html_())
     if is_pipe(item):
         from wds_pipes.display.graph import to_html, to_text
@@ -75,7 +83,7 @@ def show(item: Any) -> View:
 
 
 def _grid(samples: Any) -> View:
-    """Several samples side by side."""
+    """Show several samples side by side."""
     views = [show(sample) for sample in samples[:MAX_SAMPLES]]
     more = f"and {len(samples) - MAX_SAMPLES:,} more" if len(samples) > MAX_SAMPLES else ""
     cells = "".join(f'<div style="border:1px solid #8884;padding:4px;overflow:auto">{view._repr_html_()}</div>' for view in views)
@@ -85,7 +93,7 @@ def _grid(samples: Any) -> View:
 
 
 def _fields(item: Any) -> list[tuple[str, Any]]:
-    """The parts of a sample by name."""
+    """Return the fields of a sample by name."""
     if isinstance(item, Mapping):
         return [(plain(str(name)), value) for name, value in item.items()]
     if isinstance(item, tuple) and hasattr(item, "_fields"):
@@ -96,7 +104,7 @@ def _fields(item: Any) -> list[tuple[str, Any]]:
 
 
 def _preview(name: str, value: Any) -> str:
-    """A field in a line or a few."""
+    """Return a field as a line or a few lines of text."""
     if isinstance(value, str):
         return plain(cut(hide(value, value) if name.strip("_") == "url" else value, MAX_PREVIEW))
     if isinstance(value, (bytes, bytearray)):
@@ -112,7 +120,7 @@ def _preview(name: str, value: Any) -> str:
 
 
 def _values(value: Any) -> str:
-    """The number in an array of one, or the first ones of a row of numbers."""
+    """Return the number in an array of size 1, or the first numbers of a one-dimensional array."""
     try:
         if np.prod(value.shape) == 1:
             return shown(value.item())

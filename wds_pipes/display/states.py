@@ -1,11 +1,11 @@
-"""A state in words."""
+"""Describes a state in words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-import wds_pipes.stages  # noqa: F401 - so that those of the package are known, and describe themselves
+import wds_pipes.stages  # noqa: F401 - registers the stages of the package, which describe their positions
 from wds_pipes.core.lane import LaneFacts
 from wds_pipes.core.stage import State, find_stage
 from wds_pipes.core.state import PARTS, Saved, read_state
@@ -14,13 +14,16 @@ from wds_pipes.errors import StateError
 
 
 def describe_state(state: State) -> str:
-    """A state for people: epoch, shard and its URL, byte, place in the shuffle, items; one line a lane, then the counts.
+    """Describe a state as text: epoch, shard and its URL, byte, place in the shuffle, items.
+
+    There is one line for each lane, and then the counts.
 
     Args:
-        state: of a pipe, a node, a dataset or a PipeLoader, also inside of what StatefulDataLoader or torchdata's Loader gave.
+        state: the state of a pipe, a node, a dataset or a PipeLoader, or a state of
+            StatefulDataLoader or torchdata's Loader that contains such states.
 
     Raises:
-        StateError: there is no state of a wds_pipes pipeline in it, or it is damaged.
+        StateError: ``state`` contains no state of a wds_pipes pipeline, or a damaged one.
     """
     found = list(_states_in(state))
     if not found:
@@ -29,7 +32,7 @@ def describe_state(state: State) -> str:
 
 
 def _states_in(state: Any, depth: int = 0) -> Iterator[State]:
-    """Every state of ours in what a loader made of them."""
+    """Yield every state of ours in the state of a loader."""
     if isinstance(state, dict) and depth < 50:  # no loader nests them deeper
         if {"version", "epoch", "lanes", "graph"} <= state.keys():
             yield state

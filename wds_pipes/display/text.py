@@ -1,8 +1,9 @@
-"""A value as short text, without secrets.
+"""Shows a value as short text, without secrets.
 
 Rules:
-1. No ``repr`` of somebody else's object is called: it could be long, slow or tell a secret.
-2. Text of others is shown as data: cut to a bounded length.
+1. The ``repr`` of objects that are not ours is never called: it could be long or slow, or contain a
+   secret.
+2. Text is cut to a bounded length.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ _OPTIONS_WITH_SECRETS = ("storage_options", "headers", "client_kwargs")
 
 
 def shown(value: Any, name: str = "", *, depth: int = 0, limit: int = MAX_TEXT) -> str:
-    """A value as short text without secrets, as it would be written where that is possible.
+    """Return a value as short text without secrets, if possible as it would be written in code.
 
     Args:
-        value: anything; its own ``repr`` is called only for plain values.
-        name: that of the option whose value it is: some are told without their values. Empty for data.
-        depth: how deep it lies in others.
-        limit: so many characters of a string.
+        value: anything; its own ``repr`` is called only if it is a plain value.
+        name: the name of the option whose value it is: values of secret options are not shown.
+            Empty for data.
+        depth: in how many containers the value is nested.
+        limit: the maximum number of characters of a string.
     """
     kind = type(value)
     if isinstance(value, (str, os.PathLike)):
@@ -68,7 +70,7 @@ def _shown_mapping(value: Mapping[Any, Any], name: str, depth: int, limit: int) 
 
 
 def _name_of(value: Any) -> str:
-    """The name of a function or class, or that of an object's class."""
+    """Return the name of a function or class; for other objects, the name of the class."""
     name = getattr(value, "__name__", None)
     if not isinstance(name, str):
         return f"{type(value).__name__}(...)"
@@ -79,19 +81,23 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud
 
 
 def plain(text: str) -> str:
-    """``text`` with what a terminal would obey (escape sequences, changes of direction) written out; line breaks and tabs stay."""
+    """Return ``text`` with control characters (escape sequences, changes of direction) as visible
+    escapes.
+
+    Line breaks and tabs stay.
+    """
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def cut(text: str, limit: int) -> str:
-    """``text``, or its beginning and its end with dots between."""
+    """Return ``text``, or, if it is too long, its beginning and its end with dots between."""
     if len(text) <= limit:
         return text
     return f"{text[: limit * 2 // 3]}...{text[-(limit // 3) :]}"
 
 
 def shape_of(value: Any) -> str | None:
-    """An array or a tensor by its type, dtype and shape; None for anything else."""
+    """Return type, dtype, shape and device of an array or a tensor as text; None for others."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if not isinstance(shape, tuple) or dtype is None or isinstance(value, type):
         return None

@@ -1,4 +1,4 @@
-"""WdsDataModule: shards by name."""
+"""WdsDataModule: a LightningDataModule over shards."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ Source = Callable[[], Any] | IterDataPipe[Any] | list[str] | str | None
 class WdsDataModule(ResumableData, pl.LightningDataModule):
     """Shards as a LightningDataModule that resumes exactly.
 
-    ``train``, ``val`` and ``test`` are each URLs, as ``ShardList`` takes them; or a pipe; or a function without arguments that makes a pipe or a PipeLoader (in
-    a YAML file: its import path). URLs are read by a usual pipeline: shards shuffled, ``shuffle_buffer``, ``decode_by_ext``, ``to_tuple``; where it is for
-    validation or tests nothing is shuffled, and each pass gives the same. The other arguments are those of ``PipeLoader`` and of the steps.
+    ``train``, ``val`` and ``test`` are each one of these: URLs, as ``ShardList`` takes them; a
+    pipe; a function without arguments that returns a pipe or a PipeLoader (in a YAML file: its
+    import path). For URLs there is a standard pipeline: shuffled shards, ``shuffle_buffer``,
+    ``decode_by_ext``, ``to_tuple``. In validation and tests nothing is shuffled, and each iteration
+    yields the same samples. The other arguments are those of ``PipeLoader`` and of the steps. Those
+    marked "URLs" apply only to sources that are URLs.
 
     Args:
         train: what to train on.
@@ -30,29 +33,37 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         test: what to test on.
         batch_size: samples in a batch; None: the items of the pipes are the batches.
         num_workers: worker processes of each loader on each device.
-        fields: of URLs: what the batches hold, such as ``["jpg;png", "cls"]``; None: batches are dicts of all fields.
-        decode: of URLs: how to decode images, such as ``"rgb8"`` or ``"torchrgb"``; None: they stay bytes.
-        shuffle_buffer: of URLs: the window of samples to shuffle in training; 0: only shards are shuffled.
-        seed: of URLs: what the order derives from.
-        samples_per_shard: of the URLs of ``train``: how many samples each shard has. Then the length is known, and all ranks get the same number of batches.
-        index: of all URLs: there is an index beside the shards that says so.
-        storage_options: of all URLs: for their store, as fsspec takes them: ``{"endpoint_url": "http://minio:9000"}``.
-        cache: of all URLs: a directory on this machine where remote shards are kept.
+        fields: URLs: what the batches hold, such as ``["jpg;png", "cls"]``; None: batches are dicts
+            of all fields.
+        decode: URLs: how to decode images, such as ``"rgb8"`` or ``"torchrgb"``; None: images stay
+            bytes.
+        shuffle_buffer: URLs: the window of samples to shuffle in training; 0: only shards are
+            shuffled.
+        seed: URLs: the seed of the order of the samples.
+        samples_per_shard: URLs, in training: how many samples each shard has. Then the length is
+            known, and all ranks get the same number of batches.
+        index: URLs: there is an index beside the shards that says how many samples each has.
+        storage_options: URLs: options for their store, as fsspec takes them:
+            ``{"endpoint_url": "http://minio:9000"}``.
+        cache: URLs: a directory on this machine where remote shards are kept.
         cache_bytes: how large the cache may become, such as ``"200GB"``; see ``cache_shards``.
-        transform: of URLs, in training: a function of a decoded sample, a dict, or of the sample and a random generator of its own, as in ``map_samples``: to
-            resize and augment. In a YAML file: its import path.
-        eval_transform: the same in validation and tests.
-        epoch_end: of training, as in ``PipeLoader``; None: ``"drop"`` where the number of samples is known, on any number of devices, so that a checkpoint fits
-            all of them. Validation and tests give each sample once.
+        transform: URLs, in training: a function of a decoded sample (a dict), or of the sample and
+            a random generator for this sample, as in ``map_samples``: to resize and augment. In a
+            YAML file: its import path.
+        eval_transform: the same for validation and tests.
+        epoch_end: in training, as in ``PipeLoader``; None: ``"drop"`` if the number of samples is
+            known, on any number of devices, so that a checkpoint fits all of them. Validation and
+            tests yield each sample once.
         drop_last: in training, leave out a last batch that is smaller.
-        lanes: into how many lanes training is dealt, as in ``PipeLoader``.
-        prefetch_factor: batches that each worker reads ahead.
+        lanes: in training, the number of lanes, as in ``PipeLoader``.
+        prefetch_factor: how many batches each worker reads ahead.
         pin_memory: copy tensors into pinned memory.
         multiprocessing_context: how workers are started: ``"fork"``, ``"spawn"`` or ``"forkserver"``.
         persistent_workers: keep the workers from one epoch to the next.
 
     Raises:
-        TypeError, ValueError: from the Trainer's start: what ``PipeLoader`` and the steps raise where an argument does not fit.
+        TypeError, ValueError: when the Trainer starts: an argument of ``PipeLoader`` or of a step
+            does not fit.
         StateError: the checkpoint does not fit the data.
     """
 
@@ -88,7 +99,7 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         for name, source in self._sources.items():
             if isinstance(source, (str, list, tuple)) and batch_size is None:
                 raise ValueError(f"{name} is given by URLs, so batch_size must say how many samples make a batch")
-        # Lightning looks whether these are overridden.
+        # Lightning checks whether these are overridden.
         if val is None:
             self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
         if test is None:
@@ -126,7 +137,7 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
 
     @shortened
     def _loader(self, name: str) -> PipeLoader:
-        """The loader of ``train``, ``val`` or ``test``, made once."""
+        """Return the loader of ``train``, ``val`` or ``test``, which is made once."""
         if name not in self._built:
             made, options = self._pipe(name), self._loader_options(name)
             if not isinstance(made, PipeLoader):

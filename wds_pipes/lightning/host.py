@@ -1,4 +1,4 @@
-"""Which of the two packages of Lightning is used."""
+"""Chooses one of the two packages of Lightning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOSTS = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _host() -> Any:
-    """The package whose Trainer will be used."""
+    """Return the package whose Trainer will be used."""
     for name in HOSTS:
         if name in sys.modules:
             return sys.modules[name]

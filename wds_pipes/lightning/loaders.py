@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _Fixed(NamedTuple):
-    """A state in the place of a loader that has it."""
+    """A state that stands in for a loader with this state."""
 
     state: State
 
@@ -29,32 +29,34 @@ class TrainLoader:
     def __init__(self, loader: PipeLoader, data: ResumableData) -> None:
         self.loader = loader
         self._data = data
-        self._base: State | None = None  # where the newest pass began
-        self._at: State | None = None  # behind the batch that was trained on last
-        self._flying: deque[State] = deque()  # behind each batch that was given since then
-        self._begun = False  # something of the newest pass came to the model
-        self._over = False  # the Trainer is through with a pass and has begun no other
-        self._ended = False  # a checkpoint was loaded at the end of the Trainer's epoch, and nothing came to the model since
+        self._base: State | None = None  # where the newest iteration began
+        self._at: State | None = None  # after the last batch that the model was trained on
+        self._flying: deque[State] = deque()  # after each batch that was yielded since then
+        self._begun = False  # the model got a batch of the newest iteration
+        self._over = False  # the Trainer has finished an iteration and has not begun another
+        self._ended = False  # see the property
         self._loaded = False
-        self._done = 0  # batches of the Trainer's epoch that were trained on
-        self._length: int | None = None  # of the Trainer's epoch, where it was resumed in its middle
+        self._done = 0  # batches of the Trainer's epoch that the model was trained on
+        self._length: int | None = None  # of the Trainer's epoch, if that was resumed in its middle
 
     def __len__(self) -> int:
         return len(self.loader) if self._length is None else self._length
 
     @property
     def unusual(self) -> bool:
-        """Whether this epoch has another length than those behind it."""
+        """Whether this epoch has another length than the epochs after it."""
         return self._length is not None and self._length != len(self.loader)
 
     @property
     def at_start(self) -> bool:
-        """Whether nothing was loaded, and nothing came to the model."""
+        """Whether no checkpoint was loaded, and the model got no batch."""
         return not self._loaded and not self._begun and not self._over
 
     @property
     def ended(self) -> bool:
-        """Whether a checkpoint was loaded at the end of the Trainer's epoch, and nothing came to the model since."""
+        """Whether a checkpoint from the end of an epoch of the Trainer was loaded, and the model
+        got no batch since.
+        """
         return self._ended
 
     def __iter__(self) -> Iterator[Any]:
@@ -71,7 +73,7 @@ class TrainLoader:
             if (epoch := self._next_epoch()) is not None:
                 loader.set_epoch(epoch)
             elif self._at is not None:
-                loader.load_state_dict(self._at)  # Lightning has not asked for the end of the pass, so the loader does not know that it is over
+                loader.load_state_dict(self._at)  # Lightning stopped before StopIteration: the loader does not know of the end
         elif self._base is not None:
             loader.load_state_dict(self._base)
         self._base = self._at = loader.state_dict()
@@ -84,7 +86,10 @@ class TrainLoader:
             yield batch
 
     def _next_epoch(self) -> int | None:
-        """The epoch of the data behind the pass that the Trainer has ended; None: with_epoch() was at its cut, and the data go on from there."""
+        """Return the epoch of the data that follows the iteration that the Trainer has ended.
+
+        None: with_epoch() was at its cut, and the data continue from there.
+        """
         assert self._at is not None
         assert self._base is not None
         if "given" not in self._at:
@@ -92,11 +97,11 @@ class TrainLoader:
         return int(self._at["epoch"]) + 1 if self._at["given"] else None
 
     def taken(self) -> None:
-        """The model gets a batch."""
+        """Note that the model gets a batch."""
         self._begun, self._ended = self._base is not None, False
 
     def trained(self, all_given: bool) -> None:
-        """The model was trained on a batch, or on all that were given."""
+        """Note that the model was trained on a batch, or on all that were yielded."""
         while self._flying:
             self._at = self._flying.popleft()
             self._done += 1
@@ -104,14 +109,17 @@ class TrainLoader:
                 break
 
     def state(self, last_batch: bool) -> dict[str, Any]:
-        """The position of all ranks behind the batch that was trained on last, and the next epoch of the data if the Trainer's ends there."""
+        """Return the position of all ranks after the last batch that the model was trained on.
+
+        If the Trainer's epoch ends there, the state also has the next epoch of the data.
+        """
         over = self._over or (last_batch and self._begun and not self._flying)
         ranks = gather(cast(PipeLoader, _Fixed(self._at or self.loader.state_dict())))
         ended = over or self._ended
         return {"ranks": ranks, "done": 0 if ended else self._done, "ended": ended, "epoch": self._next_epoch() if over else None}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Let the next pass continue from a state."""
+        """Make the next iteration continue from a state."""
         self.loader.load_state_dict(state["ranks"], moved=self._data.moved)
         if state["epoch"] is not None:
             self.loader.set_epoch(state["epoch"])
@@ -123,7 +131,8 @@ class TrainLoader:
         left = self.loader.remaining() if self._done else None
         self._length = None if left is None else self._done + left
 
-    # Lightning warns of a loader that cannot be resumed unless it has these two. The state is the DataModule's: rule 1.
+    # Without these two methods, Lightning warns that the loader cannot be resumed. The DataModule
+    # holds the state: rule 1.
 
     def state_dict(self) -> State:
         return {}
@@ -133,7 +142,7 @@ class TrainLoader:
 
 
 class EvalLoader:
-    """A PipeLoader as the Trainer sees it in validation and tests: the same each time."""
+    """A PipeLoader as the Trainer sees it in validation and tests: all iterations are the same."""
 
     def __init__(self, loader: PipeLoader) -> None:
         self.loader = loader

@@ -13,20 +13,23 @@ from wds_pipes.loader.pipe_loader import PipeLoader
 
 
 class ResumableData:
-    """A mixin for your own LightningDataModule: it keeps the state of its training loader, exact and for all ranks.
+    """A mixin for your own LightningDataModule: it saves the exact state of its training loader,
+    for all ranks.
 
         class Data(ResumableData, LightningDataModule):
             def train_dataloader(self):
                 return self.resumable(wds_pipes.PipeLoader(...))
 
-    Where the Trainer is given a PipeLoader itself, Lightning saves that of rank 0 alone, and where the length is not known a batch behind the model.
+    Without it, if you pass a PipeLoader to the Trainer, Lightning saves only the state of rank 0's
+    loader; if the length is not known, this state is one batch ahead of the model.
 
-    With several training loaders give each a name. Their states are in the checkpoint under the name of your class, which so must stay. If you override
-    ``state_dict`` or ``load_state_dict``, call ``super()``'s.
+    With several training loaders, give each a name. Their states are in the checkpoint under the
+    name of your class, so do not rename the class. If you override ``state_dict`` or
+    ``load_state_dict``, call the method of ``super()``.
 
     Attributes:
-        moved: the shards are those of the checkpoint, whatever their names and the index say: ``data.moved = True`` before ``fit(ckpt_path=...)``. See
-            ``WdsPipe.load_state_dict``.
+        moved: the shards are those of the checkpoint, whatever their names and the index say. Set
+            ``data.moved = True`` before ``fit(ckpt_path=...)``. See ``WdsPipe.load_state_dict``.
     """
 
     moved: bool = False
@@ -41,16 +44,18 @@ class ResumableData:
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._loaders: dict[str, TrainLoader] = {}
-        self._loaded: dict[str, dict[str, Any]] = {}  # states of loaders that are not there yet
+        self._loaded: dict[str, dict[str, Any]] = {}  # states of loaders that are not made yet
         self._watch: Any = None
 
     def resumable(self, loader: PipeLoader, name: str = "train") -> Any:
-        """What to return from ``train_dataloader``: it gives the batches of ``loader``, from where the checkpoint was that the Trainer loads.
+        """Wrap a loader, to return it from ``train_dataloader``.
 
-        A loader that is built anew (``reload_dataloaders_every_n_epochs``) goes on where the one before it under this name is.
+        The result yields the batches of ``loader``, from the position of the checkpoint that the
+        Trainer loads. A new loader (``reload_dataloaders_every_n_epochs``) continues from the
+        position of the earlier loader with the same name.
 
         Raises:
-            TypeError: it is not a PipeLoader.
+            TypeError: ``loader`` is not a PipeLoader.
             StateError: a checkpoint was loaded that does not fit the loader.
         """
         if not isinstance(loader, PipeLoader):
@@ -68,17 +73,23 @@ class ResumableData:
         return new
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the training loaders behind the batch that was trained on last. All ranks call it together, as Lightning does."""
+        """Return the states of the training loaders after the last batch that the model was trained
+        on.
+
+        All ranks must call it together, as Lightning does.
+        """
         state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
         last_batch = self.trainer is not None and self.trainer.is_last_batch
         found = self._loaded | {name: loader.state(last_batch) for name, loader in self._loaders.items()}
         return {**state, "wds_pipes": found} if found else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the training loaders continue from a state; the Trainer calls it. Where it only evaluates a checkpoint, they stay where they are.
+        """Make the training loaders continue from a state; the Trainer calls it.
+
+        If the Trainer only evaluates a checkpoint, the loaders keep their positions.
 
         Raises:
-            StateError: they do not fit.
+            StateError: the state does not fit a loader.
         """
         super().load_state_dict(state_dict)  # type: ignore[misc]
         trainer = self.trainer
@@ -89,7 +100,7 @@ class ResumableData:
             if name in self._loaded:
                 loader.load(self._loaded.pop(name))
                 if trainer is not None:
-                    trainer.fit_loop._combined_loader = None  # what Lightning has fetched already is not of this state
+                    trainer.fit_loop._combined_loader = None  # drop what Lightning has already fetched
 
     def teardown(self, stage: str) -> None:
         """Stop the workers."""
@@ -98,27 +109,34 @@ class ResumableData:
             loader.loader.close()
 
     def _is_watched(self) -> bool:
-        """See to it that the Trainer tells which batches were trained on; False: there is none that trains."""
+        """Install the callback that reports the batches that the model is trained on; False: no
+        Trainer is training.
+        """
         trainer = self.trainer
         if trainer is None or not trainer.training:
             return False
         if self._watch is None or self._watch.trainer is not trainer:
             self._watch = _watch(trainer, self._loaders)
         if self._watch not in trainer.callbacks:
-            # Before those that save; but Lightning's search for a learning rate takes the first one for its own.
+            # Before the callbacks that save. But Lightning's search for a learning rate expects its
+            # own callback in the first place.
             searches = bool(trainer.callbacks) and type(trainer.callbacks[0]).__module__.endswith(".lr_finder")
             place = 1 if searches and type(trainer.callbacks[0]).__name__.startswith("_") else 0
             trainer.callbacks = [*trainer.callbacks[:place], self._watch, *trainer.callbacks[place:]]
         return True
 
     def _in_old_epoch(self) -> bool:
-        """Whether a Trainer that knows the length of its epochs is in the one of the checkpoint: then it fetches nothing before it needs it."""
+        """Whether the Trainer continues in the epoch of the checkpoint, and knows the length of its
+        epochs.
+
+        A Trainer that knows the length fetches nothing before it needs it.
+        """
         trainer = self.trainer
         return trainer is not None and trainer.training and trainer.num_training_batches != float("inf") and trainer.fit_loop.batch_idx >= 0
 
 
 def _watch(trainer: Any, loaders: dict[str, TrainLoader]) -> Any:
-    """A callback that tells the loaders what is trained on."""
+    """Return a callback that tells the loaders which batches the model is trained on."""
     package = next(name for kind in type(trainer).__mro__ for name in HOSTS if kind.__module__.startswith(f"{name}."))
 
     class Watch(importlib.import_module(package).Callback):  # type: ignore[misc]
@@ -133,7 +151,8 @@ def _watch(trainer: Any, loaders: dict[str, TrainLoader]) -> Any:
                     stacklevel=2,
                 )
             if trainer.is_last_batch and trainer.num_training_batches != float("inf") and any(loader.ended for loader in loaders.values()):
-                # Lightning sees by their number that all batches of the epoch have come: here there may have been another number of them.
+                # Lightning recognises the end of an epoch by the number of batches, which may have
+                # been another one in this epoch: set it to what Lightning expects.
                 current = trainer.fit_loop.epoch_loop.batch_progress.current
                 more = trainer.num_training_batches - current.ready
                 for name in ("ready", "started", "processed", "completed"):
@@ -142,8 +161,9 @@ def _watch(trainer: Any, loaders: dict[str, TrainLoader]) -> Any:
         def on_train_batch_start(self, trainer: Any, model: Any, *args: Any) -> None:
             epochs = trainer.fit_loop.epoch_progress
             if epochs.current.ready == epochs.current.processed:
-                # From a checkpoint behind the last batch of an epoch Lightning goes on without counting the next one, and would take a checkpoint of that one
-                # for one of its end.
+                # From a checkpoint after the last batch of an epoch, Lightning continues without
+                # counting the next epoch. It would then take a checkpoint within that epoch for one
+                # of its end.
                 epochs.increment_ready()
                 epochs.increment_started()
             for loader in loaders.values():

@@ -1,4 +1,4 @@
-"""StatsCallback: how reading goes, as metrics of the Trainer."""
+"""StatsCallback: measurements of reading, as metrics of the Trainer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from wds_pipes.lightning.host import pl
 
 
 class StatsCallback(pl.Callback):
-    """Logs ``loader.stats()`` of the training data to the Trainer's loggers: how fast it goes, and how long training waits for data.
+    """Logs ``loader.stats()`` of the training data to the Trainer's loggers.
+
+    It shows how fast the data are read, and how long training waits for them.
 
     Args:
         every_n_steps: how often, in training steps; None: as often as the Trainer logs.
-        prefix: before each name.
+        prefix: what stands before the name of each metric.
     """
 
     def __init__(self, every_n_steps: int | None = None, prefix: str = "data/") -> None:

@@ -1,8 +1,14 @@
-"""PipeLoader, its lanes and its processes; and what the other hosts need of processes.
+"""PipeLoader, its lanes and its processes, and the code about processes that other hosts share.
 
-- ``pipe_loader`` is the class, ``plan`` how epochs are divided, ``progress`` what the loader and its iterators share, ``iterator`` one iteration.
-- ``workers`` starts and ends the processes, ``commands`` tells them what to do, ``worker`` is their side, ``protocol`` what both sides send.
-- ``lanes`` divides an epoch over lanes, ``parts`` runs what a lane got, ``lengths`` says how many items that is, ``stats`` where the time goes.
-- ``merging`` makes one state of those of all ranks; ``gathering`` and ``checkpoint_files`` serve ``wds_pipes.checkpoint``.
-- ``ranks`` and ``parent``: which rank this process is, and which process is its parent.
+- ``pipe_loader``: the class PipeLoader.
+- ``plan``: how epochs are divided; ``lanes``: the partition of an epoch; ``parts``: runs a lane.
+- ``progress``: what the loader and its iterators share; ``iterator``: one iteration;
+  ``position``: the place that a loader has reached.
+- ``workers``: starts and ends the processes; ``commands``: what each worker does next;
+  ``worker``: the code that runs in a worker; ``protocol``: what both sides send.
+- ``lengths``: the number of items of an epoch; ``stats``: where the time goes.
+- ``merging``: makes one state from the states of all ranks.
+- ``gathering`` and ``checkpoint_files``: used by ``wds_pipes.checkpoint``.
+- ``ranks``: finds the rank of this process.
+- ``parent``: ties workers to their main process; ``interrupts``: postpones signals.
 """

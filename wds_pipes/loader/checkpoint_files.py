@@ -22,9 +22,9 @@ from wds_pipes.errors import StateError
 from wds_pipes.io.urls import at_home
 
 FORMAT = 1
-MOST_BYTES = 1 << 30  # of one rank's file: some KB for each of its lanes
+MOST_BYTES = 1 << 30  # the largest file of a rank that is read; a file has some KB for each lane
 
-_STEP = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,})")  # as step_directory writes them, and nothing else
+_STEP = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,})")  # exactly as step_directory writes them
 _RANK = re.compile(r"rank-([0-9]{4}|[1-9][0-9]{4,})-of-([0-9]{4}|[1-9][0-9]{4,})\.json")
 _OURS = re.compile(rf"{_RANK.pattern}|\.{_RANK.pattern}\.[0-9a-f]{{16}}\.tmp")
 
@@ -32,7 +32,7 @@ Found = dict[int, dict[int, set[int]]]  # step: world size: the ranks whose file
 
 
 def look_for_steps(root: Path) -> Found:
-    """The checkpoints in a directory; StateError where it cannot be listed."""
+    """Return the checkpoints in a directory; StateError if it cannot be listed."""
     try:
         return find_steps(root)
     except FileNotFoundError as error:
@@ -42,7 +42,7 @@ def look_for_steps(root: Path) -> Found:
 
 
 def states_of_step(root: Path, number: int) -> list[State]:
-    """The states of all ranks of a checkpoint, by rank."""
+    """Return the states of all ranks of a checkpoint, in the order of the ranks."""
     place = step_directory(root, number)
     try:
         worlds = complete_steps(find_steps(root).get(number, {}))
@@ -55,24 +55,24 @@ def states_of_step(root: Path, number: int) -> list[State]:
 
 
 def local_directory(directory: str | os.PathLike[str]) -> Path:
-    """A directory of this machine, with ``~`` expanded."""
+    """Return the path of a directory of this machine, with ``~`` expanded; ValueError for a URL."""
     if "://" in os.fspath(directory):
         raise ValueError(f"checkpoints are kept in a local or shared file system, not at a URL such as {directory}; see gather() for states to store elsewhere")
     return Path(at_home(os.fspath(directory)))
 
 
 def step_directory(root: Path, number: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """Return the directory of the checkpoint of a step."""
     return root / f"step-{number:010d}"
 
 
 def rank_file(rank: int, world: int) -> str:
-    """The name of the file of a rank."""
+    """Return the name of the file of a rank."""
     return f"rank-{rank:04d}-of-{world:04d}.json"
 
 
 def find_steps(root: Path) -> Found:
-    """The checkpoints in a directory, complete or not, by their names alone."""
+    """Return the checkpoints in a directory, complete or not, by their names alone."""
     found: Found = {}
     for entry in os.scandir(root):
         if (match := _STEP.fullmatch(entry.name)) and entry.is_dir():
@@ -86,12 +86,12 @@ def find_steps(root: Path) -> Found:
 
 
 def complete_steps(worlds: dict[int, set[int]]) -> list[int]:
-    """The world sizes of which all ranks are there."""
+    """Return the world sizes for which the files of all ranks are there."""
     return [world for world, ranks in worlds.items() if len(ranks) == world]
 
 
 def missing_ranks(worlds: dict[int, set[int]], number: int) -> str:
-    """What is missing of an incomplete checkpoint, in words."""
+    """Return a text that says what an incomplete checkpoint lacks."""
     gaps = []
     for world, ranks in sorted(worlds.items()):
         absent = itertools.islice((rank for rank in range(world) if rank not in ranks), 10)
@@ -100,12 +100,15 @@ def missing_ranks(worlds: dict[int, set[int]], number: int) -> str:
 
 
 def checksum_of(content: dict[str, Any]) -> str:
-    """The checksum of what a file holds, whatever its white space."""
+    """Return the checksum of the content of a file, which does not depend on white space."""
     return hashlib.blake2b(json.dumps(content, sort_keys=True, separators=(",", ":")).encode(), digest_size=16).hexdigest()
 
 
 def _read(path: Path, number: int, rank: int, world: int) -> State:
-    """The state in a file, which must be whole, as it was written, and in its place."""
+    """Return the state in a file.
+
+    StateError if the file is truncated, changed, or not in its place.
+    """
     try:
         content = json.loads(content_of(path))
         checksum = checksum_of({name: value for name, value in content.items() if name not in ("format", "checksum")}) if isinstance(content, dict) else ""
@@ -127,7 +130,10 @@ def _read(path: Path, number: int, rank: int, world: int) -> State:
 
 
 def content_of(path: Path) -> bytes:
-    """What is in a regular file; another kind, such as a pipe, could keep this process waiting."""
+    """Return the content of a regular file.
+
+    Other kinds are refused: a pipe, for example, could block this process.
+    """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(handle)
@@ -141,7 +147,9 @@ def content_of(path: Path) -> bytes:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file that is whole or not there, whenever the process or the machine stops."""
+    """Write a file atomically: it is complete or not there, whenever the process or the machine
+    stops.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "x", encoding="ascii") as file:
@@ -156,7 +164,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Bring the names in a directory to the disk, where the system can."""
+    """Flush the names in a directory to the disk, if the system can."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -166,7 +174,7 @@ def sync_directory(path: Path) -> None:
 
 
 def remove_old(root: Path, keep: int) -> None:
-    """Remove what is older than the newest ``keep`` complete checkpoints."""
+    """Remove the checkpoints that are older than the newest ``keep`` complete ones."""
     found = find_steps(root)
     complete = sorted((number for number, worlds in found.items() if complete_steps(worlds)), reverse=True)
     for old in (number for number in found if len(complete) >= keep and number < complete[keep - 1]):
@@ -176,5 +184,5 @@ def remove_old(root: Path, keep: int) -> None:
                 (place / name).unlink(missing_ok=True)
             place.rmdir()
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):  # another rank was faster, or somebody else's files are there
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):  # another rank was faster, or there are files that are not ours
                 logger.warning("cannot remove the old checkpoint %s: %s", place, error)

@@ -1,4 +1,4 @@
-"""Which worker is to give the next batch of which lane."""
+"""Decides which worker makes the next batch, and of which lane."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wds_pipes.loader.protocol import Begin, Command
 
 
 class Commands(Sampler[Command]):
-    """The commands to the workers, without end: rules 2 and 3 of ``pipe_loader``.
+    """The endless sequence of commands to the workers: rules 2 and 3 of ``pipe_loader``.
 
     Args:
         workers: how many there are, at least 1.
@@ -21,12 +21,12 @@ class Commands(Sampler[Command]):
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._run = -1
-        self._worker: dict[int, int] = {}  # of each lane that is going on
-        self._begins: dict[int, dict[int, Begin]] = {}  # of each worker that has not been told
+        self._worker: dict[int, int] = {}  # of each lane that has not ended
+        self._begins: dict[int, dict[int, Begin]] = {}  # of each worker that had no command in this run yet
         self._turns: list[tuple[int, int]] = []  # a heap of (number of the batch, lane)
 
     def start(self, run: int, begins: dict[int, Begin]) -> None:
-        """Give the lanes of ``begins`` their turns from now on."""
+        """Begin a run over the lanes of ``begins``."""
         self._run = run
         self._worker = {lane: place % self._workers for place, lane in enumerate(begins)}
         self._begins = {worker: {lane: begins[lane] for lane, host in self._worker.items() if host == worker} for worker in range(self._workers)}
@@ -34,7 +34,7 @@ class Commands(Sampler[Command]):
         heapq.heapify(self._turns)
 
     def end(self, lane: int) -> None:
-        """A lane has ended: it has no more turns."""
+        """Remove a lane that has ended from the sequence."""
         self._worker.pop(lane, None)
 
     def __iter__(self) -> Iterator[Command]:

@@ -1,4 +1,4 @@
-"""What ranks tell each other about their states, by torch.distributed."""
+"""Exchanges states between ranks, with torch.distributed."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from wds_pipes.loader.position import LoaderPosition
 
 
 class View(NamedTuple):
-    """What a rank knows before the ranks have agreed; ``error``: why it cannot list the directory."""
+    """What a rank knows before the ranks agree on a checkpoint."""
 
     rank: int
     step: int | None
     rounds: int  # how often to look again
     complete: list[int]
     empty: bool
-    error: str | None
+    error: str | None  # why it cannot list the directory
 
 
 @contextlib.contextmanager
 def agreeing(loader: PipeLoader, group: Any, what: str) -> Iterator[list[str]]:
-    """Let all ranks of a loader do something, or none: where one fails, or they come to different values, all raise."""
+    """Make the block succeed on all ranks of a loader, or raise on all of them.
+
+    All raise if the block fails on one rank, or if the ranks append different values to the list.
+    """
     values: list[str] = []
     error: Exception | None = None
     try:
@@ -44,7 +47,7 @@ def agreeing(loader: PipeLoader, group: Any, what: str) -> Iterator[list[str]]:
 
 
 def has_group(loader: PipeLoader, group: Any) -> bool:
-    """Whether torch.distributed can ask the other ranks of a loader."""
+    """Whether torch.distributed connects this rank of a loader to the others."""
     if loader.rank.of == 1:
         return False
     import torch.distributed as dist
@@ -53,7 +56,7 @@ def has_group(loader: PipeLoader, group: Any) -> bool:
 
 
 def all_gather(value: Any, group: Any) -> list[Any]:
-    """What each process of a group passed, in their order."""
+    """Return what each process of a group passed, in the order of the processes."""
     import torch.distributed as dist
 
     values: list[Any] = [None] * dist.get_world_size(group)
@@ -62,7 +65,9 @@ def all_gather(value: Any, group: Any) -> list[Any]:
 
 
 def gather_states(loader: PipeLoader, group: Any) -> list[State]:
-    """The states of all ranks, by rank; processes that share a rank give one."""
+    """Return the states of all ranks, in the order of the ranks; of processes that share a rank,
+    one state.
+    """
     state = loader.state_dict()
     if state["world_size"] == 1:
         return [state]
@@ -70,7 +75,7 @@ def gather_states(loader: PipeLoader, group: Any) -> list[State]:
 
     if not (dist.is_available() and dist.is_initialized()):
         raise StateError(
-            f"this is rank {state['rank']} of {state['world_size']}, and torch.distributed, which the others are asked by, is not initialised: "
+            f"this is rank {state['rank']} of {state['world_size']}, and torch.distributed, which collects the states of the others, is not initialised: "
             "call init_process_group(), or use checkpoint.save(), which needs none."
         )
     states: list[State] = all_gather(state, group)
@@ -79,7 +84,10 @@ def gather_states(loader: PipeLoader, group: Any) -> list[State]:
 
 
 def place_in(loader: PipeLoader, states: list[State], where: str, moved: bool = False) -> LoaderPosition:
-    """Where the states of all ranks let a loader continue; ``where`` they are from, for people."""
+    """Return the position from which a loader continues after loading the states of all ranks.
+
+    ``where`` says, for messages, where the states are from.
+    """
     state = _state_for(loader, states, where, moved or progress_of(loader).plan.recipe.data.moved)
     try:
         return progress_of(loader).plan.restore(state, moved=moved)
@@ -89,7 +97,10 @@ def place_in(loader: PipeLoader, states: list[State], where: str, moved: bool = 
 
 
 def _state_for(loader: PipeLoader, states: list[State], where: str, moved: bool) -> State:
-    """What a loader is to load of the states of all ranks; ``where`` they are from, for people."""
+    """Return the state that a loader loads, from the states of all ranks.
+
+    ``where`` says, for messages, where the states are from.
+    """
     try:
         return state_for(states, loader.rank, moved=moved)
     except StateError as error:

@@ -1,4 +1,4 @@
-"""Signals that come at a moment at which nothing may be interrupted."""
+"""Postpones signal handlers while code runs that must not be interrupted."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-_put_off: dict[int, Callable[..., Any]] = {}  # the handlers of signals, while these wait
+_put_off: dict[int, Callable[..., Any]] = {}  # the original handlers, while signals are postponed
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let handlers of signals, such as that of Ctrl-C, run after the block instead of within it.
+    """Run signal handlers, such as that of Ctrl-C, after the block instead of within it.
 
-    A handler that raises within ``multiprocessing`` can leave a lock held or a process that nobody knows of. SIGCHLD is not put off: DataLoader sets its own
-    handler for that when it starts workers. In other threads than the main one, no handler runs anyway.
+    A handler that raises within ``multiprocessing`` can leave a lock held, or a process that no
+    object refers to. SIGCHLD is not postponed: DataLoader sets its own handler for it when it
+    starts workers. In threads other than the main one no handler runs, so nothing is done there.
     """
     if _put_off or threading.current_thread() is not threading.main_thread():
         yield
@@ -36,19 +37,19 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         _put_back()
-        with ExitStack() as handlers:  # each runs, also where one before it raises
+        with ExitStack() as handlers:  # each runs, even if one before it raises
             for one in reversed(came):
                 handlers.callback(signal.raise_signal, one)
 
 
 def _put_back() -> None:
-    """Set the handlers again; also in a child process, which may be forked within the block."""
+    """Restore the handlers; also called in a child process that was forked within the block."""
     try:
         for number, handler in list(_put_off.items()):
             signal.signal(number, handler)
             del _put_off[number]
     finally:
-        if _put_off:  # a handler that is set again has raised
+        if _put_off:  # a restored handler has raised
             _put_back()
 
 

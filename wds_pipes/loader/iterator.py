@@ -25,25 +25,25 @@ class LoaderIterator:
     """One iteration over a PipeLoader.
 
     Args:
-        progress: of the loader.
-        bar: makes a progress bar that stands at ``initial``; None: there is none.
+        progress: the progress of the loader.
+        bar: makes a progress bar that starts at ``initial``; None: show none.
     """
 
     def __init__(self, progress: Progress, bar: Callable[..., Any] | None) -> None:
         self._progress, self._plan, self._new_bar = progress, progress.plan, bar
         self._started = False
         self._error: Exception | None = None
-        self._trace: TracebackType | None = None  # of the error, before it was raised: each time that it is, it grows
+        self._trace: TracebackType | None = None  # of the error before it is raised: each raise adds frames
         self._at: LoaderPosition | None = None  # None: not started
         self._run = -1
         self._results: Iterator[Result] = iter(())
         self._ahead: Result | None = None
         self._waiting: set[int] = set()  # the lanes that have not ended
         self._ended: dict[int, bytes] = {}  # those that have
-        self._lack = Lack()  # of those that gave nothing
+        self._lack = Lack()  # of the ended lanes that yielded nothing
         self._bar: Any = None
-        self._limited: dict[int, tuple[bytes, dict[str, int]]] = {}  # of each lane, what max_errors bounds at the state that it was taken from
-        self._samples_before = 0  # of the epoch of the data, less those of earlier epochs in this pass
+        self._limited: dict[int, tuple[bytes, dict[str, int]]] = {}  # a cache: of each lane, a state and its counts of skipped errors
+        self._samples_before = 0  # samples of the epoch from before this iteration, minus what this iteration yielded in earlier epochs
         self.tally = Tally(progress.network)
 
     def __iter__(self) -> LoaderIterator:
@@ -55,7 +55,7 @@ class LoaderIterator:
         progress = self._progress
         if progress.inside:
             if self._started:
-                raise self.stop(RuntimeError("this iterator was interrupted; load_state_dict(state_dict()) and iter() go on"), interrupted=True)
+                raise self.stop(RuntimeError("this iterator was interrupted: to continue, call load_state_dict(state_dict()), then iter()"), interrupted=True)
             progress.close("what it had in flight is gone")
         progress.inside = self._started = True
         try:
@@ -71,7 +71,7 @@ class LoaderIterator:
                 self.tally.handed_over(start)
                 if self._bar is not None:
                     self._bar.update()
-        except Exception as error:  # a signal handler may raise one at any moment: that of DataLoader does so for a dead worker
+        except Exception as error:  # a signal handler may raise at any moment: DataLoader's does for a dead worker
             found = self.stop(worker_error(error, self._results), interrupted=True)
             progress.close("what it had in flight is gone")
         except BaseException:  # Ctrl-C, most often
@@ -80,7 +80,8 @@ class LoaderIterator:
         if isinstance(found, Exception):
             progress.inside = False
             raise self._to_raise(found)  # all frames: set WDS_PIPES_FULL_TRACEBACK=1
-        # From here to the return no signal handler runs: an interrupt comes before the position counts, or when the caller has the batch.
+        # From here to the return no signal handler runs. So an interrupt comes either before the
+        # loader adopts the position, or after the caller has the batch.
         batch, self._at = found
         progress.at = self._at
         self.tally.stands = self._at, self._samples_before
@@ -88,19 +89,21 @@ class LoaderIterator:
         return batch
 
     def pause(self) -> Paused:
-        """Leave what is in flight with the loader, for the next pass of with_epoch()."""
+        """Store what is in flight in ``progress``, for the next iteration of with_epoch()."""
         assert self._at is not None
         self._progress.paused = paused = Paused(self._at, self._run, self._results, self._ahead, self._waiting, self._ended, self.tally)
         return paused
 
     @property
     def stands_at_cut(self) -> bool:
-        """Whether all that with_epoch() asks for was handed out, and the end was not seen."""
+        """Whether the caller has all batches of with_epoch(), but did not call ``next()`` once
+        more.
+        """
         progress, at = self._progress, self._at
         return self._error is None and progress.at is at and progress.is_over(at)
 
     def _next(self) -> tuple[Any, LoaderPosition] | Exception:
-        """The next batch and the position behind it; or what to raise."""
+        """Return the next batch and the position after it, or the exception to raise."""
         progress, at = self._progress, self._at or self._start()
         if progress.is_over(at):
             progress.at, progress.resume = at, True
@@ -116,25 +119,27 @@ class LoaderIterator:
         _, lane, batch, state, _, error, _ = self._ahead or AT_END
         if state is None:
             if error is None and (lacking := self._all_lacking(at)) is not None:
-                return self.stop(lacking)  # the state stays at the beginning of the epoch
+                return self.stop(lacking)  # the state remains at the beginning of the epoch
             if self._plan.limits and error is None:
                 error = self._too_many(at, {**at.lanes, **self._ended})
             self._commit_ends(at)
             return self.stop(error or StopIteration())
-        self._ahead = self._fetch()  # rule 5 of ``pipe_loader``; what goes wrong with it is for the next call
+        self._ahead = self._fetch()  # rule 5 of ``pipe_loader``; the next call raises its error
         if self._plan.limits and (many := self._too_many(at, {**at.lanes, lane: state, **self._ended})) is not None:
             return self.stop(many)
         samples = at.samples + (delivered_in(state) - delivered_in(at.lanes[lane]) if progress.cut_in_samples else 0)
         return batch, LoaderPosition(at.epoch, at.deal, {**at.lanes, lane: state, **self._ended}, at.step + 1, at.given + 1, samples)
 
     def _too_many(self, at: LoaderPosition, lanes: dict[int, bytes]) -> Exception | None:
-        """The error where the lanes of this rank have skipped more than max_errors of a step allows, together."""
+        """Return an error if the lanes of this rank together skipped more than max_errors of a
+        step.
+        """
         for number, lane in lanes.items():
             if self._limited.get(number, (None,))[0] is not lane:
                 counts = unpack(lane)["counts"]
                 self._limited[number] = lane, {name: counts.get(name, 0) for name in self._plan.limits}
         for name, limit in self._plan.limits.items():
-            before = at.deal.counts.get(name, 0) // self._plan.rank.of  # whose lanes these were is not known any more
+            before = at.deal.counts.get(name, 0) // self._plan.rank.of  # the ranks that counted these are no longer known
             count = before + sum(self._limited[number][1][name] for number in lanes)
             if count > limit.errors:
                 step = name.removeprefix(LIMITED).split()[0]
@@ -145,7 +150,11 @@ class LoaderIterator:
         return None
 
     def _all_lacking(self, at: LoaderPosition) -> Exception | None:
-        """The error where no lane of this rank gave anything in the epoch, since the samples lack the fields that are kept."""
+        """Return an error if no lane of this rank yielded anything because of missing fields.
+
+        The fields are those that ``group_by_key(fields=...)`` keeps. If there is another reason,
+        warn.
+        """
         if at.deal.counts.get("delivered") or any(map(delivered_in, at.lanes.values())):
             return None
         counts = total_counts(map(unpack, self._ended.values()), {})
@@ -155,14 +164,14 @@ class LoaderIterator:
         return None
 
     def _commit_ends(self, at: LoaderPosition) -> None:
-        """Nothing comes behind ``at`` but the ends of lanes."""
+        """Adopt the ends of the lanes: no batch follows ``at``."""
         self._at = self._progress.at = at._replace(lanes={**at.lanes, **self._ended})
 
     def _start(self) -> LoaderPosition:
         progress = self._progress
         paused, progress.paused = progress.paused, None
         live = progress.live
-        if isinstance(live, LoaderIterator) and live.stands_at_cut:  # who iterated over it has counted, and did not ask for its end
+        if isinstance(live, LoaderIterator) and live.stands_at_cut:  # the caller stopped after the last batch
             progress.resume = True
             paused = live.pause()
             live.stop(StopIteration())
@@ -170,7 +179,7 @@ class LoaderIterator:
         progress.use(self)
         at = paused.at if paused is not None and progress.resume and progress.at is paused.at else None
         if paused is not None and at is not None:
-            # with_epoch() cut the stream there: take up what was fetched ahead.
+            # with_epoch() cut the stream here: continue with what was fetched ahead.
             self._run, self._results, self._ahead, self._waiting, self._ended = paused.run, paused.results, paused.ahead, paused.waiting, paused.ended
             self._at = progress.at = at = at.counted_from(None)
             progress.resume = False
@@ -185,7 +194,7 @@ class LoaderIterator:
         return at
 
     def _go_on(self, before: LoaderPosition | None = None) -> LoaderPosition:
-        """Begin a run over an epoch of the data, or its rest."""
+        """Begin a run over an epoch of the data, or over its rest."""
         at, self._run, self._results = self._progress.begin(before)
         self._at, self._ended, self._lack = at, {}, Lack()
         self._waiting = {number for number, lane in at.states.items() if not lane["ended"]}
@@ -193,7 +202,7 @@ class LoaderIterator:
         return at
 
     def _fetch(self) -> Result | None:
-        """The next batch, or what went wrong instead of it; None at the end of the epoch."""
+        """Return the next result, a batch or an error; None at the end of the epoch."""
         while self._waiting:
             try:
                 result = next(self._results)
@@ -217,9 +226,14 @@ class LoaderIterator:
         return None
 
     def stop(self, error: Exception, *, interrupted: bool = False) -> Exception:
-        """Let every further ``next()`` raise ``error``, unless the iterator has stopped already; gives what it will raise.
+        """Make every further ``next()`` raise ``error``, unless the iterator has stopped already.
 
-        ``interrupted``: ``next()`` is running, or an exception has left it at any point.
+        Args:
+            error: the error.
+            interrupted: ``next()`` is running, or an exception left it at an unknown point.
+
+        Returns:
+            the error that ``next()`` will raise.
         """
         if self._error is None:
             self._error = shorten(error)
@@ -235,5 +249,9 @@ class LoaderIterator:
         return self._error
 
     def _to_raise(self, error: Exception) -> Exception:
-        """The error itself; but a new StopIteration, since its traceback would keep the pass, and with it the workers, until the garbage collector runs."""
+        """Return the error to raise: the error itself, but a new StopIteration each time.
+
+        The traceback of a kept StopIteration would keep this iterator, and so the workers, until
+        the garbage collector runs.
+        """
         return StopIteration() if isinstance(error, StopIteration) else error.with_traceback(self._trace)

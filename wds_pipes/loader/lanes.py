@@ -1,11 +1,25 @@
-"""Lanes: an epoch dealt into parts that know nothing of processes, and dealt again when their number changes.
+"""Lanes: an epoch is partitioned into lanes, which are independent of processes, and repartitioned
+when their number changes.
+
+Words:
+- A *range* (``Piece``) is samples a to b of a shard.
+- A *deal* (``Deal``) is a partition of an epoch into lanes. The epoch's first deal has generation
+  0; each repartition makes the next one.
+- A *segment* (``Part``) is a run of the ranges of one lane of one deal. After a repartition, a lane
+  consists of several segments.
+- A *remainder* ("tail" in the code and in states) is what a lane had opened and not finished when
+  the epoch was repartitioned.
 
 Rules:
-1. An epoch is dealt into lanes by (seed, epoch, number of lanes) alone: lane i of n gives the shards i, i + n, i + 2n ... of the epoch's order or, if the
-   samples of each shard are known, the i-th of n equal runs of samples.
-2. To deal the rest of an epoch again, each lane leaves a *tail* (the shards that it had opened, from its position on, under its old name, since its shuffle
-   goes by that) and the shards that it had not opened. Tails go to the new lanes in turn, unopened shards are dealt as in rule 1, so that with known numbers
-   of samples the lanes are equal again. Of a mix, all lanes are tails.
+1. The partition of an epoch depends on (seed, epoch, number of lanes) alone. Lane i of n gets the
+   shards i, i + n, i + 2n ... of the epoch's order. If the samples of the shards are counted, it
+   gets the i-th of n consecutive runs of samples instead, whose sizes differ by at most one.
+2. To repartition the rest of an epoch, each lane leaves two things: a remainder and the shards that
+   it had not opened. A remainder begins at the lane's position, and is read under the old number
+   and generation of the lane, since its shuffle depends on these. Remainders go to the new lanes in
+   turn. Unopened shards are divided as in rule 1; if the samples are counted, they are divided so
+   that the lanes become as equal as possible. The lanes of a mix are not divided: each
+   continues as a whole, as a remainder.
 """
 
 from __future__ import annotations
@@ -29,15 +43,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a lane: so many of the pieces of shards that it was dealt, read under its name.
+    """A segment: a run of the ranges of one lane of one deal.
 
     Attributes:
-        number: of the lane.
-        generation: of the deal that dealt it: how often the epoch had been dealt again.
-        start: the first of its pieces of shards.
-        stop: the one behind the last; None: all.
+        number: the number of the lane in that deal.
+        generation: the generation of that deal: how often the epoch had been repartitioned.
+        start: the first of the lane's ranges.
+        stop: the one after the last; None: up to the last of the lane.
         position: where to begin, as ``Stage.dump`` wrote it; None: at the beginning.
-        samples: how many there are, if that is known.
+        samples: how many samples it has; None: not known.
     """
 
     number: int
@@ -48,7 +62,9 @@ class Part:
     samples: int | None = None
 
     def as_json(self) -> list[Any]:
-        """Plain JSON types; of the position only the stages that do not stand at their beginning, and how many stages there are."""
+        """Return plain JSON types: of the position, the number of stages and those that are not at
+        their beginning.
+        """
         position: list[Any] | None = None
         if self.position is not None:
             position = [len(self.position), {str(depth): entry for depth, entry in enumerate(self.position) if entry}]
@@ -56,7 +72,7 @@ class Part:
 
     @classmethod
     def from_json(cls, entry: object, stages: int) -> Part:
-        """The part that ``as_json`` wrote, of a chain of so many stages."""
+        """Return the segment that ``as_json`` wrote, of a chain of ``stages`` stages."""
         number, generation, start, stop, position, *samples = _pieces_of(entry, 5, 6)
         for value in (number, generation, start, *samples, *([] if stop is None else [stop])):
             read_count(value, "a number of a tail")
@@ -70,19 +86,21 @@ class Part:
 
 
 def _pieces_of(entry: object, *lengths: int) -> list[Any]:
-    """A list of one of these lengths."""
+    """Return ``entry`` if it is a list of one of these lengths, else raise."""
     if not isinstance(entry, list) or len(entry) not in lengths:
         raise damaged(f"its deal holds {shown(entry)}")
     return entry
 
 
 def _runs(numbers: tuple[int, ...] | None) -> list[list[int]] | None:
-    """Numbers as runs of equal ones: each with how often it comes."""
+    """Run-length encode numbers: each run as its number and its length."""
     return None if numbers is None else [[number, len(list(run))] for number, run in itertools.groupby(numbers)]
 
 
 def _flat(runs: object, lanes: int | None = None) -> tuple[int, ...]:
-    """The numbers of which ``_runs`` made runs, one for each of so many lanes (None: any number of them, up to MOST_LANES)."""
+    """Decode what ``_runs`` encoded: one number for each of ``lanes`` lanes (None: any number of
+    lanes up to MOST_LANES).
+    """
     pairs = [_pieces_of(run, 2) for run in read_list(runs, "a list of its deal")]
     count = sum(read_count(times, "a number of lanes in its deal", least=1, most=MOST_LANES) for _, times in pairs)
     if count > MOST_LANES or (lanes is not None and count != lanes):
@@ -91,20 +109,21 @@ def _flat(runs: object, lanes: int | None = None) -> tuple[int, ...]:
 
 
 Piece = tuple[int, int, int]  # a range of the samples of a shard, see ``Stage.epoch_shards``
-Sizes = tuple[int, ...] | None  # how many samples each lane gets of the shards that nobody has opened; None: whole shards in turn
+Sizes = tuple[int, ...] | None  # how many samples each lane gets of the unopened shards; None: whole shards in turn
 History = tuple[tuple[Sizes, tuple[int, ...]], ...]  # see Deal
 
 
 @dataclass(frozen=True)
 class Deal:
-    """How an epoch is dealt.
+    """A partition of an epoch into lanes.
 
     Attributes:
-        lanes: into how many lanes.
+        lanes: the number of lanes.
         sizes: how the unopened shards are divided.
-        history: for each earlier deal of this epoch, its sizes, and how many pieces of shards each of its lanes had opened when it was ended.
-        tails: what the lanes of earlier deals left half read.
-        counts: what became of the samples that earlier deals delivered.
+        history: of each earlier deal of this epoch, its sizes, and how many ranges each of its
+            lanes had opened when the epoch was repartitioned.
+        tails: the remainders of the lanes of earlier deals.
+        counts: the samples of earlier deals, by what became of them.
     """
 
     lanes: int
@@ -115,43 +134,51 @@ class Deal:
 
     @classmethod
     def first(cls, lanes: int, source: Stage[Any], epoch: int) -> Deal:
-        """The deal at the beginning of an epoch: lanes that are equal to one sample, if the counts are known."""
+        """Return the deal at the beginning of an epoch.
+
+        If samples are counted, the sizes of lanes differ by at most one.
+        """
         if source.sample_counts is None:
             return cls(lanes)
         total = sum(stop - start for _, start, stop in source.epoch_shards(source.seed, epoch))
         return cls(lanes, tuple((lane + 1) * total // lanes - lane * total // lanes for lane in range(lanes)))
 
     def parts(self, number: int, source: Stage[Any]) -> list[Part]:
-        """The parts of lane ``number``: its tails, then its share of the shards that nobody has opened."""
+        """Return the segments of lane ``number``: its remainders, then its share of the unopened
+        shards.
+        """
         tails = list(self.tails[number :: self.lanes])
         if self.history and not source.divides_shards:
-            return tails  # of a mix there are only whole lanes
+            return tails  # the lanes of a mix continue as a whole
         return [*tails, Part(number, len(self.history), samples=None if self.sizes is None else self.sizes[number])]
 
     def lane(self, part: Part, source: Stage[Any], seed: int, epoch: int) -> Lane:
-        """The lane under whose name a part is read, with its pieces of shards."""
+        """Return the lane under whose number a segment is read, with the segment's ranges."""
         if not source.divides_shards:  # a mix: each of its sources divides its own
             return Lane(seed, epoch, part.number, len(self.history[0][1]) if self.history else self.lanes)
         shares = _shares(source, (seed, epoch), self.lanes, self.sizes, self.history)[part.generation]
         return Lane(seed, epoch, part.number, len(shares), part.generation, tuple(shares[part.number][part.start : part.stop]))
 
     def shares(self, source: Stage[Any], seed: int, epoch: int) -> list[list[Piece]]:
-        """What each lane gets of the pieces of shards that no lane of an earlier deal has opened."""
+        """Return what each lane gets of the ranges that no lane of an earlier deal has opened."""
         return _shares(source, (seed, epoch), self.lanes, self.sizes, self.history)[-1]
 
     def samples(self) -> list[int] | None:
-        """How many samples each lane gives, if that is known."""
+        """Return how many samples each lane has; None: not known."""
         if self.sizes is None:
             return None
         return [size + sum(tail.samples or 0 for tail in self.tails[lane :: self.lanes]) for lane, size in enumerate(self.sizes)]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON types, new at each call; ``from_json`` is the way back."""
+        """Return plain JSON types, new at each call; ``from_json`` is the inverse."""
         return cast(dict[str, Any], pickle.loads(self._packed))
 
     @cached_property
     def _packed(self) -> bytes:
-        """What ``as_json`` gives: a deal does not change, and to unpack it is quicker than to build it."""
+        """The pickled result of ``as_json``.
+
+        A deal does not change, and unpickling is faster than building it again.
+        """
         entry = {
             "sizes": _runs(self.sizes),
             "history": [[_runs(sizes), _runs(opened)] for sizes, opened in self.history],
@@ -162,7 +189,18 @@ class Deal:
 
     @classmethod
     def from_json(cls, lanes: int, entry: dict[str, Any], stage: Parts[Any], epoch: int, move: Move) -> Deal:
-        """The deal that ``as_json`` wrote of an epoch, of what runs its parts; StateError where it cannot be one."""
+        """Return the deal that ``as_json`` wrote.
+
+        Args:
+            lanes: the number of lanes.
+            entry: what ``as_json`` returned.
+            stage: the stage that runs the segments of a lane.
+            epoch: the epoch.
+            move: whether the shards may have moved, see ``wds_pipes.core.moved``.
+
+        Raises:
+            StateError: ``entry`` cannot be a deal of this epoch.
+        """
         recipe = stage.source
         assert recipe is not None
         stages = len(recipe.dump(None))
@@ -200,14 +238,16 @@ class Deal:
                 "its deal does not say how many samples each lane has" if counted else "its deal says how many samples each lane has, of uncounted shards"
             )
         if stage.root.divides_shards:
-            deal.shares(stage.root, stage.seed, epoch)  # that there are so many samples
+            deal.shares(stage.root, stage.seed, epoch)  # raises if the number of samples differs
         return deal
 
 
-@lru_cache(maxsize=1)  # each lane of a deal asks for it
+@lru_cache(maxsize=1)  # called for each lane of a deal
 def _shares(source: Stage[Any], epoch: tuple[int, int], lanes: int, sizes: Sizes, history: History) -> list[list[list[Piece]]]:
-    """What each lane of each deal of an epoch (seed and number) got, from the first deal on."""
-    pieces = [piece for piece in source.epoch_shards(*epoch) if piece[2]]  # not those that are known to be empty
+    """Return the ranges of each lane of each deal of an epoch (seed and number), from the first
+    deal on.
+    """
+    pieces = [piece for piece in source.epoch_shards(*epoch) if piece[2]]  # without empty shards
     dealt = []
     for earlier, opened in history:
         shares = _divide(pieces, len(opened), earlier)
@@ -219,7 +259,9 @@ def _shares(source: Stage[Any], epoch: tuple[int, int], lanes: int, sizes: Sizes
 
 
 def _divide(pieces: list[Piece], lanes: int, sizes: Sizes) -> list[list[Piece]]:
-    """Pieces dealt in turn, or cut into runs of so many samples."""
+    """Divide ranges over lanes: in turn if ``sizes`` is None, else cut into runs of these numbers
+    of samples.
+    """
     if sizes is None:
         return [pieces[lane::lanes] for lane in range(lanes)]
     shares: list[list[Piece]] = []
@@ -245,14 +287,18 @@ def _no_piece() -> NoReturn:
 
 
 def deal_again(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: Parts[Any], epoch: int) -> Deal:
-    """The deal of what is left of an epoch into another number of lanes.
+    """Repartition the rest of an epoch.
 
     Args:
-        old: how it was dealt.
-        lanes: into how many lanes it is to be dealt.
-        states: of all the lanes of ``old``: ``position`` (as ``dump`` wrote it; None: not begun), ``ended`` and ``counts``.
-        stage: what runs the parts of a lane.
-        epoch: which.
+        old: the deal until now.
+        lanes: the new number of lanes.
+        states: of all the lanes of ``old``: ``position`` (as ``dump`` wrote it; None: not begun),
+            ``ended`` and ``counts``.
+        stage: the stage that runs the segments of a lane.
+        epoch: the epoch.
+
+    Returns:
+        the new deal.
     """
     source, depth, uncounted = stage.root, stage.depth, stage.uncounted
     if not source.divides_shards:
@@ -294,7 +340,9 @@ def deal_again(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: 
 
 
 def _level(loads: list[int], rest: int) -> list[int]:
-    """How ``rest`` samples are given to lanes that have ``loads`` already, so that all have as equally many as can be."""
+    """Divide ``rest`` samples over lanes that have ``loads`` samples already, so that the sums are
+    as equal as possible.
+    """
     order = sorted(range(len(loads)), key=loads.__getitem__)
     for count in range(len(order), 0, -1):
         low = order[:count]
@@ -306,7 +354,11 @@ def _level(loads: list[int], rest: int) -> list[int]:
 
 
 def _hand_on(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: Parts[Any]) -> Deal:
-    """The deal of what is left of a mix: its lanes go on whole, in turn, since the proportions hold in each by itself."""
+    """Repartition the rest of an epoch of a mix: each lane continues as a whole.
+
+    The old lanes go to the new lanes in turn, as remainders. They are not divided, since the
+    proportions hold within each lane.
+    """
     depth, tails, counts = stage.depth, [], dict(old.counts)
     for number in range(old.lanes):
         state = states[number]
@@ -324,8 +376,14 @@ def _hand_on(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: Pa
 
 
 def _tail(part: Part, position: list[dict[str, Any]], opened: int | None) -> Part | None:
-    """What a part leaves half read: its pieces up to the ``opened`` ones (None: all), from its position, which has no counts, on."""
+    """Return the remainder of a segment; None if it is finished.
+
+    Args:
+        part: the segment.
+        position: its position, without counts, where the remainder begins.
+        opened: how many of its ranges were opened, up to which the remainder goes; None: all.
+    """
     start, stop = part.start + position[0].pop("next", 0), part.stop if opened is None else part.start + opened
     if stop is not None and start > stop:
-        raise damaged(f"lane {part.number} has {start} shards behind it, and opened {stop}")
+        raise damaged(f"lane {part.number} has finished {start} shards, and opened {stop}")
     return None if stop is not None and start >= stop else replace(part, start=start, stop=stop, position=position)

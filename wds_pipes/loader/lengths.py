@@ -1,4 +1,6 @@
-"""How many items a pipeline gives in an epoch, where that is known: one rule for PipeLoader, pipes and datasets."""
+"""How many items a pipeline yields in an epoch, if that is known: the same rule for PipeLoader,
+pipes and datasets.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,19 @@ from wds_pipes.core.stage import Stage
 
 
 def batching(stage: Stage[Any]) -> list[Stage[Any]]:
-    """The steps of a chain that make batches, from its first."""
+    """The steps of a chain that make batches, in order."""
     return [step for step in stage.chain if step.items_per_batch is not None][::-1]
 
 
 def batches_of(steps: Iterable[Stage[Any]], samples: int) -> int:
-    """How many batches these steps make of so many samples."""
+    """How many batches these steps make of this number of samples."""
     for step in steps:
         samples = step.batches_of(samples)
     return samples
 
 
 def why_uncounted(stage: Stage[Any]) -> str | None:
-    """Why the number of samples of a lane is not known, with the mend; None if it is."""
+    """Why the number of samples of a lane is not known, and what to do; None if it is known."""
     for step in stage.chain:
         if changes := step.changes_count():
             return changes
@@ -40,10 +42,11 @@ def length(stage: Stage[Any], *, ranks_are_dealt: bool) -> int:
 
     Args:
         stage: the pipeline.
-        ranks_are_dealt: whether DataLoader gives each rank its part.
+        ranks_are_dealt: whether DataLoader divides the epoch over ranks.
 
     Raises:
-        TypeError: it is not known, or not the same for any number of workers and ranks; the message says what to do.
+        TypeError: the number is not known, or depends on the number of workers or ranks; the
+            message says what to do.
     """
     if why := _unknown(stage) or _uneven(stage, ranks_are_dealt):
         raise TypeError(f"len() is not known: {why}")
@@ -65,7 +68,9 @@ def _unknown(stage: Stage[Any]) -> str | None:
 
 
 def _uneven(stage: Stage[Any], ranks_are_dealt: bool) -> str | None:
-    """Why this process, or the DataLoader that asks, may get another number of items than one process that reads all."""
+    """Why this process, or the DataLoader that calls ``len()``, may get another number of items
+    than one process that reads all.
+    """
     loader, host = _asking(), stage.host
     mend = "use wds_pipes.PipeLoader, whose len() is right on any number of workers and ranks"
     if host.lanes > 1:
@@ -80,7 +85,7 @@ def _uneven(stage: Stage[Any], ranks_are_dealt: bool) -> str | None:
 
 
 def _asking() -> DataLoader[Any] | None:
-    """The DataLoader whose ``len()`` asks for the length, if one does."""
+    """The DataLoader whose ``len()`` calls this, if there is one."""
     frame: FrameType | None = sys._getframe(3)
     while frame is not None and frame.f_code.co_name == "__len__":
         asking = frame.f_locals.get("self")

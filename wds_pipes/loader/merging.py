@@ -1,4 +1,4 @@
-"""The states of several ranks as one."""
+"""Merges the states of several ranks into one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from wds_pipes.loader.ranks import Rank
 
 
 def merge_states(states: list[State], *, moved: bool = False) -> State:
-    """The states of all ranks, taken at the same step, as one that any number of ranks and workers can load.
+    """Merge the states of all ranks into one that any number of ranks and workers can load.
 
-    Ranks may read the same shards at different places, as on disks of their own.
+    The states must have been taken at the same step. Ranks may read the same shards at different
+    places, for example each on its own disk.
 
     Args:
         states: what ``state_dict`` of each rank's loader returned.
         moved: the shards of all ranks are the same, whatever their names and the index say.
 
     Raises:
-        StateError: a rank is missing or there twice, or they were taken at different steps or by different pipelines.
+        StateError: a rank is missing or present twice, or the states were taken at different steps
+            or by different pipelines.
     """
     if not states or not all(isinstance(state, dict) and "rank" in state for state in states):
         raise StateError("merge_states() takes the list of what state_dict() of each rank's PipeLoader returned, untouched")
@@ -49,7 +51,8 @@ def merge_states(states: list[State], *, moved: bool = False) -> State:
         for name, count in state.counts.items():
             counts[name] = counts.get(name, 0) + count
     lanes = {number: lane for state in states for number, lane in state["lanes"].items()}
-    step = max(state.step for state in saved)  # so that a run that is repeated from here writes what it wrote the first time
+    # The largest, so that a run that is repeated from here writes the same as the first time.
+    step = max(state.step for state in saved)
     merged = {**first, "rank": 0, "world_size": 1, "step": step, "lanes": {number: lanes[number] for number in sorted(lanes, key=int)}, "counts": counts}
     try:
         return copy.deepcopy(merged)
@@ -61,14 +64,17 @@ _OF_A_RUN = ("version", "seed", "shards", "graph", "samples", "lane_count", "wor
 
 
 def _check_alike(states: list[State], *names: str) -> None:
-    """StateError if states differ in something."""
+    """Raise StateError if the states differ in one of the entries ``names``."""
     for name in names:
         if any(state.get(name) != states[0].get(name) for state in states):
             raise StateError(f"the states differ in {name!r}: {', '.join(shown(state.get(name)) for state in states[:5])}. Take them of one run, at one step.")
 
 
 def _check_data(saved: list[Saved], moved: bool) -> None:
-    """StateError if states are not of the same shards, which each rank may have at a place of its own."""
+    """Raise StateError if the states are not of the same shards.
+
+    Each rank may have them at its own place.
+    """
     first = Data(saved[0].fingerprint, saved[0].data)
     for state in saved[1:]:
         if Move(moved).problem(Data(state.fingerprint, state.data), first) is not None:
@@ -79,10 +85,12 @@ def _check_data(saved: list[Saved], moved: bool) -> None:
 
 
 def state_for(states: list[State], rank: Rank, *, moved: bool = False) -> State:
-    """What a rank loads of the states of all ranks: ``merge_states``, or its own state where the ranks were not in step and need not be.
+    """Return the state that a rank loads, from the states of all ranks.
 
-    With ``epoch_end="exact"`` a rank may have fewer batches in an epoch than another. When one has begun the next, their epochs and steps differ, and no deal
-    fits all of them; but each can go on by itself.
+    This is the result of ``merge_states``, or the rank's own state if the ranks were at different
+    steps and may be. With ``epoch_end="exact"`` a rank may have fewer batches in an epoch than
+    another. When one rank has begun the next epoch, their epochs and steps differ, and no common
+    partition fits all of them, but each rank can continue by itself.
     """
     try:
         return merge_states(states, moved=moved)

@@ -1,4 +1,4 @@
-"""Worker processes and the main process that they work for."""
+"""Ties worker processes to the main process: signals, the end of workers, why a worker died."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from torch.utils.data._utils.worker import WorkerInfo
 
 from wds_pipes.loader.interrupts import uninterrupted
 
-_NAME = "wds_pipes-parent"  # of the thread that watches; a forked child has none
-_PATIENCE = 5.0  # seconds that workers have for leaving
+_NAME = "wds_pipes-parent"  # the name of the thread that watches; a forked child has no such thread
+_PATIENCE = 5.0  # seconds that workers have to exit
 
-NOT_GUARDED = 64  # the exit code of a worker that was to start workers while it imported the main script
+NOT_GUARDED = 64  # the exit code of a worker whose import of the main script would start workers
 _UNGUARDED = (
     "A worker imports the main script when it starts, and this script then starts workers again: put what it runs into a function main(), and call that below "
     'if __name__ == "__main__":'
 )
 _CRASHED = "A native library crashed, of a decoder or of a step of yours: run the script with python -X faulthandler, which prints where"
-_WHY = {  # by the name of the signal, the most likely cause first
-    "SIGKILL": "Most often the system has killed it for want of memory: use fewer workers, a smaller shuffle_buffer or a smaller prefetch_factor",
-    "SIGTERM": "Something outside has ended it while it started, such as a cluster that ends the job: once workers run, they leave SIGTERM to the main process",
+_WHY = {  # by the name of the signal; the most likely cause
+    "SIGKILL": "Most often the system has killed it because memory ran out: use fewer workers, a smaller shuffle_buffer or a smaller prefetch_factor",
+    "SIGTERM": "Another process has ended it while it started, for example a cluster that ends the job: once workers run, they ignore SIGTERM",
     "SIGBUS": "Shared memory may be full: use fewer workers or a smaller prefetch_factor, or allow more in /dev/shm (docker run --shm-size)",
     "SIGSEGV": _CRASHED,
     "SIGABRT": _CRASHED,
@@ -55,10 +55,12 @@ def worker_info() -> WorkerInfo | None:
 
 
 def begin_worker(worker: int) -> None:
-    """What a worker process of a loader does first: it leaves Ctrl-C and SIGTERM to the main process, and ends with it.
+    """Set up a worker process of a loader: it ignores Ctrl-C and SIGTERM, and ends when the main
+    process ends.
 
-    A terminal, torchrun or a cluster sends these to all processes of a job, and the main process may want to save its state and go on for a while. How it ends
-    its workers instead: ``make_terminate_kill``.
+    A terminal, torchrun or a cluster sends these signals to all processes of a job. The main
+    process may want to save its state and continue for a while; it ends its workers by SIGKILL, see
+    ``make_terminate_kill``.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _go_on)
@@ -66,24 +68,33 @@ def begin_worker(worker: int) -> None:
 
 
 def _go_on(number: int, frame: FrameType | None) -> None:
-    """Do nothing at a signal. SIG_IGN would be inherited by commands that a worker runs."""
+    """Handle a signal by doing nothing.
+
+    Commands that a worker runs would inherit SIG_IGN, but not this.
+    """
 
 
 def make_terminate_kill(workers: Iterable[Any]) -> None:
-    """Let ``terminate()``, by which DataLoader and multiprocessing end a worker that hangs, send SIGKILL: workers do not end at SIGTERM."""
+    """Make ``terminate()`` send SIGKILL, since workers do not end at SIGTERM.
+
+    DataLoader and multiprocessing call ``terminate()`` to end a worker that hangs.
+    """
     for worker in workers:
         worker._popen.terminate = worker._popen.kill
 
 
 def end_workers(results: Any) -> None:
-    """End the workers of an iterator of DataLoader's: those that do not leave in time, since they wait for a store perhaps, are killed."""
+    """End the workers of an iterator of DataLoader.
+
+    Kill those that do not exit in time, perhaps since they wait for a store.
+    """
     if results._shutdown:
         return
     with uninterrupted():
         _watch_no_more(results)
         results._workers_done_event.set()
         for queue in results._index_queues:
-            queue.put(None)  # so that those that wait for a command look at the event
+            queue.put(None)  # wakes workers that wait for a command: they then look at the event
         end = time.monotonic() + _PATIENCE
         for worker in results._workers:
             worker.join(max(0, end - time.monotonic()))
@@ -93,12 +104,15 @@ def end_workers(results: Any) -> None:
 
 
 def kill_workers(results: Any) -> None:
-    """End the workers of an iterator of DataLoader's that was interrupted: it may hold locks of its queues for ever, and nothing here waits for them."""
+    """Kill the workers of an interrupted iterator of DataLoader.
+
+    The iterator may hold locks of its queues for ever, so nothing here waits for these locks.
+    """
     if results._shutdown:
         return
     with uninterrupted():
         _watch_no_more(results)
-        results._shutdown = True  # DataLoader's own way to end takes those locks
+        results._shutdown = True  # DataLoader's own shutdown, which would take those locks, then does nothing
         if hasattr(results, "_pin_memory_thread"):
             results._pin_memory_thread_done_event.set()
         for worker in results._workers:
@@ -110,20 +124,22 @@ def kill_workers(results: Any) -> None:
                 queue._notempty.release()
                 queue.close()  # its thread ends
             elif queue._close is not None:
-                queue._close.cancel()  # else Python would wait for the lock when it ends
+                queue._close.cancel()  # else Python would wait for the lock at its exit
 
 
 def _watch_no_more(results: Any) -> None:
-    """Let DataLoader's handler of SIGCHLD raise no error for workers that are killed."""
+    """Make DataLoader's handler of SIGCHLD ignore the end of these workers."""
     if results._worker_pids_set:
         signal_handling._remove_worker_pids(id(results))  # type: ignore[attr-defined]
         results._worker_pids_set = False
 
 
 def check_guarded() -> None:
-    """End this process with a message if it is a worker that still imports the main script, whose code starts workers where it should not.
+    """Exit with a message if this process is a worker that is still importing the main script.
 
-    That happens with "spawn" and "forkserver" where the script has no ``if __name__ == "__main__":``. An exception would print its traceback for each worker.
+    Then the script, when it is imported, starts workers itself. That happens with "spawn" and
+    "forkserver" if the script has no ``if __name__ == "__main__":``. An exception would print its
+    traceback once for each worker.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         sys.stderr.write(f"wds_pipes: {_UNGUARDED}\n")
@@ -132,29 +148,33 @@ def check_guarded() -> None:
 
 
 def why_ended(codes: Iterable[int | None], text: str) -> str:
-    """Why workers have ended that should not, and what to do.
+    """Return why workers have died, and what to do.
 
     Args:
         codes: the exit codes of all workers, negative for a signal; None for one that runs.
-        text: what DataLoader says.
+        text: the message of DataLoader.
     """
     for name, why in _WHY.items():
-        number = getattr(signal, name, None)  # not all systems have all
+        number = getattr(signal, name, None)  # not every system has every signal
         if number is not None and (-number in codes or f"killed by signal: {signal.strsignal(number)}" in text):
             return why
     if NOT_GUARDED in codes or f"exit code {NOT_GUARDED}." in text:
         return _UNGUARDED
     return (
-        'What it has printed itself says why. With "spawn" and "forkserver" a worker imports the functions of a pipe: define them in a script or a module, or, '
+        "The worker's own output says why. "
+        'With "spawn" and "forkserver" a worker imports the functions of a pipe: define them in a script or a module, or, '
         'on Linux, also for a notebook, pass multiprocessing_context="fork"'
     )
 
 
 def end_with_parent() -> None:
-    """Let this worker process end when the main process is gone, whatever it does at that time.
+    """Make this worker process end when the main process is gone, whatever the worker is doing
+    then.
 
-    DataLoader's workers look for the main process only between commands: one that is blocked in a write to it, because the queue is full, would stay for ever.
-    The kernel could send a signal instead (PR_SET_PDEATHSIG), but it does so when the *thread* ends that started the worker.
+    DataLoader's workers check for the main process only between commands. A worker that is blocked
+    in a write to the main process, because the queue is full, would stay for ever. The kernel could
+    send a signal instead (PR_SET_PDEATHSIG), but it sends this signal when the *thread* that
+    started the worker ends.
     """
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None and not any(thread.name == _NAME for thread in threading.enumerate()):
@@ -162,7 +182,9 @@ def end_with_parent() -> None:
 
 
 def _watch(parent: int) -> None:
-    """Wait until a process is gone, then end this one at once: what it has open is for nobody, and the kernel frees it."""
+    """Wait until a process is gone, then exit at once, without cleaning up: the kernel frees what
+    is open.
+    """
     try:
         handle = os.pidfd_open(parent)
     except ProcessLookupError:
@@ -178,6 +200,7 @@ def _watch(parent: int) -> None:
 
 def _poll() -> None:
     """Return when the main process is gone."""
-    main, before = multiprocessing.parent_process(), os.getppid()  # with forkserver, the parent for the system is the server, which stays
+    # With forkserver, getppid() is the server, which stays: hence is_alive(), too.
+    main, before = multiprocessing.parent_process(), os.getppid()
     while os.getppid() == before and main is not None and main.is_alive():
         time.sleep(1)

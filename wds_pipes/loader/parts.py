@@ -1,7 +1,9 @@
-"""The chain of a lane: its parts, one after another, as one stream.
+"""The chain of a lane: it runs the segments of the lane (``lanes.Part``) one after another.
 
-A chain is cut in two before its first ``batch_samples``. The steps before the cut run for each part of a lane by itself. Those after it, which hold nothing
-between items, run over the parts as one stream, so that no batch is cut short where a part ends.
+A chain is cut in two before its first step that makes batches. The steps before the cut run for
+each segment separately. The steps after it, which hold nothing between items, run over all segments
+as one stream, so that no batch is cut short where a segment ends. If a step after the cut holds
+something between items, the cut is at the end of the chain.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from wds_pipes.loader.lanes import Deal
 
 
 class Parts(Stage[Out]):
-    """The parts of a lane as one stream, and behind them, if asked for, its samples again without end.
+    """The segments of a lane as one stream; then, to pad an epoch, repeats of its samples without
+    end.
 
-    Checkpoint: which part, how many pieces of its shards were opened, and the position in it.
+    Checkpoint: which segment, how many of its shard ranges were opened, and the position in it.
     """
 
     @dataclass(slots=True)
@@ -31,7 +34,8 @@ class Parts(Stage[Out]):
         part: int = 0
         opened: int = 0
         padded: int = 0
-        batched: int = 0  # these are of the parts that are done; batched: samples that were delivered in batches
+        # From here on: counts of the segments that are done.
+        batched: int = 0  # samples that were delivered in batches
         filtered: int = 0
         skipped: int = 0
         dropped: int = 0
@@ -46,15 +50,16 @@ class Parts(Stage[Out]):
 
     def __init__(self, source: Stage[Out]) -> None:
         super().__init__(source)
-        # How many samples an epoch has, where samples and not shards are dealt, and whether repeats fill it up: set by PipeLoader.
+        # Set by Plan: how many samples an epoch has (None: shards are partitioned, not samples),
+        # and whether repeats fill it up.
         self.samples: int | None = None
         self.pads = False
-        # The lane that is to be run: see ``with_parts``.
-        self.parts: list[tuple[Lane, list[dict[str, Any]] | None]] = []  # each with the position where it begins
+        # The lane to run: see ``with_parts``.
+        self.parts: list[tuple[Lane, list[dict[str, Any]] | None]] = []  # each segment with the position where it begins
         self.padding: Lane | None = None
-        self.watch: Callable[[Stage[Out]], None] | None = None  # is shown each part's chain before it starts
+        self.watch: Callable[[Stage[Out]], None] | None = None  # called with each segment's chain before that starts
         self._inner: Stage[Out] | None = None
-        self._lack = Lack()  # while running, of the parts that are done
+        self._lack = Lack()  # while running: of the segments that are done
         self._resume: Mark | None = None
 
     def changes_count(self) -> str | None:
@@ -70,7 +75,7 @@ class Parts(Stage[Out]):
     def run(self) -> Iterator[Out]:
         at, parts = self.at, self.parts
         if at.part > len(parts) and self.padding is None:
-            raise damaged(f"lane {self.lane.number} has {at.part} parts behind it, and these are {len(parts)}")
+            raise damaged(f"lane {self.lane.number} has finished {at.part} parts, and it has {len(parts)}")
         while at.part < len(parts) or self.padding is not None:
             pads, whole, before = at.part >= len(parts), self._resume is None, at.padded
             inner = self._inner or self._open()
@@ -86,7 +91,7 @@ class Parts(Stage[Out]):
             if pads and whole and at.padded == before:
                 if self._lack.explains({"filtered": at.filtered, "skipped": at.skipped}):
                     raise self._lack.error(f"lane {self.lane.number} of {self.lane.of}")
-                raise ShardError("there are no samples to fill up the epoch with: use epoch_end='drop', or look why the shards give none.")
+                raise ShardError("there are no samples to fill up the epoch with: use epoch_end='drop', or find out why the shards yield none.")
             at.part, at.opened = at.part + 1, 0
             self._resume = None
 
@@ -95,7 +100,7 @@ class Parts(Stage[Out]):
             self._open().start(ahead=ahead)
 
     def _open(self) -> Stage[Out]:
-        """Open the part that it is the turn of."""
+        """Open the segment whose turn it is."""
         assert self.source is not None
         pads = self.at.part >= len(self.parts)
         lane, position = self.parts[self.at.part] if self.padding is None or not pads else (self.padding, None)
@@ -107,7 +112,7 @@ class Parts(Stage[Out]):
         return inner
 
     def _count(self, inner: Stage[Out]) -> None:
-        """Keep what became of the samples of a part that is done."""
+        """Add the counts of a segment that is done to ours."""
         counts = inner.counts(inner.mark(), 0)
         self._lack = Lack.of_all((self._lack, inner.lack))
         self.at.limited = add_limited(self.at.limited, counts)
@@ -154,13 +159,13 @@ class Parts(Stage[Out]):
 
 
 def lay_out(stage: Stage[Any]) -> Stage[Any]:
-    """A chain with ``Parts`` where it is cut in two.
+    """Return the chain with a ``Parts`` stage where it is cut in two.
 
     Raises:
         TypeError: the chain does not start with a ShardList.
     """
     if not stage.root.divides:
-        raise TypeError("lanes are dealt by ShardList: start the pipeline with it, or with a mix() of such")
+        raise TypeError("PipeLoader needs a pipeline that starts with ShardList, or with a mix() of such pipelines")
     chain: list[Stage[Any]] = [stage]
     while chain[0].source is not None:
         chain.insert(0, chain[0].source)
@@ -176,7 +181,7 @@ def lay_out(stage: Stage[Any]) -> Stage[Any]:
 
 
 def with_parts(stage: Stage[Any], deal: Deal, number: int, epoch: int) -> Stage[Any]:
-    """A chain that ``lay_out`` made, with the parts of lane ``number``."""
+    """Return a copy of a chain that ``lay_out`` made, with the segments of lane ``number``."""
     again = copy.copy(stage)
     if isinstance(again, Parts):
         source = again.root
@@ -190,7 +195,7 @@ def with_parts(stage: Stage[Any], deal: Deal, number: int, epoch: int) -> Stage[
 
 
 def parts_of(stage: Stage[Any]) -> Parts[Any]:
-    """The stage that ``lay_out`` put in."""
+    """Return the ``Parts`` stage that ``lay_out`` put in."""
     while not isinstance(stage, Parts):
         assert stage.source is not None
         stage = stage.source

@@ -1,12 +1,17 @@
 """PipeLoader: batches from worker processes and ranks, with a state that fits any number of both.
 
 Rules:
-1. The main process is the only truth: which epoch, which lane stands where. Workers only host lanes: each command that they get names the lane, and the
-   first one of a lane brings where it begins.
-2. DataLoader gives command t to worker t mod n. A lane stays with one worker: where the next lane is not of the worker whose turn it is, the command is empty.
-3. Batches come in the order of (number of the batch in its lane, lane), whoever hosts the lanes.
-4. A batch carries its lane's position; the position counts from the moment that the batch is handed to the caller. All that is in flight does not count.
-5. One batch is fetched ahead of the one that is handed out, so that the state which comes with the last batch says that the epoch is over.
+1. Only the main process knows the epoch and the position of each lane. Workers run lanes. A command
+   to a worker names a lane. The first such command of a worker in a run also carries the positions
+   at which its lanes begin.
+2. DataLoader sends command t to worker t mod n. A lane stays with one worker. If the next lane
+   belongs to another worker than the one whose turn it is, the command is empty.
+3. Batches come in the order of (number of the batch in its lane, lane), whichever worker runs
+   the lanes.
+4. A batch carries its lane's position. The loader adopts this position when it returns the batch
+   to the caller. Batches in flight do not count.
+5. The loader fetches one batch ahead of the one that it returns. So the state that is taken with
+   the last batch already says that the epoch is over.
 """
 
 from __future__ import annotations
@@ -38,46 +43,66 @@ if TYPE_CHECKING:
 
 
 class PipeLoader:
-    """Batches of a pipeline from worker processes, with an exact state for any number of workers and ranks.
+    """Batches of a pipeline from worker processes, with a state for any number of workers and
+    ranks.
 
-    An epoch is dealt into lanes: by default as many as ranks x workers at the first start; the number then travels in the state. Ranks and workers only host
-    lanes, a batch of each in turn. So with the same lanes the batches of a rank are the same whatever its number of workers, 0 included, and the lanes are the
-    same on any number of ranks that divides theirs. On other numbers, what is left of the epoch is dealt again: each remaining sample exactly once, in
-    another order. A lane then keeps the shards that it has open, so lanes may be unequal, and ``epoch_end="drop"`` may drop much of what was left; a warning
-    says how much. ``lanes=`` with a multiple of every ranks x workers that will be used prevents it.
+    An epoch is partitioned into lanes. By default there are ranks x workers lanes at the first
+    start; later, their number comes from the state. Ranks and workers only run the lanes, one batch
+    of each lane in turn. So, with the same lanes, the batches of a rank do not depend on its number
+    of workers (0 included), and the lanes are the same on any number of ranks that divides the
+    number of lanes. With other numbers, the rest of the epoch is repartitioned: each remaining
+    sample comes exactly once, in another order. A lane then keeps the shards that it has open, so
+    lanes may become unequal, and ``epoch_end="drop"`` may drop many of the remaining samples; a
+    warning in the log says how many. To prevent this, set ``lanes`` to a common multiple of all
+    values of ranks x workers that will be used.
 
-    Each ``iter(loader)`` is the next epoch (also after breaking out of a loop); a loaded state continues its own. ``iter()`` does nothing until the first
-    ``next()``. A state taken with the last batch in hand means the beginning of the next epoch.
+    Each ``iter(loader)`` is the next epoch, also after a ``break`` out of a loop; after a state was
+    loaded, the next ``iter(loader)`` continues the epoch of the state. ``iter()`` does nothing
+    until the first ``next()``. A state that is taken after the last batch of an epoch stands at the
+    beginning of the next epoch.
 
     Args:
-        pipe: a pipeline that starts with ``ShardList``; torch's ``.map``, ``.filter``, ``.batch`` and ``.collate`` may be in it.
-        batch_size: samples in a batch, stacked as ``batch_samples`` does; None: the items of the pipe are the batches.
-        num_workers: worker processes; 0: everything in this process.
-        lanes: into how many lanes to deal; a multiple of the number of ranks. There should be at least as many shards as lanes, unless
-            ``ShardList(samples_per_shard=...)`` says how many samples there are: then lanes are equal to one sample.
-        epoch_end: ``"drop"``: every rank gives the same number of batches, all full; what is left over is counted as dropped. ``"pad"``: the same number, and
-            samples are repeated to fill the last ones; each sample has a field ``"__padding__"`` that says whether it is a repeat, and they are counted.
-            ``"exact"``: each sample once, so that ranks may differ by a few batches. None: ``"exact"`` for one rank, ``"drop"`` for several. The first two need
-            ``samples_per_shard``, and no steps that change the number of samples.
+        pipe: a pipeline that starts with ``ShardList``; it may contain torch's ``.map``,
+            ``.filter``, ``.batch`` and ``.collate``.
+        batch_size: samples in a batch, stacked as ``batch_samples`` does; None: the items of the
+            pipe are the batches.
+        num_workers: worker processes; 0: everything runs in this process.
+        lanes: the number of lanes of an epoch, a multiple of the number of ranks. There should be
+            at least as many shards as lanes, unless the samples are counted
+            (``ShardList(index=...)`` or ``samples_per_shard=``): then the sizes of lanes differ
+            by at most one sample.
+        epoch_end: how an epoch ends. ``"drop"``: every rank yields the same number of batches, all
+            of them full; the samples that are left over are counted as dropped. ``"pad"``: every
+            rank yields the same number of batches, and samples are repeated to fill the last ones.
+            Each sample then has a field ``"__padding__"``, which says whether it is a repeat, and
+            the repeats are counted. ``"exact"``: each sample comes once, so ranks may differ by a
+            few batches. None: ``"exact"`` for one rank, ``"drop"`` for several. ``"drop"`` and
+            ``"pad"`` need counted samples (see ``lanes``), and a pipeline without steps that change
+            the number of samples.
         drop_last: with ``batch_size``, leave out the last batch of each lane if it is smaller.
         collate: with ``batch_size``, as in ``batch_samples``.
-        prefetch_factor: batches that each worker reads ahead.
+        prefetch_factor: how many batches each worker reads ahead.
         pin_memory: copy tensors into pinned memory; needs an accelerator.
         multiprocessing_context: ``"fork"``, ``"spawn"`` or ``"forkserver"``; None: Python's default.
         persistent_workers: keep the workers from one epoch to the next.
-        rank: the data-parallel rank of this process, with ``world_size``; None: by torch.distributed if it is initialised when the loader is first used,
-            else by RANK and WORLD_SIZE, else the only one.
+        rank: the data-parallel rank of this process, together with ``world_size``. None: the rank
+            in torch.distributed if that is initialised when the loader is first used, else the
+            environment variables RANK and WORLD_SIZE, else rank 0 of 1.
         world_size: the number of data-parallel ranks.
         progress: show a progress bar; needs tqdm.
-        timeout_seconds: how long to wait for a worker's batch before an error; 0: for ever.
+        timeout_seconds: how long to wait for a batch of a worker before an error; 0: for ever.
 
     Raises:
-        TypeError, ValueError: when built: the pipeline does not start with ``ShardList``, or an argument does not fit.
-        StateError: when built: a pipe of torch's in the pipeline has a state that cannot be known.
-        ShardError, SampleError: from the iteration, also out of a worker, with its url, key and offset. A step's ``max_errors`` bounds what it skips in an
-            epoch in all lanes of this rank together: the error comes in place of the first batch by which there are more, on a resume too. Each rank counts
-            by itself; when an epoch is dealt again, each has an equal share of what was skipped before.
-        WorkerError: from the iteration: a worker process died, gave no batch for ``timeout_seconds``, or cannot pickle a batch. The state is still good.
+        TypeError, ValueError: when built: the pipeline does not start with ``ShardList``, or an
+            argument does not fit.
+        StateError: when built: the state of one of torch's pipes in the pipeline cannot be known.
+        ShardError, SampleError: during the iteration, also from a worker, with url, key and offset.
+            A step's ``max_errors`` bounds the number of errors that it skips in an epoch, in all
+            lanes of this rank together. The error replaces the first batch that exceeds the bound,
+            also after a resume. Each rank counts by itself. When an epoch is repartitioned, each
+            rank is charged an equal share of the errors that were skipped before.
+        WorkerError: during the iteration: a worker process died, returned no batch for
+            ``timeout_seconds``, or cannot pickle a batch. The state remains valid.
     """
 
     @shortened
@@ -129,7 +154,10 @@ class PipeLoader:
 
     @property
     def rank(self) -> Rank:
-        """The data-parallel rank, found at the first use; with it is settled how an epoch ends."""
+        """The data-parallel rank, determined at the first use.
+
+        It also fixes the default of ``epoch_end``.
+        """
         return self._plan.rank
 
     def __iter__(self) -> LoaderIterator:
@@ -141,25 +169,32 @@ class PipeLoader:
         return self._tqdm(initial=initial, total=None if self._length_unknown else len(self), unit="batch")
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next ``iter()`` be ``epoch``, from its beginning; a loaded state of that same epoch still continues where it was."""
+        """Make the next ``iter()`` start ``epoch`` from its beginning.
+
+        After a state of the same epoch was loaded, ``iter()`` still continues from that state.
+        """
         check_count("epoch", epoch, least=0, most=MOST)
         self._progress.set_epoch(epoch)
 
     def with_epoch(self, *, samples: int | None = None, batches: int | None = None) -> PipeLoader:
-        """Let each ``iter()`` give so many batches of all ranks together, and the next one go on where it was cut; gives the loader itself.
+        """Make each ``iter()`` yield a fixed number of samples or batches, and return the loader.
 
-        The order within is still that of the epochs of the data, which follow each other without a break.
+        The next ``iter()`` continues where the one before was cut. The order of the samples does
+        not change: the epochs of the data follow each other without a break.
 
-        With ``epoch_end="exact"`` and no ``drop_last``, the last batch of a lane may be smaller. With ``samples`` the pass then ends with the batch that makes
-        the number full: it has at least so many samples, and less than a batch more, and ``len()`` is not known. With ``batches`` a small batch counts as one.
-        Everywhere else all batches are whole, and a pass has exactly so many.
+        With ``epoch_end="exact"`` and no ``drop_last``, the last batch of a lane may be smaller. An
+        iteration over ``samples`` then ends with the batch that reaches the number: it yields at
+        least this number and exceeds it by less than a batch, and ``len()`` is not known. With
+        ``batches``, a smaller batch counts as one. In all other cases all batches are full, and an
+        iteration yields exactly the requested number.
 
         Args:
             samples: of all ranks together; a multiple of ranks x batch size.
-            batches: of all ranks together; a multiple of the ranks.
+            batches: of all ranks together; a multiple of the number of ranks.
 
         Raises:
-            ValueError: not one of the two is given, or it cannot be divided so, or ranks may end an epoch of the data at different times.
+            ValueError: neither or both are passed, the number is not such a multiple, or ranks may
+                end an epoch of the data at different times.
         """
         if (samples is None) == (batches is None):
             raise ValueError("with_epoch() takes samples= or batches=, one of them")
@@ -182,9 +217,11 @@ class PipeLoader:
         return copy.deepcopy(self)
 
     def state_dict(self) -> State:
-        """The positions of this rank's lanes behind the batch that was handed out last, as a dict of plain JSON types, new at each call.
+        """Return the positions of this rank's lanes after the last returned batch.
 
-        It is right at any time: before the first batch, after the last, after an exception, in a signal handler, from another thread.
+        The dict is new at each call and holds plain JSON types only. The state is valid at any
+        time: before the first batch, after the last, after an exception, in a signal handler, from
+        another thread.
         """
         at, plan = self._progress.position, self._plan
         recipe = plan.recipe
@@ -218,36 +255,55 @@ class PipeLoader:
 
     @shortened
     def load_state_dict(self, state: State | list[State], *, moved: bool = False) -> None:
-        """Let the next ``iter()`` continue from a state: of this rank of as many ranks, or of all ranks (``merge_states``) for any number of them.
+        """Make the next ``iter()`` continue from a state.
 
-        A list of the states of all ranks is merged. If ranks were in different epochs, which ``epoch_end="exact"`` allows, as many ranks continue each from
-        its own; other numbers of ranks cannot.
+        The state of one rank fits the same rank of the same number of ranks. The states of all
+        ranks (a list, or the result of ``merge_states``) fit any number of ranks. A list is merged.
+        If ranks were in different epochs, which ``epoch_end="exact"`` allows, each rank continues
+        from its own state; this requires the same number of ranks.
 
         Args:
-            state: what ``state_dict`` returned, a list of such, or what ``merge_states`` made of them.
-            moved: the shards are those of the state, whatever their names and the index say: see ``WdsPipe.load_state_dict``.
+            state: what ``state_dict`` returned, a list of these of all ranks, or what
+                ``merge_states`` made of them.
+            moved: the shards are those of the state, whatever their names and the index say: see
+                ``WdsPipe.load_state_dict``.
 
         Raises:
-            StateError: it was made by another pipeline, or it is the state of one rank of another number; the message says what to do.
+            StateError: another pipeline made the state, or it is the state of one rank of another
+                number of ranks; the message says what to do.
         """
         self._progress.go_to(self._plan.restore(state, moved=moved))
 
     def counts(self) -> dict[str, int]:
-        """This rank's samples of the current epoch, or the one that just ended, by what became of them; see ``Stream.counts``."""
+        """Count this rank's samples of the current or just ended epoch by what became of them.
+
+        See ``Stream.counts``.
+        """
         return self._plan.counts(self._progress.at or self._progress.position)
 
     def stats(self) -> dict[str, float]:
-        """How the current pass over the data goes, or the last one, as flat numbers for a logger.
+        """Return measurements of the current or last iteration, as flat numbers for a logger.
 
-        ``samples`` and ``batches`` of this rank in this pass, both and ``bytes`` (of the decompressed tars) also ``_per_second`` since its first ``next()``;
-        ``wait_seconds`` that the caller waited for batches, and their share of the time. Of the time in which workers made batches, ``read_share`` was spent in
-        reading (up to and with ``group_by_key``) and ``decode_share`` in the steps after it; ``stall_share``, a part of ``read_share``, in waiting for bytes of
-        a store. Waiting is measured each time, the rest of reading at a part of the samples. ``held_samples`` in shuffle buffers; of the network ``requests``,
-        ``retries``, ``bytes_fetched`` and ``stall_seconds`` that workers waited for bytes; ``epoch``, ``filtered``, ``skipped``, and ``lane_imbalance``, by
-        how many batches the first lane is ahead of the last.
+        Before the first iteration there are only ``epoch``, ``filtered`` and ``skipped``.
+
+         - ``batches``, ``samples``: how many this rank yielded in this iteration.
+         - ``batches_per_second``, ``samples_per_second``, ``bytes_per_second`` (bytes of the
+           decompressed tars): the mean since the first ``next()``.
+         - ``wait_seconds``, ``wait_share``: how long the caller waited for batches, and the share
+           of the whole time.
+         - ``read_share``, ``decode_share``: of the time in which workers made batches, the share of
+           reading (up to and including ``group_by_key``) and of the steps after it.
+         - ``stall_share``: the part of ``read_share`` in which workers waited for bytes of a store.
+           Each wait is measured; the rest of reading is measured on a part of the samples.
+         - ``requests``, ``retries``, ``bytes_fetched``, ``stall_seconds``: the use of the network;
+           the last is the time for which workers waited for bytes.
+         - ``held_samples``: samples in shuffle buffers.
+         - ``epoch``, ``filtered``, ``skipped``: the epoch, and samples of it by what became of
+           them.
+         - ``lane_imbalance``: by how many batches the first lane is ahead of the last.
         """
         progress = self._progress
-        live, counts = progress.tally, self.counts()  # the pass speaks for itself: a state may have been loaded since
+        live, counts = progress.tally, self.counts()  # the tally has its own position: a state may have been loaded since
         found = {"epoch": float(progress.position.epoch), "filtered": float(counts["filtered"]), "skipped": float(counts["skipped"])}
         if live is None:
             return found
@@ -272,18 +328,28 @@ class PipeLoader:
         }
 
     def remaining(self) -> int | None:
-        """How many batches the next pass gives to this rank, from a loaded state on too; None: that is not known."""
+        """Return how many batches the next iteration yields on this rank; None: not known.
+
+        If a state was loaded, the next iteration is the rest of an epoch.
+        """
         progress = self._progress
         if progress.cut is not None:
             return None if progress.cut_in_samples else progress.cut - progress.position.given
         return self._plan.left(progress.position)
 
     def close(self) -> None:
-        """Stop the workers and close what is open; the state stays, and a further ``iter()`` starts new workers."""
+        """Stop the workers and close all open shards.
+
+        The state stays, and a further ``iter()`` starts new workers.
+        """
         self._progress.close("it was closed")
 
     def __len__(self) -> int:
-        """How many batches of an epoch this rank gives; TypeError if the samples are not counted."""
+        """Return how many batches this rank yields in an iteration.
+
+        Raises:
+            TypeError: the number is not known; the message says what to do.
+        """
         progress = self._progress
         if progress.cut is not None and not progress.cut_in_samples:
             return progress.cut
@@ -293,7 +359,7 @@ class PipeLoader:
 
     @property
     def _length_unknown(self) -> str | None:
-        """Why there is no ``len()``, with the mend; None if there is."""
+        """Why ``len()`` is not known, and what to do; None if it is known."""
         progress = self._progress
         if progress.cut_in_samples:
             return "with_epoch(samples=...) counts samples, and the last batch of a lane may be smaller: pass batches=, or drop_last=True"
@@ -301,5 +367,5 @@ class PipeLoader:
 
 
 def progress_of(loader: PipeLoader) -> Progress:
-    """What a loader and its iterators share: for the modules of this package that stand on it."""
+    """Return what a loader and its iterators share, for other modules of this package."""
     return loader._progress

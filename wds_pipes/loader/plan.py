@@ -1,4 +1,4 @@
-"""How a PipeLoader divides epochs: what follows from its options, its rank and its pipeline alone."""
+"""How a PipeLoader divides epochs: all that its options, rank and pipeline alone determine."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ class Plan:
 
     Args:
         stage: the pipeline.
-        epoch_end, lanes, num_workers: the options of PipeLoader.
-        rank: the rank and the number of ranks as they were given; None: they are found at the first use.
+        epoch_end: an option of PipeLoader.
+        lanes: an option of PipeLoader.
+        num_workers: an option of PipeLoader.
+        rank: the rank and the number of ranks; (None, None): they are determined at the first use.
 
     Attributes:
-        stage: the pipeline with ``Parts`` in it, see ``lanes``.
-        uncounted: why the number of samples of a lane is not known; None if it is.
-        limits: the max_errors of the steps that have one, by the names of their counts.
+        stage: the pipeline with a ``Parts`` stage in it, see ``wds_pipes.loader.parts``.
+        uncounted: why the number of samples of a lane is not known; None if it is known.
+        limits: the limits of the steps that have ``max_errors``, by the names of their counts.
     """
 
     def __init__(self, stage: Stage[Any], *, epoch_end: str | None, lanes: int | None, num_workers: int, rank: tuple[int | None, int | None]) -> None:
@@ -52,7 +54,7 @@ class Plan:
 
     @cached_property
     def rank(self) -> Rank:
-        """The data-parallel rank, found at the first use."""
+        """The data-parallel rank, determined at the first use."""
         rank = find_rank(*self._given)
         if self._lanes is not None and self._lanes % rank.of:
             raise ValueError(f"lanes={self._lanes} must be a multiple of the {rank.of} ranks")
@@ -74,8 +76,8 @@ class Plan:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """What a state must fit."""
-        self.mode  # noqa: B018 - it is in the graph
+        """The description of the pipeline that a state must fit."""
+        self.mode  # noqa: B018 - sets options of Parts, which are part of the graph
         return Stream(self.stage).recipe._replace(samples=self.source.samples_fingerprint)
 
     @property
@@ -85,36 +87,39 @@ class Plan:
 
     @cached_property
     def batching(self) -> list[Stage[Any]]:
-        """The steps that make batches, the first of them first: the others make batches of batches."""
+        """The steps that make batches, in order: all but the first make batches of batches."""
         return batching(self.stage)
 
     @property
     def batch_size(self) -> int:
-        """How many samples a whole batch has."""
+        """How many samples a full batch has."""
         return math.prod(step.items_per_batch or 1 for step in self.batching)
 
     def batches(self, deal: Deal) -> int | None:
-        """How many batches each lane of a deal gives, where all are to give the same number."""
+        """How many batches each lane of a deal yields; None if lanes may differ in this number."""
         samples = deal.samples()
         if self.mode == "exact" or samples is None:
             return None
         return min(samples) // self.batch_size if self.mode == "drop" else -(-max(samples) // self.batch_size)
 
     def length(self, epoch: int, lanes: int | None) -> int:
-        """How many batches this rank gives in a whole epoch of so many lanes, where the samples are counted."""
+        """How many batches this rank yields in a whole epoch of ``lanes`` lanes.
+
+        The samples must be counted.
+        """
         deal = Deal.first(lanes or self._new_lanes(), self.source, epoch)
         mine, batches = (deal.samples() or [])[self.rank.number :: self.rank.of], self.batches(deal)
         return sum(batches_of(self.batching, samples) for samples in mine) if batches is None else batches * len(mine)
 
     def left(self, at: LoaderPosition) -> int | None:
-        """How many batches this rank gives from a position to the end of its epoch; None: that is not known."""
+        """How many batches this rank yields from a position to its epoch's end; None: not known."""
         samples, batches = at.deal.samples(), self.batches(at.deal)
         if self.uncounted or samples is None:
             return None
         going = {number: lane for number, lane in at.states.items() if not lane["ended"]}
         if batches is not None:
             return sum(int(batches - lane["delivered"]) for lane in going.values())
-        # By samples, since the batches before may have had another size.
+        # Count by samples, since earlier batches may have had another size.
         return sum(batches_of(self.batching, samples[number] - sum(lane["counts"].get(name, 0) for name in COUNTED)) for number, lane in going.items())
 
     def beginning(self, epoch: int, lanes: int | None = None) -> LoaderPosition:
@@ -123,18 +128,23 @@ class Plan:
         return LoaderPosition(epoch, Deal.first(lanes, self.source, epoch), dict.fromkeys(range(self.rank.number, lanes, self.rank.of), pack(NOT_BEGUN)))
 
     def after(self, at: LoaderPosition) -> LoaderPosition:
-        """A position; if every lane of its epoch has ended there, the beginning of the next epoch."""
-        # Other ranks may still be in this epoch if they may end at different times.
+        """Return ``at``, or the beginning of the next epoch if every lane has ended at ``at``."""
+        # With "exact", other ranks may still be in this epoch: then only a position of all lanes
+        # counts.
         if (len(at.lanes) == at.deal.lanes or self.mode != "exact") and all(unpack(lane)["ended"] for lane in at.lanes.values()):
             return self.beginning(at.epoch + 1, at.deal.lanes).counted_from(at)
         return at
 
     def counts(self, at: LoaderPosition) -> dict[str, int]:
-        """This rank's samples of an epoch up to a position, by what became of them."""
+        """Count this rank's samples of an epoch up to a position, by what became of them."""
         return total_counts(at.states.values(), at.deal.counts if self.rank.number == 0 else {})
 
     def restore(self, state: State | list[State], *, moved: bool = False) -> LoaderPosition:
-        """Where a state lets this rank continue; StateError as in ``PipeLoader.load_state_dict``."""
+        """Return the position in a state from which this rank continues.
+
+        Raises:
+            StateError: as in ``PipeLoader.load_state_dict``.
+        """
         if isinstance(state, (list, tuple)):
             state = state_for(list(state), self.rank, moved=moved or self.recipe.data.moved)
         move, rank = Move(moved), self.rank
@@ -176,23 +186,23 @@ class Plan:
         return at._replace(given=saved.given, samples=samples)
 
     def _new_lanes(self) -> int:
-        """How many lanes an epoch has that begins here."""
+        """How many lanes a new epoch has, unless a state says otherwise."""
         return self._lanes or self.rank.of * max(1, self._num_workers)
 
     def _warn_of_dropped(self, deal: Deal) -> None:
-        """Say so where much of an epoch that is dealt again would be left out."""
+        """Warn if more than a quarter of the rest of a repartitioned epoch would be dropped."""
         samples, batches = deal.samples(), self.batches(deal)
         if self.mode != "drop" or samples is None or batches is None:
             return
         left, total = sum(samples) - batches * self.batch_size * deal.lanes, sum(samples)
         if left * 4 > total:
             logger.warning(
-                "dealt to %d lanes, %d of the %d samples that are left of the epoch make no full batch in every lane, and are dropped: use fewer lanes or "
-                "epoch_end='pad' or 'exact' if that is not meant", deal.lanes, left, total,
+                "on %d lanes, %d of the %d samples that are left of the epoch do not make a full batch in every lane, and are dropped: use fewer lanes, or "
+                "epoch_end='pad' or 'exact', if that is not meant", deal.lanes, left, total,
             )  # fmt: skip
 
     def _checked_lane(self, number: int, lane: SavedLane, move: Move) -> LaneState:
-        """What a state says of a lane; StateError if it cannot stand there."""
+        """Return what a state says of a lane; StateError if the lane cannot have this position."""
         position = None
         if lane.position is not None:
             position = self.stage.relocate(check_lane(lane, number, self.stage), move)
@@ -200,7 +210,9 @@ class Plan:
         return {"url": lane.url, "delivered": lane.delivered, "ended": lane.ended, "position": position, "counts": lane.counts}
 
     def _even(self, deal: Deal, lanes: dict[int, LaneState]) -> bool:
-        """Whether all ranks have equally many batches left in these lanes, where that matters."""
+        """Whether all ranks have the same number of batches left in these lanes; True where this
+        does not matter.
+        """
         batches = self.batches(deal)
         if batches is None:
             return True
@@ -211,14 +223,17 @@ class Plan:
 
 
 class Limit(NamedTuple):
-    """How many errors a step may skip, and which error says that there were more."""
+    """How many errors a step may skip, and the class of the error that is raised beyond that."""
 
     errors: int
     kind: type[WdsError]
 
 
 def _limits(stage: Stage[Any]) -> dict[str, Limit]:
-    """The max_errors of the steps that have one, by the names of their counts; steps of one name in the sources of a mix share theirs."""
+    """The limits of the steps that have ``max_errors``, by the names of their counts.
+
+    If steps in several sources of a mix have the same name, their limits are added up.
+    """
     found: dict[str, Limit] = {}
     for step in stage.chain:
         if step.limited is not None and step.max_errors is not None:

@@ -1,4 +1,4 @@
-"""Where a PipeLoader stands."""
+"""The position of a PipeLoader."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from wds_pipes.loader.stats import Tally
 
 
 class LoaderPosition(NamedTuple):
-    """Where a loader stands: one value, replaced and never changed, so that it is whole at any moment."""
+    """The position of a loader: one immutable value, replaced in a single assignment.
+
+    So a signal handler or another thread never sees half of a position.
+    """
 
     epoch: int
     deal: Deal
     lanes: dict[int, bytes]  # the states of this rank's lanes, packed
     step: int = 0
     given: int = 0  # batches since the last cut of with_epoch
-    samples: int = 0  # and samples, where with_epoch counts these
+    samples: int = 0  # samples since then, if with_epoch counts samples
 
     def counted_from(self, other: LoaderPosition | None) -> LoaderPosition:
-        """Here, with what ``other`` has given since the last cut; None: the cut is here."""
+        """Return this position with the numbers since the last cut of ``other``; None: the cut is
+        here.
+        """
         return self._replace(given=0, samples=0) if other is None else self._replace(given=other.given, samples=other.samples)
 
     @property
@@ -31,7 +36,7 @@ class LoaderPosition(NamedTuple):
 
 
 class Paused(NamedTuple):
-    """Where with_epoch() cut an iteration, and what was in flight then."""
+    """Where with_epoch() cut an iteration, and what was in flight at that time."""
 
     at: LoaderPosition
     run: int

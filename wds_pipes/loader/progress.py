@@ -1,4 +1,6 @@
-"""How far a PipeLoader has come, and what is running: the one thing that the loader and its iterators share."""
+"""The position of a PipeLoader and what is running: the one object that the loader and its
+iterators share.
+"""
 
 from __future__ import annotations
 
@@ -19,26 +21,28 @@ from wds_pipes.loader.workers import Workers
 
 
 class Live(Protocol):
-    """What the progress knows of the iterator that is in use."""
+    """The part of an iterator that Progress uses."""
 
     def stop(self, error: Exception, *, interrupted: bool = False) -> Exception: ...
 
 
 class Progress:
-    """Where a loader stands, and its workers.
+    """The position of a loader, and its workers.
 
     Attributes:
         plan: how epochs are divided.
         workers: what runs the lanes.
-        at: the position behind the batch that was handed out last; None: at the beginning of ``epoch``.
-        epoch: that of the next iteration, unless it resumes.
-        resume: whether the next iteration goes on from ``at``.
-        cut: what with_epoch() wants of an iteration, in batches of this rank; None: no more and no less than an epoch.
-        cut_in_samples: ``cut`` is in samples.
+        at: the position after the last returned batch; None: the beginning of ``epoch``.
+        epoch: the epoch of the next iteration, unless that resumes.
+        resume: whether the next iteration continues from ``at``.
+        cut: how many batches of this rank with_epoch() requests of an iteration; None: an
+            iteration is an epoch.
+        cut_in_samples: ``cut`` is in samples of this rank.
         paused: what was in flight where with_epoch() cut.
-        inside: ``next()`` of an iterator is running, or was left by an interrupt: what is in flight is then in no known state.
-        tally: of the iteration that is running, or was last.
-        network: what each process has used.
+        inside: ``next()`` of an iterator is running, or was left by an interrupt; then the state of
+            what is in flight is unknown.
+        tally: the measurements of the current or last iteration.
+        network: the use of the network by each process.
     """
 
     def __init__(self, plan: Plan, workers: Workers) -> None:
@@ -56,40 +60,50 @@ class Progress:
         self._runs = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy stands where this one does, and has nothing that runs."""
+        """A copy has the same position, and nothing of what is running."""
         return {**self.__dict__, "paused": None, "inside": False, "tally": None, "_live": None}
 
     @property
     def position(self) -> LoaderPosition:
-        """Where the loader stands; if every lane of the epoch has ended, at the beginning of the next."""
+        """The position of the loader; if every lane of the epoch has ended, the beginning of the
+        next epoch.
+        """
         at = self.at or self.plan.beginning(self.epoch)
         return self.plan.after(at.counted_from(None) if self.is_over(at) else at)
 
     def is_over(self, at: LoaderPosition | None) -> bool:
-        """Whether all that with_epoch() wants of an iteration was handed out at a position: the next one goes on there."""
+        """Whether the caller has, at a position, all that with_epoch() requests of an iteration.
+
+        The next one continues there.
+        """
         return self.cut is not None and at is not None and (at.samples if self.cut_in_samples else at.given) >= self.cut
 
     @property
     def _lanes(self) -> int | None:
-        """How many lanes the epoch has, where one has begun."""
+        """How many lanes the current epoch has; None: no epoch has begun."""
         return None if self.at is None else self.at.deal.lanes
 
     def length(self) -> int:
-        """How many batches an epoch has, of the lanes that it has now."""
+        """How many batches an epoch has with the present number of lanes."""
         return self.plan.length(self.epoch, self._lanes)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be ``epoch``, from its beginning, unless it resumes in that."""
+        """Make the next iteration start ``epoch`` from its beginning, unless it resumes within this
+        epoch.
+        """
         if not (self.resume and self.position.epoch == epoch):
             self.epoch, self.at, self.resume = epoch, self.plan.beginning(epoch, self._lanes), False
 
     def go_to(self, at: LoaderPosition) -> None:
-        """Let the next iteration continue at a position."""
+        """Make the next iteration continue from a position."""
         self._replace("a state was loaded: continue with a new iter()", interrupted=self.inside)
         self.at, self.epoch, self.resume = at, at.epoch, True
 
     def cut_after(self, count: int, *, in_samples: bool) -> None:
-        """Let each iteration give so many batches, or samples, of this rank; the next one counts from here on."""
+        """Make each iteration yield ``count`` batches of this rank, or samples.
+
+        The next one counts from here.
+        """
         at = self.at
         if at is not None and (self.is_over(at) or not self.resume):
             self.resume = self.resume or self.is_over(at)
@@ -98,13 +112,14 @@ class Progress:
         self.cut, self.cut_in_samples = count, in_samples
 
     def begin(self, before: LoaderPosition | None) -> tuple[LoaderPosition, int, Iterator[Result]]:
-        """Begin a run over an epoch of the data, or its rest.
+        """Begin a run over an epoch of the data, or over its rest.
 
         Args:
-            before: the iteration of with_epoch goes on from there; None: it begins.
+            before: the position from which an iteration of with_epoch() continues; None: a new
+                iteration begins.
 
         Returns:
-            where it begins, its number, and the results of the workers.
+            the position where the run begins, its number, and the results of the workers.
         """
         plan = self.plan
         at = self.position if self.resume or self.is_over(self.at) else plan.beginning(self.epoch, self._lanes)
@@ -115,33 +130,36 @@ class Progress:
         begins = {number: Begin(at.epoch, at.deal, lane, batches) for number, lane in at.states.items() if not lane["ended"]}
         if self.workers.count:
             _with_workers.add(self)
-        seed = mix(plan.recipe.seed, plan.rank.number, at.epoch, len(at.deal.history), at.step)  # another on each rank, and after a resume
+        seed = mix(plan.recipe.seed, plan.rank.number, at.epoch, len(at.deal.history), at.step)  # differs on each rank, and after a resume
         return at, self._runs, self.workers.start(self._runs, begins, seed)
 
     @property
     def live(self) -> Live | None:
-        """The iterator that is in use."""
+        """The iterator in use."""
         return None if self._live is None else self._live()
 
     def use(self, iterator: Live) -> None:
-        """Let an iterator be the one in use."""
+        """Make an iterator the one in use, and stop the one before."""
         self._replace("a newer one was started, and a loader has one at a time; build a second loader to iterate twice at once")
         self._live = weakref.ref(iterator)
 
     def _replace(self, why: str, *, interrupted: bool = False) -> None:
-        """Stop the iterator that is in use."""
+        """Stop the iterator in use."""
         if (live := self.live) is not None:
             live.stop(StateError(f"this iterator has been replaced: {why}."), interrupted=interrupted)
 
     def close(self, why: str) -> None:
-        """Stop the iterator that is in use and the workers, and drop all that is in flight; the position stays."""
+        """Stop the workers and the iterator in use, and drop all that is in flight.
+
+        The position stays.
+        """
         self.workers.close(interrupted=self.inside)
         self._replace(why)
         self.paused = None
         self.inside = False
 
 
-_with_workers: weakref.WeakSet[Progress] = weakref.WeakSet()  # those whose workers this process has started
+_with_workers: weakref.WeakSet[Progress] = weakref.WeakSet()  # loaders whose workers this process has started
 
 
 def _forget_all() -> None:
@@ -156,6 +174,10 @@ if hasattr(os, "register_at_fork"):
 
 @atexit.register
 def _close_all() -> None:
-    """Close the loaders when Python ends, before multiprocessing ends their workers and DataLoader takes them for broken ones."""
+    """Close the loaders when Python exits.
+
+    Otherwise multiprocessing would end their workers first, and DataLoader would report that they
+    died.
+    """
     for progress in list(_with_workers):
         progress.close("Python ends")

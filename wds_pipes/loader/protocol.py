@@ -24,14 +24,17 @@ class Begin(NamedTuple):
     batches: int | None
 
 
-# What a worker is to do: in a run (which tells one pass over an epoch from another), give the next batch of a lane (-1: it is nobody's turn). With its first
-# one it gets its lanes. A plain tuple, for one goes out with each batch.
+# What a worker does next: the number of the run (each iteration over an epoch, or over its rest, is
+# a run), the lane whose next batch to return (-1: no lane), and, in the worker's first command of a
+# run that names a lane, where each of its lanes begins. A plain tuple, because one is sent for each
+# batch.
 Command = tuple[int, int, dict[int, Begin] | None]
 
 
-# A batch of a lane with the lane's state behind it, or what went wrong: the run, the lane, the batch, the state (packed), whether the lane has ended (with that
-# state, and in the place of a batch its Lack if it gave nothing), the error, and with some what was spent. A plain tuple too; a state is packed once, and
-# unpacked when somebody asks for it.
+# A batch of a lane with the lane's state after it, or an error: the run, the lane, the batch, the
+# state (packed), whether the lane has ended (with the last state; instead of a batch there is its
+# Lack if it yielded nothing), the error, and, with some results, the measurements. A plain tuple,
+# too. A state is packed once, and unpacked only when it is requested.
 Result = tuple[int, int, Any, bytes | None, bool, Exception | None, Spent | None]
 
 
@@ -41,16 +44,16 @@ AT_END: Result = (-1, -1, None, None, False, None, None)
 
 
 def delivered_in(lane: bytes) -> int:
-    """How many samples of a lane were handed out."""
+    """How many samples of a lane were delivered."""
     count: int = unpack(lane)["counts"].get("delivered", 0)
     return count
 
 
 def total_counts(lanes: Iterable[LaneState], before: dict[str, int]) -> dict[str, int]:
-    """The counts of several lanes and those from before, added up, without those of single stages."""
+    """Return the sum of the counts of lanes and of ``before``, without counts of single stages."""
     total = dict.fromkeys(COUNTED, 0)
     for counts in (before, *(lane["counts"] for lane in lanes)):
         for name, count in counts.items():
-            if count and not name.startswith(LIMITED):  # most are 0, and this is done for each lane of a state
+            if count and not name.startswith(LIMITED):  # zeros are skipped for speed: most counts are 0
                 total[name] = total.get(name, 0) + count
     return total

@@ -15,13 +15,18 @@ class Rank(NamedTuple):
 
 
 def find_rank(rank: int | None = None, world_size: int | None = None) -> Rank:
-    """The rank of this process: as given, else by torch.distributed if it is initialised, else by RANK and WORLD_SIZE, else the only one.
+    """Return the rank of this process.
 
-    Under tensor or pipeline parallelism several processes share a data-parallel rank: give it, from a DeviceMesh with
+    It is, in this order: the arguments, the rank in torch.distributed if that is initialised, the
+    environment variables RANK and WORLD_SIZE, rank 0 of 1.
+
+    Under tensor or pipeline parallelism several processes share a data-parallel rank. Then pass the
+    arguments, for example from a DeviceMesh:
     ``rank=mesh["dp"].get_local_rank(), world_size=mesh["dp"].size()``.
 
     Raises:
-        ValueError: only one of the two is given, or the rank is not below the world size.
+        ValueError: only one of the two is passed, or the rank is negative or not below the world
+        size.
     """
     if (rank is None) != (world_size is None):
         raise ValueError("give both rank and world_size, or neither")
@@ -43,11 +48,11 @@ def _from_surroundings() -> tuple[int, int]:
 
 
 def warn_of_ranks(what: str, *, dealt: bool = False) -> None:
-    """Warn, where several ranks run, that each gets all samples.
+    """If there are several ranks, warn that each of them gets all samples.
 
     Args:
-        what: is iterated.
-        dealt: whether torch deals the samples where torch.distributed is initialised.
+        what: what is iterated, for the message.
+        dealt: whether torch divides the samples over the ranks if torch.distributed is initialised.
     """
     import torch.distributed as dist
 

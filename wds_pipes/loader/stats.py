@@ -1,4 +1,4 @@
-"""Where the time of a lane, and of whoever waits for it, goes."""
+"""Measures where the time of a lane goes, and how long the caller waits for it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from typing import Any, NamedTuple, cast
 from wds_pipes.core.counts import NO_NETWORK, Network
 from wds_pipes.core.stage import Stage
 
-# Clocks cost as much as a tiny sample. So while pulls are quick, one in so many is timed and stands for all of them. At the beginning, and after one that was
-# not quick, they are timed one by one. Waiting for bytes of a store comes at a few pulls only: it is measured apart, each time, where it happens.
+# To read a clock costs as much as a tiny sample. While items come quickly (in less than
+# _QUICK_SECONDS), only one of _EVERY items is timed, and its time counts _EVERY times. The first
+# _ONE_BY_ONE items, and those after an item that was not quick, are all timed. Waiting for bytes of
+# a store concerns few items: the store's reader measures each of these waits separately.
 _EVERY, _ONE_BY_ONE, _QUICK_SECONDS = 32, 64, 1e-4
 
 
 class Spent(NamedTuple):
-    """What a lane has used since it began in this pass.
+    """What a lane has used since its run began.
 
     Attributes:
-        busy: seconds in which its worker made batches of it.
-        reading: seconds of these up to and with ``group_by_key``.
-        bytes_read: of the decompressed tars.
+        busy: seconds in which its worker made batches of the lane.
+        reading: seconds of these that were spent up to and including ``group_by_key``.
+        bytes_read: bytes of the decompressed tars.
         held: samples in shuffle buffers.
-        process: the number of its process.
-        network: what that has used of the network so far: see ``Stage.network``.
+        process: the id of its process.
+        network: what that process has used of the network so far: see ``Stage.network``.
     """
 
     busy: float = 0.0
@@ -37,9 +39,11 @@ class Spent(NamedTuple):
 
 
 class _Runs(chain[Any]):
-    """A generator's items in runs: the loop over them is not in Python, so that it costs a tiny sample next to nothing."""
+    """Iterates over the items of several iterables in C, without a Python loop: the cost per item
+    is small even beside a tiny sample.
+    """
 
-    close: Callable[[], None]  # that of the generator
+    close: Callable[[], None]  # close() of the generator
 
 
 class Meter:
@@ -51,7 +55,7 @@ class Meter:
         self._chain: list[Stage[Any]] = []
 
     def watch(self, chain: Stage[Any]) -> None:
-        """Measure a chain that was just opened and has given nothing yet."""
+        """Measure a chain that was just opened and has not yielded anything yet."""
         self._bytes_before = self.spent().bytes_read
         self._chain = []
         step: Stage[Any] | None = chain
@@ -59,7 +63,7 @@ class Meter:
             self._chain.append(step)
             if step.ends_reading:
                 step.items = self._timed(step, step.items)
-            # The steps before this one are run for each shard by itself.
+            # A step with runs_chains runs the steps before it as chains of their own.
             step = None if step.runs_chains else step.source
 
     def _timed(self, step: Stage[Any], items: Iterator[Any]) -> Iterator[Any]:
@@ -68,7 +72,7 @@ class Meter:
         return timed
 
     def _runs(self, step: Stage[Any], items: Iterator[Any]) -> Iterator[Iterable[Any]]:
-        """``items`` in runs; those of one item are timed."""
+        """Yield ``items`` in runs. Runs of one item are timed."""
         clock, stalled, end = time.perf_counter, step.stall_clock(), object()
         one_by_one = _ONE_BY_ONE
         while True:
@@ -84,7 +88,7 @@ class Meter:
             one_by_one = max(one_by_one - 1, 0) if passed < _QUICK_SECONDS else _ONE_BY_ONE
 
     def spent(self) -> Spent:
-        """What was used so far."""
+        """Return what was used so far."""
         read = self._chain[0].bytes_so_far if self._chain else 0
         held = sum(step.held_items for step in self._chain)
         network = self._chain[0].network if self._chain else NO_NETWORK
@@ -92,31 +96,32 @@ class Meter:
 
 
 class Tally:
-    """What a pass over a loader gave, and how long its caller waited.
+    """What an iteration over a loader yielded, and how long its caller waited.
 
-    ``network`` is what each process had used of the network when it was last heard of, and ``network_before`` the same when the pass began.
+    ``network`` is the use of the network by each process, as last reported, and ``_network_before``
+    the same at the beginning of the iteration.
     """
 
     def __init__(self, network: dict[int, Network]) -> None:
         self.batches = 0
-        self.stands: tuple[Any, int] | None = None  # where the pass is, and what is to be taken from the samples that were handed out by then
+        self.stands: tuple[Any, int] | None = None  # the position, and the number to subtract from its count of samples
         self.waited = 0.0
-        self.spent: dict[int, Spent] = {}  # by each lane, since its run began
-        self._earlier = Spent()  # in the runs of the pass that are over, less what the first run had spent before the pass
+        self.spent: dict[int, Spent] = {}  # of each lane, since its run began
+        self._earlier = Spent()  # of earlier runs of this iteration, minus what the first run had used before it
         self.network, self._network_before = network, dict(network)
         self._since = self._until = 0.0
 
     def begin(self) -> None:
-        """The pass begins."""
+        """Note the time at which the iteration begins."""
         self._since = time.perf_counter()
 
     def add(self, lane: int, spent: Spent) -> None:
-        """Keep what a lane has used."""
+        """Store what a lane has used."""
         self.spent[lane] = spent
         self.network[spent.process] = spent.network
 
     def begin_run(self, going_on: Tally | None = None) -> None:
-        """The lanes begin anew, in the next epoch of the data; or they go on from where another pass stopped."""
+        """Begin a run in the next epoch of the data, or continue the run of a cut iteration."""
         if going_on is not None:
             self.spent = dict(going_on.spent)
             before = self._sum(Spent())
@@ -126,9 +131,9 @@ class Tally:
 
     @property
     def total(self) -> Spent:
-        """What the pass has used: of all lanes, in all runs; ``held`` now."""
+        """What the iteration has used, in all lanes and runs; ``held`` is the present number."""
         total = self._sum(self._earlier)
-        reading = max(0.0, min(total.reading, total.busy))  # it is measured by samples
+        reading = max(0.0, min(total.reading, total.busy))  # an estimate: only some of the items are timed
         return total._replace(reading=reading, held=sum(lane.held for lane in self.spent.values()))
 
     def _sum(self, earlier: Spent) -> Spent:
@@ -136,21 +141,21 @@ class Tally:
         return Spent(sum(part.busy for part in parts), sum(part.reading for part in parts), sum(part.bytes_read for part in parts))
 
     def used(self) -> Network:
-        """What the pass has used of the network."""
+        """Return what the iteration has used of the network."""
         before = self._network_before
         parts = [(total, before.get(process, NO_NETWORK)) for process, total in self.network.items()]
         return Network(*(sum(total[place] - begun[place] for total, begun in parts) for place in range(len(NO_NETWORK))))  # type: ignore[arg-type]
 
     def handed_over(self, asked: float) -> None:
-        """A batch that was asked for at a time is handed over now."""
+        """Count a batch that the caller requested at the time ``asked`` and gets now."""
         self.batches += 1
         self.waited += time.perf_counter() - asked
 
     def end(self) -> None:
-        """The pass is over."""
+        """Note the time at which the iteration ends."""
         self._until = time.perf_counter()
 
     @property
     def seconds(self) -> float:
-        """How long the pass has lasted."""
+        """How long the iteration has lasted."""
         return max((self._until or time.perf_counter()) - self._since, 1e-9)

@@ -1,4 +1,4 @@
-"""The worker's side of a PipeLoader: lanes that are read, batch by batch."""
+"""The worker's side of a PipeLoader: it reads lanes, batch by batch."""
 
 from __future__ import annotations
 
@@ -51,12 +51,13 @@ class LaneHost(Dataset[Result]):
             return run, lane, None, None, False, error if worker_info() is None else _portable(error), None
 
     def close(self) -> None:
-        """Close all that is open."""
+        """Close all lanes."""
         for running in self._lanes.values():
             try:
                 running.stage.close()
             except ValueError as error:
-                # A thread, or what a signal handler has interrupted, is reading it: it is closed when that has ended, and nothing holds the lane.
+                # A thread is reading the lane, or code that a signal handler has interrupted. The
+                # lane is closed when that code has ended and nothing refers to the lane.
                 if "already executing" not in str(error):
                     raise
         self._lanes.clear()
@@ -79,17 +80,20 @@ class _Running:
         parts_of(self.stage).watch = self._meter.watch
 
     def __del__(self) -> None:
-        # The chain is a cycle of stages and generators; what it has open is not to wait for the garbage collector.
+        # The chain is a reference cycle of stages and generators. Without this, what it has open
+        # would stay open until the garbage collector runs.
         if hasattr(self, "stage"):
             self.stage.close()
 
     def start(self) -> None:
-        """Let the lane ask for what it will read first."""
+        """Begin to fetch what the lane reads first."""
         if self._batches is None or self._delivered < self._batches:
             self.stage.start()
 
     def next(self, run: int) -> Result:
-        """The next batch and the lane's state behind it; at the end, and from then on, no batch and the last state."""
+        """Return the next batch and the lane's state after it; from the end on, no batch and the
+        last state.
+        """
         if self._end is not None:
             return self._end
         full = self._batches is not None and self._delivered >= self._batches
@@ -130,7 +134,7 @@ _NONE = object()
 
 
 def _portable(error: Exception) -> Any:
-    """``error`` with what led to it in words, so that it can leave the process."""
+    """Return ``error`` in a form that can be pickled, with its traceback as text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -142,7 +146,10 @@ def _portable(error: Exception) -> Any:
 
 
 class _Portable(NamedTuple):
-    """An error and its notes, which many classes forget when they are pickled; it arrives as the error."""
+    """An error and its notes, which many classes lose when they are pickled.
+
+    It is unpickled as the error.
+    """
 
     error: Exception
     notes: list[str]
@@ -157,7 +164,7 @@ def _arrived(error: Exception, notes: list[str]) -> Exception:
 
 
 def start_worker(worker: int) -> None:
-    """What a worker process does first."""
+    """Set up a worker process; the first function that it runs."""
     begin_worker(worker)
     queues.Queue._on_queue_feeder_error = _not_sent  # type: ignore[attr-defined]
 
@@ -166,14 +173,17 @@ _log_not_sent = queues.Queue._on_queue_feeder_error  # type: ignore[attr-defined
 
 
 def _not_sent(queue: queues.Queue[Any], error: Exception, item: Any) -> None:
-    """Send an error in place of a batch that cannot be sent: the queue alone would drop it, and the main process would wait for ever."""
+    """Send an error instead of a batch that cannot be pickled.
+
+    The queue by itself would drop the batch, and the main process would wait for ever.
+    """
     try:
         number, (run, lane, _, _, _, _, _) = item
-    except (TypeError, ValueError):  # of another queue
+    except (TypeError, ValueError):  # an item of another queue
         _log_not_sent(error, item)
         return
     unsent = WorkerError(
-        f"a batch of lane {lane} cannot be sent to the main process ({type(error).__name__}: {hide(str(error))}). Let the last step give what can be pickled, "
-        "or use num_workers=0. state_dict() is still good."
+        f"a batch of lane {lane} cannot be sent to the main process ({type(error).__name__}: {hide(str(error))}). Make the last step return what "
+        "can be pickled, or use num_workers=0. state_dict() is still good."
     )
     queue.put((number, (run, lane, None, None, False, unsent, None)))

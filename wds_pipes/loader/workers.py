@@ -1,4 +1,4 @@
-"""The worker processes of a PipeLoader, or the lanes in this process where there are none."""
+"""The worker processes of a PipeLoader, or the lanes in this process if there are none."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _NOT_PICKLED = (
 
 
 class Workers:
-    """What runs lanes: DataLoader's worker processes, which one stream of commands tells what to do.
+    """Runs lanes in DataLoader's worker processes, which one stream of commands controls.
 
     Args:
         stage: the pipeline, as ``lay_out`` made it.
-        count: how many processes; 0: the lanes run in this one.
-        persistent: keep them from one run to the next.
-        options: of DataLoader.
+        count: how many processes; 0: the lanes run in this process.
+        persistent: keep the processes from one run to the next.
+        options: options of DataLoader.
     """
 
     def __init__(self, stage: Stage[Any], count: int, *, persistent: bool, **options: Any) -> None:
@@ -47,7 +47,7 @@ class Workers:
             num_workers=count,
             collate_fn=_as_it_is,  # type: ignore[arg-type]
             worker_init_fn=start_worker if count else None,
-            generator=torch.Generator(),  # the global one is the model's
+            generator=torch.Generator(),  # its own: the global one is for the model
             **options,
         )
         self._results: Iterator[Result] | None = None  # also holds the processes
@@ -56,12 +56,16 @@ class Workers:
         return {**self.__dict__, "_results": None}
 
     def start(self, run: int, begins: dict[int, Begin], seed: int) -> Iterator[Result]:
-        """Begin a run over lanes; gives its results, behind what is still in flight of runs before.
+        """Begin a run over lanes.
 
         Args:
-            run: its number.
+            run: the number of the run.
             begins: where each lane begins.
             seed: for the global random generators of workers that are started.
+
+        Returns:
+            the results of the workers: first those of earlier runs that are still in flight, then
+            those of this run.
         """
         self._commands.start(run, begins)
         if not self.persistent or not all(worker.is_alive() for worker in getattr(self._results, "_workers", ())):
@@ -89,7 +93,7 @@ class Workers:
         return results
 
     def end_lane(self, lane: int) -> None:
-        """A lane has ended: ask for no more of it."""
+        """Request no more batches of a lane, which has ended."""
         self._commands.end(lane)
 
     def end(self, *, interrupted: bool = False) -> None:
@@ -104,16 +108,17 @@ class Workers:
                 kill_workers(results)
             else:
                 end_workers(results)
-            # Who waits for a batch, in another thread or below the signal handler that this runs in, is to see that the workers are gone.
+            # Code that waits for a batch, in another thread or interrupted by the signal handler
+            # that runs this, must see that the workers are gone.
             results._workers_status = [True] * len(results._workers)  # type: ignore[union-attr]
 
     def close(self, *, interrupted: bool = False) -> None:
-        """End the processes, and close what is open."""
+        """End the processes, and close the lanes in this process."""
         self.end(interrupted=interrupted)
         self._host.close()
 
     def forget(self) -> None:
-        """In a forked child: the processes are those of its parent."""
+        """Drop the processes without ending them, in a forked child: they belong to its parent."""
         results, self._results = self._results, None
         if hasattr(results, "_workers"):
             results._shutdown = True  # type: ignore[union-attr]
@@ -124,11 +129,17 @@ class Workers:
 
 
 def worker_error(error: Exception, results: object) -> Exception:
-    """What DataLoader raises when a worker dies or is late, as an error of ours; ``results``: of the workers, if they were started."""
+    """Return an error of DataLoader, about a worker that died or is late, as a WorkerError; any
+    other error unchanged.
+
+    Args:
+        error: the error.
+        results: the results of the workers, if these were started.
+    """
     if not isinstance(error, RuntimeError) or "DataLoader" not in str(error):
         return error
     if str(error).startswith("DataLoader timed out"):
-        why = "no worker died. Reading or a step of the pipe takes longer than that for a batch: allow more, or look what the workers wait for"
+        why = "no worker died. Reading or a step of the pipe takes longer than that for a batch: allow more, or find out what the workers wait for"
         told = WorkerError(f"{error}, timeout_seconds: {why}. state_dict() is still good.")
     else:
         codes = {worker.exitcode for worker in getattr(results, "_workers", ())}
