@@ -18,7 +18,7 @@ class Verdict(NamedTuple):
     Attributes:
         passing: whether a retry may help.
         after: the seconds to wait before a retry, at least.
-        advice: what the message says if there is no retry.
+        advice: the words for the message if there is no further retry.
     """
 
     passing: bool
