@@ -130,14 +130,14 @@ def described(status: int, headers: Any, start: int) -> Answer:
         return Answer(0, length, length, tags, has_end_mark=length is not None or "chunked" in headers.get("transfer-encoding", "").lower())
     ranged = _CONTENT_RANGE.match(headers.get("content-range", ""))
     if not ranged or ranged[1] is None:
-        raise FaultyError(f"an answer to a request from byte {start} on does not say which bytes it holds")
+        raise FaultyError(f"a response to a request from byte {start} on does not say which bytes it has")
     first, stop, size = int(ranged[1]), int(ranged[2]) + 1, None if ranged[3] == "*" else int(ranged[3])
     if size is not None and start >= size:  # some servers refuse such a range in this way
         raise RefusedError(416, f"it has {size} bytes", size=size)
     if first != start:
-        raise FaultyError(f"an answer begins at byte {first} instead of {start}")
+        raise FaultyError(f"a response begins at byte {first} instead of {start}")
     if length is not None and length != stop - first:
-        raise FaultyError(f"an answer says that it holds {stop - first} bytes, and that it is {length} long")
+        raise FaultyError(f"a response has a Content-Range of {stop - first} bytes, and a Content-Length of {length} bytes")
     return Answer(first, stop, size, tags)
 
 
