@@ -1,8 +1,8 @@
 """Identify the store that a URL leads to, by its options, the environment and configuration files.
 
 Rules:
-1. A setting that is not known to be without effect distinguishes stores. A shard that is fetched again
-   only costs time; the bytes of the wrong store are wrong data.
+1. Every setting distinguishes stores, except those that are known to have no effect. A shard that is
+   fetched again only costs time; a shard from the wrong store is wrong data.
 2. Credentials are not part of a store's identity, so that what is stored is found with new ones. But for
    an S3 service other than Amazon's, the name of the key (the access key ID) is part of it: there each
    account may have its own bucket of the same name.
@@ -82,7 +82,7 @@ def protocols_of(url: str) -> list[str]:
 def user_of(url: str) -> str:
     """The user in a URL if each user has separate files there; otherwise "".
 
-    That is a user with a password, or of a protocol with a login (not S3 or HTTP).
+    In URLs of S3 there is no such user, in URLs of HTTP only one with a password.
     """
     found = re.match(r"([^/]*)://([^/?#@:]*)(:[^/?#@]*)?@", url)
     log_in = found is not None and not found[1].endswith(("s3", "s3a")) and (found[3] is not None or not found[1].endswith(("http", "https")))

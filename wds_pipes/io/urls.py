@@ -5,8 +5,8 @@ Rules:
    unknown parameter may be a secret.
 2. What identifies an object (``identify``) omits only parameters that are known to sign a URL: an
    unknown parameter may select the object. The result is hashed, never shown.
-3. What a copy elsewhere has in common with the original (``relative_names``) is the end of what
-   identifies an object: its name below the common directory of all objects.
+3. What is the same for an object and its copy elsewhere (``relative_names``) is its name below the
+   common directory of all objects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HARMLESS = re.compile(
 )
 _HARMLESS_VALUE = re.compile(r"[A-Za-z0-9._,/+ -]{0,80}")
 # Names of secrets in options and in parameters after a ";". The second pattern is for directories such as
-# /hdnts=.../x.tar; it omits names that a column of a table may have.
+# /hdnts=.../x.tar; it omits names that may also be columns of a partitioned table.
 _SECRET = re.compile(
     r"(?i)(sig|signature|sign|token|credentials?|passw(or)?d|passphrase|pass|pwd|auth(orization)?|secret|key|keyid|accesskeyid|jwt|bearer|hmac|hdn(ts|ea|tl)"
     r"|policy|md5|code|session(id)?|sid|cookies?|connection_string)(__)?$"
@@ -47,7 +47,7 @@ _SIGNING = re.compile(
     r"|authorization|sig|password|passwd|pwd|(client[-_]?)?secret|(x-)?api[-_]?key|jsessionid|phpsessid"
 )
 _SIGNING_PATH = re.compile(r"(?i)(;|%3b)((access|auth)[-_]?)?token=[^/;]*|(?<=[/;~])hdn(ts|ea|tl)=[^/]*")
-# Parameters that sign a URL only together with another one (the key); elsewhere they may select the object.
+# Parameters that sign a URL only if it also has the parameter in the key; otherwise they may select the object.
 _SIGNING_WITH = {
     "sig": re.compile(r"s[vrpte]|ss|srt|sip|spr|si|sk(oid|tid|t|e|s|v)|s[au]oid|scid|sdd|ses"),  # Azure SAS
     "key-pair-id": re.compile(r"policy|hash-algorithm"),  # CloudFront
@@ -326,8 +326,8 @@ def expand(urls: Urls, storage_options: dict[str, Any] | None = None) -> list[st
     Args:
         urls: a URL or path, or several. Each may contain braces (``{000..011}``, ``{a,b}``, nested, with
             steps), or ``*``, ``?`` and ``[...]`` (the matches are sorted). A directory means the ``*.tar*``
-            files in it (one in a store ends in ``/``), ``@list.txt`` the lines of a local text file. A path
-            that exists is not expanded.
+            files in it (one in a store ends in ``/``), ``@list.txt`` the lines of a local text file. The path
+            of an existing file is not expanded.
         storage_options: options for fsspec, to list patterns in a store.
 
     Raises:

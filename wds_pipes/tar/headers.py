@@ -86,7 +86,7 @@ class _Header(NamedTuple):
 
 
 def parse_header(head: bytes, offset: int, limit: int) -> _Header:
-    """Check and parse a header block. If it is damaged, its size is still used if it is at most ``limit``."""
+    """Check and parse a header block. If it is damaged, Damage has its size if that may be right: at most ``limit``."""
     if not is_header(head):
         size = _number(head[124:136])
         size = size if size is not None and size <= limit and head[257:262] == b"ustar" else None

@@ -65,14 +65,14 @@ _SIZES, _SUMS = Sizes(), Sums()
 
 
 class TarReader:
-    """Yield the regular files of a tar stream, in order, as TarMember.
+    """Iterates over the regular files of a tar stream, in order, as TarMembers.
 
     Reads ustar, v7, GNU (long names, sizes above 8 GiB) and pax archives, sparse and contiguous members,
     archives one after another, and shards without an end-of-archive mark (with a ShardWarning).
     Directories, links and devices are skipped. Another archive may start only at a multiple of 10 240 bytes.
 
     Writers end an archive with two blocks of zeros, or with zeros up to the next multiple of 10 240 bytes.
-    Any other number of zeros is a ShardWarning, for zeros may replace members. If they exceed that by more
+    Any other number of zeros is a ShardWarning, since zeros may hide members. If they exceed that by more
     than one record of 10 240 bytes, the shard counts as cut, since the file may have been preallocated,
     unless the zeros fill a record of a power of two up to 1 MiB (``tar -b 2048``).
 

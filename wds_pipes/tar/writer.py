@@ -291,7 +291,7 @@ class ShardWriter:
     """Write samples into a series of shards: when a shard is full, the next one is started.
 
     Use it as a context manager. Each shard appears under its name when it is complete. If the block raises,
-    the unfinished shard is discarded. So it is after an error of the disk: the complete shards stay,
+    the unfinished shard is discarded. The same happens after an error of the disk: the complete shards stay,
     ``write()`` and ``close()`` raise, and the samples of the unfinished shard must be written again.
 
     A process that is killed leaves the unfinished shard as ``.NAME.partial``; the next writer of that shard

@@ -54,7 +54,7 @@ Fetch = Callable[[int], Fetched]
 
 
 class FullError(Exception):
-    """The disk is full, or its quota is used up."""
+    """The disk cannot store more bytes."""
 
 
 class _StoppedError(Exception):
@@ -63,7 +63,7 @@ class _StoppedError(Exception):
 
 @contextlib.contextmanager
 def using(directory: CacheDirectory) -> Iterator[None]:
-    """Turn errors of the cache's files into FullError or CacheError, unlike errors of the store."""
+    """Raise errors of the cache's files as FullError or CacheError, to distinguish them from errors of the store."""
     try:
         yield
     except OSError as error:

@@ -15,7 +15,7 @@ from time import perf_counter, time
 from typing import Any
 
 PIECE = 1 << 18  # bytes at a time, of streams that are read with read(n)
-# Wake this process when this many bytes have come, or the bytes of this time, whichever is less.
+# Wake this process when this many bytes have come, or as many as come in this time, if those are fewer.
 _GATHERED, _GATHER_SECONDS = 1 << 18, 0.006
 _LONGEST_GATHERING = 0.05  # seconds
 _IN_RECORDS = 1 << 15  # bytes that TLS may have taken from the kernel and not returned yet
@@ -53,9 +53,9 @@ class Answer:
 
 
 def changed(before: dict[str, str], now: dict[str, str]) -> tuple[str, str] | None:
-    """Whether the object changed between two responses: the differing values of their first common tag, or None.
+    """The two values of the first common tag of two responses, if they differ; otherwise None.
 
-    A tag that only one of them has is ignored.
+    If they differ, the object has changed. A tag that only one of them has is ignored.
     """
     both = next((name for name in now if name in before), None)
     return None if both is None or before[both] == now[both] else (before[both], now[both])
@@ -67,7 +67,7 @@ class RefusedError(OSError):
     Attributes:
         status: the HTTP status; None: there is none.
         after: the seconds to wait that the store requests (Retry-After), or None.
-        size: the size of the object, if the store reports it because the range is outside (416).
+        size: the size of the object, if the requested range is outside of the object (416).
     """
 
     def __init__(self, status: int | None, reason: str, *, after: float | None = None, size: int | None = None) -> None:
