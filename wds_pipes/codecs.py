@@ -1,12 +1,12 @@
 """Decode fields to objects and encode objects to fields, by extension, with one table each.
 
 Rules:
-1. A library that is not a base dependency is imported when the first field needs it. If it is missing, the
-   error says what to install.
-2. Nothing is unpickled unless the caller allows it, and nothing larger than its limit is unpacked or
-   decoded.
-3. A decoder takes bytes and returns an object; an encoder takes an object and returns bytes. The caller,
-   who knows the sample, wraps the exceptions that they raise.
+1. A library that is not a base dependency is imported when the first field needs it. If it is
+   missing, the error says what to install.
+2. Nothing is unpickled unless the caller allows it, and nothing larger than its limit is unpacked
+   or decoded.
+3. A decoder takes bytes and returns an object; an encoder takes an object and returns bytes. The
+   caller, who knows the sample, wraps the exceptions that they raise.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ MAX_PACKED = 2  # layers of gz, bz2, xz and zst that are unpacked
 MAX_MERGED = 100_000  # pairs that merge keys may add to a YAML mapping
 MAX_SCANS = 100  # of a JPEG: decoding a scan takes time for all pixels; usual files have 1 or 10
 
-# The result of an image spec: Pillow's mode, floats in 0..1 instead of uint8, and the kind of object.
+# The result of an image spec: Pillow's mode, floats in 0..1 instead of uint8, and the kind of
+# object.
 IMAGE_SPECS: dict[str, tuple[str, bool, str]] = {
     **{f"{name}8": (mode, False, "numpy") for name, mode in (("l", "L"), ("rgb", "RGB"), ("rgba", "RGBA"))},
     **{name: (mode, True, "numpy") for name, mode in (("l", "L"), ("rgb", "RGB"), ("rgba", "RGBA"))},
@@ -94,10 +95,11 @@ def image_decoder(spec: str, max_pixels: int) -> Decoder:
 
 
 def open_image(data: bytes, max_pixels: int) -> Any:
-    """Open the image in ``data`` with Pillow, within the limits of pixels and scans, without decoding it.
+    """Open the image in ``data`` with Pillow, within the limits of pixels and scans, without
+    decoding it.
 
-    Pillow's own ``open`` would warn of large images before their size can be checked, and try formats that
-    run other programs, such as EPS.
+    Pillow's own ``open`` would warn of large images before their size can be checked, and try
+    formats that run other programs, such as EPS.
 
     Raises:
         ValueError: it is not an image of a known format, or exceeds a limit.
@@ -130,7 +132,9 @@ def _count_scans(data: bytes) -> int:
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
-    """Width and height in the first chunk of a WebP (RFC 9649); 0 if it is damaged, which Pillow reports."""
+    """Width and height in the first chunk of a WebP (RFC 9649); 0 if it is damaged, which Pillow
+    reports.
+    """
     kind, head = data[12:16], data[20:30]
     if len(head) == 10 and kind == b"VP8X":
         return 1 + int.from_bytes(head[4:7], "little"), 1 + int.from_bytes(head[7:10], "little")
@@ -175,7 +179,9 @@ def _npy(data: bytes) -> Any:
 
 
 def _check_npy(data: bytes) -> None:
-    """Raise ValueError if ``data`` is shorter than its header says: numpy would first allocate the whole array."""
+    """Raise ValueError if ``data`` is shorter than its header says: numpy would first allocate the
+    whole array.
+    """
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0), (3, 0)):
@@ -184,7 +190,8 @@ def _check_npy(data: bytes) -> None:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     try:
         shape, _, dtype = read(file)
-    except MemoryError as error:  # Python's parser raises this for a text that is nested too deeply; headers are small
+    except MemoryError as error:
+        # Python's parser raises this for a text that is nested too deeply; headers are small.
         raise ValueError("its header is nested too deeply") from error
     if not dtype.hasobject and math.prod(shape) * dtype.itemsize > len(data) - file.tell():
         raise ValueError(f"it is cut short: its header promises an array of shape {shape} and type {dtype}")
@@ -201,9 +208,12 @@ def _npz(data: bytes, allow_pickle: bool = False) -> dict[str, Any]:
 
 
 def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    """The content of an entry. ``archive.read`` would first unpack everything, even if the declared size is small."""
+    """The content of an entry. ``archive.read`` would first unpack everything, even if the declared
+    size is small.
+    """
     with archive.open(entry) as file:
-        return file.read(entry.file_size + 1)  # one byte more reaches the end, where zipfile compares the checksum
+        # One byte more reaches the end, where zipfile compares the checksum.
+        return file.read(entry.file_size + 1)
 
 
 def check_zip(data: bytes) -> list[str]:
@@ -212,7 +222,8 @@ def check_zip(data: bytes) -> list[str]:
         entries = archive.infolist()
     if sum(entry.file_size for entry in entries) > MAX_DECODED_BYTES:
         raise ValueError(TOO_LARGE.format(MAX_DECODED_BYTES))
-    if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in entries):  # zipfile unpacks other types without a limit
+    if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in entries):
+        # Zipfile unpacks other types without a limit.
         raise ValueError("its entries are neither stored nor deflated, as numpy and torch write them")
     return [entry.filename for entry in entries]
 
@@ -276,8 +287,9 @@ def _yaml_loader(yaml: Any) -> Any:
     return Loader
 
 
-# The tensors of webdataset's "tenbin": chunks of 8 bytes magic, 8 bytes length and the content padded to 64
-# bytes; before each data chunk comes a header chunk (dtype, name, ndim, shape as int64).
+# The tensors of webdataset's "tenbin": chunks of 8 bytes magic, 8 bytes length and the content
+# padded to 64 bytes; before each data chunk comes a header chunk (dtype, name, ndim, shape as
+# int64).
 _TEN_MAGIC = b"~TenBin~"
 _TEN_DTYPES = {code: np.dtype(code) for code in ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]}
 
@@ -389,8 +401,8 @@ class Decoding:
     def decoder(self, field: str) -> Decoder | None:
         """The decoder of a field, or None if the field is not decoded.
 
-        The caller's own decoders are found by the longest matching end of the name, those of the table by
-        the last part of the name.
+        The caller's own decoders are found by the longest matching end of the name, those of the
+        table by the last part of the name.
 
         Raises:
             ValueError: by its name, the field is packed more than MAX_PACKED times.
@@ -490,7 +502,8 @@ def encode(field: str, value: Any) -> bytes:
     """Encode a field; bytes are returned unchanged.
 
     Raises:
-        TypeError: the value does not suit the field, or the field has no encoder and the value is not bytes.
+        TypeError: the value does not suit the field, or the field has no encoder and the value is
+            not bytes.
     """
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)

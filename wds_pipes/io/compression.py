@@ -4,7 +4,8 @@ Rules:
 1. A stream that ends before its end mark raises ``EOFError``; it is not taken as complete.
 2. Several streams (frames of zstd) one after another are read as one. After a stream comes another
    one, or zeros up to the end; anything else is damage.
-3. One step reads a few compressed bytes and returns a bounded number of bytes, however many they unpack to.
+3. One step reads a few compressed bytes and returns a bounded number of bytes, however many they
+   unpack to.
 """
 
 from __future__ import annotations
@@ -36,17 +37,20 @@ _ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd" 
 
 
 def detect(head: bytes) -> str:
-    """The compression of a stream by its first MAGIC_BYTES bytes: ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or ``""``."""
+    """The compression of a stream by its first MAGIC_BYTES bytes: ``"gz"``, ``"bz2"``, ``"xz"``,
+    ``"zst"`` or ``""``.
+    """
     return next((name for name, magic in _MAGICS if magic.match(head)), "")
 
 
 def decompress(stream: BinaryIO, kind: str, *, buffer_bytes: int = 1 << 20) -> BinaryIO:
     """A buffered stream of the decompressed content of ``stream``.
 
-    Several gzip, bz2, xz or zstd streams one after another are read as one. Reading raises ``EOFError``
-    if the data ends before its end mark, and an ``OSError`` or one of ``damage()`` if it is damaged, also
-    if bytes follow its end that are neither zeros nor another stream. An xz or zstd stream that needs
-    more than 128 MiB for its window is refused too. Closing the result does not close ``stream``.
+    Several gzip, bz2, xz or zstd streams one after another are read as one. Reading raises
+    ``EOFError`` if the data ends before its end mark, and an ``OSError`` or one of ``damage()`` if
+    it is damaged, also if bytes follow its end that are neither zeros nor another stream. An xz or
+    zstd stream that needs more than 128 MiB for its window is refused too. Closing the result does
+    not close ``stream``.
 
     Raises:
         ModuleNotFoundError: ``kind`` is ``"zst"``, and the library is not installed.
@@ -79,7 +83,9 @@ class _Decompressor(Protocol):
 
 
 class _Decompressed(io.RawIOBase):
-    """A decompressing stream that returns bytes as soon as it has some, so that damage costs only later bytes."""
+    """A decompressing stream that returns bytes as soon as it has some, so that damage costs only
+    later bytes.
+    """
 
     def __init__(self, stream: BinaryIO, kind: str) -> None:
         self._stream = stream

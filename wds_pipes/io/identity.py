@@ -1,11 +1,11 @@
 """Identify the store that a URL leads to, by its options, the environment and configuration files.
 
 Rules:
-1. Every setting distinguishes stores, except those that are known to have no effect. A shard that is
-   fetched again only costs time; a shard from the wrong store is wrong data.
-2. Credentials are not part of a store's identity, so that what is stored is found with new ones. But for
-   an S3 service other than Amazon's, the name of the key (the access key ID) is part of it: there each
-   account may have its own bucket of the same name.
+1. Every setting distinguishes stores, except those that are known to have no effect. A shard that
+   is fetched again only costs time; a shard from the wrong store is wrong data.
+2. Credentials are not part of a store's identity, so that what is stored is found with new ones.
+   But for an S3 service other than Amazon's, the name of the key (the access key ID) is part of it:
+   there each account may have its own bucket of the same name.
 3. No network request is made.
 """
 
@@ -39,7 +39,8 @@ _ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az", 
 
 
 def identify_store(url: str, options: Mapping[str, Any]) -> str:
-    """A text that identifies the store of ``url`` among stores in which the same URL names other objects.
+    """A text that identifies the store of ``url`` among stores in which the same URL names other
+    objects.
 
     Hash it; never show it.
 

@@ -1,12 +1,13 @@
-"""Files of this user that are locked while they are open, with flock(2): the kernel drops the lock with the process.
+"""Files of this user that are locked while they are open, with flock(2): the kernel drops the lock
+with the process.
 
-A lock belongs to an open file description, so two openings of a file in one process exclude each other
-too. A forked child shares the descriptions that it inherits, and would keep the lock after its parent
-has died. So each child closes them at once.
+A lock belongs to an open file description, so two openings of a file in one process exclude each
+other too. A forked child shares the descriptions that it inherits, and would keep the lock after
+its parent has died. So each child closes them at once.
 
-Other users may be able to write to the directory. So only regular files are opened that belong to this
-user, to root or to the owner of the directory: no links, which could lead anywhere; no pipes, which
-could block this process; and no data of other users.
+Other users may be able to write to the directory. So only regular files are opened that belong to
+this user, to root or to the owner of the directory: no links, which could lead anywhere; no pipes,
+which could block this process; and no data of other users.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import weakref
 
 from wds_pipes.errors import CacheError
 
-# Held while a file is opened or closed and during a fork, so that a child knows all files that it inherits.
+# Held while a file is opened or closed and during a fork, so that a child knows all files that it
+# inherits.
 _guard = threading.RLock()
 _open: weakref.WeakSet[LockedFile] = weakref.WeakSet()
 
@@ -82,7 +84,8 @@ class LockedFile:
         with _guard:
             if self.fd >= 0:
                 try:
-                    fcntl.flock(self.fd, fcntl.LOCK_UN)  # also for a child between its fork and its exec
+                    # Also for a child between its fork and its exec.
+                    fcntl.flock(self.fd, fcntl.LOCK_UN)
                 finally:
                     self._drop()
 
@@ -92,10 +95,11 @@ class LockedFile:
 
 
 def open_locked(path: str, flags: int = os.O_RDONLY, *, shared: bool = False, wait: bool = False) -> LockedFile | None:
-    """The file at ``path``, open and locked; None if it does not exist, or is locked and ``wait`` is not set.
+    """The file at ``path``, open and locked; None if it does not exist, or is locked and ``wait``
+    is not set.
 
-    A file that was removed or replaced during the wait is not returned: the file that ``path`` names now is
-    tried instead.
+    A file that was removed or replaced during the wait is not returned: the file that ``path``
+    names now is tried instead.
     """
     while True:
         try:

@@ -1,4 +1,6 @@
-"""Open a shard by URL: local files directly, remote ones with read-ahead and, if there is one, a cache."""
+"""Open a shard by URL: local files directly, remote ones with read-ahead and, if there is one, a
+cache.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class Opener:
     Args:
         reading: how remote shards are read.
         cache: a cache of remote shards on a disk; None: no cache.
-        verify: compare the MD5 of a remote shard that was read from beginning to end, if it is known.
+        verify: compare the MD5 of a remote shard that was read from beginning to end, if it is
+            known.
         allow_pipe: run the commands of ``pipe:`` URLs.
         buffer_bytes: how many bytes are read at once.
     """
@@ -47,7 +50,8 @@ class Opener:
         self._verify = verify
         self._allow_pipe = allow_pipe
         self._buffer_bytes = buffer_bytes
-        # By protocols and user: the identity of the store for the cache, and the environment at that time.
+        # By protocols and user: the identity of the store for the cache, and the environment at
+        # that time.
         self._stores: dict[tuple[str, ...], tuple[str, dict[str, str]]] = {}
         # The stores from which a shard was fetched, by process.
         self._asked: set[tuple[int, tuple[str, ...]]] = set()
@@ -69,8 +73,11 @@ class Opener:
         return NO_NETWORK if pool is None else Network(pool.requests, pool.retries, pool.bytes_fetched, pool.stalled)
 
     def stall_clock(self) -> Callable[[], float]:
-        """A function that returns how many seconds readers of this process have waited for bytes of stores."""
-        pools, process = self._pools, os.getpid()  # os.getpid() in each call would cost as much as a tiny sample
+        """A function that returns how many seconds readers of this process have waited for bytes of
+        stores.
+        """
+        # Os.getpid() in each call would cost as much as a tiny sample.
+        pools, process = self._pools, os.getpid()
 
         def stalled() -> float:
             pool = pools.get(process)
@@ -79,7 +86,8 @@ class Opener:
         return stalled
 
     def open(self, url: str, start: int = 0, feed: Feed | None = None, *, wait: bool = True) -> BinaryIO:
-        """A buffered stream of the object at ``url``, from byte ``start`` on; ``"-"`` is standard input.
+        """A buffered stream of the object at ``url``, from byte ``start`` on; ``"-"`` is standard
+        input.
 
         Args:
             url: the URL or path.
@@ -139,8 +147,8 @@ class Opener:
     def _store(self, url: str) -> str:
         """The identity of the store of a URL, for the cache.
 
-        It follows changes of the environment until the process fetches from the store: then the file
-        system is created, with the environment of that moment.
+        It follows changes of the environment until the process fetches from the store: then the
+        file system is created, with the environment of that moment.
         """
         kind = _kind(url)
         found = self._stores.get(kind)
@@ -202,7 +210,8 @@ class _Verified(io.RawIOBase):
 
 
 def open_url(url: str, *, storage_options: dict[str, Any] | None = None, buffer_bytes: int = 1 << 20) -> BinaryIO:
-    """A buffered stream of the object at ``url``, from its beginning, with a small read-ahead (2 MiB).
+    """A buffered stream of the object at ``url``, from its beginning, with a small read-ahead (2
+    MiB).
 
     See ``Opener.open``.
     """

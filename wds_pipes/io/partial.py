@@ -2,9 +2,9 @@
 
 Rules:
 1. Data is written to ``.NAME.partial`` in the same directory, which is renamed at the end.
-2. The partial file is locked while it is open, so that two writers of one file exclude each other. A
-   partial file of a killed process is no longer locked: the next writer of the same file overwrites it.
-   File systems without flock(2) do not have this protection.
+2. The partial file is locked while it is open, so that two writers of one file exclude each other.
+   A partial file of a killed process is no longer locked: the next writer of the same file
+   overwrites it. File systems without flock(2) do not have this protection.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ class PartialFile:
 
     Args:
         path: its final path.
-        overwrite: replace an existing file at this path. Otherwise such a file is an error, here and in
-            ``commit``.
-        wait: wait until another writer of this file has finished, instead of raising BlockingIOError.
+        overwrite: replace an existing file at this path. Otherwise such a file is an error, here
+            and in ``commit``.
+        wait: wait until another writer of this file has finished, instead of raising
+            BlockingIOError.
 
     Raises:
         FileExistsError: the path exists.
@@ -60,7 +61,9 @@ class PartialFile:
         return self._process == os.getpid()
 
     def write(self, data: bytes) -> int:
-        """Append ``data`` without buffering, so that an error of the disk appears at the call that caused it."""
+        """Append ``data`` without buffering, so that an error of the disk appears at the call that
+        caused it.
+        """
         done = os.write(self._fd, data)
         while done < len(data):
             done += os.write(self._fd, memoryview(data)[done:])

@@ -15,7 +15,8 @@ _PATIENCE = 2.0  # seconds for a command to end after SIGTERM, when its output w
 
 
 class CommandOutput(io.RawIOBase):
-    """The standard output of a shell command. It is not seekable. If the command fails, its end raises OSError.
+    """The standard output of a shell command. It is not seekable. If the command fails, its end
+    raises OSError.
 
     Args:
         url: ``pipe:`` followed by the command.

@@ -1,4 +1,5 @@
-"""URLs: which shards the user means, which object a URL names, and how to show a URL without its secrets.
+"""URLs: which shards the user means, which object a URL names, and how to show a URL without its
+secrets.
 
 Rules:
 1. What is shown (``redact``, ``hide``) contains only parameters that are known to be harmless: an
@@ -25,15 +26,16 @@ import braceexpand
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _SCHEME = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]+:(//|:)")
-# The IPv6 address of a host in a URL: its brackets are not a pattern, and its colons not a chain of protocols.
+# The IPv6 address of a host in a URL: its brackets are not a pattern, and its colons not a chain of
+# protocols.
 IPV6_HOST = re.compile(r"(?<=[/@])\[[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%25[^\]/]*)?\](?=[:/?#]|$)")
 # Parameters that are shown: they select an object, or a part or form of it.
 _HARMLESS = re.compile(
     r"(?i)v(ersion(id)?)?|generation|snapshot|rev(ision)?|id|file(name)?|name|path|part(number)?|page|shard|split|index|epoch|format|provider|alt|download"
 )
 _HARMLESS_VALUE = re.compile(r"[A-Za-z0-9._,/+ -]{0,80}")
-# Names of secrets in options and in parameters after a ";". The second pattern is for directories such as
-# /hdnts=.../x.tar; it omits names that may also be columns of a partitioned table.
+# Names of secrets in options and in parameters after a ";". The second pattern is for directories
+# such as /hdnts=.../x.tar; it omits names that may also be columns of a partitioned table.
 _SECRET = re.compile(
     r"(?i)(sig|signature|sign|token|credentials?|passw(or)?d|passphrase|pass|pwd|auth(orization)?|secret|key|keyid|accesskeyid|jwt|bearer|hmac|hdn(ts|ea|tl)"
     r"|policy|md5|code|session(id)?|sid|cookies?|connection_string)(__)?$"
@@ -47,7 +49,8 @@ _SIGNING = re.compile(
     r"|authorization|sig|password|passwd|pwd|(client[-_]?)?secret|(x-)?api[-_]?key|jsessionid|phpsessid"
 )
 _SIGNING_PATH = re.compile(r"(?i)(;|%3b)((access|auth)[-_]?)?token=[^/;]*|(?<=[/;~])hdn(ts|ea|tl)=[^/]*")
-# Parameters that sign a URL only if it also has the parameter in the key; otherwise they may select the object.
+# Parameters that sign a URL only if it also has the parameter in the key; otherwise they may select
+# the object.
 _SIGNING_WITH = {
     "sig": re.compile(r"s[vrpte]|ss|srt|sip|spr|si|sk(oid|tid|t|e|s|v)|s[au]oid|scid|sdd|ses"),  # Azure SAS
     "key-pair-id": re.compile(r"policy|hash-algorithm"),  # CloudFront
@@ -55,7 +58,8 @@ _SIGNING_WITH = {
 }
 _USER_IS_A_PLACE = re.compile(r"(?i)(abfss?|wasbs?|az|adl)://")  # container@account
 _TARGET = re.compile(r"(?<=with url: )/[^\s'\"<>]*")  # of a request, in messages of urllib3
-_LINK = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]*)(://[^\s'\"<>]+)")  # a URL in a text; the lookbehind keeps the search linear
+# A URL in a text; the lookbehind keeps the search linear.
+_LINK = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]*)(://[^\s'\"<>]+)")
 _SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation"))
 _BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}|\{\d+\.\.")
 
@@ -70,7 +74,9 @@ def local_path(url: str) -> str | None:
 
 
 def at_home(path: str) -> str:
-    """A path with ``~`` replaced by the home directory, as in a shell; an existing path is not changed."""
+    """A path with ``~`` replaced by the home directory, as in a shell; an existing path is not
+    changed.
+    """
     return os.path.expanduser(path) if path.startswith("~") and not os.path.lexists(path) else path
 
 
@@ -83,7 +89,9 @@ def links_of(url: str) -> list[str]:
 
 
 def redact(url: str) -> str:
-    """``url`` for messages and states: without user and password, and only with parameters known to be harmless."""
+    """``url`` for messages and states: without user and password, and only with parameters known to
+    be harmless.
+    """
     if url.startswith("pipe:"):
         return _command(url)
     return url if local_path(url) is not None else _redact(url)
@@ -100,7 +108,9 @@ def _redact(url: str) -> str:
 
 
 def plain(url: str) -> str:
-    """``url`` without its secrets and without ``redact``'s dots, so that a user with credentials can open it."""
+    """``url`` without its secrets and without ``redact``'s dots, so that a user with credentials
+    can open it.
+    """
     return redact(url).removesuffix("#...").removesuffix("?...").removesuffix("&...")
 
 
@@ -123,7 +133,9 @@ def _is_web(url: str) -> bool:
 
 
 def _split(url: str) -> tuple[str, str | None, str | None]:
-    """Path, query and fragment of a URL; only HTTP has fragments, in other stores a name may contain ``#``."""
+    """Path, query and fragment of a URL; only HTTP has fragments, in other stores a name may
+    contain ``#``.
+    """
     url, mark, fragment = url.partition("#") if _is_web(url) else (url, "", "")
     path, question, query = url.partition("?")
     return path, query if question else None, fragment if mark else None
@@ -166,19 +178,21 @@ def _identify(url: str) -> str:
     parameters = [(part, name.lower()) for part, name in _parameters(query)]
     names = {name for _, name in parameters}
     if "signature" in names:
-        names.discard("expires")  # the signature is that of S3 or GCS, so md5 is an ordinary parameter
+        # The signature is that of S3 or GCS, so md5 is an ordinary parameter.
+        names.discard("expires")
     signing = [_SIGNING, *(more for mark, more in _SIGNING_WITH.items() if mark in names)]
     kept = [part for part, name in parameters if not any(pattern.fullmatch(name) for pattern in signing)]
     return f"{named}?{'&'.join(kept)}" if kept else named
 
 
 def relative_names(urls: Sequence[str]) -> list[str]:
-    """The names of objects below their common directory, which are the same in a copy of that directory.
+    """The names of objects below their common directory, which are the same in a copy of that
+    directory.
 
-    Hash them, since they may contain secrets. The common directory itself is not part of the names, unless
-    it has the name of a split, such as ``train``: ``val/0.tar`` is not a copy of ``train/0.tar``. A command
-    is a name as a whole, and so is a URL of a file in another file (``zip://0.tar::...``). A query that does
-    not sign the URL is the end of a name.
+    Hash them, since they may contain secrets. The common directory itself is not part of the names,
+    unless it has the name of a split, such as ``train``: ``val/0.tar`` is not a copy of
+    ``train/0.tar``. A command is a name as a whole, and so is a URL of a file in another file
+    (``zip://0.tar::...``). A query that does not sign the URL is the end of a name.
     """
     split = [_folder_and_name(url) for url in urls]
     folders = {folder: _directories(folder) for folder in dict.fromkeys(folder for folder, _ in split)}
@@ -191,7 +205,9 @@ def relative_names(urls: Sequence[str]) -> list[str]:
 
 
 def _folder_and_name(url: str) -> tuple[str | None, str]:
-    """A URL up to its last slash, and the rest; None and all of it if it is not a file in a directory."""
+    """A URL up to its last slash, and the rest; None and all of it if it is not a file in a
+    directory.
+    """
     path = local_path(url)
     if path is not None:
         folder, slash, name = path.replace(os.sep, "/").rpartition("/")
@@ -204,7 +220,9 @@ def _folder_and_name(url: str) -> tuple[str | None, str]:
 
 
 def _directories(folder: str | None) -> list[str]:
-    """The scheme, the host or bucket, and the directories of a URL that ends in a slash; for a local path, the directories from the root on."""
+    """The scheme, the host or bucket, and the directories of a URL that ends in a slash; for a
+    local path, the directories from the root on.
+    """
     if folder is None:
         return []
     path = local_path(folder)
@@ -217,12 +235,15 @@ def _directories(folder: str | None) -> list[str]:
 
 
 def hide(text: str, url: str = "", options: Any = None) -> str:
-    """A library's message without the credentials of ``url``, of other URLs in it, and of ``options`` (storage_options)."""
+    """A library's message without the credentials of ``url``, of other URLs in it, and of
+    ``options`` (storage_options).
+    """
     if url:
         text = text.replace(url, redact(url))
     text = _LINK.sub(lambda found: found[0] if found[1] in ("file", "local") else _redact(found[0]), text)
     secrets = {*_secrets_of_url(url), *secrets_of(options)}
-    for secret in sorted({*secrets, *map(_quoted, secrets)}, key=len, reverse=True):  # a library may show only a part, or encode it
+    for secret in sorted({*secrets, *map(_quoted, secrets)}, key=len, reverse=True):
+        # A library may show only a part, or encode it.
         text = text.replace(secret, "...")
     return _TARGET.sub(lambda found: _redact(found[0]), text)
 
@@ -292,7 +313,8 @@ def _secrets_of_url(url: str) -> Iterator[str]:
     yield from (value for value in values if len(value) >= _LEAST_SECRET)
 
 
-# Characters. A shorter secret is not searched for in messages: it may occur there with another meaning.
+# Characters. A shorter secret is not searched for in messages: it may occur there with another
+# meaning.
 _LEAST_SECRET = 6
 
 
@@ -324,10 +346,10 @@ def expand(urls: Urls, storage_options: dict[str, Any] | None = None) -> list[st
     """The URLs of all shards that ``urls`` names, in order.
 
     Args:
-        urls: a URL or path, or several. Each may contain braces (``{000..011}``, ``{a,b}``, nested, with
-            steps), or ``*``, ``?`` and ``[...]`` (the matches are sorted). A directory means the ``*.tar*``
-            files in it (one in a store ends in ``/``), ``@list.txt`` the lines of a local text file. The path
-            of an existing file is not expanded.
+        urls: a URL or path, or several. Each may contain braces (``{000..011}``, ``{a,b}``, nested,
+            with steps), or ``*``, ``?`` and ``[...]`` (the matches are sorted). A directory means
+            the ``*.tar*`` files in it (one in a store ends in ``/``), ``@list.txt`` the lines of a
+            local text file. The path of an existing file is not expanded.
         storage_options: options for fsspec, to list patterns in a store.
 
     Raises:

@@ -9,18 +9,22 @@ from struct import Struct
 from typing import NamedTuple
 
 BLOCK = 512
-MAX_HEADER_BYTES = 1 << 20  # for all extended headers of a member: names, attributes, the map of a sparse file
+# For all extended headers of a member: names, attributes, the map of a sparse file.
+MAX_HEADER_BYTES = 1 << 20
 MAX_SIZE = 1 << 60  # a larger size is an error
 ZEROS = bytes(BLOCK)
 REGULAR = b"0\x007"  # regular, the same in v7, contiguous
-NO_DATA = b"123456"  # links, devices, directories: they have no data, whatever their size field says
-# The fields of a header: 99 bytes of the name and its 100th, 11 digits of the size and the byte after them,
-# the checksum, the type, the first byte of the ustar prefix.
+# Links, devices, directories: they have no data, whatever their size field says.
+NO_DATA = b"123456"
+# The fields of a header: 99 bytes of the name and its 100th, 11 digits of the size and the byte
+# after them, the checksum, the type, the first byte of the ustar prefix.
 FIELDS = Struct("99sB24x11sB12x8sB188xB166x")
 
 
 class Sums(dict[bytes, int]):
-    """For a checksum field, the low half of adler32 of a whole valid header: 1 + the sum of its bytes, modulo 65521."""
+    """For a checksum field, the low half of adler32 of a whole valid header: 1 + the sum of its
+    bytes, modulo 65521.
+    """
 
     def __missing__(self, checksum: bytes) -> int:
         if len(self) > 8192:
@@ -47,11 +51,11 @@ class Sizes(dict[bytes, int]):
 class Damage(Exception):  # noqa: N818 - it becomes a ShardError
     """Damage at ``offset``; ``what`` continues a sentence about the shard.
 
-    ``cut``: nothing can be read after it, since the stream was cut or, if ``lost``, failed. ``soft``:
-    perhaps no member is missing. Without ``cut``, the walk can continue at one of these places: at ``head``,
-    a header that was read already; after the ``passed`` bytes of a member; after the ``size`` bytes of data
-    that a damaged header declares; or at the next valid header. ``sure``: that header is known not to be
-    inside another member.
+    ``cut``: nothing can be read after it, since the stream was cut or, if ``lost``, failed.
+    ``soft``: perhaps no member is missing. Without ``cut``, the walk can continue at one of these
+    places: at ``head``, a header that was read already; after the ``passed`` bytes of a member;
+    after the ``size`` bytes of data that a damaged header declares; or at the next valid header.
+    ``sure``: that header is known not to be inside another member.
     """
 
     def __init__(
@@ -86,7 +90,9 @@ class _Header(NamedTuple):
 
 
 def parse_header(head: bytes, offset: int, limit: int) -> _Header:
-    """Check and parse a header block. If it is damaged, Damage has its size if that may be right: at most ``limit``."""
+    """Check and parse a header block. If it is damaged, Damage has its size if that may be right:
+    at most ``limit``.
+    """
     if not is_header(head):
         size = _number(head[124:136])
         size = size if size is not None and size <= limit and head[257:262] == b"ustar" else None
@@ -103,7 +109,9 @@ def parse_header(head: bytes, offset: int, limit: int) -> _Header:
 
 
 def is_header(head: bytes) -> bool:
-    """Whether the checksum of a block is right: the sum of unsigned bytes or, from some old programs, of signed ones."""
+    """Whether the checksum of a block is right: the sum of unsigned bytes or, from some old
+    programs, of signed ones.
+    """
     stored = _number(head[148:156])
     unsigned = sum(head) - sum(head[148:156]) + 256
     if stored == unsigned:
@@ -112,7 +120,9 @@ def is_header(head: bytes) -> bool:
 
 
 def _number(text: bytes) -> int | None:
-    """The value of a number field: octal digits, or base 256 if the first bit is set (GNU); None if invalid or negative."""
+    """The value of a number field: octal digits, or base 256 if the first bit is set (GNU); None if
+    invalid or negative.
+    """
     if text[0] == 0x80:
         return int.from_bytes(text[1:], "big")
     digits = text.partition(b"\0")[0].strip(b" ")
@@ -180,7 +190,8 @@ class Sparse:
 
 
 def _inline_map(data: bytes) -> tuple[list[tuple[int, int]], int]:
-    """The map at the start of a sparse member's data (pax 1.0), and the offset of the pieces after it.
+    """The map at the start of a sparse member's data (pax 1.0), and the offset of the pieces after
+    it.
 
     It has one number per line: the number of pieces, then the offset and the length of each.
     """

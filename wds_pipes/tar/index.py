@@ -1,8 +1,8 @@
 """Find the entry of an index for each shard. Without torch.
 
-A name in an index is relative to the place of the index. It means the shard whose path has the longest end
-in common with it, at least the base name. If an entry could mean two shards, or a shard two entries, that
-is an error.
+A name in an index is relative to the place of the index. It means the shard whose path has the
+longest end in common with it, at least the base name. If an entry could mean two shards, or a shard
+two entries, that is an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from wds_pipes.tar.index_formats import (
     read_indexes,
 )
 
-_BESIDE = ("index.json", "sizes.json", "_info.json", "info.json")  # file names of an index in the directory of its shards
+# File names of an index in the directory of its shards.
+_BESIDE = ("index.json", "sizes.json", "_info.json", "info.json")
 _LENGTH = "__len__"
 
 
@@ -50,9 +51,7 @@ def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[
         if not index.shards or index.of_stem:
             raise ValueError(f"index {redact(index.url)} does not list shards: name the shards, and pass it as index=")
         if index.parts > 1:
-            raise ValueError(
-                f"index {redact(index.url)} lists {index.parts} splits, and one must be chosen: name its shards, and pass the file as index="
-            )
+            raise ValueError(f"index {redact(index.url)} lists {index.parts} splits, and one must be chosen: name its shards, and pass the file as index=")
         for url, _ in index.shards:
             check_named(index.url, url)
         found += index.shards
@@ -64,12 +63,13 @@ def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options
 
     Args:
         urls: the shards.
-        index: paths or URLs of index files, or directories with one; True for the directories of the shards.
+        index: paths or URLs of index files, or directories with one; True for the directories of
+            the shards.
         storage_options: options for fsspec.
 
     Raises:
-        ValueError: the index is damaged, or there is none; a shard is not in it, or several entries may
-            mean the shard.
+        ValueError: the index is damaged, or there is none; a shard is not in it, or several entries
+            may mean the shard.
         ShardError: the index cannot be read.
     """
     if index is not True and (not isinstance(index, (str, os.PathLike, Iterable)) or isinstance(index, (bytes, dict))):
@@ -101,7 +101,9 @@ def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options
 
 
 def _look_in(folder: str, shards: Sequence[str], storage_options: Options) -> list[str]:
-    """The index files in a directory: the first kind that exists, in a fixed order; DALI's kind is one file per shard."""
+    """The index files in a directory: the first kind that exists, in a fixed order; DALI's kind is
+    one file per shard.
+    """
     for name in _BESIDE:
         if _exists(folder + name, storage_options):
             return [folder + name]
@@ -131,7 +133,8 @@ class _Matcher:
         self._where = ", ".join(redact(index.url) for index in indices[:2]) + (", ..." if len(indices) > 2 else "")
         self._entries: list[tuple[str, ShardFacts]] = []
         self._by_base: dict[str, list[int]] = {}
-        self._by_end: dict[str, dict[str, list[int]]] = {}  # for a base name of several entries: the entries by each end of their paths
+        # For a base name of several entries: the entries by each end of their paths.
+        self._by_end: dict[str, dict[str, list[int]]] = {}
         known: dict[str, int] = {}
         for index in indices:
             for name, facts in index.shards:

@@ -1,12 +1,12 @@
 """The formats of an index of shards.
 
 Rules:
-1. The format is detected by content: wids ``index.json``, ``sizes.json`` and ``__len__`` (open_clip),
-   ``_info.json`` (timm), DALI's ``.idx``. It is JSON or plain numbers, never pickle, and at most
-   ``MAX_INDEX_BYTES`` are read.
-2. An index may come from an untrusted place. The shards that it lists are in its own store or in one of
-   ``_STORES`` (for a local index: ``_STORES_OF_LOCAL``). Only a local index may name local files, and no
-   index may name a command, standard input or a chain of file systems (``a::b://``).
+1. The format is detected by content: wids ``index.json``, ``sizes.json`` and ``__len__``
+   (open_clip), ``_info.json`` (timm), DALI's ``.idx``. It is JSON or plain numbers, never pickle,
+   and at most ``MAX_INDEX_BYTES`` are read.
+2. An index may come from an untrusted place. The shards that it lists are in its own store or in
+   one of ``_STORES`` (for a local index: ``_STORES_OF_LOCAL``). Only a local index may name local
+   files, and no index may name a command, standard input or a chain of file systems (``a::b://``).
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Index(NamedTuple):
 
     Attributes:
         url: where the index is.
-        shards: the URLs of the shards that it lists, and what it says about each; empty if it has a total.
+        shards: the URLs of the shards that it lists, and what it says about each; empty if it has a
+            total.
         total: the number of samples in all shards, if that is all that the index says.
         parts: the number of splits that it lists.
         of_stem: its shard is named like the index, except for the extension ``.idx``.
@@ -103,7 +104,9 @@ def _read(url: str, opener: Opener) -> Index:
 
 
 def _parse(url: str, data: bytes) -> Index:
-    """Parse an index by its content; the message of a ValueError continues a sentence after a colon."""
+    """Parse an index by its content; the message of a ValueError continues a sentence after a
+    colon.
+    """
     dali = re.match(rb"v1\.\d+ (\d{1,18})(\s|$)", data)
     if dali:
         return Index(url, [(path_of(url), ShardFacts(int(dali[1])))], of_stem=True)

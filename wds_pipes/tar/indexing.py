@@ -1,4 +1,6 @@
-"""Make an index of shards: their samples as ``group_by_key`` groups them, bytes and MD5s, in the wids format."""
+"""Make an index of shards: their samples as ``group_by_key`` groups them, bytes and MD5s, in the
+wids format.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,15 @@ def index_shards(
 ) -> dict[str, ShardFacts]:
     """Read shards once, return the samples, bytes and MD5 of each, and write them to an index.
 
-    The samples are counted as ``group_by_key`` groups them, before any decoding. The data of the members is
-    not kept in memory.
+    The samples are counted as ``group_by_key`` groups them, before any decoding. The data of the
+    members is not kept in memory.
 
     Args:
         urls: as for ``ShardList``.
-        output: the path of the index to write, in the wids format (``index.json``). The file appears when it
-            is complete. The URLs of local shards in its directory or below are relative to that directory,
-            so that both can be moved. URLs are written without credentials. None: no index is written.
+        output: the path of the index to write, in the wids format (``index.json``). The file
+            appears when it is complete. The URLs of local shards in its directory or below are
+            relative to that directory, so that both can be moved. URLs are written without
+            credentials. None: no index is written.
         key_split: as in ``group_by_key``.
         on_repeated_key: as in ``group_by_key``.
         threads: the number of shards that are read at a time.
@@ -114,7 +117,8 @@ def _read_shard(url: str, split: Callable[[str], tuple[str, str] | None], on_rep
 def _count_samples(members: Iterable[tuple[str, str, Any, int]], split: Callable[[str], tuple[str, str] | None], on_repeated_key: str) -> int:
     """The number of samples that ``group_by_key`` yields."""
     samples, key, fields, known, seen = 0, "", set[str](), set[str](), set[str]()
-    # Doubtful places next to the current sample: offset, kind, and how many fields were known there.
+    # Doubtful places next to the current sample: offset, kind, and how many fields were known
+    # there.
     doubts: list[tuple[int, bytes, int]] = []
     suspects: list[tuple[int, bytes, int]] = []  # the same for the next sample
 
@@ -158,7 +162,9 @@ def _repeated(key: str, shown: str, offset: int, on_repeated_key: str) -> None:
 
 
 class _Hashed(io.RawIOBase):
-    """A stream that counts the bytes read and computes their MD5. When ``stop`` is set, reading raises OSError."""
+    """A stream that counts the bytes read and computes their MD5. When ``stop`` is set, reading
+    raises OSError.
+    """
 
     def __init__(self, raw: BinaryIO, stop: threading.Event) -> None:
         self._raw, self._stop = raw, stop
@@ -177,7 +183,9 @@ class _Hashed(io.RawIOBase):
 
 
 def check_output(output: str | os.PathLike[str]) -> str:
-    """The local path of an index to write; ValueError if it is not local, or its directory does not exist."""
+    """The local path of an index to write; ValueError if it is not local, or its directory does not
+    exist.
+    """
     path = local_path(at_home(os.fspath(output)))
     if path is None or not path or path.endswith("/"):
         raise ValueError(f"an index is written to a local file, not to {redact(os.fspath(output))!r}: write it there and copy it")
@@ -187,7 +195,9 @@ def check_output(output: str | os.PathLike[str]) -> str:
 
 
 def write_index(path: str, facts: Mapping[str, ShardFacts]) -> None:
-    """Write the facts of shards, by their URLs, as a wids index; the file appears when it is complete."""
+    """Write the facts of shards, by their URLs, as a wids index; the file appears when it is
+    complete.
+    """
     shardlist = []
     named = {_named_from(path, url): found for url, found in facts.items()}
     if len(named) < len(facts):
@@ -205,7 +215,9 @@ def write_index(path: str, facts: Mapping[str, ShardFacts]) -> None:
 
 
 def _named_from(index: str, url: str) -> str:
-    """The name of a shard in an index: relative if it is local and in the directory of the index or below, else in full."""
+    """The name of a shard in an index: relative if it is local and in the directory of the index or
+    below, else in full.
+    """
     path = local_path(url)
     if path is None:
         return plain(url)

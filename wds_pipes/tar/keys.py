@@ -13,14 +13,14 @@ KeySplit = str | Callable[[str], tuple[str, str] | None]
 def split_key(name: str, rule: KeySplit = "first-dot") -> tuple[str, str] | None:
     """The key and the field of a member name, or None for a member that belongs to no sample.
 
-    The field is returned in lower case, the key unchanged. Hidden files (``.x``, ``._x``), names without a
-    dot and everything under a top-level ``__name__`` belong to no sample.
+    The field is returned in lower case, the key unchanged. Hidden files (``.x``, ``._x``), names
+    without a dot and everything under a top-level ``__name__`` belong to no sample.
 
     Args:
         name: the member's name in the tar.
         rule: ``"first-dot"`` (webdataset's rule: ``a.seg.png`` is key ``a``, field ``seg.png``),
-            ``"last-dot"`` (key ``a.seg``, field ``png``) or a function from the name to a (key, field) pair
-            or None.
+            ``"last-dot"`` (key ``a.seg``, field ``png``) or a function from the name to a (key,
+            field) pair or None.
     """
     parts = splitter(rule)(name)
     return parts and (parts[0], parts[1].lower())
@@ -57,7 +57,8 @@ def _is_meta(name: str) -> bool:
     return len(top) >= 4 and top.endswith("__")
 
 
-# The known fields of the samples of a shard, as a short string for a position: names separated by spaces.
+# The known fields of the samples of a shard, as a short string for a position: names separated by
+# spaces.
 
 _MOST = 256  # characters
 UNKNOWN = "*"  # too many names for a position, or a name that such a string cannot represent
@@ -76,5 +77,7 @@ def has_field(known: str, field: str) -> bool:
 
 
 def lacks(fields: Container[str], known: str, wanted: Container[str] | None = None) -> list[str]:
-    """The ``known`` fields (only those in ``wanted``, if given) that are not in ``fields``; [UNKNOWN] if they are unknown."""
+    """The ``known`` fields (only those in ``wanted``, if given) that are not in ``fields``;
+    [UNKNOWN] if they are unknown.
+    """
     return [field for field in known.split(" ") if field not in fields and (wanted is None or field in wanted or known == UNKNOWN)]

@@ -11,7 +11,8 @@ from wds_pipes.io.urls import redact
 GAP = None  # members were lost
 ASTRAY = b"astray"  # members were lost, and the following ones may be inside another member
 MARK = b"mark"  # an end mark before another archive: it may be a zeroed page
-END = b"end"  # the end of the shard, without an end mark or with too much after it: the shard may be cut
+# The end of the shard, without an end mark or with too much after it: the shard may be cut.
+END = b"end"
 EMPTY = b"empty"  # a shard without members (yielded by load_tar if the number of samples is known)
 
 
@@ -20,7 +21,8 @@ class TarMember(NamedTuple):
 
     Attributes:
         url: the shard that contains it.
-        name: its name; ``""`` for a place that is not a file, such as a gap where members were lost.
+        name: its name; ``""`` for a place that is not a file, such as a gap where members were
+            lost.
         data: its bytes; None if they were not requested. Of a member without a name: what it means.
         offset: where its headers start in the (decompressed) tar, in bytes.
     """
@@ -32,7 +34,9 @@ class TarMember(NamedTuple):
 
 
 def half_sample(url: str, key: str, offset: int, place: bytes) -> ShardError:
-    """The error for a sample next to a doubtful place (``MARK`` or ``END``) at ``offset`` that differs from its neighbours."""
+    """The error for a sample next to a doubtful place (``MARK`` or ``END``) at ``offset`` that
+    differs from its neighbours.
+    """
     what = "may be a zeroed page" if place == MARK else "is not a proper end"
     message = (
         f"shard {redact(url)}, byte {offset}: it may be damaged there. What looks like the end of an archive {what}, and the sample beside it, {key!r}, may be "

@@ -1,25 +1,26 @@
 """Read the members of a tar stream, without tarfile, in large reads.
 
-The formats are those of POSIX pax (IEEE Std 1003.1, "pax Interchange Format") and of GNU tar ("Basic Tar
-Format" and "Storing Sparse Files" in its manual).
+The formats are those of POSIX pax (IEEE Std 1003.1, "pax Interchange Format") and of GNU tar
+("Basic Tar Format" and "Storing Sparse Files" in its manual).
 
 Rules:
 1. A header is trusted only if its checksum is right, and its size only if it is within
    ``max_member_bytes``.
-2. The common header (regular file, short name, plain size) is parsed inline in ``__iter__``; everything
-   rare in ``_rare``.
-3. A hole in the stream (skipped damage, a cut) is yielded as a gap member, so that the caller does not
-   take half a sample for a whole one.
-4. Zeros are taken as an end mark only where an archive may end. Either the shard ends at most one record
-   after the record of the mark (with a warning, unless it ends as writers end archives), or another
-   archive starts at a whole number of records of 10 240 bytes. A zeroed page may still look like that. So
-   every inner end mark, and every end without a mark, is a doubtful place: with ``doubts=True`` it is
-   yielded as a member without a name, and the caller compares the samples next to it with their
-   neighbours.
+2. The common header (regular file, short name, plain size) is parsed inline in ``__iter__``;
+   everything rare in ``_rare``.
+3. A hole in the stream (skipped damage, a cut) is yielded as a gap member, so that the caller does
+   not take half a sample for a whole one.
+4. Zeros are taken as an end mark only where an archive may end. Either the shard ends at most one
+   record after the record of the mark (with a warning, unless it ends as writers end archives), or
+   another archive starts at a whole number of records of 10 240 bytes. A zeroed page may still look
+   like that. So every inner end mark, and every end without a mark, is a doubtful place: with
+   ``doubts=True`` it is yielded as a member without a name, and the caller compares the samples
+   next to it with their neighbours.
 5. After damage, reading continues after the data of the damaged header, if a header is found there.
-   Otherwise it continues at the next valid header. That may be the header of a file inside another member
-   (a nested tar), and the gap says so (``ASTRAY``).
-6. ``offset`` is always a place where reading can be resumed: the first header block of the next member.
+   Otherwise it continues at the next valid header. That may be the header of a file inside another
+   member (a nested tar), and the gap says so (``ASTRAY``).
+6. ``offset`` is always a place where reading can be resumed: the first header block of the next
+   member.
 """
 
 from __future__ import annotations
@@ -67,41 +68,44 @@ _SIZES, _SUMS = Sizes(), Sums()
 class TarReader:
     """Iterates over the regular files of a tar stream, in order, as TarMembers.
 
-    Reads ustar, v7, GNU (long names, sizes above 8 GiB) and pax archives, sparse and contiguous members,
-    archives one after another, and shards without an end-of-archive mark (with a ShardWarning).
-    Directories, links and devices are skipped. Another archive may start only at a multiple of 10 240 bytes.
+    Reads ustar, v7, GNU (long names, sizes above 8 GiB) and pax archives, sparse and contiguous
+    members, archives one after another, and shards without an end-of-archive mark (with a
+    ShardWarning). Directories, links and devices are skipped. Another archive may start only at a
+    multiple of 10 240 bytes.
 
-    Writers end an archive with two blocks of zeros, or with zeros up to the next multiple of 10 240 bytes.
-    Any other number of zeros is a ShardWarning, since zeros may hide members. If they exceed that by more
-    than one record of 10 240 bytes, the shard counts as cut, since the file may have been preallocated,
-    unless the zeros fill a record of a power of two up to 1 MiB (``tar -b 2048``).
+    Writers end an archive with two blocks of zeros, or with zeros up to the next multiple of 10 240
+    bytes. Any other number of zeros is a ShardWarning, since zeros may hide members. If they exceed
+    that by more than one record of 10 240 bytes, the shard counts as cut, since the file may have
+    been preallocated, unless the zeros fill a record of a power of two up to 1 MiB (``tar -b
+    2048``).
 
-    Limits: the extended headers of a member (name, attributes) may have at most 1 MiB, and so may the map of
-    a sparse member. The size of a sparse member is its stored size plus its real size.
+    Limits: the extended headers of a member (name, attributes) may have at most 1 MiB, and so may
+    the map of a sparse member. The size of a sparse member is its stored size plus its real size.
 
     Args:
         stream: a binary stream whose ``read(n)`` returns n bytes, fewer only at its end.
         url: the name of the stream in messages.
-        offset: the position of the stream, in bytes from the start of the tar; a multiple of 512, where a
-            header starts.
-        want: decides by name whether the data of a member is read; other data is skipped, and is None.
+        offset: the position of the stream, in bytes from the start of the tar; a multiple of 512,
+            where a header starts.
+        want: decides by name whether the data of a member is read; other data is skipped, and is
+            None.
         max_member_bytes: refuse a larger member before allocating memory for it.
-        on_truncated: for a stream that is cut inside a header or a member: ``"raise"``, ``"warn"`` or
-            ``"ignore"``. The cut member is never yielded.
-        on_error: called with each ShardError; if it returns, reading continues at the next valid header.
-            By default the error is raised.
-        doubts: also yield the doubtful places, see rule 4 of this module: members without a name, with
-            ``MARK`` or ``END`` as data.
-        named: yield TarMembers; otherwise plain tuples of the same four values, which saves a sixth of the
-            time for tiny members.
+        on_truncated: for a stream that is cut inside a header or a member: ``"raise"``, ``"warn"``
+            or ``"ignore"``. The cut member is never yielded.
+        on_error: called with each ShardError; if it returns, reading continues at the next valid
+            header. By default the error is raised.
+        doubts: also yield the doubtful places, see rule 4 of this module: members without a name,
+            with ``MARK`` or ``END`` as data.
+        named: yield TarMembers; otherwise plain tuples of the same four values, which saves a sixth
+            of the time for tiny members.
 
     Raises:
-        ShardError: from the iteration: not a tar, a wrong checksum, a member too large, a stream cut short,
-            a read error.
+        ShardError: from the iteration: not a tar, a wrong checksum, a member too large, a stream
+            cut short, a read error.
 
     Attributes:
-        offset: where to continue: a new reader of a stream at this position yields the members that this
-            reader has not yielded.
+        offset: where to continue: a new reader of a stream at this position yields the members that
+            this reader has not yielded.
         ended: whether no more can be read: the stream has ended, was cut or failed.
     """
 
@@ -146,7 +150,8 @@ class TarReader:
                         short, last, digits, behind, checksum, kind, prefix = fields(head)
                         size = sizes[digits]
                         plain = (
-                            # a short name, no ustar prefix, NUL or space after the size, no extended header before
+                            # a short name, no ustar prefix, NUL or space after the size, no
+                            # extended header before
                             not (last or prefix or behind & 223 or extended)
                             and (kind == 48 or kind == 0)  # noqa: PLR1714 - a set is slower
                             and size <= limit
@@ -205,7 +210,9 @@ class TarReader:
                 return
 
     def _rare(self, head: bytes, start: int) -> TarMember | None:
-        """Handle a header that is not common: return its member, or None if it is not a regular file."""
+        """Handle a header that is not common: return its member, or None if it is not a regular
+        file.
+        """
         header = parse_header(head, start, self._max)
         kind, size = header.kind, header.size
         if kind in b"xXgLK":
@@ -256,7 +263,9 @@ class TarReader:
                 self._extra = None
 
     def _take(self, count: int, what: str, start: int) -> bytes:
-        """Read the next ``count`` bytes; if there are fewer, raise Damage: ``what`` at ``start`` is cut."""
+        """Read the next ``count`` bytes; if there are fewer, raise Damage: ``what`` at ``start`` is
+        cut.
+        """
         data = self._stream.read(count)
         if len(data) != count:
             raise Damage(f"is cut inside {what}: {len(data)} of {count} bytes are there. Write or fetch it again", start, cut=True)
@@ -276,7 +285,9 @@ class TarReader:
         self._here += size + (-size & 511)
 
     def _at_end(self, rest: bytes, offset: int) -> tuple[bytes | None, None]:
-        """Handle a stream that ends with fewer bytes than a header: return the doubt (END), and no header."""
+        """Handle a stream that ends with fewer bytes than a header: return the doubt (END), and no
+        header.
+        """
         if self._extra is not None:
             raise Damage("is cut after an extended header, before its member. Write or fetch it again", offset, cut=True)
         if offset == 0 and not rest:
@@ -306,7 +317,8 @@ class TarReader:
         while len(head) == BLOCK and not is_header(head):
             head = self._stream.read(BLOCK)
             self._here += BLOCK
-        usual = offset + 2 * BLOCK + (-(offset + 2 * BLOCK) % RECORD)  # an archive ends here, or after two blocks of zeros
+        # An archive ends here, or after two blocks of zeros.
+        usual = offset + 2 * BLOCK + (-(offset + 2 * BLOCK) % RECORD)
         if len(head) == BLOCK:
             if self._here == offset + BLOCK:
                 raise Damage("has a lone block of zeros where a header is missing. Write or fetch it again", offset, head=head)
@@ -372,7 +384,9 @@ class TarReader:
         return None
 
     def _after_data(self, size: int) -> bytes | None:
-        """The header after ``size`` bytes of data; None if there is none, and these bytes will be read again."""
+        """The header after ``size`` bytes of data; None if there is none, and these bytes will be
+        read again.
+        """
         padded = size + (-size & 511)
         data = self._stream.read(padded)
         head = self._stream.read(BLOCK) if len(data) == padded else b""

@@ -1,11 +1,11 @@
 """Write samples into tar shards. The same samples always produce the same bytes.
 
 Rules:
-1. Members have uid and gid 0, mode 0444 and mtime 0, and the fields of a sample are sorted. So the bytes
-   do not depend on the machine or the time.
+1. Members have uid and gid 0, mode 0444 and mtime 0, and the fields of a sample are sorted. So the
+   bytes do not depend on the machine or the time.
 2. The header of a member is in ustar format if the name fits; otherwise in pax format.
-3. A shard gets its name only when it is complete: it is written to another name in the same directory and
-   renamed. ShardWriter never leaves a shard without samples.
+3. A shard gets its name only when it is complete: it is written to another name in the same
+   directory and renamed. ShardWriter never leaves a shard without samples.
 """
 
 from __future__ import annotations
@@ -42,20 +42,21 @@ _JOINED = 1 << 20  # a smaller sample is written in one call
 class TarWriter:
     """Write samples into one tar.
 
-    A sample is a dict with ``"__key__"`` and its fields. A field of bytes is written unchanged; other values
-    are encoded by the extension of the field (text, integers, JSON, npy, npz, images from uint8 arrays or
-    PIL). Other names that start with a double underscore are left out.
+    A sample is a dict with ``"__key__"`` and its fields. A field of bytes is written unchanged;
+    other values are encoded by the extension of the field (text, integers, JSON, npy, npz, images
+    from uint8 arrays or PIL). Other names that start with a double underscore are left out.
 
-    Use it as a context manager: the file gets its name if the block ends without an error, and is discarded
-    if the block raises. Until then its name is ``.NAME.partial``, in the same directory. The next writer of
-    the same file overwrites what a killed process left there.
+    Use it as a context manager: the file gets its name if the block ends without an error, and is
+    discarded if the block raises. Until then its name is ``.NAME.partial``, in the same directory.
+    The next writer of the same file overwrites what a killed process left there.
 
-    A stream is not closed, so use the writer inside the stream's own block. If the writer's block raises, or
-    writing fails, the upload of an fsspec stream (``fsspec.open("s3://...", "wb")``) is aborted: no object
-    appears. A stream that cannot be aborted, such as an open local file, keeps the bytes written so far.
+    A stream is not closed, so use the writer inside the stream's own block. If the writer's block
+    raises, or writing fails, the upload of an fsspec stream (``fsspec.open("s3://...", "wb")``) is
+    aborted: no object appears. A stream that cannot be aborted, such as an open local file, keeps
+    the bytes written so far.
 
-    After an error of the disk or the stream, everything that was written is discarded, and ``write()`` and
-    ``close()`` raise ValueError.
+    After an error of the disk or the stream, everything that was written is discarded, and
+    ``write()`` and ``close()`` raise ValueError.
 
     Args:
         target: a path, or a binary stream to write to.
@@ -64,9 +65,10 @@ class TarWriter:
     Raises:
         FileExistsError: the path exists, and ``overwrite`` is not set.
         BlockingIOError: another writer is writing to this path.
-        SampleError: from ``write``: the sample has no key or no field; its key was written before; a key or a
-            field would not be read back unchanged, or needs more than 1 MiB of headers for its name; a value
-            cannot be encoded. Nothing of the sample is written, and the writer can still be used.
+        SampleError: from ``write``: the sample has no key or no field; its key was written before;
+            a key or a field would not be read back unchanged, or needs more than 1 MiB of headers
+            for its name; a value cannot be encoded. Nothing of the sample is written, and the
+            writer can still be used.
         ValueError: from ``write`` and ``close``: the writer is closed, or failed before.
 
     Attributes:
@@ -122,7 +124,8 @@ class TarWriter:
             self._digest.update(data)
         while data:
             count = (self._partial or self._stream).write(data)
-            data = data[count:] if isinstance(count, int) else b""  # an unbuffered stream may write only a part
+            # An unbuffered stream may write only a part.
+            data = data[count:] if isinstance(count, int) else b""
 
     def _check(self) -> None:
         """Raise ValueError if this writer cannot be written to."""
@@ -161,7 +164,8 @@ class TarWriter:
         self._closed = True
 
     def discard(self) -> None:
-        """Discard what was written, if the writer is not closed: remove the file, or abort the stream's upload.
+        """Discard what was written, if the writer is not closed: remove the file, or abort the
+        stream's upload.
 
         Nothing can be written afterwards.
         """
@@ -188,7 +192,9 @@ class TarWriter:
 
 
 def _abort(stream: Any) -> None:
-    """Abort the upload of a stream if it can: closing an fsspec stream would store half a shard under its name."""
+    """Abort the upload of a stream if it can: closing an fsspec stream would store half a shard
+    under its name.
+    """
     discard = getattr(stream, "discard", None)  # of fsspec
     if not callable(discard):
         discard = getattr(stream, "terminate", None)  # of google-cloud-storage and smart_open
@@ -215,7 +221,9 @@ def _cannot_write(target: str) -> str:
 
 
 class _Encoded:
-    """A checked and encoded sample: its ``key``, its ``blocks`` in the tar and their ``size`` in bytes."""
+    """A checked and encoded sample: its ``key``, its ``blocks`` in the tar and their ``size`` in
+    bytes.
+    """
 
     def __init__(self, sample: Mapping[str, Any]) -> None:
         from wds_pipes.codecs import encode  # imports numpy, which reading tars does not need
@@ -262,7 +270,8 @@ def _header(name: str, size: int) -> bytes:
     info.size, info.mode, info.mtime = size, 0o444, 0
     with contextlib.suppress(ValueError):
         header = info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
-        # If tarfile splits a long name after a slash at its start, the prefix is empty and that slash is lost.
+        # If tarfile splits a long name after a slash at its start, the prefix is empty and that
+        # slash is lost.
         if header[345] or len(name.encode("utf-8", "surrogateescape")) <= 100:
             return header
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
@@ -284,18 +293,20 @@ def _mend(key: str, field: str) -> str:
     return "a key must not end with '/', and a field's name is a string; write them so"
 
 
-_PLACE = re.compile(r"%0\d+d|%d|\{(:0?\d*d?)?\}")  # not "%20d": a name may contain "%20" (a quoted space)
+# Not "%20d": a name may contain "%20" (a quoted space).
+_PLACE = re.compile(r"%0\d+d|%d|\{(:0?\d*d?)?\}")
 
 
 class ShardWriter:
     """Write samples into a series of shards: when a shard is full, the next one is started.
 
-    Use it as a context manager. Each shard appears under its name when it is complete. If the block raises,
-    the unfinished shard is discarded. The same happens after an error of the disk: the complete shards stay,
-    ``write()`` and ``close()`` raise, and the samples of the unfinished shard must be written again.
+    Use it as a context manager. Each shard appears under its name when it is complete. If the block
+    raises, the unfinished shard is discarded. The same happens after an error of the disk: the
+    complete shards stay, ``write()`` and ``close()`` raise, and the samples of the unfinished shard
+    must be written again.
 
-    A process that is killed leaves the unfinished shard as ``.NAME.partial``; the next writer of that shard
-    overwrites it.
+    A process that is killed leaves the unfinished shard as ``.NAME.partial``; the next writer of
+    that shard overwrites it.
 
     Args:
         pattern: the path of the shards with one place for their number: ``"train-%06d.tar"`` or
@@ -303,20 +314,21 @@ class ShardWriter:
         max_samples: the maximum number of samples in a shard.
         max_bytes: the maximum size of a shard in bytes. A single sample may be larger.
         start: the number of the first shard.
-        index: the path of an index to write: the samples, bytes and MD5 of each shard, in the wids format
-            (``index.json``), for ``ShardList(index=...)``. It is rewritten each time a shard is complete;
-            entries of an existing index for other shards stay. Only one writer at a time may write it.
-        on_shard: called once with the path of each complete shard, for example to upload it. Its exceptions
-            are raised by ``write()`` or ``close()``.
-        overwrite: replace existing shards. By default an existing shard is an error. In both cases, shards
-            of an earlier run with higher numbers than this run reaches stay.
+        index: the path of an index to write: the samples, bytes and MD5 of each shard, in the wids
+            format (``index.json``), for ``ShardList(index=...)``. It is rewritten each time a shard
+            is complete; entries of an existing index for other shards stay. Only one writer at a
+            time may write it.
+        on_shard: called once with the path of each complete shard, for example to upload it. Its
+            exceptions are raised by ``write()`` or ``close()``.
+        overwrite: replace existing shards. By default an existing shard is an error. In both cases,
+            shards of an earlier run with higher numbers than this run reaches stay.
 
     Raises:
-        FileExistsError: a shard exists, and ``overwrite`` is not set: at once for the first shard, from
-            ``write`` for a later one.
+        FileExistsError: a shard exists, and ``overwrite`` is not set: at once for the first shard,
+            from ``write`` for a later one.
         SampleError: from ``write``, as for ``TarWriter``. The writer can still be used.
-        ValueError: from the constructor: the pattern has no place for a number, a limit is not positive, or
-            the index cannot be written or is damaged.
+        ValueError: from the constructor: the pattern has no place for a number, a limit is not
+            positive, or the index cannot be written or is damaged.
 
     Attributes:
         shards: the paths of the complete shards, with the number of samples in each.
@@ -349,7 +361,8 @@ class ShardWriter:
         self._facts = dict(listed_shards([self._index])) if self._index is not None and os.path.exists(self._index) else {}
         self._number = start
         self._writer: TarWriter | None = None
-        self._told = True  # whether the last complete shard was reported to the index and to ``on_shard``
+        # Whether the last complete shard was reported to the index and to ``on_shard``.
+        self._told = True
         if not overwrite and os.path.lexists(self.path(start)):
             raise FileExistsError(errno.EEXIST, "there is such a shard: pass overwrite=True to replace it, or another start=", self.path(start))
 
@@ -392,7 +405,8 @@ class ShardWriter:
     def _tell(self) -> None:
         """Add the last complete shard to the index, and call ``on_shard``.
 
-        If the index cannot be written, this is tried again at the next call of ``write`` or ``close``.
+        If the index cannot be written, this is tried again at the next call of ``write`` or
+        ``close``.
         """
         if self._index is not None:
             write_index(self._index, self._facts)

@@ -1,17 +1,18 @@
-"""A local cache of remote shards, filled while they are read and shared by all processes of the machine.
+"""A local cache of remote shards, filled while they are read and shared by all processes of the
+machine.
 
 Rules:
 1. One process at a time downloads a shard, in a thread. Every other reader of that shard, in this
-   process or another, reads the file while it grows. When the downloading process dies or stops, one
-   of the waiting processes continues from the last byte, if the object is still the same.
+   process or another, reads the file while it grows. When the downloading process dies or stops,
+   one of the waiting processes continues from the last byte, if the object is still the same.
 2. A file gets its final name only when it is complete, and its readers see its end only then. Bytes
    that an earlier download left are returned only after the store has confirmed that the object is
    still the same.
 3. A wrong size or checksum is detected at the end. The shard is then downloaded once more, and a
    reader that has already read wrong bytes gets an error.
 4. When the disk is full, shards are read directly from the store.
-5. A shard is kept only if its completeness is confirmed: by a checksum; or by a beginning that looks
-   like a tar or a compressed file, together with either a length from the store or an index, or the
-   end marks of the tar and of its compression. Anything else (a login page, a response that was cut
-   and had no length) is passed to its reader and not kept.
+5. A shard is kept only if its completeness is confirmed: by a checksum; or by a beginning that
+   looks like a tar or a compressed file, together with either a length from the store or an index,
+   or the end marks of the tar and of its compression. Anything else (a login page, a response that
+   was cut and had no length) is passed to its reader and not kept.
 """

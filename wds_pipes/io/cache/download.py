@@ -28,8 +28,8 @@ FIRST, CHUNK = 1 << 16, 1 << 20
 class Fetched(Protocol):
     """The stream of a shard from the store, from some byte on.
 
-    ``close`` may be called while another thread is in ``wait`` or ``read``. These calls must then end,
-    with a result or an error.
+    ``close`` may be called while another thread is in ``wait`` or ``read``. These calls must then
+    end, with a result or an error.
     """
 
     def wait(self) -> object:
@@ -63,7 +63,9 @@ class _StoppedError(Exception):
 
 @contextlib.contextmanager
 def using(directory: CacheDirectory) -> Iterator[None]:
-    """Raise errors of the cache's files as FullError or CacheError, to distinguish them from errors of the store."""
+    """Raise errors of the cache's files as FullError or CacheError, to distinguish them from errors
+    of the store.
+    """
     try:
         yield
     except OSError as error:
@@ -76,7 +78,8 @@ def using(directory: CacheDirectory) -> Iterator[None]:
 
 
 class Download(threading.Thread):
-    """The download of a shard into the cache. It holds the lock of the entry, and ends when it is stopped.
+    """The download of a shard into the cache. It holds the lock of the entry, and ends when it is
+    stopped.
 
     Attributes:
         news: a number that changes whenever the state of the download does.
@@ -84,10 +87,11 @@ class Download(threading.Thread):
         error: the error that ended it.
         full: the system's message when the disk was full.
         problem: what was wrong with the bytes of the first attempt.
-        passing: it reached its end, but its completeness is not confirmed (rule 5): the bytes are in
-            ``file``, which has no name any more.
+        passing: it reached its end, but its completeness is not confirmed (rule 5): the bytes are
+            in ``file``, which has no name any more.
         end_is_vouched_for: see ``RemoteShard.end_is_vouched_for``.
-        file: the .part, later the complete file; it stays open until ``stop``, so that it is not evicted.
+        file: the .part, later the complete file; it stays open until ``stop``, so that it is not
+            evicted.
     """
 
     def __init__(self, lock: LockedFile, *, directory: CacheDirectory, entry: Entry, fetch: Fetch, expected: Facts, max_bytes: int) -> None:
@@ -133,7 +137,8 @@ class Download(threading.Thread):
             with using(self._directory):
                 self._directory.sweep_once()
             with using(self._directory), contextlib.suppress(FileNotFoundError):
-                os.remove(self._entry.whole)  # it is not valid, and the .json will describe the new download
+                # It is not valid, and the .json will describe the new download.
+                os.remove(self._entry.whole)
             self.problem = self._store()
             if self.problem is not None:
                 self._discard()
@@ -310,7 +315,9 @@ def is_end_vouched_for(stream: Fetched | None) -> bool:
 
 
 def _has_end(tar: BinaryIO) -> bool:
-    """Whether an end-of-archive mark follows the last member, and the stream can be read to its end."""
+    """Whether an end-of-archive mark follows the last member, and the stream can be read to its
+    end.
+    """
     while any(head := tar.read(tarfile.BLOCKSIZE)):
         left = -(-tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape").size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         while left:

@@ -6,17 +6,17 @@ A shard has two files, named by a readable part and a hash of its URL:
     NAME.part     its bytes while they arrive, or those that a stopped download left; or
     NAME.shard    all its bytes.
 
-A reader of a .part or a .shard holds a shared lock on it. A shard with a locked file is never evicted;
-only its own download may replace a bad file, and readers keep the file that they have open. A .part
-becomes a .shard by a rename, which its readers do not notice. The cache does not wait for the disk (no
-fsync). So a download is not continued after a reboot, and a .shard from an earlier boot is used only if
-it has its full size and no hole: a power failure may leave holes.
+A reader of a .part or a .shard holds a shared lock on it. A shard with a locked file is never
+evicted; only its own download may replace a bad file, and readers keep the file that they have
+open. A .part becomes a .shard by a rename, which its readers do not notice. The cache does not wait
+for the disk (no fsync). So a download is not continued after a reboot, and a .shard from an earlier
+boot is used only if it has its full size and no hole: a power failure may leave holes.
 
-``usage`` counts the bytes, including those that running downloads will need. After a SIGKILL it may be
-too high, but never too low. The files themselves are examined only when it exceeds the limit.
+``usage`` counts the bytes, including those that running downloads will need. After a SIGKILL it may
+be too high, but never too low. The files themselves are examined only when it exceeds the limit.
 
-A cache belongs to one user. It creates its directory with mode 0700 and its files with mode 0600, and
-refuses files of other users (see ``locks``).
+A cache belongs to one user. It creates its directory with mode 0700 and its files with mode 0600,
+and refuses files of other users (see ``locks``).
 """
 
 from __future__ import annotations
@@ -206,7 +206,8 @@ class CacheDirectory:
                 self._evict(counter, max_bytes)
 
     def prune(self, max_bytes: int) -> tuple[int, int]:
-        """Remove stopped downloads, then the least recently used shards until ``max_bytes`` are left.
+        """Remove stopped downloads, then the least recently used shards until ``max_bytes`` are
+        left.
 
         Returns:
             The number of shards removed, and their bytes.

@@ -64,17 +64,18 @@ def cache_limit(max_bytes: int | str | None) -> int:
 
 
 class ShardCache:
-    """Store remote shards in a local directory while they are read, for all processes of the machine.
+    """Store remote shards in a local directory while they are read, for all processes of the
+    machine.
 
-    When the stored shards would exceed ``max_bytes``, the least recently used ones are removed. A shard
-    that is open in any process is never removed, so the cache exceeds its limit only by open shards. A
-    stored shard is used without asking the store again: write changed data to a new URL.
+    When the stored shards would exceed ``max_bytes``, the least recently used ones are removed. A
+    shard that is open in any process is never removed, so the cache exceeds its limit only by open
+    shards. A stored shard is used without asking the store again: write changed data to a new URL.
 
     Args:
         directory: its path, on a local disk; created if it does not exist. None: the value of
             WDS_PIPES_CACHE_DIR.
-        max_bytes: the limit: an int, or a string such as ``"200GB"`` or ``"50GiB"``. None: the value of
-            WDS_PIPES_CACHE_SIZE.
+        max_bytes: the limit: an int, or a string such as ``"200GB"`` or ``"50GiB"``. None: the
+            value of WDS_PIPES_CACHE_SIZE.
         verify: check the MD5 of a shard if it is known.
 
     Raises:
@@ -95,19 +96,19 @@ class ShardCache:
     def open(self, url: str, fetch: Fetch, *, start: int = 0, size: int | None = None, md5: str | None = None, store: str = "") -> BinaryIO:
         """A buffered binary stream of the shard at ``url``, positioned at byte ``start``.
 
-        Only one thread may read the stream. Until the shard is stored, a read waits for its bytes, and
-        a seek to its end waits for its size. If the shard is not stored and ``start`` is not 0, it is
-        read directly from the store: it is not stored, and the stream is not seekable.
+        Only one thread may read the stream. Until the shard is stored, a read waits for its bytes,
+        and a seek to its end waits for its size. If the shard is not stored and ``start`` is not 0,
+        it is read directly from the store: it is not stored, and the stream is not seekable.
 
         Args:
             url: the name of the shard.
-            fetch: called with an offset, it requests the shard from that byte on and does not wait for
-                the response. It makes its own retries. It may be called in another thread.
+            fetch: called with an offset, it requests the shard from that byte on and does not wait
+                for the response. It makes its own retries. It may be called in another thread.
             start: the first byte to read.
             size: the expected size in bytes, if it is known.
             md5: the expected MD5 in hexadecimal digits, if it is known.
-            store: identifies the store that ``url`` leads to, such as the endpoint of S3, if the same
-                URL can name objects in different stores.
+            store: identifies the store that ``url`` leads to, such as the endpoint of S3, if the
+                same URL can name objects in different stores.
 
         Raises:
             ShardError: here or while reading: the size or the checksum is wrong, twice; the shard

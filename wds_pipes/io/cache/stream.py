@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 STALL_SECONDS = 60.0
 FULL_SECONDS = 60.0  # after the disk was full, nothing is stored for this long
 POLL_SECONDS = 0.02
-_full: dict[str, float] = {}  # directories whose disk was full (a warning was issued), and when to try again
+# Directories whose disk was full (a warning was issued), and when to try again.
+_full: dict[str, float] = {}
 
 
 class CachedStream(io.RawIOBase):
@@ -127,7 +128,8 @@ class CachedStream(io.RawIOBase):
             self._directory.trim(self._max_bytes)
 
     def doubt(self) -> str | None:
-        """Report that the shard is unreadable: its file is removed when it is closed, unless its MD5 is known.
+        """Report that the shard is unreadable: its file is removed when it is closed, unless its
+        MD5 is known.
 
         Returns:
             The path of the file that will be removed, or None.
@@ -234,7 +236,9 @@ class CachedStream(io.RawIOBase):
         return self._has_more() if self._file is not None else self._open_growing()
 
     def _open_growing(self) -> bool:
-        """Open the file of a running download, if there is one; return whether it has bytes to read."""
+        """Open the file of a running download, if there is one; return whether it has bytes to
+        read.
+        """
         with using(self._directory):
             self._facts = self._entry.read()
             if self._facts is not None and self._facts.boot == boot():
@@ -263,12 +267,14 @@ class CachedStream(io.RawIOBase):
 
     def _is_good(self, file: LockedFile) -> bool:
         facts, size = self._entry.read(), file.size
-        if facts is None or facts.size != size or self._expected.size not in (None, size) or file.removed:  # the facts are about another file
+        if facts is None or facts.size != size or self._expected.size not in (None, size) or file.removed:
+            # The facts are about another file.
             return False
         md5 = self._expected.md5
         if facts.md5 is not None and md5 is not None and facts.md5 != md5:
             return False
-        unsure = facts.boot != boot()  # after a power failure, a file may have its size but not all its bytes
+        # After a power failure, a file may have its size but not all its bytes.
+        unsure = facts.boot != boot()
         if unsure and size and os.lseek(file.fd, 0, os.SEEK_HOLE) < size:
             return False
         if md5 is not None and (unsure or facts.md5 is None):
@@ -277,7 +283,8 @@ class CachedStream(io.RawIOBase):
                 checksum.update(chunk)
             if checksum.hexdigest() != md5:
                 return False
-            with contextlib.suppress(OSError):  # the disk is full or read-only: the MD5 is compared again the next time
+            with contextlib.suppress(OSError):
+                # The disk is full or read-only: the MD5 is compared again the next time.
                 lock = self._entry.lock()
                 if lock is not None:
                     try:

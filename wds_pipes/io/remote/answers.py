@@ -15,13 +15,15 @@ from time import perf_counter, time
 from typing import Any
 
 PIECE = 1 << 18  # bytes at a time, of streams that are read with read(n)
-# Wake this process when this many bytes have come, or as many as come in this time, if those are fewer.
+# Wake this process when this many bytes have come, or as many as come in this time, if those are
+# fewer.
 _GATHERED, _GATHER_SECONDS = 1 << 18, 0.006
 _LONGEST_GATHERING = 0.05  # seconds
 _IN_RECORDS = 1 << 15  # bytes that TLS may have taken from the kernel and not returned yet
 _PASSING_CODES = {"RequestTimeout", "RequestTimeoutException", "Throttling", "ThrottlingException", "RequestThrottled", "SlowDown"}  # of S3, with 400 too
 _GIVING = {200, 203, 206}  # statuses of responses with bytes of the object
-_SAYING = ("x-goog-generation", "etag", "last-modified")  # headers that change with the object, the surest first
+# Headers that change with the object, the surest first.
+_SAYING = ("x-goog-generation", "etag", "last-modified")
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 
 
@@ -36,8 +38,8 @@ class Answer:
         tags: values that change with the object, such as its ETag, by name, the surest first; see
             ``changed``.
         pieces: the bytes, as they arrive.
-        has_end_mark: whether the transfer declares its end, by its length or a mark, so that a cut is
-            detected.
+        has_end_mark: whether the transfer declares its end, by its length or a mark, so that a cut
+            is detected.
         close: closes the connection.
         rest: called when nothing will be read for a while.
     """
@@ -96,7 +98,8 @@ async def ask_by_http(session: Any, start: int, url: Any, **options: Any) -> Ans
         status, story = 400, "it, or where it redirects to, is no address of a web server"
     else:
         return _heard(response, start)
-    raise RefusedError(status, story)  # outside of the handlers: those errors contain the URL with its secrets
+    # Outside of the handlers: those errors contain the URL with its secrets.
+    raise RefusedError(status, story)
 
 
 def _heard(response: Any, start: int) -> Answer:
@@ -118,14 +121,17 @@ def _heard(response: Any, start: int) -> Answer:
 
 
 def described(status: int, headers: Any, start: int) -> Answer:
-    """Describe the response to a request from byte ``start`` on, by its status and headers (names in lower case)."""
+    """Describe the response to a request from byte ``start`` on, by its status and headers (names
+    in lower case).
+    """
     if headers.get("content-encoding", "identity") not in ("", "identity", "aws-chunked"):
         raise RefusedError(400, f"it is stored with Content-Encoding {headers['content-encoding']}, in which bytes have no fixed places: store it without")
     if status not in _GIVING:
         raise FaultyError(f"a response of status {status} has none of its bytes")
     length = headers.get("content-length")
     length = int(length) if length is not None and length.isdigit() else None
-    tags = {name: re.sub("^[Ww]/", "", headers[name]) for name in _SAYING if headers.get(name)}  # weak ETags are good enough here
+    # Weak ETags are good enough here.
+    tags = {name: re.sub("^[Ww]/", "", headers[name]) for name in _SAYING if headers.get(name)}
     if status != 206:  # the server ignored the range
         return Answer(0, length, length, tags, has_end_mark=length is not None or "chunked" in headers.get("transfer-encoding", "").lower())
     ranged = _CONTENT_RANGE.match(headers.get("content-range", ""))
@@ -144,10 +150,10 @@ def described(status: int, headers: Any, start: int) -> Answer:
 class Heard:
     """The bytes of an aiohttp response, as they arrive.
 
-    A slow connection would wake this process for every few packets, which costs more time than the bytes
-    themselves. So the kernel is told (SO_RCVLOWAT, see socket(7)) to collect the bytes of some
-    milliseconds before it wakes the process. This stops near the end of the response, so that the next
-    response on this connection is not delayed.
+    A slow connection would wake this process for every few packets, which costs more time than the
+    bytes themselves. So the kernel is told (SO_RCVLOWAT, see socket(7)) to collect the bytes of
+    some milliseconds before it wakes the process. This stops near the end of the response, so that
+    the next response on this connection is not delayed.
     """
 
     def __init__(self, response: Any) -> None:

@@ -30,7 +30,9 @@ def are_same(one: Any, other: Any) -> bool:
 
 
 def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[Any, str]:
-    """The file system of a URL, from fsspec's cache of instances, and the path in it; HTTP requests go through ``_client``."""
+    """The file system of a URL, from fsspec's cache of instances, and the path in it; HTTP requests
+    go through ``_client``.
+    """
     from fsspec.core import get_filesystem_class, url_to_fs
 
     options, links = dict(storage_options or {}), links_of(url)
@@ -51,8 +53,8 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[Any, 
 def check_reachable(protocol: str, options: Mapping[str, Any]) -> None:
     """Raise ConnectionError early if Google's storage cannot be reached.
 
-    gcsfs would first look for credentials at the metadata server of a Google machine, and then retry:
-    that takes up to a minute.
+    gcsfs would first look for credentials at the metadata server of a Google machine, and then
+    retry: that takes up to a minute.
     """
     if protocol not in ("gs", "gcs"):
         return
@@ -62,7 +64,8 @@ def check_reachable(protocol: str, options: Mapping[str, Any]) -> None:
     endpoint = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
     endpoint = endpoint or f"https://storage.{os.environ.get('GOOGLE_CLOUD_UNIVERSE_DOMAIN') or 'googleapis.com'}"
     place = urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
-    if getproxies() or options.get("session_kwargs") or place.hostname is None:  # these may reach it in another way
+    if getproxies() or options.get("session_kwargs") or place.hostname is None:
+        # These may reach it in another way.
         return
     error: OSError | None = None
     for wait in (0.0, 0.1, 0.2, 0.4):
@@ -132,7 +135,8 @@ async def _client(**options: Any) -> Any:
 def through_client(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of an HTTP file system whose requests go through ``_client``.
 
-    Cookies are passed to that client: aiohttp before 3.14 sends the cookies of a request to all origins.
+    Cookies are passed to that client: aiohttp before 3.14 sends the cookies of a request to all
+    origins.
     """
     made = {"get_client": _client, **options}
     if made["get_client"] is _client and "cookies" in made:

@@ -1,9 +1,9 @@
 """Request the bytes of a shard from a store, from some byte on, and interpret a refusal.
 
-fsspec's file systems return bytes without what came with them (the size of the object, its ETag, the
-range that was really sent), and only when a range is complete. So requests to S3, GCS and HTTP use
-fsspec's sessions directly, with the user's storage_options, and their responses are checked. Other file
-systems are asked for ranges through fsspec's own interface.
+fsspec's file systems return bytes without what came with them (the size of the object, its ETag,
+the range that was really sent), and only when a range is complete. So requests to S3, GCS and HTTP
+use fsspec's sessions directly, with the user's storage_options, and their responses are checked.
+Other file systems are asked for ranges through fsspec's own interface.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from wds_pipes.io.remote.file_systems import aistore_url, are_same, check_reacha
 from wds_pipes.io.threads import DaemonThreads
 from wds_pipes.io.urls import links_of
 
-_LEAST_RANGE, _FIRST_RANGE = 1 << 12, 1 << 18  # bytes in a range, for stores that return whole ranges
+# Bytes in a range, for stores that return whole ranges.
+_LEAST_RANGE, _FIRST_RANGE = 1 << 12, 1 << 18
 
 
 class Store(Protocol):
     """A file system that returns ranges; it is called in its event loop.
 
     Attributes:
-        streams: whether a response arrives piece by piece, so that one request can ask for all the rest
-            of a shard.
+        streams: whether a response arrives piece by piece, so that one request can ask for all the
+            rest of a shard.
     """
 
     streams: bool
@@ -90,14 +91,15 @@ class Stores:
         if options.get("token") is None:
             check_reachable(protocol, options)
         if protocol in ("s3", "s3a"):
-            # This package does the retries, and open shards may hold more connections than ``connections``.
+            # This package does the retries, and open shards may hold more connections than
+            # ``connections``.
             given = options.get("config_kwargs") or {}
             pool = {"max_pool_connections": max(1000, self._connections), "retries": {"total_max_attempts": 1}}
             options = options | {"config_kwargs": pool | given}
         elif protocol in ("http", "https"):
             options = through_client(options)
-        # A separate instance: those in fsspec's cache are shared with code that may close them or rely on
-        # their retries.
+        # A separate instance: those in fsspec's cache are shared with code that may close them or
+        # rely on their retries.
         return _shared.setdefault(os.getpid(), _Shared()).find(kind, options, identify_store(f"{protocol}://", options))
 
     def _store(self, fs: Any) -> Store:
@@ -112,16 +114,20 @@ class Stores:
 
 
 class _Shared:
-    """The file systems that this process uses: one for equal options, since each has its own connections."""
+    """The file systems that this process uses: one for equal options, since each has its own
+    connections.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._made: list[tuple[Any, Any, weakref.ref[Any], str]] = []
 
     def find(self, kind: Any, options: dict[str, Any], identity: str) -> Any:
-        """The file system of class ``kind`` with these options, which lead to the store ``identity``.
+        """The file system of class ``kind`` with these options, which lead to the store
+        ``identity``.
 
-        The identity is compared too: the environment may have changed since a file system was created.
+        The identity is compared too: the environment may have changed since a file system was
+        created.
         """
         with self._lock:
             self._made = [made for made in self._made if made[2]() is not None]
@@ -193,8 +199,8 @@ class _S3:
 class _Other:
     """Any other file system of fsspec, through its blocking calls, made in threads.
 
-    Such a call returns a range when it is complete. So that some bytes arrive within ``patience`` on any
-    connection, a request is divided into ranges, whose size follows the measured speed.
+    Such a call returns a range when it is complete. So that some bytes arrive within ``patience``
+    on any connection, a request is divided into ranges, whose size follows the measured speed.
     """
 
     streams = False
@@ -253,7 +259,9 @@ class _Other:
 
 
 def _no_limit() -> Any:
-    """No limit on the total time of a request; the reader of the response limits the time without bytes."""
+    """No limit on the total time of a request; the reader of the response limits the time without
+    bytes.
+    """
     import aiohttp
 
     return aiohttp.ClientTimeout(total=None, sock_connect=30)

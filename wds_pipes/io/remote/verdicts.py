@@ -61,7 +61,8 @@ def _unparseable(error: BaseException) -> bool:
     return any(kind.__name__ in _UNPARSEABLE for each in causes(error) for kind in type(each).__mro__)
 
 
-_UNPARSEABLE = {"HttpProcessingError", "ResponseParserError", "JSONDecodeError", "ParseError"}  # of aiohttp, botocore, and parsers of JSON and XML
+# Of aiohttp, botocore, and parsers of JSON and XML.
+_UNPARSEABLE = {"HttpProcessingError", "ResponseParserError", "JSONDecodeError", "ParseError"}
 
 
 def _status(error: BaseException) -> int | None:
