@@ -95,8 +95,7 @@ def image_decoder(spec: str, max_pixels: int) -> Decoder:
 
 
 def open_image(data: bytes, max_pixels: int) -> Any:
-    """Open the image in ``data`` with Pillow, within the limits of pixels and scans, without
-    decoding it.
+    """Open the image in ``data`` with Pillow, and check its pixels and scans. It is not decoded yet.
 
     Pillow's own ``open`` would warn of large images before their size can be checked, and try
     formats that run other programs, such as EPS.
@@ -132,8 +131,9 @@ def _count_scans(data: bytes) -> int:
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
-    """Width and height in the first chunk of a WebP (RFC 9649); 0 if it is damaged, which Pillow
-    reports.
+    """Width and height in the first chunk of a WebP (RFC 9649); 0 if it is damaged.
+
+    Pillow reports that damage.
     """
     kind, head = data[12:16], data[20:30]
     if len(head) == 10 and kind == b"VP8X":
@@ -179,8 +179,9 @@ def _npy(data: bytes) -> Any:
 
 
 def _check_npy(data: bytes) -> None:
-    """Raise ValueError if ``data`` is shorter than its header says: numpy would first allocate the
-    whole array.
+    """Raise ValueError if ``data`` is shorter than its header says.
+
+    numpy would allocate the whole array before it reads the data.
     """
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
@@ -208,8 +209,9 @@ def _npz(data: bytes, allow_pickle: bool = False) -> dict[str, Any]:
 
 
 def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    """The content of an entry. ``archive.read`` would first unpack everything, even if the declared
-    size is small.
+    """The content of an entry.
+
+    ``archive.read`` would first unpack everything, even if the declared size is small.
     """
     with archive.open(entry) as file:
         # One byte more reaches the end, where zipfile compares the checksum.
@@ -223,7 +225,7 @@ def check_zip(data: bytes) -> list[str]:
     if sum(entry.file_size for entry in entries) > MAX_DECODED_BYTES:
         raise ValueError(TOO_LARGE.format(MAX_DECODED_BYTES))
     if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in entries):
-        # Zipfile unpacks other types without a limit.
+        # zipfile unpacks other types without a limit.
         raise ValueError("its entries are neither stored nor deflated, as numpy and torch write them")
     return [entry.filename for entry in entries]
 

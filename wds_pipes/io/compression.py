@@ -37,8 +37,9 @@ _ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd" 
 
 
 def detect(head: bytes) -> str:
-    """The compression of a stream by its first MAGIC_BYTES bytes: ``"gz"``, ``"bz2"``, ``"xz"``,
-    ``"zst"`` or ``""``.
+    """The compression of a stream by its first MAGIC_BYTES bytes.
+
+    The result is ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or ``""``.
     """
     return next((name for name, magic in _MAGICS if magic.match(head)), "")
 
@@ -83,9 +84,7 @@ class _Decompressor(Protocol):
 
 
 class _Decompressed(io.RawIOBase):
-    """A decompressing stream that returns bytes as soon as it has some, so that damage costs only
-    later bytes.
-    """
+    """A decompressing stream. It returns bytes as soon as it has some: damage loses only later ones."""
 
     def __init__(self, stream: BinaryIO, kind: str) -> None:
         self._stream = stream

@@ -39,10 +39,9 @@ _ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az", 
 
 
 def identify_store(url: str, options: Mapping[str, Any]) -> str:
-    """A text that identifies the store of ``url`` among stores in which the same URL names other
-    objects.
+    """A text that identifies the store of ``url``.
 
-    Hash it; never show it.
+    It differs for stores in which the same URL names different objects. Hash it; never show it.
 
     Args:
         url: the URL of a shard there, which may be chained.

@@ -1,6 +1,4 @@
-"""Open a shard by URL: local files directly, remote ones with read-ahead and, if there is one, a
-cache.
-"""
+"""Open a shard by URL: local files directly, remote ones with read-ahead and an optional cache."""
 
 from __future__ import annotations
 
@@ -73,10 +71,8 @@ class Opener:
         return NO_NETWORK if pool is None else Network(pool.requests, pool.retries, pool.bytes_fetched, pool.stalled)
 
     def stall_clock(self) -> Callable[[], float]:
-        """A function that returns how many seconds readers of this process have waited for bytes of
-        stores.
-        """
-        # Os.getpid() in each call would cost as much as a tiny sample.
+        """A function that returns the seconds that readers of this process have waited for stores."""
+        # os.getpid() in each call would cost as much as a tiny sample.
         pools, process = self._pools, os.getpid()
 
         def stalled() -> float:
@@ -86,11 +82,10 @@ class Opener:
         return stalled
 
     def open(self, url: str, start: int = 0, feed: Feed | None = None, *, wait: bool = True) -> BinaryIO:
-        """A buffered stream of the object at ``url``, from byte ``start`` on; ``"-"`` is standard
-        input.
+        """A buffered stream of the object at ``url``, from byte ``start`` on.
 
         Args:
-            url: the URL or path.
+            url: the URL or path; ``"-"`` is standard input.
             start: the first byte, for remote shards only; other streams start at their beginning.
             feed: the feed in which a remote shard is read; None: its own.
             wait: wait for the first bytes, so that an error of the store is raised here.
@@ -210,9 +205,8 @@ class _Verified(io.RawIOBase):
 
 
 def open_url(url: str, *, storage_options: dict[str, Any] | None = None, buffer_bytes: int = 1 << 20) -> BinaryIO:
-    """A buffered stream of the object at ``url``, from its beginning, with a small read-ahead (2
-    MiB).
+    """A buffered stream of the object at ``url``, from its beginning.
 
-    See ``Opener.open``.
+    The read-ahead is small (2 MiB). See ``Opener.open``.
     """
     return Opener(Reading(storage_options or {}, readahead_bytes=2 << 20, connections=2), buffer_bytes=buffer_bytes).open(url)

@@ -15,8 +15,9 @@ _PATIENCE = 2.0  # seconds for a command to end after SIGTERM, when its output w
 
 
 class CommandOutput(io.RawIOBase):
-    """The standard output of a shell command. It is not seekable. If the command fails, its end
-    raises OSError.
+    """The standard output of a shell command, as a stream that is not seekable.
+
+    If the command fails, reading its end raises OSError.
 
     Args:
         url: ``pipe:`` followed by the command.

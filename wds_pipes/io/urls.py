@@ -1,5 +1,4 @@
-"""URLs: which shards the user means, which object a URL names, and how to show a URL without its
-secrets.
+"""URLs: expand them to shards, identify their objects, and show them without secrets.
 
 Rules:
 1. What is shown (``redact``, ``hide``) contains only parameters that are known to be harmless: an
@@ -74,9 +73,7 @@ def local_path(url: str) -> str | None:
 
 
 def at_home(path: str) -> str:
-    """A path with ``~`` replaced by the home directory, as in a shell; an existing path is not
-    changed.
-    """
+    """A path with ``~`` replaced by the home directory; an existing path is not changed."""
     return os.path.expanduser(path) if path.startswith("~") and not os.path.lexists(path) else path
 
 
@@ -89,8 +86,9 @@ def links_of(url: str) -> list[str]:
 
 
 def redact(url: str) -> str:
-    """``url`` for messages and states: without user and password, and only with parameters known to
-    be harmless.
+    """``url`` for messages and states: without user and password.
+
+    Of the parameters it has only those that are known to be harmless.
     """
     if url.startswith("pipe:"):
         return _command(url)
@@ -108,8 +106,9 @@ def _redact(url: str) -> str:
 
 
 def plain(url: str) -> str:
-    """``url`` without its secrets and without ``redact``'s dots, so that a user with credentials
-    can open it.
+    """``url`` without its secrets, to be written to a file.
+
+    Unlike the result of ``redact`` it has no dots: a user with credentials can open it.
     """
     return redact(url).removesuffix("#...").removesuffix("?...").removesuffix("&...")
 
@@ -133,8 +132,9 @@ def _is_web(url: str) -> bool:
 
 
 def _split(url: str) -> tuple[str, str | None, str | None]:
-    """Path, query and fragment of a URL; only HTTP has fragments, in other stores a name may
-    contain ``#``.
+    """Path, query and fragment of a URL.
+
+    Only HTTP has fragments; in other stores a name may contain ``#``.
     """
     url, mark, fragment = url.partition("#") if _is_web(url) else (url, "", "")
     path, question, query = url.partition("?")
@@ -186,8 +186,7 @@ def _identify(url: str) -> str:
 
 
 def relative_names(urls: Sequence[str]) -> list[str]:
-    """The names of objects below their common directory, which are the same in a copy of that
-    directory.
+    """The names of objects below their common directory; a copy of that directory has the same names.
 
     Hash them, since they may contain secrets. The common directory itself is not part of the names,
     unless it has the name of a split, such as ``train``: ``val/0.tar`` is not a copy of
@@ -205,9 +204,7 @@ def relative_names(urls: Sequence[str]) -> list[str]:
 
 
 def _folder_and_name(url: str) -> tuple[str | None, str]:
-    """A URL up to its last slash, and the rest; None and all of it if it is not a file in a
-    directory.
-    """
+    """A URL up to its last slash, and the rest; None and all of it if it has no directory."""
     path = local_path(url)
     if path is not None:
         folder, slash, name = path.replace(os.sep, "/").rpartition("/")
@@ -220,8 +217,9 @@ def _folder_and_name(url: str) -> tuple[str | None, str]:
 
 
 def _directories(folder: str | None) -> list[str]:
-    """The scheme, the host or bucket, and the directories of a URL that ends in a slash; for a
-    local path, the directories from the root on.
+    """The scheme, the host or bucket, and the directories of a URL that ends in a slash.
+
+    For a local path, these are the directories from the root on.
     """
     if folder is None:
         return []
@@ -235,8 +233,9 @@ def _directories(folder: str | None) -> list[str]:
 
 
 def hide(text: str, url: str = "", options: Any = None) -> str:
-    """A library's message without the credentials of ``url``, of other URLs in it, and of
-    ``options`` (storage_options).
+    """A library's message without credentials.
+
+    Removed are those of ``url``, of other URLs in the message, and of ``options`` (storage_options).
     """
     if url:
         text = text.replace(url, redact(url))

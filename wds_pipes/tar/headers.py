@@ -22,8 +22,9 @@ FIELDS = Struct("99sB24x11sB12x8sB188xB166x")
 
 
 class Sums(dict[bytes, int]):
-    """For a checksum field, the low half of adler32 of a whole valid header: 1 + the sum of its
-    bytes, modulo 65521.
+    """For a checksum field, the low half of adler32 of a whole valid header.
+
+    That is 1 + the sum of its bytes, modulo 65521.
     """
 
     def __missing__(self, checksum: bytes) -> int:
@@ -90,8 +91,9 @@ class _Header(NamedTuple):
 
 
 def parse_header(head: bytes, offset: int, limit: int) -> _Header:
-    """Check and parse a header block. If it is damaged, Damage has its size if that may be right:
-    at most ``limit``.
+    """Check and parse a header block.
+
+    For a damaged header, Damage has the size in it if that may be right: if it is at most ``limit``.
     """
     if not is_header(head):
         size = _number(head[124:136])
@@ -109,8 +111,9 @@ def parse_header(head: bytes, offset: int, limit: int) -> _Header:
 
 
 def is_header(head: bytes) -> bool:
-    """Whether the checksum of a block is right: the sum of unsigned bytes or, from some old
-    programs, of signed ones.
+    """Whether the checksum of a block is right.
+
+    It is the sum of unsigned bytes or, from some old programs, of signed ones.
     """
     stored = _number(head[148:156])
     unsigned = sum(head) - sum(head[148:156]) + 256
@@ -120,8 +123,9 @@ def is_header(head: bytes) -> bool:
 
 
 def _number(text: bytes) -> int | None:
-    """The value of a number field: octal digits, or base 256 if the first bit is set (GNU); None if
-    invalid or negative.
+    """The value of a number field; None if it is invalid or negative.
+
+    It has octal digits, or base 256 if its first bit is set (GNU).
     """
     if text[0] == 0x80:
         return int.from_bytes(text[1:], "big")
@@ -190,10 +194,9 @@ class Sparse:
 
 
 def _inline_map(data: bytes) -> tuple[list[tuple[int, int]], int]:
-    """The map at the start of a sparse member's data (pax 1.0), and the offset of the pieces after
-    it.
+    """The map at the start of a sparse member's data (pax 1.0), and where the pieces after it start.
 
-    It has one number per line: the number of pieces, then the offset and the length of each.
+    The map has one number per line: the number of pieces, then the offset and the length of each.
     """
     numbers: list[int] = []
     place, wanted = 0, 1

@@ -101,8 +101,9 @@ def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options
 
 
 def _look_in(folder: str, shards: Sequence[str], storage_options: Options) -> list[str]:
-    """The index files in a directory: the first kind that exists, in a fixed order; DALI's kind is
-    one file per shard.
+    """The index files in a directory: the first kind that exists, in a fixed order.
+
+    An index of DALI is one file per shard.
     """
     for name in _BESIDE:
         if _exists(folder + name, storage_options):

@@ -104,9 +104,7 @@ def _read(url: str, opener: Opener) -> Index:
 
 
 def _parse(url: str, data: bytes) -> Index:
-    """Parse an index by its content; the message of a ValueError continues a sentence after a
-    colon.
-    """
+    """Parse an index by its content. The message of a ValueError continues a sentence."""
     dali = re.match(rb"v1\.\d+ (\d{1,18})(\s|$)", data)
     if dali:
         return Index(url, [(path_of(url), ShardFacts(int(dali[1])))], of_stem=True)

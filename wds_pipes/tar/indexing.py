@@ -1,5 +1,6 @@
-"""Make an index of shards: their samples as ``group_by_key`` groups them, bytes and MD5s, in the
-wids format.
+"""Make an index of shards, in the wids format: their samples, bytes and MD5s.
+
+The samples are counted as ``group_by_key`` groups them.
 """
 
 from __future__ import annotations
@@ -162,8 +163,9 @@ def _repeated(key: str, shown: str, offset: int, on_repeated_key: str) -> None:
 
 
 class _Hashed(io.RawIOBase):
-    """A stream that counts the bytes read and computes their MD5. When ``stop`` is set, reading
-    raises OSError.
+    """A stream that counts the bytes read and computes their MD5.
+
+    When ``stop`` is set, reading raises OSError.
     """
 
     def __init__(self, raw: BinaryIO, stop: threading.Event) -> None:
@@ -183,9 +185,7 @@ class _Hashed(io.RawIOBase):
 
 
 def check_output(output: str | os.PathLike[str]) -> str:
-    """The local path of an index to write; ValueError if it is not local, or its directory does not
-    exist.
-    """
+    """The path of an index to write; ValueError if it is not local or has no existing directory."""
     path = local_path(at_home(os.fspath(output)))
     if path is None or not path or path.endswith("/"):
         raise ValueError(f"an index is written to a local file, not to {redact(os.fspath(output))!r}: write it there and copy it")
@@ -195,9 +195,7 @@ def check_output(output: str | os.PathLike[str]) -> str:
 
 
 def write_index(path: str, facts: Mapping[str, ShardFacts]) -> None:
-    """Write the facts of shards, by their URLs, as a wids index; the file appears when it is
-    complete.
-    """
+    """Write the facts of shards as a wids index; the file appears when it is complete."""
     shardlist = []
     named = {_named_from(path, url): found for url, found in facts.items()}
     if len(named) < len(facts):
@@ -215,8 +213,9 @@ def write_index(path: str, facts: Mapping[str, ShardFacts]) -> None:
 
 
 def _named_from(index: str, url: str) -> str:
-    """The name of a shard in an index: relative if it is local and in the directory of the index or
-    below, else in full.
+    """The name of a shard in an index.
+
+    It is relative for a local shard in the directory of the index or below; otherwise it is complete.
     """
     path = local_path(url)
     if path is None:

@@ -77,7 +77,8 @@ def has_field(known: str, field: str) -> bool:
 
 
 def lacks(fields: Container[str], known: str, wanted: Container[str] | None = None) -> list[str]:
-    """The ``known`` fields (only those in ``wanted``, if given) that are not in ``fields``;
-    [UNKNOWN] if they are unknown.
+    """The ``known`` fields that are not in ``fields``; only those in ``wanted``, if given.
+
+    If the known fields are UNKNOWN, the result is [UNKNOWN].
     """
     return [field for field in known.split(" ") if field not in fields and (wanted is None or field in wanted or known == UNKNOWN)]

@@ -34,8 +34,9 @@ class TarMember(NamedTuple):
 
 
 def half_sample(url: str, key: str, offset: int, place: bytes) -> ShardError:
-    """The error for a sample next to a doubtful place (``MARK`` or ``END``) at ``offset`` that
-    differs from its neighbours.
+    """The error for a sample next to a doubtful place that differs from its neighbours.
+
+    The place is a ``MARK`` or an ``END`` at ``offset``.
     """
     what = "may be a zeroed page" if place == MARK else "is not a proper end"
     message = (

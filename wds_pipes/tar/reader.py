@@ -210,9 +210,7 @@ class TarReader:
                 return
 
     def _rare(self, head: bytes, start: int) -> TarMember | None:
-        """Handle a header that is not common: return its member, or None if it is not a regular
-        file.
-        """
+        """Handle an uncommon header: return its member, or None if it is not a regular file."""
         header = parse_header(head, start, self._max)
         kind, size = header.kind, header.size
         if kind in b"xXgLK":
@@ -263,9 +261,7 @@ class TarReader:
                 self._extra = None
 
     def _take(self, count: int, what: str, start: int) -> bytes:
-        """Read the next ``count`` bytes; if there are fewer, raise Damage: ``what`` at ``start`` is
-        cut.
-        """
+        """Read the next ``count`` bytes; if there are fewer, Damage: ``what`` at ``start`` is cut."""
         data = self._stream.read(count)
         if len(data) != count:
             raise Damage(f"is cut inside {what}: {len(data)} of {count} bytes are there. Write or fetch it again", start, cut=True)
@@ -285,9 +281,7 @@ class TarReader:
         self._here += size + (-size & 511)
 
     def _at_end(self, rest: bytes, offset: int) -> tuple[bytes | None, None]:
-        """Handle a stream that ends with fewer bytes than a header: return the doubt (END), and no
-        header.
-        """
+        """Handle a stream that ends before a whole header: return the doubt (END), and no header."""
         if self._extra is not None:
             raise Damage("is cut after an extended header, before its member. Write or fetch it again", offset, cut=True)
         if offset == 0 and not rest:
@@ -384,9 +378,7 @@ class TarReader:
         return None
 
     def _after_data(self, size: int) -> bytes | None:
-        """The header after ``size`` bytes of data; None if there is none, and these bytes will be
-        read again.
-        """
+        """The header after ``size`` bytes of data, or None: then these bytes will be read again."""
         padded = size + (-size & 511)
         data = self._stream.read(padded)
         head = self._stream.read(BLOCK) if len(data) == padded else b""

@@ -164,10 +164,9 @@ class TarWriter:
         self._closed = True
 
     def discard(self) -> None:
-        """Discard what was written, if the writer is not closed: remove the file, or abort the
-        stream's upload.
+        """Discard what was written: remove the file, or abort the stream's upload.
 
-        Nothing can be written afterwards.
+        Nothing can be written afterwards. On a closed writer this does nothing.
         """
         if self._closed:
             return
@@ -192,8 +191,9 @@ class TarWriter:
 
 
 def _abort(stream: Any) -> None:
-    """Abort the upload of a stream if it can: closing an fsspec stream would store half a shard
-    under its name.
+    """Abort the upload of a stream, if that is possible.
+
+    Closing an fsspec stream would store half a shard under its name.
     """
     discard = getattr(stream, "discard", None)  # of fsspec
     if not callable(discard):
@@ -221,9 +221,7 @@ def _cannot_write(target: str) -> str:
 
 
 class _Encoded:
-    """A checked and encoded sample: its ``key``, its ``blocks`` in the tar and their ``size`` in
-    bytes.
-    """
+    """A checked and encoded sample: ``key``, ``blocks`` of the tar, and their ``size`` in bytes."""
 
     def __init__(self, sample: Mapping[str, Any]) -> None:
         from wds_pipes.codecs import encode  # imports numpy, which reading tars does not need

@@ -1,5 +1,6 @@
-"""A local cache of remote shards, filled while they are read and shared by all processes of the
-machine.
+"""A local cache of remote shards, filled while they are read.
+
+All processes of the machine share it.
 
 Rules:
 1. One process at a time downloads a shard, in a thread. Every other reader of that shard, in this

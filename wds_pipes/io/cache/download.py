@@ -63,8 +63,9 @@ class _StoppedError(Exception):
 
 @contextlib.contextmanager
 def using(directory: CacheDirectory) -> Iterator[None]:
-    """Raise errors of the cache's files as FullError or CacheError, to distinguish them from errors
-    of the store.
+    """Raise errors of the cache's files as FullError or CacheError.
+
+    This distinguishes them from errors of the store.
     """
     try:
         yield
@@ -78,8 +79,9 @@ def using(directory: CacheDirectory) -> Iterator[None]:
 
 
 class Download(threading.Thread):
-    """The download of a shard into the cache. It holds the lock of the entry, and ends when it is
-    stopped.
+    """The download of a shard into the cache.
+
+    It holds the lock of the entry. It ends as soon as it is stopped.
 
     Attributes:
         news: a number that changes whenever the state of the download does.
@@ -315,9 +317,7 @@ def is_end_vouched_for(stream: Fetched | None) -> bool:
 
 
 def _has_end(tar: BinaryIO) -> bool:
-    """Whether an end-of-archive mark follows the last member, and the stream can be read to its
-    end.
-    """
+    """Whether an end-of-archive mark follows the last member, and the stream is readable to its end."""
     while any(head := tar.read(tarfile.BLOCKSIZE)):
         left = -(-tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape").size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         while left:

@@ -206,8 +206,7 @@ class CacheDirectory:
                 self._evict(counter, max_bytes)
 
     def prune(self, max_bytes: int) -> tuple[int, int]:
-        """Remove stopped downloads, then the least recently used shards until ``max_bytes`` are
-        left.
+        """Remove stopped downloads, then the least recently used shards down to ``max_bytes``.
 
         Returns:
             The number of shards removed, and their bytes.

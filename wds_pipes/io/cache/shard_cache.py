@@ -64,10 +64,9 @@ def cache_limit(max_bytes: int | str | None) -> int:
 
 
 class ShardCache:
-    """Store remote shards in a local directory while they are read, for all processes of the
-    machine.
+    """Store remote shards in a local directory while they are read.
 
-    When the stored shards would exceed ``max_bytes``, the least recently used ones are removed. A
+    All processes of the machine share the directory. When the stored shards would exceed ``max_bytes``, the least recently used ones are removed. A
     shard that is open in any process is never removed, so the cache exceeds its limit only by open
     shards. A stored shard is used without asking the store again: write changed data to a new URL.
 

@@ -128,8 +128,9 @@ class CachedStream(io.RawIOBase):
             self._directory.trim(self._max_bytes)
 
     def doubt(self) -> str | None:
-        """Report that the shard is unreadable: its file is removed when it is closed, unless its
-        MD5 is known.
+        """The reader reports that the shard is unreadable.
+
+        Its file is removed when it is closed, unless the MD5 of the shard is known.
 
         Returns:
             The path of the file that will be removed, or None.
@@ -236,9 +237,7 @@ class CachedStream(io.RawIOBase):
         return self._has_more() if self._file is not None else self._open_growing()
 
     def _open_growing(self) -> bool:
-        """Open the file of a running download, if there is one; return whether it has bytes to
-        read.
-        """
+        """Open the file of a running download, if any; return whether it has bytes to read."""
         with using(self._directory):
             self._facts = self._entry.read()
             if self._facts is not None and self._facts.boot == boot():

@@ -121,8 +121,9 @@ def _heard(response: Any, start: int) -> Answer:
 
 
 def described(status: int, headers: Any, start: int) -> Answer:
-    """Describe the response to a request from byte ``start`` on, by its status and headers (names
-    in lower case).
+    """Describe the response to a request from byte ``start`` on, by its status and headers.
+
+    The names of the headers are in lower case.
     """
     if headers.get("content-encoding", "identity") not in ("", "identity", "aws-chunked"):
         raise RefusedError(400, f"it is stored with Content-Encoding {headers['content-encoding']}, in which bytes have no fixed places: store it without")
@@ -151,7 +152,7 @@ class Heard:
     """The bytes of an aiohttp response, as they arrive.
 
     A slow connection would wake this process for every few packets, which costs more time than the
-    bytes themselves. So the kernel is told (SO_RCVLOWAT, see socket(7)) to collect the bytes of
+    bytes themselves. So the option SO_RCVLOWAT (see socket(7)) makes the kernel collect the bytes of
     some milliseconds before it wakes the process. This stops near the end of the response, so that
     the next response on this connection is not delayed.
     """

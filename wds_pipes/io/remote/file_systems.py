@@ -30,8 +30,9 @@ def are_same(one: Any, other: Any) -> bool:
 
 
 def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[Any, str]:
-    """The file system of a URL, from fsspec's cache of instances, and the path in it; HTTP requests
-    go through ``_client``.
+    """The file system of a URL, from fsspec's cache of instances, and the path in it.
+
+    Its HTTP requests go through ``_client``.
     """
     from fsspec.core import get_filesystem_class, url_to_fs
 

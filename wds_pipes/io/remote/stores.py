@@ -114,8 +114,9 @@ class Stores:
 
 
 class _Shared:
-    """The file systems that this process uses: one for equal options, since each has its own
-    connections.
+    """The file systems that this process uses.
+
+    Equal options share a file system, since each file system has its own connections.
     """
 
     def __init__(self) -> None:
@@ -123,8 +124,7 @@ class _Shared:
         self._made: list[tuple[Any, Any, weakref.ref[Any], str]] = []
 
     def find(self, kind: Any, options: dict[str, Any], identity: str) -> Any:
-        """The file system of class ``kind`` with these options, which lead to the store
-        ``identity``.
+        """The file system of class ``kind`` with these options, for the store ``identity``.
 
         The identity is compared too: the environment may have changed since a file system was
         created.
@@ -259,9 +259,7 @@ class _Other:
 
 
 def _no_limit() -> Any:
-    """No limit on the total time of a request; the reader of the response limits the time without
-    bytes.
-    """
+    """No limit on the total time of a request: the reader limits the time without bytes."""
     import aiohttp
 
     return aiohttp.ClientTimeout(total=None, sock_connect=30)
