@@ -95,7 +95,8 @@ def image_decoder(spec: str, max_pixels: int) -> Decoder:
 
 
 def open_image(data: bytes, max_pixels: int) -> Any:
-    """Open the image in ``data`` with Pillow, and check its pixels and scans. It is not decoded yet.
+    """Open the image in ``data`` with Pillow, and check its pixels and scans. It is not decoded
+    yet.
 
     Pillow's own ``open`` would warn of large images before their size can be checked, and try
     formats that run other programs, such as EPS.

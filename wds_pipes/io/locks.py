@@ -1,6 +1,7 @@
 """Files of this user that are locked while they are open.
 
-The lock is that of flock(2): the kernel drops it when the process ends, however that happens. A lock belongs to an open file description, so two openings of a file in one process exclude each
+The lock is that of flock(2): the kernel drops it when the process ends, however that happens. A
+lock belongs to an open file description, so two openings of a file in one process exclude each
 other too. A forked child shares the descriptions that it inherits, and would keep the lock after
 its parent has died. So each child closes them at once.
 
@@ -96,8 +97,9 @@ class LockedFile:
 def open_locked(path: str, flags: int = os.O_RDONLY, *, shared: bool = False, wait: bool = False) -> LockedFile | None:
     """Open and lock the file at ``path``.
 
-    The result is None if the file does not exist, or if it is locked and ``wait`` is not set. A file that was removed or replaced during the wait is not returned: the file that ``path``
-    names now is tried instead.
+    The result is None if the file does not exist, or if it is locked and ``wait`` is not set. A
+    file that was removed or replaced during the wait is not returned: the file that ``path`` names
+    now is tried instead.
     """
     while True:
         try:

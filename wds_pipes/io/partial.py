@@ -61,7 +61,9 @@ class PartialFile:
         return self._process == os.getpid()
 
     def write(self, data: bytes) -> int:
-        """Append ``data``. It is not buffered: an error of the disk is raised by the call that caused it."""
+        """Append ``data``. It is not buffered: an error of the disk is raised by the call that
+        caused it.
+        """
         done = os.write(self._fd, data)
         while done < len(data):
             done += os.write(self._fd, memoryview(data)[done:])

@@ -186,7 +186,8 @@ def _identify(url: str) -> str:
 
 
 def relative_names(urls: Sequence[str]) -> list[str]:
-    """The names of objects below their common directory; a copy of that directory has the same names.
+    """The names of objects below their common directory; a copy of that directory has the same
+    names.
 
     Hash them, since they may contain secrets. The common directory itself is not part of the names,
     unless it has the name of a split, such as ``train``: ``val/0.tar`` is not a copy of
@@ -235,7 +236,8 @@ def _directories(folder: str | None) -> list[str]:
 def hide(text: str, url: str = "", options: Any = None) -> str:
     """A library's message without credentials.
 
-    Removed are those of ``url``, of other URLs in the message, and of ``options`` (storage_options).
+    Removed are those of ``url``, of other URLs in the message, and of ``options``
+    (storage_options).
     """
     if url:
         text = text.replace(url, redact(url))

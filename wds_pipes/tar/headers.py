@@ -93,7 +93,8 @@ class _Header(NamedTuple):
 def parse_header(head: bytes, offset: int, limit: int) -> _Header:
     """Check and parse a header block.
 
-    For a damaged header, Damage has the size in it if that may be right: if it is at most ``limit``.
+    For a damaged header, Damage has the size in it if that may be right: if it is at most
+    ``limit``.
     """
     if not is_header(head):
         size = _number(head[124:136])
@@ -194,7 +195,8 @@ class Sparse:
 
 
 def _inline_map(data: bytes) -> tuple[list[tuple[int, int]], int]:
-    """The map at the start of a sparse member's data (pax 1.0), and where the pieces after it start.
+    """The map at the start of a sparse member's data (pax 1.0), and where the pieces after it
+    start.
 
     The map has one number per line: the number of pieces, then the offset and the length of each.
     """

@@ -215,7 +215,8 @@ def write_index(path: str, facts: Mapping[str, ShardFacts]) -> None:
 def _named_from(index: str, url: str) -> str:
     """The name of a shard in an index.
 
-    It is relative for a local shard in the directory of the index or below; otherwise it is complete.
+    It is relative for a local shard in the directory of the index or below; otherwise it is
+    complete.
     """
     path = local_path(url)
     if path is None:

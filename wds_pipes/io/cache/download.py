@@ -317,7 +317,9 @@ def is_end_vouched_for(stream: Fetched | None) -> bool:
 
 
 def _has_end(tar: BinaryIO) -> bool:
-    """Whether an end-of-archive mark follows the last member, and the stream is readable to its end."""
+    """Whether an end-of-archive mark follows the last member, and the stream is readable to its
+    end.
+    """
     while any(head := tar.read(tarfile.BLOCKSIZE)):
         left = -(-tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape").size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         while left:

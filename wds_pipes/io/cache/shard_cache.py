@@ -66,9 +66,10 @@ def cache_limit(max_bytes: int | str | None) -> int:
 class ShardCache:
     """Store remote shards in a local directory while they are read.
 
-    All processes of the machine share the directory. When the stored shards would exceed ``max_bytes``, the least recently used ones are removed. A
-    shard that is open in any process is never removed, so the cache exceeds its limit only by open
-    shards. A stored shard is used without asking the store again: write changed data to a new URL.
+    All processes of the machine share the directory. When the stored shards would exceed
+    ``max_bytes``, the least recently used ones are removed. A shard that is open in any process is
+    never removed, so the cache exceeds its limit only by open shards. A stored shard is used
+    without asking the store again: write changed data to a new URL.
 
     Args:
         directory: its path, on a local disk; created if it does not exist. None: the value of

@@ -152,9 +152,9 @@ class Heard:
     """The bytes of an aiohttp response, as they arrive.
 
     A slow connection would wake this process for every few packets, which costs more time than the
-    bytes themselves. So the option SO_RCVLOWAT (see socket(7)) makes the kernel collect the bytes of
-    some milliseconds before it wakes the process. This stops near the end of the response, so that
-    the next response on this connection is not delayed.
+    bytes themselves. So the option SO_RCVLOWAT (see socket(7)) makes the kernel collect the bytes
+    of some milliseconds before it wakes the process. This stops near the end of the response, so
+    that the next response on this connection is not delayed.
     """
 
     def __init__(self, response: Any) -> None:
