@@ -41,7 +41,7 @@ BROKEN = {
     "zero bytes": (b"", "is empty (0 bytes)", 0),
     "web page": (HTML, "looks like a web page", 0),
     "long web page": (HTML * 50, "looks like a web page", 0),
-    "xml error": (b'<?xml version="1.0"?><Error><Code>NoSuchKey</Code></Error>', "looks like a web page or an error answer", 0),
+    "xml error": (b'<?xml version="1.0"?><Error><Code>NoSuchKey</Code></Error>', "looks like a web page or an error response", 0),
     "zip": (b"PK\3\4" + bytes(2000), "looks like a zip file", 0),
     "json": (json.dumps({"error": "denied"}).encode(), "looks like a text file", 0),
     "lfs pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "looks like a text file", 0),

@@ -186,8 +186,7 @@ def _identify(url: str) -> str:
 
 
 def relative_names(urls: Sequence[str]) -> list[str]:
-    """The names of objects below their common directory; a copy of that directory has the same
-    names.
+    """The names of objects below their common directory, the same in each copy of that directory.
 
     Hash them, since they may contain secrets. The common directory itself is not part of the names,
     unless it has the name of a split, such as ``train``: ``val/0.tar`` is not a copy of
@@ -330,7 +329,7 @@ def secrets_of(options: Any, name: str = "") -> Iterator[str]:
             yield from secrets_of(value, name)
     elif (is_secret(name) or name in _HOLD_SECRETS) and isinstance(options, (str, bytes, int, float)):
         text = options.decode(errors="replace") if isinstance(options, bytes) else str(options)
-        for part in {text, text.rpartition(" ")[2]}:  # "Bearer x"
+        for part in {text, text.rpartition(" ")[2]}:  # of "Bearer x", only x may be shown elsewhere
             if len(part) >= _LEAST_SECRET:
                 yield part
 

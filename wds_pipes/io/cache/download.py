@@ -21,7 +21,8 @@ from wds_pipes.io.locks import LockedFile, open_locked
 # NEARLY_SECONDS to finish: a tar's reader may close it before the padding at its end.
 NEARLY = 4 << 20
 NEARLY_SECONDS = 2.0
-# Bytes that are read from the store and stored at a time: few at first, so that reading can begin.
+# Bytes that are read from the store and stored at a time: few at first, so that
+# readers get bytes early.
 FIRST, CHUNK = 1 << 16, 1 << 20
 
 
@@ -278,7 +279,7 @@ class Download(threading.Thread):
     def _usable(self, file: LockedFile, known: Facts | None) -> int:
         """The byte from which an earlier download continues; 0 if it cannot.
 
-        At least the last byte is requested again, so that the response says which object it is.
+        At least the last byte is always requested, so that the response says which object it is.
         """
         have = file.size
         if known is None or known.boot != boot() or known.size is None or have > known.size or (known.tag is None and self._expected.md5 is None):
@@ -317,9 +318,7 @@ def is_end_vouched_for(stream: Fetched | None) -> bool:
 
 
 def _has_end(tar: BinaryIO) -> bool:
-    """Whether an end-of-archive mark follows the last member, and the stream is readable to its
-    end.
-    """
+    """Whether an end mark follows the last member, and the stream is readable to its end."""
     while any(head := tar.read(tarfile.BLOCKSIZE)):
         left = -(-tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape").size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         while left:

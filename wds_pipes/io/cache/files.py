@@ -127,7 +127,7 @@ class Entry:
 
     @property
     def goes_on(self) -> bool:
-        """Whether a stopped download can be continued, if the store has still the same object."""
+        """Whether a stopped download can be continued, if the store still has the same object."""
         facts = self.read()
         return self.growing() > 0 and facts is not None and facts.boot == boot() and facts.size is not None and facts.tag is not None
 

@@ -20,7 +20,7 @@ PIECE = 1 << 18  # bytes at a time, of streams that are read with read(n)
 _GATHERED, _GATHER_SECONDS = 1 << 18, 0.006
 _LONGEST_GATHERING = 0.05  # seconds
 _IN_RECORDS = 1 << 15  # bytes that TLS may have taken from the kernel and not returned yet
-_PASSING_CODES = {"RequestTimeout", "RequestTimeoutException", "Throttling", "ThrottlingException", "RequestThrottled", "SlowDown"}  # of S3, with 400 too
+_PASSING_CODES = {"RequestTimeout", "RequestTimeoutException", "Throttling", "ThrottlingException", "RequestThrottled", "SlowDown"}  # of S3: retried even with status 400
 _GIVING = {200, 203, 206}  # statuses of responses with bytes of the object
 # Headers that change with the object, the surest first.
 _SAYING = ("x-goog-generation", "etag", "last-modified")
