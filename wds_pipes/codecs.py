@@ -50,8 +50,7 @@ MAX_PACKED = 2  # layers of gz, bz2, xz and zst that are unpacked
 MAX_MERGED = 100_000  # pairs that merge keys may add to a YAML mapping
 MAX_SCANS = 100  # of a JPEG: decoding a scan takes time for all pixels; usual files have 1 or 10
 
-# The result of an image spec: Pillow's mode, floats in 0..1 instead of uint8, and the kind of
-# object.
+# The result of an image spec: Pillow's mode, floats in 0..1 instead of uint8, the kind of object.
 IMAGE_SPECS: dict[str, tuple[str, bool, str]] = {
     **{f"{name}8": (mode, False, "numpy") for name, mode in (("l", "L"), ("rgb", "RGB"), ("rgba", "RGBA"))},
     **{name: (mode, True, "numpy") for name, mode in (("l", "L"), ("rgb", "RGB"), ("rgba", "RGBA"))},
@@ -62,7 +61,7 @@ IMAGE_SPECS: dict[str, tuple[str, bool, str]] = {
 
 
 def library(name: str, package: str, what: str) -> Any:
-    """The module ``name``, or an error that says what to install."""
+    """Import the module ``name``. If it is missing, the error says what to install."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -95,8 +94,7 @@ def image_decoder(spec: str, max_pixels: int) -> Decoder:
 
 
 def open_image(data: bytes, max_pixels: int) -> Any:
-    """Open the image in ``data`` with Pillow, and check its pixels and scans. It is not decoded
-    yet.
+    """Open the image in ``data`` with Pillow, and check its limits. It is not decoded yet.
 
     Pillow's own ``open`` would warn of large images before their size can be checked, and try
     formats that run other programs, such as EPS.

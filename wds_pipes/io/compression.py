@@ -84,8 +84,9 @@ class _Decompressor(Protocol):
 
 
 class _Decompressed(io.RawIOBase):
-    """A decompressing stream. It returns bytes as soon as it has some: damage loses only later
-    ones.
+    """A decompressing stream.
+
+    It returns bytes as soon as it has some, so that damage loses only later bytes.
     """
 
     def __init__(self, stream: BinaryIO, kind: str) -> None:

@@ -1,7 +1,7 @@
 """Files of this user that are locked while they are open.
 
-The lock is that of flock(2): the kernel drops it when the process ends, however that happens. A
-lock belongs to an open file description, so two openings of a file in one process exclude each
+They are locked with flock(2): the kernel drops the lock when the process ends, however that
+happens. A lock belongs to an open file description, so two openings of a file in one process exclude each
 other too. A forked child shares the descriptions that it inherits, and would keep the lock after
 its parent has died. So each child closes them at once.
 

@@ -61,9 +61,7 @@ class PartialFile:
         return self._process == os.getpid()
 
     def write(self, data: bytes) -> int:
-        """Append ``data``. It is not buffered: an error of the disk is raised by the call that
-        caused it.
-        """
+        """Append ``data`` without a buffer: the call that causes an error of the disk raises it."""
         done = os.write(self._fd, data)
         while done < len(data):
             done += os.write(self._fd, memoryview(data)[done:])

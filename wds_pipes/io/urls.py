@@ -329,7 +329,7 @@ def secrets_of(options: Any, name: str = "") -> Iterator[str]:
             yield from secrets_of(value, name)
     elif (is_secret(name) or name in _HOLD_SECRETS) and isinstance(options, (str, bytes, int, float)):
         text = options.decode(errors="replace") if isinstance(options, bytes) else str(options)
-        for part in {text, text.rpartition(" ")[2]}:  # of "Bearer x", only x may be shown elsewhere
+        for part in {text, text.rpartition(" ")[2]}:  # the token of "Bearer x" may also occur alone
             if len(part) >= _LEAST_SECRET:
                 yield part
 

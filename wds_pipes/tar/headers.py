@@ -195,8 +195,7 @@ class Sparse:
 
 
 def _inline_map(data: bytes) -> tuple[list[tuple[int, int]], int]:
-    """The map at the start of a sparse member's data (pax 1.0), and where the pieces after it
-    start.
+    """The map at the start of a sparse member's data (pax 1.0), and the offset of the pieces.
 
     The map has one number per line: the number of pieces, then the offset and the length of each.
     """

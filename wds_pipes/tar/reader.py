@@ -76,8 +76,8 @@ class TarReader:
     Writers end an archive with two blocks of zeros, or with zeros up to the next multiple of 10 240
     bytes. Any other number of zeros is a ShardWarning, since zeros may hide members. If they exceed
     that by more than one record of 10 240 bytes, the shard counts as cut, since the file may have
-    been preallocated, unless the zeros fill a record of a power of two up to 1 MiB (``tar -b
-    2048``).
+    been preallocated, unless the zeros fill a record of a power of two up to 1 MiB, as in
+    ``tar -b 2048``.
 
     Limits: the extended headers of a member (name, attributes) may have at most 1 MiB, and so may
     the map of a sparse member. The size of a sparse member is its stored size plus its real size.

@@ -310,7 +310,7 @@ class ShardWriter:
         pattern: the path of the shards with one place for their number: ``"train-%06d.tar"`` or
             ``"train-{:06d}.tar"``. The directory must exist.
         max_samples: the maximum number of samples in a shard.
-        max_bytes: the maximum size of a shard in bytes. A single sample may be larger.
+        max_bytes: the maximum size of a shard in bytes. A shard with a single sample may be larger.
         start: the number of the first shard.
         index: the path of an index to write: the samples, bytes and MD5 of each shard, in the wids
             format (``index.json``), for ``ShardList(index=...)``. It is rewritten each time a shard

@@ -15,12 +15,12 @@ from time import perf_counter, time
 from typing import Any
 
 PIECE = 1 << 18  # bytes at a time, of streams that are read with read(n)
-# Wake this process when this many bytes have come, or as many as come in this time, if those are
-# fewer.
+# Wake this process for this many bytes, or for those of this time (seconds) if they are fewer.
 _GATHERED, _GATHER_SECONDS = 1 << 18, 0.006
 _LONGEST_GATHERING = 0.05  # seconds
 _IN_RECORDS = 1 << 15  # bytes that TLS may have taken from the kernel and not returned yet
-_PASSING_CODES = {"RequestTimeout", "RequestTimeoutException", "Throttling", "ThrottlingException", "RequestThrottled", "SlowDown"}  # of S3: retried even with status 400
+# Error codes of S3 that are retried, even with status 400.
+_PASSING_CODES = {"RequestTimeout", "RequestTimeoutException", "Throttling", "ThrottlingException", "RequestThrottled", "SlowDown"}
 _GIVING = {200, 203, 206}  # statuses of responses with bytes of the object
 # Headers that change with the object, the surest first.
 _SAYING = ("x-goog-generation", "etag", "last-modified")
