@@ -1,9 +1,9 @@
 """Files of this user that are locked while they are open.
 
 They are locked with flock(2): the kernel drops the lock when the process ends, however that
-happens. A lock belongs to an open file description, so two openings of a file in one process exclude each
-other too. A forked child shares the descriptions that it inherits, and would keep the lock after
-its parent has died. So each child closes them at once.
+happens. A lock belongs to an open file description, so two openings of a file in one process
+exclude each other too. A forked child shares the descriptions that it inherits, and would keep the
+lock after its parent has died. So each child closes them at once.
 
 Other users may be able to write to the directory. So only regular files are opened that belong to
 this user, to root or to the owner of the directory: no links, which could lead anywhere; no pipes,

@@ -6,7 +6,8 @@ Rules:
    and at most ``MAX_INDEX_BYTES`` are read.
 2. An index may come from an untrusted place. The shards that it lists have the protocol of its own
    URL or one of ``_STORES`` (for a local index: ``_STORES_OF_LOCAL``). Only a local index may name
-   local files, and no index may name a command, standard input or a chain of file systems (``a::b://``).
+   local files, and no index may name a command, standard input or a chain of file systems
+   (``a::b://``).
 """
 
 from __future__ import annotations
