@@ -1,9 +1,12 @@
-"""Fields to objects and back, by extension: one table.
+"""Decode fields to objects and encode objects to fields, by extension, with one table each.
 
 Rules:
-1. A library that is not a base dependency is imported when the first field needs it; if it is missing, the error says what to install.
-2. Nothing is unpickled unless the caller allows it, and nothing larger than its limit is unpacked or decoded.
-3. A decoder takes bytes and gives an object; an encoder takes an object and gives bytes. What they raise is wrapped by the caller, who knows the sample.
+1. A library that is not a base dependency is imported when the first field needs it. If it is
+   missing, the error says what to install.
+2. Nothing is unpickled unless the caller allows it, and nothing larger than its limit is unpacked
+   or decoded.
+3. A decoder takes bytes and returns an object; an encoder takes an object and returns bytes. The
+   caller, who knows the sample, wraps the exceptions that they raise.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ from wds_pipes.io import compression
 
 
 class NotAllowedError(Exception):
-    """A field is not decoded by choice, not because it is bad: never skipped."""
+    """A field is not decoded for safety, not because it is damaged. This error is never skipped."""
 
 
-UNPICKLING = "unpickling runs code from the data; pass allow_pickle=True only if you trust whoever wrote the shards, or leave the field out with fields="
+UNPICKLING = "unpickling runs code from the data; pass allow_pickle=True only if you trust the author of the shards, or leave the field out with fields="
 TOO_LARGE = "it unpacks to more than {} bytes"
 
 Decoder = Callable[[bytes], Any]
@@ -41,13 +44,13 @@ IMAGE = frozenset(["jpg", "jpeg", "png", "ppm", "pgm", "pbm", "bmp", "tif", "tif
 PICKLE = frozenset(["pyd", "pkl", "pickle"])
 PACKED = {"gz": "gz", "bz2": "bz2", "xz": "xz", "zst": "zst"}
 ON_REQUEST = frozenset(["csv", "yaml", "yml"])
-IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM")  # as Pillow calls them
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM")  # Pillow's names
 MAX_DECODED_BYTES = 1 << 30
-MAX_PACKED = 2  # so many outer gz, bz2, xz and zst are unpacked
-MAX_MERGED = 100_000  # pairs that the merge keys of a YAML mapping bring
-MAX_SCANS = 100  # of a JPEG, each of which goes over all its pixels; usual ones have 1 or 10
+MAX_PACKED = 2  # layers of gz, bz2, xz and zst that are unpacked
+MAX_MERGED = 100_000  # pairs that merge keys may add to a YAML mapping
+MAX_SCANS = 100  # of a JPEG: decoding a scan takes time for all pixels; usual files have 1 or 10
 
-# What an image spec gives: Pillow's mode, floats in 0..1 instead of uint8, and the kind of object.
+# The result of an image spec: Pillow's mode, floats in 0..1 instead of uint8, the kind of object.
 IMAGE_SPECS: dict[str, tuple[str, bool, str]] = {
     **{f"{name}8": (mode, False, "numpy") for name, mode in (("l", "L"), ("rgb", "RGB"), ("rgba", "RGBA"))},
     **{name: (mode, True, "numpy") for name, mode in (("l", "L"), ("rgb", "RGB"), ("rgba", "RGBA"))},
@@ -58,7 +61,7 @@ IMAGE_SPECS: dict[str, tuple[str, bool, str]] = {
 
 
 def library(name: str, package: str, what: str) -> Any:
-    """The module ``name``, or an error that says what to install."""
+    """Import the module ``name``. If it is missing, the error says what to install."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -66,13 +69,13 @@ def library(name: str, package: str, what: str) -> Any:
 
 
 def image_decoder(spec: str, max_pixels: int) -> Decoder:
-    """A decoder of images by Pillow into what ``spec`` says; see ``decode_by_ext``."""
+    """A decoder of images with Pillow; ``spec`` names the kind of result, see ``decode_by_ext``."""
     mode, floats, kind = IMAGE_SPECS[spec]
 
     def decode(data: bytes) -> Any:
         with open_image(data, max_pixels) as image:
             converted = _in_8_bits(image).convert(mode)
-        del image  # what is not needed any more takes no memory beside what is made of it
+        del image  # free its memory before the next copy is made
         if kind == "pil":
             return converted
         array = np.asarray(converted)
@@ -91,12 +94,13 @@ def image_decoder(spec: str, max_pixels: int) -> Decoder:
 
 
 def open_image(data: bytes, max_pixels: int) -> Any:
-    """The image in ``data`` as Pillow opens it: not decoded yet, and within the limits of pixels and scans.
+    """Open the image in ``data`` with Pillow, and check its limits. It is not decoded yet.
 
-    Pillow's own ``open`` would warn of large images before their size can be checked, and try formats that run other programs, such as EPS.
+    Pillow's own ``open`` would warn of large images before their size can be checked, and try
+    formats that run other programs, such as EPS.
 
     Raises:
-        ValueError: it is no image of a known format, or larger than a limit.
+        ValueError: it is not an image of a known format, or exceeds a limit.
     """
     from PIL import Image, TiffImagePlugin, WebPImagePlugin  # noqa: F401 - these two register their formats
 
@@ -104,7 +108,7 @@ def open_image(data: bytes, max_pixels: int) -> Any:
     for name in IMAGE_FORMATS:
         factory, accept = Image.OPEN[name]
         if accept is None or accept(data[:16]) is True:
-            if name == "WEBP":  # opening it takes memory for all its pixels
+            if name == "WEBP":  # Pillow allocates memory for all pixels when it opens one
                 _check_pixels(*_webp_size(data), max_pixels)
             image = factory(io.BytesIO(data), "")
             _check_pixels(image.width, image.height, max_pixels)
@@ -120,13 +124,16 @@ def _check_pixels(width: int, height: int, most: int) -> None:
 
 
 def _count_scans(data: bytes) -> int:
-    """How many scans a JPEG begins; compressed data holds no such two bytes."""
-    # As 16-bit numbers of both alignments, which takes a seventh of the time of data.count().
+    """Count the scans of a JPEG by their marker (FF DA), which cannot occur inside compressed data."""
+    # Compare 16-bit numbers at both alignments: this takes a seventh of the time of data.count().
     return sum(int(np.count_nonzero(np.frombuffer(data, "<u2", (len(data) - start) // 2, start) == 0xDAFF)) for start in (0, 1))
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
-    """Width and height by the first chunk of a WebP (RFC 9649); 0 where it is damaged, which the library says."""
+    """Width and height in the first chunk of a WebP (RFC 9649); 0 if it is damaged.
+
+    Pillow reports that damage.
+    """
     kind, head = data[12:16], data[20:30]
     if len(head) == 10 and kind == b"VP8X":
         return 1 + int.from_bytes(head[4:7], "little"), 1 + int.from_bytes(head[7:10], "little")
@@ -140,20 +147,23 @@ def _webp_size(data: bytes) -> tuple[int, int]:
 
 
 def _in_8_bits(image: Any) -> Any:
-    """``image`` as one that Pillow converts well: it clips 16 bits instead of scaling them, and warns of palettes with transparency."""
+    """Convert an image whose mode Pillow does not convert well.
+
+    Pillow clips 16-bit pixels instead of scaling them, and warns of palettes with transparency.
+    """
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         from PIL import Image
 
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ValueError("the image has 32-bit pixels, of which nobody knows the range: decode it with a function of your own, {'tif': function}")
+        raise ValueError("the image has 32-bit pixels, whose range is not known: decode it with a function of your own, {'tif': function}")
     if image.mode == "P" and "transparency" in image.info:
         return image.convert("RGBA")
     return image
 
 
 def _arrays(load: Callable[[], Any]) -> Any:
-    """What numpy loads without unpickling."""
+    """Call ``load``; NotAllowedError if numpy would have to unpickle objects."""
     try:
         return load()
     except ValueError as error:
@@ -168,16 +178,20 @@ def _npy(data: bytes) -> Any:
 
 
 def _check_npy(data: bytes) -> None:
-    """Whether the numbers that a header promises are there: numpy takes memory for all of them first."""
+    """Raise ValueError if ``data`` is shorter than its header says.
+
+    numpy would allocate the whole array before it reads the data.
+    """
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0), (3, 0)):
         return
-    # Version 3 differs from 2 only in how it writes the names of fields.
+    # Version 3 differs from 2 only in the encoding of field names.
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     try:
         shape, _, dtype = read(file)
-    except MemoryError as error:  # Python's parser says this of a text that is nested too deeply; headers are small
+    except MemoryError as error:
+        # Python's parser raises this for a text that is nested too deeply; headers are small.
         raise ValueError("its header is nested too deeply") from error
     if not dtype.hasobject and math.prod(shape) * dtype.itemsize > len(data) - file.tell():
         raise ValueError(f"it is cut short: its header promises an array of shape {shape} and type {dtype}")
@@ -194,18 +208,23 @@ def _npz(data: bytes, allow_pickle: bool = False) -> dict[str, Any]:
 
 
 def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    """The content of an entry. ``archive.read`` would unpack all that is there first, however small the size is that the archive says."""
+    """The content of an entry.
+
+    ``archive.read`` would first unpack everything, even if the declared size is small.
+    """
     with archive.open(entry) as file:
-        return file.read(entry.file_size + 1)  # up to the end, where the checksum is compared
+        # One byte more reaches the end, where zipfile compares the checksum.
+        return file.read(entry.file_size + 1)
 
 
 def check_zip(data: bytes) -> list[str]:
-    """The names in a zip that unpacks to at most MAX_DECODED_BYTES."""
+    """The names in a zip; ValueError if it unpacks to more than MAX_DECODED_BYTES."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         entries = archive.infolist()
     if sum(entry.file_size for entry in entries) > MAX_DECODED_BYTES:
         raise ValueError(TOO_LARGE.format(MAX_DECODED_BYTES))
-    if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in entries):  # zipfile unpacks others without a limit
+    if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in entries):
+        # zipfile unpacks other types without a limit.
         raise ValueError("its entries are neither stored nor deflated, as numpy and torch write them")
     return [entry.filename for entry in entries]
 
@@ -248,7 +267,10 @@ def _yaml(data: bytes) -> Any:
 
 @functools.cache
 def _yaml_loader(yaml: Any) -> Any:
-    """PyYAML's safe loader, with a bound on what merge keys (``<<``) bring together: a short text may multiply by them what it says."""
+    """PyYAML's safe loader with a limit on the pairs that merge keys (``<<``) add.
+
+    With merge keys, a short text may multiply its content.
+    """
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         def flatten_mapping(self, node: Any) -> None:
@@ -266,8 +288,9 @@ def _yaml_loader(yaml: Any) -> Any:
     return Loader
 
 
-# The tensors of webdataset's "tenbin": chunks of 8 bytes magic, 8 bytes length and the content padded to 64; a header chunk (dtype, name, ndim, shape as
-# int64) before each data chunk.
+# The tensors of webdataset's "tenbin": chunks of 8 bytes magic, 8 bytes length and the content
+# padded to 64 bytes; before each data chunk comes a header chunk (dtype, name, ndim, shape as
+# int64).
 _TEN_MAGIC = b"~TenBin~"
 _TEN_DTYPES = {code: np.dtype(code) for code in ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]}
 
@@ -331,7 +354,7 @@ def _pickled_tensors(data: bytes) -> Any:
 
 
 def unpack(data: bytes, kind: str) -> bytes:
-    """A compressed field, unpacked, of at most MAX_DECODED_BYTES."""
+    """Unpack a compressed field; ValueError if it is larger than MAX_DECODED_BYTES."""
     content = compression.decompress_bytes(data, kind, MAX_DECODED_BYTES)
     if content is None:
         raise ValueError(TOO_LARGE.format(MAX_DECODED_BYTES))
@@ -339,10 +362,10 @@ def unpack(data: bytes, kind: str) -> bytes:
 
 
 class Decoding:
-    """Which decoder a field gets, by the specs of ``decode_by_ext``.
+    """Chooses the decoder of a field, by the specs of ``decode_by_ext``.
 
     Raises:
-        ValueError: a spec is unknown, or two of them want the images.
+        ValueError: a spec is unknown, or two specs are for images.
         TypeError: a spec is neither a name nor a dict of functions.
     """
 
@@ -377,10 +400,13 @@ class Decoding:
             self._known.update(dict.fromkeys(PICKLE, _refuse_pickle))
 
     def decoder(self, field: str) -> Decoder | None:
-        """The decoder of a field, or None if it stays as it is. A caller's own goes by the longest end of the name that it has, the table by the last part.
+        """The decoder of a field, or None if the field is not decoded.
+
+        The caller's own decoders are found by the longest matching end of the name, those of the
+        table by the last part of the name.
 
         Raises:
-            ValueError: it is packed more than MAX_PACKED times.
+            ValueError: by its name, the field is packed more than MAX_PACKED times.
         """
         name, packed = field.lower(), []
         while True:
@@ -404,7 +430,10 @@ class Decoding:
         return unpack_and_decode
 
     def _of_caller(self, name: str) -> Decoder | None:
-        """Only as many ends of a name are looked up as a name of the caller's has parts, however many dots it has."""
+        """The caller's own decoder of a field, or None.
+
+        At most as many parts of the name are compared as the caller's longest extension has.
+        """
         if not self._own:
             return None
         parts = name.rsplit(".", self._parts)
@@ -420,7 +449,7 @@ def _encode_text(value: Any) -> bytes:
 
 def _encode_integer(value: Any) -> bytes:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"it must be an integer, not {type(value).__name__}; a text belongs into a field named txt")
+        raise TypeError(f"it must be an integer, not {type(value).__name__}; a text belongs in a field named txt")
     return str(int(value)).encode()
 
 
@@ -471,10 +500,11 @@ ENCODERS: dict[str, Encoder] = {
 
 
 def encode(field: str, value: Any) -> bytes:
-    """The bytes of a field; bytes stay as they are.
+    """Encode a field; bytes are returned unchanged.
 
     Raises:
-        TypeError: the value does not suit the field, or the field has no encoder and the value is not bytes.
+        TypeError: the value does not suit the field, or the field has no encoder and the value is
+            not bytes.
     """
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)

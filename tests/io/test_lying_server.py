@@ -50,7 +50,7 @@ def test_an_end_that_nothing_vouches_for(tmp_path, framing, cached):
         cut = trials.read(Case(Lie(framing, "boundary", "ignored"), None, cached=cached, connections=8))
         whole = trials.read(Case(Lie(framing, "whole", "ignored"), None, cached=False, connections=1))
     assert cut.kind == "error"
-    assert "its server told neither its length nor its end: it may have been cut there" in cut.words
+    assert "its server reported neither its length nor its end: it may have been cut there" in cut.words
     assert whole.kind == "exact"
 
 

@@ -14,7 +14,7 @@ __all__ = ["decompress", "detect", "expand", "open_url", "redact"]
 if not _TYPE_CHECKING:
 
     def __getattr__(name: str) -> _Any:
-        if name == "open_url":  # imports asyncio, which reading and writing tars does without
+        if name == "open_url":  # imports asyncio, which reading and writing tars does not need
             from wds_pipes.io.open import open_url
 
             return open_url

@@ -1,9 +1,11 @@
-"""Compressed shards and fields, told by content and not by name.
+"""Compressed shards and fields. The format is detected by content, not by name.
 
 Rules:
-1. A stream that ends before its end mark is an ``EOFError``, never the part that is there.
-2. Several streams (frames of zstd) one after another are read as one. What follows a stream is another one, or zeros up to the end; anything else is damage.
-3. One step reads a few compressed bytes and returns a bounded number, however small the data is that unpacks to them.
+1. A stream that ends before its end mark raises ``EOFError``; it is not taken as complete.
+2. Several streams (frames of zstd) one after another are read as one. After a stream comes another
+   one, or zeros up to the end; anything else is damage.
+3. One step reads a few compressed bytes and returns a bounded number of bytes, however many they
+   unpack to.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO, Protocol
 
-# What a damaged compressed stream raises, besides OSError and EOFError.
+# The exceptions for a damaged compressed stream, besides OSError and EOFError.
 DAMAGE: tuple[type[Exception], ...] = (zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 MAGIC_BYTES = 10
@@ -35,16 +37,21 @@ _ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd" 
 
 
 def detect(head: bytes) -> str:
-    """``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or ``""`` by the first MAGIC_BYTES bytes of a stream."""
+    """The compression of a stream by its first MAGIC_BYTES bytes.
+
+    The result is ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or ``""``.
+    """
     return next((name for name, magic in _MAGICS if magic.match(head)), "")
 
 
 def decompress(stream: BinaryIO, kind: str, *, buffer_bytes: int = 1 << 20) -> BinaryIO:
-    """A buffered stream of what ``stream`` holds in compressed form; several gzip, bz2, xz or zstd streams one after another are read as one.
+    """A buffered stream of the decompressed content of ``stream``.
 
-    Reading raises ``EOFError`` where the data ends before its end mark, and an ``OSError`` or one of ``damage()`` where it is damaged, also by bytes after
-    its end that are neither zeros nor another stream. An xz or zstd stream that needs more than 128 MiB for its window is refused too. Closing does not
-    close ``stream``.
+    Several gzip, bz2, xz or zstd streams one after another are read as one. Reading raises
+    ``EOFError`` if the data ends before its end mark, and an ``OSError`` or one of ``damage()`` if
+    it is damaged, also if bytes follow its end that are neither zeros nor another stream. An xz or
+    zstd stream that needs more than 128 MiB for its window is refused too. Closing the result does
+    not close ``stream``.
 
     Raises:
         ModuleNotFoundError: ``kind`` is ``"zst"``, and the library is not installed.
@@ -53,7 +60,10 @@ def decompress(stream: BinaryIO, kind: str, *, buffer_bytes: int = 1 << 20) -> B
 
 
 def decompress_bytes(data: bytes, kind: str, limit: int) -> bytes | None:
-    """What ``data`` holds in compressed form; None if that is more than ``limit`` bytes. Raises what reading from ``decompress`` does."""
+    """The decompressed ``data``; None if that is more than ``limit`` bytes.
+
+    Raises the same exceptions as reading from ``decompress``.
+    """
     unpacked, parts, size = _Decompressed(io.BytesIO(data), kind), [], 0
     while part := unpacked.some(1 << 20):
         size += len(part)
@@ -64,7 +74,7 @@ def decompress_bytes(data: bytes, kind: str, limit: int) -> bytes | None:
 
 
 class _Decompressor(Protocol):
-    """One stream, as the standard library's decompressors read it (bz2, lzma, compression.zstd)."""
+    """The decompressor of one stream, with the interface of bz2, lzma and compression.zstd."""
 
     eof: bool
     unused_data: bytes
@@ -74,14 +84,17 @@ class _Decompressor(Protocol):
 
 
 class _Decompressed(io.RawIOBase):
-    """A decompressing stream that gives what it has as soon as it has some: then damage takes away only what comes after it."""
+    """A decompressing stream.
+
+    It returns bytes as soon as it has some, so that damage loses only later bytes.
+    """
 
     def __init__(self, stream: BinaryIO, kind: str) -> None:
         self._stream = stream
         self._new = _decompressors(kind)
-        self._step = 1 << 15  # damage costs at most what one step would have given
+        self._step = 1 << 15  # damage costs at most the output of one step
         self._one: _Decompressor | None = self._new()
-        self._data = b""  # compressed, and not given to a decompressor yet
+        self._data = b""  # compressed bytes that were not passed to a decompressor yet
 
     def readable(self) -> bool:
         return True
@@ -113,7 +126,7 @@ class _Decompressed(io.RawIOBase):
 
 
 def _decompressors(kind: str) -> Callable[[], Any]:
-    """What makes a decompressor of one stream."""
+    """A function that creates a decompressor for one stream."""
     if kind == "gz":
         return _Gzip
     if kind == "bz2":
@@ -129,7 +142,7 @@ def _decompressors(kind: str) -> Callable[[], Any]:
 
 
 class _Gzip:
-    """One gzip stream, in the manner of the others."""
+    """One gzip stream, with the interface of ``_Decompressor``."""
 
     def __init__(self) -> None:
         self._one = zlib.decompressobj(31)
@@ -146,17 +159,17 @@ class _Gzip:
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         found = self._one.decompress(self._one.unconsumed_tail + data, max_length)
-        # zlib may hold output without input when it has given all that it was to give
+        # If zlib returned max_length bytes, it may have more output without more input.
         self.needs_input = len(found) < max_length and not self._one.unconsumed_tail
         return found
 
 
 def damage() -> tuple[type[Exception], ...]:
-    """Every exception by which a damaged compressed stream shows, for the libraries that are loaded."""
+    """The exceptions for a damaged compressed stream, of the libraries that are loaded."""
     zstd = sys.modules.get(_ZSTD)
     return DAMAGE if zstd is None else (*DAMAGE, zstd.ZstdError)
 
 
 def unreadable() -> tuple[type[Exception], ...]:
-    """Every exception by which a stream shows that it cannot be read on."""
+    """The exceptions after which a stream cannot be read any further."""
     return EOFError, OSError, *damage()

@@ -1,10 +1,12 @@
-"""Which store a URL leads to: what its options, the environment and configuration files say, without credentials.
+"""Identify the store that a URL leads to, by its options, the environment and configuration files.
 
 Rules:
-1. What is not known to be without effect tells stores apart: a shard that is fetched again costs time, one store's bytes for another's are wrong.
-2. Credentials are no part of a store's identity, so that new ones find what is stored. But where S3 is not Amazon's, the name of the key is: there a
-   bucket's name may mean another one for each account.
-3. Nothing is asked over a network.
+1. Every setting distinguishes stores, except those that are known to have no effect. A shard that
+   is fetched again only costs time; a shard from the wrong store is wrong data.
+2. Credentials are not part of a store's identity, so that what is stored is found with new ones.
+   But for an S3 service other than Amazon's, the name of the key (the access key ID) is part of it:
+   there each account may have its own bucket of the same name.
+3. No network request is made.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from typing import Any
 
 from wds_pipes.io.urls import identify, is_secret, links_of
 
-# Options of fsspec's file systems that lead to no other store.
+# Options of fsspec's file systems that do not change which store is meant.
 _WITHOUT_EFFECT = re.compile(
     r"anon|asynchronous|loop|skip_instance_cache|use_listings_cache|listings_expiry_time|max_paths|(default_)?(block_size|cache_type|fill_cache)|cache_options"
     r"|cache_regions|config_kwargs|max_concurrency|requester_pays|timeouts?|retries|use_ssl|local_expiry_check|fixed_upload_size|version_aware"
     r"|session_kwargs|simple_links|same_scheme|consistency|access|cache_timeout|check_connection|secure_serialize|get_client"
 )
-# What else says where a store is.
+# Environment variables that say where a store is.
 _ENVIRONMENT = {
     "gs": ("STORAGE_EMULATOR_HOST", "GOOGLE_CLOUD_UNIVERSE_DOMAIN"),
     "ais": ("AIS_ENDPOINT",),
@@ -37,11 +39,13 @@ _ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az", 
 
 
 def identify_store(url: str, options: Mapping[str, Any]) -> str:
-    """What tells the store of ``url`` from others in which the same URL means another object; to be hashed.
+    """A text that identifies the store of ``url``.
+
+    It differs for stores in which the same URL names different objects. Hash it; never show it.
 
     Args:
-        url: of a shard there, chained URLs too.
-        options: storage_options, as fsspec takes them.
+        url: the URL of a shard there, which may be chained.
+        options: storage_options for fsspec.
     """
     from fsspec.config import conf
 
@@ -60,7 +64,7 @@ def identify_store(url: str, options: Mapping[str, Any]) -> str:
 
 
 def _names(*names: str) -> Sequence[str]:
-    """The protocols whose configuration a file system of fsspec takes, in its order: all that it has."""
+    """The protocols whose configuration a file system of fsspec reads, in its order: all its names."""
     from fsspec.core import get_filesystem_class
 
     try:
@@ -71,25 +75,28 @@ def _names(*names: str) -> Sequence[str]:
 
 
 def protocols_of(url: str) -> list[str]:
-    """The protocols of a URL, several if it is chained."""
+    """The protocols of a URL: several if it is chained."""
     return [part.partition("://")[0] for part in links_of(url)]
 
 
 def user_of(url: str) -> str:
-    """The user in a URL, where each has files of its own: one with a password, or of a protocol where users log in."""
+    """The user in a URL if each user has separate files there; otherwise "".
+
+    In URLs of S3 there is no such user, in URLs of HTTP only one with a password.
+    """
     found = re.match(r"([^/]*)://([^/?#@:]*)(:[^/?#@]*)?@", url)
     log_in = found is not None and not found[1].endswith(("s3", "s3a")) and (found[3] is not None or not found[1].endswith(("http", "https")))
     return found[2] if found is not None and log_in else ""
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options without credentials, as JSON has them."""
+    """Options without credentials, as JSON values."""
     kept = {str(name): value for name, value in options.items() if not _WITHOUT_EFFECT.fullmatch(str(name))}
     return {name: _value(value, name) for name, value in kept.items() if name == "connection_string" or not is_secret(name)}
 
 
 def _value(value: Any, name: str) -> Any:
-    """A value that is the same in all processes."""
+    """A JSON value for an option that is the same in all processes."""
     if isinstance(value, str) and name.lower().endswith("connection_string"):
         return [part for part in value.split(";") if not is_secret(part.partition("=")[0])]
     if isinstance(value, str):
@@ -112,7 +119,7 @@ def _value(value: Any, name: str) -> Any:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-# S3, as s3fs and botocore look for it
+# S3: the endpoint and the key, in the order in which s3fs and botocore look for them
 
 
 def _s3(options: Mapping[str, Any]) -> list[Any]:
@@ -139,7 +146,7 @@ def _s3(options: Mapping[str, Any]) -> list[Any]:
     region = client.get("region_name") or (session.get_config_variable("region") if session is not None else None)
     apart = re.search(
         r"(^|[./])(cn|us-gov|us-iso[a-z]?|eu-isoe|eusc)-", endpoint or region or ""
-    )  # these have buckets of their own, elsewhere one name is one bucket
+    )  # each of these partitions has its own buckets; in all others a name is one bucket
     return ["aws", apart[2] if apart else "", more]
 
 
@@ -147,9 +154,9 @@ _OF_S3 = ("client_kwargs", "endpoint_url", "key", "username", "secret", "passwor
 
 
 def _session(options: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-    """A session of botocore's, and what the configuration files say of its profile."""
+    """A session of botocore, and what the configuration files say about its profile."""
     try:
         session = options.get("session") or import_module("botocore.session").Session(profile=options.get("profile"))
         return session, session.get_scoped_config()
-    except Exception:  # reading will tell what is wrong
+    except Exception:  # reading will report what is wrong
         return None, {"services": None, "endpoint_url": str(options.get("profile") or os.environ.get("AWS_PROFILE"))}

@@ -1,4 +1,4 @@
-"""List the shards in a store: those that match a pattern, or lie in a directory."""
+"""List the shards in a store that match a pattern or are in a directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def list_shards(pattern: str, storage_options: dict[str, Any] | None) -> list[st
     """The URLs of the shards in a store that match a pattern, sorted.
 
     Raises:
-        ValueError: there are none.
+        ValueError: no shard matches.
         ShardError: the store cannot be listed.
     """
     names: list[str] = []
@@ -33,7 +33,7 @@ def list_shards(pattern: str, storage_options: dict[str, Any] | None) -> list[st
     except Exception as error:
         problem = _problem(pattern, error, storage_options)
     if problem is not None:
-        raise problem  # where no other error is handled, whose arguments may hold the URL
+        raise problem  # outside of the handlers: an error in its context could contain the URL
     if not names:
         folder = "" if known else f"its bucket or directory {redact(_fixed(pattern))!r} does not exist or is empty; "
         raise ValueError(f"no shard matches {redact(pattern)!r}: {folder}check the pattern, the bucket and the directory")
@@ -44,7 +44,7 @@ def _names(fs: Any, path: str) -> list[str]:
     """The URLs that match a pattern, sorted."""
     if IPV6_HOST.search(path) is None:
         return [fs.unstrip_protocol(name) for name in sorted(fs.glob(path))]
-    # fsspec takes the brackets of the address for a pattern.
+    # fsspec would read the brackets of the address as a pattern.
     folder, _, base = path.rpartition("/")
     if _MAGIC.search(IPV6_HOST.sub("", folder)):
         raise ValueError("in the URL of an IPv6 address only the last part of the path can be a pattern")
@@ -59,7 +59,7 @@ def _fixed(pattern: str) -> str:
 
 
 def _problem(url: str, error: Exception, storage_options: dict[str, Any] | None) -> ShardError:
-    """Why shards cannot be listed, in words, without credentials, and with the cause in a line."""
+    """The error for shards that cannot be listed, without credentials; it quotes its cause."""
     shown, story = redact(url), f"{type(error).__name__}: {hide(words(error), url, storage_options)}"
     if isinstance(error, ImportError):
         message = f"the shards {shown} need a package that is not installed ({story}): {missing_package(url)}."

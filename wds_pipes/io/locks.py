@@ -1,10 +1,13 @@
-"""Files of this user that carry a lock as long as they are open: flock(2), which the kernel drops with the process, however that ends.
+"""Files of this user that are locked while they are open.
 
-A lock belongs to what was opened, so two files that are opened in one process exclude each other too. A forked child shares what it inherits and would keep
-it locked when its parent has died: so each child closes that at once.
+They are locked with flock(2): the kernel drops the lock when the process ends, however that
+happens. A lock belongs to an open file description, so two openings of a file in one process
+exclude each other too. A forked child shares the descriptions that it inherits, and would keep the
+lock after its parent has died. So each child closes them at once.
 
-Others may be able to write to the directory. So only regular files are opened that belong to this user, to root or to the owner of the directory: no links,
-which could lead anywhere, no pipes, which could keep this process waiting, and no bytes of other users.
+Other users may be able to write to the directory. So only regular files are opened that belong to
+this user, to root or to the owner of the directory: no links, which could lead anywhere; no pipes,
+which could block this process; and no data of other users.
 """
 
 from __future__ import annotations
@@ -18,15 +21,17 @@ import weakref
 
 from wds_pipes.errors import CacheError
 
-_guard = threading.RLock()  # held where files are opened and closed, and by a fork, so that a child knows all that it inherits
+# Held while a file is opened or closed and during a fork, so that a child knows all files that it
+# inherits.
+_guard = threading.RLock()
 _open: weakref.WeakSet[LockedFile] = weakref.WeakSet()
 
 
 def open_own(path: str, flags: int) -> int:
-    """A descriptor of the regular file at ``path``, which is made for this user alone.
+    """A descriptor of the regular file at ``path``; a new file gets mode 0600.
 
     Raises:
-        CacheError: something else is there, or it belongs to somebody else.
+        CacheError: it is not a regular file, or it belongs to another user.
         OSError: it cannot be opened.
     """
     try:
@@ -66,20 +71,21 @@ class LockedFile:
 
     @property
     def size(self) -> int:
-        """Bytes in the file now."""
+        """The current size of the file in bytes."""
         return os.fstat(self.fd).st_size
 
     @property
     def removed(self) -> bool:
-        """Whether no path names it any more."""
+        """Whether the file has no name any more."""
         return os.fstat(self.fd).st_nlink == 0
 
     def close(self) -> None:
-        """Unlock and close; again: nothing."""
+        """Unlock and close the file. Closing again does nothing."""
         with _guard:
             if self.fd >= 0:
                 try:
-                    fcntl.flock(self.fd, fcntl.LOCK_UN)  # for a child too that is between its fork and its exec
+                    # Also for a child between its fork and its exec.
+                    fcntl.flock(self.fd, fcntl.LOCK_UN)
                 finally:
                     self._drop()
 
@@ -89,9 +95,11 @@ class LockedFile:
 
 
 def open_locked(path: str, flags: int = os.O_RDONLY, *, shared: bool = False, wait: bool = False) -> LockedFile | None:
-    """The file at ``path``, open and locked; None if there is none, or if others have it and ``wait`` is not set.
+    """Open and lock the file at ``path``.
 
-    A file that was removed or replaced while this waited is not what ``path`` names any more, and is never returned.
+    The result is None if the file does not exist, or if it is locked and ``wait`` is not set. A
+    file that was removed or replaced during the wait is not returned: the file that ``path`` names
+    now is tried instead.
     """
     while True:
         try:
@@ -116,7 +124,7 @@ def open_locked(path: str, flags: int = os.O_RDONLY, *, shared: bool = False, wa
 def _in_child() -> None:
     for file in list(_open):
         if file.fd >= 0:
-            file._drop()  # without unlocking, which would unlock it for the parent
+            file._drop()  # do not unlock it: that would unlock it for the parent too
     _open.clear()
     _guard.release()
 

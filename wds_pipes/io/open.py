@@ -1,4 +1,4 @@
-"""Open a shard by URL: local files straight, everything else read ahead, from a cache if there is one."""
+"""Open a shard by URL: local files directly, remote ones with read-ahead and an optional cache."""
 
 from __future__ import annotations
 
@@ -24,19 +24,22 @@ if TYPE_CHECKING:
 
 
 def is_remote(url: str) -> bool:
-    """Whether a shard comes from a store, and not from a disk, standard input or a command."""
+    """Whether a shard is in a store, and not a local file, standard input or a command's output."""
     return url != "-" and not url.startswith("pipe:") and local_path(url) is None
 
 
 class Opener:
-    """Opens the shards of a pipe. It can be pickled and forked: what it holds open belongs to one process, and is made there when it is needed.
+    """Opens the shards of a pipeline.
+
+    It can be pickled and forked: each process opens its own connections when it needs them.
 
     Args:
         reading: how remote shards are read.
-        cache: where they are kept on a disk; None: nowhere.
-        verify: compare shards with their MD5, where it is known, when they were read from their beginning to their end.
+        cache: a cache of remote shards on a disk; None: no cache.
+        verify: compare the MD5 of a remote shard that was read from beginning to end, if it is
+            known.
         allow_pipe: run the commands of ``pipe:`` URLs.
-        buffer_bytes: how much is read at once.
+        buffer_bytes: how many bytes are read at once.
     """
 
     def __init__(
@@ -47,9 +50,12 @@ class Opener:
         self._verify = verify
         self._allow_pipe = allow_pipe
         self._buffer_bytes = buffer_bytes
-        self._stores: dict[tuple[str, ...], tuple[str, dict[str, str]]] = {}  # as the cache tells them apart, by protocols and user; in which environment
-        self._asked: set[tuple[int, tuple[str, ...]]] = set()  # those from which something was fetched, by process
-        self._clients: dict[int, Client] = {}  # by process; several threads may ask for that of theirs at once
+        # By protocols and user: the identity of the store for the cache, and the environment at
+        # that time.
+        self._stores: dict[tuple[str, ...], tuple[str, dict[str, str]]] = {}
+        # The stores from which a shard was fetched, by process.
+        self._asked: set[tuple[int, tuple[str, ...]]] = set()
+        self._clients: dict[int, Client] = {}  # by process; several threads may request theirs at once
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_clients": {}, "_stores": {}, "_asked": set()}
@@ -62,13 +68,14 @@ class Opener:
 
     @property
     def used(self) -> Network:
-        """What this process has used of the network."""
+        """The network use of this process."""
         client = self._clients.get(os.getpid())
         return NO_NETWORK if client is None else Network(client.requests, client.retries, client.bytes_fetched, client.stalled)
 
     def stall_clock(self) -> Callable[[], float]:
-        """Gives at each call for how many seconds readers of this process have waited for bytes of stores."""
-        clients, process = self._clients, os.getpid()  # asking for it each time would cost as much as a tiny sample
+        """A function that returns the seconds that readers of this process have waited for stores."""
+        # os.getpid() in each call would cost as much as a tiny sample.
+        clients, process = self._clients, os.getpid()
 
         def stalled() -> float:
             client = clients.get(process)
@@ -77,16 +84,16 @@ class Opener:
         return stalled
 
     def open(self, url: str, start: int = 0, queue: ReadQueue | None = None, *, wait: bool = True) -> BinaryIO:
-        """A buffered stream of what is stored at ``url``, from byte ``start`` on; ``"-"`` is standard input.
+        """A buffered stream of the object at ``url``, from byte ``start`` on.
 
         Args:
-            url: where it is.
-            start: the first byte, for remote shards only; other streams stand at their beginning.
-            queue: among what a remote shard is read; None: by itself.
-            wait: return when the first bytes are there, so that it is known whether there are any.
+            url: the URL or path; ``"-"`` is standard input.
+            start: the first byte, for remote shards only; other streams start at their beginning.
+            queue: the queue in which a remote shard is read; None: its own.
+            wait: wait for the first bytes, so that an error of the store is raised here.
 
         Raises:
-            ShardError: it does not exist, may not be read, or its protocol is not known here.
+            ShardError: it does not exist, may not be read, or its protocol is not known.
         """
         try:
             if url == "-":
@@ -101,10 +108,10 @@ class Opener:
             raise
         except Exception as error:
             problem = self._problem(url, error)
-        raise problem  # where no other error is handled, whose arguments may hold the URL
+        raise problem  # outside of the handlers: an error in its context could contain the URL
 
     def _problem(self, url: str, error: Exception) -> ShardError:
-        """What keeps a shard from being opened, in words and without credentials."""
+        """The error for a shard that cannot be opened, without credentials."""
         shown, options = redact(url), self._reading.storage_options
         if isinstance(error, FileNotFoundError):
             message = f"shard {shown} does not exist. The working directory is {os.getcwd()}. Check its name."
@@ -135,7 +142,11 @@ class Opener:
         return io.BufferedReader(raw if md5 is None or start else _Verified(raw, md5), self._buffer_bytes)
 
     def _store(self, url: str) -> str:
-        """The store of a URL, for the cache. Until a process has fetched something, this follows the environment, as the file system that is made then does."""
+        """The identity of the store of a URL, for the cache.
+
+        It follows changes of the environment until the process fetches from the store: then the
+        file system is created, with the environment of that moment.
+        """
         kind = _kind(url)
         found = self._stores.get(kind)
         if found is None or ((os.getpid(), kind) not in self._asked and found[1] != os.environ):
@@ -156,7 +167,7 @@ class Opener:
                 shard.wait()
         except BaseException:
             if shard is not None:
-                shard.close()  # else the queue would never go on to the next one
+                shard.close()  # otherwise the queue would never continue with the next shard
             elif own:
                 queue.close()
             raise
@@ -164,12 +175,12 @@ class Opener:
 
 
 def _kind(url: str) -> tuple[str, ...]:
-    """What of a URL says in which store it is."""
+    """The parts of a URL that identify its store."""
     return (*protocols_of(url), user_of(url))
 
 
 class _Verified(io.RawIOBase):
-    """A stream whose MD5 is compared when it ends, which vouches for that end."""
+    """A stream whose MD5 is compared at its end, which confirms that it is complete."""
 
     end_is_vouched_for = True
 
@@ -187,7 +198,7 @@ class _Verified(io.RawIOBase):
         return count
 
     def wait(self) -> None:
-        """Return when the first bytes are there."""
+        """Wait for the first bytes."""
         self._raw.wait()
 
     def close(self) -> None:
@@ -196,5 +207,8 @@ class _Verified(io.RawIOBase):
 
 
 def open_url(url: str, *, storage_options: dict[str, Any] | None = None, buffer_bytes: int = 1 << 20) -> BinaryIO:
-    """A buffered stream of the object at ``url``, from its beginning and with little read ahead; see ``Opener.open``."""
+    """A buffered stream of the object at ``url``, from its beginning.
+
+    The read-ahead is small (2 MiB). See ``Opener.open``.
+    """
     return Opener(Reading(storage_options or {}, readahead_bytes=2 << 20, connections=2), buffer_bytes=buffer_bytes).open(url)

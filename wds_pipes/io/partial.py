@@ -1,9 +1,10 @@
-"""Local files that get their name only when they are complete.
+"""Local files that get their final name only when they are complete.
 
 Rules:
-1. What is written goes to ``.NAME.partial`` beside the file, which is renamed at the end.
-2. The partial file is locked while it is open, so that two writers of one file exclude each other. One that a killed process left has no lock any more:
-   the next writer of the same file writes over it. File systems without flock(2) have no such protection.
+1. Data is written to ``.NAME.partial`` in the same directory, which is renamed at the end.
+2. The partial file is locked while it is open, so that two writers of one file exclude each other.
+   A partial file of a killed process is no longer locked: the next writer of the same file
+   overwrites it. File systems without flock(2) do not have this protection.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ class PartialFile:
     """A file that is being written.
 
     Args:
-        path: the name that it gets at the end.
-        overwrite: replace a file of that name. Otherwise it is refused, here and at the end.
-        wait: wait for another writer of this file, instead of refusing.
+        path: its final path.
+        overwrite: replace an existing file at this path. Otherwise such a file is an error, here
+            and in ``commit``.
+        wait: wait until another writer of this file has finished, instead of raising
+            BlockingIOError.
 
     Raises:
-        FileExistsError: there is such a file.
-        BlockingIOError: another writer has it.
+        FileExistsError: the path exists.
+        BlockingIOError: another writer has the file open.
         OSError: it cannot be written.
     """
 
@@ -58,21 +61,21 @@ class PartialFile:
         return self._process == os.getpid()
 
     def write(self, data: bytes) -> int:
-        """Add ``data``, without a buffer: an error of the disk belongs to what was just written."""
+        """Append ``data`` without a buffer: the call that causes an error of the disk raises it."""
         done = os.write(self._fd, data)
         while done < len(data):
             done += os.write(self._fd, memoryview(data)[done:])
         return done
 
     def commit(self) -> None:
-        """Give the file its name; what it holds is on the disk then."""
+        """Write the content to the disk (fsync), and give the file its final name."""
         os.fsync(self._fd)
         self._check()
         os.replace(self._partial, self._path)
         self._close()
 
     def discard(self) -> None:
-        """Remove what was written, unless it has its name already."""
+        """Remove the partial file, unless it was committed."""
         if self._fd < 0 or not self.own:
             return
         try:

@@ -1,4 +1,4 @@
-"""The output of a command, as ``pipe:`` URLs name it."""
+"""The output of a command, which a ``pipe:`` URL names."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Any
 
 from wds_pipes.io.urls import redact
 
-_PATIENCE = 2.0  # seconds for a command to end by itself when its output is not wanted any more
+_PATIENCE = 2.0  # seconds for a command to end after SIGTERM, when its output was closed
 
 
 class CommandOutput(io.RawIOBase):
-    """What a shell command writes to its standard output, which cannot be sought; a command that fails is an OSError at the end.
+    """The standard output of a shell command, as a stream that is not seekable.
+
+    If the command fails, reading its end raises OSError.
 
     Args:
-        url: ``pipe:`` and the command.
+        url: ``pipe:`` followed by the command.
     """
 
     def __init__(self, url: str) -> None:
@@ -39,7 +41,7 @@ class CommandOutput(io.RawIOBase):
         if not self.closed:
             assert self._process.stdout is not None
             self._process.stdout.close()
-            if self._process.poll() is None:  # with all that it started
+            if self._process.poll() is None:  # end it and every process that it started
                 for sent in (signal.SIGTERM, signal.SIGKILL):
                     with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                         os.killpg(self._process.pid, sent)

@@ -8,20 +8,20 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-_MOST_LOST = 64  # calls that hang, before no more are made
+_MOST_LOST = 64  # abandoned calls that still run: beyond this many, new calls are refused
 
 
 class HangingCallsError(OSError):
-    """So many calls hang that no more are made."""
+    """Too many calls hang: new ones are refused until some return."""
 
 
 class _Call(Future[Any]):
-    """A call that waits for a thread or runs in one. Cancelling it while it runs gives its thread up."""
+    """A call that waits for a thread or runs in one. Cancelling a running call abandons its thread."""
 
     def __init__(self, threads: DaemonThreads, function: Callable[[], Any]) -> None:
         super().__init__()
         self._threads, self._function = threads, function
-        self.given_up = self.ended = False  # with the lock of the threads
+        self.given_up = self.ended = False  # guarded by the lock of the threads
 
     def cancel(self) -> bool:
         cancelled = super().cancel()
@@ -41,12 +41,13 @@ class _Call(Future[Any]):
 
 
 class DaemonThreads(Executor):
-    """Threads that do not keep the process from ending, and are replaced when the call in one is given up.
+    """Threads that do not keep the process alive. A thread whose call is abandoned is replaced.
 
-    Those of ``concurrent.futures`` are joined at exit: a process with a call that hangs would never end.
+    The threads of ``concurrent.futures`` are joined at exit: with one call that hangs, the process
+    would never end.
 
     Args:
-        count: how many calls run at once, without those that were given up.
+        count: how many calls run at once, not counting abandoned ones.
     """
 
     def __init__(self, count: int) -> None:
@@ -56,10 +57,10 @@ class DaemonThreads(Executor):
         self._running = self._lost = 0
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
-        """Have a thread call ``function``.
+        """Call ``function`` in a thread.
 
         Raises:
-            HangingCallsError: too many calls have been given up and still run.
+            HangingCallsError: too many abandoned calls still run.
         """
         call = _Call(self, lambda: function(*args, **options))
         with self._lock:
@@ -70,7 +71,7 @@ class DaemonThreads(Executor):
         return call
 
     def lose(self, call: _Call) -> None:
-        """A running call is not waited for any more: another thread takes the place of its own."""
+        """Abandon a running call: another thread takes the place of its thread."""
         with self._lock:
             if not call.given_up and not call.ended:
                 call.given_up = True

@@ -1,10 +1,12 @@
-"""URLs: which shards a user means, which object a URL means, and how to show one without its secrets.
+"""URLs: expand them to shards, identify their objects, and show them without secrets.
 
 Rules:
-1. What is shown (``redact``, ``hide``) names few parameters, those known to be harmless: a name that is not known may be that of a secret.
-2. What tells objects apart (``identify``) leaves out only what is known to sign a URL: a name that is not known may select the object. It is hashed, never
-   shown.
-3. What is the same for a copy elsewhere (``relative_names``) is the end of what tells objects apart: the names below a common directory.
+1. What is shown (``redact``, ``hide``) contains only parameters that are known to be harmless: an
+   unknown parameter may be a secret.
+2. What identifies an object (``identify``) omits only parameters that are known to sign a URL: an
+   unknown parameter may select the object. The result is hashed, never shown.
+3. What is the same for an object and its copy elsewhere (``relative_names``) is its name below the
+   common directory of all objects.
 """
 
 from __future__ import annotations
@@ -23,20 +25,22 @@ import braceexpand
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _SCHEME = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]+:(//|:)")
-# The address of a host in a URL: its brackets are no pattern, and its colons no chain of protocols.
+# The IPv6 address of a host in a URL: its brackets are not a pattern, and its colons not a chain of
+# protocols.
 IPV6_HOST = re.compile(r"(?<=[/@])\[[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%25[^\]/]*)?\](?=[:/?#]|$)")
-# Parameters that are shown: they say which object is meant, or which part or form of it.
+# Parameters that are shown: they select an object, or a part or form of it.
 _HARMLESS = re.compile(
     r"(?i)v(ersion(id)?)?|generation|snapshot|rev(ision)?|id|file(name)?|name|path|part(number)?|page|shard|split|index|epoch|format|provider|alt|download"
 )
 _HARMLESS_VALUE = re.compile(r"[A-Za-z0-9._,/+ -]{0,80}")
-# Names of secrets: of options, of parameters that follow a ";", and (those that name no column of a table) of directories such as /hdnts=.../x.tar.
+# Names of secrets in options and in parameters after a ";". The second pattern is for directories
+# such as /hdnts=.../x.tar; it omits names that may also be columns of a partitioned table.
 _SECRET = re.compile(
     r"(?i)(sig|signature|sign|token|credentials?|passw(or)?d|passphrase|pass|pwd|auth(orization)?|secret|key|keyid|accesskeyid|jwt|bearer|hmac|hdn(ts|ea|tl)"
     r"|policy|md5|code|session(id)?|sid|cookies?|connection_string)(__)?$"
 )
 _SECRET_DIRECTORY = re.compile(r"(?i)(sig|signature|token|passw(or)?d|pwd|authorization|secret|apikey|jwt|bearer|hmac|hdn(ts|ea|tl)|policy|sessionid)(__)?$")
-# Parameters that sign a URL, and differ each time that it is signed.
+# Parameters that sign a URL, and differ each time it is signed.
 _SIGNING = re.compile(
     r"(?i)x-(amz|goog|oss|obs|cos)-(algorithm|credential|date|expires|signedheaders|signature(-version)?|(access|security)-token|content-sha256)|awsaccesskeyid"
     r"|googleaccessid|ossaccesskeyid|q-(ak|signature|(sign|key)-time|(header|url-param)-list|sign-algorithm)"
@@ -44,21 +48,23 @@ _SIGNING = re.compile(
     r"|authorization|sig|password|passwd|pwd|(client[-_]?)?secret|(x-)?api[-_]?key|jsessionid|phpsessid"
 )
 _SIGNING_PATH = re.compile(r"(?i)(;|%3b)((access|auth)[-_]?)?token=[^/;]*|(?<=[/;~])hdn(ts|ea|tl)=[^/]*")
-# Parameters that sign a URL where another one is there too, and may select the object elsewhere.
+# Parameters that sign a URL only if it also has the parameter in the key; otherwise they may select
+# the object.
 _SIGNING_WITH = {
     "sig": re.compile(r"s[vrpte]|ss|srt|sip|spr|si|sk(oid|tid|t|e|s|v)|s[au]oid|scid|sdd|ses"),  # Azure SAS
     "key-pair-id": re.compile(r"policy|hash-algorithm"),  # CloudFront
     "expires": re.compile(r"md5"),  # nginx's secure_link
 }
 _USER_IS_A_PLACE = re.compile(r"(?i)(abfss?|wasbs?|az|adl)://")  # container@account
-_TARGET = re.compile(r"(?<=with url: )/[^\s'\"<>]*")  # of a request, as urllib3 tells it
-_LINK = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]*)(://[^\s'\"<>]+)")  # a URL in a text; the first part makes the search linear
+_TARGET = re.compile(r"(?<=with url: )/[^\s'\"<>]*")  # of a request, in messages of urllib3
+# A URL in a text; the lookbehind keeps the search linear.
+_LINK = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]*)(://[^\s'\"<>]+)")
 _SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation"))
 _BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}|\{\d+\.\.")
 
 
 def local_path(url: str) -> str | None:
-    """The path of a URL on this machine; None for a URL of somewhere else."""
+    """The path of a local URL; None for any other URL."""
     if url.startswith("file://"):
         return url.removeprefix("file://")
     if url.startswith("local://"):
@@ -67,12 +73,12 @@ def local_path(url: str) -> str | None:
 
 
 def at_home(path: str) -> str:
-    """A path with ``~`` replaced by the home directory, as a shell does it; a path that exists is taken as it is."""
+    """A path with ``~`` replaced by the home directory; an existing path is not changed."""
     return os.path.expanduser(path) if path.startswith("~") and not os.path.lexists(path) else path
 
 
 def links_of(url: str) -> list[str]:
-    """The parts of a chained URL, ``a::b://c``; the URL itself if it is none."""
+    """The parts of a chained URL, ``a::b://c``; the URL itself if it is not chained."""
     addresses = [found.span() for found in IPV6_HOST.finditer(url)]
     cuts = [found.span() for found in re.finditer("::", url) if not any(start < found.start() < stop for start, stop in addresses)]
     starts, stops = [0, *(stop for _, stop in cuts)], [*(start for start, _ in cuts), len(url)]
@@ -80,7 +86,10 @@ def links_of(url: str) -> list[str]:
 
 
 def redact(url: str) -> str:
-    """``url`` as messages and states show it: without user and password, and of its parameters only those whose names are known to be harmless."""
+    """``url`` for messages and states: without user and password.
+
+    Of the parameters it has only those that are known to be harmless.
+    """
     if url.startswith("pipe:"):
         return _command(url)
     return url if local_path(url) is not None else _redact(url)
@@ -97,7 +106,10 @@ def _redact(url: str) -> str:
 
 
 def plain(url: str) -> str:
-    """``url`` without what ``redact`` does not show, to be written to a file and opened again by who has credentials."""
+    """``url`` without its secrets, to be written to a file.
+
+    Unlike the result of ``redact`` it has no dots: a user with credentials can open it.
+    """
     return redact(url).removesuffix("#...").removesuffix("?...").removesuffix("&...")
 
 
@@ -110,7 +122,7 @@ def _command(url: str) -> str:
 def _without_user(url: str, keep: bool = False) -> str:
     """``url`` without the user and password before its hosts, or without the password if ``keep``."""
     url = re.sub(r"(://)([^/?#]*)@", lambda found: found[1] + (f"{found[2].partition(':')[0]}@" if keep else ""), url)
-    # A password may hold what should be encoded: then no port follows the colon.
+    # A password may contain characters that should be encoded: then no port follows the colon.
     odd = re.search(r"://(?=[^/?#@:\[\]]*:(?![0-9]*([/?#]|$)))", url)
     return url[: odd.end()] + url.rpartition("@")[2] if odd and "@" in url[odd.end() :] else url
 
@@ -120,7 +132,10 @@ def _is_web(url: str) -> bool:
 
 
 def _split(url: str) -> tuple[str, str | None, str | None]:
-    """Path, query and fragment of a URL; only HTTP has fragments, other stores have ``#`` in names."""
+    """Path, query and fragment of a URL.
+
+    Only HTTP has fragments; in other stores a name may contain ``#``.
+    """
     url, mark, fragment = url.partition("#") if _is_web(url) else (url, "", "")
     path, question, query = url.partition("?")
     return path, query if question else None, fragment if mark else None
@@ -138,15 +153,18 @@ def _shown_path(path: str) -> str:
 
 
 def _parameters(query: str) -> Iterator[tuple[str, str]]:
-    """The parameters of a query as they stand there, with their names."""
+    """The parameters of a query: the original text of each, and its decoded name."""
     for part in re.split("[&;]", query):
         if part:
             yield part, unquote_plus(part.partition("=")[0]).strip()
 
 
-@lru_cache(256)  # steps ask for each sample
+@lru_cache(256)  # stages call it for each sample
 def identify(url: str) -> str:
-    """What tells the object at ``url`` from others, whatever the credentials and however the URL is signed. To be hashed: it may hold secrets."""
+    """A text that identifies the object at ``url``, independent of credentials and signatures.
+
+    Hash it, since it may contain secrets.
+    """
     if url.startswith("pipe:"):
         return _LINK.sub(lambda found: _identify(found[0]), url)
     return url if local_path(url) is not None else _identify(url)
@@ -160,17 +178,20 @@ def _identify(url: str) -> str:
     parameters = [(part, name.lower()) for part, name in _parameters(query)]
     names = {name for _, name in parameters}
     if "signature" in names:
-        names.discard("expires")  # this is the signature of S3 or GCS, and md5 beside it a parameter as others
+        # The signature is that of S3 or GCS, so md5 is an ordinary parameter.
+        names.discard("expires")
     signing = [_SIGNING, *(more for mark, more in _SIGNING_WITH.items() if mark in names)]
     kept = [part for part, name in parameters if not any(pattern.fullmatch(name) for pattern in signing)]
     return f"{named}?{'&'.join(kept)}" if kept else named
 
 
 def relative_names(urls: Sequence[str]) -> list[str]:
-    """The names of objects below the directory that all of them are in, which a copy of that directory has too. To be hashed: they may hold secrets.
+    """The names of objects below their common directory, the same in each copy of that directory.
 
-    The directory itself is no part of the names, unless it is called as a split is, such as ``train``: ``val/0.tar`` is no copy of ``train/0.tar``. A command
-    is a name as a whole, as is a URL of a file in another file (``zip://0.tar::...``), and a query that does not sign the URL is the end of one.
+    Hash them, since they may contain secrets. The common directory itself is not part of the names,
+    unless it has the name of a split, such as ``train``: ``val/0.tar`` is not a copy of
+    ``train/0.tar``. A command is a name as a whole, and so is a URL of a file in another file
+    (``zip://0.tar::...``). A query that does not sign the URL is the end of a name.
     """
     split = [_folder_and_name(url) for url in urls]
     folders = {folder: _directories(folder) for folder in dict.fromkeys(folder for folder, _ in split)}
@@ -183,7 +204,7 @@ def relative_names(urls: Sequence[str]) -> list[str]:
 
 
 def _folder_and_name(url: str) -> tuple[str | None, str]:
-    """A URL up to its last slash, and its name; None and all of it where it is not a file in a directory."""
+    """A URL up to its last slash, and the rest; None and all of it if it has no directory."""
     path = local_path(url)
     if path is not None:
         folder, slash, name = path.replace(os.sep, "/").rpartition("/")
@@ -196,7 +217,10 @@ def _folder_and_name(url: str) -> tuple[str | None, str]:
 
 
 def _directories(folder: str | None) -> list[str]:
-    """The scheme, the host or bucket, and the directories of a URL that ends in a slash; of a path on this machine, from the root on."""
+    """The scheme, the host or bucket, and the directories of a URL that ends in a slash.
+
+    For a local path, these are the directories from the root on.
+    """
     if folder is None:
         return []
     path = local_path(folder)
@@ -209,23 +233,28 @@ def _directories(folder: str | None) -> list[str]:
 
 
 def hide(text: str, url: str = "", options: Any = None) -> str:
-    """A message of some library without the credentials of ``url``, of all other URLs in it, and of ``options`` (storage_options)."""
+    """A library's message without credentials.
+
+    Removed are those of ``url``, of other URLs in the message, and of ``options``
+    (storage_options).
+    """
     if url:
         text = text.replace(url, redact(url))
     text = _LINK.sub(lambda found: found[0] if found[1] in ("file", "local") else _redact(found[0]), text)
     secrets = {*_secrets_of_url(url), *secrets_of(options)}
-    for secret in sorted({*secrets, *map(_quoted, secrets)}, key=len, reverse=True):  # a library may show a part, or write it otherwise
+    for secret in sorted({*secrets, *map(_quoted, secrets)}, key=len, reverse=True):
+        # A library may show only a part, or encode it.
         text = text.replace(secret, "...")
     return _TARGET.sub(lambda found: _redact(found[0]), text)
 
 
 def _quoted(secret: str) -> str:
-    """A secret as libraries write it into URLs."""
+    """A secret as libraries encode it in URLs."""
     return quote_plus(secret, errors="replace")
 
 
 def words(error: BaseException) -> str:
-    """What an error says, if it can."""
+    """The message of an error; a placeholder if its ``__str__`` fails."""
     try:
         return str(error)
     except Exception:
@@ -233,14 +262,17 @@ def words(error: BaseException) -> str:
 
 
 def clean(error: BaseException | None, url: str = "", options: Any = None, *, depth: int = 10) -> BaseException | None:
-    """``error`` as a cause that may be shown, with all that led to it: of the same class, but with nothing of it except its message, as ``hide`` gives it."""
+    """A copy of ``error`` and its causes that may be shown.
+
+    A copy has the same class and the message after ``hide``, but no other data of the original.
+    """
     if error is None or depth == 0:
         return None
     message = hide(words(error), url, options)
     shown: BaseException
     try:
         shown = _stand_in(type(error), message)
-    except Exception:  # its class cannot be had without its arguments
+    except Exception:  # its class cannot be created without its arguments
         shown = _stand_in(Exception, f"{type(error).__name__}: {message}")
     for note in getattr(error, "__notes__", ()):
         shown.add_note(hide(str(note), url, options))
@@ -252,7 +284,7 @@ def clean(error: BaseException | None, url: str = "", options: Any = None, *, de
 
 
 def _stand_in(kind: type[BaseException], message: str) -> BaseException:
-    """An error of this class that was made without its arguments."""
+    """An error of this class, created without calling its ``__init__``."""
     more = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__str__": _message, "__repr__": _shown_error}
     made: type[BaseException] = type(kind.__name__, (kind,), more)
     error = made.__new__(made, message)
@@ -281,7 +313,9 @@ def _secrets_of_url(url: str) -> Iterator[str]:
     yield from (value for value in values if len(value) >= _LEAST_SECRET)
 
 
-_LEAST_SECRET = 6  # characters: a shorter one is not searched for in messages, where it may stand for something else
+# Characters. A shorter secret is not searched for in messages: it may occur there with another
+# meaning.
+_LEAST_SECRET = 6
 
 
 def secrets_of(options: Any, name: str = "") -> Iterator[str]:
@@ -295,7 +329,7 @@ def secrets_of(options: Any, name: str = "") -> Iterator[str]:
             yield from secrets_of(value, name)
     elif (is_secret(name) or name in _HOLD_SECRETS) and isinstance(options, (str, bytes, int, float)):
         text = options.decode(errors="replace") if isinstance(options, bytes) else str(options)
-        for part in {text, text.rpartition(" ")[2]}:  # "Bearer x"
+        for part in {text, text.rpartition(" ")[2]}:  # the token of "Bearer x" may also occur alone
             if len(part) >= _LEAST_SECRET:
                 yield part
 
@@ -309,18 +343,19 @@ def is_secret(name: str) -> bool:
 
 
 def expand(urls: Urls, storage_options: dict[str, Any] | None = None) -> list[str]:
-    """Every shard that ``urls`` names, in order.
+    """The URLs of all shards that ``urls`` names, in order.
 
     Args:
-        urls: a URL or path, or several. Each may hold braces (``{000..011}``, ``{a,b}``, nested, with steps), or ``*``, ``?`` and ``[...]`` (sorted); a
-            directory means the ``*.tar*`` files in it (one in a store ends in ``/``), ``@list.txt`` the lines of a local text file. A path that exists is
-            taken as it is.
-        storage_options: for listing remote globs, as fsspec takes them.
+        urls: a URL or path, or several. Each may contain braces (``{000..011}``, ``{a,b}``, nested,
+            with steps), or ``*``, ``?`` and ``[...]`` (the matches are sorted). A directory means
+            the ``*.tar*`` files in it (one in a store ends in ``/``), ``@list.txt`` the lines of a
+            local text file. The path of an existing file is not expanded.
+        storage_options: options for fsspec, to list patterns in a store.
 
     Raises:
         ValueError: nothing matches, or the list is empty.
         ShardError: a store cannot be listed.
-        TypeError: something is neither a string nor a path.
+        TypeError: an item is neither a string nor a path.
     """
     if isinstance(urls, (str, os.PathLike)):
         urls = [urls]
@@ -371,7 +406,7 @@ def _expand_glob(url: str, storage_options: dict[str, Any] | None) -> Sequence[s
         if not glob.has_magic(path) or os.path.exists(path):
             return [url]
         return _found(url, sorted(glob.glob(path, recursive=True)))
-    # In a URL "?" starts a query; only what comes before it can be a pattern.
+    # In a URL, "?" starts a query: only the part before it can be a pattern.
     named = IPV6_HOST.sub("", url.partition("?")[0])
     folder = url.endswith("/") and "?" not in url and len(links_of(url)) == 1
     if not ("*" in named or "[" in named or folder) or url.startswith("pipe:"):

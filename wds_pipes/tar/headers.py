@@ -9,29 +9,35 @@ from struct import Struct
 from typing import NamedTuple
 
 BLOCK = 512
-MAX_HEADER_BYTES = 1 << 20  # of all extended headers of a member: names, attributes, the map of a sparse file
-MAX_SIZE = 1 << 60  # a larger one cannot be meant
+# For all extended headers of a member: names, attributes, the map of a sparse file.
+MAX_HEADER_BYTES = 1 << 20
+MAX_SIZE = 1 << 60  # a larger size is an error
 ZEROS = bytes(BLOCK)
 REGULAR = b"0\x007"  # regular, the same in v7, contiguous
-NO_DATA = b"123456"  # links, devices, directories: whatever their size says
-# Of a header: 99 bytes of the name and the 100th, 11 digits of the size and the byte behind them, the checksum, the type, the first byte of the ustar prefix.
+# Links, devices, directories: they have no data, whatever their size field says.
+NO_DATA = b"123456"
+# The fields of a header: 99 bytes of the name and its 100th, 11 digits of the size and the byte
+# after them, the checksum, the type, the first byte of the ustar prefix.
 FIELDS = Struct("99sB24x11sB12x8sB188xB166x")
 
 
 class Sums(dict[bytes, int]):
-    """For a checksum field, what the low half of adler32 of a whole valid header is: 1 + the sum of its bytes, modulo 65521."""
+    """For a checksum field, the low half of adler32 of a whole valid header.
+
+    That is 1 + the sum of its bytes, modulo 65521.
+    """
 
     def __missing__(self, checksum: bytes) -> int:
         if len(self) > 8192:
             self.clear()
         stored = _number(checksum)
-        # the checksum takes its own field for eight spaces
+        # the checksum counts its own field as eight spaces
         self[checksum] = value = -1 if stored is None else (1 + stored - 256 + sum(checksum)) % 65521
         return value
 
 
 class Sizes(dict[bytes, int]):
-    """For the digits of a size field, the size."""
+    """The size for the digits of a size field."""
 
     def __missing__(self, digits: bytes) -> int:
         if len(self) > 8192:
@@ -44,11 +50,13 @@ class Sizes(dict[bytes, int]):
 
 
 class Damage(Exception):  # noqa: N818 - it becomes a ShardError
-    """Something is wrong at ``offset``; ``what`` continues a sentence about the shard.
+    """Damage at ``offset``; ``what`` continues a sentence about the shard.
 
-    ``cut``: nothing can be read after it, since the stream was cut or, if ``lost``, broke. ``soft``: no member need be missing. Otherwise the walk can go on at
-    ``head``, a header that was read already, or after the ``passed`` bytes of a member, or after the ``size`` bytes of data that a damaged header speaks of,
-    or at the next valid header. ``sure``: that is no header inside of another member.
+    ``cut``: nothing can be read after it, since the stream was cut or, if ``lost``, failed.
+    ``soft``: perhaps no member is missing. Without ``cut``, the walk can continue at one of these
+    places: at ``head``, a header that was read already; after the ``passed`` bytes of a member;
+    after the ``size`` bytes of data that a damaged header declares; or at the next valid header.
+    ``sure``: that header is known not to be inside another member.
     """
 
     def __init__(
@@ -75,7 +83,7 @@ def cut_member(name: str, size: int, offset: int) -> Damage:
 
 
 class _Header(NamedTuple):
-    """What a header block says by itself."""
+    """The content of a header block, without extended headers."""
 
     name: bytes
     kind: int
@@ -83,7 +91,11 @@ class _Header(NamedTuple):
 
 
 def parse_header(head: bytes, offset: int, limit: int) -> _Header:
-    """A header block, checked. Of one that is damaged, a size up to ``limit`` may still be right."""
+    """Check and parse a header block.
+
+    For a damaged header, Damage has the size in it if that may be right: if it is at most
+    ``limit``.
+    """
     if not is_header(head):
         size = _number(head[124:136])
         size = size if size is not None and size <= limit and head[257:262] == b"ustar" else None
@@ -100,7 +112,10 @@ def parse_header(head: bytes, offset: int, limit: int) -> _Header:
 
 
 def is_header(head: bytes) -> bool:
-    """Whether the checksum of a block fits; of unsigned bytes or, as some old programs wrote it, of signed ones."""
+    """Whether the checksum of a block is right.
+
+    It is the sum of unsigned bytes or, from some old programs, of signed ones.
+    """
     stored = _number(head[148:156])
     unsigned = sum(head) - sum(head[148:156]) + 256
     if stored == unsigned:
@@ -109,7 +124,10 @@ def is_header(head: bytes) -> bool:
 
 
 def _number(text: bytes) -> int | None:
-    """A number field: octal digits, or base 256 where the first bit is set (GNU); None if it is neither or negative."""
+    """The value of a number field; None if it is invalid or negative.
+
+    It has octal digits, or base 256 if its first bit is set (GNU).
+    """
     if text[0] == 0x80:
         return int.from_bytes(text[1:], "big")
     digits = text.partition(b"\0")[0].strip(b" ")
@@ -119,10 +137,10 @@ def _number(text: bytes) -> int | None:
 
 
 def no_tar(head: bytes) -> str:
-    """What a stream that starts with ``head`` may be instead of a tar."""
+    """The message for a stream that starts with ``head`` and is not a tar, with a guess what it is."""
     start = head.lstrip()[:64].lower()
     if start.startswith(b"<"):
-        guess = "it looks like a web page or an error answer of a server; check the URL and the credentials"
+        guess = "it looks like a web page or an error response of a server; check the URL and the credentials"
     elif start.startswith(b"pk\3\4"):
         guess = "it looks like a zip file, so check the URL"
     elif start.startswith((b"{", b"version https://git-lfs")):
@@ -134,7 +152,10 @@ def no_tar(head: bytes) -> str:
 
 @dataclass(slots=True)
 class Sparse:
-    """The map of a sparse member: (offset, count) of the pieces that are stored, in a file of ``size`` bytes. ``inline``: the map starts the data."""
+    """The map of a sparse member: (offset, count) of the pieces stored of a file of ``size`` bytes.
+
+    ``inline``: the map is at the start of the member's data.
+    """
 
     size: int
     pieces: list[tuple[int, int]]
@@ -142,7 +163,7 @@ class Sparse:
 
     @classmethod
     def old_gnu(cls, head: bytes, take: Callable[[int, str, int], bytes], start: int) -> Sparse:
-        """From an old GNU sparse header at ``start`` and the blocks behind it."""
+        """Read the map from an old GNU sparse header at ``start`` and the blocks after it."""
         size = _number(head[483:495])
         pieces = _pieces(head[386:482])
         extended, taken = head[482], 0
@@ -155,10 +176,10 @@ class Sparse:
         return cls(size or 0, pieces)
 
     def expand(self, data: bytes, offset: int) -> bytes:
-        """The file that the stored pieces make."""
+        """The file with the stored pieces at their places and zeros elsewhere."""
         try:
             pieces, taken = _inline_map(data) if self.inline else (self.pieces, 0)
-            whole, stored = io.BytesIO(), memoryview(data)  # whose value is not copied
+            whole, stored = io.BytesIO(), memoryview(data)  # getvalue() does not copy
             if self.size:
                 whole.seek(self.size - 1)
                 whole.write(b"\0")
@@ -174,7 +195,10 @@ class Sparse:
 
 
 def _inline_map(data: bytes) -> tuple[list[tuple[int, int]], int]:
-    """The map of a sparse member that starts its data (pax 1.0): lines with the number of pieces, and place and length of each. And where the pieces start."""
+    """The map at the start of a sparse member's data (pax 1.0), and the offset of the pieces.
+
+    The map has one number per line: the number of pieces, then the offset and the length of each.
+    """
     numbers: list[int] = []
     place, wanted = 0, 1
     while len(numbers) < wanted:
@@ -189,7 +213,7 @@ def _inline_map(data: bytes) -> tuple[list[tuple[int, int]], int]:
 
 
 def _pieces(block: bytes) -> list[tuple[int, int]]:
-    """The entries of an old GNU sparse map; an empty one ends it."""
+    """The entries of an old GNU sparse map; an empty entry ends it."""
     pieces = []
     for place in range(0, len(block), 24):
         start, count = _number(block[place : place + 12]), _number(block[place + 12 : place + 24])
@@ -201,7 +225,10 @@ def _pieces(block: bytes) -> list[tuple[int, int]]:
 
 @dataclass(slots=True)
 class Extra:
-    """What extended headers, the first of them at ``start`` and of ``size`` bytes together, said of the member behind them."""
+    """The content of the extended headers before a member.
+
+    The first of them is at ``start``; together they have ``size`` bytes.
+    """
 
     start: int
     size: int = 0
@@ -210,7 +237,7 @@ class Extra:
     pieces: list[bytes] = field(default_factory=list)
 
     def read_pax(self, content: bytes, offset: int) -> None:
-        """Take in the records of a pax header: length, space, key, equals sign, value, newline."""
+        """Add the records of a pax header: length, space, key, equals sign, value, newline."""
         stored, content, place = len(content), content.rstrip(b"\0"), 0
         if stored and len(content) % BLOCK == 0 and stored > len(content):
             raise Damage("has a pax header that is cut by zeros. Write or fetch it again", offset, size=0)
@@ -227,7 +254,7 @@ class Extra:
             place = end
 
     def apply(self, header: _Header, offset: int) -> tuple[bytes, int]:
-        """Name and stored size of the member with ``header``."""
+        """The name and the stored size of the member with ``header``."""
         name = self.pax.get(b"GNU.sparse.name") or self.pax.get(b"path") or self.long_name or header.name
         return name, self._integer(b"size", header.size, offset)
 

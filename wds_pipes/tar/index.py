@@ -1,7 +1,8 @@
-"""Which entries of an index are those of which shards. Without torch.
+"""Find the entry of an index for each shard. Without torch.
 
-A name in an index is relative to the place of the index. It means the shard with which it has most of the path in common, the base name at least; what could
-mean two shards, or two names that could be meant by one shard, are an error.
+A name in an index is relative to the place of the index. It means the shard whose path has the
+longest end in common with it, at least the base name. If an entry could mean two shards, or a shard
+two entries, that is an error.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from wds_pipes.tar.index_formats import (
     read_indexes,
 )
 
-_BESIDE = ("index.json", "sizes.json", "_info.json", "info.json")  # the names of an index beside its shards
+# File names of an index in the directory of its shards.
+_BESIDE = ("index.json", "sizes.json", "_info.json", "info.json")
 _LENGTH = "__len__"
 
 
@@ -33,25 +35,23 @@ _LENGTH = "__len__"
 
 
 def is_index(url: str) -> bool:
-    """Whether a URL in a list of shards names an index by its ending, ``.json``."""
+    """Whether a URL in a list of shards names an index: its path ends in ``.json``."""
     return path_of(url).lower().endswith(".json")
 
 
 def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[tuple[str, ShardFacts]]:
-    """The shards that index files list, in order, with what they say of each.
+    """The shards that index files list, in order, with the facts of each.
 
     Raises:
-        ValueError: one is damaged, or names no shards to open.
-        ShardError: one cannot be read.
+        ValueError: an index is damaged, or lists no shards to open.
+        ShardError: an index cannot be read.
     """
     found: list[tuple[str, ShardFacts]] = []
     for index in read_indexes(urls, storage_options):
         if not index.shards or index.of_stem:
             raise ValueError(f"index {redact(index.url)} does not list shards: name the shards, and pass it as index=")
         if index.parts > 1:
-            raise ValueError(
-                f"index {redact(index.url)} lists {index.parts} splits, of which one is to be chosen: name its shards, and pass the file as index="
-            )
+            raise ValueError(f"index {redact(index.url)} lists {index.parts} splits, and one must be chosen: name its shards, and pass the file as index=")
         for url, _ in index.shards:
             check_named(index.url, url)
         found += index.shards
@@ -59,15 +59,17 @@ def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[
 
 
 def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options = None) -> list[ShardFacts]:
-    """What an index says of each of ``urls``.
+    """What an index says about each of ``urls``.
 
     Args:
         urls: the shards.
-        index: paths or URLs of index files, or directories with one; True for the directories of the shards.
-        storage_options: as fsspec takes them.
+        index: paths or URLs of index files, or directories with one; True for the directories of
+            the shards.
+        storage_options: options for fsspec.
 
     Raises:
-        ValueError: the index is damaged, or there is none; a shard is not in it, or it cannot be told which of its names is meant.
+        ValueError: the index is damaged, or there is none; a shard is not in it, or several entries
+            may mean the shard.
         ShardError: the index cannot be read.
     """
     if index is not True and (not isinstance(index, (str, os.PathLike, Iterable)) or isinstance(index, (bytes, dict))):
@@ -99,7 +101,10 @@ def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options
 
 
 def _look_in(folder: str, shards: Sequence[str], storage_options: Options) -> list[str]:
-    """The index files in a directory or beside a shard: the first that is there, in a fixed order; DALI's are one for each shard."""
+    """The index files in a directory: the first kind that exists, in a fixed order.
+
+    An index of DALI is one file per shard.
+    """
     for name in _BESIDE:
         if _exists(folder + name, storage_options):
             return [folder + name]
@@ -123,13 +128,14 @@ def _exists(url: str, storage_options: Options) -> bool:
 
 
 class _Matcher:
-    """Which entry of an index means a shard: rule 2."""
+    """Finds the entry of an index for a shard, as the docstring of this module says."""
 
     def __init__(self, indices: Sequence[Index]) -> None:
         self._where = ", ".join(redact(index.url) for index in indices[:2]) + (", ..." if len(indices) > 2 else "")
         self._entries: list[tuple[str, ShardFacts]] = []
         self._by_base: dict[str, list[int]] = {}
-        self._by_end: dict[str, dict[str, list[int]]] = {}  # for a base name that several have, by each end of their paths
+        # For a base name of several entries: the entries by each end of their paths.
+        self._by_end: dict[str, dict[str, list[int]]] = {}
         known: dict[str, int] = {}
         for index in indices:
             for name, facts in index.shards:
@@ -176,5 +182,5 @@ class _Matcher:
 
 
 def _ends(parts: list[str]) -> Iterator[str]:
-    """All ends of a path, the longest first."""
+    """All ends of a path, longest first."""
     return ("/".join(parts[start:]) for start in range(len(parts)))

@@ -1,10 +1,13 @@
-"""The forms in which an index of shards is written.
+"""The formats of an index of shards.
 
 Rules:
-1. The form is told by content: wids ``index.json``, ``sizes.json`` and ``__len__`` (open_clip), ``_info.json`` (timm), DALI's ``.idx``. It is JSON or plain
-   numbers, never pickle, and at most ``MAX_INDEX_BYTES`` are read.
-2. An index may come from anywhere. The shards that it lists lie in its own store or in one of ``_STORES``. Only an index on this machine may name files of
-   this machine, and none may name a command, standard input or a chain of file systems (``a::b://``).
+1. The format is detected by content: wids ``index.json``, ``sizes.json`` and ``__len__``
+   (open_clip), ``_info.json`` (timm), DALI's ``.idx``. It is JSON or plain numbers, never pickle,
+   and at most ``MAX_INDEX_BYTES`` are read.
+2. An index may come from an untrusted place. The shards that it lists have the protocol of its own
+   URL or one of ``_STORES`` (for a local index: ``_STORES_OF_LOCAL``). Only a local index may name
+   local files, and no index may name a command, standard input or a chain of file systems
+   (``a::b://``).
 """
 
 from __future__ import annotations
@@ -24,20 +27,21 @@ if TYPE_CHECKING:
     from wds_pipes.io.open import Opener
 
 MAX_INDEX_BYTES = 64 << 20  # enough for 400 000 shards
-_READERS, _READAHEAD_BYTES = 16, 2 << 20  # so many index files are read at a time, and so much ahead of each
-_STORES = ("http", "https", "s3", "s3a", "gs", "gcs")  # that any index may name
-_STORES_OF_LOCAL = (*_STORES, "hf", "az", "abfs", "abfss", "ais")  # that an index on this machine may name: ``wds-pipes index`` may have written it
+_READERS, _READAHEAD_BYTES = 16, 2 << 20  # index files read at a time, and the read-ahead for each
+_STORES = ("http", "https", "s3", "s3a", "gs", "gcs")  # any index may name these
+# A local index may name these too: ``wds-pipes index`` may have written it.
+_STORES_OF_LOCAL = (*_STORES, "hf", "az", "abfs", "abfss", "ais")
 MEND = "Make one with: wds-pipes index SHARDS -o index.json"
 
 Options = dict[str, Any] | None
 
 
 class ShardFacts(NamedTuple):
-    """What is known of a shard; None for what is not.
+    """What is known about a shard; None for what is not.
 
     Attributes:
-        samples: how many samples it has.
-        size: how many bytes it has as it is stored.
+        samples: the number of its samples.
+        size: its size in bytes, as it is stored (maybe compressed).
         md5: the MD5 of these bytes, 32 hexadecimal digits in lower case.
     """
 
@@ -47,17 +51,26 @@ class ShardFacts(NamedTuple):
 
 
 class Index(NamedTuple):
-    """What an index file says: of each shard it names, or (``shards`` is empty) the ``total`` of samples. ``parts``: of how many data sets."""
+    """The content of an index file.
+
+    Attributes:
+        url: where the index is.
+        shards: the URLs of the shards that it lists, and what it says about each; empty if it has a
+            total.
+        total: the number of samples in all shards, if that is all that the index says.
+        parts: the number of splits that it lists.
+        of_stem: its shard is named like the index, except for the extension ``.idx``.
+    """
 
     url: str
     shards: list[tuple[str, ShardFacts]]
     total: int | None = None
     parts: int = 1
-    of_stem: bool = False  # the name is that of the shard but for the extension, ``.idx``
+    of_stem: bool = False
 
 
 def read_indexes(urls: Sequence[str], storage_options: Options) -> list[Index]:
-    """What several index files say."""
+    """Read several index files, in order."""
     at_once = max(1, min(len(urls), _READERS))
     opener = make_opener(storage_options, readahead_bytes=at_once * _READAHEAD_BYTES, connections=2 * at_once)
     if len(urls) == 1:
@@ -67,8 +80,8 @@ def read_indexes(urls: Sequence[str], storage_options: Options) -> list[Index]:
 
 
 def make_opener(storage_options: Options, **reading: int) -> Opener:
-    """What opens index files and shards; ``reading``: options of ``Reading``."""
-    from wds_pipes.io.open import Opener  # imports asyncio, which writing shards does without
+    """An opener of index files and shards; ``reading``: options of ``Reading``."""
+    from wds_pipes.io.open import Opener  # imports asyncio, which writing shards does not need
     from wds_pipes.io.remote.budget import Reading
 
     return Opener(Reading(storage_options or {}, **reading))
@@ -79,7 +92,7 @@ def _read(url: str, opener: Opener) -> Index:
     try:
         with opener.open(url) as stream:
             data = stream.read(64)
-            if not data.startswith(b"v1."):  # of DALI's only the first line matters
+            if not data.startswith(b"v1."):  # of a DALI index only the first line is needed
                 data += stream.read(MAX_INDEX_BYTES + 1 - len(data))
     except ShardError as error:
         raise ShardError(str(error).replace("shard ", "index ", 1), url=shown) from error
@@ -92,7 +105,7 @@ def _read(url: str, opener: Opener) -> Index:
 
 
 def _parse(url: str, data: bytes) -> Index:
-    """An index by its content; ValueError in words that follow a colon."""
+    """Parse an index by its content. The message of a ValueError continues a sentence."""
     dali = re.match(rb"v1\.\d+ (\d{1,18})(\s|$)", data)
     if dali:
         return Index(url, [(path_of(url), ShardFacts(int(dali[1])))], of_stem=True)
@@ -110,7 +123,7 @@ def _parse(url: str, data: bytes) -> Index:
         return Index(url, list(_timm(url, content["splits"])), parts=len(content["splits"]))
     if isinstance(content, dict) and content and not any(isinstance(value, (dict, list)) for value in content.values()):
         return Index(url, [(_join(url, name), ShardFacts(_count(f"the number for {name!r}", value))) for name, value in content.items()])
-    raise ValueError("its content is of no form that is known here (wids index.json, sizes.json, __len__, timm's _info.json, DALI's .idx)")
+    raise ValueError("its content is in no known format (wids index.json, sizes.json, __len__, timm's _info.json, DALI's .idx)")
 
 
 def _wids(url: str, content: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]:
@@ -149,7 +162,7 @@ def _list(what: str, value: Any) -> list[Any]:
 
 
 def _count(what: str, value: Any) -> int:
-    """A number that is not negative, also as decimal digits."""
+    """A number that is not negative, also if it is a string of decimal digits."""
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
@@ -161,18 +174,18 @@ def _count(what: str, value: Any) -> int:
 
 
 def path_of(url: str) -> str:
-    """A URL without its query; a path as it is."""
+    """A URL without its query; a local path unchanged."""
     return url if local_path(url) is not None else url.partition("?")[0]
 
 
 def folder_of(url: str) -> str:
-    """The directory of a URL, with the slash at its end."""
+    """The directory of a URL, with its final slash."""
     path = path_of(url)
     return path[: len(path) - len(base_name(url))]
 
 
 def parts_of_path(url: str) -> list[str]:
-    """The host and the names in the path of a URL, for comparing."""
+    """The host and the names in the path of a URL, for comparison."""
     path = local_path(url)
     text = path.replace(os.sep, "/") if path is not None else path_of(redact(url)).partition("://")[2]
     return [part for part in posixpath.normpath(text).split("/") if part]
@@ -194,7 +207,7 @@ def last_dot(url: str) -> str:
 
 
 def _join(index: str, name: str) -> str:
-    """The URL that a name in an index means."""
+    """The URL for a name in an index."""
     if local_path(index) is not None:
         if local_path(name) != name or os.path.isabs(name):
             return name
@@ -210,7 +223,7 @@ def _join(index: str, name: str) -> str:
 
 
 def check_named(index: str, url: str) -> None:
-    """Rule 3.
+    """Check rule 2.
 
     Raises:
         ValueError: an index may not name this shard.

@@ -1,4 +1,7 @@
-"""Make an index: count the samples of shards, as ``group_by_key`` groups them, and their bytes and MD5s. It is written in the form of wids."""
+"""Make an index of shards, in the wids format: their samples, bytes and MD5s.
+
+The samples are counted as ``group_by_key`` groups them.
+"""
 
 from __future__ import annotations
 
@@ -38,19 +41,22 @@ def index_shards(
     storage_options: Options = None,
     on_shard: Callable[[str, ShardFacts], None] | None = None,
 ) -> dict[str, ShardFacts]:
-    """Read shards once, and tell the samples, bytes and MD5 of each; write that as an index.
+    """Read shards once, return the samples, bytes and MD5 of each, and write them to an index.
 
-    A shard has as many samples as ``group_by_key`` makes of it, whatever the decoding makes of them. The data of no member is kept in memory.
+    The samples are counted as ``group_by_key`` groups them, before any decoding. The data of the
+    members is not kept in memory.
 
     Args:
-        urls: as ``ShardList`` takes them.
-        output: the path of the index to write, in the form of wids (``index.json``); it appears when it is complete. Shards in its directory or below are
-            named from there, so that both can be moved; URLs are written without credentials. None: none is written.
+        urls: as for ``ShardList``.
+        output: the path of the index to write, in the wids format (``index.json``). The file
+            appears when it is complete. The URLs of local shards in its directory or below are
+            relative to that directory, so that both can be moved. URLs are written without
+            credentials. None: no index is written.
         key_split: as in ``group_by_key``.
         on_repeated_key: as in ``group_by_key``.
-        threads: how many shards are read at a time.
-        storage_options: how to reach the storage: a dict, as fsspec takes it.
-        on_shard: called with the URL and the facts of each shard, in order, when it has been read.
+        threads: the number of shards that are read at a time.
+        storage_options: how to reach the storage: a dict of options for fsspec.
+        on_shard: called with the URL and the facts of each shard, in order, after it was read.
 
     Returns:
         The facts of each shard by its URL, in order.
@@ -58,7 +64,7 @@ def index_shards(
     Raises:
         ShardError: a shard cannot be read, or is damaged.
         SampleError: a sample has a field twice, or a key comes again.
-        ValueError: nothing matches, or ``output`` is no local path.
+        ValueError: nothing matches, or ``output`` is not a local path.
     """
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
@@ -110,10 +116,12 @@ def _read_shard(url: str, split: Callable[[str], tuple[str, str] | None], on_rep
 
 
 def _count_samples(members: Iterable[tuple[str, str, Any, int]], split: Callable[[str], tuple[str, str] | None], on_repeated_key: str) -> int:
-    """How many samples ``group_by_key`` gives."""
+    """The number of samples that ``group_by_key`` yields."""
     samples, key, fields, known, seen = 0, "", set[str](), set[str](), set[str]()
-    doubts: list[tuple[int, bytes, int]] = []  # beside the sample that is read: where, what, and how many fields were known
-    suspects: list[tuple[int, bytes, int]] = []  # beside the next one
+    # Doubtful places next to the current sample: offset, kind, and how many fields were known
+    # there.
+    doubts: list[tuple[int, bytes, int]] = []
+    suspects: list[tuple[int, bytes, int]] = []  # the same for the next sample
 
     def check() -> None:
         for offset, place, before in doubts:
@@ -155,7 +163,10 @@ def _repeated(key: str, shown: str, offset: int, on_repeated_key: str) -> None:
 
 
 class _Hashed(io.RawIOBase):
-    """A stream that is read on from its beginning, with the number of its bytes and their MD5 so far. ``stop`` ends it with an error."""
+    """A stream that counts the bytes read and computes their MD5.
+
+    When ``stop`` is set, reading raises OSError.
+    """
 
     def __init__(self, raw: BinaryIO, stop: threading.Event) -> None:
         self._raw, self._stop = raw, stop
@@ -174,7 +185,7 @@ class _Hashed(io.RawIOBase):
 
 
 def check_output(output: str | os.PathLike[str]) -> str:
-    """The local path of an index to write; ValueError if it is none, or its directory is missing."""
+    """The path of an index to write; ValueError if it is not local or has no existing directory."""
     path = local_path(at_home(os.fspath(output)))
     if path is None or not path or path.endswith("/"):
         raise ValueError(f"an index is written to a local file, not to {redact(os.fspath(output))!r}: write it there and copy it")
@@ -184,7 +195,7 @@ def check_output(output: str | os.PathLike[str]) -> str:
 
 
 def write_index(path: str, facts: Mapping[str, ShardFacts]) -> None:
-    """Write what is known of shards, by their URLs, as an index of wids; the file has its name only when it is complete."""
+    """Write the facts of shards as a wids index; the file appears when it is complete."""
     shardlist = []
     named = {_named_from(path, url): found for url, found in facts.items()}
     if len(named) < len(facts):
@@ -202,7 +213,11 @@ def write_index(path: str, facts: Mapping[str, ShardFacts]) -> None:
 
 
 def _named_from(index: str, url: str) -> str:
-    """How an index names a shard: from its own directory where the shard lies there or below, else in full."""
+    """The name of a shard in an index.
+
+    It is relative for a local shard in the directory of the index or below; otherwise it is
+    complete.
+    """
     path = local_path(url)
     if path is None:
         return plain(url)

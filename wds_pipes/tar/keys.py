@@ -1,4 +1,7 @@
-"""How a member name splits into the key of its sample and the name of its field, and when a sample is like its neighbours: the one rule for all."""
+"""Split a member name into the key of its sample and its field, and compare the fields of samples.
+
+All modules use these rules.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,21 @@ KeySplit = str | Callable[[str], tuple[str, str] | None]
 def split_key(name: str, rule: KeySplit = "first-dot") -> tuple[str, str] | None:
     """The key and the field of a member name, or None for a member that belongs to no sample.
 
-    The field is in lower case, the key stays as it is. Hidden files (``.x``, ``._x``), names without a dot and what lies under a top-level ``__name__``
-    belong to no sample.
+    The field is returned in lower case, the key unchanged. Hidden files (``.x``, ``._x``), names
+    without a dot and everything under a top-level ``__name__`` belong to no sample.
 
     Args:
         name: the member's name in the tar.
-        rule: ``"first-dot"`` (the rule of webdataset: ``a.seg.png`` is key ``a``, field ``seg.png``), ``"last-dot"`` (key ``a.seg``, field ``png``) or a
-            function from the name to a (key, field) pair or None.
+        rule: ``"first-dot"`` (webdataset's rule: ``a.seg.png`` is key ``a``, field ``seg.png``),
+            ``"last-dot"`` (key ``a.seg``, field ``png``) or a function from the name to a (key,
+            field) pair or None.
     """
     parts = splitter(rule)(name)
     return parts and (parts[0], parts[1].lower())
 
 
 def splitter(rule: KeySplit) -> Callable[[str], tuple[str, str] | None]:
-    """``split_key`` by one rule, but with the field as it is written."""
+    """The function of one rule of ``split_key``; it does not change the case of the field."""
     if callable(rule):
         return rule
     return _first_dot if rule == "first-dot" else _last_dot
@@ -31,7 +35,7 @@ def splitter(rule: KeySplit) -> Callable[[str], tuple[str, str] | None]:
 
 def _first_dot(name: str) -> tuple[str, str] | None:
     key, dot, field = name.partition(".")
-    if "/" in field:  # the first dot is in a directory's name
+    if "/" in field:  # the first dot is in the name of a directory
         slash = name.rfind("/") + 1
         key, dot, field = name[slash:].partition(".")
         key = key and name[:slash] + key
@@ -53,14 +57,15 @@ def _is_meta(name: str) -> bool:
     return len(top) >= 4 and top.endswith("__")
 
 
-# The fields of the samples of a shard, as a short text that a position can hold: names between spaces.
+# The known fields of the samples of a shard, as a short string for a position: names separated by
+# spaces.
 
-_MOST = 256
-UNKNOWN = "*"  # too many names for a position, or such as cannot stand in it
+_MOST = 256  # characters
+UNKNOWN = "*"  # too many names for a position, or a name that such a string cannot represent
 
 
 def with_field(known: str, field: str) -> str:
-    """The ``known`` fields and ``field``."""
+    """Add ``field`` to the ``known`` fields."""
     if known == UNKNOWN or not (field.isascii() and field.isprintable()) or not field or " " in field or len(known) + len(field) > _MOST:
         return UNKNOWN
     return known if has_field(known, field) else f"{known} {field}".lstrip()
@@ -72,5 +77,8 @@ def has_field(known: str, field: str) -> bool:
 
 
 def lacks(fields: Container[str], known: str, wanted: Container[str] | None = None) -> list[str]:
-    """Which of the ``known`` fields (those of them that are ``wanted``) are not among ``fields``; all of them if they are unknown."""
+    """The ``known`` fields that are not in ``fields``; only those in ``wanted``, if given.
+
+    If the known fields are UNKNOWN, the result is [UNKNOWN].
+    """
     return [field for field in known.split(" ") if field not in fields and (wanted is None or field in wanted or known == UNKNOWN)]

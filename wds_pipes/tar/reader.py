@@ -1,18 +1,26 @@
-"""Walk the members of a tar stream: our own header walk over large reads.
+"""Read the members of a tar stream, without tarfile, in large reads.
 
-The formats are those of POSIX pax (IEEE Std 1003.1, "pax Interchange Format") and of GNU tar ("Basic Tar Format" and "Storing Sparse Files" in its manual).
+The formats are those of POSIX pax (IEEE Std 1003.1, "pax Interchange Format") and of GNU tar
+("Basic Tar Format" and "Storing Sparse Files" in its manual).
 
 Rules:
-1. A header is believed only if its checksum fits, and its size only if it is within ``max_member_bytes``.
-2. The common header (regular, short name, plain size) is read inline in ``_walk``; everything rare goes through ``_rare``.
-3. A hole in the stream (damage that was skipped, a cut) is given as a gap member, so that nobody takes half a sample for a whole one.
-4. Zeros are believed to be an end mark only where an archive may end: the shard ends at most one record after the record of the mark (with a warning, unless
-   it ends as writers do), or another archive starts at a whole number of records of 10 240 bytes. A zeroed page may still look like that. So every inner end
-   mark, and every end without a mark, is a doubtful place: ``doubts=True`` gives it as a member without a name, and the caller compares the samples beside it
-   with their neighbours.
-5. After damage the walk goes on where the damaged header says that its data ends, if a header is there. Otherwise the next valid header may be that of a file
-   inside another member (a nested tar), and the gap says so (``ASTRAY``).
-6. ``offset`` is always where the walk can be taken up again: the first header block of the next member.
+1. A header is trusted only if its checksum is right, and its size only if it is within
+   ``max_member_bytes``.
+2. The common header (regular file, short name, plain size) is parsed inline in ``__iter__``;
+   everything rare in ``_rare``.
+3. A hole in the stream (skipped damage, a cut) is yielded as a gap member, so that the caller does
+   not take half a sample for a whole one.
+4. Zeros are taken as an end mark only where an archive may end. Either the shard ends at most one
+   record after the record of the mark (with a warning, unless it ends as writers end archives), or
+   another archive starts at a whole number of records of 10 240 bytes. A zeroed page may still look
+   like that. So every inner end mark, and every end without a mark, is a doubtful place: with
+   ``doubts=True`` it is yielded as a member without a name, and the caller compares the samples
+   next to it with their neighbours.
+5. After damage, reading continues after the data of the damaged header, if a header is found there.
+   Otherwise it continues at the next valid header. That may be the header of a file inside another
+   member (a nested tar), and the gap says so (``ASTRAY``).
+6. ``offset`` is always a place where reading can be resumed: the first header block of the next
+   member.
 """
 
 from __future__ import annotations
@@ -49,8 +57,8 @@ from wds_pipes.tar.members import ASTRAY, END, GAP, MARK, TarMember
 
 logger = logging.getLogger("wds_pipes")
 RECORD = 20 * BLOCK  # archives end at a multiple of this
-_LARGE = 1 << 20  # or at one of a power of two up to this (tar -b 2048)
-_READ_PAST = 1 << 16  # fewer bytes than this are read over rather than sought over
+_LARGE = 1 << 20  # or at a multiple of a power of two up to this (tar -b 2048)
+_READ_PAST = 1 << 16  # up to this many bytes are skipped by reading, more by seeking
 
 
 # These two are caches: most headers repeat a few of the values.
@@ -58,34 +66,47 @@ _SIZES, _SUMS = Sizes(), Sums()
 
 
 class TarReader:
-    """The regular files of a tar stream, in order, as TarMember.
+    """Iterates over the regular files of a tar stream, in order, as TarMembers.
 
-    Reads ustar, v7, GNU (long names, sizes above 8 GiB) and pax archives, sparse and contiguous members, archives one after another, and shards without an
-    end-of-archive mark (with a ShardWarning). Directories, links and devices are passed over. Another archive may start only at a multiple of 10 240 bytes.
-    Writers end an archive with two blocks of zeros, or with zeros up to the next multiple of 10 240 bytes. Any other number is a ShardWarning, for zeros may
-    hide members. More than one record of 10 240 bytes too many is a cut, since the file may have been preallocated, unless they fill up a record of a power of
-    two up to 1 MiB (``tar -b 2048``).
+    Reads ustar, v7, GNU (long names, sizes above 8 GiB) and pax archives, sparse and contiguous
+    members, archives one after another, and shards without an end-of-archive mark (with a
+    ShardWarning). Directories, links and devices are skipped. Another archive may start only at a
+    multiple of 10 240 bytes.
 
-    Limits: the extended headers of a member (name, attributes) take at most 1 MiB, and so does the map of a sparse member. A sparse member counts with its
-    stored and its real size together.
+    Writers end an archive with two blocks of zeros, or with zeros up to the next multiple of 10 240
+    bytes. Any other number of zeros is a ShardWarning, since zeros may hide members. If they exceed
+    that by more than one record of 10 240 bytes, the shard counts as cut, since the file may have
+    been preallocated, unless the zeros fill a record of a power of two up to 1 MiB, as in
+    ``tar -b 2048``.
+
+    Limits: the extended headers of a member (name, attributes) may have at most 1 MiB, and so may
+    the map of a sparse member. The size of a sparse member is its stored size plus its real size.
 
     Args:
-        stream: a binary stream whose ``read(n)`` gives n bytes unless it ends.
-        url: what messages call it.
-        offset: where the stream stands, in bytes from the start of the tar; a multiple of 512, where a header starts.
-        want: tells by name whose data to read; of others the data is passed over and given as None.
-        max_member_bytes: refuse a larger member before taking memory for it.
-        on_truncated: for a stream that is cut inside a header or a member: ``"raise"``, ``"warn"`` or ``"ignore"``. The cut member is never given.
-        on_error: called with each ShardError; if it returns, the walk goes on at the next valid header. By default it raises.
-        doubts: also give the doubtful places, see rule 4 of this module: members without a name, with ``MARK`` or ``END`` as data.
-        named: give TarMembers; otherwise plain tuples of the same four values, which saves a sixth of the time for tiny members.
+        stream: a binary stream whose ``read(n)`` returns n bytes, fewer only at its end.
+        url: the name of the stream in messages.
+        offset: the position of the stream, in bytes from the start of the tar; a multiple of 512,
+            where a header starts.
+        want: decides by name whether the data of a member is read; other data is skipped, and is
+            None.
+        max_member_bytes: refuse a larger member before allocating memory for it.
+        on_truncated: for a stream that is cut inside a header or a member: ``"raise"``, ``"warn"``
+            or ``"ignore"``. The cut member is never yielded.
+        on_error: called with each ShardError; if it returns, reading continues at the next valid
+            header. By default the error is raised.
+        doubts: also yield the doubtful places, see rule 4 of this module: members without a name,
+            with ``MARK`` or ``END`` as data.
+        named: yield TarMembers; otherwise plain tuples of the same four values, which saves a sixth
+            of the time for tiny members.
 
     Raises:
-        ShardError: from the iteration: not a tar, a wrong checksum, a member too large, a stream cut short, a read error.
+        ShardError: from the iteration: not a tar, a wrong checksum, a member too large, a stream
+            cut short, a read error.
 
     Attributes:
-        offset: where to go on: a new reader with a stream that stands there gives what this one has not given yet.
-        ended: nothing can be read on: the stream was cut or broke.
+        offset: where to continue: a new reader of a stream at this position yields the members that
+            this reader has not yielded.
+        ended: whether no more can be read: the stream has ended, was cut or failed.
     """
 
     def __init__(
@@ -111,11 +132,11 @@ class TarReader:
         self._doubts = doubts
         self._named = named
         self.ended = False
-        self._here = offset  # where the stream stands; kept only on the rare paths
+        self._here = offset  # the position of the stream; updated only on the rare paths
         self._extra: Extra | None = None
 
     def __iter__(self) -> Iterator[TarMember]:
-        """Give the members; see the class."""
+        """Yield the members; see the class."""
         read, url, want, limit, named = self._stream.read, self.url, self._want, self._max, self._named
         new, adler, fields, sizes, sums = tuple.__new__, zlib.adler32, FIELDS.unpack, _SIZES, _SUMS
         head: bytes | None = None
@@ -129,7 +150,8 @@ class TarReader:
                         short, last, digits, behind, checksum, kind, prefix = fields(head)
                         size = sizes[digits]
                         plain = (
-                            # a short name, no ustar prefix, NUL or space behind the size, no extended header before
+                            # a short name, no ustar prefix, NUL or space after the size, no
+                            # extended header before
                             not (last or prefix or behind & 223 or extended)
                             and (kind == 48 or kind == 0)  # noqa: PLR1714 - a set is slower
                             and size <= limit
@@ -188,7 +210,7 @@ class TarReader:
                 return
 
     def _rare(self, head: bytes, start: int) -> TarMember | None:
-        """What a header that is not common leads to: a member, or None for everything that is no regular file."""
+        """Handle an uncommon header: return its member, or None if it is not a regular file."""
         header = parse_header(head, start, self._max)
         kind, size = header.kind, header.size
         if kind in b"xXgLK":
@@ -223,7 +245,7 @@ class TarReader:
         return TarMember(self.url, text, sparse.expand(data, start) if sparse else data, extra.start)
 
     def _extend(self, extra: Extra, kind: int, content: bytes, start: int) -> None:
-        """Keep what an extended header says for the member behind it."""
+        """Store the content of an extended header for the member after it."""
         if kind == 76:  # L: GNU long name
             extra.long_name = name = content.partition(b"\0")[0]
             if len(name) % BLOCK == 0 and (not name or len(name) + 1 < len(content)):
@@ -239,7 +261,7 @@ class TarReader:
                 self._extra = None
 
     def _take(self, count: int, what: str, start: int) -> bytes:
-        """The next bytes; if there are fewer, ``what`` at ``start`` is cut."""
+        """Read the next ``count`` bytes; if there are fewer, Damage: ``what`` at ``start`` is cut."""
         data = self._stream.read(count)
         if len(data) != count:
             raise Damage(f"is cut inside {what}: {len(data)} of {count} bytes are there. Write or fetch it again", start, cut=True)
@@ -247,7 +269,7 @@ class TarReader:
         return data
 
     def _pass_over(self, size: int, name: str, start: int) -> None:
-        """Go past the data of the member at ``start``; by seeking where that saves reading."""
+        """Skip the data of the member at ``start``, by seeking if that saves time."""
         left = size
         if size > _READ_PAST and self._stream.seekable():
             self._stream.seek(size - 1, 1)
@@ -259,33 +281,38 @@ class TarReader:
         self._here += size + (-size & 511)
 
     def _at_end(self, rest: bytes, offset: int) -> tuple[bytes | None, None]:
-        """The stream has ended with fewer bytes than a header: what stands there, and that no header follows."""
+        """Handle a stream that ends before a whole header: return the doubt (END), and no header."""
         if self._extra is not None:
-            raise Damage("is cut behind an extended header, before its member. Write or fetch it again", offset, cut=True)
+            raise Damage("is cut after an extended header, before its member. Write or fetch it again", offset, cut=True)
         if offset == 0 and not rest:
             raise Damage("is empty (0 bytes), not even an archive without members. Write or fetch it again", 0, cut=True)
         if rest.strip(b"\0"):
-            if offset == 0 and b"\0" not in rest:  # a name is followed by NUL
+            if offset == 0 and b"\0" not in rest:  # in a header, a NUL follows the name
                 raise Damage(no_tar(rest), 0, cut=True, lost=True)
             raise Damage(f"is cut inside a header: {len(rest)} of {BLOCK} bytes are there. Write or fetch it again", offset, cut=True)
         if not getattr(getattr(self._stream, "raw", None), "end_is_vouched_for", True):
-            what = "ends without an end-of-archive mark, and its server told neither its length nor its end: it may have been cut there"
+            what = "ends without an end-of-archive mark, and its server reported neither its length nor its end: it may have been cut there"
             raise Damage(f"{what}. Write it with that mark, or have the server send Content-Length", offset, cut=True)
         if self._on_truncated != "ignore":
             warnings.warn(f"shard {redact(self.url)} has no end-of-archive mark at byte {offset}: it may have been cut there.", ShardWarning, stacklevel=2)
         return END, None
 
     def _after_mark(self, offset: int) -> tuple[bytes | None, bytes | None]:
-        """After what looks like an end mark at ``offset``: what stands there, if that is doubtful, and the header of an archive that follows, or None."""
+        """Handle what looks like an end mark at ``offset``.
+
+        Returns:
+            The doubt (MARK or END), or None; and the header of the next archive, or None.
+        """
         if self._extra is not None:
-            raise Damage("ends behind an extended header, before its member. Write or fetch it again", offset, cut=True)
+            raise Damage("ends after an extended header, before its member. Write or fetch it again", offset, cut=True)
         while (head := self._stream.read(BLOCK)) == ZEROS:
             self._here += BLOCK
         end = self._here
         while len(head) == BLOCK and not is_header(head):
             head = self._stream.read(BLOCK)
             self._here += BLOCK
-        usual = offset + 2 * BLOCK + (-(offset + 2 * BLOCK) % RECORD)  # archives end there, or after two blocks of zeros
+        # An archive ends here, or after two blocks of zeros.
+        usual = offset + 2 * BLOCK + (-(offset + 2 * BLOCK) % RECORD)
         if len(head) == BLOCK:
             if self._here == offset + BLOCK:
                 raise Damage("has a lone block of zeros where a header is missing. Write or fetch it again", offset, head=head)
@@ -310,7 +337,11 @@ class TarReader:
         return None, None
 
     def _report(self, found: Damage) -> bytes | None:
-        """Raise or count what was found, by the caller's choice; what the member that stands for it is to say if the walk goes on."""
+        """Raise or report damage, as the caller has chosen.
+
+        Returns:
+            The data of the member without a name that is yielded for it, if reading continues.
+        """
         self._extra = None
         error = ShardError(f"shard {redact(self.url)}, byte {found.offset}: it {found.what}.", url=redact(self.url), offset=found.offset)
         if found.cut and not found.lost and self._on_truncated != "raise":
@@ -347,7 +378,7 @@ class TarReader:
         return None
 
     def _after_data(self, size: int) -> bytes | None:
-        """The header after ``size`` bytes of data, if one is there. Otherwise None, and these bytes will be read again."""
+        """The header after ``size`` bytes of data, or None: then these bytes will be read again."""
         padded = size + (-size & 511)
         data = self._stream.read(padded)
         head = self._stream.read(BLOCK) if len(data) == padded else b""

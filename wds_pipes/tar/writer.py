@@ -1,9 +1,11 @@
-"""Write samples into tar shards; the same samples always give the same bytes.
+"""Write samples into tar shards. The same samples always produce the same bytes.
 
 Rules:
-1. Members carry uid and gid 0, mode 0444 and mtime 0, and the fields of a sample are sorted, so that nothing of the machine or the moment gets in.
-2. A ustar header where the name fits, a pax header only where it does not.
-3. A shard has its name only when it is complete: it is written beside it and renamed. ShardWriter never leaves one without samples.
+1. Members have uid and gid 0, mode 0444 and mtime 0, and the fields of a sample are sorted. So the
+   bytes do not depend on the machine or the time.
+2. The header of a member is in ustar format if the name fits; otherwise in pax format.
+3. A shard gets its name only when it is complete: it is written to another name in the same
+   directory and renamed. ShardWriter never leaves a shard without samples.
 """
 
 from __future__ import annotations
@@ -32,48 +34,55 @@ from wds_pipes.tar.keys import split_key
 
 logger = logging.getLogger("wds_pipes")
 
-_END = 1024  # zeros
-_RECORD = 10240  # tar files end on a multiple of it
-_JOINED = 1 << 20  # a smaller sample is written in one piece
+_END = 1024  # bytes of zeros at the end
+_RECORD = 10240  # the size of a tar file is a multiple of this
+_JOINED = 1 << 20  # a smaller sample is written in one call
 
 
 class TarWriter:
     """Write samples into one tar.
 
-    A sample is a dict with ``"__key__"`` and its fields: bytes stay as they are, other values are encoded by the field's extension (text, integers, JSON,
-    npy, npz, images from uint8 arrays or PIL). Other names in double underscores are left out.
+    A sample is a dict with ``"__key__"`` and its fields. A field of bytes is written unchanged;
+    other values are encoded by the extension of the field (text, integers, JSON, npy, npz, images
+    from uint8 arrays or PIL). Other names that start with a double underscore are left out.
 
-    Use it as a context manager: the file gets its name when the block ends well, and is thrown away if it raises. Until then it is ``.NAME.partial`` beside
-    it; what a killed process left there is written over by the next writer of the same file.
+    Use it as a context manager: the file gets its name if the block ends without an error, and is
+    discarded if the block raises. Until then its name is ``.NAME.partial``, in the same directory.
+    The next writer of the same file overwrites what a killed process left there.
 
-    A stream is not closed, so use the writer inside the stream's own block. If the writer's block raises, or writing fails, the upload of an fsspec stream
-    (``fsspec.open("s3://...", "wb")``) is aborted: no object appears. A stream that cannot be aborted, such as an open local file, keeps what it has.
+    A stream is not closed, so use the writer inside the stream's own block. If the writer's block
+    raises, or writing fails, the upload of an fsspec stream (``fsspec.open("s3://...", "wb")``) is
+    aborted: no object appears. A stream that cannot be aborted, such as an open local file, keeps
+    the bytes written so far.
 
-    After an error of the disk or the stream, all that was written is thrown away, and ``write()`` and ``close()`` raise ValueError.
+    After an error of the disk or the stream, everything that was written is discarded, and
+    ``write()`` and ``close()`` raise ValueError.
 
     Args:
         target: a path, or a binary stream to write to.
-        overwrite: replace a file that has this path. By default that is an error.
+        overwrite: replace an existing file at this path. By default that is an error.
 
     Raises:
         FileExistsError: the path exists, and ``overwrite`` is not set.
         BlockingIOError: another writer is writing to this path.
-        SampleError: from ``write``: no key or no field, a key that was written before, a key or a field that would not read back as it is (also one with
-            more than 1 MiB of name), a value that cannot be encoded. Nothing of the sample is written, and the writer goes on.
+        SampleError: from ``write``: the sample has no key or no field; its key was written before;
+            a key or a field would not be read back unchanged, or needs more than 1 MiB of headers
+            for its name; a value cannot be encoded. Nothing of the sample is written, and the
+            writer can still be used.
         ValueError: from ``write`` and ``close``: the writer is closed, or failed before.
 
     Attributes:
-        samples: how many were written.
-        size: the bytes written so far, without the end.
+        samples: the number of samples written.
+        size: the bytes written so far, without the zeros at the end.
     """
 
     def __init__(self, target: str | os.PathLike[str] | BinaryIO, *, overwrite: bool = False) -> None:
-        self._closed = True  # until it is open
+        self._closed = True  # until the target is open
         self._process = os.getpid()
         self._failed: BaseException | None = None
         self.samples = self.size = 0
         self._keys: set[str] = set()
-        self._digest: Any = None  # the MD5 of what is written, where a ShardWriter wants to know it
+        self._digest: Any = None  # the MD5 of the bytes written, set by a ShardWriter with an index
         self._name = at_home(os.fspath(target)) if isinstance(target, (str, os.PathLike)) else ""
         self._partial: PartialFile | None = None
         if isinstance(target, (str, os.PathLike)):
@@ -93,7 +102,7 @@ class TarWriter:
         self._closed = False
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample after the ones before it."""
+        """Append a sample."""
         self._write(_Encoded(sample))
 
     def _write(self, sample: _Encoded) -> None:
@@ -105,7 +114,7 @@ class TarWriter:
             for block in [b"".join(sample.blocks)] if sample.size < _JOINED else sample.blocks:
                 self._put(block)
         except BaseException as error:
-            self._fail(error)  # half a sample may be there, after which nothing could be read
+            self._fail(error)  # half a sample may be written: a reader could read nothing after it
             raise
         self.size += sample.size
         self.samples += 1
@@ -115,10 +124,11 @@ class TarWriter:
             self._digest.update(data)
         while data:
             count = (self._partial or self._stream).write(data)
-            data = data[count:] if isinstance(count, int) else b""  # a stream without a buffer may take a part
+            # An unbuffered stream may write only a part.
+            data = data[count:] if isinstance(count, int) else b""
 
     def _check(self) -> None:
-        """Whether it can be written to."""
+        """Raise ValueError if this writer cannot be written to."""
         if self._failed is not None:
             what = f"shard {self._name} was not written" if self._name else "the shard was not written"
             raise ValueError(
@@ -135,7 +145,10 @@ class TarWriter:
         self.discard()
 
     def close(self) -> None:
-        """Write the end, and give the file its name. Closing again does nothing; after an error it raises."""
+        """Write the end of the archive, and give the file its name.
+
+        Closing again does nothing; after an error it raises ValueError.
+        """
         if self._closed and self._failed is None:
             return
         self._check()
@@ -151,7 +164,10 @@ class TarWriter:
         self._closed = True
 
     def discard(self) -> None:
-        """Throw away what was written, if it is not closed: remove the file, or abort the stream's upload. Nothing can be written after it."""
+        """Discard what was written: remove the file, or abort the stream's upload.
+
+        Nothing can be written afterwards. On a closed writer this does nothing.
+        """
         if self._closed:
             return
         self._closed = True
@@ -171,27 +187,30 @@ class TarWriter:
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._process == os.getpid():
-            self.discard()  # before the stream itself is collected, which would commit what it has
+            self.discard()  # before the stream itself is collected, which would commit its bytes
 
 
 def _abort(stream: Any) -> None:
-    """Make a stream forget what was written, where it can: closing one of fsspec would store half a shard under its name."""
+    """Abort the upload of a stream, if that is possible.
+
+    Closing an fsspec stream would store half a shard under its name.
+    """
     discard = getattr(stream, "discard", None)  # of fsspec
     if not callable(discard):
         discard = getattr(stream, "terminate", None)  # of google-cloud-storage and smart_open
     if not callable(discard):
         return
     try:
-        if not sys.is_finalizing():  # then nothing can be sent any more
+        if not sys.is_finalizing():  # at exit, nothing can be sent any more
             discard()
     except Exception as error:
         logger.warning("the upload of a shard could not be aborted: %s: %s.", type(error).__name__, error)
     with contextlib.suppress(AttributeError):
-        stream.closed = True  # what is not uploaded yet must not be, either
+        stream.closed = True  # bytes that are not uploaded yet must not be uploaded later
 
 
 def _cannot_write(target: str) -> str:
-    """What to do where no file can be made."""
+    """The advice for a file that cannot be created."""
     if "://" in target:
         return "only local files are written; write it to a directory and copy it, or pass an open binary stream"
     return (
@@ -202,10 +221,10 @@ def _cannot_write(target: str) -> str:
 
 
 class _Encoded:
-    """A sample as it stands in a tar, checked: its ``key``, its ``blocks`` and their ``size``."""
+    """A checked and encoded sample: ``key``, ``blocks`` of the tar, and their ``size`` in bytes."""
 
     def __init__(self, sample: Mapping[str, Any]) -> None:
-        from wds_pipes.codecs import encode  # imports numpy, which reading tars does without
+        from wds_pipes.codecs import encode  # imports numpy, which reading tars does not need
 
         key = sample.get("__key__")
         if not isinstance(key, str) or not key:
@@ -232,12 +251,12 @@ class _Encoded:
 
 
 def _whole(size: int) -> int:
-    """How large a tar is whose members take ``size`` bytes."""
+    """The size of a tar whose members have ``size`` bytes."""
     return -(-(size + _END) // _RECORD) * _RECORD
 
 
 def _encodable(name: str) -> bool:
-    """Whether a name comes out of a tar as it was put in."""
+    """Whether a name is read back from a tar unchanged."""
     try:
         return "\0" not in name and name.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape") == name
     except UnicodeEncodeError:
@@ -249,14 +268,15 @@ def _header(name: str, size: int) -> bytes:
     info.size, info.mode, info.mtime = size, 0o444, 0
     with contextlib.suppress(ValueError):
         header = info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
-        # A long name that tarfile splits after a slash at its start, which leaves the prefix empty, would lose that slash.
+        # If tarfile splits a long name after a slash at its start, the prefix is empty and that
+        # slash is lost.
         if header[345] or len(name.encode("utf-8", "surrogateescape")) <= 100:
             return header
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
 def _mend(key: str, field: str) -> str:
-    """What to do about a name that does not read back."""
+    """The advice for a name that would not be read back unchanged."""
     folder, slash, base = key.rpartition("/")
     if not _encodable(f"{key}.{field}"):
         return "names hold no NUL and nothing that UTF-8 cannot write; leave such characters out"
@@ -271,36 +291,46 @@ def _mend(key: str, field: str) -> str:
     return "a key must not end with '/', and a field's name is a string; write them so"
 
 
-_PLACE = re.compile(r"%0\d+d|%d|\{(:0?\d*d?)?\}")  # not "%20d", which is in names that hold "%20"
+# Not "%20d": a name may contain "%20" (a quoted space).
+_PLACE = re.compile(r"%0\d+d|%d|\{(:0?\d*d?)?\}")
 
 
 class ShardWriter:
-    """Write samples into a row of shards, a new one when one is full.
+    """Write samples into a series of shards: when a shard is full, the next one is started.
 
-    Use it as a context manager. Each shard appears under its name when it is complete; if the block raises, the unfinished one is thrown away. After an
-    error of the disk too: the complete shards stay, ``write()`` and ``close()`` raise, and the samples of the unfinished one are to be written again.
+    Use it as a context manager. Each shard appears under its name when it is complete. If the block
+    raises, the unfinished shard is discarded. The same happens after an error of the disk: the
+    complete shards stay, ``write()`` and ``close()`` raise, and the samples of the unfinished shard
+    must be written again.
 
-    A process that is killed leaves the unfinished shard as ``.NAME.partial``, which the next writer of that shard writes over.
+    A process that is killed leaves the unfinished shard as ``.NAME.partial``; the next writer of
+    that shard overwrites it.
 
     Args:
-        pattern: the path of the shards with one place for their number: ``"train-%06d.tar"`` or ``"train-{:06d}.tar"``. The directory must exist.
-        max_samples: how many samples a shard holds at most.
-        max_bytes: how many bytes a shard holds at most, unless its only sample is larger.
+        pattern: the path of the shards with one place for their number: ``"train-%06d.tar"`` or
+            ``"train-{:06d}.tar"``. The directory must exist.
+        max_samples: the maximum number of samples in a shard.
+        max_bytes: the maximum size of a shard in bytes. A shard with a single sample may be larger.
         start: the number of the first shard.
-        index: the path of an index to write: the samples, bytes and MD5 of each shard, in the form of wids (``index.json``), for ``ShardList(index=...)``.
-            It is written anew when a shard is complete; what an index that is there says of other shards stays. One writer at a time may write it.
-        on_shard: called once with the path of each complete shard, to upload it for example. What it raises comes out of ``write()`` or ``close()``.
-        overwrite: replace shards that are there. By default the first one that is there is an error. Shards of an earlier run with higher numbers than this
-            one reaches stay in both cases.
+        index: the path of an index to write: the samples, bytes and MD5 of each shard, in the wids
+            format (``index.json``), for ``ShardList(index=...)``. It is rewritten each time a shard
+            is complete; entries of an existing index for other shards stay. Only one writer at a
+            time may write it.
+        on_shard: called once with the path of each complete shard, for example to upload it. Its
+            exceptions are raised by ``write()`` or ``close()``.
+        overwrite: replace existing shards. By default an existing shard is an error. In both cases,
+            shards of an earlier run with higher numbers than this run reaches stay.
 
     Raises:
-        FileExistsError: a shard exists, and ``overwrite`` is not set: at once for the first, from ``write`` for a later one.
-        SampleError: from ``write``, as ``TarWriter`` does. The writer goes on.
-        ValueError: when built: the pattern has no place for a number, a limit is not positive, or the index cannot be written or is damaged.
+        FileExistsError: a shard exists, and ``overwrite`` is not set: at once for the first shard,
+            from ``write`` for a later one.
+        SampleError: from ``write``, as for ``TarWriter``. The writer can still be used.
+        ValueError: from the constructor: the pattern has no place for a number, a limit is not
+            positive, or the index cannot be written or is damaged.
 
     Attributes:
         shards: the paths of the complete shards, with the number of samples in each.
-        samples: how many are in these and in the unfinished one.
+        samples: the number of samples in these shards and in the unfinished one.
     """
 
     @checks_options
@@ -329,7 +359,8 @@ class ShardWriter:
         self._facts = dict(listed_shards([self._index])) if self._index is not None and os.path.exists(self._index) else {}
         self._number = start
         self._writer: TarWriter | None = None
-        self._told = True  # whether the index and ``on_shard`` know of the last complete shard
+        # Whether the last complete shard was reported to the index and to ``on_shard``.
+        self._told = True
         if not overwrite and os.path.lexists(self.path(start)):
             raise FileExistsError(errno.EEXIST, "there is such a shard: pass overwrite=True to replace it, or another start=", self.path(start))
 
@@ -344,7 +375,7 @@ class ShardWriter:
         return self.pattern[: place.start()] + text + self.pattern[place.end() :]
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample to the current shard, or to the next if that one is full."""
+        """Append a sample to the current shard, or to the next one if the current one is full."""
         encoded = _Encoded(sample)
         writer = self._writer
         if not self._told:
@@ -370,7 +401,11 @@ class ShardWriter:
             self._tell()
 
     def _tell(self) -> None:
-        """Enter the last complete shard in the index, and call ``on_shard``; an index that could not be written is tried again the next time."""
+        """Add the last complete shard to the index, and call ``on_shard``.
+
+        If the index cannot be written, this is tried again at the next call of ``write`` or
+        ``close``.
+        """
         if self._index is not None:
             write_index(self._index, self._facts)
         self._told = True

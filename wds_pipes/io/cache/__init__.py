@@ -1,13 +1,19 @@
-"""A local cache of remote shards: stored while they are read, once per machine.
+"""A local cache of remote shards, filled while they are read.
+
+All processes of the machine share it.
 
 Rules:
-1. One process at a time downloads a shard, in a thread; who else reads it, in any process, reads the file as it grows. When that process dies or stops, one
-   that waits goes on from the byte reached, if the object is still the same.
-2. A file is complete when it has its final name, and its end is given only then. Nothing is given from what an earlier download has left before the store
-   has said that it is still the same object.
-3. A wrong size or checksum is seen at the end. The shard is then downloaded once more, and who has read wrong bytes of it gets an error.
-4. Where the disk is full, shards are read straight from the store.
-5. Only what something vouches for is stored: a checksum; or a beginning like that of a tar or of a compressed one, and a length that the store or an index
-   tells, or the end mark of the tar and that of its compression. Anything else (a page that asks for a password, an answer that was cut and had no length) is
-   given to its reader and forgotten.
+1. One process at a time downloads a shard, in a thread. Every other reader of that shard, in this
+   process or another, reads the file while it grows. When the downloading process dies or stops,
+   one of the waiting processes continues from the last byte, if the object is still the same.
+2. A file gets its final name only when it is complete. Readers see the end of a shard only after
+   its download has ended without an error. Bytes that an earlier download left are returned only
+   after the store has confirmed that the object is still the same.
+3. A wrong size or checksum is detected at the end. The shard is then downloaded once more, and a
+   reader that has already read wrong bytes gets an error.
+4. When the disk is full, shards are read directly from the store.
+5. A shard is kept only if its completeness is confirmed: by a checksum; or by a beginning that
+   looks like a tar or a compressed file, together with either a length from the store or an index,
+   or the end marks of the tar and of its compression. Anything else (a login page, a response that
+   was cut and had no length) is passed to its reader and not kept.
 """

@@ -1,4 +1,4 @@
-"""A download of a shard into the cache, in a thread of its own."""
+"""The download of a shard into the cache, in its own thread."""
 
 from __future__ import annotations
 
@@ -17,49 +17,57 @@ from wds_pipes.io.cache.files import FACTS_BYTES, STEP, CacheDirectory, Entry, F
 from wds_pipes.io.compression import decompress, detect
 from wds_pipes.io.locks import LockedFile, open_locked
 
-NEARLY = 4 << 20  # with so little to come, a download gets some seconds to end: who reads a tar may close it before its padding
+# If at most this many bytes are missing when a reader closes the shard, the download gets
+# NEARLY_SECONDS to finish: a tar's reader may close it before the padding at its end.
+NEARLY = 4 << 20
 NEARLY_SECONDS = 2.0
-FIRST, CHUNK = 1 << 16, 1 << 20  # so much is taken from the store and stored at a time: little at first, so that there is something to read at once
+# Bytes that are read from the store and stored at a time: few at first, so that
+# readers get bytes early.
+FIRST, CHUNK = 1 << 16, 1 << 20
 
 
 class Fetched(Protocol):
-    """A shard that arrives from the store, from some byte on.
+    """The stream of a shard from the store, from some byte on.
 
-    ``close`` may be called while another thread is in ``wait`` or ``read``: these are then to end, in whatever way.
+    ``close`` may be called while another thread is in ``wait`` or ``read``. These calls must then
+    end, with a result or an error.
     """
 
     def wait(self) -> object:
-        """Return when the store has answered, so that size and tag are known."""
+        """Wait for the response of the store: then size and tag are known."""
 
     @property
     def size(self) -> int | None:
-        """The bytes of the whole object, if the store has told."""
+        """The size of the whole object in bytes; None if the store has not reported it."""
 
     @property
     def tag(self) -> str | None:
-        """What the store calls this version of the object (ETag), if it has told."""
+        """The ETag of the object, which changes with its content; None if the store has none."""
 
     def read(self, n: int, /) -> bytes:
         """At most ``n`` bytes; none at the end."""
 
     def close(self) -> None:
-        """End it; again: nothing."""
+        """End the transfer. Closing again does nothing."""
 
 
 Fetch = Callable[[int], Fetched]
 
 
 class FullError(Exception):
-    """The disk takes no more."""
+    """The disk cannot store more bytes."""
 
 
 class _StoppedError(Exception):
-    """Nobody here wants the download any more."""
+    """The readers in this process have stopped the download."""
 
 
 @contextlib.contextmanager
 def using(directory: CacheDirectory) -> Iterator[None]:
-    """Tell what goes wrong with the cache's files from what goes wrong with the store."""
+    """Raise errors of the cache's files as FullError or CacheError.
+
+    This distinguishes them from errors of the store.
+    """
     try:
         yield
     except OSError as error:
@@ -72,17 +80,21 @@ def using(directory: CacheDirectory) -> Iterator[None]:
 
 
 class Download(threading.Thread):
-    """A shard on its way into the cache. It has the lock of the entry, and ends as soon as it is stopped.
+    """The download of a shard into the cache.
+
+    It holds the lock of the entry. It ends as soon as it is stopped.
 
     Attributes:
-        news: changes whenever there is something to look at.
+        news: a number that changes whenever the state of the download does.
         running: whether it may still store something.
-        error: what went wrong.
-        full: what was said when the disk was full.
-        problem: what was wrong with the bytes that were stored first.
-        passing: it came to its end, but nothing vouches for it (rule 5): its bytes are in ``file``, which has no name any more.
-        end_is_vouched_for: as ``RemoteShard`` has it.
-        file: the .part, later the complete file; it stays open, so that nobody removes it, until ``stop``.
+        error: the error that ended it.
+        full: the system's message when the disk was full.
+        problem: what was wrong with the bytes of the first attempt.
+        passing: it reached its end, but its completeness is not confirmed (rule 5): the bytes are
+            in ``file``, which has no name any more.
+        end_is_vouched_for: see ``RemoteShard.end_is_vouched_for``.
+        file: the .part, later the complete file; it stays open until ``stop``, so that it is not
+            evicted.
     """
 
     def __init__(self, lock: LockedFile, *, directory: CacheDirectory, entry: Entry, fetch: Fetch, expected: Facts, max_bytes: int) -> None:
@@ -100,16 +112,16 @@ class Download(threading.Thread):
         self._changed = threading.Condition(self._mutex)
         self._stream: Fetched | None = None
         self._stopping = False
-        self._left: int | None = None  # bytes that are still to come
+        self._left: int | None = None  # bytes that have not arrived yet
 
     def wait(self, seen: int) -> None:
-        """Return when ``news`` is no longer ``seen``."""
+        """Wait until ``news`` differs from ``seen``."""
         with self._mutex:
             self._changed.wait_for(lambda: self.news != seen)
 
     def stop(self) -> None:
-        """End it, and let go of the file."""
-        within = threading.current_thread() is self  # where the garbage collector runs in this thread
+        """End the download, and close the file."""
+        within = threading.current_thread() is self  # if the garbage collector runs in this thread
         if self._left is not None and self._left <= NEARLY and not within:
             self.join(NEARLY_SECONDS)
         with self._mutex:
@@ -128,7 +140,8 @@ class Download(threading.Thread):
             with using(self._directory):
                 self._directory.sweep_once()
             with using(self._directory), contextlib.suppress(FileNotFoundError):
-                os.remove(self._entry.whole)  # it is not as it should be, and the facts will be those of another
+                # It is not valid, and the .json will describe the new download.
+                os.remove(self._entry.whole)
             self.problem = self._store()
             if self.problem is not None:
                 self._discard()
@@ -147,7 +160,7 @@ class Download(threading.Thread):
             self._end()
 
     def _end(self) -> None:
-        """Let go of everything, and tell the readers, whatever fails."""
+        """Release everything, and notify the readers, whatever fails."""
         try:
             self._end_stream()
             with contextlib.suppress(OSError):
@@ -186,7 +199,7 @@ class Download(threading.Thread):
                 stream.close()
 
     def _discard(self) -> None:
-        """Forget what is stored; readers of it keep what they have open."""
+        """Remove what is stored; its readers keep the file that they have open."""
         with contextlib.suppress(FileNotFoundError):
             os.remove(self._entry.part)
         if self.file is not None:
@@ -200,7 +213,7 @@ class Download(threading.Thread):
         return self.file
 
     def _store(self) -> str | None:
-        """Store the shard; what is wrong with it."""
+        """Store the shard; return what is wrong with it, or None."""
         with using(self._directory):
             known = self._entry.read()
         file = self._open_part()
@@ -217,7 +230,7 @@ class Download(threading.Thread):
             file = self._open_part()
         size = stream.size
         if not is_end_vouched_for(stream):
-            size = None  # it is over already, and this is only how far it came
+            size = None  # the transfer has ended, and this is only the number of bytes that came
         if size is not None and self._expected.size is not None and size != self._expected.size:
             return f"it had {size} bytes instead of {self._expected.size}"
         total = size if size is not None else self._expected.size
@@ -264,7 +277,10 @@ class Download(threading.Thread):
         return None
 
     def _usable(self, file: LockedFile, known: Facts | None) -> int:
-        """From where on an earlier download is to be continued: at the last byte at the latest, so that the store says what it is."""
+        """The byte from which an earlier download continues; 0 if it cannot.
+
+        At least the last byte is always requested, so that the response says which object it is.
+        """
         have = file.size
         if known is None or known.boot != boot() or known.size is None or have > known.size or (known.tag is None and self._expected.md5 is None):
             return 0
@@ -278,7 +294,7 @@ def chunks(file: LockedFile, end: int) -> Iterator[bytes]:
 
 
 def _is_vouched_for(file: LockedFile, size: int | None) -> bool:
-    """Rule 5, for bytes without a checksum; ``size`` is what they have by the store or an index."""
+    """Rule 5, for bytes without a checksum; ``size`` is the size by the store or an index."""
     head = os.pread(file.fd, tarfile.BLOCKSIZE, 0)
     kind = detect(head)
     if not kind and head != bytes(tarfile.BLOCKSIZE):
@@ -292,17 +308,17 @@ def _is_vouched_for(file: LockedFile, size: int | None) -> bool:
         try:
             stream.seek(0)
             return _has_end(decompress(stream, kind) if kind else stream)
-        except Exception:  # in whatever way it is no whole tar
+        except Exception:  # whatever it is: it is not a whole tar
             return False
 
 
 def is_end_vouched_for(stream: Fetched | None) -> bool:
-    """As ``RemoteShard`` has it; other streams tell lengths that are true."""
+    """See ``RemoteShard.end_is_vouched_for``. The lengths of other streams are taken as true."""
     return bool(getattr(stream, "end_is_vouched_for", True))
 
 
 def _has_end(tar: BinaryIO) -> bool:
-    """Whether there is an end-of-archive mark after the last member, and the stream too comes to its end."""
+    """Whether an end mark follows the last member, and the stream is readable to its end."""
     while any(head := tar.read(tarfile.BLOCKSIZE)):
         left = -(-tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape").size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         while left:

@@ -1,19 +1,22 @@
-"""The files of a cache: what they are called, what is known of them, how many bytes they have, and which go first.
+"""The files of a cache: their names, their metadata, their sizes, and the order of removal.
 
 A shard has two files, named by a readable part and a hash of its URL:
 
-    NAME.json     what is known of it. Locked (exclusively) by who downloads it, in all processes of the machine.
-    NAME.part     its bytes while they arrive, or those of a download that was stopped; or
+    NAME.json     what is known about it. The process that downloads it holds an exclusive lock.
+    NAME.part     its bytes while they arrive, or those that a stopped download left; or
     NAME.shard    all its bytes.
 
-Who reads a .part or a .shard has it locked (shared), and nothing is removed that anybody has locked. A .part becomes a .shard by a rename, so its readers
-do not notice. Nothing waits for the disk (no fsync): what was written in another boot of the machine is not continued, and a .shard of another boot
-must have its size without a hole, which is what a loss of power leaves.
+A reader of a .part or a .shard holds a shared lock on it. A shard with a locked file is never
+evicted; only its own download may replace a bad file, and readers keep the file that they have
+open. A .part becomes a .shard by a rename, which its readers do not notice. The cache does not wait
+for the disk (no fsync). So a download is not continued after a reboot, and a .shard from an earlier
+boot is used only if it has its full size and no hole: a power failure may leave holes.
 
-``usage`` counts the bytes, those included that running downloads will need. It may be too high, after a SIGKILL, but not too low: only when it exceeds
-the limit are the files themselves looked at.
+``usage`` counts the bytes, including those that running downloads will need. After a SIGKILL it may
+be too high, but never too low. The files themselves are examined only when it exceeds the limit.
 
-A cache belongs to one user: it makes its directory with mode 0700 and its files with 0600, and refuses files of others (see ``locks``).
+A cache belongs to one user. It creates its directory with mode 0700 and its files with mode 0600,
+and refuses files of other users (see ``locks``).
 """
 
 from __future__ import annotations
@@ -34,17 +37,17 @@ from wds_pipes.errors import CacheError
 from wds_pipes.io.locks import LockedFile, open_locked, open_own
 from wds_pipes.io.urls import identify, redact
 
-STEP = 1 << 20  # a shard whose size is not known has room for the step that it is in and the next
-FACTS_BYTES = 1024  # room for what is known of a shard, besides its URL
+STEP = 1 << 20  # a shard of unknown size reserves the step that it is in and the next one
+FACTS_BYTES = 1024  # reserved for the .json of a shard, besides its URL
 
 _NAME = re.compile(r"(.+-[0-9a-f]{32})\.(json|part|shard)")
 
 
-_swept: dict[str, int] = {}  # directories, and the processes that have looked there for what killed ones have left
+_swept: dict[str, int] = {}  # by directory: the process that has swept it, see ``sweep_once``
 
 
 def boot() -> str:
-    """A name of this boot of the machine; where none is told, each is taken for the same."""
+    """An identifier of this boot of the machine; the same for all boots if the system has none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -54,14 +57,15 @@ def boot() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a stored shard.
+    """What is known about a stored shard.
 
     Attributes:
         url: where it is from, without credentials.
-        size: its bytes; None while that is not known.
-        tag: the store's tag of it (ETag).
-        md5: its checksum, if that was verified.
-        boot: the boot of the machine in which its bytes were written; empty while it is in doubt whether they are still right.
+        size: its size in bytes; None while that is not known.
+        tag: its ETag at the store.
+        md5: its MD5, if that was verified.
+        boot: the boot of the machine in which its bytes were written; empty until the store has
+            confirmed that bytes of an earlier download are still valid.
     """
 
     url: str
@@ -72,7 +76,7 @@ class Facts:
 
 
 def _facts(line: bytes) -> Facts | None:
-    """The facts in a file; None if it has none, as when its writer was killed."""
+    """The facts in the line of a file; None if it has none, as after its writer was killed."""
     try:
         found = json.loads(line)
         facts = Facts(**found)
@@ -86,9 +90,9 @@ class Entry:
     """The files of one shard.
 
     Attributes:
-        known: path of what is known of it.
-        part: path of its bytes while they arrive.
-        whole: path of all its bytes.
+        known: path of the facts (.json).
+        part: path of the bytes while they arrive (.part).
+        whole: path of the complete shard (.shard).
     """
 
     def __init__(self, stem: str) -> None:
@@ -97,18 +101,18 @@ class Entry:
         self.whole = f"{stem}.shard"
 
     def lock(self) -> LockedFile | None:
-        """The right to download it; None if somebody has that."""
+        """The lock of its download; None if another process or thread holds it."""
         return open_locked(self.known, os.O_RDWR | os.O_CREAT)
 
     def growing(self) -> int:
-        """How many of its bytes have arrived; 0 if it does not arrive."""
+        """The size of the .part in bytes; 0 if there is none."""
         try:
             return os.lstat(self.part).st_size
         except FileNotFoundError:
             return 0
 
     def read(self) -> Facts | None:
-        """What is known of it."""
+        """What is known about it, or None."""
         try:
             with open(open_own(self.known, os.O_RDONLY), "rb") as file:
                 return _facts(file.readline(1 << 16))
@@ -116,19 +120,19 @@ class Entry:
             return None
 
     def write(self, lock: LockedFile, facts: Facts) -> None:
-        """Note what is known of it; ``lock`` is that of this entry."""
+        """Store what is known about it; ``lock`` is the lock of this entry."""
         line = json.dumps(asdict(facts)).encode() + b"\n"
         os.pwrite(lock.fd, line, 0)
         os.ftruncate(lock.fd, len(line))
 
     @property
     def goes_on(self) -> bool:
-        """Whether a download that was stopped can be continued, if the store says that it is still the same object."""
+        """Whether a stopped download can be continued, if the store still has the same object."""
         facts = self.read()
         return self.growing() > 0 and facts is not None and facts.boot == boot() and facts.size is not None and facts.tag is not None
 
     def remove(self) -> bool:
-        """Remove it, unless somebody reads or downloads it."""
+        """Remove it, unless it is being read or downloaded; return whether it was removed."""
         with contextlib.ExitStack() as held:
             lock = self.lock()
             if lock is None:
@@ -147,14 +151,14 @@ class Entry:
 
 
 class Stored(NamedTuple):
-    """A shard in the cache, as ``entries`` lists it.
+    """A shard in the cache, as listed by ``entries``.
 
     Attributes:
         url: where it is from, without credentials; "" if that is not known.
-        bytes: on the disk.
+        bytes: its size on the disk.
         used: when it was last opened, in seconds since 1970.
-        state: "complete", "partial" (a download that was stopped) or "downloading".
-        path: of its bytes.
+        state: "complete", "partial" (a stopped download) or "downloading".
+        path: the path of its bytes.
     """
 
     url: str
@@ -168,7 +172,7 @@ class CacheDirectory:
     """The directory of a cache.
 
     Args:
-        path: it is made when the first shard is stored.
+        path: its path; the directory is created when the first shard is stored.
     """
 
     def __init__(self, path: str) -> None:
@@ -176,13 +180,13 @@ class CacheDirectory:
         self._usage = os.path.join(path, "usage")
 
     def entry(self, url: str, store: str = "") -> Entry:
-        """The files of the shard at ``url``; ``store`` tells stores apart in which a URL means different things."""
+        """The files of the shard at ``url``; ``store`` identifies the store that the URL leads to."""
         digest = hashlib.sha256(f"{identify(url)}\n{store}".encode(errors="surrogateescape")).hexdigest()[:32]
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", os.path.basename(urlsplit(redact(url)).path))[-80:]
         return Entry(os.path.join(self.path, f"{readable or 'shard'}-{digest}"))
 
     def reserve(self, more: int, max_bytes: int) -> None:
-        """Make room for ``more`` bytes that are to be written, as far as there is something to remove."""
+        """Make room for ``more`` bytes before they are written, as far as shards can be removed."""
         with self._counting() as counter:
             used = self._count(counter)
             if used is None or used + more > max_bytes:
@@ -191,7 +195,7 @@ class CacheDirectory:
                 self._set(counter, used + more)
 
     def trim(self, max_bytes: int) -> None:
-        """Remove what is too much and in use no longer."""
+        """Reduce the cache to ``max_bytes``, as far as shards can be removed."""
         try:
             with open(open_own(self._usage, os.O_RDONLY), "rb") as file:
                 used = int(file.read(32) or -1)
@@ -202,10 +206,10 @@ class CacheDirectory:
                 self._evict(counter, max_bytes)
 
     def prune(self, max_bytes: int) -> tuple[int, int]:
-        """Remove what is left of stopped downloads, and then the shards used least recently until ``max_bytes`` are left.
+        """Remove stopped downloads, then the least recently used shards down to ``max_bytes``.
 
         Returns:
-            How many shards were removed, and their bytes.
+            The number of shards removed, and their bytes.
         """
         if not os.path.isdir(self.path):
             return 0, 0
@@ -219,13 +223,13 @@ class CacheDirectory:
         return count + evicted, gone + freed
 
     def sweep_once(self) -> None:
-        """``sweep``, when this process stores its first shard."""
+        """Call ``sweep`` if this process stores its first shard in this directory."""
         if _swept.get(self.path) != os.getpid():
             _swept[self.path] = os.getpid()
             self.sweep()
 
     def sweep(self) -> None:
-        """Remove what downloads of processes that were killed have left and no other can continue."""
+        """Remove what downloads of killed processes left, if it cannot be continued."""
         for stem, files in self._scan().items():
             entry = Entry(stem)
             with contextlib.suppress(OSError, CacheError):
@@ -233,7 +237,7 @@ class CacheDirectory:
                     entry.remove()
 
     def entries(self) -> list[Stored]:
-        """What is in the cache, the shards used least recently first."""
+        """The shards in the cache, the least recently used first."""
         found = []
         for stem, files in self._scan().items():
             entry = Entry(stem)
@@ -244,7 +248,7 @@ class CacheDirectory:
         return sorted(found, key=lambda stored: stored.used)
 
     def _scan(self) -> dict[str, dict[str, os.stat_result]]:
-        """The files of each entry by what they are."""
+        """The files of each entry, by kind: "json", "part" or "shard"."""
         found: dict[str, dict[str, os.stat_result]] = defaultdict(dict)
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as items:
             for item in items:
@@ -257,21 +261,26 @@ class CacheDirectory:
         return found
 
     def _busy(self, entry: Entry) -> bool:
-        """Whether somebody downloads it."""
+        """Whether it is being downloaded."""
         lock = open_locked(entry.known, os.O_RDWR)
         if lock is not None:
             lock.close()
         return lock is None and os.path.exists(entry.known)
 
     def _evict(self, counter: LockedFile, max_bytes: int) -> tuple[int, int]:
-        """Count the bytes, and remove what was used least recently until ``max_bytes`` are left; how many shards and bytes that were."""
+        """Count the bytes, and remove the least recently used shards until ``max_bytes`` are left.
+
+        Returns:
+            The number of shards removed, and their bytes.
+        """
         found = self._scan()
         sizes = {stem: _bytes(files) + self._expected(Entry(stem), files) for stem, files in found.items()}
         total = sum(sizes.values())
         used = total
         count = 0
         if used > max_bytes:
-            goal = max_bytes - max_bytes // 50  # a little more, so that with many small shards the files are not looked at for each
+            # 2 % below the limit, so that many small shards do not cause a scan of the files each.
+            goal = max_bytes - max_bytes // 50
             for stem in sorted(found, key=lambda stem: _used(found[stem])):
                 if used <= goal:
                     break
@@ -283,7 +292,7 @@ class CacheDirectory:
         return count, total - used
 
     def _expected(self, entry: Entry, files: dict[str, os.stat_result]) -> int:
-        """How many bytes a running download of it has still to write."""
+        """How many bytes a running download of it will still write, at most."""
         if "part" not in files or not self._busy(entry):
             return 0
         facts, have = entry.read(), files["part"].st_size
@@ -291,7 +300,7 @@ class CacheDirectory:
 
     @contextlib.contextmanager
     def _counting(self) -> Iterator[LockedFile]:
-        """The right to count and to remove."""
+        """Hold the lock for counting and removing."""
         counter = open_locked(self._usage, os.O_RDWR | os.O_CREAT, wait=True)
         if counter is None:
             raise CacheError(f"the cache {self.path} was removed while it was in use: start again.", path=self.path)

@@ -1,4 +1,4 @@
-"""ShardCache: what a user says of the cache."""
+"""ShardCache: the user's settings of the cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def parse_size(size: int | str) -> int:
 
     Raises:
         TypeError: it is neither an int nor a string.
-        ValueError: it is no size, or nothing.
+        ValueError: it is not a size, or less than 1 byte.
     """
     if isinstance(size, bool) or not isinstance(size, (int, str)):
         raise TypeError(f"a size is an int or a string such as '200GB', not {size!r}")
@@ -35,10 +35,10 @@ def parse_size(size: int | str) -> int:
 
 
 def cache_path(directory: str | os.PathLike[str] | None) -> str:
-    """``directory`` or what WDS_PIPES_CACHE_DIR says, as an absolute path.
+    """``directory``, or else the value of WDS_PIPES_CACHE_DIR, as an absolute path.
 
     Raises:
-        ValueError: neither is there.
+        ValueError: neither is given.
         TypeError: it is not a path.
     """
     directory = directory if directory is not None else os.environ.get("WDS_PIPES_CACHE_DIR") or None
@@ -51,10 +51,10 @@ def cache_path(directory: str | os.PathLike[str] | None) -> str:
 
 
 def cache_limit(max_bytes: int | str | None) -> int:
-    """``max_bytes`` or what WDS_PIPES_CACHE_SIZE says, in bytes.
+    """``max_bytes``, or else the value of WDS_PIPES_CACHE_SIZE, in bytes.
 
     Raises:
-        ValueError: neither is there, or it is not a size.
+        ValueError: neither is given, or it is not a size.
         TypeError: it is neither an int nor a string.
     """
     limit = max_bytes if max_bytes is not None else os.environ.get("WDS_PIPES_CACHE_SIZE") or None
@@ -64,19 +64,23 @@ def cache_limit(max_bytes: int | str | None) -> int:
 
 
 class ShardCache:
-    """Shards that are stored in a local directory while they are read, for all processes of the machine.
+    """Store remote shards in a local directory while they are read.
 
-    Of what is stored, the shards used least recently are removed when there would be more than ``max_bytes``; never one that is open in any process, so that
-    all there ever is beyond the limit belongs to open shards. A stored shard is used without asking the store again: write changed data to a new URL.
+    All processes of the machine share the directory. When the stored shards would exceed
+    ``max_bytes``, the least recently used ones are removed. A shard that is open in any process is
+    never removed, so the cache exceeds its limit only by open shards. A stored shard is used
+    without asking the store again: write changed data to a new URL.
 
     Args:
-        directory: where, on a local disk; made if it is not there. None: what WDS_PIPES_CACHE_DIR says.
-        max_bytes: how much is kept: an int, or a string such as ``"200GB"`` or ``"50GiB"``. None: what WDS_PIPES_CACHE_SIZE says.
-        verify: check the MD5 of a shard where one is known.
+        directory: its path, on a local disk; created if it does not exist. None: the value of
+            WDS_PIPES_CACHE_DIR.
+        max_bytes: the limit: an int, or a string such as ``"200GB"`` or ``"50GiB"``. None: the
+            value of WDS_PIPES_CACHE_SIZE.
+        verify: check the MD5 of a shard if it is known.
 
     Raises:
-        ValueError: a directory or limit is not given, or is not one.
-        TypeError: an argument is of another type.
+        ValueError: the directory or the limit is missing or invalid.
+        TypeError: an argument has the wrong type.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None, *, max_bytes: int | str | None = None, verify: bool = True) -> None:
@@ -90,24 +94,27 @@ class ShardCache:
         return f"ShardCache({self.directory!r}, max_bytes={self.max_bytes}, verify={self.verify})"
 
     def open(self, url: str, fetch: Fetch, *, start: int = 0, size: int | None = None, md5: str | None = None, store: str = "") -> BinaryIO:
-        """A buffered binary stream of the shard at ``url`` that stands at byte ``start``.
+        """A buffered binary stream of the shard at ``url``, positioned at byte ``start``.
 
-        It is to be read by one thread. Until the shard is stored, reading waits for its bytes, and seeking to its end for its size. A shard that is
-        not stored and not wanted from its beginning is read straight from the store, is not stored, and cannot be sought.
+        Only one thread may read the stream. Until the shard is stored, a read waits for its bytes,
+        and a seek to its end waits for its size. If the shard is not stored and ``start`` is not 0,
+        it is read directly from the store: it is not stored, and the stream is not seekable.
 
         Args:
             url: the name of the shard.
-            fetch: called with an offset, asks the store for the shard from there on, without waiting for an answer; retries are its own business. It is called
-                in another thread.
-            start: the first byte wanted.
-            size: the bytes that it must have, if they are known.
-            md5: the MD5 that they must have, in hexadecimal digits, if it is known.
-            store: tells stores apart in which ``url`` means different things, such as the endpoint of S3.
+            fetch: called with an offset, it requests the shard from that byte on and does not wait
+                for the response. It makes its own retries. It may be called in another thread.
+            start: the first byte to read.
+            size: the expected size in bytes, if it is known.
+            md5: the expected MD5 in hexadecimal digits, if it is known.
+            store: identifies the store that ``url`` leads to, such as the endpoint of S3, if the
+                same URL can name objects in different stores.
 
         Raises:
-            ShardError: here or from reading: the size or the checksum is wrong, twice; the shard changed while it was read.
+            ShardError: here or while reading: the size or the checksum is wrong, twice; the shard
+                changed while it was read.
             CacheError: the directory cannot be used.
-            Exception: whatever ``fetch`` and its streams raise, here or from reading.
+            Exception: whatever ``fetch`` and its streams raise, here or while reading.
         """
         expected = Facts(redact(url), size, md5=md5.lower() if md5 is not None and self.verify else None)
         stream = CachedStream(self, CacheDirectory(self.directory).entry(url, store), fetch, expected)

@@ -1,4 +1,4 @@
-"""The stream of a shard that is in the cache, or on its way there."""
+"""The stream of a shard that is in the cache or is being downloaded into it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from wds_pipes.io.locks import LockedFile, open_locked
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
 
-STALL_SECONDS = 60.0  # after so long without a byte from another process's download, a shard is read straight from the store
-FULL_SECONDS = 60.0  # after a full disk, nothing is stored for so long
+# After this long without a byte from another process's download, read directly from the store.
+STALL_SECONDS = 60.0
+FULL_SECONDS = 60.0  # after the disk was full, nothing is stored for this long
 POLL_SECONDS = 0.02
-_full: dict[str, float] = {}  # directories whose disk was full, and when to try again; whoever is there has been warned
+# Directories whose disk was full (a warning was issued), and when to try again.
+_full: dict[str, float] = {}
 
 
 class CachedStream(io.RawIOBase):
-    """A shard that is stored, is being stored here or in another process, or cannot be stored."""
+    """A shard that is stored, is being stored (by this process or another), or cannot be stored."""
 
     def __init__(self, cache: ShardCache, entry: Entry, fetch: Fetch, expected: Facts) -> None:
         super().__init__()
@@ -35,19 +37,20 @@ class CachedStream(io.RawIOBase):
         self._max_bytes = cache.max_bytes
         self._entry, self._fetch, self._expected = entry, fetch, expected
         self._position = 0
-        self._given = 0  # to here the reader has had its bytes
+        self._given = 0  # the reader has received the bytes up to here
         self._file: LockedFile | None = None
         self._complete = False
         self._download: Download | None = None
         self._direct: Fetched | None = None
-        self._checksum: Any = None  # of all that was read, where it is read on straight from the store and its MD5 is known
-        self._facts: Facts | None = None  # of what was read
-        self._broken: ShardError | None = None  # why nothing may be read any more
+        # Of all bytes read, if the rest comes directly from the store and the MD5 is known.
+        self._checksum: Any = None
+        self._facts: Facts | None = None  # about the bytes that were read
+        self._broken: ShardError | None = None  # why nothing more may be read
         self._doubted = False
-        self._is_vouched_for = True  # the end of what was downloaded
+        self._is_vouched_for = True  # whether the end of the download is confirmed
 
     def begin(self, start: int) -> None:
-        """Find the shard, or begin to store it."""
+        """Open the stored shard, start to store it, or read it directly from the store."""
         self._position = start
         whole = self._open_whole()
         if whole is not None:
@@ -59,7 +62,7 @@ class CachedStream(io.RawIOBase):
 
     @property
     def end_is_vouched_for(self) -> bool:
-        """As ``RemoteShard`` has it."""
+        """See ``RemoteShard.end_is_vouched_for``."""
         return self._checksum is not None or (self._is_vouched_for and is_end_vouched_for(self._direct))
 
     def readable(self) -> bool:
@@ -118,17 +121,19 @@ class CachedStream(io.RawIOBase):
                 stack.callback(self._download.stop)
 
     def _leave(self) -> None:
-        """The file is closed: it may be removed."""
+        """Called when the file is closed: remove it if it is in doubt, and trim the cache."""
         with contextlib.suppress(OSError, CacheError):
             if self._doubted:
                 self._entry.remove()
             self._directory.trim(self._max_bytes)
 
     def doubt(self) -> str | None:
-        """The shard makes no sense to its reader: forget it when it is closed, unless its checksum is right.
+        """The reader reports that the shard is unreadable.
+
+        Its file is removed when it is closed, unless the MD5 of the shard is known.
 
         Returns:
-            The file in the cache that will be removed, if there is one.
+            The path of the file that will be removed, or None.
         """
         if self._file is None or self._expected.md5 is not None or (self._facts is not None and self._facts.md5 is not None):
             return None
@@ -144,7 +149,7 @@ class CachedStream(io.RawIOBase):
             raise self._broken
 
     def _end(self) -> int:
-        """How many bytes there are."""
+        """The size of the shard in bytes. Waits for the download if the size is not known."""
         size = self._facts.size if self._facts is not None else None
         if self._file is not None and not self._complete and size is not None:
             return size
@@ -156,7 +161,7 @@ class CachedStream(io.RawIOBase):
         return self._file.size
 
     def _advance(self) -> None:
-        """Wait until there is more to read at the position, or nothing will come any more."""
+        """Wait until there are bytes at the position, or until no more will come."""
         pause, patience, seen, stored = 0.001, time.monotonic() + STALL_SECONDS, 0, -1
         while True:
             self._check_open()
@@ -177,15 +182,16 @@ class CachedStream(io.RawIOBase):
                 stored, patience = growing, time.monotonic() + STALL_SECONDS
             elif time.monotonic() > patience:
                 if self._file is not None and self._given and self._file.removed:
-                    raise self._wrong("and has not arrived again")
+                    raise self._wrong("and could not be downloaded again")
                 self._go_direct()
                 return
             time.sleep(pause)
             pause = min(2 * pause, POLL_SECONDS)
 
     def _look(self) -> bool:
-        """See how things stand: whether reading can go on."""
-        ended = self._download is not None and not self._download.running  # before the files are looked at, which are then as it has left them
+        """Examine the download and the files once; return whether reading can continue."""
+        # Read this before the files: they are then as the download left them.
+        ended = self._download is not None and not self._download.running
         if self._has_more():
             return True
         whole = self._open_whole()
@@ -193,7 +199,7 @@ class CachedStream(io.RawIOBase):
             self._take(whole)
             return True
         if ended and self._file is None and self._open_growing():
-            return True  # it failed before this was looked at; what had come before that is read first
+            return True  # it failed before its file was opened here; read the bytes that came first
         if ended:
             assert self._download is not None
             download, self._download = self._download, None
@@ -231,7 +237,7 @@ class CachedStream(io.RawIOBase):
         return self._has_more() if self._file is not None else self._open_growing()
 
     def _open_growing(self) -> bool:
-        """Open what has come so far, if there is a download; whether something of it is to be read."""
+        """Open the file of a running download, if any; return whether it has bytes to read."""
         with using(self._directory):
             self._facts = self._entry.read()
             if self._facts is not None and self._facts.boot == boot():
@@ -239,11 +245,11 @@ class CachedStream(io.RawIOBase):
         return self._has_more()
 
     def _has_more(self) -> bool:
-        """Whether something is to be read in a file that is still wanted."""
+        """Whether the file has bytes at the position and was not removed."""
         return self._file is not None and self._file.size > self._position and not self._file.removed
 
     def _open_whole(self) -> LockedFile | None:
-        """The complete file, if it is there and as it should be."""
+        """Open the complete file, if it exists and is valid."""
         with using(self._directory):
             file = open_locked(self._entry.whole, shared=True, wait=True)
         if file is None:
@@ -260,12 +266,14 @@ class CachedStream(io.RawIOBase):
 
     def _is_good(self, file: LockedFile) -> bool:
         facts, size = self._entry.read(), file.size
-        if facts is None or facts.size != size or self._expected.size not in (None, size) or file.removed:  # then these are the facts of another
+        if facts is None or facts.size != size or self._expected.size not in (None, size) or file.removed:
+            # The facts are about another file.
             return False
         md5 = self._expected.md5
         if facts.md5 is not None and md5 is not None and facts.md5 != md5:
             return False
-        unsure = facts.boot != boot()  # what a loss of power has left may have its size, but not all its bytes
+        # After a power failure, a file may have its size but not all its bytes.
+        unsure = facts.boot != boot()
         if unsure and size and os.lseek(file.fd, 0, os.SEEK_HOLE) < size:
             return False
         if md5 is not None and (unsure or facts.md5 is None):
@@ -274,7 +282,8 @@ class CachedStream(io.RawIOBase):
                 checksum.update(chunk)
             if checksum.hexdigest() != md5:
                 return False
-            with contextlib.suppress(OSError):  # a disk that is full or may not be written to: then it is compared again the next time
+            with contextlib.suppress(OSError):
+                # The disk is full or read-only: the MD5 is compared again the next time.
                 lock = self._entry.lock()
                 if lock is not None:
                     try:
@@ -285,7 +294,7 @@ class CachedStream(io.RawIOBase):
         return True
 
     def _take(self, whole: LockedFile) -> None:
-        """Go on with the complete file, if what was read so far is the same in it."""
+        """Continue with the complete file; ShardError if it differs from the bytes read so far."""
         with contextlib.suppress(OSError):
             os.utime(whole.fd)
         if self._file is not None and os.path.samestat(os.fstat(self._file.fd), os.fstat(whole.fd)):
@@ -309,7 +318,7 @@ class CachedStream(io.RawIOBase):
         return self._broken
 
     def _give_up(self, reason: str) -> None:
-        """The disk is full: go on without it."""
+        """The disk is full: continue directly from the store, with one warning per directory."""
         warned = self._directory.path in _full
         _full[self._directory.path] = time.monotonic() + FULL_SECONDS
         self._go_direct()
@@ -321,7 +330,7 @@ class CachedStream(io.RawIOBase):
             )
 
     def _go_direct(self) -> None:
-        """Read on straight from the store."""
+        """Continue directly from the store."""
         if self._expected.md5 is not None and (self._position == 0 or (self._file is not None and self._given >= self._position)):
             checksum = md5_hash(usedforsecurity=False)
             for chunk in chunks(self._file, self._position) if self._file is not None else ():

@@ -1,4 +1,4 @@
-"""What a store answers: where its bytes begin, how long they are, of which object."""
+"""Responses of a store: where their bytes begin, how many they are, and of which object."""
 
 from __future__ import annotations
 
@@ -14,29 +14,34 @@ from email.utils import parsedate_to_datetime
 from time import perf_counter, time
 from typing import Any
 
-PIECE = 1 << 18  # of stores that are read and not heard
-_GATHERED, _GATHER_SECONDS = 1 << 18, 0.006  # how many bytes, and those of how long, are worth to be woken for
+PIECE = 1 << 18  # bytes at a time, of streams that are read with read(n)
+# Wake this process for this many bytes, or for those of this time (seconds) if they are fewer.
+_GATHERED, _GATHER_SECONDS = 1 << 18, 0.006
 _LONGEST_GATHERING = 0.05  # seconds
-_IN_RECORDS = 1 << 15  # bytes that TLS may have taken from the kernel and not given yet
-_PASSING_CODES = {"RequestTimeout", "RequestTimeoutException", "Throttling", "ThrottlingException", "RequestThrottled", "SlowDown"}  # of S3, with 400 too
-_GIVING = {200, 203, 206}  # those with bytes of the object
-_SAYING = ("x-goog-generation", "etag", "last-modified")  # headers that change when the object does, the surest first
+_IN_RECORDS = 1 << 15  # bytes that TLS may have taken from the kernel and not returned yet
+# Error codes of S3 that are retried, even with status 400.
+_PASSING_CODES = {"RequestTimeout", "RequestTimeoutException", "Throttling", "ThrottlingException", "RequestThrottled", "SlowDown"}
+_GIVING = {200, 203, 206}  # statuses of responses with bytes of the object
+# Headers that change with the object, the surest first.
+_SAYING = ("x-goog-generation", "etag", "last-modified")
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 
 
 @dataclass
 class Answer:
-    """What a store answers.
+    """A response of a store.
 
     Attributes:
-        start: the object's byte where the answer begins.
-        stop: the byte behind its last one; None: unknown.
-        size: of the whole object; None: unknown.
-        tags: what changes when the object does, such as its ETag, by name, the surest first; see ``changed``.
-        pieces: the bytes, as they come.
-        has_end_mark: the transfer tells where it ends, by its length or a mark, so that a cut is seen.
-        close: gives the connection up.
-        rest: is told when nothing will be read for a while.
+        start: the first byte of the response, counted in the object.
+        stop: the byte after its last one; None: unknown.
+        size: the size of the whole object in bytes; None: unknown.
+        tags: values that change with the object, such as its ETag, by name, the surest first; see
+            ``changed``.
+        pieces: the bytes, as they arrive.
+        has_end_mark: whether the transfer declares its end, by its length or a mark, so that a cut
+            is detected.
+        close: closes the connection.
+        rest: called when nothing will be read for a while.
     """
 
     start: int
@@ -50,7 +55,10 @@ class Answer:
 
 
 def changed(before: dict[str, str], now: dict[str, str]) -> tuple[str, str] | None:
-    """The first of the tags of two answers that both have, if they differ: then the object does. What one of them does not have says nothing."""
+    """The two values of the first common tag of two responses, if they differ; otherwise None.
+
+    If they differ, the object has changed. A tag that only one of them has is ignored.
+    """
     both = next((name for name in now if name in before), None)
     return None if both is None or before[both] == now[both] else (before[both], now[both])
 
@@ -59,9 +67,9 @@ class RefusedError(OSError):
     """A store refused a request.
 
     Attributes:
-        status: of HTTP; None: none came.
-        after: how many seconds it asks to wait, if it says so.
-        size: of the object, if nothing lies where it was asked (416).
+        status: the HTTP status; None: there is none.
+        after: the seconds to wait that the store requests (Retry-After), or None.
+        size: the size of the object, if the requested range is outside of the object (416).
     """
 
     def __init__(self, status: int | None, reason: str, *, after: float | None = None, size: int | None = None) -> None:
@@ -70,16 +78,16 @@ class RefusedError(OSError):
 
 
 class FaultyError(OSError):
-    """An answer that cannot be right."""
+    """A response that cannot be right."""
 
 
 def asking(start: int, stop: int | None) -> dict[str, str]:
-    """The headers that ask for a range of what is stored, and not of a compressed form of it."""
+    """The headers that request a range of the stored bytes, and not of a compressed form of them."""
     return {"Range": f"bytes={start}-{'' if stop is None else stop - 1}", "Accept-Encoding": "identity"}
 
 
 async def ask_by_http(session: Any, start: int, url: Any, **options: Any) -> Answer:
-    """The answer to a request from byte ``start`` on."""
+    """Send a request for the bytes from ``start`` on; return the response."""
     import aiohttp
 
     try:
@@ -90,11 +98,12 @@ async def ask_by_http(session: Any, start: int, url: Any, **options: Any) -> Ans
         status, story = 400, "it, or where it redirects to, is no address of a web server"
     else:
         return _heard(response, start)
-    raise RefusedError(status, story)  # here, since those errors hold the URL with its secrets
+    # Outside of the handlers: those errors contain the URL with its secrets.
+    raise RefusedError(status, story)
 
 
 def _heard(response: Any, start: int) -> Answer:
-    """An aiohttp response as an answer."""
+    """An aiohttp response as an ``Answer``."""
     try:
         headers = {name.lower(): value for name, value in response.headers.items()}
         if response.status >= 300:
@@ -112,40 +121,46 @@ def _heard(response: Any, start: int) -> Answer:
 
 
 def described(status: int, headers: Any, start: int) -> Answer:
-    """What status and headers (with lower-case names) say of an answer to a request from byte ``start`` on."""
+    """Describe the response to a request from byte ``start`` on, by its status and headers.
+
+    The names of the headers are in lower case.
+    """
     if headers.get("content-encoding", "identity") not in ("", "identity", "aws-chunked"):
         raise RefusedError(400, f"it is stored with Content-Encoding {headers['content-encoding']}, in which bytes have no fixed places: store it without")
     if status not in _GIVING:
-        raise FaultyError(f"an answer of status {status} holds nothing of it")
+        raise FaultyError(f"a response of status {status} has none of its bytes")
     length = headers.get("content-length")
     length = int(length) if length is not None and length.isdigit() else None
-    tags = {name: re.sub("^[Ww]/", "", headers[name]) for name in _SAYING if headers.get(name)}  # weak ETags are as good here
-    if status != 206:  # the range was ignored
+    # Weak ETags are good enough here.
+    tags = {name: re.sub("^[Ww]/", "", headers[name]) for name in _SAYING if headers.get(name)}
+    if status != 206:  # the server ignored the range
         return Answer(0, length, length, tags, has_end_mark=length is not None or "chunked" in headers.get("transfer-encoding", "").lower())
     ranged = _CONTENT_RANGE.match(headers.get("content-range", ""))
     if not ranged or ranged[1] is None:
-        raise FaultyError(f"an answer to a request from byte {start} on does not say which bytes it holds")
+        raise FaultyError(f"a response to a request from byte {start} on does not say which bytes it has")
     first, stop, size = int(ranged[1]), int(ranged[2]) + 1, None if ranged[3] == "*" else int(ranged[3])
-    if size is not None and start >= size:  # some servers say so in this way
+    if size is not None and start >= size:  # some servers refuse such a range in this way
         raise RefusedError(416, f"it has {size} bytes", size=size)
     if first != start:
-        raise FaultyError(f"an answer begins at byte {first} instead of {start}")
+        raise FaultyError(f"a response begins at byte {first} instead of {start}")
     if length is not None and length != stop - first:
-        raise FaultyError(f"an answer says that it holds {stop - first} bytes, and that it is {length} long")
+        raise FaultyError(f"a response has a Content-Range of {stop - first} bytes, and a Content-Length of {length} bytes")
     return Answer(first, stop, size, tags)
 
 
 class Heard:
-    """The bytes of an aiohttp response, as they come.
+    """The bytes of an aiohttp response, as they arrive.
 
-    A connection that is slower than this machine would wake it for every few packets, which costs more than the bytes. So the kernel is asked (SO_RCVLOWAT, see
-    socket(7)) to gather what comes in some milliseconds, as long as so much is left to come: the next answer on this connection must not be held up.
+    A slow connection would wake this process for every few packets, which costs more time than the
+    bytes themselves. So the option SO_RCVLOWAT (see socket(7)) makes the kernel collect the bytes
+    of some milliseconds before it wakes the process. This stops near the end of the response, so
+    that the next response on this connection is not delayed.
     """
 
     def __init__(self, response: Any) -> None:
         self._response, self._left, connection = response, response.content_length, response.connection
         known = self._left is not None and connection is not None and connection.transport is not None
-        # Linux looks again when this is lowered.
+        # Linux wakes a waiting reader when this value is lowered.
         self._socket: Any = connection.transport.get_extra_info("socket") if known and sys.platform == "linux" else None
         self._least, self._came = 1, 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -165,7 +180,7 @@ class Heard:
                 self._timer.cancel()
 
     def rest(self) -> None:
-        """Nothing will be read for a while, in which the answer may end."""
+        """Stop collecting: nothing will be read for a while, and the response may end meanwhile."""
         if self._least > 1:
             self._gather(1)
 
@@ -173,13 +188,13 @@ class Heard:
         least = 1 << max(1, count).bit_length() - 1
         if least != self._least:
             self._least = least
-            with contextlib.suppress(OSError):  # it was closed meanwhile
+            with contextlib.suppress(OSError):  # the socket was closed meanwhile
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
             if least > 1 and self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(_LONGEST_GATHERING, self._look)
 
     def _look(self) -> None:
-        """Let go what was gathered, if the rest does not come as fast as it was thought to."""
+        """Release what was collected, if the bytes come more slowly than expected."""
         self._timer = None
         if perf_counter() - self._came >= _LONGEST_GATHERING:
             self.rest()
@@ -188,13 +203,13 @@ class Heard:
 
 
 async def body_pieces(body: Any) -> AsyncIterator[bytes]:
-    """The bytes of a body that is read in pieces."""
+    """The bytes of a body with ``read(n)``, in pieces."""
     while piece := await body.read(PIECE):
         yield piece
 
 
 async def one_piece(data: bytes) -> AsyncIterator[bytes]:
-    """Bytes that are there, as pieces."""
+    """Bytes that have arrived already, in pieces."""
     for place in range(0, len(data), PIECE):
         yield data[place : place + PIECE]
 
@@ -210,7 +225,7 @@ def _after(header: str | None) -> float | None:
 
 
 def refused_by_s3(response: dict[str, Any], reason: str) -> RefusedError:
-    """What S3 said in its answer to a request that it refused, as an error."""
+    """The error for a request that S3 refused, from its response."""
     told, error = response.get("ResponseMetadata", {}), response.get("Error", {})
     size = error.get("ActualObjectSize")
     code = error.get("Code")
@@ -221,7 +236,7 @@ def refused_by_s3(response: dict[str, Any], reason: str) -> RefusedError:
 
 
 async def close_answer(answer: Answer) -> None:
-    """Give an answer's connection up."""
+    """Close the connection of a response."""
     done = answer.close()
     if inspect.isawaitable(done):
         await done

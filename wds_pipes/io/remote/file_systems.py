@@ -1,4 +1,4 @@
-"""The file systems of fsspec, made as the user says."""
+"""Create the file systems of fsspec with the user's options."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ _CONNECT_SECONDS = 5.0
 
 
 def copy_of_options(options: Any) -> Any:
-    """Options as they are now: the caller may change them later."""
+    """A copy of options: the caller may change its own later."""
     return {name: copy_of_options(value) for name, value in options.items()} if isinstance(options, dict) else options
 
 
 def are_same(one: Any, other: Any) -> bool:
-    """Whether two options are the same; False also where they do not let themselves be compared."""
+    """Whether two options are equal; False also if they cannot be compared."""
     try:
         return bool(one == other)
-    except Exception:  # of some class of the user's
+    except Exception:  # the class of a value is the user's
         return False
 
 
 def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[Any, str]:
-    """The file system of a URL as fsspec keeps it, and the path there; its requests by HTTP follow ``_client``."""
+    """The file system of a URL, from fsspec's cache of instances, and the path in it.
+
+    Its HTTP requests go through ``_client``.
+    """
     from fsspec.core import get_filesystem_class, url_to_fs
 
     options, links = dict(storage_options or {}), links_of(url)
@@ -41,7 +44,7 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[Any, 
             given = options.get(protocol, {}) if len(links) > 1 else options
             given = through_client(given)
             options = {**options, protocol: given} if len(links) > 1 else given
-    if "::" in url and len(links) == 1:  # fsspec would take it for a chain
+    if "::" in url and len(links) == 1:  # fsspec would read it as a chain
         kind = get_filesystem_class(protocol)
         return kind(**(options | kind._get_kwargs_from_urls(url))), kind._strip_protocol(url)
     url = IPV6_HOST.sub(lambda found: f"[{IPv6Address(found[0][1:-1]).exploded}]", url) if len(links) > 1 else url
@@ -49,9 +52,10 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[Any, 
 
 
 def check_reachable(protocol: str, options: Mapping[str, Any]) -> None:
-    """ConnectionError, soon, where there is no way to Google's storage.
+    """Raise ConnectionError early if Google's storage cannot be reached.
 
-    gcsfs would first look for credentials on a machine of Google's, and then request again and again: that takes up to a minute.
+    gcsfs would first look for credentials at the metadata server of a Google machine, and then
+    retry: that takes up to a minute.
     """
     if protocol not in ("gs", "gcs"):
         return
@@ -61,7 +65,8 @@ def check_reachable(protocol: str, options: Mapping[str, Any]) -> None:
     endpoint = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
     endpoint = endpoint or f"https://storage.{os.environ.get('GOOGLE_CLOUD_UNIVERSE_DOMAIN') or 'googleapis.com'}"
     place = urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
-    if getproxies() or options.get("session_kwargs") or place.hostname is None:  # they may lead there in another way
+    if getproxies() or options.get("session_kwargs") or place.hostname is None:
+        # These may reach it in another way.
         return
     error: OSError | None = None
     for wait in (0.0, 0.1, 0.2, 0.4):
@@ -79,7 +84,7 @@ def check_reachable(protocol: str, options: Mapping[str, Any]) -> None:
 
 
 def missing_package(url: str) -> str:
-    """How to install what the protocol of a URL needs."""
+    """How to install the package that the protocol of a URL needs."""
     extra = _EXTRAS.get(url.partition(":")[0])
     return "install the package that it names" if extra is None else f"pip install 'wds_pipes[{extra}]'"
 
@@ -88,7 +93,7 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "
 
 
 def aistore_url(url: str) -> str:
-    """An object of AIStore as its gateway's REST interface names it."""
+    """The URL of an AIStore object in the REST interface of the gateway."""
     endpoint = os.environ.get("AIS_ENDPOINT")
     if not endpoint:
         raise ValueError("ais:// needs the environment variable AIS_ENDPOINT, such as http://gateway:51080")
@@ -97,9 +102,10 @@ def aistore_url(url: str) -> str:
 
 
 async def _client(**options: Any) -> Any:
-    """A session without a limit of its own: each open shard has a connection, however many there are.
+    """An aiohttp session without a limit of connections: each open shard has one.
 
-    Of the headers, only ``_HARMLESS`` ones follow a redirect to another origin: aiohttp holds back Authorization and cookies, but not those of the session.
+    Only ``_HARMLESS`` headers are sent to another origin after a redirect. aiohttp itself withholds
+    Authorization and cookies, except those of the session.
     """
     import aiohttp
 
@@ -108,7 +114,7 @@ async def _client(**options: Any) -> Any:
     trace, auth, cookies = aiohttp.TraceConfig(), options.pop("auth", None), options.pop("cookies", None)
 
     async def begin(session: Any, context: Any, request: Any) -> None:
-        # As headers: what a session has itself, it sends to all origins.
+        # Add these as headers of the request: what belongs to the session is sent to all origins.
         if auth is not None and request.url.user is None and "Authorization" not in request.headers:
             request.headers["Authorization"] = auth.encode()
         if cookies:
@@ -128,7 +134,11 @@ async def _client(**options: Any) -> Any:
 
 
 def through_client(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of an HTTP file system whose requests follow ``_client``. It gets the cookies: aiohttp before 3.14 sends those of a request to all origins."""
+    """Options of an HTTP file system whose requests go through ``_client``.
+
+    Cookies are passed to that client: aiohttp before 3.14 sends the cookies of a request to all
+    origins.
+    """
     made = {"get_client": _client, **options}
     if made["get_client"] is _client and "cookies" in made:
         given = made.get("client_kwargs") or {}
@@ -140,7 +150,7 @@ _HARMLESS = {"accept", "accept-encoding", "accept-language", "cache-control", "r
 
 
 def _within_origin(response: Any) -> bool:
-    """Whether a redirect leads to the same scheme, host and port."""
+    """Whether a redirect has the same scheme, host and port as its request."""
     from yarl import URL
 
     try:

@@ -1,8 +1,9 @@
-"""How to ask a store for the bytes of a shard from one place on, and what its refusals mean.
+"""Request the bytes of a shard from a store, from some byte on, and interpret a refusal.
 
-fsspec's file systems give bytes but not what came with them (the size of the object, its ETag, which bytes were really sent), and only when a range is
-complete. So S3, GCS and HTTP are asked through fsspec's own sessions, with the user's storage_options, and answers are checked; other file systems
-are asked for ranges as they offer it.
+fsspec's file systems return bytes without what came with them (the size of the object, its ETag,
+the range that was really sent), and only when a range is complete. So requests to S3, GCS and HTTP
+use fsspec's sessions directly, with the user's storage_options, and their responses are checked.
+Other file systems are asked for ranges through fsspec's own interface.
 """
 
 from __future__ import annotations
@@ -23,30 +24,35 @@ from wds_pipes.io.remote.file_systems import aistore_url, are_same, check_reacha
 from wds_pipes.io.threads import DaemonThreads
 from wds_pipes.io.urls import links_of
 
-_LEAST_RANGE, _FIRST_RANGE = 1 << 12, 1 << 18  # of those that give whole ranges
+# Bytes in a range, for stores that return whole ranges.
+_LEAST_RANGE, _FIRST_RANGE = 1 << 12, 1 << 18
 
 
 class Store(Protocol):
-    """A file system that can be asked for ranges, from its event loop.
+    """A file system that returns ranges; it is called in its event loop.
 
     Attributes:
-        streams: whether an answer comes piece by piece, so that the whole rest of a shard can be asked for at once.
+        streams: whether a response arrives piece by piece, so that one request can ask for all the
+            rest of a shard.
     """
 
     streams: bool
 
     async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
-        """The bytes of an object from ``start`` up to, not including, ``stop`` (None: its end); ``size`` is that of the object, if it has been told."""
+        """Request an object from byte ``start`` up to, not including, ``stop`` (None: its end).
+
+        ``size`` is the size of the object, if the store has reported it.
+        """
         ...
 
 
 class Stores:
-    """The stores of a pipe, by URL.
+    """The stores of a pipeline, by URL.
 
     Args:
-        storage_options: as fsspec takes them.
-        connections: how many there may be at once.
-        patience: after how many seconds without a byte a request is given up.
+        storage_options: the options for fsspec.
+        connections: the number of connections at once.
+        patience: a request without a byte for this many seconds is abandoned.
     """
 
     def __init__(self, storage_options: dict[str, Any], connections: int, patience: float) -> None:
@@ -56,11 +62,11 @@ class Stores:
         self._threads: Executor = DaemonThreads(connections)
 
     def find(self, url: str) -> tuple[Store, str]:
-        """The store of a URL, and the path of its object there.
+        """The store of a URL, and the path of the object in it.
 
         Raises:
             ImportError: a package for it is missing.
-            ValueError: nobody knows the protocol.
+            ValueError: the protocol is not known.
         """
         from fsspec.core import get_filesystem_class
 
@@ -85,13 +91,15 @@ class Stores:
         if options.get("token") is None:
             check_reachable(protocol, options)
         if protocol in ("s3", "s3a"):
-            # Retries are ours, and open shards may hold more connections than are asked for.
+            # This package does the retries, and open shards may hold more connections than
+            # ``connections``.
             given = options.get("config_kwargs") or {}
             pool = {"max_pool_connections": max(1000, self._connections), "retries": {"total_max_attempts": 1}}
             options = options | {"config_kwargs": pool | given}
         elif protocol in ("http", "https"):
             options = through_client(options)
-        # An instance of our own: those that fsspec keeps are shared with code that may close them or rely on their retries.
+        # A separate instance: those in fsspec's cache are shared with code that may close them or
+        # rely on their retries.
         return _shared.setdefault(os.getpid(), _Shared()).find(kind, options, identify_store(f"{protocol}://", options))
 
     def _store(self, fs: Any) -> Store:
@@ -106,14 +114,21 @@ class Stores:
 
 
 class _Shared:
-    """The file systems that the stores of this process use now: one for all of the same options, since each has connections of its own."""
+    """The file systems that this process uses.
+
+    Equal options share a file system, since each file system has its own connections.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._made: list[tuple[Any, Any, weakref.ref[Any], str]] = []
 
     def find(self, kind: Any, options: dict[str, Any], identity: str) -> Any:
-        """The file system of a class with these options, which lead to the store ``identity``: the environment may have changed since one was made."""
+        """The file system of class ``kind`` with these options, for the store ``identity``.
+
+        The identity is compared too: the environment may have changed since a file system was
+        created.
+        """
         with self._lock:
             self._made = [made for made in self._made if made[2]() is not None]
             for of_kind, of_options, found, of_identity in self._made:
@@ -150,7 +165,7 @@ class _Gcs:
     async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
         fs = self._fs
         session = await fs._set_session()
-        # Signing may fetch a token, which is done with blocking requests.
+        # Signing may fetch a token, with blocking requests.
         headers = await asyncio.get_running_loop().run_in_executor(self._threads, fs._get_headers, asking(start, stop))
         return await ask_by_http(session, start, fs.url(path), params=fs._get_params({}), headers=headers, timeout=_no_limit())
 
@@ -182,10 +197,10 @@ class _S3:
 
 
 class _Other:
-    """Any file system of fsspec's, asked from threads: with its blocking calls, which all have.
+    """Any other file system of fsspec, through its blocking calls, made in threads.
 
-    They give a range when it is complete. So that something comes within ``patience`` on any link, what is asked for is divided into ranges that are as long
-    as the link was found to allow.
+    Such a call returns a range when it is complete. So that some bytes arrive within ``patience``
+    on any connection, a request is divided into ranges, whose size follows the measured speed.
     """
 
     streams = False
@@ -215,7 +230,7 @@ class _Other:
             wanted, begun = min(self._most, stop - start), perf_counter()
             try:
                 data = await self._call("cat_file", path, start, start + wanted)
-            except asyncio.CancelledError:  # it took too long, or nobody wants it any more
+            except asyncio.CancelledError:  # it took too long, or the reader has stopped
                 if perf_counter() - begun > self._patience / 2:
                     self._learn(wanted, perf_counter() - begun)
                 raise
@@ -229,14 +244,14 @@ class _Other:
                 return
 
     def _learn(self, count: int, seconds: float) -> None:
-        """How much to ask for at once, now that so many bytes have taken so long."""
+        """Adapt the size of the ranges: ``count`` bytes have taken ``seconds``."""
         if seconds > self._patience / 2:
             self._most = max(_LEAST_RANGE, min(self._most, count // 4))
         elif seconds < self._patience / 8:
             self._most = max(self._most, 4 * count)
 
     async def _read_over(self, path: str) -> AsyncIterator[bytes]:
-        """What has no known size can only be read from its beginning."""
+        """Read an object of unknown size, which is possible only from its beginning."""
         run = asyncio.get_running_loop().run_in_executor
         with await run(self._threads, self._fs.open, path, "rb") as file:
             while piece := await run(self._threads, file.read, PIECE):
@@ -244,7 +259,7 @@ class _Other:
 
 
 def _no_limit() -> Any:
-    """Streams of shards may take long; how long nothing may come is watched by whoever reads."""
+    """No limit on the total time of a request: the reader limits the time without bytes."""
     import aiohttp
 
     return aiohttp.ClientTimeout(total=None, sock_connect=30)

@@ -1,4 +1,4 @@
-"""What an error of a store means: whether asking again makes sense, and what to tell."""
+"""Classify an error of a store: whether a retry makes sense, and what the message says."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from wds_pipes.core.tracebacks import causes
 from wds_pipes.io.remote.answers import RefusedError
 from wds_pipes.io.urls import words
 
-_PASSING = {304, 408, 425, 429, *range(500, 600)}  # statuses after which asking again makes sense; 304 answers what was never asked
+# Statuses after which a retry makes sense. 304 is one: it answers a condition that was never sent.
+_PASSING = {304, 408, 425, 429, *range(500, 600)}
 
 
 class Verdict(NamedTuple):
-    """What to make of an error: whether asking again may help, and in how many seconds at the earliest; else what to tell the user."""
+    """How to handle an error.
+
+    Attributes:
+        passing: whether a retry may help.
+        after: the seconds to wait before a retry, at least.
+        advice: the words for the message if there is no further retry.
+    """
 
     passing: bool
     after: float = 0.0
@@ -23,9 +30,9 @@ _OWN_FAULT = (ImportError, TypeError, AttributeError, KeyError, NameError, NotIm
 
 
 def judge(error: BaseException, protocol: str) -> Verdict:
-    """What to make of an error of a store."""
+    """How to handle an error of a store."""
     kind = type(error).__name__
-    # aiohttp calls an answer that breaks off, or that it cannot understand, a status of 400.
+    # aiohttp reports status 400 for a response that breaks off or that it cannot parse.
     if kind == "ClientPayloadError" or isinstance(error, (ConnectionError, TimeoutError)) or _unparseable(error):
         return Verdict(True, advice="cannot be read")
     status = error.status if isinstance(error, RefusedError) else _status(error)
@@ -50,18 +57,19 @@ _PUBLIC = {
 
 
 def _unparseable(error: BaseException) -> bool:
-    """Whether an error, or what caused it, is an answer that some library could not understand."""
+    """Whether an error, or one of its causes, means that a library could not parse a response."""
     return any(kind.__name__ in _UNPARSEABLE for each in causes(error) for kind in type(each).__mro__)
 
 
-_UNPARSEABLE = {"HttpProcessingError", "ResponseParserError", "JSONDecodeError", "ParseError"}  # of aiohttp, botocore, and what reads JSON and XML
+# Of aiohttp, botocore, and parsers of JSON and XML.
+_UNPARSEABLE = {"HttpProcessingError", "ResponseParserError", "JSONDecodeError", "ParseError"}
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status in an error of some library, or in what caused it."""
+    """The HTTP status in an error of a library, or in one of its causes."""
     for each in causes(error):
         for name in ("status", "status_code", "code"):
-            if name == "code" and hasattr(each, "status"):  # of aiohttp's errors it is deprecated
+            if name == "code" and hasattr(each, "status"):  # deprecated in aiohttp's errors
                 continue
             value = getattr(each, name, None) or getattr(getattr(each, "response", None), name, None)
             if isinstance(value, (int, str)) and str(value).isdigit() and 300 <= int(value) < 600:
