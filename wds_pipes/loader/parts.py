@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wds_pipes.core.counts import Lack, add_limited, public_counts
+from wds_pipes.core.composite import Composite
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.running import Mark, Out, begin, running_copy
 from wds_pipes.core.stage import Stage
@@ -22,7 +22,7 @@ from wds_pipes.errors import ShardError
 from wds_pipes.loader.lanes import Deal
 
 
-class Parts(Stage[Out]):
+class Parts(Composite[Out]):
     """The segments of a lane as one stream; then, to pad an epoch, repeats of its samples without
     end.
 
@@ -30,22 +30,12 @@ class Parts(Stage[Out]):
     """
 
     @dataclass(slots=True)
-    class At:  # noqa: D106 - see Stage
+    class At(Composite.At):  # noqa: D106 - see Stage
         part: int = 0
         opened: int = 0
         padded: int = 0
-        # From here on: counts of the segments that are done.
-        batched: int = 0  # samples that were delivered in batches
-        filtered: int = 0
-        skipped: int = 0
-        dropped: int = 0
-        skipped_shards: int = 0
-        damaged: int = 0
-        limited: dict[str, int] | None = None  # the counts of single stages
 
     keeps_count = True
-    runs_chains = True
-    counts_itself = True
     order_options = ("samples",)
 
     def __init__(self, source: Stage[Out]) -> None:
@@ -59,7 +49,6 @@ class Parts(Stage[Out]):
         self.padding: Lane | None = None
         self.watch: Callable[[Stage[Out]], None] | None = None  # called with each segment's chain before that starts
         self._inner: Stage[Out] | None = None
-        self._lack = Lack()  # while running: of the segments that are done
         self._resume: Mark | None = None
 
     def changes_count(self) -> str | None:
@@ -85,12 +74,11 @@ class Parts(Stage[Out]):
                     yield item
             else:
                 yield from inner.items
-            self._count(inner)
-            inner.close()
+            self.retire(inner)
             self._inner = None
             if pads and whole and at.padded == before:
-                if self._lack.explains({"filtered": at.filtered, "skipped": at.skipped}):
-                    raise self._lack.error(f"lane {self.lane.number} of {self.lane.of}")
+                if self._lack_before.explains({"filtered": at.filtered, "skipped": at.skipped}):
+                    raise self._lack_before.error(f"lane {self.lane.number} of {self.lane.of}")
                 raise ShardError("there are no samples to fill up the epoch with: use epoch_end='drop', or find out why the shards yield none.")
             at.part, at.opened = at.part + 1, 0
             self._resume = None
@@ -111,18 +99,9 @@ class Parts(Stage[Out]):
             self.watch(inner)
         return inner
 
-    def _count(self, inner: Stage[Out]) -> None:
-        """Add the counts of a segment that is done to ours."""
-        counts = inner.counts(inner.mark(), 0)
-        self._lack = Lack.of_all((self._lack, inner.lack))
-        self.at.limited = add_limited(self.at.limited, counts)
-        for name, count in public_counts(counts).items():
-            own = "batched" if name == "delivered" else name
-            setattr(self.at, own, getattr(self.at, own) + count)
-
     @property
-    def lack(self) -> Lack:
-        return Lack.of_all([self._lack, *([] if self._inner is None else [self._inner.lack])])
+    def inner(self) -> list[Stage[Any]]:
+        return [] if self._inner is None else [self._inner]
 
     def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
         own, before = mark or (None, None)
@@ -150,12 +129,7 @@ class Parts(Stage[Out]):
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
         if mark is None or not self.parts or self.source is None:
             return None
-        return self.source.where(mark[1], self.parts[min(mark[0][0], len(self.parts) - 1)][0])
-
-    def close(self) -> None:
-        self.items.close()  # type: ignore[attr-defined]
-        if self._inner is not None:
-            self._inner.close()
+        return self.source.where(mark[1], self.parts[min(self._at(mark[0]).part, len(self.parts) - 1)][0])
 
 
 def lay_out(stage: Stage[Any]) -> Stage[Any]:

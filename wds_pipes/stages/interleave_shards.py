@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from wds_pipes.core.counts import Lack, add_limited, public_counts
+from wds_pipes.core.composite import Composite
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_count
 from wds_pipes.core.running import Mark, Out, begin, running_copy
@@ -19,7 +19,7 @@ from wds_pipes.stages.shard_list import Piece, ShardList
 _NONE = object()
 
 
-class InterleaveShards(Stage[Out]):
+class InterleaveShards(Composite[Out]):
     """Keep several shards open and take one item from each in turn (functional name:
     ``interleave_shards``).
 
@@ -46,21 +46,13 @@ class InterleaveShards(Stage[Out]):
     """
 
     @dataclass(slots=True)
-    class At:
+    class At(Composite.At):
         opened: int = 0  # how many shards of the lane were opened so far
         turn: int = 0  # the index in ``round`` of the shard that is next
         round: tuple[tuple[int, Mark | None], ...] = ()  # the open shards: their places in the lane's order, and the positions in them
-        batched: int = 0  # this and the counts below are of finished shards; batched: samples that were delivered in batches
-        filtered: int = 0
-        skipped: int = 0
-        dropped: int = 0
-        skipped_shards: int = 0
-        damaged: int = 0
-        limited: dict[str, int] | None = None  # the counts of single stages that have max_errors
 
     keeps_count = True
-    ends_reading = runs_chains = True
-    counts_itself = True
+    ends_reading = True
     order_options = ("count",)
 
     def __init__(self, source: Stage[Out], count: int) -> None:
@@ -72,8 +64,6 @@ class InterleaveShards(Stage[Out]):
         self._chains: list[Stage[Out]] = []  # while running, the chains of the open shards
         self._marks: list[tuple[int, Mark | None]] = []
         self._ahead: Stage[Out] | None = None  # while running, the chain of the shard that will be opened next
-        self._bytes = 0  # while running, how many bytes of finished shards were read
-        self._lack = Lack()  # while running, of finished shards
 
     @property
     def _before(self) -> Stage[Out]:
@@ -116,9 +106,7 @@ class InterleaveShards(Stage[Out]):
                 at.turn = (at.turn + 1) % len(chains)
                 yield item
                 continue
-            self._count(chain)
-            self._bytes += chain.bytes_so_far
-            chain.close()
+            self.retire(chain)
             if at.opened < len(pieces):
                 marks[at.turn] = (at.opened, None)
                 chains[at.turn] = self._next()
@@ -132,13 +120,8 @@ class InterleaveShards(Stage[Out]):
         return f"{self.count} shards at once"
 
     @property
-    def bytes_so_far(self) -> int:
-        """How many bytes of shards a running copy has read."""
-        return self._bytes + sum(chain.bytes_so_far for chain in self._chains)
-
-    @property
-    def lack(self) -> Lack:
-        return Lack.of_all([self._lack, *(chain.lack for chain in self._chains)])
+    def inner(self) -> list[Stage[Any]]:
+        return [*self._chains, *([] if self._ahead is None else [self._ahead])]
 
     @cached_property
     def _pieces(self) -> tuple[Piece, ...]:
@@ -172,23 +155,9 @@ class InterleaveShards(Stage[Out]):
         chain.start(ahead=ahead)
         return chain
 
-    def _count(self, chain: Stage[Out]) -> None:
-        """Add the counts of a finished shard."""
-        counts = chain.counts(chain.mark(), 0)
-        self._lack = Lack.of_all((self._lack, chain.lack))
-        self.at.limited = add_limited(self.at.limited, counts)
-        for name, count in public_counts(counts).items():
-            own = "batched" if name == "delivered" else name
-            setattr(self.at, own, getattr(self.at, own) + count)
-
     def mark(self) -> Mark:
         self.at.round = tuple(self._marks)
         return self._own(self.at), None
-
-    def close(self) -> None:
-        self.items.close()  # type: ignore[attr-defined]
-        for chain in (*self._chains, *([self._ahead] if self._ahead is not None else [])):
-            chain.close()
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
         """Return the URL of the shard that is next."""

@@ -10,7 +10,8 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple, cast
 
-from wds_pipes.core.counts import Lack, Network
+from wds_pipes.core.composite import Composite
+from wds_pipes.core.counts import Network
 from wds_pipes.core.lane import Host, Lane
 from wds_pipes.core.moved import MEND, Data, Move
 from wds_pipes.core.options import check_choice, check_count
@@ -42,7 +43,7 @@ class _Rest(NamedTuple):
 _Places = tuple[int, tuple[int, ...], tuple[Mark | None, ...], tuple[_Rest, ...], list[int]]
 
 
-class Mix(Stage[Any]):
+class Mix(Composite[Any]):
     """Mix several pipelines in exact proportions:
     ``wp.mix({"a": pipe_a, "b": pipe_b}, weights={"a": 9, "b": 1})``.
 
@@ -89,7 +90,6 @@ class Mix(Stage[Any]):
         rest: tuple[_Rest, ...] = ()
 
     ends_reading = divides = True
-    counts_itself = True
     order_options = ("exhausted",)
 
     def __init__(
@@ -128,7 +128,6 @@ class Mix(Stage[Any]):
         self._draws: list[int] = []
         self._marks: list[Mark | None] = []
         self._reached = [0]
-        self._bytes = 0  # while running, how many bytes were read in finished passes
 
     @property
     def host(self) -> Host:
@@ -205,13 +204,8 @@ class Mix(Stage[Any]):
         return lambda: sum(clock() for clock in clocks)
 
     @property
-    def bytes_so_far(self) -> int:
-        """How many bytes of shards a running copy has read."""
-        return self._bytes + sum(source.bytes_so_far for source in self._running)
-
-    @property
-    def lack(self) -> Lack:
-        return Lack.of_all(source.lack for source in self._running)
+    def inner(self) -> list[Stage[Any]]:
+        return self._running
 
     def _places(self, mark: Mark | None) -> _Places:
         """Return the own values of a mark."""
@@ -265,7 +259,7 @@ class Mix(Stage[Any]):
                 logger.warning("source %r of mix() gives nothing %s: has it fewer shards than lanes?", name, where)
         passes = place.passes + 1
         done = _sum(place.done, source.counts(running.mark(), 0))
-        self._bytes += running.bytes_so_far
+        self._bytes_before += running.bytes_so_far
         running.close()
         self._marks[number] = None
         at.rest = tuple(place._replace(passes=passes, done=done) if other == number else rest for other, rest in enumerate(at.rest))
@@ -281,11 +275,6 @@ class Mix(Stage[Any]):
     def mark(self) -> Mark:
         at = self.at
         return (at.last, tuple(self._draws), tuple(self._marks), at.rest, self._reached), None
-
-    def close(self) -> None:
-        self.items.close()  # type: ignore[attr-defined]
-        for source in self._running:
-            source.close()
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
         """Return the URL of the shard of the source that was drawn last."""
