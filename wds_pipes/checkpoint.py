@@ -279,7 +279,8 @@ def gather(loader: PipeLoader, group: Any = None) -> State:
         A state for ``load_state_dict`` of every rank.
 
     Raises:
-        StateError: the ranks are not at the same step or not of the same pipeline, or torch.distributed is not initialised.
+        StateError: the ranks are not at the same step or do not have the same pipeline, or
+            torch.distributed is not initialised.
     """
     return merge_states(gather_states(loader, group))
 

@@ -33,7 +33,9 @@ def as_dataset(pipe: object) -> WdsDataset:
 
 
 class WdsDataset(IterableDataset[Any]):
-    """A pipeline as a plain IterableDataset with a state, for torch's DataLoader and torchdata's StatefulDataLoader.
+    """A pipeline as a plain IterableDataset with a state.
+
+    It is for torch's DataLoader and torchdata's StatefulDataLoader.
 
     With ``num_workers=n``, worker i yields lane i of n. Each lane has its own shards, so there
     should be at least n shards. Each iteration is the next epoch, with persistent and with new
@@ -41,7 +43,8 @@ class WdsDataset(IterableDataset[Any]):
     number of workers only.
 
     Raises:
-        StateError: from ``load_state_dict``: the state does not fit this pipeline or this number of workers.
+        StateError: from ``load_state_dict``: the state does not fit this pipeline or this number of
+            workers.
     """
 
     def __init__(self, stage: Stage[Any]) -> None:

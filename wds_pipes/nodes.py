@@ -1,4 +1,6 @@
-"""The stages as nodes of torchdata.nodes: the same names, the same options, each with a node as its source.
+"""The stages as nodes of torchdata.nodes.
+
+Names and options are the same. The source of each is a node.
 
 Rules:
 1. A node only forwards: options to its stage, iteration and state to a Stream.

@@ -227,7 +227,10 @@ def _dump(pipeline: Any) -> str:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two items are equal: of one type, with equal numbers in arrays and tensors of one dtype and shape."""
+    """Whether two items are equal, in type and value.
+
+    Arrays and tensors are equal if dtype, shape and all numbers are.
+    """
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):

@@ -39,10 +39,10 @@ class _Seen(NamedTuple):
 @click.option("--readahead-mib", type=click.IntRange(min=1), default=64, show_default=True, help="As readahead_bytes in open_shards.")
 @click.option("--storage-options", default="{}", help="As in open_shards, in JSON: '{\"anon\": true}'.")
 def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib: int, storage_options: str) -> None:
-    """Measure how fast the link to a store and a pipeline are, and report which options would help.
+    """Measure the speed of the link to a store and of a pipeline, and report what would help.
 
     URLS are the shards, with {000..011} or * in quotes. They are read repeatedly, so local shards
-    are measured as the operating system has them in memory.
+    mostly come from the memory of the machine.
     """
     from wds_pipes.core.words import plural
     from wds_pipes.errors import WdsError

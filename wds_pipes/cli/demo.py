@@ -77,8 +77,9 @@ class Run:
 def demo(*, urls: tuple[str, ...], out: Path, samples: int, batch_size: int, workers: int, epochs: int, steps: int | None, checkpoint_every: int) -> None:
     """Kill a training in mid-epoch, resume it, and compare.
 
-    A small CNN is trained twice on images made on the spot: once without interruption, and once killed with SIGKILL and resumed from its last checkpoint.
-    Prints EXACT if all sample keys and losses are equal; otherwise the first difference, and exits with 1.
+    A small CNN is trained twice on generated images: once without interruption, and once killed
+    with SIGKILL and resumed from its last checkpoint. The command prints EXACT if all sample keys
+    and losses are equal; otherwise it prints the first difference, and exits with 1.
     """
     from wds_pipes.cli.train import Plan
 
@@ -244,9 +245,12 @@ def inspect_shards(urls: Sequence[str]) -> tuple[list[str], str, str | None]:
 
 
 def run_trainer(plan: Plan, label: str, log: Path, total: int, *, kill_at: int | None = None) -> Run:
-    """Train in a process of its own, with a progress bar, and give what it did; ``kill_at`` is the step after which it and its workers are killed.
+    """Train in a separate process, with a progress bar, and return its steps.
 
-    What it prints comes through a pipe that its workers hold too, so at the end of that all of them are gone.
+    ``kill_at``: the step after which the training process and its workers are killed; None: never.
+
+    Its output comes through a pipe that its workers also hold open. So when the pipe ends, all of
+    them have ended.
 
     Raises:
         click.ClickException: it failed.
@@ -334,7 +338,11 @@ def difference(whole: Sequence[Step], killed: Sequence[Step], resumed: Sequence[
 
 
 def draw_losses(path: Path, whole: Sequence[Step], killed: Sequence[Step], resumed: Sequence[Step]) -> Path | None:
-    """Draw the losses of the three runs, with the crash and the resume; None if matplotlib is not installed."""
+    """Draw the losses of the three runs, with the crash and the resume.
+
+    Returns:
+        the path of the picture; None if matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
