@@ -172,7 +172,8 @@ def test_lanes_over_pipes_of_torchs(urls):
 BROKEN = """
 from wds_pipes.core.stream import Stream
 from wds_pipes.testing import check_resume
-from test_testing import Given, Stage
+from sources import Given
+from wds_pipes.core.stage import Stage
 
 class Forgets(Stage):
     def run(self):

@@ -2,8 +2,7 @@
 
 - ``stage`` is the contract of a stage. Bases: ``tolerant`` for stages that can meet bad data,
   ``flat_map`` for those that make several items of one, ``composite`` for those that run chains.
-  ``running`` makes running copies of stages,
-  and ``stream`` iterates a chain.
+  ``running`` makes running copies of stages, and ``stream`` iterates a chain.
 - ``state`` reads saved states, ``moved`` decides whether the shards of a state are those of a
   pipeline, ``counts`` has the counts of samples, and ``lane`` says which part of an epoch a chain
   yields.
