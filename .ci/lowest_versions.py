@@ -1,4 +1,5 @@
-"""Print the lowest versions that pyproject.toml allows for what the package and the extras of its users need, as pip takes them.
+"""Print the lowest versions that pyproject.toml allows for what the package and the extras of its
+users need, as pip takes them.
 
 Not torch's, whose builds without CUDA are few.
 """
@@ -12,7 +13,9 @@ from packaging.requirements import Requirement
 EXTRAS = ("s3", "gcs", "http", "formats", "demo", "lightning")
 
 project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-for line in sorted({*project["dependencies"], *(line for extra in EXTRAS for line in project["optional-dependencies"][extra])}):
+for line in sorted(
+    {*project["dependencies"], *(line for extra in EXTRAS for line in project["optional-dependencies"][extra])}
+):
     requirement = Requirement(line)
     if requirement.name != "torch":
         lowest = next(bound.version for bound in requirement.specifier if bound.operator == ">=")

@@ -27,7 +27,9 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def urls(tmp_path_factory) -> list[str]:
     """Five small shards, one of them empty: 14 samples of txt, cls and json."""
-    return make_shards(tmp_path_factory.mktemp("shards"), shards=5, samples=[3, 0, 5, 2, 4], fields=("txt", "cls", "json"))
+    return make_shards(
+        tmp_path_factory.mktemp("shards"), shards=5, samples=[3, 0, 5, 2, 4], fields=("txt", "cls", "json")
+    )
 
 
 class CountedFileSystem(LocalFileSystem):
@@ -59,7 +61,9 @@ class Reads(list):
 
 @pytest.fixture
 def counted():
-    """A list of the reads (offset, bytes) from files with ``counted://`` URLs; ``clear()`` waits for those that are under way."""
+    """A list of the reads (offset, bytes) from files with ``counted://`` URLs; ``clear()`` waits
+    for those that are under way.
+    """
     fsspec.register_implementation("counted", CountedFileSystem, clobber=True)
     CountedFileSystem.reads = Reads()
     return CountedFileSystem.reads
@@ -67,14 +71,19 @@ def counted():
 
 @pytest.fixture(scope="session")
 def servers():
-    """Stores that start when they are first used: see ``servers.Servers``. For fixtures that put data once for many tests."""
+    """Stores that start when they are first used: see ``servers.Servers``.
+
+    For fixtures that put data once for many tests.
+    """
     with Servers() as started:
         yield started
 
 
 @pytest.fixture
 def s3(servers):
-    """An S3 store behind its fault proxy: Ceph, or moto where that is not installed (``s3.real`` tells)."""
+    """An S3 store behind its fault proxy: Ceph, or moto where that is not installed (``s3.real``
+    tells).
+    """
     yield from fresh(servers, "s3")
 
 
@@ -86,7 +95,9 @@ def gcs(servers):
 
 @pytest.fixture
 def web(servers):
-    """A web server of files behind its fault proxy: nginx, or aiohttp's where that is not installed."""
+    """A web server of files behind its fault proxy: nginx, or aiohttp's where that is not
+    installed.
+    """
     yield from fresh(servers, "web")
 
 

@@ -1,4 +1,6 @@
-"""Checkpoints: whole or not there, complete or passed over, right or refused; and exact onto any number of ranks."""
+"""Checkpoints: whole or not there, complete or passed over, right or refused; and exact onto any
+number of ranks.
+"""
 
 import hashlib
 import json
@@ -32,8 +34,16 @@ def shards(tmp_path_factory) -> list[str]:
 
 
 def make_loader(urls, rank=0, ranks=1, *, seed=5, **options) -> wp.PipeLoader:
-    pipe = wp.ShardList(urls, shuffle=True, seed=seed, samples_per_shard=SAMPLES).open_shards().load_tar().group_by_key().shuffle_buffer(4)
-    return wp.PipeLoader(pipe, batch_size=2, collate="list", rank=rank, world_size=ranks, **{"epoch_end": "exact", **options})
+    pipe = (
+        wp.ShardList(urls, shuffle=True, seed=seed, samples_per_shard=SAMPLES)
+        .open_shards()
+        .load_tar()
+        .group_by_key()
+        .shuffle_buffer(4)
+    )
+    return wp.PipeLoader(
+        pipe, batch_size=2, collate="list", rank=rank, world_size=ranks, **{"epoch_end": "exact", **options}
+    )
 
 
 def take(batches, count=None) -> list[str]:
@@ -47,7 +57,9 @@ def take(batches, count=None) -> list[str]:
 
 
 def run_ranks(urls, ranks, directory, batches, **options):
-    """Ranks that load if there is something, take so many batches each and save; the keys that each gave."""
+    """Ranks that load if there is something, take so many batches each and save; the keys that
+    each gave.
+    """
     given = []
     for rank in range(ranks):
         loader = make_loader(urls, rank, ranks, **options)
@@ -64,7 +76,9 @@ def run_ranks(urls, ranks, directory, batches, **options):
 @pytest.mark.parametrize("batches", [0, 1, 5])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_same_ranks_go_on_exactly(shards, tmp_path, batches, workers):
-    """Each rank gives the batches that it would have given without the break; the state is its own alone."""
+    """Each rank gives the batches that it would have given without the break; the state is its
+    own alone.
+    """
     for rank in range(2):
         loader = make_loader(shards, rank, 2, num_workers=workers, lanes=4)
         if batches:
@@ -79,7 +93,9 @@ def test_the_same_ranks_go_on_exactly(shards, tmp_path, batches, workers):
 
 
 def test_the_next_epoch_goes_on(shards, tmp_path):
-    """A checkpoint at the end of an epoch is the beginning of the next, and numbers grow over epochs."""
+    """A checkpoint at the end of an epoch is the beginning of the next, and numbers grow over
+    epochs.
+    """
     loader = make_loader(shards)
     take(loader)
     checkpoint.save(tmp_path, loader)
@@ -98,7 +114,9 @@ def make_loader_at(urls, directory, step) -> wp.PipeLoader:
 
 
 def test_ranks_in_different_epochs_go_on(shards, tmp_path):
-    """With epoch_end="exact" one rank has fewer batches in an epoch than the other: whatever save() wrote at one step, load() takes on as many ranks."""
+    """With epoch_end="exact" one rank has fewer batches in an epoch than the other: whatever
+    save() wrote at one step, load() takes on as many ranks.
+    """
     given = [endless(make_unequal(shards, rank, 2)) for rank in range(2)]
     sizes = [len(list(make_unequal(shards, rank, 2))) for rank in range(2)]
     assert sizes[0] != sizes[1]
@@ -141,12 +159,18 @@ def endless(loader):
 @pytest.mark.parametrize("worlds", [(2, 1), (1, 2), (2, 3), (3, 2, 1), (2, 3, 2, 4), (4, 2, 4, 1)])
 def test_other_ranks_go_on(shards, tmp_path, worlds):
     """Onto any number of ranks, several times: each sample once."""
-    given = [keys for place, ranks in enumerate(worlds) for keys in run_ranks(shards, ranks, tmp_path, 2 if place < len(worlds) - 1 else None)]
+    given = [
+        keys
+        for place, ranks in enumerate(worlds)
+        for keys in run_ranks(shards, ranks, tmp_path, 2 if place < len(worlds) - 1 else None)
+    ]
     assert sorted(key for keys in given for key in keys) == [f"{number:08d}" for number in range(46)]
 
 
 def test_step_chooses(shards, tmp_path, caplog):
-    """step= names the checkpoint and finds it again; from an older one save() goes on only where no newer one would be taken instead."""
+    """step= names the checkpoint and finds it again; from an older one save() goes on only where
+    no newer one would be taken instead.
+    """
     loader = make_loader(shards)
     live, keys = iter(loader), []
     for step in (100, 200, 300):
@@ -165,7 +189,9 @@ def test_step_chooses(shards, tmp_path, caplog):
 
 
 def test_a_new_run_in_a_used_directory_is_refused(shards, tmp_path):
-    """A loader that loaded nothing neither replaces what is there nor saves what would never be loaded."""
+    """A loader that loaded nothing neither replaces what is there nor saves what would never be
+    loaded.
+    """
     run_ranks(shards, 1, tmp_path, 1)
     before = content_of(tmp_path)
     with pytest.raises(wp.StateError, match="Continue from the newest with load"):
@@ -188,12 +214,19 @@ def test_the_file(shards, tmp_path):
     assert list(content_of(tmp_path)) == ["made/of/need/step-0000000012/rank-0001-of-0003.json"]
     content = json.loads((place / "rank-0001-of-0003.json").read_text("ascii"))
     assert content["state"] == loader.state_dict()
-    assert {name: content[name] for name in ("format", "step", "rank", "world_size")} == {"format": 1, "step": 12, "rank": 1, "world_size": 3}
+    assert {name: content[name] for name in ("format", "step", "rank", "world_size")} == {
+        "format": 1,
+        "step": 12,
+        "rank": 1,
+        "world_size": 3,
+    }
     assert (place / "rank-0001-of-0003.json").stat().st_size < 4096
 
 
 def test_the_last_k_are_kept(shards, tmp_path):
-    """Older ones go when enough newer ones are complete, with what crashes left of them; what others put there stays."""
+    """Older ones go when enough newer ones are complete, with what crashes left of them; what
+    others put there stays.
+    """
     others = [
         "notes.txt",
         "step-0000000001/model.pt",
@@ -215,11 +248,17 @@ def test_the_last_k_are_kept(shards, tmp_path):
             assert names == {f"step-{number:010d}" for number in expected}
     left = {name for name in content_of(tmp_path) if not name.startswith(("step-0000000006", "step-0000000007"))}
     assert left == set(others)
-    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"epoch", "step-12", *(f"step-{number:010d}" for number in (0, 1, 6, 7))}
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
+        "epoch",
+        "step-12",
+        *(f"step-{number:010d}" for number in (0, 1, 6, 7)),
+    }
 
 
 def test_ranks_save_at_their_own_pace(shards, tmp_path):
-    """Four ranks save at once and remove old checkpoints at once: nothing goes wrong, and the newest is whole."""
+    """Four ranks save at once and remove old checkpoints at once: nothing goes wrong, and the
+    newest is whole.
+    """
     errors = []
 
     def save(rank):
@@ -241,7 +280,9 @@ def test_ranks_save_at_their_own_pace(shards, tmp_path):
 
 
 def test_loading_while_a_faster_rank_saves(shards, tmp_path):
-    """What is found may be removed before it is read, since a rank that goes on already saves newer ones: the newest is loaded then."""
+    """What is found may be removed before it is read, since a rank that goes on already saves
+    newer ones: the newest is loaded then.
+    """
     checkpoint.save(tmp_path, make_loader(shards), keep=1, step=0)
     stop = threading.Event()
 
@@ -261,14 +302,18 @@ def test_loading_while_a_faster_rank_saves(shards, tmp_path):
 
 
 def test_incomplete_newer_ones_are_passed_over(shards, tmp_path, caplog):
-    """A crash in the middle of saving: the one before counts, and the log says so; saving goes on in its place."""
+    """A crash in the middle of saving: the one before counts, and the log says so; saving goes
+    on in its place.
+    """
     run_ranks(shards, 2, tmp_path, 1)
     shutil.copytree(tmp_path / "step-0000000001", tmp_path / "step-0000000002")
     (tmp_path / "step-0000000002" / "rank-0001-of-0002.json").unlink()
     (tmp_path / "step-0000000003").mkdir()
     with caplog.at_level(logging.WARNING, "wds_pipes"):
         assert checkpoint.load(tmp_path, make_loader(shards)) == 1
-    assert "although newer ones are there: step-0000000002 lacks rank 1 of 2; step-0000000003 has no files" in caplog.text
+    assert (
+        "although newer ones are there: step-0000000002 lacks rank 1 of 2; step-0000000003 has no files"
+    ) in caplog.text
     run_ranks(shards, 2, tmp_path, 1)
     assert checkpoint.load(tmp_path, make_loader(shards)) == 2
     run_ranks(shards, 3, tmp_path, 1)
@@ -276,9 +321,16 @@ def test_incomplete_newer_ones_are_passed_over(shards, tmp_path, caplog):
 
 
 def test_what_is_left_by_other_ranks_is_passed_over(shards, tmp_path):
-    """Files of a checkpoint that another number of ranks did not finish do not disturb the one that this number finished."""
+    """Files of a checkpoint that another number of ranks did not finish do not disturb the one
+    that this number finished.
+    """
     run_ranks(shards, 2, tmp_path, 1)
-    for name in ("rank-0000-of-0003.json", "rank-0000-of-99999999999.json", "rank-0005-of-0002.json", "rank-00000-of-0001.json"):
+    for name in (
+        "rank-0000-of-0003.json",
+        "rank-0000-of-99999999999.json",
+        "rank-0005-of-0002.json",
+        "rank-00000-of-0001.json",
+    ):
         (tmp_path / "step-0000000001" / name).write_text("{}")
     shutil.copytree(tmp_path / "step-0000000001", tmp_path / "step-00000000009")
     assert checkpoint.load(tmp_path, make_loader(shards)) == 1
@@ -291,7 +343,9 @@ def seal(path: Path, **changes) -> None:
     """Change a file and make its checksum right."""
     content = {**json.loads(path.read_text()), **changes}
     sealed = {name: value for name, value in content.items() if name not in ("format", "checksum")}
-    content["checksum"] = hashlib.blake2b(json.dumps(sealed, sort_keys=True, separators=(",", ":")).encode(), digest_size=16).hexdigest()
+    content["checksum"] = hashlib.blake2b(
+        json.dumps(sealed, sort_keys=True, separators=(",", ":")).encode(), digest_size=16
+    ).hexdigest()
     path.write_text(json.dumps(content))
 
 
@@ -330,7 +384,10 @@ DAMAGE = {
     "a list": (lambda path: path.write_text("[1]"), "is not a checkpoint of wds_pipes"),
     "no state": (lambda path: path.write_text('{"format": 1, "checksum": ""}'), "is not a checkpoint of wds_pipes"),
     "edited": (edited, "has been edited or damaged: its checksum differs"),
-    "checksum of no kind": (lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "checksum": [1]})), "has been edited"),
+    "checksum of no kind": (
+        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "checksum": [1]})),
+        "has been edited",
+    ),
     "newer": (lambda path: seal(path, format=2, extra="new"), "has another format than 1"),
     "format of no kind": (lambda path: seal(path, format="1"), "has another format than 1"),
     "swapped": (swapped, "was written as rank 0 of 2 at step 1, and is not in its place"),
@@ -348,7 +405,9 @@ DAMAGE = {
 
 @pytest.mark.parametrize("what", DAMAGE)
 def test_damage_is_named(shards, tmp_path, what):
-    """Whichever rank loads, and though an older checkpoint is whole: the error says what is wrong with which file, and the loader stays as it was."""
+    """Whichever rank loads, and though an older checkpoint is whole: the error says what is
+    wrong with which file, and the loader stays as it was.
+    """
     run_ranks(shards, 2, tmp_path, 1)
     shutil.copytree(tmp_path / "step-0000000001", tmp_path / "step-0000000000")
     harm, message = DAMAGE[what]
@@ -365,7 +424,9 @@ def test_damage_is_named(shards, tmp_path, what):
 
 @pytest.mark.parametrize("what", ["a pipe", "a device", "not text"])
 def test_saving_again_over_damage(shards, tmp_path, what):
-    """A file that is compared with what is to be saved is neither waited for nor read without an end."""
+    """A file that is compared with what is to be saved is neither waited for nor read without an
+    end.
+    """
     checkpoint.save(tmp_path, make_loader(shards))
     DAMAGE[what][0](tmp_path / "step-0000000001" / "rank-0000-of-0001.json")
     with pytest.raises(wp.StateError):
@@ -407,12 +468,17 @@ def test_a_loader_that_does_not_fit_is_told_where_the_state_is_from(shards, tmp_
 def test_missing_ranks_are_named(shards, tmp_path):
     """Where no checkpoint is complete, nothing starts again silently."""
     checkpoint.save(tmp_path, make_loader(shards, 2, 4))
-    with pytest.raises(wp.StateError, match=r"no complete checkpoint at all \(none is complete; step-0000000001 lacks rank 0, 1, 3 of 4\)"):
+    with pytest.raises(
+        wp.StateError,
+        match=r"no complete checkpoint at all \(none is complete; step-0000000001 lacks rank 0, 1, 3 of 4\)",
+    ):
         checkpoint.load(tmp_path, make_loader(shards))
 
 
 def test_directories(shards, tmp_path):
-    """Nothing saved yet is None; a directory that is not there, or is none, is an error; URLs are refused."""
+    """Nothing saved yet is None; a directory that is not there, or is none, is an error; URLs
+    are refused.
+    """
     loader = make_loader(shards)
     assert checkpoint.load(tmp_path, loader) is None
     assert checkpoint.load(str(tmp_path), loader) is None
@@ -439,7 +505,9 @@ def test_arguments(shards, tmp_path, options):
 
 
 def test_a_full_disk(shards, tmp_path):
-    """An error that says so, no file half written, the older checkpoint as it was, and the numbers go on as on the other ranks."""
+    """An error that says so, no file half written, the older checkpoint as it was, and the
+    numbers go on as on the other ranks.
+    """
     resource = pytest.importorskip("resource")
     loader = make_loader(shards)
     checkpoint.save(tmp_path, loader)
@@ -469,7 +537,9 @@ def test_a_directory_without_leave_to_write(shards, tmp_path):
 
 
 def save_for_ever(urls, where, directory, connection, in_step):
-    """Load, then save after each batch, over epochs, and tell of each; in step with the other ranks, as a training is."""
+    """Load, then save after each batch, over epochs, and tell of each; in step with the other
+    ranks, as a training is.
+    """
     loader = make_loader(urls, *where, epoch_end="drop")
     checkpoint.load(directory, loader)
     in_step.wait()
@@ -480,7 +550,9 @@ def save_for_ever(urls, where, directory, connection, in_step):
 
 
 def test_a_crash_after_a_crash_between_two_ranks(shards, tmp_path):
-    """The first leaves step 3 of one rank only; after the resume, the second leaves step 3 of the other only: both belong together."""
+    """The first leaves step 3 of one rank only; after the resume, the second leaves step 3 of
+    the other only: both belong together.
+    """
 
     def run(last):
         loaders = [make_loader(shards, rank, 2, epoch_end="drop") for rank in range(2)]
@@ -502,7 +574,8 @@ def test_a_crash_after_a_crash_between_two_ranks(shards, tmp_path):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_at_any_moment(shards, tmp_path, ranks):
-    """SIGKILL at random moments of ranks that do nothing but save: the newest complete checkpoint always loads, and no rank has told of more.
+    """SIGKILL at random moments of ranks that do nothing but save: the newest complete checkpoint
+    always loads, and no rank has told of more.
 
     A rank may be ahead of another, so that what it left in one round is completed in the next one.
     """
@@ -514,7 +587,9 @@ def test_killed_at_any_moment(shards, tmp_path, ranks):
         processes, told, in_step = [], [], CONTEXT.Barrier(ranks)
         for rank in range(ranks):
             receiver, sender = CONTEXT.Pipe(duplex=False)
-            processes.append(CONTEXT.Process(target=save_for_ever, args=(shards, (rank, ranks), tmp_path, sender, in_step)))
+            processes.append(
+                CONTEXT.Process(target=save_for_ever, args=(shards, (rank, ranks), tmp_path, sender, in_step))
+            )
             processes[-1].start()
             sender.close()
             told.append((receiver, []))
@@ -533,12 +608,17 @@ def test_killed_at_any_moment(shards, tmp_path, ranks):
         loaders = [make_loader(shards, rank, ranks, epoch_end="drop") for rank in range(ranks)]
         found = checkpoint.load(tmp_path, loaders[0])
         most = [max(before, steps[-1]) for before, (_, steps) in zip(most, told)]
-        assert min(steps[-1] for _, steps in told) <= found <= min(most) + 1, "one more than told of is what the kill kept from being told of"
+        assert min(steps[-1] for _, steps in told) <= found <= min(most) + 1, (
+            "one more than told of is what the kill kept from being told of"
+        )
         assert found > last
         last = found
         for rank, loader in enumerate(loaders):
             assert checkpoint.load(tmp_path, loader) == last
-            assert next_batches(loader, 3) == next_batches(make_loader(shards, rank, ranks, epoch_end="drop"), last + 3)[-3:]
+            assert (
+                next_batches(loader, 3)
+                == next_batches(make_loader(shards, rank, ranks, epoch_end="drop"), last + 3)[-3:]
+            )
 
 
 def next_batches(loader, count):
@@ -553,7 +633,9 @@ def next_batches(loader, count):
 
 
 def test_gather_alone(shards, tmp_path):
-    """One rank needs no torch.distributed, and the state survives torch.save; several ranks without it are told."""
+    """One rank needs no torch.distributed, and the state survives torch.save; several ranks
+    without it are told.
+    """
     loader = make_loader(shards)
     given = take(iter(loader), 4)
     torch.save(checkpoint.gather(loader), tmp_path / "all.pt")
@@ -566,10 +648,15 @@ def test_gather_alone(shards, tmp_path):
 
 
 def on_ranks(ranks, function, *arguments):
-    """Run ``function(rank, ranks, *arguments)`` in so many processes of one gloo group; what each returned."""
+    """Run ``function(rank, ranks, *arguments)`` in so many processes of one gloo group; what
+    each returned.
+    """
     results = CONTEXT.Queue()
     rendezvous = f"{arguments[-1]}/group-{random.randrange(1 << 40)}"
-    processes = [CONTEXT.Process(target=on_rank, args=((rank, ranks), rendezvous, results, function, arguments)) for rank in range(ranks)]
+    processes = [
+        CONTEXT.Process(target=on_rank, args=((rank, ranks), rendezvous, results, function, arguments))
+        for rank in range(ranks)
+    ]
     for process in processes:
         process.start()
     try:
@@ -610,7 +697,9 @@ def gather_and_go_on(rank, ranks, urls, path):
 
 
 def test_gather_over_ranks(shards, tmp_path):
-    """Every rank has the same state of all, which continues each rank exactly and fits one rank too."""
+    """Every rank has the same state of all, which continues each rank exactly and fits one rank
+    too.
+    """
     (state, first, same), (other, second, same_too) = on_ranks(2, gather_and_go_on, shards, tmp_path)
     assert state == other == json.loads(json.dumps(state))
     assert same
@@ -641,7 +730,9 @@ def test_where_a_checkpoint_does_not_fit_one_rank_all_say_so(shards, tmp_path):
 
 
 def load_what_this_rank_sees(rank, ranks, urls, path):
-    """What ``checkpoint.load`` does on ranks that see different directories, by what differs: the step or the error."""
+    """What ``checkpoint.load`` does on ranks that see different directories, by what differs:
+    the step or the error.
+    """
     found = {}
 
     def load(what, **options):
@@ -673,7 +764,9 @@ def load_what_this_rank_sees(rank, ranks, urls, path):
 
 
 def test_ranks_load_the_same_checkpoint(shards, tmp_path):
-    """Ranks that see different directories load what all of them see, or all say what is wrong, and which rank sees less."""
+    """Ranks that see different directories load what all of them see, or all say what is wrong,
+    and which rank sees less.
+    """
     saved = tmp_path / "saved"
     saved.mkdir()
     for _ in range(3):
@@ -760,14 +853,22 @@ def use_dcp(rank, ranks, urls, run, path):
         dcp.load(content, checkpoint_id=path / str(loads))
         assert weight.tolist() == [float(loads)] * 3
     given = take(iter(loader), batches)
-    dcp.save({"weight": torch.full((3,), loads + 1.0), "data": checkpoint.DCPState(loader)}, checkpoint_id=path / str(loads + 1))
+    dcp.save(
+        {"weight": torch.full((3,), loads + 1.0), "data": checkpoint.DCPState(loader)},
+        checkpoint_id=path / str(loads + 1),
+    )
     return given
 
 
 @pytest.mark.parametrize("worlds", [(2, 2, 2), (2, 1, 2), (2, 3, 2)])
 def test_dcp(shards, tmp_path, worlds):
-    """dcp.save and dcp.load of torch, onto the same and other numbers of ranks, twice in a row: each sample once, and in order where the ranks stay."""
-    given = [on_ranks(ranks, use_dcp, shards, (place, 2 if place < 2 else None), tmp_path) for place, ranks in enumerate(worlds)]
+    """dcp.save and dcp.load of torch, onto the same and other numbers of ranks, twice in a row:
+    each sample once, and in order where the ranks stay.
+    """
+    given = [
+        on_ranks(ranks, use_dcp, shards, (place, 2 if place < 2 else None), tmp_path)
+        for place, ranks in enumerate(worlds)
+    ]
     assert sorted(key for run in given for keys in run for key in keys) == [f"{number:08d}" for number in range(46)]
     if len(set(worlds)) == 1:
         for rank in range(2):
@@ -792,7 +893,16 @@ def test_dcp_in_one_process(shards, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [{}, {"ranks": 3}, {"ranks": "{"}, {"ranks": '{"dp_rank_1": {}}'}, {"ranks": "[1]"}, {"ranks": "{}"}, {"ranks": '{"dp_rank_0": 1}'}]
+    "content",
+    [
+        {},
+        {"ranks": 3},
+        {"ranks": "{"},
+        {"ranks": '{"dp_rank_1": {}}'},
+        {"ranks": "[1]"},
+        {"ranks": "{}"},
+        {"ranks": '{"dp_rank_0": 1}'},
+    ],
 )
 def test_dcp_of_no_kind(shards, content):
     with pytest.raises(wp.StateError, match=r"not what DCPState.state_dict\(\) gave|do not belong together"):
@@ -802,4 +912,7 @@ def test_dcp_of_no_kind(shards, content):
 def test_importing_is_light():
     """Nobody pays for torch.distributed.checkpoint who does not use it."""
     code = "import sys, wds_pipes.checkpoint; print('torch.distributed.checkpoint' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        == "False"
+    )

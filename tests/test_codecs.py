@@ -1,4 +1,6 @@
-"""Decoders by extension, compared with the libraries that define the formats; encoders; limits; what is refused."""
+"""Decoders by extension, compared with the libraries that define the formats; encoders; limits;
+what is refused.
+"""
 
 import bz2
 import csv
@@ -29,7 +31,12 @@ from wds_pipes import codecs
 from wds_pipes.codecs import DECODERS, ENCODERS, IMAGE, IMAGE_SPECS, Decoding, NotAllowedError, encode
 from wds_pipes.testing import same
 
-PACK = {"gz": lambda data: gzip.compress(data, mtime=0), "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.compress}
+PACK = {
+    "gz": lambda data: gzip.compress(data, mtime=0),
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": zstandard.compress,
+}
 
 
 def decode(field, data, *specs, allow_pickle=False, max_image_pixels=1 << 27):
@@ -70,7 +77,14 @@ CASES = [
     *[(field, msgpack.packb(OBJECT), OBJECT) for field in ("mp", "msg", "msgpack")],
     ("cbor", cbor2.dumps(OBJECT), OBJECT),
     ("safetensors", safetensors.torch.save({"a": torch.from_numpy(ARRAY)}), {"a": torch.from_numpy(ARRAY)}),
-    *[(field, torch_bytes({"a": torch.from_numpy(ARRAY), "b": [1, "x"]}), {"a": torch.from_numpy(ARRAY), "b": [1, "x"]}) for field in ("pt", "pth")],
+    *[
+        (
+            field,
+            torch_bytes({"a": torch.from_numpy(ARRAY), "b": [1, "x"]}),
+            {"a": torch.from_numpy(ARRAY), "b": [1, "x"]},
+        )
+        for field in ("pt", "pth")
+    ],
     ("pt", torch_bytes(torch.arange(3), _use_new_zipfile_serialization=False), torch.arange(3)),
 ]
 
@@ -122,7 +136,10 @@ def test_csv_and_yaml_only_on_request():
 def test_merge_keys_of_yaml_are_bounded():
     """Each mapping of this merges the one before ten times: a billion pairs in 400 bytes."""
     assert decode("yaml", b"a: &a {x: 1}\nb: {<<: [*a, {y: 2}], z: 3}\n", "yaml")["b"] == {"x": 1, "y": 2, "z": 3}
-    lines = ["x0: &x0 {a: 1}", *(f"x{level}: &x{level} {{<<: [{', '.join([f'*x{level - 1}'] * 10)}]}}" for level in range(1, 10))]
+    lines = [
+        "x0: &x0 {a: 1}",
+        *(f"x{level}: &x{level} {{<<: [{', '.join([f'*x{level - 1}'] * 10)}]}}" for level in range(1, 10)),
+    ]
     with pytest.raises(ValueError, match="more than 100,000 pairs"):
         decode("yaml", "\n".join(lines).encode(), "yaml")
 
@@ -148,7 +165,12 @@ DAMAGED = [
     ("ten", bytes(webdataset.tenbin.encode_buffer([ARRAY]))[:-64]),
     ("ten", bytes(webdataset.tenbin.encode_buffer([ARRAY])).replace(b"f4\0", b"O8\0")),
     ("ten", bytes(webdataset.tenbin.encode_buffer([ARRAY])).replace(struct.pack("<q", 3), struct.pack("<q", -1))),
-    ("ten", bytes(webdataset.tenbin.encode_buffer([ARRAY])).replace(struct.pack("<qq", 2, 2), struct.pack("<qq", 1 << 60, 2))),
+    (
+        "ten",
+        bytes(webdataset.tenbin.encode_buffer([ARRAY])).replace(
+            struct.pack("<qq", 2, 2), struct.pack("<qq", 1 << 60, 2)
+        ),
+    ),
     ("ten", bytes(webdataset.tenbin.encode_buffer([ARRAY])).replace(struct.pack("<q", 3), struct.pack("<q", 4))),
     ("mp", b"\x92\x01"),
     ("cbor", b"\x82\x01"),
@@ -212,7 +234,10 @@ def test_a_bomb_in_a_zip_is_an_error_and_does_not_take_the_memory(field, bomb, m
     monkeypatch.setattr(codecs, "MAX_DECODED_BYTES", 10 << 20)
     if bomb is None:
         packed = io.BytesIO()
-        with zipfile.ZipFile(io.BytesIO(torch_bytes(torch.zeros(16 << 20)))) as plain, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as deflated:
+        with (
+            zipfile.ZipFile(io.BytesIO(torch_bytes(torch.zeros(16 << 20)))) as plain,
+            zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as deflated,
+        ):
             for name in plain.namelist():
                 deflated.writestr(name, plain.read(name))
         bomb = packed.getvalue()
@@ -314,9 +339,16 @@ def test_torchscript_is_refused():
         decode("pt", file.getvalue())
 
 
-@pytest.mark.parametrize(("field", "value"), [("pkl", {1, 2}), ("npy", np.array([1, 2])), ("npz", {"a": np.array([1])}), ("pt", {"a": 1})])
+@pytest.mark.parametrize(
+    ("field", "value"), [("pkl", {1, 2}), ("npy", np.array([1, 2])), ("npz", {"a": np.array([1])}), ("pt", {"a": 1})]
+)
 def test_allow_pickle_still_reads_what_is_harmless(field, value):
-    data = {"pkl": pickle.dumps, "npy": lambda value: written(np.save, value), "npz": lambda value: written(np.savez, **value), "pt": torch_bytes}[field](value)
+    data = {
+        "pkl": pickle.dumps,
+        "npy": lambda value: written(np.save, value),
+        "npz": lambda value: written(np.savez, **value),
+        "pt": torch_bytes,
+    }[field](value)
     assert same(decode(field, data, allow_pickle=True), value)
 
 
@@ -326,7 +358,13 @@ def test_allow_pickle_still_reads_what_is_harmless(field, value):
 def test_own_decoders_go_by_the_longest_end_of_the_name():
     """Before the table and before the image spec; in any case of the letters."""
     own = {"png": lambda data: "png", ".SEG.png": lambda data: "seg", "txt": len}
-    assert [decode(name, b"abc", "rgb8", own) for name in ("png", "a.PNG", "seg.png", "left.seg.png", "txt")] == ["png", "png", "seg", "seg", 3]
+    assert [decode(name, b"abc", "rgb8", own) for name in ("png", "a.PNG", "seg.png", "left.seg.png", "txt")] == [
+        "png",
+        "png",
+        "seg",
+        "seg",
+        3,
+    ]
     assert decode("bin", b"abc", {"txt": len}, {"bin": bytes.decode}) == "abc"
     assert decode("txt", b"abc", {"txt": len}, {"txt": bytes.decode}) == "abc"
 
@@ -369,7 +407,9 @@ def png(mode="RGB", **options):
 @pytest.mark.parametrize("spec", IMAGE_SPECS)
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
 def test_image_specs_give_what_webdataset_gives(spec, mode):
-    """The same numbers, dtype and shape for every mode of image; an L tensor of ours has its channel dimension."""
+    """The same numbers, dtype and shape for every mode of image; an L tensor of ours has its
+    channel dimension.
+    """
     data = png(mode)
     expected = webdataset.autodecode.ImageHandler(spec)("png", data)
     value = decode("png", data, spec)
@@ -444,7 +484,9 @@ def test_32_bit_images_are_a_clear_error(dtype):
 
 @pytest.mark.parametrize("form", ["JPEG", "TIFF"])
 def test_cmyk_becomes_rgb(form):
-    data = image_bytes(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), form, **({"quality": 100} if form == "JPEG" else {}))
+    data = image_bytes(
+        Image.new("CMYK", (8, 8), (0, 255, 255, 0)), form, **({"quality": 100} if form == "JPEG" else {})
+    )
     assert np.abs(decode("jpg", data, "rgb8").astype(int) - (255, 0, 0)).max() <= 3
 
 
@@ -463,14 +505,22 @@ def chunk(kind, content):
 def large_png(width, height):
     """The head of a png that claims to be large, with hardly any data."""
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    )
 
 
 @pytest.mark.parametrize("size", [(10_000, 10_000), (13_000, 13_000), (60_000, 60_000), (2_000_000_000, 2)])
 def test_too_large_images_are_refused_before_they_are_decoded(size):
     """Without Pillow's own warning, which the test run would make an error."""
     data = large_png(*size)
-    assert peak_bytes(lambda: decode("png", data, "rgb8", max_image_pixels=1 << 20), f"has {size[0]} x {size[1]} pixels, more than max_image_pixels") < 1 << 20
+    assert (
+        peak_bytes(
+            lambda: decode("png", data, "rgb8", max_image_pixels=1 << 20),
+            f"has {size[0]} x {size[1]} pixels, more than max_image_pixels",
+        )
+        < 1 << 20
+    )
 
 
 def test_an_image_below_the_limit_decodes_without_pillows_warning(monkeypatch):
@@ -490,14 +540,24 @@ def test_truncated_images_are_an_error(form, part):
         decode("jpg", data[: int(len(data) * part)], "rgb8")
 
 
-@pytest.mark.parametrize("data", [b"", b"GIF", b"<html>404</html>", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"])
+@pytest.mark.parametrize(
+    "data", [b"", b"GIF", b"<html>404</html>", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"]
+)
 def test_what_is_no_image_is_an_error(data):
     """EPS too, for which Pillow would start another program."""
     with pytest.raises(ValueError, match="the data are none of JPEG"):
         decode("jpg", data, "rgb8")
 
 
-WEBP_34_BYTES = b"RIFF" + struct.pack("<I", 26) + b"WEBPVP8L" + struct.pack("<I", 14) + b"\x2f" + struct.pack("<I", 16382 | 16382 << 14) + bytes(9)
+WEBP_34_BYTES = (
+    b"RIFF"
+    + struct.pack("<I", 26)
+    + b"WEBPVP8L"
+    + struct.pack("<I", 14)
+    + b"\x2f"
+    + struct.pack("<I", 16382 | 16382 << 14)
+    + bytes(9)
+)
 
 
 def test_a_large_webp_is_refused_before_it_is_opened():
@@ -505,9 +565,16 @@ def test_a_large_webp_is_refused_before_it_is_opened():
     for data in (
         WEBP_34_BYTES,
         WEBP_34_BYTES[:12] + b"VP8X" + struct.pack("<II", 10, 0) + b"\xff\xff\0" * 2 + bytes(9),
-        WEBP_34_BYTES[:12] + b"VP8 " + struct.pack("<I", 14) + b"\x10\0\0\x9d\x01\x2a" + struct.pack("<HH", 16383, 16383) + bytes(4),
+        WEBP_34_BYTES[:12]
+        + b"VP8 "
+        + struct.pack("<I", 14)
+        + b"\x10\0\0\x9d\x01\x2a"
+        + struct.pack("<HH", 16383, 16383)
+        + bytes(4),
     ):
-        with pytest.raises(ValueError, match=r"the image has (16383 x 16383|65536 x 65536) pixels, more than max_image_pixels"):
+        with pytest.raises(
+            ValueError, match=r"the image has (16383 x 16383|65536 x 65536) pixels, more than max_image_pixels"
+        ):
             decode("webp", data, "rgb8")
 
 
@@ -535,7 +602,9 @@ def test_a_jpeg_of_very_many_scans_is_refused(progressive):
 
 
 def test_a_decoded_image_takes_the_memory_that_is_documented():
-    """20 bytes a pixel, 36 as floats; the memory of Pillow (up to 16 bytes a pixel) is not seen here."""
+    """20 bytes a pixel, 36 as floats; the memory of Pillow (up to 16 bytes a pixel) is not seen
+    here.
+    """
     data = png_of(np.zeros((1000, 1000, 3), np.uint8))
     for spec, most in (("rgb8", 8), ("rgb", 20), ("torchrgba8", 12), ("torchrgba", 36)):
         tracemalloc.start()
@@ -553,7 +622,9 @@ def png_of(pixels):
 
 
 def test_a_name_of_a_million_dots_costs_no_more_than_others():
-    """Only as many parts are looked at as the caller's names have; counted in calls, not in time."""
+    """Only as many parts are looked at as the caller's names have; counted in calls, not in
+    time.
+    """
     looked = []
 
     class Names(dict):
@@ -584,7 +655,9 @@ def test_a_field_is_packed_twice_at_most():
 def test_an_array_that_promises_more_than_there_is_takes_no_memory(field, version):
     """Not a MemoryError, which would not be skipped."""
     text = b"{'descr': '<f8', 'fortran_order': False, 'shape': (%d, 1024)}" % (1 << 50)
-    data = b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(2 if version == 1 else 4, "little") + text + bytes(100)
+    data = (
+        b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(2 if version == 1 else 4, "little") + text + bytes(100)
+    )
     if field == "npz":
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w") as archive:
@@ -658,7 +731,10 @@ def test_bytes_are_encoded_as_they_are(field, data):
     assert encode(field, data) == b"\xff"
 
 
-@pytest.mark.parametrize(("field", "value"), [("txt", 3), ("cls", "3"), ("cls", True), ("cls", 3.0), ("json", {1, 2}), ("jpg", "x"), ("bin", "x"), ("pkl", 3)])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("txt", 3), ("cls", "3"), ("cls", True), ("cls", 3.0), ("json", {1, 2}), ("jpg", "x"), ("bin", "x"), ("pkl", 3)],
+)
 def test_values_that_do_not_suit_their_field_are_refused(field, value):
     with pytest.raises(TypeError):
         encode(field, value)

@@ -24,8 +24,14 @@ def public():
     """Every public name with its object."""
     names = ["wds_pipes", *(f"wds_pipes.{module.name}" for module in pkgutil.iter_modules(wds_pipes.__path__))]
     for module in map(importlib.import_module, names):
-        own = [name for name, value in vars(module).items() if name[0] != "_" and getattr(value, "__module__", None) == module.__name__]
-        for name in getattr(module, "__all__", own if module.__name__.rpartition(".")[2] in PUBLIC_WITHOUT_LISTS else []):
+        own = [
+            name
+            for name, value in vars(module).items()
+            if name[0] != "_" and getattr(value, "__module__", None) == module.__name__
+        ]
+        for name in getattr(
+            module, "__all__", own if module.__name__.rpartition(".")[2] in PUBLIC_WITHOUT_LISTS else []
+        ):
             yield f"{module.__name__}.{name}", getattr(module, name)
 
 
@@ -61,11 +67,14 @@ def test_it_builds_without_a_warning_and_has_every_public_name(tmp_path):
     for name in (name for name in steps if f"pipe.{name}" in described):
         known.add(id(getattr(wds_pipes.stages, steps[name])))
         known.add(id(getattr(wds_pipes.datapipes, steps[name])))
-    known |= {id(wds_pipes.stages.ShardList), id(wds_pipes.stages.Mix)}  # these are described as wds_pipes.ShardList and mix
+    # these are described as wds_pipes.ShardList and mix
+    known |= {id(wds_pipes.stages.ShardList), id(wds_pipes.stages.Mix)}
     missing = sorted(name for name, value in public() if id(value) not in known)
     assert not missing
     assert len(list(public())) > 60
-    pages = {page.relative_to(tmp_path / "docs").as_posix(): page.read_text() for page in (tmp_path / "docs").rglob("*.html")}
+    pages = {
+        page.relative_to(tmp_path / "docs").as_posix(): page.read_text() for page in (tmp_path / "docs").rglob("*.html")
+    }
     order = " ".join(re.sub(r"<[^>]*>", "", pages["docs/reference/order.html"]).split())
     assert "pipe.shuffle_buffer(size, *, seed=None)" in order
     assert order.index("pipe.interleave_shards(count)") < order.index("pipe.shuffle_buffer(size")

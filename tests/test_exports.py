@@ -13,8 +13,13 @@ def test_all_is_sorted_and_complete():
     assert wp.__all__ == sorted(wp.__all__)
     assert all(getattr(wp, name).__doc__ for name in wp.__all__)
     assert set(wp.__all__) <= set(dir(wp))
-    assert {name for name, value in vars(wp).items() if not name.startswith("_") and not isinstance(value, type(sys))} == set(wp.__all__)
-    assert all(part in pydoc.plain(pydoc.render_doc(wp)) for part in ("class ShardList(", "mix = class Mix(", "describe_state(state"))
+    assert {
+        name for name, value in vars(wp).items() if not name.startswith("_") and not isinstance(value, type(sys))
+    } == set(wp.__all__)
+    assert all(
+        part in pydoc.plain(pydoc.render_doc(wp))
+        for part in ("class ShardList(", "mix = class Mix(", "describe_state(state")
+    )
 
 
 def test_errors_survive_pickling():

@@ -1,4 +1,6 @@
-"""Damaged states of every kind of pipeline: a StateError, or a load that goes on; and what costs memory is refused before it does."""
+"""Damaged states of every kind of pipeline: a StateError, or a load that goes on; and what costs
+memory is refused before it does.
+"""
 
 import copy
 import json
@@ -19,7 +21,13 @@ def shards(tmp_path_factory):
 
 
 def make(urls, **options):
-    pipe = wp.ShardList(urls, shuffle=True, seed=3, samples_per_shard=COUNTS).open_shards().load_tar().group_by_key().shuffle_buffer(2)
+    pipe = (
+        wp.ShardList(urls, shuffle=True, seed=3, samples_per_shard=COUNTS)
+        .open_shards()
+        .load_tar()
+        .group_by_key()
+        .shuffle_buffer(2)
+    )
     return wp.PipeLoader(pipe, **{"batch_size": 2, "collate": "list", "lanes": 2, **options})
 
 
@@ -67,9 +75,15 @@ HUGE = {
     "negative": {"lanes": {"-1": {}}},
     "a space": {"lanes": {" 1": {}}},
     "long": {"lanes": {"9" * 5000: {}}},
-    "lanes in a deal": {"deal": {"sizes": [[29, 1], [0, 10**9]], "history": [[None, [[0, 10**9]]]], "tails": [], "counts": {}}},
-    "many deals": {"deal": {"sizes": [[29, 1], [0, 1]], "history": [[None, [[0, 1]]]] * 20_000, "tails": [], "counts": {}}},
-    "lanes of many deals": {"deal": {"sizes": [[29, 1], [0, 1]], "history": [[None, [[0, 900_000]]]] * 1000, "tails": [], "counts": {}}},
+    "lanes in a deal": {
+        "deal": {"sizes": [[29, 1], [0, 10**9]], "history": [[None, [[0, 10**9]]]], "tails": [], "counts": {}}
+    },
+    "many deals": {
+        "deal": {"sizes": [[29, 1], [0, 1]], "history": [[None, [[0, 1]]]] * 20_000, "tails": [], "counts": {}}
+    },
+    "lanes of many deals": {
+        "deal": {"sizes": [[29, 1], [0, 1]], "history": [[None, [[0, 900_000]]]] * 1000, "tails": [], "counts": {}}
+    },
 }
 
 
@@ -90,7 +104,13 @@ def test_what_is_huge_is_refused_before_anything_is_built(what, merged, shards):
         tracemalloc.stop()
     assert peak < (16 << 20 if what == "lanes of many deals" else 2 << 20)
     assert len(str(caught.value)) < 1000
-    if what not in ("lanes in a deal", "many deals", "lanes of many deals", "lanes within the bound", "ranks within the bound"):
+    if what not in (
+        "lanes in a deal",
+        "many deals",
+        "lanes of many deals",
+        "lanes within the bound",
+        "ranks within the bound",
+    ):
         with pytest.raises(wp.StateError):
             wp.describe_state(state)
 
@@ -130,7 +150,10 @@ def test_lanes_of_ranks_may_not_be_swapped(shards):
         loader = make(shards, rank=rank, world_size=2, epoch_end="exact")
         next(iter(loader))
         states.append(json.loads(json.dumps(loader.state_dict())))
-    for edit in (lambda: states[1]["lanes"].pop("1"), lambda: states[1]["lanes"].update({"0": states[0]["lanes"]["0"]})):
+    for edit in (
+        lambda: states[1]["lanes"].pop("1"),
+        lambda: states[1]["lanes"].update({"0": states[0]["lanes"]["0"]}),
+    ):
         edit()
         with pytest.raises(wp.StateError, match="rank 1 of 2 has lane"):
             wp.merge_states(states)
@@ -157,7 +180,9 @@ def test_places_where_no_stage_can_stand(shards):
         (4, {"left": 1 << 60, "first": 1 << 60}, "no epoch has more than"),
     ):
         with pytest.raises(wp.StateError, match=message):
-            pipe.load_state_dict({**state, "lanes": {"0": {**state["lanes"]["0"], "position": one(position, place, **values)}}})
+            pipe.load_state_dict(
+                {**state, "lanes": {"0": {**state["lanes"]["0"], "position": one(position, place, **values)}}}
+            )
     pipe.load_state_dict({**state, "lanes": {"0": {**state["lanes"]["0"], "position": one(position, 0, next=8)}}})
     with pytest.raises(wp.StateError, match="it has passed 8 shards of lane 0 of 1, which has only 7"):
         next(iter(pipe))

@@ -7,7 +7,16 @@ from itertools import islice
 
 import pytest
 from torchdata import nodes as torchdata_nodes
-from torchdata.nodes import Batcher, Loader, Mapper, MultiNodeWeightedSampler, ParallelMapper, Prefetcher, StopCriteria, Unbatcher
+from torchdata.nodes import (
+    Batcher,
+    Loader,
+    Mapper,
+    MultiNodeWeightedSampler,
+    ParallelMapper,
+    Prefetcher,
+    StopCriteria,
+    Unbatcher,
+)
 
 import wds_pipes as wp
 from wds_pipes import nodes
@@ -23,7 +32,9 @@ CRITERIA = (
 
 
 def node(urls):
-    return nodes.ShuffleBuffer(nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls, shuffle=True, seed=5)))), 3)
+    return nodes.ShuffleBuffer(
+        nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls, shuffle=True, seed=5)))), 3
+    )
 
 
 def keys(source):
@@ -55,10 +66,19 @@ def test_a_node_by_itself(urls):
     assert source.counts()["delivered"] == 14
 
 
-@pytest.mark.parametrize("wrap", [lambda source: source, lambda source: Prefetcher(source, 2), lambda source: ParallelMapper(source, dict, 2, method="thread")])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda source: source,
+        lambda source: Prefetcher(source, 2),
+        lambda source: ParallelMapper(source, dict, 2, method="thread"),
+    ],
+)
 @pytest.mark.parametrize("cut", [3, 14])
 def test_a_second_resume_after_the_end_of_an_epoch_is_exact(cut, wrap, urls):
-    """Loader keeps an old state for the whole epoch after it has resumed at an end, if the node below it says so once."""
+    """Loader keeps an old state for the whole epoch after it has resumed at an end, if the node
+    below it says so once.
+    """
     expected = [key for epoch in epochs(urls, 3) for key in epoch]
     first = Loader(wrap(node(urls)))
     items = iter(first)
@@ -79,9 +99,13 @@ def text(sample):
     return sample["__key__"]
 
 
-@pytest.mark.parametrize("wrap", [lambda source: Prefetcher(source, 2), lambda source: ParallelMapper(source, dict, 2, method="thread")])
+@pytest.mark.parametrize(
+    "wrap", [lambda source: Prefetcher(source, 2), lambda source: ParallelMapper(source, dict, 2, method="thread")]
+)
 def test_a_resume_after_the_last_item_between_nodes_of_ours(wrap, urls):
-    """A node of ours below another's must not begin the next epoch by itself, as that of the one above is still the old."""
+    """A node of ours below another's must not begin the next epoch by itself, as that of the one
+    above is still the old.
+    """
 
     def graph():
         return Loader(nodes.MapSamples(wrap(node(urls)), text))
@@ -105,7 +129,8 @@ def test_repr_reads_as_the_chain(urls):
     assert repr(node(urls)).endswith("group_by_key > shuffle_buffer(size=3)")
 
 
-# The nodes of torchdata over ours, compared with the same over a plain node that keeps torchdata's contract
+# The nodes of torchdata over ours, compared with the same over a plain node that keeps torchdata's
+# contract
 
 
 class Numbered(Stage):
@@ -157,13 +182,17 @@ def ours(count):
 
 
 def ours_between(count):
-    """A node of ours over one of torchdata's over one of ours, each of which holds a partial batch at the end."""
+    """A node of ours over one of torchdata's over one of ours, each of which holds a partial
+    batch at the end.
+    """
     return nodes.BatchSamples(Batcher(ours(count), 2, drop_last=False), 2, collate="list")
 
 
 def weighted(criterion, wrap=lambda node: node):
     weights = {"a": 2.0, "b": 1.0}
-    return lambda node: MultiNodeWeightedSampler({"a": wrap(node(5)), "b": wrap(node(3))}, weights, criterion, rank=0, world_size=1, seed=3)
+    return lambda node: MultiNodeWeightedSampler(
+        {"a": wrap(node(5)), "b": wrap(node(3))}, weights, criterion, rank=0, world_size=1, seed=3
+    )
 
 
 def batched(node):
@@ -193,7 +222,9 @@ def slow(graph):
 
 
 def advance(loader, count, *, see_end=False):
-    """So many items, in as many epochs as it takes; ``see_end``: the epoch is over then, and its end is requested too."""
+    """So many items, in as many epochs as it takes; ``see_end``: the epoch is over then, and its
+    end is requested too.
+    """
     got, items, end = [], iter(loader), object()
     while len(got) < count:
         item = next(items, end)
@@ -205,7 +236,10 @@ def advance(loader, count, *, see_end=False):
     return got
 
 
-@pytest.mark.parametrize(("graph", "node"), [(graph, node) for graph in GRAPHS for node in (Plain, ours, ours_between) if node is ours or not slow(graph)])
+@pytest.mark.parametrize(
+    ("graph", "node"),
+    [(graph, node) for graph in GRAPHS for node in (Plain, ours, ours_between) if node is ours or not slow(graph)],
+)
 def test_every_cut_below_the_nodes_of_torchdata(graph, node):
     """And every second cut; also those between the last item and the end of an epoch."""
     make = lambda: Loader(GRAPHS[graph](node))  # noqa: E731
@@ -232,7 +266,9 @@ def test_every_cut_below_the_nodes_of_torchdata(graph, node):
 
 
 def test_a_node_at_its_end_stays_there(urls):
-    """As torchdata's contract has it: a state from the end gives nothing more, and a reset after that the next epoch."""
+    """As torchdata's contract has it: a state from the end gives nothing more, and a reset after
+    that the next epoch.
+    """
     expected = epochs(urls, 3)
     first = node(urls)
     assert keys(first) == expected[0]

@@ -1,4 +1,6 @@
-"""Resume is exact: the matrix of stages and hosts, random pipelines, and processes that are killed for real."""
+"""Resume is exact: the matrix of stages and hosts, random pipelines, and processes that are
+killed for real.
+"""
 
 import itertools
 import json
@@ -38,12 +40,16 @@ HOSTS = {
     "stream": lambda names, urls: Stream(build(stages, names, urls)),
     "pipe": lambda names, urls: build(datapipes, names, urls),
     "torch": lambda names, urls: Torch(build(datapipes, names, urls).map(text).filter(bool).batch(2)),
-    "over-torch": lambda names, urls: build(datapipes, names, urls).map(text).batch(2).map_samples(tuple).shuffle_buffer(2),
+    "over-torch": lambda names, urls: (
+        build(datapipes, names, urls).map(text).batch(2).map_samples(tuple).shuffle_buffer(2)
+    ),
     "dataset": lambda names, urls: build(datapipes, names, urls).as_dataset(),
     "loader": lambda names, urls: torchdata_nodes.Loader(build(nodes, names, urls)),
     "prefetcher": lambda names, urls: torchdata_nodes.Loader(torchdata_nodes.Prefetcher(build(nodes, names, urls), 3)),
     "as_node": lambda names, urls: torchdata_nodes.Loader(build(datapipes, names, urls).as_node()),
-    "over-node": lambda names, urls: torchdata_nodes.Loader(nodes.ShuffleBuffer(torchdata_nodes.Batcher(build(nodes, names, urls), 2, drop_last=False), 2)),
+    "over-node": lambda names, urls: torchdata_nodes.Loader(
+        nodes.ShuffleBuffer(torchdata_nodes.Batcher(build(nodes, names, urls), 2, drop_last=False), 2)
+    ),
 }
 
 
@@ -55,11 +61,15 @@ def test_every_cut_of_every_chain_in_every_host(chain, host, urls):
 
 @pytest.mark.parametrize("chain", ["Group", "ShuffleBuffer", "All"])
 def test_every_cut_below_threads(chain, tmp_path):
-    """Below torchdata's Prefetcher and its ParallelMapper in threads, whose read-ahead is not committed."""
+    """Below torchdata's Prefetcher and its ParallelMapper in threads, whose read-ahead is not
+    committed.
+    """
     urls = make_shards(tmp_path, shards=3, samples=[2, 0, 4])
     check_resume(lambda: HOSTS["prefetcher"](CHAINS[chain], urls))
     mapped = lambda: torchdata_nodes.Loader(  # noqa: E731
-        torchdata_nodes.ParallelMapper(build(nodes, CHAINS[chain], urls), text, num_workers=2, method="thread", in_order=True)
+        torchdata_nodes.ParallelMapper(
+            build(nodes, CHAINS[chain], urls), text, num_workers=2, method="thread", in_order=True
+        )
     )
     check_resume(mapped)
 
@@ -74,7 +84,9 @@ PAIRED = [name for name in AFTER if name != "ToTuple"]  # what comes after it ta
 
 @pytest.mark.parametrize("first", [*PAIRED, "stop", "drop", "repeat"])
 def test_every_stage_before_every_other(first, tmp_path):
-    """At every cut, also of the partial batch that check_resume adds; ``first`` is a stage, or a mix that ends so."""
+    """At every cut, also of the partial batch that check_resume adds; ``first`` is a stage, or a
+    mix that ends so.
+    """
     urls = make_shards(tmp_path, shards=3, samples=[3, 1, 2])
 
     def make(second):
@@ -92,7 +104,12 @@ def test_every_stage_before_every_other(first, tmp_path):
     for second in AFTER:
         if second == "InterleaveShards" and first not in PAIRED:
             continue  # it needs ShardList
-        if first == "BatchSamples" and second not in ("BatchSamples", "UnbatchSamples", "ShuffleBuffer", "InterleaveShards"):
+        if first == "BatchSamples" and second not in (
+            "BatchSamples",
+            "UnbatchSamples",
+            "ShuffleBuffer",
+            "InterleaveShards",
+        ):
             continue  # the others take samples
         if first == second and first in ("DecodeByExt", "InterleaveShards"):
             continue  # once is all they can be
@@ -110,16 +127,25 @@ def test_counts_before_a_shuffle_lag_until_the_end(urls):
 
 
 @pytest.mark.parametrize(
-    "after", [lambda pipe: pipe.batch_samples(3, collate="list"), lambda pipe: pipe.shuffle_buffer(2).batch_samples(3), lambda pipe: pipe.batch(3)]
+    "after",
+    [
+        lambda pipe: pipe.batch_samples(3, collate="list"),
+        lambda pipe: pipe.shuffle_buffer(2).batch_samples(3),
+        lambda pipe: pipe.batch(3),
+    ],
 )
 @pytest.mark.parametrize("exhausted", ["stop", "drop", "repeat"])
 @pytest.mark.parametrize("lanes", [None, 1, 2])
 def test_the_last_batch_of_a_mix(lanes, exhausted, after, tmp_path):
-    """A mix that ends before its sources does not go on with them; through PipeLoader too, on one lane and on two."""
+    """A mix that ends before its sources does not go on with them; through PipeLoader too, on
+    one lane and on two.
+    """
     urls = make_shards(tmp_path, shards=4, samples=[3, 2, 5, 6])
 
     def make():
-        pipe = after(wp.mix({"a": build(datapipes, BASE, urls[:2]), "b": build(datapipes, BASE, urls[2:])}, exhausted=exhausted))
+        pipe = after(
+            wp.mix({"a": build(datapipes, BASE, urls[:2]), "b": build(datapipes, BASE, urls[2:])}, exhausted=exhausted)
+        )
         return pipe if lanes is None else wp.PipeLoader(pipe, lanes=lanes)
 
     check_resume(make)
@@ -135,12 +161,18 @@ def test_hosts_agree(urls):
 def test_urls_from_torch(urls):
     """torch's own pipes before ours: the state is how many URLs were taken."""
     check_resume(lambda: IterableWrapper(urls).open_shards().load_tar().group_by_key().shuffle_buffer(3))
-    check_resume(lambda: IterableWrapper(urls).map(str).filter(bool).open_shards().load_tar().group_by_key().batch_samples(3))
+    check_resume(
+        lambda: IterableWrapper(urls).map(str).filter(bool).open_shards().load_tar().group_by_key().batch_samples(3)
+    )
 
 
 def test_cuts_and_an_unseekable_host_state(urls):
     """A node of somebody else's as the source keeps its own state inside ours."""
-    check_resume(lambda: torchdata_nodes.Loader(nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(torchdata_nodes.IterableWrapper(urls))))))
+    check_resume(
+        lambda: torchdata_nodes.Loader(
+            nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(torchdata_nodes.IterableWrapper(urls))))
+        )
+    )
 
 
 # DataLoader processes
@@ -153,7 +185,10 @@ def loader(urls, workers, *, names=(*BASE, "ShuffleBuffer"), batch_size=None, **
 
 def run(source, *, epochs=1):
     """The samples of each epoch by their keys."""
-    return [[[item["__key__"] for item in batch] if isinstance(batch, list) else batch["__key__"] for batch in source] for _ in range(epochs)]
+    return [
+        [[item["__key__"] for item in batch] if isinstance(batch, list) else batch["__key__"] for batch in source]
+        for _ in range(epochs)
+    ]
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
@@ -161,7 +196,9 @@ def run(source, *, epochs=1):
 def test_stateful_dataloader(workers, cuts, batch_size, urls):
     """At each cut, and again at a second cut of the resumed run, into the next epoch."""
     whole = run(loader(urls, workers, batch_size=batch_size), epochs=2)
-    assert sorted(key for batch in whole[0] for key in (batch if batch_size else [batch])) == [f"{number:08d}" for number in range(14)]
+    assert sorted(key for batch in whole[0] for key in (batch if batch_size else [batch])) == [
+        f"{number:08d}" for number in range(14)
+    ]
     assert whole[0] != whole[1]
     for cut in cuts:
         if cut > len(whole[0]):
@@ -191,7 +228,9 @@ def test_stateful_dataloader(workers, cuts, batch_size, urls):
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_lanes_of_very_different_lengths_in_a_stateful_dataloader(persistent, tmp_path):
-    """One ends long before the other: states are taken while it waits, and again after a resume, and at the beginning of the next epoch."""
+    """One ends long before the other: states are taken while it waits, and again after a resume,
+    and at the beginning of the next epoch.
+    """
     urls = make_shards(tmp_path, shards=2, samples=[1, 5])
 
     def make():
@@ -254,7 +293,9 @@ def test_workers_are_never_in_different_epochs(look, urls):
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_see_epochs_where_torch_is_seeded_anew_for_each(persistent, urls):
     """The workers then cannot tell the iterations apart by torch's seed."""
-    source = DataLoader(build(datapipes, BASE, urls).as_dataset(), batch_size=None, num_workers=2, persistent_workers=persistent)
+    source = DataLoader(
+        build(datapipes, BASE, urls).as_dataset(), batch_size=None, num_workers=2, persistent_workers=persistent
+    )
     epochs = []
     for _ in range(4):
         torch.manual_seed(1)
@@ -270,7 +311,11 @@ def test_workers_see_epochs_where_torch_is_seeded_anew_for_each(persistent, urls
 def pipelines(draw):
     samples = draw(st.lists(st.integers(0, 4), min_size=1, max_size=5))
     steps = draw(
-        st.lists(st.sampled_from(["shuffle", "filter", "batch", "map", "tuple"]), max_size=4, unique_by=lambda step: step if step == "tuple" else object())
+        st.lists(
+            st.sampled_from(["shuffle", "filter", "batch", "map", "tuple"]),
+            max_size=4,
+            unique_by=lambda step: step if step == "tuple" else object(),
+        )
     )
     sizes = draw(st.lists(st.integers(1, 9), min_size=len(steps), max_size=len(steps)))
     options = {"shuffle": draw(st.booleans()), "seed": draw(st.integers(-5, 5))}
@@ -283,7 +328,9 @@ def assemble(urls, steps, options):
         if step == "shuffle":
             pipe = pipe.shuffle_buffer(size)
         elif step == "filter":
-            pipe = pipe.filter_samples(lambda item, size=size: hash(repr(item)) is not None and len(repr(item)) % (size + 1))
+            pipe = pipe.filter_samples(
+                lambda item, size=size: hash(repr(item)) is not None and len(repr(item)) % (size + 1)
+            )
         elif step == "batch":
             pipe = pipe.batch_samples(size, collate="list", drop_last=size % 2 == 0)
         elif step == "map":
@@ -323,13 +370,21 @@ with open(log, "a") as keys:
             json.dump([keys.tell(), pipe.state_dict()], file)
         os.replace(saved + ".new", saved)
         time.sleep(0.0005)
-"""
+"""  # noqa: E501
 
 
 def test_killed_at_random_moments_up_to_five_times(tmp_path):
     """The union of what was committed is the epoch, in order."""
     urls = make_shards(tmp_path / "data", shards=6, samples=100)
-    whole = [key for key, _ in wp.ShardList(urls, shuffle=True, seed=1).open_shards().load_tar().group_by_key().shuffle_buffer(20).to_tuple("__key__", "txt")]
+    whole = [
+        key
+        for key, _ in wp.ShardList(urls, shuffle=True, seed=1)
+        .open_shards()
+        .load_tar()
+        .group_by_key()
+        .shuffle_buffer(20)
+        .to_tuple("__key__", "txt")
+    ]
     rng, kills = random.Random(os.urandom(8)), 0
     log = tmp_path / "log"
     while True:
@@ -361,7 +416,9 @@ def test_state_is_small_and_quick_at_any_cut(tmp_path):
     ARGUMENTS_HERE = {"ShuffleBuffer": (10_000,), "BatchSamples": (8,)}
     pipe = datapipes.ShardList(f"{folder}/train-{{000000..009999}}.tar", shuffle=True, seed=1)
     for name in names:
-        pipe = getattr(datapipes, name)(pipe, *ARGUMENTS_HERE.get(name, ()), **({"collate": "list"} if name == "BatchSamples" else {}))
+        pipe = getattr(datapipes, name)(
+            pipe, *ARGUMENTS_HERE.get(name, ()), **({"collate": "list"} if name == "BatchSamples" else {})
+        )
     largest = most = cuts = 0
     for number, _ in enumerate(pipe):
         if number % 7 == 0:
@@ -375,7 +432,9 @@ def test_state_is_small_and_quick_at_any_cut(tmp_path):
 
 
 def test_resume_reads_from_its_position_on(tmp_path, counted):
-    """At 90 % of a 50 MB shard: what the shuffle holds, and the rest ahead; not the shard's head, and nothing twice."""
+    """At 90 % of a 50 MB shard: what the shuffle holds, and the rest ahead; not the shard's
+    head, and nothing twice.
+    """
     size, number, shuffle = 100_000, 500, 20
     blob = random.Random(0).randbytes(size)
     [url] = make_shards(tmp_path, shards=1, samples=number, fields={"bin": lambda rng, number: blob})

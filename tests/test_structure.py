@@ -35,7 +35,9 @@ def imports_of(tree):
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node
-        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not (
+            isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        ):
             yield from imports_of(node)
 
 
@@ -45,7 +47,9 @@ def needed(module):
     found = set()
     for node in imports_of(ast.parse(MODULES[module].read_text())):
         names = [alias.name for alias in node.names]
-        found |= set(names) if isinstance(node, ast.Import) else {f"{node.module}.{name}" for name in names} | {node.module}
+        found |= (
+            set(names) if isinstance(node, ast.Import) else {f"{node.module}.{name}" for name in names} | {node.module}
+        )
     return {name for name in found if name in MODULES and name not in ("wds_pipes", module)}
 
 
@@ -87,8 +91,16 @@ def test_knowledge_of_a_stage_lies_in_the_stage():
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
-                kinds = {name.id if isinstance(name, ast.Name) else name.attr for name in ast.walk(node.args[1]) if isinstance(name, (ast.Name, ast.Attribute))}
+                kinds = {
+                    name.id if isinstance(name, ast.Name) else name.attr
+                    for name in ast.walk(node.args[1])
+                    if isinstance(name, (ast.Name, ast.Attribute))
+                }
                 assert not kinds & set(STEPS.values()), (module, node.lineno)
             if isinstance(node, ast.Compare):
-                texts = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+                texts = {
+                    part.value
+                    for part in ast.walk(node)
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str)
+                }
                 assert not texts & STEPS.keys(), (module, node.lineno)

@@ -20,7 +20,9 @@ from wds_pipes.testing import _check_lanes, check_resume, make_shards
 
 
 class First(Stage):
-    """The first samples of an epoch; how many came is in its position, and that it has ended is not its affair."""
+    """The first samples of an epoch; how many came is in its position, and that it has ended is
+    not its affair.
+    """
 
     @dataclass
     class At:
@@ -51,7 +53,9 @@ class UpTo(Stage):
 
 
 class Unseen(Stage):
-    """Samples that did not come before in this lane, with the ones seen in an attribute made in __init__. Position: none that it needs in these tests."""
+    """Samples that did not come before in this lane, with the ones seen in an attribute made in
+    __init__. Position: none that it needs in these tests.
+    """
 
     def __init__(self, source, seen):
         super().__init__(source)
@@ -94,11 +98,17 @@ GIVEN = [0, 1, 2, 3, 4, 9, 0, 1, 2]  # after the 9, there are again items that U
 
 @pytest.mark.parametrize("stage", [lambda source: First(source, 4), lambda source: UpTo(source, 5)])
 def test_a_stage_may_end_before_its_source(stage):
-    """That it has ended is in the position of any stage, so that a partial batch after it can be resumed."""
+    """That it has ended is in the position of any stage, so that a partial batch after it can be
+    resumed.
+    """
     assert len(check_resume(lambda: Stream(stage(Given(GIVEN))))[0]) < 9
     check_resume(lambda: Stream(stages.BatchSamples(stages.ShuffleBuffer(stage(Given(GIVEN)), 3), 3, collate="list")))
     check_resume(lambda: Stream(stages.ShuffleBuffer(stages.BatchSamples(stage(Given(GIVEN)), 3, collate="list"), 2)))
-    check_resume(lambda: Stream(stages.BatchSamples(stages.BatchSamples(stage(Given(GIVEN)), 3, collate="list"), 2, collate="list")))
+    check_resume(
+        lambda: Stream(
+            stages.BatchSamples(stages.BatchSamples(stage(Given(GIVEN)), 3, collate="list"), 2, collate="list")
+        )
+    )
 
 
 def test_a_lost_end_is_found(monkeypatch):
@@ -111,7 +121,9 @@ def test_a_lost_end_is_found(monkeypatch):
 
 
 def test_lanes_have_containers_of_their_own():
-    """Sets, dicts and lists made in __init__ are those of one run, in this process as in several; options are shared."""
+    """Sets, dicts and lists made in __init__ are those of one run, in this process as in
+    several; options are shared.
+    """
     check_resume(lambda: Stream(Unseen(Given([0, 1, 2, 3, 4]), set())), epochs=1)
     source, large = Given([0]), {number: [] for number in range(3)}
     recipe = Unseen(source, set())
@@ -132,7 +144,12 @@ def test_lanes_have_containers_of_their_own():
 def test_a_set_of_a_stage_in_a_loader(lanes, tmp_path):
     """All samples come, on one lane or two, in every epoch."""
     wp.register_stage(UnseenTexts)
-    pipe = wp.ShardList(make_shards(tmp_path, shards=2, samples=6, fields={"txt": lambda rng, number: str(number % 6)})).open_shards().load_tar().group_by_key()
+    pipe = (
+        wp.ShardList(make_shards(tmp_path, shards=2, samples=6, fields={"txt": lambda rng, number: str(number % 6)}))
+        .open_shards()
+        .load_tar()
+        .group_by_key()
+    )
     loader = wp.PipeLoader(pipe.unseen_texts(), lanes=lanes)
     for _ in range(2):
         assert len(list(loader)) == 6 * lanes
@@ -154,7 +171,9 @@ class UnseenTexts(Stage):
 
 @pytest.mark.parametrize("broken", [lambda: Unseen(Given(range(12)), Shared()), lambda: Drawn(Given(range(12)))])
 def test_an_object_that_lanes_share_is_found(broken):
-    with pytest.raises(AssertionError, match=r"as several lanes in turn: item 0 of lane 0 of 2 is .*Make what a stage changes"):
+    with pytest.raises(
+        AssertionError, match=r"as several lanes in turn: item 0 of lane 0 of 2 is .*Make what a stage changes"
+    ):
         _check_lanes(lambda: Stream(broken()))
     with pytest.raises(AssertionError):
         check_resume(lambda: Stream(broken()))

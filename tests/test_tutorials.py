@@ -1,6 +1,8 @@
-"""Every tutorial runs, needs only what its first lines name, and has a notebook with the same cells.
+"""Every tutorial runs, needs only what its first lines name, and has a notebook with the same
+cells.
 
-The notebooks are kept without outputs, which would hold times and paths. After a change: ``jupytext --sync tutorials/[0-9]*.py``.
+The notebooks are kept without outputs, which would hold times and paths. After a change: ``jupytext
+--sync tutorials/[0-9]*.py``.
 """
 
 import ast
@@ -20,8 +22,13 @@ from packaging.requirements import Requirement
 import wds_pipes as wp
 
 FOLDER = ROOT / "tutorials"
-# They start processes, which is to work where these are not forked, too. What 07 starts is train_resnet.py.
-WITH_PROCESSES = [path for path in TUTORIALS if re.search(r"subprocess\.Popen|__file__ = None", path.read_text()) and not path.stem.startswith("07")]
+# They start processes, which is to work where these are not forked, too. What 07 starts is
+# train_resnet.py.
+WITH_PROCESSES = [
+    path
+    for path in TUTORIALS
+    if re.search(r"subprocess\.Popen|__file__ = None", path.read_text()) and not path.stem.startswith("07")
+]
 
 
 def named(paths):
@@ -48,7 +55,9 @@ def test_the_notebook_has_the_cells_of_the_script(path):
 
 @pytest.mark.parametrize("path", named(WITH_PROCESSES))
 def test_it_runs_as_a_script_where_processes_are_not_forked(path):
-    """From another directory than its own, and under forkserver, Python 3.14's default; tests/bench/documents.py runs all of them in every way."""
+    """From another directory than its own, and under forkserver, Python 3.14's default;
+    tests/bench/documents.py runs all of them in every way.
+    """
     with tempfile.TemporaryDirectory() as directory:
         done = run_script(path, "forkserver", directory)
     assert done.returncode == 0, done.stderr
@@ -58,7 +67,9 @@ def test_the_training_script_runs_where_processes_are_not_forked():
     with tempfile.TemporaryDirectory() as directory:
         with wp.ShardWriter(f"{directory}/%06d.tar", max_samples=8, index=f"{directory}/index.json") as writer:
             for number in range(32):
-                writer.write({"__key__": f"{number:06d}", "jpg": np.full((40, 56, 3), number, np.uint8), "cls": number % 2})
+                writer.write(
+                    {"__key__": f"{number:06d}", "jpg": np.full((40, 56, 3), number, np.uint8), "cls": number % 2}
+                )
         options = "--classes 2 --epochs 1 --batch-size 8 --workers 1 --shuffle 8 --size 32 --width 4 --log-every 1"
         data = ["--train", f"{directory}/index.json", "--val", f"{directory}/000000.tar", "--out", f"{directory}/out"]
         done = run_script(FOLDER / "train_resnet.py", "forkserver", directory, *data, *options.split())
@@ -76,14 +87,19 @@ def test_it_runs(path):
 
 
 def installed_by(text):
-    """The distributions that the first ``pip install`` in a text names, with those of wds_pipes itself and of the extras it names."""
+    """The distributions that the first ``pip install`` in a text names, with those of wds_pipes
+    itself and of the extras it names.
+    """
     command = re.search(r"pip install ([^`\n]*)", text)[1]
     asked = [Requirement(word.strip("'")) for word in command.split()]
     names = {requirement.name for requirement in asked}
     assert "wds_pipes" in names
     extras = next(requirement.extras for requirement in asked if requirement.name == "wds_pipes")
     project = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]
-    for line in (*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])):
+    for line in (
+        *project["dependencies"],
+        *(line for extra in extras for line in project["optional-dependencies"][extra]),
+    ):
         names.add(Requirement(line).name)
     return {re.sub(r"[-_.]+", "-", name).lower() for name in names}
 
@@ -98,10 +114,18 @@ def test_it_imports_only_what_it_says_to_install(path):
     allowed = installed_by(head) | {"ipython"}
     owners = importlib.metadata.packages_distributions()
     source = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
-    programs = [(FOLDER / name).read_text() for name in re.findall(r"\"(\w+\.py)\"", source) if (FOLDER / name).exists()]
+    programs = [
+        (FOLDER / name).read_text() for name in re.findall(r"\"(\w+\.py)\"", source) if (FOLDER / name).exists()
+    ]
     programs += re.findall(r'(?s)"""\\\n(.*?)"""', source)  # that it writes
     for node in (node for text in (source, *programs) for node in ast.walk(ast.parse(text))):
-        modules = [name.name for name in node.names] if isinstance(node, ast.Import) else [node.module] if isinstance(node, ast.ImportFrom) else []
+        modules = (
+            [name.name for name in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
         for module in {module.partition(".")[0] for module in modules} - set(sys.stdlib_module_names):
             found = {re.sub(r"[-_.]+", "-", name).lower() for name in owners.get(module, [module])}
             assert found & allowed, f"{module} is not in what the head says to install: {sorted(allowed)}"

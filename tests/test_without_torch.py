@@ -18,7 +18,10 @@ BLOCK = """
 
 def run(code: str, *arguments) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(BLOCK) + textwrap.dedent(code), *map(str, arguments)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", textwrap.dedent(BLOCK) + textwrap.dedent(code), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -56,7 +59,7 @@ def test_shards_are_written_and_read(tmp_path):
         assert first + list(again) == whole
         assert "torch" not in sys.modules
         print("done")
-    """
+    """  # noqa: E501
     assert run(code, tmp_path) == "done\n"
 
 

@@ -44,7 +44,8 @@ with tarfile.open(urls[0]) as tar:
 # you iterate. You can iterate every pipe of the chain, so you can look at the output of each step:
 
 # %%
-pipe = wp.ShardList("data/shard-{000000..000003}.tar", shuffle=True, seed=7)  # braces, globs, directories, lists, s3://...
+# braces, globs, directories, lists, s3://...
+pipe = wp.ShardList("data/shard-{000000..000003}.tar", shuffle=True, seed=7)
 print(list(pipe))
 
 # %%
@@ -129,7 +130,9 @@ make_shards("many", shards=8, samples=500, fields=("txt",))
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.5), sharey=True)
 places = np.arange(4000)
 for axis, size, shards in zip(axes, (100, 1000, 100), (False, False, True), strict=True):
-    moved = wp.ShardList("many/*.tar", shuffle=shards, seed=7).open_shards().load_tar().group_by_key().shuffle_buffer(size)
+    moved = (
+        wp.ShardList("many/*.tar", shuffle=shards, seed=7).open_shards().load_tar().group_by_key().shuffle_buffer(size)
+    )
     order = np.array([int(sample["__key__"]) for sample in moved])
     assert sorted(order) == list(places)
     if not shards:
@@ -151,7 +154,14 @@ plt.show()
 # first sample at once, not after it has filled.
 
 # %%
-mixed = wp.ShardList("many/*.tar", shuffle=True, seed=7).open_shards().load_tar().group_by_key().interleave_shards(4).shuffle_buffer(100)
+mixed = (
+    wp.ShardList("many/*.tar", shuffle=True, seed=7)
+    .open_shards()
+    .load_tar()
+    .group_by_key()
+    .interleave_shards(4)
+    .shuffle_buffer(100)
+)
 origins = [int(sample["__key__"]) // 500 for sample in mixed]
 print("shards among 50 neighbours:", sorted(set(origins[1000:1050])))
 assert len(set(origins[1000:1050])) >= 3

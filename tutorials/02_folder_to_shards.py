@@ -70,7 +70,9 @@ with wp.ShardWriter("shards/train-%06d.tar", max_samples=100, index="shards/inde
     for path in paths:
         kind = path.parent.name
         key = f"{kind}-{path.stem.partition('.')[2]}"
-        writer.write({"__key__": key, "jpg": path.read_bytes(), "cls": CLASSES.index(kind), "json": {"file": path.name}})
+        writer.write(
+            {"__key__": key, "jpg": path.read_bytes(), "cls": CLASSES.index(kind), "json": {"file": path.name}}
+        )
 print(writer.shards)
 assert sum(writer.shards.values()) == 300
 
@@ -104,7 +106,10 @@ with wp.TarWriter("refused.tar") as one:
 # %%
 data = sum(path.stat().st_size for path in paths)
 stored = sum(os.path.getsize(shard) for shard in writer.shards)
-print(f"{data:,} bytes of JPEG take {stored:,} bytes: with three files a sample, {(stored - data) / 300:.0f} more for each")
+print(
+    f"{data:,} bytes of JPEG take {stored:,} bytes: with three files a sample, "
+    f"{(stored - data) / 300:.0f} more for each"
+)
 
 # %% [markdown]
 # ## An index
@@ -114,7 +119,14 @@ print(f"{data:,} bytes of JPEG take {stored:,} bytes: with three files a sample,
 # batches. A `ShardList` of an index needs no other argument:
 
 # %%
-pipe = wp.ShardList("shards/index.json", shuffle=True, seed=1).open_shards().load_tar().group_by_key().decode_by_ext("rgb8").to_tuple("jpg", "cls")
+pipe = (
+    wp.ShardList("shards/index.json", shuffle=True, seed=1)
+    .open_shards()
+    .load_tar()
+    .group_by_key()
+    .decode_by_ext("rgb8")
+    .to_tuple("jpg", "cls")
+)
 loader = wp.PipeLoader(pipe, batch_size=32)
 assert len(loader) == 10
 assert len(list(loader)) == 10
@@ -165,7 +177,19 @@ print("all 300 are there, byte for byte")
 # Look at some samples:
 
 # %%
-show(next(iter(wp.ShardList("shards/*.tar").open_shards().load_tar().group_by_key().decode_by_ext("rgb8").to_tuple("jpg", "cls").batch_samples(8))))
+show(
+    next(
+        iter(
+            wp.ShardList("shards/*.tar")
+            .open_shards()
+            .load_tar()
+            .group_by_key()
+            .decode_by_ext("rgb8")
+            .to_tuple("jpg", "cls")
+            .batch_samples(8)
+        )
+    )
+)
 
 # %% [markdown]
 # ## Writing on several machines

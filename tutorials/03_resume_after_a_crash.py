@@ -185,7 +185,9 @@ with open("train.py", "w") as file:
 
 # %%
 def start(checkpoint):
-    return subprocess.Popen([sys.executable, "train.py", checkpoint, "60"], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "train.py", checkpoint, "60"], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 def follow(process, kill_after=None):

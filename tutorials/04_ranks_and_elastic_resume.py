@@ -73,7 +73,11 @@ for epoch_end in ("drop", "pad", "exact"):
     batches = [list(loader) for loader in ranks]
     assert [len(loader) for loader in ranks] == [len(given) for given in batches]
     given = keys_of(batches[0] + batches[1])
-    print(f"{epoch_end:>5}: {[len(given) for given in batches]} batches; {len(given)} samples yielded, {len(set(given))} different ones;", ranks[1].counts())
+    print(
+        f"{epoch_end:>5}: {[len(given) for given in batches]} batches; {len(given)} samples "
+        f"yielded, {len(set(given))} different ones;",
+        ranks[1].counts(),
+    )
     if epoch_end != "exact":
         assert len(batches[0]) == len(batches[1])
     if epoch_end != "drop":
@@ -169,7 +173,10 @@ assert checkpoint.load("checkpoints", loader) == 5
 after = keys_of(loader)
 assert len(before[0] + before[1] + after) == len({*before[0], *before[1], *after}), "a sample came twice"
 assert len(everything) - len(before[0] + before[1] + after) == loader.counts()["dropped"]
-print(f"two ranks: {len(before[0])} + {len(before[1])} samples, then one rank: {len(after)}; of {len(everything)}:", loader.counts())
+print(
+    f"two ranks: {len(before[0])} + {len(before[1])} samples, then one rank: {len(after)}; of {len(everything)}:",
+    loader.counts(),
+)
 loader.close()
 
 # %% [markdown]
@@ -207,7 +214,10 @@ make_shards("drawings", shards=2, samples=20, fields={"txt": lambda rng, number:
 
 
 def make_mix():
-    sources = {name: wp.ShardList(f"{name}/*.tar", shuffle=True, seed=1).open_shards().load_tar().group_by_key() for name in ("photos", "drawings")}
+    sources = {
+        name: wp.ShardList(f"{name}/*.tar", shuffle=True, seed=1).open_shards().load_tar().group_by_key()
+        for name in ("photos", "drawings")
+    }
     return wp.mix(sources, weights={"photos": 3, "drawings": 1}).decode_by_ext().to_tuple("txt", "__key__")
 
 
@@ -237,7 +247,12 @@ assert list(again) == list(items)
 # shards are on a disk). We measure three loops over the same images:
 
 # %%
-make_shards("images", shards=2, samples=60, fields={"jpg": lambda rng, number: np.frombuffer(rng.randbytes(96 * 96 * 3), np.uint8).reshape(96, 96, 3)})
+make_shards(
+    "images",
+    shards=2,
+    samples=60,
+    fields={"jpg": lambda rng, number: np.frombuffer(rng.randbytes(96 * 96 * 3), np.uint8).reshape(96, 96, 3)},
+)
 
 
 def measure(step_seconds, *specs):
@@ -250,7 +265,11 @@ def measure(step_seconds, *specs):
     return stats
 
 
-runs = {"raw bytes,\nno model": measure(0), "decoded,\nno model": measure(0, "torchrgb"), "decoded,\na model of 30 ms": measure(0.03, "torchrgb")}
+runs = {
+    "raw bytes,\nno model": measure(0),
+    "decoded,\nno model": measure(0, "torchrgb"),
+    "decoded,\na model of 30 ms": measure(0.03, "torchrgb"),
+}
 shares = ["wait_share", "read_share", "decode_share"]
 figure, axis = plt.subplots(figsize=(8, 3.5))
 for place, share in enumerate(shares):

@@ -69,8 +69,12 @@ for path in make_shards("local", shards=4, samples=50):
 
 
 def make_loader(**options):
-    pipe = wp.ShardList("s3://bucket/shard-{000000..000003}.tar", shuffle=True, seed=1).open_shards(storage_options=store, **options)
-    return wp.PipeLoader(pipe.load_tar().group_by_key().shuffle_buffer(20).decode_by_ext().to_tuple("__key__", "cls"), batch_size=10)
+    pipe = wp.ShardList("s3://bucket/shard-{000000..000003}.tar", shuffle=True, seed=1).open_shards(
+        storage_options=store, **options
+    )
+    return wp.PipeLoader(
+        pipe.load_tar().group_by_key().shuffle_buffer(20).decode_by_ext().to_tuple("__key__", "cls"), batch_size=10
+    )
 
 
 def keys_of(batches):
@@ -79,7 +83,13 @@ def keys_of(batches):
 
 loader = make_loader()
 assert sorted(keys_of(loader)) == [f"{number:08d}" for number in range(200)]
-print({name: value for name, value in loader.stats().items() if name in ("requests", "retries", "bytes_fetched", "stall_seconds")})
+print(
+    {
+        name: value
+        for name, value in loader.stats().items()
+        if name in ("requests", "retries", "bytes_fetched", "stall_seconds")
+    }
+)
 
 # %% [markdown]
 # For a pattern with `*` the store must be listed, so `ShardList` takes `storage_options`, too. A
@@ -237,7 +247,9 @@ main(["bench", SHARDS, "--seconds", "0.3", "--readahead-mib", "8"], standalone_m
 os.symlink("large", "flaky")
 Slow.fails = 3
 loader = wp.PipeLoader(
-    wp.ShardList(SHARDS.replace("large", "flaky")).open_shards(readahead_bytes=8 << 20).load_tar().group_by_key(), batch_size=20, collate="list"
+    wp.ShardList(SHARDS.replace("large", "flaky")).open_shards(readahead_bytes=8 << 20).load_tar().group_by_key(),
+    batch_size=20,
+    collate="list",
 )
 assert sum(map(len, loader)) == 240
 print({name: value for name, value in loader.stats().items() if name in ("requests", "retries", "bytes_fetched")})
@@ -257,7 +269,13 @@ assert loader.stats()["retries"] >= 3
 # each node reads all of them.
 
 # %%
-cached = wp.ShardList(SHARDS, shuffle=True, seed=1).cache_shards("cache", max_bytes="1GB").open_shards(readahead_bytes=8 << 20).load_tar().group_by_key()
+cached = (
+    wp.ShardList(SHARDS, shuffle=True, seed=1)
+    .cache_shards("cache", max_bytes="1GB")
+    .open_shards(readahead_bytes=8 << 20)
+    .load_tar()
+    .group_by_key()
+)
 for epoch in range(2):
     start = time.perf_counter()
     assert sum(1 for _ in cached) == 240

@@ -29,7 +29,8 @@ from wds_pipes.testing import make_shards
 
 os.chdir(tempfile.mkdtemp())  # this tutorial writes its files there
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # no start-up messages
-warnings.filterwarnings("ignore", module="lightning.*")  # such as the advice to use more workers than this machine has cores
+# such as the advice to use more workers than this machine has cores
+warnings.filterwarnings("ignore", module="lightning.*")
 
 index_shards(make_shards("train", shards=4, samples=50, fields=("npy", "cls")), "train/index.json")
 index_shards(make_shards("val", shards=1, samples=30, fields=("npy", "cls"), seed=1), "val/index.json")
@@ -45,7 +46,14 @@ print(sorted(os.listdir("train")))
 
 # %%
 def make_data():
-    return WdsDataModule(train="train/index.json", val="val/index.json", fields=["npy", "cls", "__key__"], batch_size=10, shuffle_buffer=50, seed=7)
+    return WdsDataModule(
+        train="train/index.json",
+        val="val/index.json",
+        fields=["npy", "cls", "__key__"],
+        batch_size=10,
+        shuffle_buffer=50,
+        seed=7,
+    )
 
 
 # %% [markdown]
@@ -79,10 +87,17 @@ class Model(pl.LightningModule):
 
 
 def make_trainer(folder, *callbacks):
-    saving = ModelCheckpoint(dirpath=folder, save_last=True, every_n_train_steps=5, save_top_k=0, save_on_train_epoch_end=False)
+    saving = ModelCheckpoint(
+        dirpath=folder, save_last=True, every_n_train_steps=5, save_top_k=0, save_on_train_epoch_end=False
+    )
     options = {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 5}
     return pl.Trainer(
-        max_epochs=2, val_check_interval=0.5, accelerator="cpu", callbacks=[saving, *callbacks], logger=CSVLogger("logs", name=folder, version=0), **options
+        max_epochs=2,
+        val_check_interval=0.5,
+        accelerator="cpu",
+        callbacks=[saving, *callbacks],
+        logger=CSVLogger("logs", name=folder, version=0),
+        **options,
     )
 
 
@@ -103,7 +118,9 @@ assert whole.trained_on[:200] != whole.trained_on[200:]
 
 with open("logs/whole/version_0/metrics.csv") as file:
     rows = [row for row in csv.DictReader(file) if row.get("data/samples_per_second")]
-print({name: value for name, value in rows[-1].items() if name in ("step", "data/samples_per_second", "data/wait_share")})
+print(
+    {name: value for name, value in rows[-1].items() if name in ("step", "data/samples_per_second", "data/wait_share")}
+)
 
 # %% [markdown]
 # ## A crash, and `ckpt_path="last"`
@@ -170,12 +187,21 @@ def pairs(sample, rng):
 
 
 def make_pipe():
-    pipe = wp.ShardList("train/index.json", shuffle=True, seed=7).open_shards().load_tar().group_by_key().shuffle_buffer(50).decode_by_ext()
+    pipe = (
+        wp.ShardList("train/index.json", shuffle=True, seed=7)
+        .open_shards()
+        .load_tar()
+        .group_by_key()
+        .shuffle_buffer(50)
+        .decode_by_ext()
+    )
     return pipe.map_samples(pairs)
 
 
 model = Model()
-make_trainer("own").fit(model, WdsDataModule(train=make_pipe, val="val/index.json", fields=["npy", "cls", "__key__"], batch_size=10))
+make_trainer("own").fit(
+    model, WdsDataModule(train=make_pipe, val="val/index.json", fields=["npy", "cls", "__key__"], batch_size=10)
+)
 assert sorted(model.trained_on[:200]) == sorted(whole.trained_on[:200])
 
 # %% [markdown]
@@ -193,7 +219,14 @@ class MyData(ResumableData, pl.LightningDataModule):
 
 def make_own_trainer(steps):
     saving = ModelCheckpoint(dirpath="mine", save_last=True, every_n_train_steps=1, save_top_k=0)
-    return pl.Trainer(max_steps=steps, accelerator="cpu", callbacks=[saving], logger=False, enable_progress_bar=False, enable_model_summary=False)
+    return pl.Trainer(
+        max_steps=steps,
+        accelerator="cpu",
+        callbacks=[saving],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
 
 
 first, second = Model(), Model()

@@ -112,7 +112,10 @@ assert "stopped" in stopped[-1]
 
 # %%
 shutil.copytree("stopped", "two-ranks")
-resumed, two_ranks = start("stopped"), start("two-ranks", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+resumed, two_ranks = (
+    start("stopped"),
+    start("two-ranks", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+)
 resumed, two_ranks = follow(resumed), follow(two_ranks)
 
 

@@ -85,7 +85,8 @@ def decode(sample):
 def make_graph():
     samples = nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls, shuffle=True, seed=5))))
     shuffled = nodes.ShuffleBuffer(samples, 20)
-    decoded = ParallelMapper(shuffled, decode, num_workers=2, method="thread")  # in_order=False would lose samples in a resume
+    # in_order=False would lose samples in a resume
+    decoded = ParallelMapper(shuffled, decode, num_workers=2, method="thread")
     return Loader(Prefetcher(nodes.BatchSamples(decoded, 8), prefetch_factor=4))
 
 
@@ -120,8 +121,17 @@ assert keys == [f"{number:08d}" for number in range(100)]
 
 # %%
 def make_stateful():
-    pipe = wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().shuffle_buffer(20).decode_by_ext()
-    return StatefulDataLoader(pipe.to_tuple("__key__", "cls").batch_samples(8).as_dataset(), batch_size=None, num_workers=2)
+    pipe = (
+        wp.ShardList(urls, shuffle=True, seed=5)
+        .open_shards()
+        .load_tar()
+        .group_by_key()
+        .shuffle_buffer(20)
+        .decode_by_ext()
+    )
+    return StatefulDataLoader(
+        pipe.to_tuple("__key__", "cls").batch_samples(8).as_dataset(), batch_size=None, num_workers=2
+    )
 
 
 def keys_of(batches):
@@ -182,7 +192,9 @@ assert sorted(keys_of(loader)) == keys
 
 # %%
 few = make_shards("few", shards=2, samples=5)
-epochs = check_resume(lambda: wp.ShardList(few, shuffle=True).open_shards().load_tar().group_by_key().shuffle_buffer(4).batch(3))
+epochs = check_resume(
+    lambda: wp.ShardList(few, shuffle=True).open_shards().load_tar().group_by_key().shuffle_buffer(4).batch(3)
+)
 print("exact at every cut of", len(epochs[0]), "batches")
 
 # %% [markdown]

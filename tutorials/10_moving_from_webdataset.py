@@ -85,9 +85,13 @@ print(len(ours), "samples,", sorted(ours[0]))
 # %%
 for spec in ("l8", "rgb8", "rgb", "torchrgb8", "torchrgb", "pil"):
     theirs = [contents(sample) for sample in wds.WebDataset(urls, shardshuffle=False).decode(spec)]
-    ours = [contents(sample) for sample in wp.ShardList(urls).open_shards().load_tar().group_by_key().decode_by_ext(spec)]
+    ours = [
+        contents(sample) for sample in wp.ShardList(urls).open_shards().load_tar().group_by_key().decode_by_ext(spec)
+    ]
     assert len(theirs) == len(ours) == 200
-    differ = collections.Counter(name for one, other in zip(theirs, ours, strict=True) for name in one if not same(one[name], other[name]))
+    differ = collections.Counter(
+        name for one, other in zip(theirs, ours, strict=True) for name in one if not same(one[name], other[name])
+    )
     print(f"{spec:>9}: {type(ours[0]['jpg']).__name__}", dict(differ) or "all equal")
     assert not differ
 
@@ -95,9 +99,19 @@ for spec in ("l8", "rgb8", "rgb", "torchrgb8", "torchrgb", "pil"):
 # ## Tuples, functions, batches
 
 # %%
-one = wds.WebDataset(urls, shardshuffle=False).decode("torchrgb").map_dict(jpg=lambda image: image.flip(-1)).to_tuple("jpg;png", "cls").batched(16)
+one = (
+    wds.WebDataset(urls, shardshuffle=False)
+    .decode("torchrgb")
+    .map_dict(jpg=lambda image: image.flip(-1))
+    .to_tuple("jpg;png", "cls")
+    .batched(16)
+)
 two = wp.ShardList(urls).open_shards().load_tar().group_by_key().decode_by_ext("torchrgb")
-two = two.map_samples(lambda sample: {**sample, "jpg": sample["jpg"].flip(-1)}).to_tuple("jpg;png", "cls").batch_samples(16)
+two = (
+    two.map_samples(lambda sample: {**sample, "jpg": sample["jpg"].flip(-1)})
+    .to_tuple("jpg;png", "cls")
+    .batch_samples(16)
+)
 batches = 0
 for (images, labels), (our_images, our_labels) in zip(one, two, strict=True):
     assert same(images, our_images)
@@ -122,8 +136,14 @@ def spread(samples):
 
 
 print(f"webdataset .shuffle(500):         {spread(wds.WebDataset(many, shardshuffle=False).shuffle(500)):.0f}")
-print(f"wds_pipes  .shuffle_buffer(500):  {spread(wp.ShardList(many).open_shards().load_tar().group_by_key().shuffle_buffer(500)):.0f}")
-print(f"wds_pipes  .shuffle_buffer(850):  {spread(wp.ShardList(many).open_shards().load_tar().group_by_key().shuffle_buffer(850)):.0f}")
+print(
+    "wds_pipes  .shuffle_buffer(500):  "
+    f"{spread(wp.ShardList(many).open_shards().load_tar().group_by_key().shuffle_buffer(500)):.0f}"
+)
+print(
+    "wds_pipes  .shuffle_buffer(850):  "
+    f"{spread(wp.ShardList(many).open_shards().load_tar().group_by_key().shuffle_buffer(850)):.0f}"
+)
 
 # %% [markdown]
 # ## Workers and epochs
@@ -132,7 +152,11 @@ print(f"wds_pipes  .shuffle_buffer(850):  {spread(wp.ShardList(many).open_shards
 # `PipeLoader` an epoch has all samples, and the loader knows its position.
 
 # %%
-loader = wds.WebLoader(wds.WebDataset(urls, shardshuffle=False).decode("rgb8").to_tuple("__key__", "cls").batched(10), num_workers=2, batch_size=None)
+loader = wds.WebLoader(
+    wds.WebDataset(urls, shardshuffle=False).decode("rgb8").to_tuple("__key__", "cls").batched(10),
+    num_workers=2,
+    batch_size=None,
+)
 theirs = sorted(key for keys, _ in loader for key in keys)
 
 pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key().decode_by_ext("rgb8").to_tuple("__key__", "cls")
@@ -142,7 +166,8 @@ loader.close()
 assert ours == theirs
 state = loader.state_dict()  # WebLoader has nothing like this
 
-loader = wp.PipeLoader(pipe, batch_size=10).with_epoch(samples=30)  # epochs of 30 samples; each continues where the one before ended
+# epochs of 30 samples; each continues where the one before ended
+loader = wp.PipeLoader(pipe, batch_size=10).with_epoch(samples=30)
 print([len(list(loader)) for _ in range(3)])
 
 # %% [markdown]
@@ -154,9 +179,14 @@ print([len(list(loader)) for _ in range(3)])
 # %%
 make_shards("a", shards=1, samples=300, fields={"txt": lambda rng, number: "a"})
 make_shards("b", shards=1, samples=100, fields={"txt": lambda rng, number: "b"})
-mixed = wds.RandomMix([wds.WebDataset(f"{name}/shard-000000.tar", shardshuffle=False).decode() for name in "ab"], probs=[3, 1])
+mixed = wds.RandomMix(
+    [wds.WebDataset(f"{name}/shard-000000.tar", shardshuffle=False).decode() for name in "ab"], probs=[3, 1]
+)
 theirs = [sample["txt"] for sample, _ in zip(mixed, range(300), strict=False)]
-pipe = wp.mix({name: wp.ShardList(f"{name}/*.tar").open_shards().load_tar().group_by_key().decode_by_ext() for name in "ab"}, weights={"a": 3, "b": 1})
+pipe = wp.mix(
+    {name: wp.ShardList(f"{name}/*.tar").open_shards().load_tar().group_by_key().decode_by_ext() for name in "ab"},
+    weights={"a": 3, "b": 1},
+)
 ours = [sample["txt"] for sample, _ in zip(pipe, range(300), strict=False)]
 
 
@@ -171,7 +201,16 @@ assert furthest(ours) < 1
 # ## Writing: each reads what the other wrote
 
 # %%
-samples = [{"__key__": f"{number:04d}", "txt": f"text {number}", "cls": number, "json": {"number": number}, "npy": np.arange(number)} for number in range(20)]
+samples = [
+    {
+        "__key__": f"{number:04d}",
+        "txt": f"text {number}",
+        "cls": number,
+        "json": {"number": number},
+        "npy": np.arange(number),
+    }
+    for number in range(20)
+]
 with wds.ShardWriter("theirs-%06d.tar", maxcount=10, verbose=0) as writer:
     for sample in samples:
         writer.write(sample)
@@ -181,7 +220,9 @@ with wp.ShardWriter("ours-%06d.tar", max_samples=10) as writer:
 for name in ("theirs", "ours"):
     pattern = name + "-{000000..000001}.tar"
     by_them = [contents(sample) for sample in wds.WebDataset(pattern, shardshuffle=False).decode()]
-    by_us = [contents(sample) for sample in wp.ShardList(pattern).open_shards().load_tar().group_by_key().decode_by_ext()]
+    by_us = [
+        contents(sample) for sample in wp.ShardList(pattern).open_shards().load_tar().group_by_key().decode_by_ext()
+    ]
     assert same(by_them, by_us)
     assert same(by_us, [contents(sample) for sample in samples])
 print("equal, both ways")
@@ -215,11 +256,16 @@ with warnings.catch_warnings(record=True) as told:
     for url in ("bad.tar", "cut.tar"):
         skipping = {"handler": wds.warn_and_continue}
         theirs = list(wds.WebDataset(url, shardshuffle=False, **skipping).decode(**skipping))
-        print(f"webdataset returns {len(theirs)} samples of {url}; without json:", [sample["__key__"] for sample in theirs if "json" not in sample])
+        print(
+            f"webdataset returns {len(theirs)} samples of {url}; without json:",
+            [sample["__key__"] for sample in theirs if "json" not in sample],
+        )
 print(len(told), "warnings")
 
 for url in ("bad.tar", "cut.tar"):
-    pipe = wp.ShardList(url).open_shards().load_tar(on_error="skip", on_truncated="ignore").group_by_key(on_error="skip")
+    pipe = (
+        wp.ShardList(url).open_shards().load_tar(on_error="skip", on_truncated="ignore").group_by_key(on_error="skip")
+    )
     pipe = pipe.decode_by_ext(on_error="skip", max_errors=100)
     ours = list(pipe)
     print(f"wds_pipes returns {len(ours)} samples of {url}; counts:", pipe.counts())
@@ -245,12 +291,26 @@ else:
 # The main difference: you can stop anywhere and continue exactly there.
 
 # %%
-pipe = wp.ShardList(urls, shuffle=True, seed=7).open_shards().load_tar().group_by_key().shuffle_buffer(100).to_tuple("__key__")
+pipe = (
+    wp.ShardList(urls, shuffle=True, seed=7)
+    .open_shards()
+    .load_tar()
+    .group_by_key()
+    .shuffle_buffer(100)
+    .to_tuple("__key__")
+)
 iterator = iter(pipe)
 head = [next(iterator) for _ in range(77)]
 state, rest = pipe.state_dict(), list(iterator)
 
-resumed = wp.ShardList(urls, shuffle=True, seed=7).open_shards().load_tar().group_by_key().shuffle_buffer(100).to_tuple("__key__")
+resumed = (
+    wp.ShardList(urls, shuffle=True, seed=7)
+    .open_shards()
+    .load_tar()
+    .group_by_key()
+    .shuffle_buffer(100)
+    .to_tuple("__key__")
+)
 resumed.load_state_dict(state)
 assert list(resumed) == rest
 

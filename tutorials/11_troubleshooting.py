@@ -198,7 +198,10 @@ samples("https://host/renamed-{0..3}.tar", shuffle=True, seed=1).shuffle_buffer(
 # `wds_pipes.checkpoint`, or load a list of the states of all ranks.
 
 # %%
-ranks = [wp.PipeLoader(samples(samples_per_shard=20), batch_size=4, rank=rank, world_size=2, epoch_end="drop") for rank in range(2)]
+ranks = [
+    wp.PipeLoader(samples(samples_per_shard=20), batch_size=4, rank=rank, world_size=2, epoch_end="drop")
+    for rank in range(2)
+]
 one = wp.PipeLoader(samples(samples_per_shard=20), batch_size=4, epoch_end="drop")
 with raises(wp.StateError):
     one.load_state_dict(ranks[0].state_dict())

@@ -1,7 +1,7 @@
 """Train a ResNet on shards of images, on one device or many, and resume it after a stop or a crash.
 
-    python train_resnet.py --train data/train/index.json --val 'data/val/*.tar' --classes 1000 --out run
-    torchrun --nproc-per-node 8 train_resnet.py ...
+    python train_resnet.py --train data/train/index.json --val 'data/val/*.tar' --classes 1000 --out
+    run torchrun --nproc-per-node 8 train_resnet.py ...
 
 Started again with the same --out, it continues from the last checkpoint, on any number of devices.
 On SIGTERM (when a cluster ends the job) it saves a checkpoint first. The samples have the fields
@@ -45,10 +45,15 @@ class RandomCrop:
 
     def __call__(self, sample, rng):
         image = sample["jpg"]
-        area, ratio = image.width * image.height * rng.uniform(0.08, 1), math.exp(rng.uniform(-math.log(4 / 3), math.log(4 / 3)))
+        area, ratio = (
+            image.width * image.height * rng.uniform(0.08, 1),
+            math.exp(rng.uniform(-math.log(4 / 3), math.log(4 / 3))),
+        )
         width, height = min(image.width, math.sqrt(area * ratio)), min(image.height, math.sqrt(area / ratio))
         left, top = rng.uniform(0, image.width - width), rng.uniform(0, image.height - height)
-        image = image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=(left, top, left + width, top + height))
+        image = image.resize(
+            (self.size, self.size), Image.Resampling.BILINEAR, box=(left, top, left + width, top + height)
+        )
         if rng.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return {**sample, "jpg": to_array(image)}
@@ -64,19 +69,29 @@ class CenterCrop:
         image = sample["jpg"]
         side = 0.875 * min(image.width, image.height)
         left, top = (image.width - side) / 2, (image.height - side) / 2
-        image = image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+        image = image.resize(
+            (self.size, self.size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side)
+        )
         return {**sample, "jpg": to_array(image)}
 
 
 def make_loader(urls, args, *, train):
-    samples = wp.ShardList(urls, shuffle=train, seed=args.seed).open_shards().load_tar().group_by_key(fields=["jpg", "cls"])
+    samples = (
+        wp.ShardList(urls, shuffle=train, seed=args.seed).open_shards().load_tar().group_by_key(fields=["jpg", "cls"])
+    )
     if train:
         samples = samples.shuffle_buffer(args.shuffle)  # before decoding, while samples are small
-    samples = samples.decode_by_ext("pil").map_samples(RandomCrop(args.size) if train else CenterCrop(args.size)).to_tuple("jpg", "cls")
+    samples = (
+        samples.decode_by_ext("pil")
+        .map_samples(RandomCrop(args.size) if train else CenterCrop(args.size))
+        .to_tuple("jpg", "cls")
+    )
     # "drop" in training: the same number of full batches on each rank. "exact" in validation: each
     # image once.
     options = {"epoch_end": "drop", "lanes": args.lanes} if train else {"epoch_end": "exact"}
-    return wp.PipeLoader(samples, batch_size=args.batch_size, num_workers=args.workers, pin_memory=torch.cuda.is_available(), **options)
+    return wp.PipeLoader(
+        samples, batch_size=args.batch_size, num_workers=args.workers, pin_memory=torch.cuda.is_available(), **options
+    )
 
 
 # Model
@@ -94,7 +109,11 @@ class Block(nn.Module):
         )
         nn.init.zeros_(self.body[-1].weight)  # at first each block is only its shortcut
         same = stride == 1 and inputs == outputs
-        self.shortcut = nn.Identity() if same else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        self.shortcut = (
+            nn.Identity()
+            if same
+            else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        )
 
     def forward(self, images):
         return torch.relu(self.body(images) + self.shortcut(images))
@@ -102,7 +121,12 @@ class Block(nn.Module):
 
 def make_model(classes, width):
     """A ResNet-18 if ``width`` is 64."""
-    layers = [nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    layers = [
+        nn.Conv2d(3, width, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+    ]
     inputs = width
     for stage in range(4):
         outputs = width << stage
@@ -117,7 +141,11 @@ def make_model(classes, width):
 def learning_rate(args, step, steps):
     """Warm-up, then a cosine. It is a function of the step alone, so it needs no state."""
     warm = max(1, steps // 20)
-    return args.lr * (step + 1) / warm if step < warm else args.lr * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm))) / 2
+    return (
+        args.lr * (step + 1) / warm
+        if step < warm
+        else args.lr * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm))) / 2
+    )
 
 
 def parse():
@@ -130,7 +158,10 @@ def parse():
     parser.add_argument("--batch-size", type=int, default=128, help="of each rank")
     parser.add_argument("--workers", type=int, default=8, help="of each rank")
     parser.add_argument(
-        "--lanes", type=int, help="number of lanes: a multiple of every ranks x workers that you will use; default: ranks x workers of the first start"
+        "--lanes",
+        type=int,
+        help="number of lanes: a multiple of every ranks x workers that you will use; default: "
+        "ranks x workers of the first start",
     )
     parser.add_argument("--shuffle", type=int, default=5000, help="images in the shuffle buffer of each lane")
     parser.add_argument("--size", type=int, default=224, help="pixels")
@@ -158,7 +189,10 @@ def train(args, distributed):
     bare = make_model(args.classes, args.width).to(device)
     model = nn.parallel.DistributedDataParallel(bare) if distributed else bare
     optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
-    loader, val = make_loader(args.train, args, train=True), make_loader(args.val, args, train=False) if args.val else None
+    loader, val = (
+        make_loader(args.train, args, train=True),
+        make_loader(args.val, args, train=False) if args.val else None,
+    )
     steps, step = len(loader) * args.epochs, 0
 
     os.makedirs(args.out, exist_ok=True)
@@ -173,7 +207,10 @@ def train(args, distributed):
     def save():
         data = data_checkpoint.gather(loader)  # of all ranks, so that any number of ranks can resume
         if first:
-            torch.save({"model": bare.state_dict(), "optimizer": optimizer.state_dict(), "data": data, "step": step}, f"{path}.new")
+            torch.save(
+                {"model": bare.state_dict(), "optimizer": optimizer.state_dict(), "data": data, "step": step},
+                f"{path}.new",
+            )
             os.replace(f"{path}.new", path)  # a crash leaves the old file or the new one
 
     def tell(**facts):
@@ -197,7 +234,13 @@ def train(args, distributed):
             if step % args.log_every:
                 continue
             stats = loader.stats()
-            tell(step=step, epoch=epoch, loss=loss.item(), samples_per_second=round(stats["samples_per_second"]), wait_share=round(stats["wait_share"], 3))
+            tell(
+                step=step,
+                epoch=epoch,
+                loss=loss.item(),
+                samples_per_second=round(stats["samples_per_second"]),
+                wait_share=round(stats["wait_share"], 3),
+            )
             if any_rank(told_to_stop.is_set(), device, distributed):
                 save()
                 tell(stopped=step)
@@ -226,7 +269,9 @@ def evaluate(model, loader, device, distributed):
     right = torch.zeros(2, device=device, dtype=torch.float64)
     for images, labels in loader:
         labels = labels.to(device)
-        right += torch.stack([(model(images.to(device)).argmax(1) == labels).sum(), torch.tensor(len(labels), device=device)])
+        right += torch.stack(
+            [(model(images.to(device)).argmax(1) == labels).sum(), torch.tensor(len(labels), device=device)]
+        )
     if distributed:
         dist.all_reduce(right)
     loader.close()

@@ -29,7 +29,16 @@ if _TYPE_CHECKING:
     from wds_pipes.datapipes import ShardList, WdsPipe, load_state_dict, mix, register_stage, state_dict
     from wds_pipes.dataset import as_dataset
     from wds_pipes.display.states import describe_state
-    from wds_pipes.errors import CacheError, DecodeError, SampleError, ShardError, ShardWarning, StateError, WdsError, WorkerError
+    from wds_pipes.errors import (
+        CacheError,
+        DecodeError,
+        SampleError,
+        ShardError,
+        ShardWarning,
+        StateError,
+        WdsError,
+        WorkerError,
+    )
     from wds_pipes.io.cache.shard_cache import ShardCache
     from wds_pipes.loader.merging import merge_states
     from wds_pipes.loader.pipe_loader import PipeLoader
@@ -65,7 +74,16 @@ __all__ = [
 _NAMES = {
     "dataset": ("as_dataset",),
     "datapipes": ("ShardList", "WdsPipe", "load_state_dict", "mix", "register_stage", "state_dict"),
-    "errors": ("CacheError", "DecodeError", "SampleError", "ShardError", "ShardWarning", "StateError", "WdsError", "WorkerError"),
+    "errors": (
+        "CacheError",
+        "DecodeError",
+        "SampleError",
+        "ShardError",
+        "ShardWarning",
+        "StateError",
+        "WdsError",
+        "WorkerError",
+    ),
     "io.cache.shard_cache": ("ShardCache",),
     "loader.merging": ("merge_states",),
     "loader.pipe_loader": ("PipeLoader",),
@@ -94,7 +112,9 @@ if not _TYPE_CHECKING:  # type checkers see only the names above
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            raise AttributeError(f"wds_pipes.{name} needs torch, which is not installed: pip install torch", name=name) from None
+            raise AttributeError(
+                f"wds_pipes.{name} needs torch, which is not installed: pip install torch", name=name
+            ) from None
         globals()[name] = value
         return value
 

@@ -2,9 +2,8 @@
 
     from wds_pipes import checkpoint
 
-    os.makedirs("run/data", exist_ok=True)
-    checkpoint.load("run/data", loader)                    # the newest complete one; None if nothing was saved yet
-    for step, batch in enumerate(loader):
+    os.makedirs("run/data", exist_ok=True) checkpoint.load("run/data", loader)                    #
+    the newest complete one; None if nothing was saved yet for step, batch in enumerate(loader):
         ...
         checkpoint.save("run/data", loader, step=step)     # every rank, at the same step
 
@@ -99,7 +98,9 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
     try:
         root.mkdir(parents=True, exist_ok=True)
         newest = max((at for at, worlds in find_steps(root).items() if complete_steps(worlds)), default=-1)
-        if newest > number or (newest == number and step is None and not (path.exists() and content_of(path) == text.encode())):
+        if newest > number or (
+            newest == number and step is None and not (path.exists() and content_of(path) == text.encode())
+        ):
             raise StateError(
                 f"{root} holds checkpoint {newest}, and this one would be {number}: load() would not take it. "
                 "Continue from the newest with load(), save to another directory, or remove what you do not want."
@@ -110,7 +111,8 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
         remove_old(root, keep)
     except OSError as error:
         raise StateError(
-            f"cannot save a checkpoint to {path}: {error}. It must be a directory that can be written to, with room; older checkpoints there are untouched."
+            f"cannot save a checkpoint to {path}: {error}. It must be a directory that can be "
+            "written to, with room; older checkpoints there are untouched."
         ) from error
     return path.parent
 
@@ -208,14 +210,22 @@ def _choose(root: Path, found: Found, step: int | None) -> int | None:
         held = f"complete are {', '.join(map(str, sorted(complete)))}" if complete else "none is complete"
         wanted = max(found, default=0) if step is None else step
         raise StateError(
-            f"{root} holds no complete checkpoint {'at all' if step is None else step} ({held}; {missing_ranks(found.get(wanted, {}), wanted)}). "
+            f"{root} holds no complete checkpoint {'at all' if step is None else step} "
+            f"({held}; {missing_ranks(found.get(wanted, {}), wanted)}). "
             "Bring the missing files back, or remove what is there to start again."
         )
     number = max(complete) if step is None else step
     if newer := [at for at in sorted(found) if at > number]:
-        facts = [f"{at} is complete, and save() refuses to go on before it" if at in complete else missing_ranks(found[at], at) for at in newer]
+        facts = [
+            f"{at} is complete, and save() refuses to go on before it"
+            if at in complete
+            else missing_ranks(found[at], at)
+            for at in newer
+        ]
         more = f" and {len(facts) - 3} more" if len(facts) > 3 else ""
-        logger.warning("loading checkpoint %d of %s although newer ones are there: %s%s", number, root, "; ".join(facts[:3]), more)
+        logger.warning(
+            "loading checkpoint %d of %s although newer ones are there: %s%s", number, root, "; ".join(facts[:3]), more
+        )
     return number
 
 
@@ -237,7 +247,9 @@ def _agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_se
         views: list[View] = all_gather(View(loader.rank.number, step, rounds, complete, not found, error), group)
         if len({view.step for view in views}) > 1:
             wanted = ", ".join(f"rank {view.rank} wants {view.step}" for view in views)
-            raise StateError(f"the ranks do not load the same checkpoint ({wanted:.1000}): pass the same step= on all, or none.")
+            raise StateError(
+                f"the ranks do not load the same checkpoint ({wanted:.1000}): pass the same step= on all, or none."
+            )
         common = sorted(set(views[0].complete).intersection(*(view.complete for view in views)))
         seen = sorted({number for view in views for number in view.complete})
         wanted_step = max(seen, default=None) if step is None else step
@@ -250,16 +262,27 @@ def _agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_se
         raise StateError(error or f"rank {failed[0].rank} cannot load a checkpoint: {failed[0].error}")
     if wanted_step in common or not seen:
         if not seen and not found:
-            raise StateError(f"{root} holds checkpoints for other ranks, but none that is complete, and nothing for this one: see that it is the same for all.")
+            raise StateError(
+                f"{root} holds checkpoints for other ranks, but none that is complete, and "
+                "nothing for this one: see that it is the same for all."
+            )
         return _choose(root, found, step)
     late = ", ".join(str(view.rank) for view in views if wanted_step not in view.complete)
     if step is not None or not common:
         raise StateError(
-            f"the ranks see no checkpoint{f' {step}' if step is not None else ''} in {root} that is complete for all of them: checkpoint {wanted_step} is not "
-            f"there, or not complete, for rank {late:.500}. See that the directory is the same for all ranks; where its file system is slow to show files, "
+            f"the ranks see no checkpoint{f' {step}' if step is not None else ''} in {root} "
+            f"that is complete for all of them: checkpoint {wanted_step} is not "
+            f"there, or not complete, for rank {late:.500}. See that the directory is the "
+            "same for all ranks; where its file system is slow to show files, "
             "pass a longer wait_seconds."
         )
-    logger.warning("loading checkpoint %d of %s, the newest that all ranks see: %d is not complete for rank %.500s", common[-1], root, wanted_step, late)
+    logger.warning(
+        "loading checkpoint %d of %s, the newest that all ranks see: %d is not complete for rank %.500s",
+        common[-1],
+        root,
+        wanted_step,
+        late,
+    )
     return common[-1]
 
 
@@ -338,7 +361,11 @@ class DCPState:
         Raises:
             StateError: there are several ranks, and torch.distributed is not initialised.
         """
-        return {"ranks": json.dumps({f"dp_rank_{state['rank']}": state for state in gather_states(self._loader, self._group)})}
+        return {
+            "ranks": json.dumps(
+                {f"dp_rank_{state['rank']}": state for state in gather_states(self._loader, self._group)}
+            )
+        }
 
     def load_state_dict(self, state_dict: dict[str, str]) -> None:
         """Make the loader continue from what ``dcp.load`` has read.
@@ -354,6 +381,7 @@ class DCPState:
             states = [ranks[f"dp_rank_{rank}"] for rank in range(len(ranks))]
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise StateError(
-                f"this is not what DCPState.state_dict() gave ({error!r}): load a checkpoint that was saved with a DCPState under this name."
+                f"this is not what DCPState.state_dict() gave ({error!r}): load a checkpoint "
+                "that was saved with a DCPState under this name."
             ) from error
         progress_of(self._loader).go_to(place_in(self._loader, states, "the distributed checkpoint"))

@@ -32,7 +32,10 @@ class NotAllowedError(Exception):
     """A field is not decoded for safety, not because it is damaged. This error is never skipped."""
 
 
-UNPICKLING = "unpickling runs code from the data; pass allow_pickle=True only if you trust the author of the shards, or leave the field out with fields="
+UNPICKLING = (
+    "unpickling runs code from the data; pass allow_pickle=True only if you trust the author of "
+    "the shards, or leave the field out with fields="
+)
 TOO_LARGE = "it unpacks to more than {} bytes"
 
 Decoder = Callable[[bytes], Any]
@@ -56,7 +59,12 @@ IMAGE_SPECS: dict[str, tuple[str, bool, str]] = {
     **{name: (mode, True, "numpy") for name, mode in (("l", "L"), ("rgb", "RGB"), ("rgba", "RGBA"))},
     **{f"torch{name}8": (mode, False, "torch") for name, mode in (("l", "L"), ("rgb", "RGB"), ("rgba", "RGBA"))},
     **{f"torch{name}": (mode, True, "torch") for name, mode in (("l", "L"), ("rgb", "RGB"), ("rgba", "RGBA"))},
-    **{"pill": ("L", False, "pil"), "pil": ("RGB", False, "pil"), "pilrgb": ("RGB", False, "pil"), "pilrgba": ("RGBA", False, "pil")},
+    **{
+        "pill": ("L", False, "pil"),
+        "pil": ("RGB", False, "pil"),
+        "pilrgb": ("RGB", False, "pil"),
+        "pilrgba": ("RGBA", False, "pil"),
+    },
 }
 
 
@@ -113,7 +121,10 @@ def open_image(data: bytes, max_pixels: int) -> Any:
             image = factory(io.BytesIO(data), "")
             _check_pixels(image.width, image.height, max_pixels)
             if name == "JPEG" and (scans := _count_scans(data)) > MAX_SCANS:
-                raise ValueError(f"the JPEG has {scans} scans, more than {MAX_SCANS}, each of which costs as much time as a whole image")
+                raise ValueError(
+                    f"the JPEG has {scans} scans, more than {MAX_SCANS}, each of which costs as "
+                    "much time as a whole image"
+                )
             return image
     raise ValueError(f"the data are none of {', '.join(IMAGE_FORMATS)}")
 
@@ -124,9 +135,13 @@ def _check_pixels(width: int, height: int, most: int) -> None:
 
 
 def _count_scans(data: bytes) -> int:
-    """Count the scans of a JPEG by their marker (FF DA), which cannot occur inside compressed data."""
+    """Count the scans of a JPEG by their marker (FF DA), which cannot occur inside compressed
+    data.
+    """
     # Compare 16-bit numbers at both alignments: this takes a seventh of the time of data.count().
-    return sum(int(np.count_nonzero(np.frombuffer(data, "<u2", (len(data) - start) // 2, start) == 0xDAFF)) for start in (0, 1))
+    return sum(
+        int(np.count_nonzero(np.frombuffer(data, "<u2", (len(data) - start) // 2, start) == 0xDAFF)) for start in (0, 1)
+    )
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
@@ -156,7 +171,10 @@ def _in_8_bits(image: Any) -> Any:
 
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ValueError("the image has 32-bit pixels, whose range is not known: decode it with a function of your own, {'tif': function}")
+        raise ValueError(
+            "the image has 32-bit pixels, whose range is not known: decode it with a function of "
+            "your own, {'tif': function}"
+        )
     if image.mode == "P" and "transparency" in image.info:
         return image.convert("RGBA")
     return image
@@ -369,7 +387,9 @@ class Decoding:
         TypeError: a spec is neither a name nor a dict of functions.
     """
 
-    def __init__(self, specs: tuple[str | Mapping[str, Decoder], ...], *, allow_pickle: bool, max_image_pixels: int) -> None:
+    def __init__(
+        self, specs: tuple[str | Mapping[str, Decoder], ...], *, allow_pickle: bool, max_image_pixels: int
+    ) -> None:
         self._own: dict[str, Decoder] = {}
         self._known = {name: decode for name, decode in DECODERS.items() if name not in ON_REQUEST}
         images: str | None = None
@@ -386,15 +406,26 @@ class Decoding:
             elif spec in IMAGE_SPECS and images is None:
                 images = spec
             elif spec in IMAGE_SPECS:
-                raise ValueError(f"images cannot be both {images!r} and {spec!r}: choose one, or give a function by extension")
+                raise ValueError(
+                    f"images cannot be both {images!r} and {spec!r}: choose one, or give a function by extension"
+                )
             else:
-                raise ValueError(f"unknown spec {spec!r}: use one of {', '.join(sorted(IMAGE_SPECS))}, {', '.join(sorted(ON_REQUEST))}, or {{'ext': function}}")
+                raise ValueError(
+                    f"unknown spec {spec!r}: use one of {', '.join(sorted(IMAGE_SPECS))}, "
+                    f"{', '.join(sorted(ON_REQUEST))}, or {{'ext': function}}"
+                )
         self._parts = max((name.count(".") + 1 for name in self._own), default=0)
         if images is not None:
             self._known.update(dict.fromkeys(IMAGE, image_decoder(images, max_image_pixels)))
         if allow_pickle:
             self._known.update(
-                {**dict.fromkeys(PICKLE, pickle.loads), "npy": _pickled_arrays, "npz": _pickled_npz, "pt": _pickled_tensors, "pth": _pickled_tensors}
+                {
+                    **dict.fromkeys(PICKLE, pickle.loads),
+                    "npy": _pickled_arrays,
+                    "npz": _pickled_npz,
+                    "pt": _pickled_tensors,
+                    "pth": _pickled_tensors,
+                }
             )
         else:
             self._known.update(dict.fromkeys(PICKLE, _refuse_pickle))
@@ -438,7 +469,9 @@ class Decoding:
             return None
         parts = name.rsplit(".", self._parts)
         parts = parts[-self._parts :] if len(parts) > self._parts else parts
-        return next((own for start in range(len(parts)) if (own := self._own.get(".".join(parts[start:]))) is not None), None)
+        return next(
+            (own for start in range(len(parts)) if (own := self._own.get(".".join(parts[start:]))) is not None), None
+        )
 
 
 def _encode_text(value: Any) -> bytes:
@@ -480,7 +513,10 @@ def _image_encoder(extension: str) -> Encoder:
 
         image = Image.fromarray(value) if isinstance(value, np.ndarray) else value
         if not isinstance(image, Image.Image):
-            raise TypeError(f"an image must be a uint8 array of shape (H, W) or (H, W, 3 or 4), a PIL image or bytes, not {type(value).__name__}")
+            raise TypeError(
+                "an image must be a uint8 array of shape (H, W) or (H, W, 3 or 4), a PIL image "
+                f"or bytes, not {type(value).__name__}"
+            )
         file = io.BytesIO()
         image.save(file, name, **({"quality": 95} if name in ("JPEG", "WEBP") else {}))
         return file.getvalue()
@@ -510,5 +546,8 @@ def encode(field: str, value: Any) -> bytes:
         return bytes(value)
     encoder = ENCODERS.get(field.rpartition(".")[2])
     if encoder is None:
-        raise TypeError(f"there is no encoder for {field!r} and {type(value).__name__}: pass bytes, or use one of {', '.join(sorted(ENCODERS))}")
+        raise TypeError(
+            f"there is no encoder for {field!r} and {type(value).__name__}: pass bytes, or use "
+            f"one of {', '.join(sorted(ENCODERS))}"
+        )
     return encoder(value)

@@ -128,7 +128,10 @@ def warn_of_batches(size: int) -> None:
         if isinstance(fetcher, _BaseDatasetFetcher):
             worker = worker_info()
             if fetcher.auto_collation and (worker is None or worker.id == 0):
-                message = f"the pipe gives batches of {size} already, and DataLoader makes batches of these (also of one): pass DataLoader(batch_size=None)."
+                message = (
+                    f"the pipe gives batches of {size} already, and DataLoader makes batches of "
+                    "these (also of one): pass DataLoader(batch_size=None)."
+                )
                 warnings.warn(message, stacklevel=3)
             return
         frame = None if frame is None else frame.f_back

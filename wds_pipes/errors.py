@@ -60,7 +60,9 @@ class SampleError(WdsError):
         offset: the byte in the (decompressed) tar stream where the bad member starts.
     """
 
-    def __init__(self, message: str, *, url: str | None = None, key: str | None = None, offset: int | None = None, **more: Any) -> None:
+    def __init__(
+        self, message: str, *, url: str | None = None, key: str | None = None, offset: int | None = None, **more: Any
+    ) -> None:
         super().__init__(message, url=url, key=key, offset=offset, **more)
 
 
@@ -71,7 +73,15 @@ class DecodeError(SampleError):
         field: the field's name, such as ``"jpg"``.
     """
 
-    def __init__(self, message: str, *, url: str | None = None, key: str | None = None, field: str | None = None, offset: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        url: str | None = None,
+        key: str | None = None,
+        field: str | None = None,
+        offset: int | None = None,
+    ) -> None:
         super().__init__(message, url=url, key=key, offset=offset, field=field)
 
 

@@ -23,7 +23,9 @@ try:
     from torchdata.nodes import BaseNode
     from torchdata.nodes.loader import LoaderIterator
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"wds_pipes.nodes needs torchdata ({error}): pip install torchdata", name=error.name) from None
+    raise ModuleNotFoundError(
+        f"wds_pipes.nodes needs torchdata ({error}): pip install torchdata", name=error.name
+    ) from None
 
 from wds_pipes import stages
 from wds_pipes.core.hosts import make_skin
@@ -51,7 +53,9 @@ class WdsNode(BaseNode[Any]):
         super().__init__()
         if not self._kind.is_source:
             if not args or not isinstance(args[0], BaseNode):
-                raise TypeError(f"nodes.{self._kind.__name__}() needs a node as its source, not {args[0] if args else None!r}")
+                raise TypeError(
+                    f"nodes.{self._kind.__name__}() needs a node as its source, not {args[0] if args else None!r}"
+                )
             args = (as_stage(args[0]), *args[1:])
         self._begin(build(self._kind, f"nodes.{self._kind.__name__}", args, options))
 
@@ -186,7 +190,8 @@ class ForeignNode(Stage[Any]):
                 raise
             name = type(self.node).__name__
             raise StateError(
-                f"the state that was saved of node {name} cannot be loaded ({type(error).__name__}: {error}). Use an untouched checkpoint."
+                f"the state that was saved of node {name} cannot be loaded "
+                f"({type(error).__name__}: {error}). Use an untouched checkpoint."
             ) from error
         self._started = True
         yield from self.node
@@ -196,7 +201,9 @@ class ForeignNode(Stage[Any]):
 
     def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
         if len(entries) != 1 or entries[0].keys() - {"node"}:
-            raise StateError("the state is damaged: it has no state of the node below this one. Use an untouched checkpoint.")
+            raise StateError(
+                "the state is damaged: it has no state of the node below this one. Use an untouched checkpoint."
+            )
         return (entries[0].get("node"),), None
 
     def graph(self, *, counted: bool = False) -> list[str]:
@@ -228,7 +235,14 @@ class _MixedNode(WdsNode):
         for name, node in nodes.items():
             if not isinstance(node, BaseNode):
                 raise TypeError(f"nodes.Mix() takes nodes by name, and {name!r} is {node!r:.80}")
-        self._begin(build(stages.Mix, "nodes.Mix", ({name: as_stage(node) for name, node in nodes.items()} or sources, *args), options))
+        self._begin(
+            build(
+                stages.Mix,
+                "nodes.Mix",
+                ({name: as_stage(node) for name, node in nodes.items()} or sources, *args),
+                options,
+            )
+        )
 
 
 def _node_class(kind: type[Stage[Any]]) -> type[WdsNode]:

@@ -43,7 +43,9 @@ def make_shards(
         seed: the seed of the content.
     """
     os.makedirs(directory, exist_ok=True)
-    makers = dict(fields) if isinstance(fields, Mapping) else {name: _FIELDS.get(name) or _maker(name) for name in fields}
+    makers = (
+        dict(fields) if isinstance(fields, Mapping) else {name: _FIELDS.get(name) or _maker(name) for name in fields}
+    )
     counts = [samples] * shards if isinstance(samples, int) else list(samples)
     if len(counts) != shards:
         raise ValueError(f"samples names {len(counts)} shards, and shards is {shards}")
@@ -68,7 +70,9 @@ def _maker(name: str) -> Callable[[random.Random, int], Any]:
         return lambda rng, number: np.frombuffer(rng.randbytes(8 * 8 * 3), np.uint8).reshape(8, 8, 3)
     if name == "npy":
         return lambda rng, number: np.array([rng.random() for _ in range(3)], np.float32)
-    raise ValueError(f"there is no ready-made content for {name!r}: give a function, fields={{{name!r}: lambda rng, number: ...}}")
+    raise ValueError(
+        f"there is no ready-made content for {name!r}: give a function, fields={{{name!r}: lambda rng, number: ...}}"
+    )
 
 
 def check_resume(make: Callable[[], Any], *, epochs: int = 2) -> list[list[Any]]:
@@ -131,7 +135,9 @@ def _check_cuts(make: Callable[[], Any], epochs: int) -> list[list[Any]]:
     return whole
 
 
-def _resume(make: Callable[[], Any], cut: tuple[int, str], flat: list[Any], ends: set[int], last_cut: int) -> list[tuple[int, str]]:
+def _resume(
+    make: Callable[[], Any], cut: tuple[int, str], flat: list[Any], ends: set[int], last_cut: int
+) -> list[tuple[int, str]]:
     """Resume at a cut and compare with the rest of ``flat``; return the cuts on the way."""
     place, state = cut
     pipeline = make()
@@ -193,7 +199,9 @@ def _check_lanes(make: Callable[[], Any]) -> None:
     _check_rounds(_stage(make()), alone, rounds // 2, rounds + 1, json.loads(json.dumps(half)))
 
 
-def _check_rounds(stage: Stage[Any] | None, alone: list[list[Any]], start: int, stop: int, positions: list[Any]) -> list[Any]:
+def _check_rounds(
+    stage: Stage[Any] | None, alone: list[list[Any]], start: int, stop: int, positions: list[Any]
+) -> list[Any]:
     """Compare the items ``start`` to ``stop - 1`` of each lane; return the positions after them."""
     lanes = [_open(stage, lane, position) for lane, position in zip(_LANES, positions, strict=True)]
     try:
@@ -203,8 +211,10 @@ def _check_rounds(stage: Stage[Any] | None, alone: list[list[Any]], start: int, 
                 right = expected[number] if number < len(expected) else _NO_ITEM
                 if not same(item, right):
                     raise AssertionError(
-                        f"one pipeline was run as several lanes in turn: item {number} of lane {lane} of {of} is {_shown(item)}, and with a pipeline of its "
-                        f"own {_shown(right)}. Make what a stage changes while it runs in run(). (Lists, dicts and sets made in __init__ are copied for each "
+                        f"one pipeline was run as several lanes in turn: item {number} of "
+                        f"lane {lane} of {of} is {_shown(item)}, and with a pipeline of its "
+                        f"own {_shown(right)}. Make what a stage changes while it runs in "
+                        "run(). (Lists, dicts and sets made in __init__ are copied for each "
                         "lane; any other object is shared.)"
                     )
         return [running.dump(running.mark()) for running in lanes]

@@ -1,9 +1,11 @@
-"""A cache under fire: processes that read random shards with a limit smaller than the data, close some early, and are killed at random.
+"""A cache under fire: processes that read random shards with a limit smaller than the data, close
+some early, and are killed at random.
 
     python tests/bench/cache.py [--seconds 60] [--processes 6] [--seed N]
 
-Every byte read is compared. The directory is measured all the time: never more than the limit and the shards that may be open. Each second shard has an
-MD5, and one answer in twenty has a wrong byte, ends early, or breaks off. Exit code 1 if anything was wrong.
+Every byte read is compared. The directory is measured all the time: never more than the limit and
+the shards that may be open. Each second shard has an MD5, and one answer in twenty has a wrong
+byte, ends early, or breaks off. Exit code 1 if anything was wrong.
 """
 
 import argparse
@@ -33,13 +35,21 @@ SHARDS, SIZE, LIMIT = 24, 1_500_000, 9_000_000
 
 
 class FaultyStore(Store):
-    """One answer in twenty is wrong somewhere, if the shard has an MD5; others break off, also without."""
+    """One answer in twenty is wrong somewhere, if the shard has an MD5; others break off, also
+    without.
+    """
 
     def fetch(self, name):
         def fetch(offset):
             kind = random.randrange(60)
             checked = int(name.split(".")[0]) % 2
-            store = Store(self.root, rate=40_000_000, flips=10**9 * (kind == 0 and checked), flip_at=random.randrange(SIZE), cuts=10**9 * (kind == 1))
+            store = Store(
+                self.root,
+                rate=40_000_000,
+                flips=10**9 * (kind == 0 and checked),
+                flip_at=random.randrange(SIZE),
+                cuts=10**9 * (kind == 1),
+            )
             answer = store.fetch(name)(offset)
             if kind == 2:
                 answer.read = broken
@@ -62,7 +72,12 @@ def read(cache, store, seed, log):
             data = file.read()
         outcome = "read"
         try:
-            with cache.open(f"s3://b/{name}", store.fetch(name), size=len(data), md5=hashlib.md5(data).hexdigest() if number % 2 else None) as stream:
+            with cache.open(
+                f"s3://b/{name}",
+                store.fetch(name),
+                size=len(data),
+                md5=hashlib.md5(data).hexdigest() if number % 2 else None,
+            ) as stream:
                 got = stream.read(None if rng.random() < 0.7 else rng.randrange(len(data)))
                 if got != data[: len(got)]:
                     outcome = "WRONG"  # unless the checksum tells at the end
@@ -98,7 +113,8 @@ def main():
         os.makedirs(cache.directory)
         contents = {}
         for number in range(SHARDS):
-            contents[f"{number}.tar"] = b"\x1f\x8b\x08" + rng.randbytes(SIZE + rng.randrange(100_000))  # like a compressed shard
+            # like a compressed shard
+            contents[f"{number}.tar"] = b"\x1f\x8b\x08" + rng.randbytes(SIZE + rng.randrange(100_000))
             store.put(f"{number}.tar", contents[f"{number}.tar"])
         readers, kills, most, bad = [], 0, 0, []
         end = time.monotonic() + options.seconds
@@ -123,7 +139,10 @@ def main():
             if stream.read() != contents["0.tar"]:
                 bad.append("the last shard is wrong")
         for entry in CacheDirectory(cache.directory).entries():
-            if entry.state == "complete" and pathlib.Path(entry.path).read_bytes() != contents[os.path.basename(entry.url)]:
+            if (
+                entry.state == "complete"
+                and pathlib.Path(entry.path).read_bytes() != contents[os.path.basename(entry.url)]
+            ):
                 bad.append(f"{entry.url} is stored wrong")
             if entry.state == "downloading":
                 bad.append(f"{entry.url} is locked")
@@ -132,7 +151,14 @@ def main():
         requests = sum(len(store.asked(name)) for name in contents)
         print(
             json.dumps(
-                {"kills": kills, "outcomes": outcomes, "requests": requests, "most_bytes": most, "allowed_bytes": allowed, "left": kept(cache.directory)}
+                {
+                    "kills": kills,
+                    "outcomes": outcomes,
+                    "requests": requests,
+                    "most_bytes": most,
+                    "allowed_bytes": allowed,
+                    "left": kept(cache.directory),
+                }
             )
         )
         if most > allowed or kept(cache.directory) > LIMIT + 21:

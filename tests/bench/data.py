@@ -1,4 +1,7 @@
-"""Shards to measure with: many tiny samples, and samples with a JPEG of about 110 KB. Written once, into a directory that is kept."""
+"""Shards to measure with: many tiny samples, and samples with a JPEG of about 110 KB.
+
+Written once, into a directory that is kept.
+"""
 
 import io
 import sys
@@ -28,7 +31,11 @@ def images(directory: Path, *, shards: int = 4, samples: int = 500) -> list[str]
         noisy = np.clip(picture + rng.normal(0, 28, (375, 500, 1)), 0, 255).astype(np.uint8)
         file = io.BytesIO()
         Image.fromarray(noisy).save(file, "JPEG", quality=90)
-        return {"jpg": file.getvalue(), "cls": str(rng.integers(1000)).encode(), "json": b'{"width": 500, "height": 375, "caption": "noise over a gradient"}'}
+        return {
+            "jpg": file.getvalue(),
+            "cls": str(rng.integers(1000)).encode(),
+            "json": b'{"width": 500, "height": 375, "caption": "noise over a gradient"}',
+        }
 
     return _write(directory / "images", shards, samples, fields)
 

@@ -1,9 +1,11 @@
-"""All code that the documentation shows, in all ways to run it: the README in one script and each tutorial, under fork, forkserver and spawn, and as notebooks.
+"""All code that the documentation shows, in all ways to run it: the README in one script and each
+tutorial, under fork, forkserver and spawn, and as notebooks.
 
     python tests/bench/documents.py
     python tests/bench/documents.py --ways spawn notebook --only 07 README
 
-Prints a line for each; exit code 1 if one failed. It takes a quarter of an hour; the tests run what differs most.
+Prints a line for each; exit code 1 if one failed. It takes a quarter of an hour; the tests run what
+differs most.
 """
 
 import argparse
@@ -47,7 +49,10 @@ def main(ways, only):
                 start = time.perf_counter()
                 wrong = failure(path, way)
                 failed += bool(wrong)
-                print(f"{path.stem:30} {way:12} {time.perf_counter() - start:5.0f} s  {'FAILED' if wrong else 'ok'}", flush=True)
+                print(
+                    f"{path.stem:30} {way:12} {time.perf_counter() - start:5.0f} s  {'FAILED' if wrong else 'ok'}",
+                    flush=True,
+                )
                 if wrong:
                     print(wrong)
     print(f"failed={failed}")
@@ -57,6 +62,8 @@ def main(ways, only):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="what they begin with, such as 07 or README")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="what they begin with, such as 07 or README"
+    )
     options = parser.parse_args()
     sys.exit(main(options.ways, options.only))

@@ -1,4 +1,5 @@
-"""Read shards through one fault after another, compare each sample with the local ones, and print what it took.
+"""Read shards through one fault after another, compare each sample with the local ones, and print
+what it took.
 
 python tests/bench/faults.py --gb 1 --store web --store s3 [--fault mixed]
 """
@@ -45,7 +46,9 @@ def main():
     options = parser.parse_args()
     count, bad = max(1, round(options.gb * 1000 / options.shard_mb)), 0
     with tempfile.TemporaryDirectory() as directory, Servers() as servers:
-        local = make_shards(directory, shards=count, samples=options.shard_mb * 5, fields={"bin": lambda rng, _: rng.randbytes(200_000)})
+        local = make_shards(
+            directory, shards=count, samples=options.shard_mb * 5, fields={"bin": lambda rng, _: rng.randbytes(200_000)}
+        )
         whole = digest(samples(local))
         for name in options.store or ("web", "s3"):
             store = getattr(servers, name)
@@ -61,7 +64,11 @@ def main():
                 sent = sum(request.sent for request in seen) / sum(map(os.path.getsize, local))
                 bad += found != whole
                 same = "the same" if found == whole else "ANOTHER"
-                print(f"{name:4} {fault:6} {seconds:6.1f} s  {len(seen):5} requests  {faulty:4} faulty  {sent:.3f} x the bytes  {same}", flush=True)
+                print(
+                    f"{name:4} {fault:6} {seconds:6.1f} s  {len(seen):5} requests  {faulty:4} "
+                    f"faulty  {sent:.3f} x the bytes  {same}",
+                    flush=True,
+                )
     sys.exit(bool(bad))
 
 

@@ -1,8 +1,10 @@
-"""Damaged states of every kind of pipeline: each is refused with a StateError, or loads and goes on; nothing else, and never a hang.
+"""Damaged states of every kind of pipeline: each is refused with a StateError, or loads and goes
+on; nothing else, and never a hang.
 
     python tests/bench/fuzz_states.py [--states 45000] [--seed N]
 
-The seed is printed; the same seed gives the same states. Exit code 1 if anything else was raised, or if one state took more than ten seconds.
+The seed is printed; the same seed gives the same states. Exit code 1 if anything else was raised,
+or if one state took more than ten seconds.
 """
 
 import argparse
@@ -71,7 +73,10 @@ def main():
     for kind, count in others.most_common():
         print(f"{count:6} {examples[kind]}")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"states={options.states} refused={refused} others={others.total()} seconds={time.perf_counter() - start:.0f} peak_mb={peak:.0f}")
+    print(
+        f"states={options.states} refused={refused} others={others.total()} "
+        f"seconds={time.perf_counter() - start:.0f} peak_mb={peak:.0f}"
+    )
     return int(others.total() > 0)
 
 

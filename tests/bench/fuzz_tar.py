@@ -1,11 +1,15 @@
-"""Structure-aware fuzzing of the tar reader, against the standard library where that agrees to parse.
+"""Structure-aware fuzzing of the tar reader, against the standard library where that agrees to
+parse.
 
     python tests/bench/fuzz_tar.py [SECONDS] [SEED]      (default 60 seconds; one process)
 
-Each input is an archive of random members (ustar, GNU and pax headers, long names, sparse maps, links) that is changed: header fields with the checksum mended
-or not, pax records and their lengths, sizes, cuts, zeroed or repeated blocks, nested and appended archives. It is read with on_error="raise" and "skip". A
-finding is: more reads than the input can need (a hang), more memory than allowed, an exception that is no ShardError, or members other than those of tarfile
-for an input that both read without a word. Prints inputs per second and the findings; exits with 1 if there are any.
+Each input is an archive of random members (ustar, GNU and pax headers, long names, sparse maps,
+links) that is changed: header fields with the checksum mended or not, pax records and their
+lengths, sizes, cuts, zeroed or repeated blocks, nested and appended archives. It is read with
+on_error="raise" and "skip". A finding is: more reads than the input can need (a hang), more memory
+than allowed, an exception that is no ShardError, or members other than those of tarfile for an
+input that both read without a word. Prints inputs per second and the findings; exits with 1 if
+there are any.
 """
 
 import io
@@ -25,8 +29,29 @@ from wds_pipes.tar import TarReader
 
 MOST = 1 << 16  # max_member_bytes
 KINDS = [b"0", b"\0", b"7", b"S", b"x", b"g", b"L", b"K", b"1", b"2", b"5", b"Z", b"V"]
-NUMBERS = [b"", b"0", b"1", b"9", b"-1", b"7777777", b"99999999999999999999", b"1e3", b" 5", b"\x80" + b"\xff" * 11, b"\xff" * 12]
-WORDS = [b"path", b"size", b"GNU.sparse.size", b"GNU.sparse.map", b"GNU.sparse.major", b"GNU.sparse.minor", b"GNU.sparse.realsize", b"GNU.sparse.offset"]
+NUMBERS = [
+    b"",
+    b"0",
+    b"1",
+    b"9",
+    b"-1",
+    b"7777777",
+    b"99999999999999999999",
+    b"1e3",
+    b" 5",
+    b"\x80" + b"\xff" * 11,
+    b"\xff" * 12,
+]
+WORDS = [
+    b"path",
+    b"size",
+    b"GNU.sparse.size",
+    b"GNU.sparse.map",
+    b"GNU.sparse.major",
+    b"GNU.sparse.minor",
+    b"GNU.sparse.realsize",
+    b"GNU.sparse.offset",
+]
 WORDS += [b"GNU.sparse.numbytes", b"GNU.sparse.name", b"comment", b"mtime"]
 VALUES = [*NUMBERS[:9], b"0,1", b"0,1,5,2", b"1,0,", b"a.txt", b"x" * 200, b"1\n2", b"\xff\xfe"]
 
@@ -52,7 +77,11 @@ def member(rng: random.Random) -> bytes:
     data = rng.randbytes(rng.choice([0, 1, 100, 511, 512, 513, 2000]))
     sort = rng.randrange(8)
     if sort == 0:
-        return pax(*((rng.choice(WORDS), rng.choice(VALUES)) for _ in range(rng.randrange(1, 4)))) + header(name, len(data)) + padded(data)
+        return (
+            pax(*((rng.choice(WORDS), rng.choice(VALUES)) for _ in range(rng.randrange(1, 4))))
+            + header(name, len(data))
+            + padded(data)
+        )
     if sort == 1:
         long = name * rng.randrange(10, 60)
         return header(b"L", len(long), kind=b"L") + padded(long) + header(name, len(data)) + padded(data)
@@ -62,10 +91,18 @@ def member(rng: random.Random) -> bytes:
     if sort == 3:
         text = b"%d\n" % rng.randrange(4) + b"".join(rng.choice(NUMBERS[:5]) + b"\n" for _ in range(rng.randrange(8)))
         content = padded(text) + data
-        return pax((b"GNU.sparse.major", b"1"), (b"GNU.sparse.realsize", b"%d" % rng.randrange(5000))) + header(name, len(content)) + padded(content)
+        return (
+            pax((b"GNU.sparse.major", b"1"), (b"GNU.sparse.realsize", b"%d" % rng.randrange(5000)))
+            + header(name, len(content))
+            + padded(content)
+        )
     if sort == 4:
-        pieces = b"".join(b"%011o\0%011o\0" % (rng.randrange(3000), rng.randrange(600)) for _ in range(rng.randrange(5)))
-        return header(name, len(data), kind=b"S", at_386=pieces, at_482=rng.choice([b"\0", b"\1"]), at_483=b"%011o\0" % 4000) + padded(data)
+        pieces = b"".join(
+            b"%011o\0%011o\0" % (rng.randrange(3000), rng.randrange(600)) for _ in range(rng.randrange(5))
+        )
+        return header(
+            name, len(data), kind=b"S", at_386=pieces, at_482=rng.choice([b"\0", b"\1"]), at_483=b"%011o\0" % 4000
+        ) + padded(data)
     if sort == 5:
         return header(name, rng.choice([0, len(data)]), kind=rng.choice(KINDS)) + padded(data)
     return header(name, len(data)) + padded(data)
@@ -86,7 +123,9 @@ def change(data: bytearray, rng: random.Random) -> None:
     if sort == 0:
         del data[rng.randrange(len(data) + 1) :]
     elif sort == 1:
-        data[place : place + 512 * rng.choice([1, 8, 20])] = bytes(len(data[place : place + 512 * rng.choice([1, 8, 20])]))
+        data[place : place + 512 * rng.choice([1, 8, 20])] = bytes(
+            len(data[place : place + 512 * rng.choice([1, 8, 20])])
+        )
     elif sort == 2 and data:
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
     elif sort == 3:
@@ -127,7 +166,9 @@ def read(data: bytes, *, skip: bool) -> tuple[list[tuple[str, bytes]], bool]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            for name_and_data in TarReader(stream, max_member_bytes=MOST, on_error=errors.append if skip else None, doubts=True, named=False):
+            for name_and_data in TarReader(
+                stream, max_member_bytes=MOST, on_error=errors.append if skip else None, doubts=True, named=False
+            ):
                 if name_and_data[1]:
                     found.append((name_and_data[1], name_and_data[2]))
                 else:
@@ -144,21 +185,32 @@ def read(data: bytes, *, skip: bool) -> tuple[list[tuple[str, bytes]], bool]:
 
 def headers(data: bytes) -> list[bytes]:
     """The types of the headers among these blocks."""
-    return [data[place + 156 : place + 157] for place in range(0, len(data), 512) if data[place + 257 : place + 262] == b"ustar"]
+    return [
+        data[place + 156 : place + 157]
+        for place in range(0, len(data), 512)
+        if data[place + 257 : place + 262] == b"ustar"
+    ]
 
 
 def oracle(data: bytes) -> list[tuple[str, bytes]] | None:
-    """The members by tarfile; None if it refuses, or where it reads otherwise: sparse maps that make no sense, sizes in pax headers,
-    several extended headers of one member, a GNU long name (it ignores its size), or no name.
+    """The members by tarfile; None if it refuses, or where it reads otherwise: sparse maps that
+    make no sense, sizes in pax headers, several extended headers of one member, a GNU long name (it
+    ignores its size), or no name.
     """
     try:
         with tarfile.open(fileobj=io.BytesIO(data), encoding="utf-8", errors="surrogateescape") as archive:
             infos = list(archive)
-            if any(info.sparse is not None or any(key == "size" or key.startswith("GNU.sparse") for key in info.pax_headers) for info in infos):
+            if any(
+                info.sparse is not None
+                or any(key == "size" or key.startswith("GNU.sparse") for key in info.pax_headers)
+                for info in infos
+            ):
                 return None
             if any(len(info.name) > 100 and not info.pax_headers for info in infos):
                 return None
-            if any(len(headers(data[info.offset : info.offset_data])) > 2 for info in infos) or not all(info.name for info in infos):
+            if any(len(headers(data[info.offset : info.offset_data])) > 2 for info in infos) or not all(
+                info.name for info in infos
+            ):
                 return None
             return [(info.name, archive.extractfile(info).read()) for info in infos if info.isreg() and info.name]
     except Exception:
@@ -169,7 +221,10 @@ def main() -> None:
     import logging
 
     logging.disable()
-    seconds, seed = float(sys.argv[1]) if len(sys.argv) > 1 else 60, int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns()
+    seconds, seed = (
+        float(sys.argv[1]) if len(sys.argv) > 1 else 60,
+        int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns(),
+    )
     rng, start, findings, sorts = random.Random(seed), time.monotonic(), [], Counter()
     while (spent := time.monotonic() - start) < seconds and len(findings) < 20:
         data = make(rng)

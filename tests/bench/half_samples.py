@@ -1,9 +1,12 @@
-"""How often half a sample is given silently: shards that are cut at random, or in which a page is zeroed.
+"""How often half a sample is given silently: shards that are cut at random, or in which a page is
+zeroed.
 
-    python tests/bench/half_samples.py [TRIALS]      (default 400 of each sort and size; takes a minute)
+    python tests/bench/half_samples.py [TRIALS]      (default 400 of each sort and size; takes a
+    minute)
 
-Each trial reads one damaged shard with default options and once with on_error="skip". Prints, for each size of the images, how many trials gave a sample
-that lacks fields, and how many of these silently (no error, no warning, no count). Exits with 1 if any did.
+Each trial reads one damaged shard with default options and once with on_error="skip". Prints, for
+each size of the images, how many trials gave a sample that lacks fields, and how many of these
+silently (no error, no warning, no count). Exits with 1 if any did.
 """
 
 import logging
@@ -57,7 +60,9 @@ def main() -> None:
                 halves = silent = lost = 0
                 for _ in range(trials):
                     place = rng.randrange(1, len(whole)) if sort == "cut" else rng.randrange(len(whole) // 4096) * 4096
-                    path.write_bytes(whole[:place] if sort == "cut" else whole[:place] + bytes(4096) + whole[place + 4096 :])
+                    path.write_bytes(
+                        whole[:place] if sort == "cut" else whole[:place] + bytes(4096) + whole[place + 4096 :]
+                    )
                     for on_error in ("raise", "skip"):
                         came, half, reported = read(path, on_error)
                         halves += half > 0

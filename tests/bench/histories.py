@@ -1,10 +1,13 @@
-"""Random histories: random chains of all stages, cut, interrupted, closed and resumed at random, against the run that nothing interrupted.
+"""Random histories: random chains of all stages, cut, interrupted, closed and resumed at random,
+against the run that nothing interrupted.
 
     python tests/bench/histories.py [--histories 1000] [--seed N] [--kind same|ledger|equal]
 
-``same``: a pipe, a node, a dataset or a PipeLoader goes on with the same lanes: the same items in the same order. ``ledger``: PipeLoaders on changing numbers
-of ranks, lanes and workers: each sample of the epoch once, with the same draws, and counts that add up. ``equal``: epoch_end="drop" and "pad" likewise: ranks
-give equally many batches, all full. A failed history prints its number; ``--only NUMBER`` with the same seed repeats it. Exit code 1 if one failed.
+``same``: a pipe, a node, a dataset or a PipeLoader goes on with the same lanes: the same items in
+the same order. ``ledger``: PipeLoaders on changing numbers of ranks, lanes and workers: each sample
+of the epoch once, with the same draws, and counts that add up. ``equal``: epoch_end="drop" and
+"pad" likewise: ranks give equally many batches, all full. A failed history prints its number;
+``--only NUMBER`` with the same seed repeats it. Exit code 1 if one failed.
 """
 
 import argparse
@@ -29,7 +32,16 @@ import wds_pipes as wp
 from wds_pipes.core.stage import Stage
 from wds_pipes.testing import make_shards
 
-SIZES = ([3, 0, 5, 2, 9, 4, 6], [7, 11], [13], [1, 2, 0, 3, 1, 2, 0, 0, 4, 1, 2, 1, 3, 2], [0, 0, 3], [2, 1], [20, 1, 1, 17], [4] * 6)
+SIZES = (
+    [3, 0, 5, 2, 9, 4, 6],
+    [7, 11],
+    [13],
+    [1, 2, 0, 3, 1, 2, 0, 0, 4, 1, 2, 1, 3, 2],
+    [0, 0, 3],
+    [2, 1],
+    [20, 1, 1, 17],
+    [4] * 6,
+)
 NONE = object()
 
 
@@ -192,7 +204,10 @@ class Data:
         for place, sizes in enumerate(SIZES):
             for form in ("plain", "gz", "damaged"):
                 urls = make_shards(
-                    f"{directory}/{place}-{form}", shards=len(sizes), samples=sizes, fields={"txt": lambda rng, n: "x" * rng.randrange(900), "cls": bad_field}
+                    f"{directory}/{place}-{form}",
+                    shards=len(sizes),
+                    samples=sizes,
+                    fields={"txt": lambda rng, n: "x" * rng.randrange(900), "cls": bad_field},
                 )
                 for shard, url in enumerate(urls):
                     path = pathlib.Path(url)
@@ -203,7 +218,9 @@ class Data:
                         urls[shard] = url + ".gz"
                     elif form == "damaged" and shard % 2 == 0 and len(data) > 10240:
                         at = (len(data) // 1024) * 512
-                        path.write_bytes(data[:at] + bytes(range(256)) * 2 + data[at + 512 :] if shard % 4 == 0 else data[: at + 100])
+                        path.write_bytes(
+                            data[:at] + bytes(range(256)) * 2 + data[at + 512 :] if shard % 4 == 0 else data[: at + 100]
+                        )
                 self.found.append((urls, sizes, form))
 
 
@@ -222,7 +239,13 @@ def grouped(rng, data, *, counted=None):
     skip = {"on_error": "skip"} if form == "damaged" else {}
     pipe = pipe.open_shards(buffer_bytes=rng.choice([512, 1 << 20])).load_tar(**skip)
     if rng.random() < 0.1:
-        pipe = rng.choice([lambda: pipe.filter_samples(keep_member), lambda: pipe.map_samples(Trap.step), lambda: pipe.filter(keep_member)])()
+        pipe = rng.choice(
+            [
+                lambda: pipe.filter_samples(keep_member),
+                lambda: pipe.map_samples(Trap.step),
+                lambda: pipe.filter(keep_member),
+            ]
+        )()
     fields = {"fields": rng.choice([["cls"], ["txt", "cls"]])} if rng.random() < 0.2 else {}
     return pipe.group_by_key(**fields, **skip)
 
@@ -287,8 +310,16 @@ def anything(rng, data, depth=0):
                 pipe = pipe.load_tar()
         return pipe
     if chance < 0.35 and depth < 2:
-        sources = {name: anything(rng, data, depth + 1) if rng.random() < 0.3 else extend(rng, grouped(rng, data), 2) for name in "abc"[: rng.randrange(1, 4)]}
-        pipe = wp.mix(sources, weights=[rng.randrange(1, 4) for _ in sources], exhausted=rng.choice(["stop", "drop", "repeat"]), seed=rng.randrange(9))
+        sources = {
+            name: anything(rng, data, depth + 1) if rng.random() < 0.3 else extend(rng, grouped(rng, data), 2)
+            for name in "abc"[: rng.randrange(1, 4)]
+        }
+        pipe = wp.mix(
+            sources,
+            weights=[rng.randrange(1, 4) for _ in sources],
+            exhausted=rng.choice(["stop", "drop", "repeat"]),
+            seed=rng.randrange(9),
+        )
         return extend(rng, pipe, 4, first=False)
     return extend(rng, grouped(rng, data), 5)
 
@@ -300,14 +331,21 @@ class Host:
     """Something that is iterated: how it is made, run and saved."""
 
     def __init__(self, rng, data):
-        self.kind = rng.choices(["pipe", "node", "dataset", "dataloader", "stateful", "loader", "loader"], [3, 3, 1, 1, 1, 3, 3])[0]
+        self.kind = rng.choices(
+            ["pipe", "node", "dataset", "dataloader", "stateful", "loader", "loader"], [3, 3, 1, 1, 1, 3, 3]
+        )[0]
         self.chain_seed, self.data = rng.randrange(1 << 40), data
         self.options, self.cut = {}, None
         self.wrap = rng.choice(["", "", "prefetch", "batch", "map", "weighted"]) if self.kind == "node" else ""
         self.workers = 0
         if self.kind == "loader":
             world = rng.choice([1, 1, 1, 2, 3])
-            self.options = {"rank": rng.randrange(world), "world_size": world, "lanes": world * rng.randrange(1, 4), "epoch_end": "exact"}
+            self.options = {
+                "rank": rng.randrange(world),
+                "world_size": world,
+                "lanes": world * rng.randrange(1, 4),
+                "epoch_end": "exact",
+            }
             if rng.random() < 0.5:
                 self.options |= {"batch_size": rng.randrange(1, 5), "collate": "list", "drop_last": rng.random() < 0.3}
             if rng.random() < 0.25 and world == 1:
@@ -332,7 +370,9 @@ class Host:
             elif self.wrap == "map":
                 node = torch_nodes.Mapper(node, same)
             elif self.wrap == "weighted":
-                node = torch_nodes.MultiNodeWeightedSampler({"a": node}, {"a": 1.0}, torch_nodes.StopCriteria.FIRST_DATASET_EXHAUSTED)
+                node = torch_nodes.MultiNodeWeightedSampler(
+                    {"a": node}, {"a": 1.0}, torch_nodes.StopCriteria.FIRST_DATASET_EXHAUSTED
+                )
             return torch_nodes.Loader(node)
         if self.kind == "dataset":
             return pipe.as_dataset()
@@ -394,7 +434,12 @@ WORKERS = 0.0
 
 def same_history(rng, data, told):
     host = Host(rng, data)
-    told["host"] = host.kind + (f" {host.wrap}" if host.wrap else "") + (" 2 workers" if host.workers else "") + (" with_epoch" if host.cut else "")
+    told["host"] = (
+        host.kind
+        + (f" {host.wrap}" if host.wrap else "")
+        + (" 2 workers" if host.workers else "")
+        + (" with_epoch" if host.cut else "")
+    )
     told["pipe"] = repr(host.pipe())
     told["options"] = host.options | {"cut": host.cut}
     workers = host.workers if host.kind == "stateful" else 0
@@ -414,7 +459,9 @@ def same_history(rng, data, told):
     told["epochs"] = [len(epoch) for epoch in epochs]
     loader, place, log = host.make(), 0, []
     told["log"] = log
-    given, fresh, left = 0, False, False  # given: in the pass of with_epoch; fresh: a state was loaded and nothing was taken since; left: by break or close
+    # given: in the pass of with_epoch; fresh: a state was loaded and nothing was taken since; left:
+    # by break or close
+    given, fresh, left = 0, False, False
     if host.cut and not all(epochs):
         return "with_epoch over empty epochs"
     last_start = starts[EPOCHS - 1]
@@ -422,7 +469,13 @@ def same_history(rng, data, told):
         items = iter(loader)
         ends = [end for end in starts if end > place]
         chance = rng.random()
-        count = 0 if chance < 0.1 else rng.randrange(1, 12) if chance < 0.5 else max(0, (ends or [place])[0] - place - rng.choice([0, 0, 1, 1, 2, 3, 5]))
+        count = (
+            0
+            if chance < 0.1
+            else rng.randrange(1, 12)
+            if chance < 0.5
+            else max(0, (ends or [place])[0] - place - rng.choice([0, 0, 1, 1, 2, 3, 5]))
+        )
         count += rng.choice([0, 0, 0, 1])  # over the end
         if left:
             count = max(1, count)  # until then, a state stands where the iterator was left
@@ -480,14 +533,25 @@ def same_history(rng, data, told):
             stats = loader.stats()
             if any(value < 0 for value in stats.values()):
                 raise AssertionError(f"stats: {stats}")
-            if host.cut and not broken and given and place < last_start and loader.remaining() != (host.cut - given if given < host.cut else host.cut):
+            if (
+                host.cut
+                and not broken
+                and given
+                and place < last_start
+                and loader.remaining() != (host.cut - given if given < host.cut else host.cut)
+            ):
                 raise AssertionError(f"remaining: {loader.remaining()} of {host.cut} after {given}")
         action = rng.choice(["new", "new", "new", "same", "break", "close", "epoch", "twice"])
         if broken and action in ("break", "close", "epoch"):
             action = "new"
         over = place in starts and place > begun and host.kind in ("pipe", "dataset", "dataloader", "loader")
         if action in ("break", "close") and (
-            place == begun or over or ended or host.cut or place not in range(starts[-1]) or host.kind in ("node", "stateful", "dataloader")
+            place == begun
+            or over
+            or ended
+            or host.cut
+            or place not in range(starts[-1])
+            or host.kind in ("node", "stateful", "dataloader")
         ):
             action = "new"
         if action == "epoch" and (host.kind not in ("pipe", "dataset", "loader") or host.cut):
@@ -557,14 +621,18 @@ def leaves(item):
 
 
 def ledger_chain(rng, data, form, exact):
-    """A chain that gives each sample by itself, and whether it gives them all, and the total of its epoch."""
+    """A chain that gives each sample by itself, and whether it gives them all, and the total of
+    its epoch.
+    """
     choices = [entry for entry in data.found if entry[2] == form]
 
     def base():
         urls, sizes, _ = rng.choice(choices)
         options = {"samples_per_shard": sizes} if form != "damaged" and (not exact or rng.random() < 0.5) else {}
         skip = {"on_error": "skip"} if form == "damaged" else {}
-        return wp.ShardList(urls, shuffle=rng.random() < 0.8, seed=rng.randrange(99), **options).open_shards().load_tar(**skip).group_by_key(**skip), sum(sizes)
+        return wp.ShardList(urls, shuffle=rng.random() < 0.8, seed=rng.randrange(99), **options).open_shards().load_tar(
+            **skip
+        ).group_by_key(**skip), sum(sizes)
 
     def steps(pipe, most, interleave=True):
         for _ in range(rng.randrange(most + 1)):
@@ -601,7 +669,11 @@ def ledger_chain(rng, data, form, exact):
         for name in rng.sample("abc", rng.randrange(1, 4)):
             pipe, size = base()
             sources[name], total = steps(pipe, 2), total + size
-        pipe = steps(wp.mix(sources, exhausted="drop", weights=[rng.randrange(1, 4) for _ in sources], seed=rng.randrange(9)), 3, interleave=False)
+        pipe = steps(
+            wp.mix(sources, exhausted="drop", weights=[rng.randrange(1, 4) for _ in sources], seed=rng.randrange(9)),
+            3,
+            interleave=False,
+        )
     else:
         pipe, total = base()
         pipe = steps(pipe, 4)
@@ -615,7 +687,7 @@ def ledger_chain(rng, data, form, exact):
 
 
 def name(sample):
-    return f"{sample['__url__']}#{sample['__key__']}#{sample.get('draw', '')}#{','.join(sorted(field for field in sample if field != '__padding__'))}"
+    return f"{sample['__url__']}#{sample['__key__']}#{sample.get('draw', '')}#{','.join(sorted(field for field in sample if field != '__padding__'))}"  # noqa: E501
 
 
 def ledger_history(rng, data, told, mode="exact"):
@@ -625,7 +697,9 @@ def ledger_history(rng, data, told, mode="exact"):
     pipe, _, total, batched = build()
     told["pipe"], log = repr(pipe), []
     told["log"] = log
-    flatten = lambda items: [sample for item in items for sample in (flatten(item) if isinstance(item, list) else [item])]  # noqa: E731
+    flatten = lambda items: [  # noqa: E731
+        sample for item in items for sample in (flatten(item) if isinstance(item, list) else [item])
+    ]
     once = build()[0]
     expected = [[name(sample) for sample in flatten(list(once))] for _ in range(2)]
     size = rng.randrange(1, 5)
@@ -639,7 +713,10 @@ def ledger_history(rng, data, told, mode="exact"):
         if mode == "exact" and not batched and rng.random() < 0.5:
             options["batch_size"] = rng.randrange(1, 5)
         lanes = {} if rng.random() < 0.1 and not workers else {"lanes": ranks * lanes_each}
-        loaders = [wp.PipeLoader(build()[0], rank=rank, world_size=ranks, epoch_end=mode, **lanes, **context, **options) for rank in range(ranks)]
+        loaders = [
+            wp.PipeLoader(build()[0], rank=rank, world_size=ranks, epoch_end=mode, **lanes, **context, **options)
+            for rank in range(ranks)
+        ]
         log.append(f"{ranks} ranks, {lanes}, {workers} workers, {options}")
         for loader in loaders if states is not None else ():
             loader.load_state_dict(states)
@@ -679,14 +756,20 @@ def ledger_history(rng, data, told, mode="exact"):
                 raise AssertionError(f"stats: {loader.stats()}")
         names = [name(sample) for sample in got]
         if len(set(names)) < len(names) and len(set(expected[epoch])) == len(expected[epoch]):
-            raise AssertionError(f"twice: {[one for one, count in collections.Counter(names).items() if count > 1][:4]}")
+            raise AssertionError(
+                f"twice: {[one for one, count in collections.Counter(names).items() if count > 1][:4]}"
+            )
         all_states = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
         ended = not running or all(lane["ended"] for state in all_states for lane in state["lanes"].values())
         for loader in loaders:
             loader.close()
         log.append(f"  {step} steps, ended: {ended}, given {before}, counts {dict(counts)}")
         lags = ".shuffle_buffer" in told["pipe"].rpartition("batch_samples")[2] and batched  # as documented
-        if mode == "exact" and counts["delivered"] != len(got) and not (lags and not ended and counts["delivered"] < len(got)):
+        if (
+            mode == "exact"
+            and counts["delivered"] != len(got)
+            and not (lags and not ended and counts["delivered"] < len(got))
+        ):
             raise AssertionError(f"counts {dict(counts)}, and {len(got)} were given")
         if len({state["epoch"] for state in all_states}) > 1:
             return "uneven"
@@ -695,7 +778,9 @@ def ledger_history(rng, data, told, mode="exact"):
                 if sorted(names) != sorted(expected[epoch]):
                     lost = collections.Counter(expected[epoch]) - collections.Counter(names)
                     more = collections.Counter(names) - collections.Counter(expected[epoch])
-                    raise AssertionError(f"lost {list(lost)[:3]} ({len(lost)}), too many {list(more)[:3]} ({len(more)})")
+                    raise AssertionError(
+                        f"lost {list(lost)[:3]} ({len(lost)}), too many {list(more)[:3]} ({len(more)})"
+                    )
                 if epoch == 0 and {what: count for what, count in counts.items() if count} != {
                     what: count for what, count in once_counts(build, 0).items() if count
                 }:
@@ -705,7 +790,10 @@ def ledger_history(rng, data, told, mode="exact"):
                     raise AssertionError("samples of another epoch")
                 if mode == "pad" and sorted(names) != sorted(expected[epoch]):
                     raise AssertionError(f"lost {len(set(expected[epoch]) - set(names))}")
-                if mode == "drop" and counts["delivered"] + counts["dropped"] + counts["filtered"] + counts["skipped"] != total:
+                if (
+                    mode == "drop"
+                    and counts["delivered"] + counts["dropped"] + counts["filtered"] + counts["skipped"] != total
+                ):
                     raise AssertionError(f"counts {dict(counts)} of {total}")
             got, epoch = [], epoch + 1
             if epoch == 2:
@@ -745,7 +833,9 @@ def main():
                 if kind == "same":
                     tally[f"same {same_history(rng, data, told)}"] += 1
                 else:
-                    tally[ledger_history(rng, data, told, "exact" if kind == "ledger" else rng.choice(["drop", "pad"]))] += 1
+                    tally[
+                        ledger_history(rng, data, told, "exact" if kind == "ledger" else rng.choice(["drop", "pad"]))
+                    ] += 1
             except (TypeError, ValueError, wp.StateError) as error:
                 if "build" not in told and not told:
                     tally[f"refused {type(error).__name__}: {error!s:.60}"] += 1
@@ -766,9 +856,20 @@ def main():
 
 
 def report(args, number, kind, told):
-    print(f"--- history {number} failed: --seed {args.seed} --only {number}" + (f" --kind {args.kind}" if args.kind else "") + f"  ({kind})")
+    print(
+        f"--- history {number} failed: --seed {args.seed} --only {number}"
+        + (f" --kind {args.kind}" if args.kind else "")
+        + f"  ({kind})"
+    )
     for what, value in told.items():
-        print(f"    {what}: " + ("\n      ".join(["", *value]) if isinstance(value, list) and value and isinstance(value[0], str) else str(value)))
+        print(
+            f"    {what}: "
+            + (
+                "\n      ".join(["", *value])
+                if isinstance(value, list) and value and isinstance(value[0], str)
+                else str(value)
+            )
+        )
     print("    " + "    ".join(traceback.format_exc().splitlines(keepends=True)[-6:]), flush=True)
     return 1
 

@@ -1,9 +1,11 @@
-"""Interrupts at random moments inside next() of a PipeLoader: each batch comes once, or the iterator says that it was interrupted.
+"""Interrupts at random moments inside next() of a PipeLoader: each batch comes once, or the
+iterator says that it was interrupted.
 
     python tests/bench/interrupts.py [--trials 400] [--seed N]
 
-Each trial runs two epochs with 0 or 2 workers. A timer raises KeyboardInterrupt again and again. The loop goes on with the same iterator, which must raise
-RuntimeError or give the next batch, or with the state and a new iterator. Exit code 1 if a batch was lost, came twice or was another one.
+Each trial runs two epochs with 0 or 2 workers. A timer raises KeyboardInterrupt again and again.
+The loop goes on with the same iterator, which must raise RuntimeError or give the next batch, or
+with the state and a new iterator. Exit code 1 if a batch was lost, came twice or was another one.
 """
 
 import argparse
@@ -23,7 +25,14 @@ def keys_of(samples):
 
 def make(urls, workers, cut=None):
     pipe = wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().shuffle_buffer(3)
-    loader = wp.PipeLoader(pipe, batch_size=2, collate=keys_of, lanes=2, num_workers=workers, multiprocessing_context="fork" if workers else None)
+    loader = wp.PipeLoader(
+        pipe,
+        batch_size=2,
+        collate=keys_of,
+        lanes=2,
+        num_workers=workers,
+        multiprocessing_context="fork" if workers else None,
+    )
     return loader if cut is None else loader.with_epoch(batches=cut)
 
 

@@ -1,9 +1,11 @@
-"""Training that is killed for real: torchrun on 2 ranks with 2 workers each, SIGKILL of a random process at a random time, resumed on 1 and on 3 ranks.
+"""Training that is killed for real: torchrun on 2 ranks with 2 workers each, SIGKILL of a random
+process at a random time, resumed on 1 and on 3 ranks.
 
     python tests/bench/kill.py [--rounds 20] [--seed N]
 
-Each rank appends the keys that it has trained on to a log and saves its state with the length of the log, all ranks at each step. On a restart the newest
-step for which all ranks have a file counts, and the logs are cut back to it. Exit code 1 if a sample was lost or came twice.
+Each rank appends the keys that it has trained on to a log and saves its state with the length of
+the log, all ranks at each step. On a restart the newest step for which all ranks have a file
+counts, and the logs are cut back to it. Exit code 1 if a sample was lost or came twice.
 """
 
 import argparse
@@ -81,7 +83,9 @@ def write(path, content):
 
 
 def recover(directory):
-    """The states of all ranks at the newest step that all have saved, with the logs cut back to it; and a directory for the run that starts now."""
+    """The states of all ranks at the newest step that all have saved, with the logs cut back to
+    it; and a directory for the run that starts now.
+    """
     runs = sorted(pathlib.Path(directory).glob("run-*"))
     states = []
     for run in reversed(runs):
@@ -109,7 +113,18 @@ def recover(directory):
 def start(ranks, directory, urls, script=__file__):
     """Train on so many ranks with torchrun."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), script, "--train", str(directory), *urls]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+        script,
+        "--train",
+        str(directory),
+        *urls,
+    ]
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
@@ -119,7 +134,9 @@ def logged(directory):
 
 
 def kill(process, directory, rng):
-    """Kill a rank or a worker once a random number of keys is logged; its kind (None: it ended before), when all others are gone too."""
+    """Kill a rank or a worker once a random number of keys is logged; its kind (None: it ended
+    before), when all others are gone too.
+    """
     import psutil
 
     target, victim, family = rng.randrange(SHARDS * SAMPLES), None, []
@@ -144,7 +161,9 @@ def kill(process, directory, rng):
 
 
 def play(directory, urls, rng):
-    """One round: whom it killed, how many keys were saved by then, and how many were lost and repeated on 1 and on 3 ranks."""
+    """One round: whom it killed, how many keys were saved by then, and how many were lost and
+    repeated on 1 and on 3 ranks.
+    """
     first, victim = pathlib.Path(directory) / "killed", None
     while victim is None:
         shutil.rmtree(first, ignore_errors=True)
@@ -179,7 +198,11 @@ def main(rounds, seed):
             victim, done, *mistakes = play(place, urls, rng)
             victims.append(victim)
             lost, repeated = lost + mistakes[0], repeated + mistakes[1]
-            print(f"round {number}: killed a {victim} with {done} of {SHARDS * SAMPLES} samples saved", file=sys.stderr, flush=True)
+            print(
+                f"round {number}: killed a {victim} with {done} of {SHARDS * SAMPLES} samples saved",
+                file=sys.stderr,
+                flush=True,
+            )
     print(f"rounds={len(victims)} lost={lost} repeated={repeated}")
     return int(lost + repeated > 0)
 

@@ -1,6 +1,8 @@
-"""What keeping state costs in PipeLoader, and how long a resume takes: in one run, alternating, medians.
+"""What keeping state costs in PipeLoader, and how long a resume takes: in one run, alternating,
+medians.
 
-    python tests/bench/loader.py [DIRECTORY]      writes about 60 MB there (default: a temporary directory), takes three minutes
+    python tests/bench/loader.py [DIRECTORY]      writes about 60 MB there (default: a temporary
+    directory), takes three minutes
 
 Prints the figures beside their bars; exits with 1 if one is missed.
 """
@@ -35,7 +37,15 @@ def bar(what: str, value: float, bound: float, *, least: bool = False) -> None:
 
 
 def pipe(urls):
-    return wp.ShardList(urls, shuffle=True, seed=1).open_shards().load_tar().group_by_key().shuffle_buffer(1000).decode_by_ext().to_tuple("txt", "cls")
+    return (
+        wp.ShardList(urls, shuffle=True, seed=1)
+        .open_shards()
+        .load_tar()
+        .group_by_key()
+        .shuffle_buffer(1000)
+        .decode_by_ext()
+        .to_tuple("txt", "cls")
+    )
 
 
 def plain(urls):
@@ -54,10 +64,12 @@ def ours(urls):
 
 
 def alternate(sources, spent, busy) -> None:
-    """Take slices of batches from each source in turn, of one epoch; note the seconds of each slice, without those of starting workers.
+    """Take slices of batches from each source in turn, of one epoch; note the seconds of each
+    slice, without those of starting workers.
 
-    The workers of the others rest meanwhile, for they have read ahead what they may; so what the machine does besides hits all alike. ``busy`` gets the
-    processor seconds of each source: of its workers, and of this process while it reads from it.
+    The workers of the others rest meanwhile, for they have read ahead what they may; so what the
+    machine does besides hits all alike. ``busy`` gets the processor seconds of each source: of its
+    workers, and of this process while it reads from it.
     """
     running, workers = {}, {}
     for name, source in sources.items():
@@ -95,12 +107,19 @@ def main() -> None:
             gc.collect()
             alternate({make.__name__: make(urls) for make in (plain, stateful, ours)}, spent, busy)
         for name, seconds in spent.items():
-            print(f"  {name:<10}{BATCH / statistics.median(seconds):>12,.0f} samples/s in {len(seconds)} slices of {SLICE} batches")
+            print(
+                f"  {name:<10}{BATCH / statistics.median(seconds):>12,.0f} samples/s in "
+                f"{len(seconds)} slices of {SLICE} batches"
+            )
         for peer, least in (("plain", 0.98), ("stateful", 1.0)):
-            ratios = [other / own for own, other in zip(spent["ours"], spent[peer], strict=True)]  # of slices that followed each other
+            # of slices that followed each other
+            ratios = [other / own for own, other in zip(spent["ours"], spent[peer], strict=True)]
             bar(f"ours against {peer}", statistics.median(ratios), least, least=True)
             low, _, high = statistics.quantiles(ratios, n=4)
-            print(f"    half of the ratios lie between {low:.3f} and {high:.3f}; of the sums it is {sum(spent[peer]) / sum(spent['ours']):.3f}")
+            print(
+                f"    half of the ratios lie between {low:.3f} and {high:.3f}; of the sums it is "
+                f"{sum(spent[peer]) / sum(spent['ours']):.3f}"
+            )
             print(f"    of the processor seconds it is {busy[peer] / busy['ours']:.3f}")
 
         print("64 lanes")

@@ -1,4 +1,5 @@
-"""Read a shard from a server that lies in every way, and print what came of it: exact bytes or an error in time, or else a defect.
+"""Read a shard from a server that lies in every way, and print what came of it: exact bytes or an
+error in time, or else a defect.
 
 python tests/bench/lying_server.py [--every N] [--threads 48]
 """

@@ -1,4 +1,5 @@
-"""Read many small shards in one epoch, and watch that nothing adds up: descriptors, sockets, memory, tasks; and the requests before the first batch.
+"""Read many small shards in one epoch, and watch that nothing adds up: descriptors, sockets,
+memory, tasks; and the requests before the first batch.
 
 python tests/bench/many_shards.py --shards 10000 [--interleave 4]
 """
@@ -56,8 +57,22 @@ def main():
         for number, _ in enumerate(pipe):
             if number % (options.shards * options.samples // 10) == options.shards * options.samples // 20:
                 sockets = sum(connection.status == psutil.CONN_ESTABLISHED for connection in process.net_connections())
-                rows.append((number // options.samples, process.num_fds(), sockets, process.memory_info().rss / 1e6, tasks(), process.num_threads()))
-                print("shard {:6}  {:3} descriptors  {:3} sockets  {:6.1f} MB  {:3} tasks  {:3} threads".format(*rows[-1]), flush=True)
+                rows.append(
+                    (
+                        number // options.samples,
+                        process.num_fds(),
+                        sockets,
+                        process.memory_info().rss / 1e6,
+                        tasks(),
+                        process.num_threads(),
+                    )
+                )
+                print(
+                    ("shard {:6}  {:3} descriptors  {:3} sockets  {:6.1f} MB  {:3} tasks  {:3} threads").format(
+                        *rows[-1]
+                    ),
+                    flush=True,
+                )
         seconds = time.monotonic() - start
         seen = web.requests()
         connections = len({request.connection for request in seen})
@@ -66,7 +81,12 @@ def main():
         paths = make_shards(directory, shards=4, samples=64, fields={"bin": lambda rng, _: rng.randbytes(100_000)})
         for path in paths:
             web.write(os.path.basename(path), content(path))
-        pipe = wp.ShardList([f"{web.url}/{os.path.basename(path)}" for path in paths]).open_shards().load_tar().group_by_key()
+        pipe = (
+            wp.ShardList([f"{web.url}/{os.path.basename(path)}" for path in paths])
+            .open_shards()
+            .load_tar()
+            .group_by_key()
+        )
         loader = wp.PipeLoader(pipe, batch_size=32, collate=keys)
         next(iter(loader))  # imports, connections to names
         loader.close()

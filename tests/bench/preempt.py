@@ -1,9 +1,11 @@
-"""Training whose job is ended by a cluster: SIGTERM to torchrun, which sends it to its 2 ranks with 2 workers each; resumed on 1 and on 3 ranks.
+"""Training whose job is ended by a cluster: SIGTERM to torchrun, which sends it to its 2 ranks with
+2 workers each; resumed on 1 and on 3 ranks.
 
     python tests/bench/preempt.py [--rounds 10] [--seed N]
 
-The ranks only remember the signal, agree on a step, save there with checkpoint.save() and leave; this is their only checkpoint. Each appends the keys that it
-has trained on to a log. Exit code 1 if no checkpoint is there, a process is left, or a sample was lost or came twice.
+The ranks only remember the signal, agree on a step, save there with checkpoint.save() and leave;
+this is their only checkpoint. Each appends the keys that it has trained on to a log. Exit code 1 if
+no checkpoint is there, a process is left, or a sample was lost or came twice.
 """
 
 import argparse
@@ -68,7 +70,9 @@ def logged(directory):
 
 
 def end(process, directory, target):
-    """End a job once so many keys are logged; how many of its processes are left then, and what it has printed."""
+    """End a job once so many keys are logged; how many of its processes are left then, and what
+    it has printed.
+    """
     import psutil
 
     while process.poll() is None and len(logged(directory)) < target:
@@ -83,7 +87,9 @@ def end(process, directory, target):
 
 
 def play(directory, urls, rng):
-    """One round: how many keys were logged when the job had ended, and what went wrong, in words."""
+    """One round: how many keys were logged when the job had ended, and what went wrong, in
+    words.
+    """
     first = pathlib.Path(directory) / "ended"
     first.mkdir()
     left, printed = end(start(2, first, urls, __file__), first, rng.randrange(1, SHARDS * SAMPLES * 9 // 10))
@@ -98,7 +104,10 @@ def play(directory, urls, rng):
         counts = Counter(logged(again))
         lost, repeated = SHARDS * SAMPLES - len(counts), counts.total() - len(counts)
         if process.returncode or lost or repeated:
-            wrong.append(f"on {ranks} ranks {lost} samples were lost and {repeated} repeated, exit code {process.returncode}:\n{printed}")
+            wrong.append(
+                f"on {ranks} ranks {lost} samples were lost and {repeated} repeated, exit code "
+                f"{process.returncode}:\n{printed}"
+            )
     return len(logged(first)), wrong
 
 
@@ -112,7 +121,13 @@ def main(rounds, seed):
             (place := pathlib.Path(directory) / f"round-{number}").mkdir()
             done, wrong = play(place, urls, rng)
             bad += bool(wrong)
-            print(f"round {number}: ended with {done} of {SHARDS * SAMPLES} samples trained on", *wrong, sep="\n  ", file=sys.stderr, flush=True)
+            print(
+                f"round {number}: ended with {done} of {SHARDS * SAMPLES} samples trained on",
+                *wrong,
+                sep="\n  ",
+                file=sys.stderr,
+                flush=True,
+            )
     print(f"rounds={rounds} bad={bad}")
     return int(bad > 0)
 

@@ -1,8 +1,11 @@
-"""Raw reading in one process, warm cache: this package against webdataset and the plain walker, in one run, alternating; medians.
+"""Raw reading in one process, warm cache: this package against webdataset and the plain walker, in
+one run, alternating; medians.
 
-    python tests/bench/raw.py [DIRECTORY]      writes about 280 MB there (default: a temporary directory), takes two minutes
+    python tests/bench/raw.py [DIRECTORY]      writes about 280 MB there (default: a temporary
+    directory), takes two minutes
 
-Prints the rates and ratios, what shuffling and a state cost, and memory over 20 epochs; exits with 1 if a bar is missed.
+Prints the rates and ratios, what shuffling and a state cost, and memory over 20 epochs; exits with
+1 if a bar is missed.
 """
 
 import gc
@@ -75,7 +78,12 @@ def main() -> None:
         found = measure({**ways(small), "wds_pipes, shuffle 10k": lambda: raw(small).shuffle_buffer(10_000)}, 7)
         bar("against webdataset", found["wds_pipes"] / found["webdataset"], 10)
         bar("against the walker", found["wds_pipes"] / found["plain walker"], 0.45)
-        bar("shuffle_buffer(10_000), us per sample", 1e6 / found["wds_pipes, shuffle 10k"] - 1e6 / found["wds_pipes"], 1.5, least=False)
+        bar(
+            "shuffle_buffer(10_000), us per sample",
+            1e6 / found["wds_pipes, shuffle 10k"] - 1e6 / found["wds_pipes"],
+            1.5,
+            least=False,
+        )
 
         print("images (110 KB JPEG, class, JSON)")
         found = measure(ways(large), 7)

@@ -1,11 +1,15 @@
-"""How fast remote shards come: against a server that gives each connection 50 MB/s and answers after 50 ms, and against webdataset there.
+"""How fast remote shards come: against a server that gives each connection 50 MB/s and answers
+after 50 ms, and against webdataset there.
 
-    python tests/bench/remote.py [--s3] [--data MB]      needs nginx and its echo module; --s3: also Ceph behind the same nginx; takes some minutes
+    python tests/bench/remote.py [--s3] [--data MB]      needs nginx and its echo module; --s3: also
+    Ceph behind the same nginx; takes some minutes
 
-Each figure is of a process of its own: MB/s of ``load_tar().group_by_key()`` from the first request to the last sample, against the model of a link (an ordered
-shard: k * cap / (1 + latency * cap / range); several shards: k * cap) and against webdataset (which has a connection in each worker; where the link does not
-allow five times that, the bar is nine tenths of what it allows); processor seconds per GB, without those that a small shard takes in the same way; and how far
-the memory grew. Exits with 1 if a bar is missed.
+Each figure is of a process of its own: MB/s of ``load_tar().group_by_key()`` from the first request
+to the last sample, against the model of a link (an ordered shard: k * cap / (1 + latency * cap /
+range); several shards: k * cap) and against webdataset (which has a connection in each worker;
+where the link does not allow five times that, the bar is nine tenths of what it allows); processor
+seconds per GB, without those that a small shard takes in the same way; and how far the memory grew.
+Exits with 1 if a bar is missed.
 """
 
 import argparse
@@ -30,14 +34,23 @@ def measure(job) -> None:
         import webdataset
 
         source = webdataset.WebDataset([f"pipe:curl -s {url}" for url in urls], shardshuffle=False, empty_check=False)
-        items = webdataset.WebLoader(source.map(volume), batch_size=None, num_workers=workers) if workers else source.map(volume)
+        items = (
+            webdataset.WebLoader(source.map(volume), batch_size=None, num_workers=workers)
+            if workers
+            else source.map(volume)
+        )
     else:
         import fsspec
 
         import wds_pipes as wp
 
         fsspec.get_filesystem_class(urls[0].partition(":")[0])  # its libraries are not what reading takes
-        pipe = wp.ShardList(urls).open_shards(connections=max(1, k // max(1, workers)), storage_options=job["options"]).load_tar().group_by_key()
+        pipe = (
+            wp.ShardList(urls)
+            .open_shards(connections=max(1, k // max(1, workers)), storage_options=job["options"])
+            .load_tar()
+            .group_by_key()
+        )
         pipe = pipe.interleave_shards(len(urls) // max(1, workers)) if len(urls) > 1 else pipe
         pipe = pipe.map_samples(volume)
         items = wp.PipeLoader(pipe.batch_samples(64, collate="list"), num_workers=workers) if workers else pipe
@@ -64,13 +77,23 @@ def memory(*, fresh: bool = False) -> float:
     """Most MB that this process has had; ``fresh``: from now on."""
     if fresh:
         Path("/proc/self/clear_refs").write_text("5")
-    return next(int(line.split()[1]) / 1024 for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return next(
+        int(line.split()[1]) / 1024
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
 
 
 def once(web, job) -> dict:
     """``measure`` in a new process; the time counts from when ``web`` got the first request."""
     start = time.time()
-    done = subprocess.run([sys.executable, __file__, "--job", json.dumps(job)], capture_output=True, text=True, check=False, env={**os.environ, **ENVIRONMENT})
+    done = subprocess.run(
+        [sys.executable, __file__, "--job", json.dumps(job)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **ENVIRONMENT},
+    )
     if done.returncode:
         sys.exit(done.stderr)
     found = json.loads(done.stdout.splitlines()[-1])
@@ -79,9 +102,13 @@ def once(web, job) -> dict:
 
 
 def run(web, tiny, *, times=3, **job) -> dict:
-    """The best figures of three runs, since what else the machine does can only worsen them; ``tiny``: shards that take nothing but the beginning."""
+    """The best figures of three runs, since what else the machine does can only worsen them;
+    ``tiny``: shards that take nothing but the beginning.
+    """
     job = {"workers": 0, "options": {}, **job}
-    begin = min(once(web, {**job, "urls": tiny[: max(1, job["workers"])]})["cpu"] for _ in range(times)) if times > 1 else 0
+    begin = (
+        min(once(web, {**job, "urls": tiny[: max(1, job["workers"])]})["cpu"] for _ in range(times)) if times > 1 else 0
+    )
     runs = [once(web, job) for _ in range(times)]
     return {
         "mb_per_s": max(run["mb_per_s"] for run in runs),
@@ -99,7 +126,9 @@ def bar(what: str, value: float, bound: float, *, least: bool = False) -> str:
 
 
 def report(title: str, found: dict, model: float, peer: float, most: float) -> None:
-    """Print the figures of a run beside their bars; ``most``: how many times webdataset's connections ours are."""
+    """Print the figures of a run beside their bars; ``most``: how many times webdataset's
+    connections ours are.
+    """
     print(f"  {title}: {found['mb_per_s']:.0f} MB/s; " + "; ".join([
         bar("of the model", found["mb_per_s"] / model, 0.9, least=True),
         bar("times webdataset", found["mb_per_s"] / peer, min(5, 0.9 * most), least=True),
@@ -109,7 +138,9 @@ def report(title: str, found: dict, model: float, peer: float, most: float) -> N
 
 
 def compare(name, web, urls, peers, options) -> None:
-    """All figures of a server: of a large shard, 16 smaller ones and two tiny ones, by their URLs and those for webdataset."""
+    """All figures of a server: of a large shard, 16 smaller ones and two tiny ones, by their
+    URLs and those for webdataset.
+    """
     one, several, tiny = urls[0], urls[1:17], urls[17:]
     for k in (4, 8, 16):
         chunk = min((64 << 20) // k, 16 << 20)
@@ -120,7 +151,9 @@ def compare(name, web, urls, peers, options) -> None:
                 found = run(web, tiny, reader="ours", urls=[one], connections=k, options=options)
                 report(f"{name}, one shard, k = {k}", found, ordered, peer_one, ordered / RATE_MB)
             found = run(web, tiny, reader="ours", urls=several[:k], connections=k, options=options, workers=workers)
-            peer = run(web, tiny, reader="webdataset", urls=peers[1 : k + 1], connections=1, workers=workers, times=1)["mb_per_s"]
+            peer = run(web, tiny, reader="webdataset", urls=peers[1 : k + 1], connections=1, workers=workers, times=1)[
+                "mb_per_s"
+            ]
             report(f"{name}, {k} shards, {workers} workers", found, k * RATE_MB, peer, k / max(1, workers))
 
 
@@ -145,7 +178,11 @@ def main() -> None:
         for number in range(16):
             os.link(small, directory / f"s-{number:02d}.tar")
         tiny = make_shards(directory / "tiny", shards=2, samples=1)
-        names = [os.path.relpath(big, directory), *(f"s-{number:02d}.tar" for number in range(16)), *(os.path.relpath(path, directory) for path in tiny)]
+        names = [
+            os.path.relpath(big, directory),
+            *(f"s-{number:02d}.tar" for number in range(16)),
+            *(os.path.relpath(path, directory) for path in tiny),
+        ]
         urls = [f"{web.url}/{name}" for name in names]
         compare("HTTP", web, urls, urls, {})
         if asked.s3:

@@ -1,9 +1,11 @@
-"""How much processor time a start takes, more than Python's own: the package, ``wds_pipes.tar``, the command line, and its completion by TAB.
+"""How much processor time a start takes, more than Python's own: the package, ``wds_pipes.tar``,
+the command line, and its completion by TAB.
 
     python tests/bench/start.py      takes some seconds
 
-Each command runs ten times in a process of its own; the least user + system time counts, and Python's own is that of ``python -c pass``. Prints the figures
-beside their bar; exits with 1 if one is missed. ``python -X importtime -m wds_pipes --help`` says what takes it.
+Each command runs ten times in a process of its own; the least user + system time counts, and
+Python's own is that of ``python -c pass``. Prints the figures beside their bar; exits with 1 if one
+is missed. ``python -X importtime -m wds_pipes --help`` says what takes it.
 """
 
 import os
@@ -21,7 +23,12 @@ def seconds(arguments: list[str], environment: dict[str, str] | None = None) -> 
     taken = []
     for _ in range(RUNS):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, *arguments], env={**os.environ, **(environment or {})}, stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(
+            [sys.executable, *arguments],
+            env={**os.environ, **(environment or {})},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return min(taken)

@@ -1,8 +1,10 @@
-"""All 81 pairs of topologies, ranks x workers in {1, 2, 3} x {0, 1, 3}, ranks as real processes with gloo: an epoch goes on from each to each, exactly.
+"""All 81 pairs of topologies, ranks x workers in {1, 2, 3} x {0, 1, 3}, ranks as real processes
+with gloo: an epoch goes on from each to each, exactly.
 
     python tests/bench/topologies.py
 
-Each pair is cut at three places, resumed, and resumed again from there on a third topology. Exit code 1 if a sample was lost or came twice.
+Each pair is cut at three places, resumed, and resumed again from there on a third topology. Exit
+code 1 if a sample was lost or came twice.
 """
 
 import itertools

@@ -1,4 +1,5 @@
-"""The plain walker: what tight Python needs to walk plain ustar shards, group by key and copy the payload. No checks, no long names, no state.
+"""The plain walker: what tight Python needs to walk plain ustar shards, group by key and copy the
+payload. No checks, no long names, no state.
 
 The yardstick of the raw benchmarks, not a reader anyone should use.
 """

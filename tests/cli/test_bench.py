@@ -14,7 +14,9 @@ def run(*arguments):
 
 
 def test_a_store(web, tmp_path):
-    """What the link gives with more and more connections, what a pipeline gets, and what would help."""
+    """What the link gives with more and more connections, what a pipeline gets, and what would
+    help.
+    """
     shards = make_shards(tmp_path, shards=3, samples=100, fields={"bin": lambda rng, _: rng.randbytes(80_000)})
     for shard in shards:
         with open(shard, "rb") as file:
@@ -29,14 +31,19 @@ def test_a_store(web, tmp_path):
     assert max(rates) > 1.2 * rates[0]
     assert re.search(r"a pipeline in one process, connections=2: \d+ MB/s, [\d,]+ samples/s", done.output)
     assert "-> " in done.output
-    # One change at a time: what is measured differs from one measured before in one option, and advice names that option.
+    # One change at a time: what is measured differs from one measured before in one option, and
+    # advice names that option.
     measured = re.findall(
-        r"^(?:a pipeline in one process,|with) (connections=\d+)(?: and (interleave_shards\(3\)|interleave_shards\(2\)))?: ", done.output, re.MULTILINE
+        r"^(?:a pipeline in one process,|with) (connections=\d+)(?: and (interleave_shards\(3\)|interleave_shards\(2\)))?: ",  # noqa: E501
+        done.output,
+        re.MULTILINE,
     )
     assert len(measured) >= 2
     assert all(not interleaved or (connections, "") in measured for connections, interleaved in measured)
     assert not re.search(r"^-> interleave_shards\(\d\) with connections", done.output, re.MULTILINE)
-    assert all(both in dict(measured) for both in re.findall(r"-> interleave.* both with (connections=\d+)", done.output))
+    assert all(
+        both in dict(measured) for both in re.findall(r"-> interleave.* both with (connections=\d+)", done.output)
+    )
 
 
 def test_local_shards(tmp_path):

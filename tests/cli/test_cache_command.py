@@ -29,19 +29,28 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_ls(cache):
-    """Each shard with its size, state and URL, those used least recently first; the directory is that of the environment."""
+    """Each shard with its size, state and URL, those used least recently first; the directory is
+    that of the environment.
+    """
     lines = run("ls").output.splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["1", "1", "1"]
-    assert [line.split()[-2:] for line in lines[1:5]] == [[state, f"s3://bucket/{number}.tar"] for number, state in enumerate(["complete"] * 3 + ["partial"])]
+    assert [line.split()[-2:] for line in lines[1:5]] == [
+        [state, f"s3://bucket/{number}.tar"] for number, state in enumerate(["complete"] * 3 + ["partial"])
+    ]
     assert lines[5].startswith(f"{cache.directory}: 4 shards, 3")
 
 
 def test_prune(cache):
-    """What a stopped download has left goes, and then what was used least recently, until the rest fits."""
+    """What a stopped download has left goes, and then what was used least recently, until the
+    rest fits.
+    """
     result = run("prune", "--size", "2.5MB")
     assert result.output.startswith(f"{cache.directory}: removed 2 shards, ")
     assert result.output.endswith("2 shards are left, 2 MB\n")
-    assert [line.split()[-1] for line in run("ls").output.splitlines()[1:3]] == ["s3://bucket/1.tar", "s3://bucket/2.tar"]
+    assert [line.split()[-1] for line in run("ls").output.splitlines()[1:3]] == [
+        "s3://bucket/1.tar",
+        "s3://bucket/2.tar",
+    ]
 
 
 def test_clear(cache, tmp_path):

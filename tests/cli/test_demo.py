@@ -15,7 +15,16 @@ from wds_pipes.cli import main
 from wds_pipes.cli.demo import SHAPES, Run, Step, choose_kill, difference, draw_losses, inspect_shards, write_images
 from wds_pipes.testing import make_shards
 
-STEPS = [Step(step=number + 1, epoch=number // 20, loss=1 / (number + 3), keys=[f"{number:04d}", f"{number + 1:04d}"], seconds=number) for number in range(40)]
+STEPS = [
+    Step(
+        step=number + 1,
+        epoch=number // 20,
+        loss=1 / (number + 3),
+        keys=[f"{number:04d}", f"{number + 1:04d}"],
+        seconds=number,
+    )
+    for number in range(40)
+]
 KILLED, RESUMED = STEPS[:25], STEPS[20:]
 
 
@@ -27,14 +36,20 @@ def processes_in(directory: Path) -> list[psutil.Process]:
     """The processes whose working directory this is, other than this one."""
     found = []
     for process in psutil.process_iter(["cwd", "status"]):
-        if process.info["cwd"] == str(directory.resolve()) and process.info["status"] != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
+        if (
+            process.info["cwd"] == str(directory.resolve())
+            and process.info["status"] != psutil.STATUS_ZOMBIE
+            and process.pid != os.getpid()
+        ):
             found.append(process)
     return found
 
 
 @pytest.mark.slow
 def test_killed_and_resumed_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo, smaller: it says EXACT and the facts, its files are there, and no process is left."""
+    """The demo, smaller: it says EXACT and the facts, its files are there, and no process is
+    left.
+    """
     monkeypatch.chdir(tmp_path)
     result = demo("--samples", 480, "--batch-size", 16, "--epochs", 2)
     assert result.exit_code == 0, result.output
@@ -42,7 +57,12 @@ def test_killed_and_resumed_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "in epoch 1" in result.output
     assert "went on from the checkpoint of step 10" in result.output
     assert "1 epoch end passed" in result.output
-    for fact in ("wds-pipes-demo/shards/shapes-{000000..000011}.tar", "samples/s with 2 workers", "bytes as JSON", "s after load_state_dict()"):
+    for fact in (
+        "wds-pipes-demo/shards/shapes-{000000..000011}.tar",
+        "samples/s with 2 workers",
+        "bytes as JSON",
+        "s after load_state_dict()",
+    ):
         assert fact in result.output
     assert (tmp_path / "wds-pipes-demo" / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert len((tmp_path / "wds-pipes-demo" / "killed.jsonl").read_text().splitlines()) >= 15
@@ -53,7 +73,18 @@ def test_killed_and_resumed_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_own_shards(tmp_path: Path) -> None:
     """--data takes a pattern, finds image and label, and stops after --steps."""
     make_shards(tmp_path / "own", shards=4, samples=50, fields=("jpg", "cls"))
-    result = demo("--data", tmp_path / "own" / "shard-{000000..000003}.tar", "--out", tmp_path, "--batch-size", 10, "--steps", 33, "--checkpoint-every", 4)
+    result = demo(
+        "--data",
+        tmp_path / "own" / "shard-{000000..000003}.tar",
+        "--out",
+        tmp_path,
+        "--batch-size",
+        10,
+        "--steps",
+        33,
+        "--checkpoint-every",
+        4,
+    )
     assert result.exit_code == 0, result.output
     assert "4 shards, labels in 'cls'" in result.output
     assert "EXACT: 33 steps, 330 samples" in result.output
@@ -61,10 +92,17 @@ def test_own_shards(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
-    """Interrupted while the trainer runs, it ends with 1 and takes the trainer and its workers along."""
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from wds_pipes.cli import main; main()"
+    """Interrupted while the trainer runs, it ends with 1 and takes the trainer and its workers
+    along.
+    """
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from "
+        "wds_pipes.cli import main; main()"
+    )
     command = [sys.executable, "-c", code, "demo", "--out", "out"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         log = tmp_path / "out" / "uninterrupted.jsonl"
         wait_for(lambda: log.exists() and log.stat().st_size > 0)
         assert len(processes_in(tmp_path)) >= 4
@@ -78,7 +116,12 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_trainer_that_fails(tmp_path: Path) -> None:
     """An image that cannot be decoded is named in a sentence."""
-    urls = make_shards(tmp_path / "own", shards=1, samples=5, fields={"jpg": lambda rng, number: b"no image", "cls": lambda rng, number: 0})
+    urls = make_shards(
+        tmp_path / "own",
+        shards=1,
+        samples=5,
+        fields={"jpg": lambda rng, number: b"no image", "cls": lambda rng, number: 0},
+    )
     result = demo("--data", urls[0], "--out", tmp_path)
     assert result.exit_code == 1
     assert "Error: the trainer failed" in result.output
@@ -86,7 +129,9 @@ def test_trainer_that_fails(tmp_path: Path) -> None:
 
 
 def test_data_that_cannot_be_used(tmp_path: Path) -> None:
-    """Shards that are missing, empty, no tars or without images give a sentence, not a traceback."""
+    """Shards that are missing, empty, no tars or without images give a sentence, not a
+    traceback.
+    """
     make_shards(tmp_path / "text", shards=1, samples=3, fields=("txt", "cls"))
     make_shards(tmp_path / "empty", shards=1, samples=0)
     (tmp_path / "no.tar").write_text("this is no tar" * 100)
@@ -98,7 +143,9 @@ def test_data_that_cannot_be_used(tmp_path: Path) -> None:
         ("missing-*.tar", "no shard matches"),
         ("@missing", "does not exist"),
     ):
-        result = demo("--data", f"@{tmp_path / data[1:]}" if data.startswith("@") else tmp_path / data, "--out", tmp_path / "out")
+        result = demo(
+            "--data", f"@{tmp_path / data[1:]}" if data.startswith("@") else tmp_path / data, "--out", tmp_path / "out"
+        )
         assert result.exit_code == 2
         assert words in " ".join(result.output.split())
         assert "Traceback" not in result.output
@@ -123,7 +170,9 @@ def test_fields_are_found(tmp_path: Path) -> None:
 
 def test_images_are_always_the_same(tmp_path: Path) -> None:
     """Two calls write the same bytes, and every kind of shape can be drawn."""
-    one, other = ([Path(shard).read_bytes() for shard in write_images(tmp_path / name, 12 * len(SHAPES))] for name in "ab")
+    one, other = (
+        [Path(shard).read_bytes() for shard in write_images(tmp_path / name, 12 * len(SHAPES))] for name in "ab"
+    )
     assert len(one) == 12
     assert one == other
 
@@ -138,17 +187,29 @@ def test_no_difference() -> None:
 @pytest.mark.parametrize(
     ("killed", "resumed", "words"),
     [
-        (KILLED, [*RESUMED[:-1], replace(RESUMED[-1], loss=RESUMED[-1].loss + 1e-15)], "step 40 of the resumed run has the same samples but the loss"),
+        (
+            KILLED,
+            [*RESUMED[:-1], replace(RESUMED[-1], loss=RESUMED[-1].loss + 1e-15)],
+            "step 40 of the resumed run has the same samples but the loss",
+        ),
         (
             [replace(KILLED[0], keys=["0000", "0002"]), *KILLED[1:]],
             RESUMED,
             "step 1 of the killed run has other samples, from place 1 of the batch on: ['0002']",
         ),
-        (KILLED, [replace(RESUMED[0], keys=["0020"]), *RESUMED[1:]], "step 21 of the resumed run has other samples, from place 1 of the batch on: [], not"),
+        (
+            KILLED,
+            [replace(RESUMED[0], keys=["0020"]), *RESUMED[1:]],
+            "step 21 of the resumed run has other samples, from place 1 of the batch on: [], not",
+        ),
         (KILLED, [replace(RESUMED[0], epoch=0), *RESUMED[1:]], "step 21 of the resumed run is in epoch 1, not 2"),
         (KILLED, RESUMED[6:], "step 26 was done neither before the crash nor after it"),
         (KILLED, RESUMED[:-1], "step 40 was done neither before the crash nor after it"),
-        (KILLED, [*RESUMED, replace(RESUMED[-1], step=41)], "the resumed run did step 41, but the uninterrupted run ended after step 40"),
+        (
+            KILLED,
+            [*RESUMED, replace(RESUMED[-1], step=41)],
+            "the resumed run did step 41, but the uninterrupted run ended after step 40",
+        ),
     ],
 )
 def test_differences(killed: list[Step], resumed: list[Step], words: str) -> None:
@@ -167,7 +228,9 @@ def test_difference_exits_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_kill_is_between_checkpoints_in_the_last_epoch_but_one() -> None:
-    """The step after which the training is killed: never at a checkpoint or an epoch's end; too few steps are refused."""
+    """The step after which the training is killed: never at a checkpoint or an epoch's end; too
+    few steps are refused.
+    """
     assert choose_kill(STEPS, 4) == 10
     assert choose_kill([replace(step, epoch=step.step // 10) for step in STEPS], 10) == 35
     with pytest.raises(Exception, match="40 steps are too few"):

@@ -15,7 +15,7 @@ NO_DATAPIPES = """
     torchs = {name: vars(torch.utils.data).pop(name) for name in ("IterDataPipe", "MapDataPipe", "DFIterDataPipe", "datapipes")}
     import wds_pipes.datapipes
     vars(torch.utils.data).update(torchs)  # this torch itself needs them
-"""
+"""  # noqa: E501
 NO_TORCHDATA = """
     class NoTorchdata:
         def find_spec(self, name, path=None, target=None):
@@ -74,7 +74,7 @@ RESUME = """
     assert len(list(torch.utils.data.DataLoader(pipe.as_dataset(), batch_size=None))) == 24
     assert not isinstance(pipe, torch.utils.data.IterDataPipe)
     print("exact")
-"""
+"""  # noqa: E501
 
 
 def test_without_both(run):
@@ -116,4 +116,7 @@ def test_nodes_say_what_to_install(run):
         except ModuleNotFoundError as error:
             print(error)
     """
-    assert run(NO_TORCHDATA, code) == "wds_pipes.nodes needs torchdata (No module named 'torchdata'): pip install torchdata\n"
+    assert (
+        run(NO_TORCHDATA, code)
+        == "wds_pipes.nodes needs torchdata (No module named 'torchdata'): pip install torchdata\n"
+    )

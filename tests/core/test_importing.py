@@ -1,4 +1,6 @@
-"""The package imports quickly, and torch's pipes have the steps in whatever order things are imported."""
+"""The package imports quickly, and torch's pipes have the steps in whatever order things are
+imported.
+"""
 
 import subprocess
 import sys
@@ -11,13 +13,21 @@ HEAVY = {"torch", "torchdata", "numpy", "fsspec", "s3fs", "PIL", "matplotlib", "
 
 def run(code: str, *arguments) -> str:
     """What a fresh process prints."""
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)], capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_importing_is_lazy():
-    """Neither the package nor wds_pipes.tar nor any help of the command line imports what is slow; nor does TAB."""
+    """Neither the package nor wds_pipes.tar nor any help of the command line imports what is
+    slow; nor does TAB.
+    """
     code = f"""
         import os, sys
         import wds_pipes, wds_pipes.tar
@@ -107,5 +117,5 @@ def test_modules_without_torch_can_be_imported_first():
                 del sys.modules[old]
             importlib.import_module(name)
         print("torch" not in sys.modules and len(inner) > 10)
-    """
+    """  # noqa: E501
     assert run(code) == "True\n"

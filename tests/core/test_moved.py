@@ -1,4 +1,6 @@
-"""Data that lie elsewhere when a state is loaded: the same data go on exactly, other data are refused, and the user has the last word."""
+"""Data that lie elsewhere when a state is loaded: the same data go on exactly, other data are
+refused, and the user has the last word.
+"""
 
 import itertools
 import json
@@ -21,7 +23,9 @@ SAMPLES = [5, 3, 6, 4, 5, 2]
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """A directory with two data sets, each in a directory: six shards of 25 samples, and three of 12."""
+    """A directory with two data sets, each in a directory: six shards of 25 samples, and three
+    of 12.
+    """
     root = tmp_path_factory.mktemp("here")
     make_shards(root / "birds", shards=6, samples=SAMPLES)
     make_shards(root / "fish", shards=3, samples=4, seed=1)
@@ -41,7 +45,10 @@ def draw(sample, rng):
 
 def facts(items):
     """What is the same wherever a sample lies: its key, and what was drawn for it."""
-    return [[(sample["__key__"], sample.get("draw")) for sample in (item if isinstance(item, list) else [item])] for item in items]
+    return [
+        [(sample["__key__"], sample.get("draw")) for sample in (item if isinstance(item, list) else [item])]
+        for item in items
+    ]
 
 
 def samples(urls, **options):
@@ -62,13 +69,18 @@ def interleaved(root, **options):
 
 
 def mixed(root, **options):
-    sources = {"birds": samples(listed(root, "birds"), **options).shuffle_buffer(2), "fish": samples(listed(root, "fish"), **options).map_samples(draw)}
+    sources = {
+        "birds": samples(listed(root, "birds"), **options).shuffle_buffer(2),
+        "fish": samples(listed(root, "fish"), **options).map_samples(draw),
+    }
     return wp.mix(sources, {"birds": 2, "fish": 1}).map_samples(draw)
 
 
 def loader(root, pipe=shuffled, **options):
     """Batches of two from two lanes."""
-    return wp.PipeLoader(pipe(root), **{"batch_size": 2, "collate": "list", "lanes": 2, "epoch_end": "exact", **options})
+    return wp.PipeLoader(
+        pipe(root), **{"batch_size": 2, "collate": "list", "lanes": 2, "epoch_end": "exact", **options}
+    )
 
 
 def cut(source, count):
@@ -87,10 +99,14 @@ def moves(caplog):
 
 
 @pytest.mark.parametrize(
-    "make", [shuffled, interleaved, mixed, loader, lambda root: loader(root, mixed)], ids=["pipe", "interleave", "mix", "loader", "mix in loader"]
+    "make",
+    [shuffled, interleaved, mixed, loader, lambda root: loader(root, mixed)],
+    ids=["pipe", "interleave", "mix", "loader", "mix in loader"],
 )
 def test_the_same_data_at_another_place_go_on_exactly(make, here, there, monkeypatch, caplog):
-    """By a relative path, as a file:// URL, and as a copy: same samples, same order, same draws; one line of the log says it. Back home it says nothing."""
+    """By a relative path, as a file:// URL, and as a copy: same samples, same order, same draws;
+    one line of the log says it. Back home it says nothing.
+    """
     monkeypatch.chdir(here)
     for count in (0, 1, 7):
         _, state, rest = cut(make(here), count)
@@ -98,7 +114,8 @@ def test_the_same_data_at_another_place_go_on_exactly(make, here, there, monkeyp
             resumed = make(root)
             resumed.load_state_dict(state)
             found = moves(caplog)
-            assert len(found) == (any(lane["position"] for lane in state["lanes"].values()) or "data" in state)  # of a mix, its position tells the data
+            # of a mix, its position tells the data
+            assert len(found) == (any(lane["position"] for lane in state["lanes"].values()) or "data" in state)
             assert all(f"'{root}/birds/" in line for line in found)
             assert facts(resumed) == rest
         _, again, rest = cut_again(make(there), state, 2)
@@ -119,7 +136,9 @@ def test_a_copy_in_a_store_goes_on_exactly(here, web, s3):
     stored = {store: [store.put(f"moved/{path.name}", path.read_bytes()) for path in local] for store in (web, s3)}
 
     def make(urls, store=None, **options):
-        opened = wp.ShardList(urls, shuffle=True, seed=3).open_shards(storage_options=None if store is None else store.storage_options)
+        opened = wp.ShardList(urls, shuffle=True, seed=3).open_shards(
+            storage_options=None if store is None else store.storage_options
+        )
         pipe = opened.load_tar().group_by_key().shuffle_buffer(4).map_samples(draw)
         return wp.PipeLoader(pipe, batch_size=2, collate="list", lanes=2, **options)
 
@@ -177,7 +196,10 @@ SAME = {
     "quoted": (["/a/b c/0 %.tar", "/a/d/1.tar"], ["https://h/b%20c/0%20%25.tar", "https://h/d/1.tar"]),
     "a split": (["/a/train/0.tar"], ["s3://train/0.tar"]),
     "a chain": (["simplecache::s3://b/c/0.tar", "simplecache::s3://b/c/1.tar"], ["/c/0.tar", "/c/1.tar"]),
-    "a query that selects": (["https://h/get?file=d/0.tar", "https://h/get?file=d/1.tar"], ["http://i/p/get?file=d/0.tar", "http://i/p/get?file=d/1.tar"]),
+    "a query that selects": (
+        ["https://h/get?file=d/0.tar", "https://h/get?file=d/1.tar"],
+        ["http://i/p/get?file=d/0.tar", "http://i/p/get?file=d/1.tar"],
+    ),
 }
 OTHER = {
     "a name": (["/a/x.tar"], ["/a/y.tar"]),
@@ -210,16 +232,25 @@ def test_other_names_are_other_data_unless_the_user_says_so(case):
 
 
 def test_an_index_decides_before_names(here, there, tmp_path, caplog):
-    """The same MD5s are the same data under any name; others are other data under the same names, also where these did not change."""
+    """The same MD5s are the same data under any name; others are other data under the same
+    names, also where these did not change.
+    """
 
     def indexed(root, **options):
         return samples(f"{root}/birds/*.tar", index=f"{root}/index.json", **options)
 
-    for root in (here, there, make_shards(tmp_path / "other" / "birds", shards=6, samples=SAMPLES, seed=9) and tmp_path / "other"):
+    for root in (
+        here,
+        there,
+        make_shards(tmp_path / "other" / "birds", shards=6, samples=SAMPLES, seed=9) and tmp_path / "other",
+    ):
         index_shards(f"{root}/birds/*.tar", f"{root}/index.json")
     _, state, rest = cut(indexed(here), 6)
     assert len(state["data"]) == 16
-    with pytest.raises(wp.StateError, match=r"does not fit this pipeline: the index gives its shards other MD5s.*Build the pipeline as it was.*moved=True"):
+    with pytest.raises(
+        wp.StateError,
+        match=r"does not fit this pipeline: the index gives its shards other MD5s.*Build the pipeline as it was.*moved=True",  # noqa: E501
+    ):
         indexed(tmp_path / "other").load_state_dict(state)
     samples(f"{tmp_path}/other/birds/*.tar").load_state_dict(state)  # without an index its names are all that is known
     assert "an index would show" in moves(caplog)[0]
@@ -254,13 +285,21 @@ def renamed(there):
     return there
 
 
-@pytest.mark.parametrize("make", [shuffled, mixed, loader, lambda root: loader(root, mixed)], ids=["pipe", "mix", "loader", "mix in loader"])
+@pytest.mark.parametrize(
+    "make", [shuffled, mixed, loader, lambda root: loader(root, mixed)], ids=["pipe", "mix", "loader", "mix in loader"]
+)
 def test_what_was_renamed_goes_on_where_the_user_says_so(make, here, there, caplog):
-    """And is refused with both ways out otherwise; all else is checked as ever. A state from there needs no word."""
+    """And is refused with both ways out otherwise; all else is checked as ever.
+
+    A state from there needs no word.
+    """
     _, state, rest = cut(make(here), 5)
     renamed(there)
     resumed = make(there)
-    with pytest.raises(wp.StateError, match=r"other URLs or another order \(it stands at '.*/shard-.*', and this list begins with '.*/renamed-.*moved=True"):
+    with pytest.raises(
+        wp.StateError,
+        match=r"other URLs or another order \(it stands at '.*/shard-.*', and this list begins with '.*/renamed-.*moved=True",  # noqa: E501
+    ):
         resumed.load_state_dict(state)
     assert not moves(caplog)
     resumed.load_state_dict(state, moved=True)
@@ -275,7 +314,9 @@ def test_what_was_renamed_goes_on_where_the_user_says_so(make, here, there, capl
 
 
 def test_all_else_is_checked_as_ever(here):
-    """Also with moved=True: the number of shards and of samples, the seed, the steps, and what a lane holds."""
+    """Also with moved=True: the number of shards and of samples, the seed, the steps, and what a
+    lane holds.
+    """
     state = shuffled(here).state_dict()
     fewer = samples(sorted(map(str, (here / "birds").iterdir()))[:5]).shuffle_buffer(4).map_samples(draw)
     for other, message in (
@@ -301,7 +342,10 @@ def test_every_host_can_be_told(here, there, tmp_path):
     """Functions that load take moved=True; where another library loads, ShardList does."""
     _, state, rest = cut(shuffled(here), 5)
     other = renamed(there)
-    wrapped = [IterableWrapper(sorted(map(str, (root / "birds").iterdir()))).open_shards().load_tar().group_by_key().batch(2) for root in (here, other)]
+    wrapped = [
+        IterableWrapper(sorted(map(str, (root / "birds").iterdir()))).open_shards().load_tar().group_by_key().batch(2)
+        for root in (here, other)
+    ]
     _, of_torch, rest_of_torch = cut(wrapped[0], 3)
     wp.load_state_dict(wrapped[1], of_torch, moved=True)
     assert facts(wrapped[1]) == rest_of_torch
@@ -323,7 +367,10 @@ def test_every_host_can_be_told(here, there, tmp_path):
 
     def node(root, **options):
         urls = nodes.ShardList(f"{root}/birds/*.tar", **options)
-        return Loader(nodes.MapSamples(nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(urls))), draw), restart_on_stop_iteration=False)
+        return Loader(
+            nodes.MapSamples(nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(urls))), draw),
+            restart_on_stop_iteration=False,
+        )
 
     _, node_state, rest = cut(node(here), 5)
     resumed = node(other, moved=True)

@@ -21,7 +21,13 @@ def splitmix64(seed, place):
 
 def test_reference_vector():
     """The first outputs of SplitMix64 for seed 1234567, as published."""
-    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    expected = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
     assert stream(1234567, 0, 5).tolist() == expected
     assert [splitmix64(1234567, place) for place in range(5)] == expected
 
@@ -45,7 +51,9 @@ def test_blocks_join(key, start, count, cut):
 @settings(deadline=None)
 def test_below_is_in_range_and_the_integer_form(limit, key, start):
     """The upper 32 bits, scaled."""
-    assert below(limit, key, start, 9).tolist() == [(splitmix64(key, start + place) >> 32) * limit >> 32 for place in range(9)]
+    assert below(limit, key, start, 9).tolist() == [
+        (splitmix64(key, start + place) >> 32) * limit >> 32 for place in range(9)
+    ]
     assert all(0 <= value < limit for value in below(limit, key, start, 9))
 
 
@@ -55,7 +63,10 @@ def test_permutation_is_one(key, count):
     assert sorted(permutation(count, key).tolist()) == list(range(count))
 
 
-@given(values=st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=5), other=st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=5))
+@given(
+    values=st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=5),
+    other=st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=5),
+)
 def test_mix_tells_values_their_order_and_their_number_apart(values, other):
     assert (mix(*values) == mix(*other)) == (values == other)
     assert 0 <= mix(*values) <= MASK
@@ -85,7 +96,9 @@ def test_golden_vectors(function, arguments, expected):
 
 
 def test_values_are_even():
-    """Sixteen classes of 160 000 draws: chi square within what one in a thousand good generators exceeds, for several keys."""
+    """Sixteen classes of 160 000 draws: chi square within what one in a thousand good generators
+    exceeds, for several keys.
+    """
     for key in (0, 1, mix(0, 0), mix(0, 1)):
         counts = np.bincount(below(16, key, 0, 160_000), minlength=16)
         assert ((counts - 10_000) ** 2 / 10_000).sum() < 37.7

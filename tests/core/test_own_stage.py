@@ -1,4 +1,6 @@
-"""A stage of a user's gets what those of the package have: method, node, equal epochs, graph, description; and the test kit finds its mistakes."""
+"""A stage of a user's gets what those of the package have: method, node, equal epochs, graph,
+description; and the test kit finds its mistakes.
+"""
 
 import copy
 import pickle
@@ -51,7 +53,9 @@ def pipe(urls, **options):
 
 
 def test_pipes_and_nodes_of_it_can_be_pickled(urls):
-    """They name the stage, so that whoever loads them imports its module first; also under a process that is not forked."""
+    """They name the stage, so that whoever loads them imports its module first; also under a
+    process that is not forked.
+    """
     tags = list(range(100, 120))
     again = pickle.loads(pickle.dumps(pipe(urls)))
     assert type(again) is type(pipe(urls))

@@ -16,7 +16,14 @@ from wds_pipes.core.stream import Stream
 
 
 def make(urls, **options):
-    return wp.ShardList(urls, **{"shuffle": True, "seed": 5, **options}).open_shards().load_tar().group_by_key().shuffle_buffer(3).decode_by_ext()
+    return (
+        wp.ShardList(urls, **{"shuffle": True, "seed": 5, **options})
+        .open_shards()
+        .load_tar()
+        .group_by_key()
+        .shuffle_buffer(3)
+        .decode_by_ext()
+    )
 
 
 def keys(pipe):
@@ -205,7 +212,9 @@ class Opened(Stage):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("cannot")])
 def test_an_iterator_that_failed_when_it_began_does_not_go_on_with_the_next_epoch(error, urls, monkeypatch):
-    """Its further next() says what went wrong, and the state is still the beginning of the epoch."""
+    """Its further next() says what went wrong, and the state is still the beginning of the
+    epoch.
+    """
     stream = Stream(Opened(make(urls)._stream.stage))
     epochs = [list(stream) for _ in range(3)]
     stream.set_epoch(1)
@@ -214,7 +223,9 @@ def test_an_iterator_that_failed_when_it_began_does_not_go_on_with_the_next_epoc
     with pytest.raises(type(error)):
         next(items)
     monkeypatch.setattr(Opened, "error", None)
-    with pytest.raises(RuntimeError if isinstance(error, KeyboardInterrupt) else ValueError, match=r"interrupted|cannot"):
+    with pytest.raises(
+        RuntimeError if isinstance(error, KeyboardInterrupt) else ValueError, match=r"interrupted|cannot"
+    ):
         next(items)
     stream.load_state_dict(stream.state_dict())
     assert list(stream) == epochs[1]
@@ -275,9 +286,17 @@ def test_another_pipeline_is_refused_in_words(urls, tmp_path):
         make([*urls[1:], urls[0]]).load_state_dict(state)
     with pytest.raises(wp.StateError, match="seed=5, this pipeline has seed=6"):
         make(urls, seed=6).load_state_dict(state)
-    with pytest.raises(wp.StateError, match=r"its pipeline was \.\.\. > group_by_key > shuffle_buffer\(size=3\) > \.\.\., this one is [^,]*size=4"):
-        wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().shuffle_buffer(4).decode_by_ext().load_state_dict(state)
-    with pytest.raises(wp.StateError, match=r"its pipeline was \.\.\. > decode_by_ext, this one is \.\.\. > decode_by_ext > batch_samples\."):
+    with pytest.raises(
+        wp.StateError,
+        match=r"its pipeline was \.\.\. > group_by_key > shuffle_buffer\(size=3\) > \.\.\., this one is [^,]*size=4",
+    ):
+        wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().shuffle_buffer(
+            4
+        ).decode_by_ext().load_state_dict(state)
+    with pytest.raises(
+        wp.StateError,
+        match=r"its pipeline was \.\.\. > decode_by_ext, this one is \.\.\. > decode_by_ext > batch_samples\.",
+    ):
         make(urls).batch_samples(2).load_state_dict(state)
     with pytest.raises(wp.StateError, match="it was made by a pipe, this is a PipeLoader"):
         wp.PipeLoader(make(urls)).load_state_dict(state)
@@ -310,8 +329,14 @@ def test_another_batch_size_or_function_is_not(urls):
         (lambda state: lane(state, position=[0] * 6), "damaged"),
         (lambda state: lane(state, delivered=None), "damaged"),
         (lambda state: lane(state, position=[{"next": -3}, {}, {}, {}, {}, {}]), "shard_list cannot stand at next=-3"),
-        (lambda state: lane(state, position=[{"next": "1"}, {}, {}, {}, {}, {}]), "shard_list cannot stand at next='1'"),
-        (lambda state: lane(state, position=[{}, {}, {"offzet": 512}, {}, {}, {}]), "load_tar cannot stand at offzet=512"),
+        (
+            lambda state: lane(state, position=[{"next": "1"}, {}, {}, {}, {}, {}]),
+            "shard_list cannot stand at next='1'",
+        ),
+        (
+            lambda state: lane(state, position=[{}, {}, {"offzet": 512}, {}, {}, {}]),
+            "load_tar cannot stand at offzet=512",
+        ),
     ],
 )
 def test_damaged_states_are_refused(edit, message, urls):
@@ -368,12 +393,17 @@ def test_secrets_are_not_in_the_state():
         (json.dumps, r"It is JSON text: pass json.loads\(\) of it."),
         (lambda state: json.dumps(state).encode(), r"It is JSON text: pass json.loads\(\) of it."),
         (lambda state: "step-5/rank-0.json", "It is text, perhaps a path: read the file first."),
-        (lambda state: {"_snapshot": {}, "_steps_since_snapshot": 0}, r"of torchdata's StatefulDataLoader, .* call load_state_dict\(\) of the loader."),
+        (
+            lambda state: {"_snapshot": {}, "_steps_since_snapshot": 0},
+            r"of torchdata's StatefulDataLoader, .* call load_state_dict\(\) of the loader.",
+        ),
         (lambda state: {"model": {}}, r"Pass what state_dict\(\) returned."),
         (lambda state: None, r"Pass what state_dict\(\) returned."),
     ],
 )
-@pytest.mark.parametrize("loads", [lambda pipe: pipe, wp.PipeLoader, lambda pipe: pipe.as_dataset()], ids=["pipe", "PipeLoader", "dataset"])
+@pytest.mark.parametrize(
+    "loads", [lambda pipe: pipe, wp.PipeLoader, lambda pipe: pipe.as_dataset()], ids=["pipe", "PipeLoader", "dataset"]
+)
 def test_what_is_no_state_is_told_as_what_it_is(loads, wrap, mend, urls):
     with pytest.raises(wp.StateError, match=f"this is not a state of a wds_pipes pipeline but .*{mend}"):
         loads(make(urls)).load_state_dict(wrap(make(urls).state_dict()))

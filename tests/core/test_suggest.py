@@ -1,4 +1,6 @@
-"""A misspelt step, option or name says which was meant, and a name of webdataset what it is here."""
+"""A misspelt step, option or name says which was meant, and a name of webdataset what it is
+here.
+"""
 
 import re
 from pathlib import Path
@@ -40,10 +42,23 @@ def test_a_misspelt_step(pipe, name, mend):
 
 
 def test_every_method_of_webdataset_says_what_it_is_here(pipe):
-    """Those that this package or torch does not have under the same name; the tutorial has the same in its table."""
+    """Those that this package or torch does not have under the same name; the tutorial has the
+    same in its table.
+    """
     webdataset = pytest.importorskip("webdataset")
     ours = {"map", "to_tuple", "shuffle"}
-    inner = {"close", "create_url_iterator", "invoke", "iterator", "iterator1", "lmdb_cached", "log_keys", "mcached", "stage", "update_cache_info"}
+    inner = {
+        "close",
+        "create_url_iterator",
+        "invoke",
+        "iterator",
+        "iterator1",
+        "lmdb_cached",
+        "log_keys",
+        "mcached",
+        "stage",
+        "update_cache_info",
+    }
     for name in {name for name in dir(webdataset.WebDataset) if not name.startswith("_")} - ours - inner:
         with pytest.raises(AttributeError, match=re.escape(f"{name}() of webdataset is")):
             getattr(pipe, name)
@@ -63,16 +78,28 @@ def test_shuffle_of_webdataset(pipe):
 
 def test_misspelt_options(urls, pipe, tmp_path):
     for build, message in (
-        (lambda: wp.ShardList(urls).open_shards(conections=4), "open_shards() has no option 'conections'. Did you mean connections=?"),
+        (
+            lambda: wp.ShardList(urls).open_shards(conections=4),
+            "open_shards() has no option 'conections'. Did you mean connections=?",
+        ),
         (lambda: wp.ShardList(urls, shufle=True), "ShardList() has no option 'shufle'. Did you mean shuffle=?"),
         (lambda: pipe.shuffle_buffer(sise=3), "shuffle_buffer() has no option 'sise'. Did you mean size=?"),
-        (lambda: pipe.batch_samples(3, partial=False), "batch_samples() has no option 'partial'. Did you mean drop_last=?"),
+        (
+            lambda: pipe.batch_samples(3, partial=False),
+            "batch_samples() has no option 'partial'. Did you mean drop_last=?",
+        ),
         (lambda: pipe.group_by_key(handler=print), "group_by_key() has no option 'handler'. Did you mean on_error=?"),
         (lambda: pipe.shuffle_buffer(3, initial=2), "shuffle_buffer() has no option 'initial'. It has: size, seed."),
         (lambda: wp.mix({"a": pipe}, weigths=[1]), "mix() has no option 'weigths'. Did you mean weights=?"),
-        (lambda: nodes.ShardList(urls, shufle=True), "nodes.ShardList() has no option 'shufle'. Did you mean shuffle=?"),
+        (
+            lambda: nodes.ShardList(urls, shufle=True),
+            "nodes.ShardList() has no option 'shufle'. Did you mean shuffle=?",
+        ),
         (lambda: wp.PipeLoader(pipe, batchsize=3), "PipeLoader() has no option 'batchsize'. Did you mean batch_size=?"),
-        (lambda: wp.ShardWriter(str(tmp_path / "%d.tar"), maxcount=3), "ShardWriter() has no option 'maxcount'. Did you mean max_samples=?"),
+        (
+            lambda: wp.ShardWriter(str(tmp_path / "%d.tar"), maxcount=3),
+            "ShardWriter() has no option 'maxcount'. Did you mean max_samples=?",
+        ),
     ):
         with pytest.raises(TypeError) as caught:
             build()
@@ -80,6 +107,10 @@ def test_misspelt_options(urls, pipe, tmp_path):
 
 
 def test_names_of_nodes():
-    for name, mend in (("Shardlist", "Did you mean ShardList?"), ("open_shards", "Did you mean OpenShards?"), ("zebra", "has no attribute 'zebra'")):
+    for name, mend in (
+        ("Shardlist", "Did you mean ShardList?"),
+        ("open_shards", "Did you mean OpenShards?"),
+        ("zebra", "has no attribute 'zebra'"),
+    ):
         with pytest.raises(AttributeError, match=re.escape(mend) + "$"):
             getattr(nodes, name)

@@ -1,4 +1,6 @@
-"""Errors show the caller's lines and one frame of the package; causes, notes and attributes stay."""
+"""Errors show the caller's lines and one frame of the package; causes, notes and attributes
+stay.
+"""
 
 import json
 import pickle
@@ -44,7 +46,9 @@ def shown(error):
 
 
 def frames(text):
-    """The functions of the frames that a text shows, with their packages before those of this one."""
+    """The functions of the frames that a text shows, with their packages before those of this
+    one.
+    """
     found = re.findall(r'File "([^"]+)", line \d+, in (\w+)', text)
     return [f"wds_pipes.{name}" if "/wds_pipes/" in path else name for path, name in found]
 
@@ -70,7 +74,9 @@ def test_an_error_of_a_function_shows_the_line_and_one_frame_of_ours(workers):
 
 
 def test_an_error_in_a_worker_of_dataloader_shows_the_line_and_one_frame_of_ours():
-    text = str(error_of(DataLoader(samples().decode_by_ext({"cls": read}).as_dataset(), batch_size=None, num_workers=1)))
+    text = str(
+        error_of(DataLoader(samples().decode_by_ext({"cls": read}).as_dataset(), batch_size=None, num_workers=1))
+    )
     assert [name for name in frames(text) if name.startswith("wds_pipes.")] == ["wds_pipes.__next__"]
     assert "return int(data) // 0" in text
 
@@ -109,6 +115,8 @@ def test_all_frames_are_shown_on_request(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:Got pickle error")  # torch's, which does not say which function
 def test_a_pipe_that_cannot_be_sent_to_workers_says_what_to_do():
-    error = error_of(wp.PipeLoader(samples().map_samples(lambda sample: sample), num_workers=1, multiprocessing_context="spawn"))
+    error = error_of(
+        wp.PipeLoader(samples().map_samples(lambda sample: sample), num_workers=1, multiprocessing_context="spawn")
+    )
     assert "pickle" in str(error) or "local object" in str(error)  # from Python 3.13 on
     assert "Write the functions of its steps with def, at the top of a module" in error.__notes__[-1]

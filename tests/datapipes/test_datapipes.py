@@ -1,4 +1,6 @@
-"""The IterDataPipe skin: registration, help, torch's own pipes around ours, and torch's DataLoader."""
+"""The IterDataPipe skin: registration, help, torch's own pipes around ours, and torch's
+DataLoader.
+"""
 
 import inspect
 import pickle
@@ -48,7 +50,8 @@ def test_each_stage_is_a_method_a_pipe_and_a_node_of_one_name(name, urls):
 def test_importing_again_registers_again():
     """In a process of its own, since the classes are others then."""
     code = (
-        "import importlib, wds_pipes as wp; importlib.reload(wp.datapipes); importlib.reload(wp); wp.ShardList('x.tar').open_shards().load_tar().state_dict()"
+        "import importlib, wds_pipes as wp; importlib.reload(wp.datapipes); "
+        "importlib.reload(wp); wp.ShardList('x.tar').open_shards().load_tar().state_dict()"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
@@ -123,7 +126,10 @@ def test_two_pipes_over_one_source_do_not_disturb_each_other(urls):
     assert len(together) == 7
 
 
-@pytest.mark.parametrize("build", [lambda pipe: pipe.as_dataset(), lambda pipe: pipe.as_node(), lambda pipe: pipe.batch_samples(2), wp.as_dataset])
+@pytest.mark.parametrize(
+    "build",
+    [lambda pipe: pipe.as_dataset(), lambda pipe: pipe.as_node(), lambda pipe: pipe.batch_samples(2), wp.as_dataset],
+)
 def test_a_loaded_state_is_not_lost_in_what_is_built_upon_the_pipe(build, urls):
     pipe = make(urls)
     next(iter(pipe))
@@ -220,7 +226,16 @@ def test_graph_walk_finds_every_pipe(urls):
     while graph:
         [(_, (part, graph))] = graph.items()
         found.append(type(part).__name__)
-    assert found == ["BatchSamples", "TorchEnded", "MapperIterDataPipe", "ShuffleBuffer", "GroupByKey", "LoadTar", "OpenShards", "ShardList"]
+    assert found == [
+        "BatchSamples",
+        "TorchEnded",
+        "MapperIterDataPipe",
+        "ShuffleBuffer",
+        "GroupByKey",
+        "LoadTar",
+        "OpenShards",
+        "ShardList",
+    ]
 
 
 # DataLoader
@@ -269,5 +284,7 @@ def test_a_state_of_another_number_of_workers_is_refused_in_words(urls):
     next(iter(loader))
     state = loader.state_dict()
     worker = state["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
-    with pytest.raises(wp.StateError, match="holds lane 0 of 2, and this process gives lane 0 of 1: keep the number of workers"):
+    with pytest.raises(
+        wp.StateError, match="holds lane 0 of 2, and this process gives lane 0 of 1: keep the number of workers"
+    ):
         make(urls).as_dataset().load_state_dict(worker)

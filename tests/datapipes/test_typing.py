@@ -1,4 +1,6 @@
-"""What editors and type checkers know: they agree with what runs, and tell a user's right file from a wrong one."""
+"""What editors and type checkers know: they agree with what runs, and tell a user's right file
+from a wrong one.
+"""
 
 import inspect
 import json
@@ -23,7 +25,9 @@ WRONG = {
     if "# mypy: " in line
 }
 REVEALED = {
-    number: line.partition("  # ")[2] for number, line in enumerate((FILES / "right.py").read_text().splitlines(), 1) if line.strip().startswith("reveal_type(")
+    number: line.partition("  # ")[2]
+    for number, line in enumerate((FILES / "right.py").read_text().splitlines(), 1)
+    if line.strip().startswith("reveal_type(")
 }
 
 
@@ -61,27 +65,50 @@ def test_mypy_strict(files):
     command = [sys.executable, "-P", "-m", "mypy", "--cache-dir=cache", "right.py", "wrong.py"]
     out = subprocess.run(command, capture_output=True, text=True, cwd=files, check=False).stdout
     errors = re.findall(r"^(\w+)\.py:(\d+): error: .*\[([\w-]+)\]$", out, re.MULTILINE)
-    assert {(file, int(line), code) for file, line, code in errors} == {("wrong", line, codes["mypy"]) for line, codes in WRONG.items()}, out
+    assert {(file, int(line), code) for file, line, code in errors} == {
+        ("wrong", line, codes["mypy"]) for line, codes in WRONG.items()
+    }, out
     notes = re.findall(r'^right\.py:(\d+): note: Revealed type is "(.*)"$', out, re.MULTILINE)
-    assert {int(line): re.sub(r"wds_pipes\.datapipes\.(pipe|signatures)\.", "", kind) for line, kind in notes} == REVEALED
+    assert {
+        int(line): re.sub(r"wds_pipes\.datapipes\.(pipe|signatures)\.", "", kind) for line, kind in notes
+    } == REVEALED
 
 
 def test_pyright(files):
     pyright = [sys.executable, "-P", "-m", "pyright"]
-    started = subprocess.run([*pyright, "--version"], capture_output=True, text=True, check=False, env={**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"})
+    started = subprocess.run(
+        [*pyright, "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"},
+    )
     if started.returncode:
-        pytest.skip(f"pyright cannot start here; at its first run it downloads itself by npm: {started.stderr.strip()[-200:]}")
+        pytest.skip(
+            f"pyright cannot start here; at its first run it downloads itself by npm: {started.stderr.strip()[-200:]}"
+        )
     command = [*pyright, "--pythonpath", sys.executable, "--outputjson", "right.py", "wrong.py"]
-    said = json.loads(subprocess.run(command, capture_output=True, text=True, cwd=files, check=False).stdout)["generalDiagnostics"]
+    said = json.loads(subprocess.run(command, capture_output=True, text=True, cwd=files, check=False).stdout)[
+        "generalDiagnostics"
+    ]
     told = [(Path(each["file"]).stem, each["range"]["start"]["line"] + 1, each) for each in said]
     errors = {(file, line, each.get("rule")) for file, line, each in told if each["severity"] != "information"}
     assert errors == {("wrong", line, codes["pyright"]) for line, codes in WRONG.items()}
-    revealed = {line: re.search(r' is "(.*)"$', each["message"])[1] for _, line, each in told if each["severity"] == "information"}
+    revealed = {
+        line: re.search(r' is "(.*)"$', each["message"])[1]
+        for _, line, each in told
+        if each["severity"] == "information"
+    }
     assert revealed == REVEALED
 
 
 def test_an_editor_completes_the_steps():
     jedi = pytest.importorskip("jedi")
-    lines = ["import wds_pipes as wp", 'pipe = wp.ShardList("a.tar").open_shards().load_tar()', "pipe.group_by_key().shuf", "pipe.group_by_key(fie"]
+    lines = [
+        "import wds_pipes as wp",
+        'pipe = wp.ShardList("a.tar").open_shards().load_tar()',
+        "pipe.group_by_key().shuf",
+        "pipe.group_by_key(fie",
+    ]
     assert "shuffle_buffer" in [found.name for found in jedi.Script("\n".join(lines[:3])).complete()]
     assert "fields=" in [found.name for found in jedi.Script("\n".join([*lines[:2], lines[3]])).complete()]

@@ -1,4 +1,6 @@
-"""What is shown of pipelines and samples: the chain as it was written, graphs that programs read, HTML that is safe and small; never a secret."""
+"""What is shown of pipelines and samples: the chain as it was written, graphs that programs
+read, HTML that is safe and small; never a secret.
+"""
 
 import base64
 import html.parser
@@ -64,41 +66,66 @@ class Parsed(html.parser.HTMLParser):
         self.texts.append(data)
 
     def pictures(self):
-        return [Image.open(io.BytesIO(base64.b64decode(source.removeprefix("data:image/png;base64,")))) for source in self.images]
+        return [
+            Image.open(io.BytesIO(base64.b64decode(source.removeprefix("data:image/png;base64,"))))
+            for source in self.images
+        ]
 
 
 # Pipelines
 
 
 def test_repr_is_the_chain_with_what_was_chosen(pattern):
-    pipe = chain(pattern, shuffle=True, seed=7).shuffle_buffer(1000, seed=None).decode_by_ext("rgb8", {"seg.png": len}, on_error="skip")
-    pipe = pipe.map_samples(augment).filter_samples(lambda sample: True).to_tuple("jpg;png", "cls").batch_samples(size=8, drop_last=False, collate="list")
+    pipe = (
+        chain(pattern, shuffle=True, seed=7)
+        .shuffle_buffer(1000, seed=None)
+        .decode_by_ext("rgb8", {"seg.png": len}, on_error="skip")
+    )
+    pipe = (
+        pipe.map_samples(augment)
+        .filter_samples(lambda sample: True)
+        .to_tuple("jpg;png", "cls")
+        .batch_samples(size=8, drop_last=False, collate="list")
+    )
     assert repr(pipe) == str(pipe)
     assert repr(pipe) == (
-        "ShardList('shard-{000000..000003}.tar' (4 shards), shuffle=True, seed=7).open_shards().load_tar().group_by_key().shuffle_buffer(1000)"
-        ".decode_by_ext('rgb8', {'seg.png': len}, on_error='skip').map_samples(augment).filter_samples(lambda).to_tuple('jpg;png', 'cls')"
+        "ShardList('shard-{000000..000003}.tar' (4 shards), shuffle=True, "
+        "seed=7).open_shards().load_tar().group_by_key().shuffle_buffer(1000)"
+        ".decode_by_ext('rgb8', {'seg.png': len}, "
+        "on_error='skip').map_samples(augment).filter_samples(lambda).to_tuple('jpg;png', "
+        "'cls')"
         ".batch_samples(8, collate='list')"
     )
 
 
 def test_repr_of_mix_and_of_interleaved_shards(pattern):
-    pipe = wp.mix({"a": chain(pattern).interleave_shards(2), "b": chain(pattern, seed=1)}, {"a": 9, "b": Fraction(1, 2)}, exhausted="drop").shuffle_buffer(5)
+    pipe = wp.mix(
+        {"a": chain(pattern).interleave_shards(2), "b": chain(pattern, seed=1)},
+        {"a": 9, "b": Fraction(1, 2)},
+        exhausted="drop",
+    ).shuffle_buffer(5)
     one = "ShardList('shard-{000000..000003}.tar' (4 shards)"
     steps = ".open_shards().load_tar().group_by_key()"
     assert repr(pipe) == (
-        f"mix({{'a': {one}){steps}.interleave_shards(2), 'b': {one}, seed=1){steps}}}, weights={{'a': 9, 'b': Fraction(1, 2)}}, exhausted='drop')"
+        f"mix({{'a': {one}){steps}.interleave_shards(2), 'b': {one}, seed=1){steps}}}, "
+        f"weights={{'a': 9, 'b': Fraction(1, 2)}}, exhausted='drop')"
         ".shuffle_buffer(5)"
     )
 
 
 def test_repr_of_a_loader(pattern):
     pipe = wp.ShardList(pattern).open_shards().load_tar().group_by_key()
-    assert repr(wp.PipeLoader(pipe, batch_size=4, num_workers=2, collate="list")) == f"PipeLoader({pipe!r}, batch_size=4, num_workers=2, collate='list')"
+    assert (
+        repr(wp.PipeLoader(pipe, batch_size=4, num_workers=2, collate="list"))
+        == f"PipeLoader({pipe!r}, batch_size=4, num_workers=2, collate='list')"
+    )
 
 
 def test_repr_of_torchs_own_pipes_before_between_and_behind():
     pipe = IterableWrapper(["a.tar"], deepcopy=False).open_shards().map(double).load_tar().batch(4, drop_last=True)
-    assert repr(pipe) == "IterableWrapper(['a.tar'], deepcopy=False).open_shards().map(double).load_tar().batch(4, drop_last=True)"
+    assert repr(pipe) == (
+        "IterableWrapper(['a.tar'], deepcopy=False).open_shards().map(double).load_tar().batch(4, drop_last=True)"
+    )
     assert repr(show(pipe.shuffle(buffer_size=10))) == f"{pipe!r}.shuffle(buffer_size=10)"
     left, right = IterableWrapper(["a.tar"]).open_shards().fork(2)
     assert repr(show(Zipper(left, right).map(double))).endswith(".map(double)")
@@ -121,8 +148,16 @@ def every_view(pipe):
 
 
 def test_secrets_are_in_none_of_the_views_nor_in_what_is_pickled_for_them():
-    options = {"key": "SECRET", "secret": "SECRET", "client_kwargs": {"headers": {"Authorization": "Bearer SECRET"}}, "anon": False, "password": 7357123}
-    pipe = wp.ShardList(["https://me:SECRET@host/a.tar?sig=SECRET", "s3://b/c?X-Amz-Signature=SECRET&v=1"], storage_options=options)
+    options = {
+        "key": "SECRET",
+        "secret": "SECRET",
+        "client_kwargs": {"headers": {"Authorization": "Bearer SECRET"}},
+        "anon": False,
+        "password": 7357123,
+    }
+    pipe = wp.ShardList(
+        ["https://me:SECRET@host/a.tar?sig=SECRET", "s3://b/c?X-Amz-Signature=SECRET&v=1"], storage_options=options
+    )
     pipe = pipe.open_shards(storage_options=options, allow_pipe=True)
     alone = wp.ShardList("pipe:curl -H SECRET https://me:SECRET@host/{0..3}.tar").open_shards()
     torchs = IterableWrapper(["https://me:SECRET@host/a.tar?token=SECRET"]).open_shards()
@@ -176,7 +211,9 @@ def test_a_stage_of_ones_own_is_shown_by_its_arguments(pattern):
     wp.register_stage(PickSome)
     try:
         pipe = wp.ShardList(pattern).pick_some(1, "b", password="SECRET", table=torch.zeros(2, 3), other=[1, 2, 3, 4])
-        assert repr(pipe).endswith(".pick_some(1, 'b', password='...', table=<Tensor float32 (2, 3)>, other=[1, 2, 3, ...])")
+        assert repr(pipe).endswith(
+            ".pick_some(1, 'b', password='...', table=<Tensor float32 (2, 3)>, other=[1, 2, 3, ...])"
+        )
         assert "Some. Not all" in pipe._repr_html_()
     finally:
         del IterDataPipe.functions["pick_some"]
@@ -233,7 +270,9 @@ def test_html_of_a_pipe_lists_its_steps_with_their_help(pattern):
     page = Parsed(pipe._repr_html_())
     assert "script" not in page.tags
     assert page.tags.count("ol") == 3
-    assert {"<script>", "to_tuple('<b>')", "shuffle_buffer(3)", "Shuffle samples within a moving window"} <= set(page.texts)
+    assert {"<script>", "to_tuple('<b>')", "shuffle_buffer(3)", "Shuffle samples within a moving window"} <= set(
+        page.texts
+    )
     assert Parsed(show(IterableWrapper([1]).shuffle())._repr_html_()).texts[0] == "IterableWrapper([1])"
 
 
@@ -249,7 +288,14 @@ def encoded(array, form="PNG"):
 def test_a_sample_of_bytes_shows_its_image_and_tells_the_rest():
     picture = np.zeros((600, 300, 3), np.uint8)
     picture[:, :, 0] = 255
-    sample = {"__key__": "a<b", "__url__": "https://me:SECRET@host/a.tar", "JPG": b"", "seg.png": encoded(picture), "cls": b"3", "jpg": b"no image"}
+    sample = {
+        "__key__": "a<b",
+        "__url__": "https://me:SECRET@host/a.tar",
+        "JPG": b"",
+        "seg.png": encoded(picture),
+        "cls": b"3",
+        "jpg": b"no image",
+    }
     view = show(sample)
     page = Parsed(view._repr_html_())
     [drawn] = page.pictures()
@@ -287,7 +333,13 @@ def test_each_form_of_an_image_is_drawn(value):
 
 def test_grey_images_masks_and_normalised_floats_are_drawn():
     ramp = np.arange(256, dtype=np.uint8).reshape(16, 16)
-    for value in (ramp, ramp[..., None], ramp.astype(np.float32)[..., None] / 100 - 1, torch.from_numpy(ramp), torch.from_numpy(ramp).long()[None]):
+    for value in (
+        ramp,
+        ramp[..., None],
+        ramp.astype(np.float32)[..., None] / 100 - 1,
+        torch.from_numpy(ramp),
+        torch.from_numpy(ramp).long()[None],
+    ):
         [drawn] = Parsed(show((value, 3))._repr_html_()).pictures()
         assert np.array(drawn.convert("L")).ravel().tolist() == pytest.approx(range(256), abs=2)
 
@@ -298,7 +350,11 @@ def test_small_images_are_enlarged_and_large_ones_are_not():
 
 
 def test_the_values_of_labels_are_printed():
-    assert repr(show({"cls": b"7", "bin": b"\x00\x01", "txt": b"x" * 40})).splitlines() == ["cls  1 byte: 7", "bin  2 bytes", "txt  40 bytes"]
+    assert repr(show({"cls": b"7", "bin": b"\x00\x01", "txt": b"x" * 40})).splitlines() == [
+        "cls  1 byte: 7",
+        "bin  2 bytes",
+        "txt  40 bytes",
+    ]
     assert repr(show((torch.tensor([3, 1]), np.array([0.5]), np.zeros((2, 2))))).splitlines() == [
         "0  Tensor int64 (2,) [3, 1]",
         "1  ndarray float64 (1,) 0.5",
@@ -345,7 +401,9 @@ def test_what_is_not_an_image_is_told_by_its_shape():
 
 def test_what_is_shown_is_bounded_and_escaped():
     noise = np.random.default_rng(0).integers(0, 256, (2000, 2000, 3), np.uint8)
-    sample = {f"<field {number}>": noise if number < 20 else "<script>alert(1)</script>" * 10000 for number in range(200)}
+    sample = {
+        f"<field {number}>": noise if number < 20 else "<script>alert(1)</script>" * 10000 for number in range(200)
+    }
     sample["nested"] = {"a": [[[[[["deep"]]]]]]}
     view = show(sample)
     page = Parsed(view._repr_html_())
@@ -357,7 +415,9 @@ def test_what_is_shown_is_bounded_and_escaped():
 
 
 def test_what_a_terminal_would_obey_is_written_out():
-    """Escape sequences could retitle a window or hide what follows; ordinary text of all languages stays."""
+    """Escape sequences could retitle a window or hide what follows; ordinary text of all
+    languages stays.
+    """
     text = "cat \x1b]0;title\x07 \x9b2J \u202egpj.exe\r\n\tdog \udcff größe 日本 👩\u200d👧\xa0x"
     view = show({"txt\x1b[2J": text, "list": ["\x1b[31m"], "__key__": "\x1bc"})
     for form in (repr(view), view._repr_html_()):
@@ -374,11 +434,16 @@ def test_a_huge_image_is_not_decoded_to_show_it():
 
 
 def test_anything_can_be_shown(pattern):
-    assert repr(show({"json": {"key": "a", "list": [1, 2, 3, 4], "token": None}})) == "json  {'key': 'a', 'list': [1, 2, 3, ...], 'token': None}"
+    assert (
+        repr(show({"json": {"key": "a", "list": [1, 2, 3, 4], "token": None}}))
+        == "json  {'key': 'a', 'list': [1, 2, 3, ...], 'token': None}"
+    )
     assert repr(show(3)).strip() == "3"
     assert repr(show("text")).strip() == "text"
     assert repr(show({})) == ""
-    assert repr(show(next(iter(wp.ShardList(pattern).open_shards().load_tar())))).startswith("url     shard-000000.tar\nname    00000000.cls\ndata")
+    assert repr(show(next(iter(wp.ShardList(pattern).open_shards().load_tar())))).startswith(
+        "url     shard-000000.tar\nname    00000000.cls\ndata"
+    )
     for sample in chain(pattern).decode_by_ext("torchrgb"):
         assert len(Parsed(show(sample)._repr_html_()).images) == 1
 

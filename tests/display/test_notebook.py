@@ -21,7 +21,9 @@ SAME = "loader.load_state_dict(loader.state_dict())\n" + CELL
 
 
 def run(client, manager, code, interrupt_after=None):
-    """The lines that a cell prints, and the name of its error (None: it has none); it is interrupted after so many lines."""
+    """The lines that a cell prints, and the name of its error (None: it has none); it is
+    interrupted after so many lines.
+    """
     message, lines, error = client.execute(code), [], None
     while True:
         got = client.get_iopub_msg(timeout=120)

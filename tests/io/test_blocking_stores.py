@@ -1,4 +1,6 @@
-"""Stores that give a range only when it is complete: whatever fsspec knows, through its blocking calls."""
+"""Stores that give a range only when it is complete: whatever fsspec knows, through its blocking
+calls.
+"""
 
 import asyncio
 import itertools
@@ -15,7 +17,9 @@ from wds_pipes import ShardError
 
 
 class SlowFileSystem(MemoryFileSystem):
-    """The files of ``memory://``, at ``rate`` bytes a second for each request, after ``latency`` seconds."""
+    """The files of ``memory://``, at ``rate`` bytes a second for each request, after ``latency``
+    seconds.
+    """
 
     protocol = "slow"
     rate: ClassVar[float] = float("inf")
@@ -62,9 +66,13 @@ def finishes(pipe):
 
 @pytest.mark.parametrize("connections", [1, 4])
 def test_a_slow_link_is_read_in_pieces_that_come_in_time(slow, local, connections):
-    """A range of 1 MiB takes far longer than the time after which a request is given up (a quarter of the timeout): it is asked for in pieces."""
+    """A range of 1 MiB takes far longer than the time after which a request is given up (a
+    quarter of the timeout): it is asked for in pieces.
+    """
     slow.rate = 500_000
-    assert finishes(samples("slow://x/0.tar", timeout_seconds=4, connections=connections)) == list(map(bare, samples(local[0])))
+    assert finishes(samples("slow://x/0.tar", timeout_seconds=4, connections=connections)) == list(
+        map(bare, samples(local[0]))
+    )
     assert max(count for _, count in slow.reads) < 1 << 19
 
 
@@ -130,9 +138,23 @@ class ForeignError(BaseException):
 
 
 @pytest.mark.parametrize("name", ["info", "cat_file"])
-@pytest.mark.parametrize("kind", [SilentError, StrangeError, ForeignError, SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, asyncio.CancelledError])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        SilentError,
+        StrangeError,
+        ForeignError,
+        SystemExit,
+        KeyboardInterrupt,
+        GeneratorExit,
+        StopIteration,
+        asyncio.CancelledError,
+    ],
+)
 def test_whatever_a_file_system_raises_is_an_error(slow, local, kind, name):
-    """The reader does not wait for ever, and others are read on: the thread that serves all shards lives."""
+    """The reader does not wait for ever, and others are read on: the thread that serves all
+    shards lives.
+    """
 
     def fails(self, *args, **options):
         raise kind

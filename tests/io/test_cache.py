@@ -71,7 +71,9 @@ def kept(cache):
 
 
 def check(cache, contents, *, partial=False):
-    """Complete files are right and have their facts; nothing else is there but what a killed download left; all is within the limit."""
+    """Complete files are right and have their facts; nothing else is there but what a killed
+    download left; all is within the limit.
+    """
     names = set(os.listdir(cache.directory))
     for name in names - {"usage"}:
         stem, _, kind = name.rpartition(".")
@@ -89,12 +91,17 @@ def check(cache, contents, *, partial=False):
 
 
 def part_size(cache):
-    sizes = [path.stat().st_size for path in Path(cache.directory).glob("*.part")] if os.path.isdir(cache.directory) else []
+    sizes = (
+        [path.stat().st_size for path in Path(cache.directory).glob("*.part")] if os.path.isdir(cache.directory) else []
+    )
     return sum(sizes)
 
 
 class Gate:
-    """A fetch whose bytes stop at ``place`` until it is opened; ``error`` comes there instead. The first answer has the bytes ``first``."""
+    """A fetch whose bytes stop at ``place`` until it is opened; ``error`` comes there instead.
+
+    The first answer has the bytes ``first``.
+    """
 
     def __init__(self, data, place, error=None, first=None):
         self.data, self.place, self.error, self.first = data, place, error, first or data
@@ -156,7 +163,9 @@ def test_stored_once(tmp_path, cache, size, options):
 
 
 def test_bytes_come_as_they_arrive(cache):
-    """The consumer has the first ones while the rest is still at the store, and so has another reader."""
+    """The consumer has the first ones while the rest is still at the store, and so has another
+    reader.
+    """
     gate = Gate(noise(2 * MB), 700_000)
     with cache.open("s3://b/a.tar", gate) as stream, cache.open("s3://b/a.tar", gate) as other:
         assert stream.read(600_000) == gate.data[:600_000]
@@ -231,7 +240,9 @@ def read_into(got, cache, gate):
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("place", [0, 500_000])
 def test_errors_arrive_as_they_are(cache, place, late, monkeypatch):
-    """From the first byte on, or in the middle after what had come, also to a reader that looks only then; the next one goes on."""
+    """From the first byte on, or in the middle after what had come, also to a reader that looks
+    only then; the next one goes on.
+    """
     if late:
         start = download_module.Download.start
         monkeypatch.setattr(download_module.Download, "start", lambda download: (start(download), download.join()))
@@ -260,8 +271,18 @@ def test_a_fetch_that_fails_leaves_nothing(cache, store):
 
 
 def test_equal_base_names(cache):
-    """Shards of different URLs never share a file, those of one object do: passwords and signatures are no part of its name."""
-    urls = ["s3://a/x.tar", "s3://b/x.tar", "https://h/x.tar?id=1", "https://h/x.tar?id=2", "https://h/x.tar?key=1", "https://h/x.tar?key=2", "https://h/x.tar"]
+    """Shards of different URLs never share a file, those of one object do: passwords and
+    signatures are no part of its name.
+    """
+    urls = [
+        "s3://a/x.tar",
+        "s3://b/x.tar",
+        "https://h/x.tar?id=1",
+        "https://h/x.tar?id=2",
+        "https://h/x.tar?key=1",
+        "https://h/x.tar?key=2",
+        "https://h/x.tar",
+    ]
     for url in urls:
         with cache.open(url, opened(noise(3) + url.encode())) as stream:
             assert stream.read() == noise(3) + url.encode()
@@ -278,7 +299,9 @@ def test_names_have_no_secrets(cache):
         with cache.open(signed.format(f"s3cret{day}", day), first) as stream:
             assert stream.read() == noise(1000)
     assert first.asked == [0]
-    assert "s3cret" not in "".join(path.read_text(errors="replace") + path.name for path in Path(cache.directory).iterdir())
+    assert "s3cret" not in "".join(
+        path.read_text(errors="replace") + path.name for path in Path(cache.directory).iterdir()
+    )
     with cache.open(signed.format(1, 1), opened(b"two"), store="https://other") as stream:
         assert stream.read() == b"two"
 
@@ -318,10 +341,15 @@ def test_wrong_twice(tmp_path, cache, faults, options, words):
 
 
 def test_a_flipped_bit(cache):
-    """Who has read it gets an error, also if he reads on; who has not reads on from the second download; and what is stored is right."""
+    """Who has read it gets an error, also if he reads on; who has not reads on from the second
+    download; and what is stored is right.
+    """
     data = noise(3 * MB)
     gate = Gate(data, 2 * MB, first=data[:1_200_000] + bytes([data[1_200_000] ^ 1]) + data[1_200_001:])
-    with cache.open("s3://b/a.tar", gate, md5=digest(data)) as stream, cache.open("s3://b/a.tar", gate, md5=digest(data)) as other:
+    with (
+        cache.open("s3://b/a.tar", gate, md5=digest(data)) as stream,
+        cache.open("s3://b/a.tar", gate, md5=digest(data)) as other,
+    ):
         assert other.readinto(bytearray(500_000)) == 500_000
         assert stream.read(1_500_000) != data[:1_500_000]
         gate.open.set()
@@ -341,7 +369,9 @@ def test_without_verify(tmp_path):
     assert read(ShardCache(tmp_path / "cache", max_bytes=MB, verify=False), store, "a.tar", md5="0" * 32) == b"content"
 
 
-@pytest.mark.parametrize("damage", ["short", "long", "facts", "no facts", "other size", "other md5", "lost in a crash", "changed in a crash"])
+@pytest.mark.parametrize(
+    "damage", ["short", "long", "facts", "no facts", "other size", "other md5", "lost in a crash", "changed in a crash"]
+)
 def test_a_stored_shard_that_is_wrong(tmp_path, cache, store, damage):
     """It is downloaded again."""
     data = noise(MB)
@@ -386,7 +416,9 @@ def test_a_checksum_that_is_known_later(cache, store):
 
 @pytest.mark.parametrize("change", ["content", "nothing", "no tag", "boot"])
 def test_continued_only_if_it_is_the_same(tmp_path, cache, store, change):
-    """The rest of a stopped download is used only if the store says that the object has not changed, and the machine has not started again."""
+    """The rest of a stopped download is used only if the store says that the object has not
+    changed, and the machine has not started again.
+    """
     data = noise(9 * MB)
     url = store.put("a.tar", data)
     slow = Store(tmp_path / "store", rate=20 * MB, tagged=change != "no tag")
@@ -401,7 +433,10 @@ def test_continued_only_if_it_is_the_same(tmp_path, cache, store, change):
         (facts,) = Path(cache.directory).glob("*.json")
         facts.write_text(facts.read_text().replace(json.loads(facts.read_text())["boot"], "an earlier one"))
     assert read(cache, store, "a.tar") == data
-    assert store.asked("a.tar") == {"content": [0, left, 0], "nothing": [0, left], "no tag": [0, 0], "boot": [0, 0]}[change]
+    assert (
+        store.asked("a.tar")
+        == {"content": [0, left, 0], "nothing": [0, left], "no tag": [0, 0], "boot": [0, 0]}[change]
+    )
 
 
 # Processes
@@ -424,7 +459,10 @@ def test_eight_processes_one_download(cache):
         thread = threading.Thread(target=web.server.serve_forever)
         thread.start()
         answers = CONTEXT.Queue()
-        processes = [CONTEXT.Process(target=download, args=(cache, f"{web.url}/a.tar", fetch_web, f"{web.url}/a.tar", answers)) for _ in range(8)]
+        processes = [
+            CONTEXT.Process(target=download, args=(cache, f"{web.url}/a.tar", fetch_web, f"{web.url}/a.tar", answers))
+            for _ in range(8)
+        ]
         for process in processes:
             process.start()
         assert {answers.get(timeout=120) for _ in processes} == {digest(data)}
@@ -438,7 +476,9 @@ def test_eight_processes_one_download(cache):
 
 
 def test_killed_ten_times(tmp_path, cache):
-    """Each time the directory is right, another process goes on, and in the end hardly a byte has come twice. Readers that wait see nothing of it."""
+    """Each time the directory is right, another process goes on, and in the end hardly a byte
+    has come twice. Readers that wait see nothing of it.
+    """
     data = noise(16 * MB)
     store = Store(tmp_path / "store", rate=4 * MB)
     url = store.put("a.tar", data)
@@ -484,14 +524,18 @@ def read_all(cache, store, names, seed, answers):
 
 
 def test_a_limit_smaller_than_the_data(tmp_path):
-    """At any time there is no byte beyond the limit and the open shards, while processes read, and some are killed."""
+    """At any time there is no byte beyond the limit and the open shards, while processes read,
+    and some are killed.
+    """
     contents = {f"{number:02d}.tar": noise(400_000 + number * 1000, number) for number in range(12)}
     store = Store(tmp_path / "store")
     for name, data in contents.items():
         store.put(name, data)
     cache = ShardCache(tmp_path / "cache", max_bytes=2 * MB)
     answers = CONTEXT.Queue()
-    processes = [CONTEXT.Process(target=read_all, args=(cache, store, list(contents), seed, answers)) for seed in range(5)]
+    processes = [
+        CONTEXT.Process(target=read_all, args=(cache, store, list(contents), seed, answers)) for seed in range(5)
+    ]
     for process in processes:
         process.start()
     most, ended, seen = 0, 0, 0
@@ -515,7 +559,10 @@ def test_a_limit_smaller_than_the_data(tmp_path):
 
 
 def test_what_is_open_stays(tmp_path):
-    """Also beyond the limit; when it is closed, it goes. Of what is not open, that which was used least recently goes first."""
+    """Also beyond the limit; when it is closed, it goes.
+
+    Of what is not open, that which was used least recently goes first.
+    """
     store = Store(tmp_path / "store")
     names = [f"{number}.tar" for number in range(6)]
     for number, name in enumerate(names):
@@ -533,7 +580,11 @@ def test_what_is_open_stays(tmp_path):
 
     first = CacheDirectory(cache.directory).entries()[0].url.rpartition("/")[2]
     read(cache, store, first)  # now it is the one used last
-    missing = next(name for name in names if name not in {entry.url.rpartition("/")[2] for entry in CacheDirectory(cache.directory).entries()})
+    missing = next(
+        name
+        for name in names
+        if name not in {entry.url.rpartition("/")[2] for entry in CacheDirectory(cache.directory).entries()}
+    )
     read(cache, store, missing)
     assert first in {entry.url.rpartition("/")[2] for entry in CacheDirectory(cache.directory).entries()}
 
@@ -564,7 +615,9 @@ FORKS = """
 
 
 def test_a_forked_child_holds_nothing(tmp_path, cache):
-    """Neither does it keep a lock when its parent has died, nor does it unlock what the parent has open."""
+    """Neither does it keep a lock when its parent has died, nor does it unlock what the parent
+    has open.
+    """
     store = Store(tmp_path / "store", rate=4 * MB)
     data = noise(8 * MB)
     store.put("a.tar", data)
@@ -624,7 +677,7 @@ FULL = """
                 assert stream.read() == file.read()
     print([str(warning.message) for warning in caught])
     print(sorted(os.path.splitext(name)[1] for name in os.listdir(sys.argv[1])))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("how", ["limit", "tmpfs"])
@@ -646,12 +699,19 @@ def test_a_full_disk(tmp_path, store, how):
     warned, left = done.stdout.splitlines()
     assert warned.count("shards are read without storing them. Free some space, or lower its limit.") == 1
     assert left == "['', '.json', '.shard']"
-    assert (store.asked("small.tar"), store.asked("a.tar")[0], len(store.asked("a.tar")), store.asked("b.tar")) == ([0], 0, 2, [0])
+    assert (store.asked("small.tar"), store.asked("a.tar")[0], len(store.asked("a.tar")), store.asked("b.tar")) == (
+        [0],
+        0,
+        2,
+        [0],
+    )
 
 
 @pytest.mark.parametrize("place", [0, 500_000])
 def test_a_checksum_is_compared_on_a_full_disk_too(cache, monkeypatch, place):
-    """What is read straight from the store, from its beginning or after what was stored, must be what the index says."""
+    """What is read straight from the store, from its beginning or after what was stored, must be
+    what the index says.
+    """
     data = noise(3 * MB)
     wrong = data[: 2 * MB] + b"wrong" + data[2 * MB + 5 :]
 
@@ -671,7 +731,10 @@ def test_a_checksum_is_compared_on_a_full_disk_too(cache, monkeypatch, place):
             if bytes_there is data:
                 assert stream.read() == data[place // 2 :]
             else:
-                with pytest.raises(ShardError, match=r"its MD5 is \w+ instead of \w+: what was read of it, up to byte 3000000, is wrong"):
+                with pytest.raises(
+                    ShardError,
+                    match=r"its MD5 is \w+ instead of \w+: what was read of it, up to byte 3000000, is wrong",
+                ):
                     stream.read()
 
 
@@ -739,7 +802,14 @@ def test_options(tmp_path, monkeypatch):
     with pytest.raises(TypeError):
         ShardCache(5, max_bytes=5)
     monkeypatch.setenv("WDS_PIPES_CACHE_DIR", str(tmp_path / "there"))
-    for size, count in {"200GB": 200 * 10**9, "50GiB": 50 << 30, "1.5 tb": 1500 * 10**9, "77": 77, "5B": 5, "2k": 2000}.items():
+    for size, count in {
+        "200GB": 200 * 10**9,
+        "50GiB": 50 << 30,
+        "1.5 tb": 1500 * 10**9,
+        "77": 77,
+        "5B": 5,
+        "2k": 2000,
+    }.items():
         monkeypatch.setenv("WDS_PIPES_CACHE_SIZE", size)
         cache = pickle.loads(pickle.dumps(ShardCache()))
         assert (cache.directory, cache.max_bytes, cache.verify) == (str(tmp_path / "there"), count, True)
@@ -766,7 +836,12 @@ def test_nothing_stays_open(cache, store):
 
 
 STEPS = st.lists(
-    st.tuples(st.integers(0, 2), st.sampled_from(["open", "read", "rest", "seek", "close", "lose", "prune"]), st.integers(0, 5), st.integers(0, 200_000)),
+    st.tuples(
+        st.integers(0, 2),
+        st.sampled_from(["open", "read", "rest", "seek", "close", "lose", "prune"]),
+        st.integers(0, 5),
+        st.integers(0, 200_000),
+    ),
     max_size=25,
 )
 
@@ -774,7 +849,9 @@ STEPS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(steps=STEPS, limit=st.integers(1, 500_000))
 def test_any_order(tmp_path_factory, steps, limit):
-    """Three streams over six shards with a small limit: the bytes are right, and there is never more than the limit and what is open."""
+    """Three streams over six shards with a small limit: the bytes are right, and there is never
+    more than the limit and what is open.
+    """
     root = tmp_path_factory.mktemp("any")
     store, cache = Store(root / "store"), ShardCache(root / "cache", max_bytes=limit)
     contents = [noise(20_000 + 40_000 * number, number) for number in range(6)]
@@ -798,7 +875,9 @@ def test_any_order(tmp_path_factory, steps, limit):
                     assert stream.seek(count) == count
                 elif step == "close":
                     streams.pop(slot)[1].close()
-            assert kept(cache) <= limit + sum(len(contents[shard]) + 400 for shard in {shard for shard, _ in streams.values()})
+            assert kept(cache) <= limit + sum(
+                len(contents[shard]) + 400 for shard in {shard for shard, _ in streams.values()}
+            )
     finally:
         for _, stream in streams.values():
             stream.close()

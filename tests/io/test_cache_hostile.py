@@ -28,7 +28,9 @@ PAGE = b"<!DOCTYPE html><html><body>Log in</body></html>" * 100
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory):
     """The bytes of a shard of 10 samples."""
-    [path] = make_shards(tmp_path_factory.mktemp("shard"), shards=1, samples=10, fields={"bin": lambda rng, _: rng.randbytes(5000)})
+    [path] = make_shards(
+        tmp_path_factory.mktemp("shard"), shards=1, samples=10, fields={"bin": lambda rng, _: rng.randbytes(5000)}
+    )
     return content(path)
 
 
@@ -59,7 +61,9 @@ def within(seconds, call):
 
 @contextlib.contextmanager
 def server(answers):
-    """A web server that gives these bodies, one after another, the last one again and again; and the number of requests as a list."""
+    """A web server that gives these bodies, one after another, the last one again and again; and
+    the number of requests as a list.
+    """
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -114,7 +118,10 @@ def test_only_what_is_vouched_for_is_stored(tmp_path, cache, shard, case):
         with cache.open("s3://b/x.tar", store.fetch("x.tar")) as stream:
             assert stream.read() == body
     assert store.asked("x.tar") == [0] * (1 if stored else 2)
-    assert [path.suffix for path in Path(cache.directory).iterdir() if path.suffix] == [".json", ".shard"] * stored or stored
+    assert [path.suffix for path in Path(cache.directory).iterdir() if path.suffix] == [
+        ".json",
+        ".shard",
+    ] * stored or stored
     for _ in range(2):
         with cache.open("s3://b/x.tar", store.fetch("x.tar"), md5=digest(body)) as stream:
             assert stream.read() == body
@@ -163,7 +170,12 @@ def test_a_directory_that_cannot_be_used_is_not_the_shard(tmp_path, shard, path)
     """It is told as what it is, and never skipped as a bad shard."""
     (tmp_path / "file").touch()
     with server([shard]) as (url, _):
-        pipe = wp.ShardList(url).open_shards(cache=wp.ShardCache(tmp_path / path, max_bytes="1GB"), on_error="skip").load_tar(on_error="skip").group_by_key()
+        pipe = (
+            wp.ShardList(url)
+            .open_shards(cache=wp.ShardCache(tmp_path / path, max_bytes="1GB"), on_error="skip")
+            .load_tar(on_error="skip")
+            .group_by_key()
+        )
         with pytest.raises(wp.CacheError, match="the cache .*cache cannot be used") as caught:
             list(pipe)
     assert caught.value.path == str(tmp_path / path)
@@ -181,7 +193,12 @@ def test_a_disk_that_fails_is_not_the_shard(cache, shard, monkeypatch, call):
         raise OSError(errno.EIO, "the disk fails")
 
     with server([shard]) as (url, _):
-        pipe = wp.ShardList(url).open_shards(cache=cache, on_error="skip").load_tar(on_error="skip").group_by_key(on_error="skip")
+        pipe = (
+            wp.ShardList(url)
+            .open_shards(cache=cache, on_error="skip")
+            .load_tar(on_error="skip")
+            .group_by_key(on_error="skip")
+        )
         for module in (download_module, files, shard_cache, stream):
             monkeypatch.setattr(module, "os", Failing())
         with pytest.raises(wp.CacheError, match="the cache .*cache cannot be used .*the disk fails"):
@@ -223,7 +240,9 @@ def store_of_one(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to give files away")
 def test_files_of_others_are_refused(tmp_path, cache, store_of_one):
-    """But for those of the directory's owner, as where files belong to another user by the way a file system is mounted."""
+    """But for those of the directory's owner, as where files belong to another user by the way a
+    file system is mounted.
+    """
     with cache.open("s3://b/x.tar", store_of_one.fetch("x.tar")) as stream:
         stream.read()
     whole = CacheDirectory(cache.directory).entry("s3://b/x.tar").whole
@@ -250,7 +269,10 @@ def test_files_are_for_this_user_alone(cache, store_of_one):
 
 def test_what_a_killed_process_has_left(tmp_path, cache):
     """What no other can go on with is removed by the next one, what can be gone on with stays."""
-    stores = {name: Store(tmp_path / "store", rate=300_000, tagged=name == "tagged.tar") for name in ("tagged.tar", "untagged.tar")}
+    stores = {
+        name: Store(tmp_path / "store", rate=300_000, tagged=name == "tagged.tar")
+        for name in ("tagged.tar", "untagged.tar")
+    }
     processes = []
     for name, store in stores.items():
         url = store.put(name, noise(8_000_000))
@@ -328,8 +350,15 @@ def test_closing_does_not_wait_for_the_first_byte(cache, shard):
     try:
         with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
             threading.Thread(target=web.serve_forever, daemon=True).start()
-            threading.Thread(target=lambda: asked.wait(60) and signal.pthread_kill(main, signal.SIGUSR1), daemon=True).start()
-            pipe = wp.ShardList(f"http://127.0.0.1:{web.server_port}/x.tar").open_shards(cache=cache).load_tar().group_by_key()
+            threading.Thread(
+                target=lambda: asked.wait(60) and signal.pthread_kill(main, signal.SIGUSR1), daemon=True
+            ).start()
+            pipe = (
+                wp.ShardList(f"http://127.0.0.1:{web.server_port}/x.tar")
+                .open_shards(cache=cache)
+                .load_tar()
+                .group_by_key()
+            )
             with pytest.raises(GivenUpError):
                 list(pipe)
             del pipe

@@ -1,4 +1,6 @@
-"""The cache and stores that are reached in other ways: their bytes are kept apart, and the same store's are found again."""
+"""The cache and stores that are reached in other ways: their bytes are kept apart, and the same
+store's are found again.
+"""
 
 import contextlib
 import json
@@ -28,7 +30,13 @@ def stores(tmp_path_factory):
                 store = stack.enter_context(moto())
             except Missing as error:
                 pytest.skip(str(error))
-            [shard] = make_shards(tmp_path_factory.mktemp("shards"), shards=1, samples=2, seed=seed, fields={"cls": lambda _, __, seed=seed: b"%d" % seed})
+            [shard] = make_shards(
+                tmp_path_factory.mktemp("shards"),
+                shards=1,
+                samples=2,
+                seed=seed,
+                fields={"cls": lambda _, __, seed=seed: b"%d" % seed},
+            )
             with open(shard, "rb") as file:
                 data = file.read()
             store.put("x.tar", data)
@@ -59,7 +67,9 @@ s3 =
 
 
 def options_of(way, endpoint, number, monkeypatch):
-    """The storage options for a way to say which store is meant; what is said elsewhere is said there."""
+    """The storage options for a way to say which store is meant; what is said elsewhere is said
+    there.
+    """
     if way == "endpoint_url":
         return {**KEYS, "endpoint_url": endpoint}
     if way == "client_kwargs":
@@ -75,7 +85,16 @@ def options_of(way, endpoint, number, monkeypatch):
     return KEYS
 
 
-WAYS = ["endpoint_url", "client_kwargs", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "fsspec", "profile", "AWS_PROFILE", "services"]
+WAYS = [
+    "endpoint_url",
+    "client_kwargs",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "fsspec",
+    "profile",
+    "AWS_PROFILE",
+    "services",
+]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -86,18 +105,32 @@ def test_each_store_has_its_own_bytes(stores, tmp_path, monkeypatch, way):
         for number, endpoint in enumerate(stores):
             options = options_of(way, endpoint, number, monkeypatch)
             cache = wp.ShardCache(tmp_path / "cache", max_bytes="1GB")
-            pipe = wp.ShardList("s3://shards/x.tar").open_shards(storage_options=options, cache=cache).load_tar().group_by_key()
+            pipe = (
+                wp.ShardList("s3://shards/x.tar")
+                .open_shards(storage_options=options, cache=cache)
+                .load_tar()
+                .group_by_key()
+            )
             assert [sample["cls"] for sample in pipe] == [b"%d" % number] * 2
     assert len([name for name in os.listdir(tmp_path / "cache") if name.endswith(".shard")]) == 2
-    assert "secret-of-key" not in "".join(path.name + path.read_bytes().decode("latin-1") for path in (tmp_path / "cache").iterdir())
+    assert "secret-of-key" not in "".join(
+        path.name + path.read_bytes().decode("latin-1") for path in (tmp_path / "cache").iterdir()
+    )
 
 
 def test_the_environment_changes_before_the_first_fetch(stores, tmp_path, monkeypatch):
-    """What comes from the cache makes no file system: the one that is made later goes by the environment of that time, and so does what is stored then."""
+    """What comes from the cache makes no file system: the one that is made later goes by the
+    environment of that time, and so does what is stored then.
+    """
 
     def pipe(*names):
         cache = wp.ShardCache(tmp_path / "cache", max_bytes="1GB")
-        return wp.ShardList([f"s3://shards/{name}.tar" for name in names]).open_shards(storage_options=KEYS, cache=cache).load_tar().group_by_key()
+        return (
+            wp.ShardList([f"s3://shards/{name}.tar" for name in names])
+            .open_shards(storage_options=KEYS, cache=cache)
+            .load_tar()
+            .group_by_key()
+        )
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", stores[0])
     assert [sample["cls"] for sample in pipe("x")] == [b"0"] * 2
@@ -121,13 +154,25 @@ def test_the_configuration_of_each_name_of_a_protocol_counts(name, protocol, mon
 SAME = [
     ("s3://b/x", {"key": "a", "secret": "b"}, {"key": "c", "secret": "d", "token": "e"}),
     ("s3://b/x", {"key": "a", "secret": "b"}, {"anon": True, "config_kwargs": {"max_pool_connections": 5}}),
-    ("s3://b/x", {"client_kwargs": {"region_name": "us-east-1"}}, {"endpoint_url": "https://s3.eu-west-1.amazonaws.com"}),
-    ("s3://b/x", {"endpoint_url": "http://h", **KEYS}, {"client_kwargs": {"endpoint_url": "http://h/"}, "key": "k", "secret": "new", "token": "new"}),
+    (
+        "s3://b/x",
+        {"client_kwargs": {"region_name": "us-east-1"}},
+        {"endpoint_url": "https://s3.eu-west-1.amazonaws.com"},
+    ),
+    (
+        "s3://b/x",
+        {"endpoint_url": "http://h", **KEYS},
+        {"client_kwargs": {"endpoint_url": "http://h/"}, "key": "k", "secret": "new", "token": "new"},
+    ),
     ("gs://b/x", {"token": "a.json"}, {"token": {"private_key": "b"}}),
     ("https://h/x", {"headers": {"Authorization": "a"}}, {"headers": {"Authorization": "b", "Cookie": "c"}}),
     ("https://me:a@h/x", {}, {}),
     ("az://c/x", {"account_name": "a", "account_key": "a"}, {"account_name": "a", "sas_token": "b"}),
-    ("az://c/x", {"connection_string": "AccountName=a;AccountKey=b=="}, {"connection_string": "AccountName=a;AccountKey=c=="}),
+    (
+        "az://c/x",
+        {"connection_string": "AccountName=a;AccountKey=b=="},
+        {"connection_string": "AccountName=a;AccountKey=c=="},
+    ),
 ]
 OTHER = [
     ("s3://b/x", {}, {"client_kwargs": {"region_name": "cn-north-1"}}),
@@ -136,7 +181,11 @@ OTHER = [
     ("gs://b/x", {}, {"endpoint_url": "http://h"}),
     ("https://h/x", {"headers": {"X-Tenant": "a"}}, {"headers": {"X-Tenant": "b"}}),
     ("az://c/x", {"account_name": "a"}, {"account_name": "b"}),
-    ("az://c/x", {"connection_string": "AccountName=a;AccountKey=b=="}, {"connection_string": "AccountName=b;AccountKey=b=="}),
+    (
+        "az://c/x",
+        {"connection_string": "AccountName=a;AccountKey=b=="},
+        {"connection_string": "AccountName=b;AccountKey=b=="},
+    ),
     ("simplecache::s3://b/x", {"s3": {"endpoint_url": "http://a"}}, {"s3": {"endpoint_url": "http://b"}}),
     ("sftp://h/x", {"username": "a"}, {"username": "b"}),
     ("made-up://h/x", {"anything": 1}, {"anything": 2}),
@@ -155,7 +204,12 @@ def test_what_may_lead_to_another_store_is_another(url, one, other):
 
 @pytest.mark.parametrize(
     ("url", "name"),
-    [("gs://b/x", "STORAGE_EMULATOR_HOST"), ("ais://b/x", "AIS_ENDPOINT"), ("hf://b/x", "HF_ENDPOINT"), ("az://c/x", "AZURE_STORAGE_ACCOUNT_NAME")],
+    [
+        ("gs://b/x", "STORAGE_EMULATOR_HOST"),
+        ("ais://b/x", "AIS_ENDPOINT"),
+        ("hf://b/x", "HF_ENDPOINT"),
+        ("az://c/x", "AZURE_STORAGE_ACCOUNT_NAME"),
+    ],
 )
 def test_the_environment_tells_stores_apart(url, name, monkeypatch):
     monkeypatch.setenv(name, "http://one")
@@ -174,11 +228,15 @@ def test_processes_agree():
         options = {"b": {3, 1, 2}, "a": print, "fs": fsspec.filesystem("memory"), "object": object(), "client_kwargs": {"endpoint_url": "http://h"}}
         options["secret"] = "s"
         print(identify_store("s3://b/x", options), identify_store("made-up://b/x", options))
-    """
+    """  # noqa: E501
     said = set()
     for seed in "12":
         done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code)], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
         )
         said.add(done.stdout)
     assert len(said) == 1

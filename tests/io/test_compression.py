@@ -43,7 +43,9 @@ def test_kinds_are_told_by_their_first_bytes(kind):
 @pytest.mark.parametrize("size", [1, 700, 5000])
 def test_several_streams_in_one_file_are_one(kind, size):
     """As pigz, lbzip2 and pzstd write them, and as cat puts them together."""
-    packed = b"".join(COMPRESS[kind](DATA[place : place + size]) for place in range(0, len(DATA) if size > 1 else 1500, size))
+    packed = b"".join(
+        COMPRESS[kind](DATA[place : place + size]) for place in range(0, len(DATA) if size > 1 else 1500, size)
+    )
     with decompress(io.BytesIO(packed), kind) as stream:
         assert stream.read() == (DATA if size > 1 else DATA[:1500])
 
@@ -108,7 +110,9 @@ DAMAGE_OR_END = (EOFError, OSError, *damage())
 @pytest.mark.parametrize("kind", COMPRESS)
 @pytest.mark.parametrize("streams", [1, 3])
 def test_a_stream_that_ends_early_is_an_error_at_every_cut(kind, streams):
-    """Not the part that is there: a cut anywhere but between two streams, also in the last byte of a checksum."""
+    """Not the part that is there: a cut anywhere but between two streams, also in the last byte
+    of a checksum.
+    """
     parts = [COMPRESS[kind](NOISE[number::streams]) for number in range(streams)]
     data = b"".join(parts)
     ends = {sum(map(len, parts[:number])) for number in range(1, streams)}
@@ -120,7 +124,9 @@ def test_a_stream_that_ends_early_is_an_error_at_every_cut(kind, streams):
 @pytest.mark.parametrize("kind", COMPRESS)
 def test_a_cut_shard_is_an_error_at_every_cut(tmp_path, kind):
     """A warning would let a part of a shard pass as the whole of it."""
-    packed = COMPRESS[kind](tar([(f"{number:03d}.bin", NOISE[number * 90 : number * 90 + 2000]) for number in range(100)]))
+    packed = COMPRESS[kind](
+        tar([(f"{number:03d}.bin", NOISE[number * 90 : number * 90 + 2000]) for number in range(100)])
+    )
     for cut in range(11, len(packed), 7919):
         path = put(tmp_path / "x.tar", packed[:cut])
         with pytest.raises(ShardError, match="is cut short inside its compressed data"):
@@ -129,7 +135,9 @@ def test_a_cut_shard_is_an_error_at_every_cut(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", COMPRESS)
 def test_zeros_may_follow_a_stream_and_nothing_else(kind):
-    """Archives are padded with zeros; a second stream whose first bytes are damaged must not be left out without a word."""
+    """Archives are padded with zeros; a second stream whose first bytes are damaged must not be
+    left out without a word.
+    """
     one, two = COMPRESS[kind](b"one"), COMPRESS[kind](b"two")
     assert unpacked(one + bytes(4096), kind) == b"one"
     assert unpacked(one + bytes(512) + two, kind) == b"onetwo"
@@ -159,7 +167,9 @@ def test_one_step_takes_a_bounded_amount_of_memory(kind):
 
 
 def test_frames_of_zstd_of_all_kinds():
-    """With and without a checksum and a size, of blocks of one byte repeated, with skippable frames between them."""
+    """With and without a checksum and a size, of blocks of one byte repeated, with skippable
+    frames between them.
+    """
     skippable = b"\x5a\x2a\x4d\x18" + (300_000).to_bytes(4, "little") + NOISE[:3000] * 100
     frames, expected = skippable, b""
     for number in range(8):

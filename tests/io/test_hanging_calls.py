@@ -1,4 +1,6 @@
-"""File systems whose blocking calls never return: an error in time, a process that ends, and threads that are replaced."""
+"""File systems whose blocking calls never return: an error in time, a process that ends, and
+threads that are replaced.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""Patterns and directories of remote shards: what they mean, and what is said where they cannot be listed."""
+"""Patterns and directories of remote shards: what they mean, and what is said where they cannot
+be listed.
+"""
 
 import functools
 import os
@@ -37,14 +39,21 @@ def test_a_remote_directory_and_its_options(remote, local):
         assert expand(folder, options) == expand(f"{folder}*.tar", options)
         pipe = wp.ShardList(folder, storage_options=options).open_shards().load_tar().group_by_key()
         assert len(list(pipe)) == 80
-    assert [sample["__key__"] for sample in wp.ShardList(urls[0], storage_options=options).open_shards().load_tar().group_by_key()] == [
-        sample["__key__"] for sample in samples(urls[0], remote)
-    ]
+    assert [
+        sample["__key__"]
+        for sample in wp.ShardList(urls[0], storage_options=options).open_shards().load_tar().group_by_key()
+    ] == [sample["__key__"] for sample in samples(urls[0], remote)]
 
 
 def test_options_of_the_list_reach_all_that_reads(s3, local, tmp_path):
     urls, options = put_all(s3, local[:2]), s3.storage_options
-    pipe = wp.ShardList(urls, storage_options=options).cache_shards(tmp_path, max_bytes="1GB").open_shards().load_tar().group_by_key()
+    pipe = (
+        wp.ShardList(urls, storage_options=options)
+        .cache_shards(tmp_path, max_bytes="1GB")
+        .open_shards()
+        .load_tar()
+        .group_by_key()
+    )
     assert "testsecret" not in repr(pipe)
     assert len(list(wp.PipeLoader(pipe, num_workers=2, multiprocessing_context="spawn"))) == 80
     node = nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls[:1], storage_options=options))))
@@ -78,7 +87,9 @@ def test_without_credentials(s3, monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    with pytest.raises(ShardError, match=r"the shards s3://b/\*\.tar may not be listed .*redentials.*'anon': True") as caught:
+    with pytest.raises(
+        ShardError, match=r"the shards s3://b/\*\.tar may not be listed .*redentials.*'anon': True"
+    ) as caught:
         expand("s3://b/*.tar", {"endpoint_url": s3.endpoint})
     assert caught.value.url == "s3://b/*.tar"
     assert len([line for line in told(caught.value) if line.startswith("  File")]) <= 8
@@ -95,7 +106,9 @@ def test_without_the_package():
         except wp.ShardError as error:
             print(error)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=True
+    )
     assert "need a package that is not installed" in done.stdout
     assert "pip install 'wds_pipes[s3]'" in done.stdout
 
@@ -152,5 +165,7 @@ def test_shards_on_an_ipv6_address(on_ipv6, tmp_path):
     for urls in (names, f"{on_ipv6}/shard-*.tar", f"{on_ipv6}/", f"{on_ipv6}/shard-{{000000..000001}}.tar"):
         assert expand(urls) == names
     assert [sample["__key__"] for sample in samples(names)] == wanted
-    assert [sample["__key__"] for sample in samples(names, cache=ShardCache(tmp_path / "cache", max_bytes="1GB"))] == wanted
+    assert [
+        sample["__key__"] for sample in samples(names, cache=ShardCache(tmp_path / "cache", max_bytes="1GB"))
+    ] == wanted
     assert list(map(bare, samples(f"simplecache::{names[0]}"))) == list(map(bare, samples(names[0])))

@@ -1,4 +1,6 @@
-"""A web server that lies about lengths, ranges and ends: exact bytes or an error in time; never wrong bytes, a short shard in silence, or a hang."""
+"""A web server that lies about lengths, ranges and ends: exact bytes or an error in time; never
+wrong bytes, a short shard in silence, or a hang.
+"""
 
 import pytest
 from lies import Case, Trials
@@ -37,14 +39,20 @@ def test_no_lie_is_believed(tmp_path):
         outcomes = trials.read_all(wanted, threads=26, seconds=60)
     assert [case for case in wanted if case not in outcomes] == []
     assert {case: outcome for case, outcome in outcomes.items() if outcome.kind == "WRONG"} == {}
-    honest = [case for case in wanted if case.index in (None, "right") and (case.lie.once or case.lie.ranges in ("unsized", "short"))]
+    honest = [
+        case
+        for case in wanted
+        if case.index in (None, "right") and (case.lie.once or case.lie.ranges in ("unsized", "short"))
+    ]
     assert [outcomes[case].kind for case in honest if case.lie[:2] == ("right", "whole")].count("exact") >= 3
 
 
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("framing", ["1.0", "close"])
 def test_an_end_that_nothing_vouches_for(tmp_path, framing, cached):
-    """Neither a length nor an end mark, and no end-of-archive mark either: the shard was cut, and that is an error that says so."""
+    """Neither a length nor an end mark, and no end-of-archive mark either: the shard was cut,
+    and that is an error that says so.
+    """
     trials = Trials(tmp_path)
     with trials.server:
         cut = trials.read(Case(Lie(framing, "boundary", "ignored"), None, cached=cached, connections=8))
@@ -57,7 +65,10 @@ def test_an_end_that_nothing_vouches_for(tmp_path, framing, cached):
 def test_a_byte_now_and_then_is_no_progress(tmp_path):
     """A server that drips fails as one that is silent does."""
     trials = Trials(tmp_path)
-    dripping = [Case(Lie("right", "drip", "honoured"), index, cached=False, connections=count) for index, count in ((None, 1), ("right", 8))]
+    dripping = [
+        Case(Lie("right", "drip", "honoured"), index, cached=False, connections=count)
+        for index, count in ((None, 1), ("right", 8))
+    ]
     with trials.server:
         outcomes = trials.read_all(dripping, threads=2, seconds=60)
     assert [outcomes[case].kind for case in dripping] == ["error", "error"]

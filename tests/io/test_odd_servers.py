@@ -1,4 +1,6 @@
-"""Servers that tell less than they should, or something else: without ranges, sizes, lengths; answers that nobody can read; ETags that come and go."""
+"""Servers that tell less than they should, or something else: without ranges, sizes, lengths;
+answers that nobody can read; ETags that come and go.
+"""
 
 import contextlib
 import re
@@ -84,13 +86,17 @@ JUNK = {
     "half a head": "HTTP/1.1 206 Partial Con",
     "no content": "HTTP/1.1 204 No Content\r\n\r\n",
     "not modified": "HTTP/1.1 304 Not Modified\r\nConnection: close\r\n\r\n",
-    "several ranges": "HTTP/1.1 206 Partial Content\r\nContent-Type: multipart/byteranges; boundary=x\r\nContent-Length: 5\r\n\r\n--x\r\n",
+    "several ranges": "HTTP/1.1 206 Partial Content\r\nContent-Type: multipart/byteranges; "
+    "boundary=x\r\nContent-Length: 5\r\n\r\n--x\r\n",
 }
 
 
 @pytest.mark.parametrize("junk", JUNK)
 def test_one_answer_that_cannot_be_read(web, local, junk):
-    """Is a broken transfer as others are: the request is made again. At the beginning and in the middle."""
+    """Is a broken transfer as others are: the request is made again.
+
+    At the beginning and in the middle.
+    """
     read_on(web, local, junk)
 
 
@@ -102,7 +108,10 @@ def test_one_answer_of_s3_or_gcs_that_cannot_be_read(request, local, store, junk
 
 def read_on(remote, local, junk):
     (url,) = put_all(remote, local[:1])
-    remote.faults.rules({"match": remote.reads, "raw": JUNK[junk], "times": 1}, {"match": remote.reads, "raw": JUNK[junk], "times": 1, "skip": 2})
+    remote.faults.rules(
+        {"match": remote.reads, "raw": JUNK[junk], "times": 1},
+        {"match": remote.reads, "raw": JUNK[junk], "times": 1, "skip": 2},
+    )
     assert list(map(bare, samples(url, remote))) == list(map(bare, samples(local[0])))
     assert sum("raw" in request.faults for request in remote.faults.stats(remote.reads)) == 2
 
@@ -115,7 +124,9 @@ def test_answers_that_can_never_be_read(remote, local):
         list(samples(url, remote, retries=2))
 
 
-@pytest.mark.parametrize("status", [408, 425, 429, 500, 501, 502, 503, 504, 505, 507, 508, 509, 511, 520, 524, 530, 599])
+@pytest.mark.parametrize(
+    "status", [408, 425, 429, 500, 501, 502, 503, 504, 505, 507, 508, 509, 511, 520, 524, 530, 599]
+)
 def test_a_status_that_passes(web, local, status):
     """All of 5xx, as it is documented."""
     (url,) = put_all(web, local[:1])
@@ -133,13 +144,17 @@ def test_a_status_that_passes_at_s3_and_gcs(remote, local, status):
 def test_a_code_that_passes(s3, local):
     """With a status that does not."""
     (url,) = put_all(s3, local[:1])
-    s3.faults.rules({"match": s3.reads, "status": 400, "body": "<Error><Code>RequestTimeout</Code></Error>", "times": 1})
+    s3.faults.rules(
+        {"match": s3.reads, "status": 400, "body": "<Error><Code>RequestTimeout</Code></Error>", "times": 1}
+    )
     assert list(map(bare, samples(url, s3))) == list(map(bare, samples(local[0])))
 
 
 @pytest.mark.parametrize("status", [300, 304, 305, 400, 402, 405, 409, 410, 451])
 def test_a_status_that_stays(web, local, status):
-    """Those that say what is wrong with the request are an error at once; one without a meaning here is not."""
+    """Those that say what is wrong with the request are an error at once; one without a meaning
+    here is not.
+    """
     (url,) = put_all(web, local[:1])
     web.faults.rules({"match": web.reads, "status": status})
     with pytest.raises(ShardError, match=str(status)):
@@ -156,7 +171,9 @@ NAMES = {
 
 
 class Tagged(BaseHTTPRequestHandler):
-    """Ranges of ``data``, with ``tags`` in turn; where there is none, with the time of the last change only."""
+    """Ranges of ``data``, with ``tags`` in turn; where there is none, with the time of the last
+    change only.
+    """
 
     data = b""
     tags = ()
@@ -168,7 +185,10 @@ class Tagged(BaseHTTPRequestHandler):
 
     def do_GET(self):
         parts = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"])
-        start, stop = int(parts[1]), min(len(self.data), int(parts[2]) + 1 if parts[2] else len(self.data), int(parts[1]) + 600_000)
+        start, stop = (
+            int(parts[1]),
+            min(len(self.data), int(parts[2]) + 1 if parts[2] else len(self.data), int(parts[1]) + 600_000),
+        )
         number = type(self).asked = min(type(self).asked + 1, len(self.tags))
         self.send_response(206)
         self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(self.data)}")
@@ -192,7 +212,9 @@ def serving(handler, **attributes):
 
 @pytest.mark.parametrize("tags", NAMES.values(), ids=NAMES)
 def test_etags_that_say_the_same_or_nothing(local, tags):
-    """The object is the same: a weak one is compared with a strong one, and one that is missing says nothing."""
+    """The object is the same: a weak one is compared with a strong one, and one that is missing
+    says nothing.
+    """
     with serving(Tagged, data=content(local[0]), tags=tags) as address:
         assert list(map(bare, samples(f"{address}/x.tar", connections=1))) == list(map(bare, samples(local[0])))
 
@@ -203,11 +225,17 @@ def test_etags_that_say_the_same_or_nothing(local, tags):
         {"tags": ['"one"', None, '"two"', '"two"']},
         {"tags": ['W/"one"', '"one"', 'W/"two"', '"two"']},
         {"tags": [None, '"one"', None, '"two"']},
-        {"tags": ['"one"', None, None, None], "times": ["Wed, 21 Oct 2015 07:28:00 GMT"] * 2 + ["Wed, 21 Oct 2015 07:28:01 GMT"] * 2},
+        {
+            "tags": ['"one"', None, None, None],
+            "times": ["Wed, 21 Oct 2015 07:28:00 GMT"] * 2 + ["Wed, 21 Oct 2015 07:28:01 GMT"] * 2,
+        },
     ],
     ids=["behind one that says nothing", "from weak to weak", "behind two that say nothing", "by its time only"],
 )
 def test_etags_that_say_that_it_was_changed(local, changes):
     """Are an error, whatever came between."""
-    with serving(Tagged, data=content(local[0]), **changes) as address, pytest.raises(ShardError, match="was changed while it was read"):
+    with (
+        serving(Tagged, data=content(local[0]), **changes) as address,
+        pytest.raises(ShardError, match="was changed while it was read"),
+    ):
         list(samples(f"{address}/x.tar", connections=1))

@@ -19,7 +19,21 @@ from wds_pipes.io.pipe import CommandOutput
 from wds_pipes.stages import LoadTar, OpenShards, ShardList
 
 
-@pytest.mark.parametrize("name", ["x.tar", "a b.tar", "a#b.tar", "a?b=c.tar", "a%20b.tar", "größe.tar", "{a}.tar", "[a].tar", "a:b.tar", "\udcff.tar"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x.tar",
+        "a b.tar",
+        "a#b.tar",
+        "a?b=c.tar",
+        "a%20b.tar",
+        "größe.tar",
+        "{a}.tar",
+        "[a].tar",
+        "a:b.tar",
+        "\udcff.tar",
+    ],
+)
 def test_local_paths_stay_what_they_are(tmp_path, name):
     """Also as a file:// URL."""
     path = put(tmp_path / name, tar(pairs(2)))
@@ -48,8 +62,14 @@ def test_storage_options_go_to_the_file_system(tmp_path):
         ("missing.tar", "shard missing.tar does not exist. The working directory is {folder}. Check its name."),
         ("memory://missing/x.tar", "shard memory://missing/x.tar does not exist: check its name ("),
         ("folder.tar", "shard folder.tar cannot be opened: IsADirectoryError"),
-        ("nosuch://user:secret@x/y.tar", "cannot be opened: ValueError: Protocol not known: nosuch. Write a local path without '://'."),
-        ("pipe:cat secret.tar", "shard pipe:cat ... would run a shell command: pass open_shards(allow_pipe=True) if you trust it"),
+        (
+            "nosuch://user:secret@x/y.tar",
+            "cannot be opened: ValueError: Protocol not known: nosuch. Write a local path without '://'.",
+        ),
+        (
+            "pipe:cat secret.tar",
+            "shard pipe:cat ... would run a shell command: pass open_shards(allow_pipe=True) if you trust it",
+        ),
     ],
 )
 def test_what_cannot_be_opened(tmp_path, monkeypatch, url, message):
@@ -81,7 +101,11 @@ def test_a_web_server_that_does_not_give_the_shard(status):
             threading.Thread(target=server.serve_forever, daemon=True).start()
         else:
             server.server_close()
-        message = {None: "cannot be read .ClientConnectorError: .*; asked 4 times", 403: "may not be read: check your credentials", 404: "does not exist"}
+        message = {
+            None: "cannot be read .ClientConnectorError: .*; asked 4 times",
+            403: "may not be read: check your credentials",
+            404: "does not exist",
+        }
         with pytest.raises(ShardError, match=message[status]) as caught:
             open_url(url)
         if status is not None:
@@ -118,7 +142,9 @@ def test_standard_input():
         print([sample["__key__"] for sample in Stream(GroupByKey(LoadTar(OpenShards(ShardList("-")))))])
     """
     for data in (tar(pairs(3)), gzip.compress(tar(pairs(3)))):
-        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], input=data, capture_output=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)], input=data, capture_output=True, check=False
+        )
         assert done.stdout.decode().strip() == "['0000', '0001', '0002']", done.stderr.decode()
 
 

@@ -1,4 +1,6 @@
-"""Remote shards: read ahead by ranges, through faults, with a resume that asks for nothing twice."""
+"""Remote shards: read ahead by ranges, through faults, with a resume that asks for nothing
+twice.
+"""
 
 import os
 

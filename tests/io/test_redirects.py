@@ -20,7 +20,9 @@ SECRET = "5ecret"
 
 
 class Site(BaseHTTPRequestHandler):
-    """Gives ``objects`` by their paths, or the address of a redirect; notes the headers that came."""
+    """Gives ``objects`` by their paths, or the address of a redirect; notes the headers that
+    came.
+    """
 
     objects = ()
     code = 302
@@ -55,7 +57,9 @@ class Running:
         self.objects, self.came = server.RequestHandlerClass.objects, server.RequestHandlerClass.came
 
     def leaked(self):
-        return [headers for _, headers in self.came if SECRET in str(headers) or {"authorization", "cookie"} & set(headers)]
+        return [
+            headers for _, headers in self.came if SECRET in str(headers) or {"authorization", "cookie"} & set(headers)
+        ]
 
 
 @pytest.fixture
@@ -64,7 +68,11 @@ def site(tmp_path):
     with contextlib.ExitStack() as stack:
 
         def start(code=302, tls=False):
-            server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Site,), {"objects": {}, "code": code, "came": []})))
+            server = stack.enter_context(
+                ThreadingHTTPServer(
+                    ("127.0.0.1", 0), type("Handler", (Site,), {"objects": {}, "code": code, "came": []})
+                )
+            )
             if tls:
                 server.socket = tls_of(tmp_path).wrap_socket(server.socket, server_side=True)
             threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -80,10 +88,19 @@ def tls_of(folder):
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    key, name = (
+        ec.generate_private_key(ec.SECP256R1()),
+        x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")]),
+    )
     begin = datetime.datetime(2020, 1, 1)
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
-    certificate = builder.not_valid_before(begin).not_valid_after(begin + datetime.timedelta(days=36500)).sign(key, hashes.SHA256())
+    builder = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
+    )
+    certificate = (
+        builder.not_valid_before(begin)
+        .not_valid_after(begin + datetime.timedelta(days=36500))
+        .sign(key, hashes.SHA256())
+    )
     words = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     (folder / "site.pem").write_bytes(key.private_bytes(*words) + certificate.public_bytes(serialization.Encoding.PEM))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -98,7 +115,13 @@ def basic():
         return aiohttp.BasicAuth("user", SECRET)
 
 
-HEADERS = {"X-Api-Key": SECRET, "PRIVATE-TOKEN": SECRET, "X-Odd": SECRET, "Authorization": f"Bearer {SECRET}", "Cookie": f"a={SECRET}"}
+HEADERS = {
+    "X-Api-Key": SECRET,
+    "PRIVATE-TOKEN": SECRET,
+    "X-Odd": SECRET,
+    "Authorization": f"Bearer {SECRET}",
+    "Cookie": f"a={SECRET}",
+}
 OPTIONS = {
     "headers": {"headers": HEADERS},
     "headers of the client": {"client_kwargs": {"headers": HEADERS}},
@@ -114,13 +137,20 @@ OPTIONS = {
 @pytest.mark.filterwarnings("ignore:The 'auth' parameter is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_credentials_stay_with_their_origin(site, local, options):
-    """A redirect within it takes them along, one to another origin does not, nor one from there; harmless headers go everywhere."""
+    """A redirect within it takes them along, one to another origin does not, nor one from there;
+    harmless headers go everywhere.
+    """
     first, second = site(307), site(302)
     first.objects["/x.tar"], first.objects["/moved/x.tar"] = "/moved/x.tar", f"{second.address}/a/x.tar"
-    second.objects["/a/x.tar"], first.objects["/back/x.tar"] = f"{first.address}/back/x.tar", f"{second.address}/b/x.tar"
+    second.objects["/a/x.tar"], first.objects["/back/x.tar"] = (
+        f"{first.address}/back/x.tar",
+        f"{second.address}/b/x.tar",
+    )
     second.objects["/b/x.tar"] = content(local[0])
     options = {**options, "headers": {**options.get("headers", {}), "User-Agent": "mine"}}
-    assert list(map(bare, samples(f"{first.address}/x.tar", storage_options=options))) == list(map(bare, samples(local[0])))
+    assert list(map(bare, samples(f"{first.address}/x.tar", storage_options=options))) == list(
+        map(bare, samples(local[0]))
+    )
     gone_out = [(path.partition("?")[0], headers) for path, headers in first.came]
     for path, headers in gone_out:
         told = SECRET in str(headers) or "dXNlcjo1ZWNyZXQ=" in headers.get("authorization", "")
@@ -136,7 +166,11 @@ def test_credentials_stay_with_their_origin(site, local, options):
 
 
 @pytest.mark.filterwarnings("ignore:The 'auth' parameter is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("options", [OPTIONS[name] for name in OPTIONS if name != "parameters"], ids=[name for name in OPTIONS if name != "parameters"])
+@pytest.mark.parametrize(
+    "options",
+    [OPTIONS[name] for name in OPTIONS if name != "parameters"],
+    ids=[name for name in OPTIONS if name != "parameters"],
+)
 def test_credentials_for_an_index_stay_with_its_origin(site, options):
     first, second = site(), site()
     first.objects["/index.json"] = f"{second.address}/index.json"
@@ -197,7 +231,9 @@ def test_a_server_that_wants_what_is_not_sent_on(site, local):
     """The message says why it does not get it."""
     first, second = site(), site(403)
     first.objects["/x.tar"], second.objects["/x.tar"] = f"{second.address}/x.tar", f"{second.address}/x.tar"
-    with pytest.raises(ShardError, match="check your credentials.*redirected to 127.0.0.1:.*, to which your headers are not sent"):
+    with pytest.raises(
+        ShardError, match="check your credentials.*redirected to 127.0.0.1:.*, to which your headers are not sent"
+    ):
         list(samples(f"{first.address}/x.tar", storage_options={"headers": HEADERS}))
 
 
@@ -213,7 +249,9 @@ WHERE = {
 
 @pytest.mark.parametrize("where", WHERE.values(), ids=WHERE)
 def test_redirects_that_lead_nowhere(site, where):
-    """An error in words, after one attempt, without what is secret in them; neither in its causes."""
+    """An error in words, after one attempt, without what is secret in them; neither in its
+    causes.
+    """
     one = site()
     one.objects["/x.tar"] = where.format(address=one.address)
     with pytest.raises(ShardError, match=r"/x.tar cannot be read \(.*redirect") as caught:

@@ -1,4 +1,6 @@
-"""How remote shards are read ahead: through which connections, how much of them at a time, and what is left when iteration stops."""
+"""How remote shards are read ahead: through which connections, how much of them at a time, and
+what is left when iteration stops.
+"""
 
 import collections
 import gc
@@ -29,7 +31,9 @@ def sockets():
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
     """A shard of 20 MB in 20 samples."""
-    return make_shards(tmp_path_factory.mktemp("large"), shards=1, samples=20, fields={"bin": lambda rng, _: rng.randbytes(1_000_000)})[0]
+    return make_shards(
+        tmp_path_factory.mktemp("large"), shards=1, samples=20, fields={"bin": lambda rng, _: rng.randbytes(1_000_000)}
+    )[0]
 
 
 @pytest.mark.parametrize("connections", [1, 3, 8])
@@ -44,10 +48,14 @@ def test_one_shard_uses_all_connections(remote, large, connections):
 
 
 def test_a_server_that_ignores_ranges_is_not_asked_for_each(web, large, tmp_path):
-    """Also where an index tells the size, so that several are requested before the first response: each would bring the shard from its beginning."""
+    """Also where an index tells the size, so that several are requested before the first
+    response: each would bring the shard from its beginning.
+    """
     url = web.put("large.tar", content(large))
     index = tmp_path / "index.json"
-    index.write_text(json.dumps({"wids_version": 1, "shardlist": [{"url": url, "nsamples": 20, "filesize": os.path.getsize(large)}]}))
+    index.write_text(
+        json.dumps({"wids_version": 1, "shardlist": [{"url": url, "nsamples": 20, "filesize": os.path.getsize(large)}]})
+    )
     web.faults.rules({"match": web.reads, "ignore_range": True})
     found = list(samples(url, index=index, connections=2, readahead_bytes=2 * MIB))
     assert list(map(bare, found)) == list(map(bare, samples(large)))
@@ -58,7 +66,10 @@ def test_a_server_that_ignores_ranges_is_not_asked_for_each(web, large, tmp_path
 def test_several_shards_share_them(remote, large, local, connections):
     """Each has at least one."""
     if connections == 1 and remote.kind == "gcs":
-        pytest.skip("the imitation of GCS answers one request after another, and those that wait for the consumer stop the others")
+        pytest.skip(
+            "the imitation of GCS answers one request after another, and those that wait for the "
+            "consumer stop the others"
+        )
     paths = [large, *local[:3]]
     urls = [remote.put(f"share/{number}.tar", content(path)) for number, path in enumerate(paths)]
     remote.faults.rules({"match": remote.reads, "rate": 20_000_000})
@@ -82,7 +93,9 @@ def test_the_first_sample_needs_one_request(remote, local):
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_shards_are_asked_for_before_their_turn(remote, local, ahead):
-    """As many as there may be, and no others, while the consumer has read nothing but a first sample."""
+    """As many as there may be, and no others, while the consumer has read nothing but a first
+    sample.
+    """
     urls = put_all(remote, local)
     pipe = iter(samples(urls, remote, shards_ahead=ahead, readahead_bytes=64 * MIB))
     next(pipe)
@@ -106,14 +119,20 @@ def resumed(make, count):
 @pytest.mark.parametrize("again", [False, True], ids=["first", "resumed"])
 @pytest.mark.parametrize("opened_by", ["interleave_shards", "lanes", "mix"])
 def test_shards_that_are_open_at_once_are_asked_for_at_once(remote, local, opened_by, again):
-    """All first answers are waited for together, also on a resume, where they begin at the positions."""
+    """All first answers are waited for together, also on a resume, where they begin at the
+    positions.
+    """
     urls = put_all(remote, local)
     pipes = [samples(some, remote, connections=1) for some in (urls, urls[:1], urls[1:2], urls[2:])]
 
     def make():
         if opened_by == "lanes":
             return wp.PipeLoader(pipes[0], lanes=3)
-        return pipes[0].interleave_shards(3) if opened_by == "interleave_shards" else wp.mix(dict(zip("abc", pipes[1:], strict=True)))
+        return (
+            pipes[0].interleave_shards(3)
+            if opened_by == "interleave_shards"
+            else wp.mix(dict(zip("abc", pipes[1:], strict=True)))
+        )
 
     pipe = resumed(make, 30)[0] if again else make()
     if again:
@@ -165,11 +184,17 @@ def test_a_source_that_is_over_is_not_asked_for_again(web, local):
 
 @pytest.mark.parametrize("lanes", [1, 16])
 def test_memory_is_bounded(web, tmp_path_factory, lanes):
-    """A consumer that does nothing gets no more than was allowed, however long it waits and however many shards are open."""
+    """A consumer that does nothing gets no more than was allowed, however long it waits and
+    however many shards are open.
+    """
     if lanes == 1:
-        paths = make_shards(tmp_path_factory.mktemp("huge"), shards=1, samples=1000, fields={"bin": lambda rng, _: bytes(200_000)})
+        paths = make_shards(
+            tmp_path_factory.mktemp("huge"), shards=1, samples=1000, fields={"bin": lambda rng, _: bytes(200_000)}
+        )
     else:
-        paths = make_shards(tmp_path_factory.mktemp("many"), shards=16, samples=30, fields={"bin": lambda rng, _: bytes(200_000)})
+        paths = make_shards(
+            tmp_path_factory.mktemp("many"), shards=16, samples=30, fields={"bin": lambda rng, _: bytes(200_000)}
+        )
     urls = put_all(web, paths)
     stage = wp.ShardList(urls).open_shards(readahead_bytes=8 * MIB).load_tar().group_by_key()
     pipe = stage.interleave_shards(lanes) if lanes > 1 else stage
@@ -184,7 +209,8 @@ def test_memory_is_bounded(web, tmp_path_factory, lanes):
     for _ in items:
         most = max(most, tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
-    # Of each open shard also a buffer of 1 MiB, some samples, and what aiohttp has of each connection.
+    # Of each open shard also a buffer of 1 MiB, some samples, and what aiohttp has of each
+    # connection.
     assert most < 8 * MIB + max(lanes, 8) * 3 * MIB
     assert process.memory_info().rss - before < 8 * MIB + 64 * MIB
 
@@ -238,7 +264,9 @@ def begin_and_stop(pipe, way):
 
 
 def test_a_consumer_may_take_its_time(web, large):
-    """Longer than the timeout, while servers close connections on which nothing is read: that is nobody's fault, and the bytes are asked for again."""
+    """Longer than the timeout, while servers close connections on which nothing is read: that is
+    nobody's fault, and the bytes are asked for again.
+    """
     url = web.put("large.tar", content(large))
     web.faults.rules({"match": web.reads, "skip": 1, "times": 8, "reset_after": 0})
     items = iter(samples(url, readahead_bytes=2 * MIB, timeout_seconds=4))
@@ -249,7 +277,9 @@ def test_a_consumer_may_take_its_time(web, large):
 
 
 def test_answers_may_come_in_any_order(web, local):
-    """The first shard ahead before the one that is read, with room for one range: nothing hangs for want of room."""
+    """The first shard ahead before the one that is read, with room for one range: nothing hangs
+    for want of room.
+    """
     urls = put_all(web, local)
     web.faults.rules({"match": web.reads, "prob": 0.5, "latency": 0.15}, seed=3)
     for connections in (2, 8):
@@ -301,7 +331,9 @@ def test_a_resume_at_the_very_end(remote, tmp_path):
 
 
 def test_ranges_are_longer_where_responses_take_long(web, tmp_path):
-    """Once latency and rate are known, and as long as the shards ahead leave something for each connection."""
+    """Once latency and rate are known, and as long as the shards ahead leave something for each
+    connection.
+    """
     paths = make_shards(tmp_path, shards=5, samples=12, fields={"bin": lambda rng, _: rng.randbytes(1_000_000)})
     urls = put_all(web, paths)
     web.faults.rules({"match": web.reads, "latency": 1})

@@ -1,4 +1,6 @@
-"""The connections and bytes of a process: shared by all its pipes, and given back whatever becomes of a reader."""
+"""The connections and bytes of a process: shared by all its pipes, and given back whatever
+becomes of a reader.
+"""
 
 import asyncio
 import gc
@@ -24,7 +26,9 @@ SOURCES = 20
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
     """A shard of 4 MB in 40 samples."""
-    return make_shards(tmp_path_factory.mktemp("large"), shards=1, samples=40, fields={"bin": lambda rng, _: rng.randbytes(100_000)})[0]
+    return make_shards(
+        tmp_path_factory.mktemp("large"), shards=1, samples=40, fields={"bin": lambda rng, _: rng.randbytes(100_000)}
+    )[0]
 
 
 def settle():
@@ -41,7 +45,9 @@ def settle():
 
 @pytest.fixture(autouse=True)
 def alone():
-    """Nothing of other tests is left in this process: neither garbage, nor what waits for a store."""
+    """Nothing of other tests is left in this process: neither garbage, nor what waits for a
+    store.
+    """
     gc.collect()
     for queue in tuple(budget().queues):
         queue.close()
@@ -79,7 +85,9 @@ def test_readers_that_stop_early_give_everything_back(web, large):
 
 
 def test_the_sources_of_a_mix_share_one_budget(web, large):
-    """Each open shard has one connection, as all are taken by them; and the bytes are those of one pipe."""
+    """Each open shard has one connection, as all are taken by them; and the bytes are those of
+    one pipe.
+    """
     urls = [web.put(f"many/{number}.tar", content(large)) for number in range(SOURCES)]
     pipes = {str(number): samples(url, readahead_bytes=8 * MIB, connections=4) for number, url in enumerate(urls)}
     web.faults.rules({"match": web.reads, "rate": 4_000_000})
@@ -115,7 +123,8 @@ def test_a_request_that_another_has_cancelled_is_an_error(web, large):
 
     async def cancel():
         for task in asyncio.all_tasks():
-            if getattr(task.get_coro(), "__name__", "") == "_fetch":  # tasks of others, such as an ending generator, have no name
+            # tasks of others, such as an ending generator, have no name
+            if getattr(task.get_coro(), "__name__", "") == "_fetch":
                 task.cancel()
 
     asyncio.run_coroutine_threadsafe(cancel(), get_loop()).result()
@@ -126,12 +135,20 @@ def test_a_request_that_another_has_cancelled_is_an_error(web, large):
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_shards_that_are_read_in_another_order(web, local, ahead):
-    """As a shuffle of open shards gives them: those that were requested first hold all the room, and the source ends before they are read."""
+    """As a shuffle of open shards gives them: those that were requested first hold all the room,
+    and the source ends before they are read.
+    """
     urls = [web.put(f"order/{number}.tar", content(local[number % 4])) for number in range(8)]
     opened = wp.ShardList(urls).open_shards(readahead_bytes=MIB, shards_ahead=ahead)
     alone = [local[urls.index(shard.url) % 4] for shard in opened.shuffle_buffer(3)]
     assert [content(path) for path in alone] != [content(local[number % 4]) for number in range(8)]
-    pipe = wp.ShardList(urls).open_shards(readahead_bytes=MIB, shards_ahead=ahead).shuffle_buffer(3).load_tar().group_by_key()
+    pipe = (
+        wp.ShardList(urls)
+        .open_shards(readahead_bytes=MIB, shards_ahead=ahead)
+        .shuffle_buffer(3)
+        .load_tar()
+        .group_by_key()
+    )
     assert in_time(lambda: list(map(bare, pipe))) == list(map(bare, samples(alone)))
     settle()
     assert (budget().held, budget().queues) == (0, [])
@@ -170,13 +187,17 @@ def test_a_reader_that_is_closed_while_it_waits(web, large):
 
 
 def test_two_threads_look_at_the_blocks(web, large):
-    """The loop looks at them while the consumer takes them away; threads take turns as often as they can."""
+    """The loop looks at them while the consumer takes them away; threads take turns as often as
+    they can.
+    """
     url = web.put("large.tar", content(large))
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(5):
-            found = in_time(lambda: [bare(sample) for sample in samples([url] * 4, connections=2, readahead_bytes=2 * MIB)])
+            found = in_time(
+                lambda: [bare(sample) for sample in samples([url] * 4, connections=2, readahead_bytes=2 * MIB)]
+            )
             assert len(found) == 160
     finally:
         sys.setswitchinterval(interval)

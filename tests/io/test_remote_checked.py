@@ -1,4 +1,6 @@
-"""Remote shards of which an index tells the MD5: a wrong byte is an error at the shard's end at the latest."""
+"""Remote shards of which an index tells the MD5: a wrong byte is an error at the shard's end at
+the latest.
+"""
 
 import os
 
@@ -62,6 +64,11 @@ def test_wrong_bytes_can_be_skipped_and_counted(web, local, tmp_path):
     wp.tar.index_shards(local[:2], tmp_path / "index.json")
     urls = put_all(web, local[:2])
     web.faults.rules({"match": "shard-000000", "times": 1, "flip": 300_000})
-    pipe = wp.ShardList(urls, index=tmp_path / "index.json").open_shards(readahead_bytes=2 << 20).load_tar(on_error="skip").group_by_key()
+    pipe = (
+        wp.ShardList(urls, index=tmp_path / "index.json")
+        .open_shards(readahead_bytes=2 << 20)
+        .load_tar(on_error="skip")
+        .group_by_key()
+    )
     assert len(list(pipe)) == 79
     assert pipe.counts()["damaged"] == 1

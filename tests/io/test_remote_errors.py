@@ -1,4 +1,6 @@
-"""Remote shards that cannot be read: at once or within the timeout, an error that says which, where, why and what to do, without secrets."""
+"""Remote shards that cannot be read: at once or within the timeout, an error that says which,
+where, why and what to do, without secrets.
+"""
 
 import gzip
 import os
@@ -56,7 +58,9 @@ def test_wrong_keys(s3, local):
     error = fails(samples("s3://shards/private.tar", storage_options=options))
     assert "s3://shards/private.tar may not be read: check your credentials" in str(error)
     assert "wrong-secret" not in "".join(traceback.format_exception(error))
-    assert "{'anon': True}" in str(fails(samples("s3://shards/private.tar", storage_options={"anon": True, "endpoint_url": s3.endpoint})))
+    assert "{'anon': True}" in str(
+        fails(samples("s3://shards/private.tar", storage_options={"anon": True, "endpoint_url": s3.endpoint}))
+    )
 
 
 def test_no_credentials(s3, local, monkeypatch, tmp_path):
@@ -78,7 +82,11 @@ def test_nobody_answers(kind, host):
     """A wrong endpoint is found out soon, since nobody has ever answered."""
     endpoint = f"http://{host}:{free_port()}"
     url = {"s3": "s3://b/x.tar", "gcs": "gs://b/x.tar", "http": f"{endpoint}/x.tar"}[kind]
-    options = {"s3": {"key": "testkey", "secret": "testsecret1234", "endpoint_url": endpoint}, "gcs": {"token": "anon", "endpoint_url": endpoint}, "http": {}}
+    options = {
+        "s3": {"key": "testkey", "secret": "testsecret1234", "endpoint_url": endpoint},
+        "gcs": {"token": "anon", "endpoint_url": endpoint},
+        "http": {},
+    }
     error = fails(samples(url, storage_options=options[kind]))
     assert f"shard {url} cannot be read (" in str(error)
     assert "asked 4 times" in str(error)
@@ -109,7 +117,9 @@ def test_a_directory_instead_of_an_object(remote, local):
 
 
 def test_a_503_that_stays(remote, local):
-    """After as many tries as were allowed; with URL, offset and cause, and without one request after another."""
+    """After as many tries as were allowed; with URL, offset and cause, and without one request
+    after another.
+    """
     (url,) = put_all(remote, local[:1])
     remote.faults.rules({"match": remote.reads, "status": 503, "body": "<Error><Code>SlowDown</Code></Error>"})
     error = fails(samples(url, remote, timeout_seconds=20, retries=3))
@@ -159,7 +169,9 @@ def test_shards_that_are_missing_are_skipped(web, local, lanes, ahead):
     urls = [*missing[:4], there[0], *missing[4:], *there[1:]]
     pipe = samples(urls, on_error="skip", shards_ahead=ahead)
     source = pipe if lanes is None else wp.PipeLoader(pipe, lanes=lanes)
-    assert sorted(str(bare(sample)["__key__"]) for sample in source) == sorted(sample["__key__"] for sample in samples(local))
+    assert sorted(str(bare(sample)["__key__"]) for sample in source) == sorted(
+        sample["__key__"] for sample in samples(local)
+    )
     assert source.counts()["skipped_shards"] == 6
 
 
@@ -171,11 +183,16 @@ def test_retries_can_be_turned_off(remote, local):
 
 
 @pytest.mark.parametrize("store", ["s3", "web"])  # a stall stops all answers of the imitation of GCS
-@pytest.mark.parametrize("stall", [{"latency": 1000}, {"stall_after": 100_000, "stall": 1000}], ids=["no answer", "no further byte"])
+@pytest.mark.parametrize(
+    "stall", [{"latency": 1000}, {"stall_after": 100_000, "stall": 1000}], ids=["no answer", "no further byte"]
+)
 def test_a_server_that_stalls_for_ever(request, local, store, stall):
     remote = request.getfixturevalue(store)
     (url,) = put_all(remote, local[:1])
-    remote.faults.rules({"match": remote.reads, **stall, "times": 1}, {"match": remote.reads, "skip": 1, "stall_after": 0, "stall": 1000})
+    remote.faults.rules(
+        {"match": remote.reads, **stall, "times": 1},
+        {"match": remote.reads, "skip": 1, "stall_after": 0, "stall": 1000},
+    )
     error = fails(samples(url, remote, timeout_seconds=2))
     assert error.url == url
     assert re.search(r"no answer in|no byte came for|only \d+ bytes came in", str(error)), error
@@ -183,7 +200,10 @@ def test_a_server_that_stalls_for_ever(request, local, store, stall):
 
 def test_an_etag_that_changes_while_it_is_read(remote, local):
     (url,) = put_all(remote, local[:1])
-    remote.faults.rules({"match": remote.reads, "skip": 1, "headers": {"ETag": '"other"'}}, {"match": remote.reads, "times": 1, "headers": {"ETag": '"one"'}})
+    remote.faults.rules(
+        {"match": remote.reads, "skip": 1, "headers": {"ETag": '"other"'}},
+        {"match": remote.reads, "times": 1, "headers": {"ETag": '"one"'}},
+    )
     assert '("one" became "other"), byte 1048576' in str(fails(samples(url, remote)))
 
 
@@ -251,11 +271,20 @@ def test_an_answer_in_compressed_form(remote, local):
 
 
 def test_s3_objects_with_a_content_encoding(s3, local):
-    s3.direct.client.put_object(Bucket="shards", Key="z.tar", Body=gzip.compress(content(local[0]), 1), ContentEncoding="gzip", ACL="public-read")
+    s3.direct.client.put_object(
+        Bucket="shards",
+        Key="z.tar",
+        Body=gzip.compress(content(local[0]), 1),
+        ContentEncoding="gzip",
+        ACL="public-read",
+    )
     assert "Content-Encoding gzip" in str(fails(samples("s3://shards/z.tar", s3)))
 
 
-@pytest.mark.parametrize("rule", [{"status": 403}, {"status": 404}, {"status": 503}, {"drop": True}, {"truncate": 0}, {"add_length": 10**9}, None])
+@pytest.mark.parametrize(
+    "rule",
+    [{"status": 403}, {"status": 404}, {"status": 503}, {"drop": True}, {"truncate": 0}, {"add_length": 10**9}, None],
+)
 def test_secrets_stay_secret(web, local, rule):
     """In the message, in what caused it, and in the attributes."""
     put_all(web, local[:1])
@@ -283,10 +312,17 @@ def test_missing_shards_can_be_skipped_and_counted(remote, local):
 
 
 def test_shards_that_break_off_can_be_skipped_and_counted(remote, local):
-    """What came before is given, but for the sample before the gap, which may not be whole; and all of the next shard."""
+    """What came before is given, but for the sample before the gap, which may not be whole; and
+    all of the next shard.
+    """
     urls = put_all(remote, local[:3])
     remote.faults.rules({"match": "shard-000001", "status": 503, "skip": 1})
-    options = {"storage_options": remote.storage_options, "readahead_bytes": 2 << 20, "retries": 2, "timeout_seconds": 20}
+    options = {
+        "storage_options": remote.storage_options,
+        "readahead_bytes": 2 << 20,
+        "retries": 2,
+        "timeout_seconds": 20,
+    }
     pipe = wp.ShardList(urls).open_shards(**options).load_tar(on_error="skip").group_by_key()
     wanted = [bare(sample) for sample in samples(local[:3])]
     assert [bare(sample) for sample in pipe] == wanted[:59] + wanted[80:]

@@ -69,7 +69,9 @@ def go_on_and_drop(items, pipe, queue):
 
 
 def test_an_iterator_of_another_process(remote, local):
-    """A fork cannot go on with it, is told so, and does not hang; nor does dropping it do harm to the process that it belongs to."""
+    """A fork cannot go on with it, is told so, and does not hang; nor does dropping it do harm
+    to the process that it belongs to.
+    """
     urls = put_all(remote, local)
     pipe = samples(urls, remote, timeout_seconds=120)
     items = iter(pipe)
@@ -86,7 +88,9 @@ def test_an_iterator_of_another_process(remote, local):
 
 @pytest.fixture
 def frozen():
-    """A child that collects garbage looks at what the test has made, and does not copy the memory of all modules for it."""
+    """A child that collects garbage looks at what the test has made, and does not copy the
+    memory of all modules for it.
+    """
     gc.freeze()
     yield
     gc.unfreeze()
@@ -111,7 +115,9 @@ def test_a_fork_that_drops_the_pipe(remote, local):
 
 @pytest.mark.usefixtures("frozen")
 def test_a_fork_while_bytes_arrive(web, local):
-    """Whatever the thread that reads was at, the child can drop what it has inherited, and does not hang."""
+    """Whatever the thread that reads was at, the child can drop what it has inherited, and does
+    not hang.
+    """
     urls = put_all(web, local)
     pipe = samples(urls, readahead_bytes=MIB)
     for _ in range(3):

@@ -9,7 +9,9 @@ from remote import bare, put_all, samples
 from wds_pipes.testing import make_shards
 
 MIB = 1 << 20
-FAULT = st.fixed_dictionaries({"prob": st.sampled_from([0.1, 0.3])}) | st.fixed_dictionaries({"times": st.integers(1, 3), "skip": st.integers(0, 3)})
+FAULT = st.fixed_dictionaries({"prob": st.sampled_from([0.1, 0.3])}) | st.fixed_dictionaries(
+    {"times": st.integers(1, 3), "skip": st.integers(0, 3)}
+)
 KIND = st.sampled_from(
     [
         {"status": 503},
@@ -32,14 +34,25 @@ LIES = {"ignore_range", "add_length"}  # together: a wrong size, which looks lik
     counts=st.lists(st.integers(0, 12), min_size=1, max_size=5),
     size=st.sampled_from([10, 1000, 100_000, 400_000]),
     options=st.fixed_dictionaries(
-        {"readahead_bytes": st.sampled_from([MIB, 2 * MIB, 5 * MIB]), "connections": st.integers(1, 9), "shards_ahead": st.integers(0, 3)}
+        {
+            "readahead_bytes": st.sampled_from([MIB, 2 * MIB, 5 * MIB]),
+            "connections": st.integers(1, 9),
+            "shards_ahead": st.integers(0, 3),
+        }
     ),
     interleave=st.sampled_from([0, 0, 2]),
-    rules=st.lists(st.tuples(FAULT, KIND), max_size=2).filter(lambda rules: not LIES.issubset(name for _, what in rules for name in what)),
+    rules=st.lists(st.tuples(FAULT, KIND), max_size=2).filter(
+        lambda rules: not LIES.issubset(name for _, what in rules for name in what)
+    ),
 )
 def test_any_of_them(web, *, counts, size, options, interleave, rules):
     with tempfile.TemporaryDirectory() as directory:
-        local = make_shards(directory, shards=len(counts), samples=counts, fields={"bin": lambda rng, _: rng.randbytes(rng.randrange(size))})
+        local = make_shards(
+            directory,
+            shards=len(counts),
+            samples=counts,
+            fields={"bin": lambda rng, _: rng.randbytes(rng.randrange(size))},
+        )
         urls = put_all(web, local)
         alone = samples(local)
         web.faults.rules(*({"match": web.reads, **where, **what} for where, what in rules))

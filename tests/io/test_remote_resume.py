@@ -35,7 +35,9 @@ def resumed(remote, make, state):
 
 
 def test_only_the_rest_is_asked_for(remote, local):
-    """Each request is for bytes behind the position, and there are no more than an uninterrupted rest takes."""
+    """Each request is for bytes behind the position, and there are no more than an uninterrupted
+    rest takes.
+    """
     urls = put_all(remote, local[:2])
     wanted = list(map(bare, samples(local[:2])))
     for cut in (1, 7, 19, 20, 21, 39, 40, 41, 79):
@@ -85,7 +87,11 @@ def test_compressed_shards_are_read_over(remote, local):
 @pytest.mark.parametrize("end", ["mark", "padding", "none"])
 @pytest.mark.filterwarnings("ignore:.*end-of-archive")
 def test_a_resume_behind_the_last_sample(remote, tmp_path, end):
-    """There is nothing left in the shard. That it lacks the end-of-archive mark is no error; the last padding may only be missing where the call says so."""
+    """There is nothing left in the shard.
+
+    That it lacks the end-of-archive mark is no error; the last padding may only be missing where
+    the call says so.
+    """
     (path,) = make_shards(tmp_path, shards=1, samples=3)
     data = content(path)
     if end != "mark":
@@ -124,12 +130,14 @@ CHILD = """
             print(json.dumps([batch, loader.state_dict()]), flush=True)
 
     main()
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(("store", "workers"), [("s3", (2, 1)), ("gcs", (0, 0)), ("web", (0, 2))], ids=str)
 def test_killed_in_the_middle(request, local, tmp_path, store, workers):
-    """And resumed in a new process, with another number of workers: each sample once, and no byte twice but for what a lane had in hand."""
+    """And resumed in a new process, with another number of workers: each sample once, and no
+    byte twice but for what a lane had in hand.
+    """
     remote = request.getfixturevalue(store)
     urls = put_all(remote, local)
     script = tmp_path / "child.py"
@@ -137,7 +145,9 @@ def test_killed_in_the_middle(request, local, tmp_path, store, workers):
     options = {"urls": urls, "storage_options": remote.storage_options, "state": None, "workers": workers[0]}
     command = [sys.executable, str(script), str(Path(__file__).parents[1] / "support")]
     got = []
-    with subprocess.Popen([*command, json.dumps(options)], stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        [*command, json.dumps(options)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         for line in process.stdout:
             batch, state = json.loads(line)
             got += batch

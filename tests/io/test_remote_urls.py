@@ -48,13 +48,17 @@ def test_chained_urls(remote, local, tmp_path):
     (url,) = put_all(remote, local[:1])
     options = {url.partition(":")[0]: remote.storage_options, "simplecache": {"cache_storage": str(tmp_path)}}
     for _ in range(2):
-        assert list(map(bare, samples(f"simplecache::{url}", storage_options=options))) == list(map(bare, samples(local[0])))
+        assert list(map(bare, samples(f"simplecache::{url}", storage_options=options))) == list(
+            map(bare, samples(local[0]))
+        )
     assert len(os.listdir(tmp_path)) >= 1
 
 
 @pytest.fixture
 def gateway(servers, tmp_path):
-    """An nginx that answers as the gateway of an AIStore does: it sends everybody on to a target."""
+    """An nginx that answers as the gateway of an AIStore does: it sends everybody on to a
+    target.
+    """
     try:
         program = need("nginx", "nginx-light")
     except Missing as missing:
@@ -70,9 +74,11 @@ def gateway(servers, tmp_path):
             location /v1/objects/ {{
               if ($arg_provider != ais) {{ return 400; }}
               return 307 {servers.web.endpoint}$request_uri;
-            }} }} }}"""
+            }} }} }}"""  # noqa: E501
     )
-    with running(program, "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf"), log=str(tmp_path / "log"), end="TERM") as process:
+    with running(
+        program, "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf"), log=str(tmp_path / "log"), end="TERM"
+    ) as process:
         await_answer(f"http://127.0.0.1:{port}/up", process, str(tmp_path / "log"))
         yield f"http://127.0.0.1:{port}"
 
@@ -150,8 +156,19 @@ def test_environment_variables(remote, local, way):
         from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
         print(len(list(Stream(GroupByKey(LoadTar(OpenShards(ShardList(sys.argv[1]))))))))
     """
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "FSSPEC_", "STORAGE_", "GCSFS_"))}
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), url], env=clean | environment, capture_output=True, text=True, timeout=300, check=False)
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AWS_", "FSSPEC_", "STORAGE_", "GCSFS_"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), url],
+        env=clean | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.stdout.strip() == "40", done.stderr
     assert done.stderr == ""
 
@@ -176,7 +193,12 @@ def test_requester_pays(local):
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        options = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{server.server_port}", "requester_pays": True}
+        options = {
+            "key": "k",
+            "secret": "s",
+            "endpoint_url": f"http://127.0.0.1:{server.server_port}",
+            "requester_pays": True,
+        }
         assert len(list(samples("s3://bucket/x.tar", storage_options=options, readahead_bytes=1 << 20))) == 40
         server.shutdown()
     assert len(seen) >= 2
@@ -188,7 +210,11 @@ def test_versions(s3, local):
     client = s3.direct.client
     client.create_bucket(Bucket="versioned")
     client.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Enabled"})
-    versions = [client.put_object(Bucket="versioned", Key="x.tar", Body=content(path))["VersionId"] for path in local[:2]]
+    versions = [
+        client.put_object(Bucket="versioned", Key="x.tar", Body=content(path))["VersionId"] for path in local[:2]
+    ]
     for path, version in zip(local, versions):
-        pipe = samples(f"s3://versioned/x.tar?versionId={version}", storage_options={**s3.storage_options, "version_aware": True})
+        pipe = samples(
+            f"s3://versioned/x.tar?versionId={version}", storage_options={**s3.storage_options, "version_aware": True}
+        )
         assert list(map(bare, pipe)) == list(map(bare, samples(path)))

@@ -21,7 +21,9 @@ OPTIONS = {"headers": {"X-Api-Key": "canary-in-header"}}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server that answers with whatever its path names, and repeats the query in where it sends clients on to."""
+    """A server that answers with whatever its path names, and repeats the query in where it
+    sends clients on to.
+    """
     [path] = make_shards(tmp_path_factory.mktemp("shard"), shards=1, samples=4)
     with open(path, "rb") as file:
         shard = file.read()
@@ -31,7 +33,9 @@ def server(tmp_path_factory):
             what, _, query = self.path.partition("?")
             what = what.rpartition("/")[2].partition(";")[0]
             bodies = {"page": b"<html>" * 200, "cut": shard[:1100], "good": shard}
-            self.send_response({"loop": 302, "away": 302, "odd": 302}.get(what) or (int(what) if what.isdigit() else 200))
+            self.send_response(
+                {"loop": 302, "away": 302, "odd": 302}.get(what) or (int(what) if what.isdigit() else 200)
+            )
             if what == "loop":
                 self.send_header("Location", f"/loop?{query}")
             elif what == "away":
@@ -62,25 +66,51 @@ def chain(error):
 
 def shown_of(error):
     """All that is shown of an error by anything that knows errors."""
-    return "".join(traceback.format_exception(error)) + "".join(f"{each} {each!r} {each.args} {getattr(each, '__notes__', '')}" for each in chain(error))
+    return "".join(traceback.format_exception(error)) + "".join(
+        f"{each} {each!r} {each.args} {getattr(each, '__notes__', '')}" for each in chain(error)
+    )
 
 
-CASES = ["404", "403", "500", "loop", "away", "odd", "page", "cut", "nowhere", "no host", "a bad port", "no package", "no protocol"]
+CASES = [
+    "404",
+    "403",
+    "500",
+    "loop",
+    "away",
+    "odd",
+    "page",
+    "cut",
+    "nowhere",
+    "no host",
+    "a bad port",
+    "no package",
+    "no protocol",
+]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("cached", [False, True])
 def test_whatever_goes_wrong(server, caplog, tmp_path, workers, cached):
     caplog.set_level(logging.INFO, "wds_pipes")
-    hosts = {"nowhere": f"http://{{}}@127.0.0.1:{free_port()}", "no host": "http://{}@", "a bad port": "http://{}@127.0.0.1:99999999"}
+    hosts = {
+        "nowhere": f"http://{{}}@127.0.0.1:{free_port()}",
+        "no host": "http://{}@",
+        "a bad port": "http://{}@127.0.0.1:99999999",
+    }
     hosts |= {"no package": "hf-made-up://{}@h", "no protocol": "made-up://{}@h"}
     said = []
     for case in CASES if not workers else ["loop", "odd", "page", "a bad port"]:
         host = hosts.get(case, f"http://{{}}@127.0.0.1:{server}").format("user:canary-in-user")
-        url = f"{host}/{case.replace(' ', '-')};token=canary-in-path?part=1&%74oken=canary-in-query&jwt=canary-in-query#code=canary-in-fragment"
+        url = f"{host}/{case.replace(' ', '-')};token=canary-in-path?part=1&%74oken=canary-in-query&jwt=canary-in-query#code=canary-in-fragment"  # noqa: E501
         cache = wp.ShardCache(tmp_path / "cache", max_bytes="1GB") if cached else None
         options = OPTIONS if case != "no protocol" else {}
-        pipe = wp.ShardList(url).open_shards(storage_options=options, retries=0, timeout_seconds=5, cache=cache).load_tar().group_by_key().batch_samples(1)
+        pipe = (
+            wp.ShardList(url)
+            .open_shards(storage_options=options, retries=0, timeout_seconds=5, cache=cache)
+            .load_tar()
+            .group_by_key()
+            .batch_samples(1)
+        )
         loader = wp.PipeLoader(pipe, num_workers=workers)
         with warnings.catch_warnings(record=True, action="always") as caught, pytest.raises(wp.WdsError) as failed:
             list(loader)
@@ -111,7 +141,11 @@ def test_patterns_and_indices(server, case):
 
 def test_wrong_arguments():
     url = "http://user:canary-in-user@h/x.tar?jwt=canary-in-query"
-    for wrong in (lambda: wp.ShardList({url: 1}), lambda: wp.ShardList([[url]]), lambda: wp.ShardList(url).open_shards(storage_options=f"secret {url}")):
+    for wrong in (
+        lambda: wp.ShardList({url: 1}),
+        lambda: wp.ShardList([[url]]),
+        lambda: wp.ShardList(url).open_shards(storage_options=f"secret {url}"),
+    ):
         with pytest.raises(TypeError) as failed:
             wrong()
         assert "canary" not in shown_of(failed.value)
@@ -128,16 +162,25 @@ def test_what_is_not_written_to_a_store(tmp_path, way):
         elif way == "shard":
             TarWriter(url)
         else:
-            index, pattern = (url, f"{tmp_path}/%d.tar") if way == "index_of_writer" else (None, url if way == "shards" else url.replace("%06d", "x"))
+            index, pattern = (
+                (url, f"{tmp_path}/%d.tar")
+                if way == "index_of_writer"
+                else (None, url if way == "shards" else url.replace("%06d", "x"))
+            )
             wp.ShardWriter(pattern, index=index).write({"__key__": "a", "txt": "a"})
 
     with pytest.raises((OSError, ValueError)) as failed:
         write()
-    said = f"{failed.value} {failed.value!r} {failed.value.args} {getattr(failed.value, 'filename', '')} {getattr(failed.value, '__notes__', '')}"
+    said = (
+        f"{failed.value} {failed.value!r} {failed.value.args} "
+        f"{getattr(failed.value, 'filename', '')} {getattr(failed.value, '__notes__', '')}"
+    )
     assert "canary" not in said
 
 
-@pytest.mark.parametrize("command", ["TOKEN=canary false", "TOKEN='canary x' false", "'canary;'", "false canary", "canary=1 ; exit 3"])
+@pytest.mark.parametrize(
+    "command", ["TOKEN=canary false", "TOKEN='canary x' false", "'canary;'", "false canary", "canary=1 ; exit 3"]
+)
 def test_a_command_that_fails(command):
     with pytest.raises(wp.ShardError) as failed:
         list(wp.ShardList(f"pipe:{command}").open_shards(allow_pipe=True).load_tar())
@@ -147,7 +190,10 @@ def test_a_command_that_fails(command):
 @pytest.mark.parametrize(
     ("text", "options"),
     [
-        ("retries exceeded with url: /tokeninfo?access_token=a%2Fcanary%3D%3D (Caused by ...)", {"token": "a/canary=="}),
+        (
+            "retries exceeded with url: /tokeninfo?access_token=a%2Fcanary%3D%3D (Caused by ...)",
+            {"token": "a/canary=="},
+        ),
         ("retries exceeded with url: /tokeninfo?id=5&access_token=canary (Caused by ...)", {}),
         ("cannot open https://h/a%3Btoken%3Dcanary", {}),
     ],

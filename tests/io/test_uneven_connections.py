@@ -1,4 +1,6 @@
-"""Connections whose bytes come unevenly, for which the kernel is asked to gather some: none may be left waiting there."""
+"""Connections whose bytes come unevenly, for which the kernel is asked to gather some: none may
+be left waiting there.
+"""
 
 import contextlib
 import re
@@ -18,7 +20,9 @@ SIZE = 3_000_000
 
 
 class Uneven(BaseHTTPRequestHandler):
-    """Answers many requests on a connection; each body comes at once up to a place, and the rest of it in drops."""
+    """Answers many requests on a connection; each body comes at once up to a place, and the rest
+    of it in drops.
+    """
 
     protocol_version = "HTTP/1.1"
     data = b""
@@ -89,11 +93,14 @@ def server(request, tmp_path):
 
 @pytest.mark.parametrize("connections", [1, 2])
 def test_all_comes_in_time(server, connections):
-    """Answers, one after another on the same connections, end in drops that are smaller than what was gathered before."""
+    """Answers, one after another on the same connections, end in drops that are smaller than
+    what was gathered before.
+    """
     urls, paths, options = server
     pipe = samples(urls, connections=connections, readahead_bytes=8 << 20, timeout_seconds=120, storage_options=options)
     assert list(map(bare, pipe)) == list(map(bare, samples(paths)))
-    assert as_stage(pipe).network.retries == 0  # a byte that waited would have been requested again after a quarter of the timeout
+    # a byte that waited would have been requested again after a quarter of the timeout
+    assert as_stage(pipe).network.retries == 0
 
 
 class Bursts(Uneven):
@@ -123,8 +130,16 @@ def test_what_has_come_is_not_held_back(tmp_path):
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        items = iter(samples(f"http://127.0.0.1:{server.server_port}/x.tar", connections=1, readahead_bytes=8 << 20, timeout_seconds=120))
-        found = [bare(next(items)) for _ in range(30)]  # the 30th is known to be whole when the 31st has been read, at byte 3 095 040
+        items = iter(
+            samples(
+                f"http://127.0.0.1:{server.server_port}/x.tar",
+                connections=1,
+                readahead_bytes=8 << 20,
+                timeout_seconds=120,
+            )
+        )
+        # the 30th is known to be whole when the 31st has been read, at byte 3 095 040
+        found = [bare(next(items)) for _ in range(30)]
         kind.go_on.set()
         found += map(bare, items)
         assert found == list(map(bare, samples(path)))

@@ -17,7 +17,19 @@ from wds_pipes.io.urls import expand, hide, identify, local_path, redact
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A working directory with some shards."""
-    for name in ("a-00.tar", "a-01.tar", "a-02.tgz", "b.tar.gz", "c [1].tar", "d#1.tar", "e?.tar", "f%20g.tar", "h{0,1}.tar", "i j.tar", "notes.txt"):
+    for name in (
+        "a-00.tar",
+        "a-01.tar",
+        "a-02.tgz",
+        "b.tar.gz",
+        "c [1].tar",
+        "d#1.tar",
+        "e?.tar",
+        "f%20g.tar",
+        "h{0,1}.tar",
+        "i j.tar",
+        "notes.txt",
+    ):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "s.tar").write_bytes(b"")
@@ -101,7 +113,10 @@ def test_a_pattern_of_remote_shards():
     files = fsspec.filesystem("memory")
     for name in ("/shards/b.tar", "/shards/a.tar", "/shards/a.txt"):
         files.pipe(name, b"")
-    assert [url.replace("memory:///", "memory://") for url in expand("memory://shards/*.tar")] == ["memory://shards/a.tar", "memory://shards/b.tar"]
+    assert [url.replace("memory:///", "memory://") for url in expand("memory://shards/*.tar")] == [
+        "memory://shards/a.tar",
+        "memory://shards/b.tar",
+    ]
     assert len(expand("memory://shards/{a,b}.t*")) == 3
     with pytest.raises(ValueError, match=r"no shard matches 'memory://shards/z\*.tar'"):
         expand("memory://shards/z*.tar")
@@ -110,7 +125,11 @@ def test_a_pattern_of_remote_shards():
 @pytest.mark.parametrize(
     ("urls", "error", "message"),
     [
-        ("z*.tar", ValueError, r"no shard matches 'z\*.tar': check the pattern, the directory and the working directory"),
+        (
+            "z*.tar",
+            ValueError,
+            r"no shard matches 'z\*.tar': check the pattern, the directory and the working directory",
+        ),
         (["a-*.tar", "z?.tar"], ValueError, "no shard matches"),
         ([], ValueError, "the list of shards is empty: name at least one"),
         ("", ValueError, "a shard needs a name"),
@@ -121,7 +140,11 @@ def test_a_pattern_of_remote_shards():
         ("@missing.txt", ValueError, "missing.txt"),
         ("@loop.txt", ValueError, "names another list"),
         ("empty", ValueError, r"no shard matches 'empty', a directory without \*.tar\* files: it is empty"),
-        ("photos", ValueError, r"no shard matches 'photos', .*: it holds other files, such as 'cat', and shards are tars: write them with ShardWriter"),
+        (
+            "photos",
+            ValueError,
+            r"no shard matches 'photos', .*: it holds other files, such as 'cat', and shards are tars: write them with ShardWriter",  # noqa: E501
+        ),
         (b"a.tar", TypeError, "a URL, a path or a list of them"),
         ({"a.tar": 1}, TypeError, "a URL, a path or a list of them"),
         (5, TypeError, "a URL, a path or a list of them"),
@@ -220,15 +243,15 @@ def test_secrets_of_options_are_hidden_in_messages():
 def signed(url, n):
     """Ways in which a URL can be signed, with other values for each ``n``."""
     return {
-        "S3 v4": f"{url}&X-Amz-Algorithm=A{n}&X-Amz-Credential=C{n}&X-Amz-Date={n}&X-Amz-Expires={n}&X-Amz-SignedHeaders=host&X-Amz-Signature=S{n}",
+        "S3 v4": f"{url}&X-Amz-Algorithm=A{n}&X-Amz-Credential=C{n}&X-Amz-Date={n}&X-Amz-Expires={n}&X-Amz-SignedHeaders=host&X-Amz-Signature=S{n}",  # noqa: E501
         "S3 v4 with a role": f"{url}&X-Amz-Security-Token=T{n}&X-Amz-Signature=S{n}",
         "S3 v2": f"{url}&AWSAccessKeyId=K{n}&Signature=S{n}&Expires={n}",
         "OSS": f"{url}&OSSAccessKeyId=K{n}&Signature=S{n}&Expires={n}",
-        "OSS v4": f"{url}&x-oss-date={n}&x-oss-expires={n}&x-oss-signature-version=OSS4&x-oss-credential=C{n}&x-oss-signature=S{n}",
-        "COS": f"{url}&q-sign-algorithm=sha1&q-ak={n}&q-sign-time={n}&q-key-time={n}&q-header-list=&q-url-param-list=&q-signature=S{n}",
-        "GCS v4": f"{url}&X-Goog-Algorithm=A&X-Goog-Credential=C{n}&X-Goog-Date={n}&X-Goog-Expires={n}&X-Goog-SignedHeaders=host&X-Goog-Signature=S{n}",
+        "OSS v4": f"{url}&x-oss-date={n}&x-oss-expires={n}&x-oss-signature-version=OSS4&x-oss-credential=C{n}&x-oss-signature=S{n}",  # noqa: E501
+        "COS": f"{url}&q-sign-algorithm=sha1&q-ak={n}&q-sign-time={n}&q-key-time={n}&q-header-list=&q-url-param-list=&q-signature=S{n}",  # noqa: E501
+        "GCS v4": f"{url}&X-Goog-Algorithm=A&X-Goog-Credential=C{n}&X-Goog-Date={n}&X-Goog-Expires={n}&X-Goog-SignedHeaders=host&X-Goog-Signature=S{n}",  # noqa: E501
         "GCS v2": f"{url}&GoogleAccessId=G{n}&Signature=S{n}&Expires={n}",
-        "Azure": f"{url}&sv={n}&ss=b&srt=o&sp=r{n}&st={n}&se={n}&spr=https&sr=b&skoid=o{n}&sktid=t&skt={n}&ske={n}&sks=b&skv={n}&sig=S%2F{n}",
+        "Azure": f"{url}&sv={n}&ss=b&srt=o&sp=r{n}&st={n}&se={n}&spr=https&sr=b&skoid=o{n}&sktid=t&skt={n}&ske={n}&sks=b&skv={n}&sig=S%2F{n}",  # noqa: E501
         "CloudFront": f"{url}&Policy=P{n}&Signature=S{n}&Key-Pair-Id=K{n}&Expires={n}",
         "Akamai": f"{url}&hdnts=exp={n}~acl=/*~hmac=h{n}",
         "Akamai's path": url.replace("/d/", f"/hdnea=exp={n}~acl=a~hmac=h{n}/d/"),
@@ -253,7 +276,22 @@ def test_a_url_that_is_signed_again_is_the_same():
     [
         *(
             (f"https://h/x.tar?{name}=1", f"https://h/x.tar?{name}=2")
-            for name in ["id", "key", "versionId", "generation", "path", "file", "code", "md5", "se", "sp", "st", "sv", "policy", "page_token"]
+            for name in [
+                "id",
+                "key",
+                "versionId",
+                "generation",
+                "path",
+                "file",
+                "code",
+                "md5",
+                "se",
+                "sp",
+                "st",
+                "sv",
+                "policy",
+                "page_token",
+            ]
         ),
         ("https://h/x.tar?a", "https://h/x.tar?b"),
         ("https://h/x.tar?md5=1&Expires=5&Signature=s", "https://h/x.tar?md5=2&Expires=5&Signature=s"),
@@ -270,7 +308,9 @@ def test_what_selects_an_object_tells_it_from_others(one, other):
 
 
 def test_long_texts_are_looked_through_in_linear_time():
-    """Whatever they are made of; with time in proportion to the square, each of these would take minutes."""
+    """Whatever they are made of; with time in proportion to the square, each of these would take
+    minutes.
+    """
     code = """
         from wds_pipes.io.urls import hide
         for part in ("a", "a.", "a://", "://", "a;", "a=", "https://u:", "a@", "http::", "?a&", "%3b", " a://b"):

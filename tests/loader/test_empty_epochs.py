@@ -1,4 +1,6 @@
-"""An epoch of which nothing is given since no sample has the fields that are kept is an error that names them; one that a filter empties is none."""
+"""An epoch of which nothing is given since no sample has the fields that are kept is an error
+that names them; one that a filter empties is none.
+"""
 
 import logging
 import warnings
@@ -35,14 +37,18 @@ def nothing(sample):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("host", ["DataLoader", "as_dataset", "StatefulDataLoader", "PipeLoader", "interleaved", "with_epoch"])
+@pytest.mark.parametrize(
+    "host", ["DataLoader", "as_dataset", "StatefulDataLoader", "PipeLoader", "interleaved", "with_epoch"]
+)
 def test_no_sample_has_the_fields(host, workers, urls):
     make = {
         "DataLoader": lambda pipe: DataLoader(pipe, batch_size=None, num_workers=workers),
         "as_dataset": lambda pipe: DataLoader(pipe.as_dataset(), batch_size=None, num_workers=workers),
         "StatefulDataLoader": lambda pipe: StatefulDataLoader(pipe.as_dataset(), batch_size=None, num_workers=workers),
         "PipeLoader": lambda pipe: wp.PipeLoader(pipe, batch_size=2, num_workers=workers),
-        "interleaved": lambda pipe: wp.PipeLoader(pipe.interleave_shards(2).shuffle_buffer(3), batch_size=2, num_workers=workers, lanes=4),
+        "interleaved": lambda pipe: wp.PipeLoader(
+            pipe.interleave_shards(2).shuffle_buffer(3), batch_size=2, num_workers=workers, lanes=4
+        ),
         "with_epoch": lambda pipe: wp.PipeLoader(pipe, batch_size=2, num_workers=workers).with_epoch(batches=3),
     }[host]
     with pytest.raises(SampleError, match=SEEN):
@@ -55,9 +61,13 @@ def test_no_sample_has_the_fields(host, workers, urls):
         assert list(make(pipe(urls, "txt", "jpeg").filter_samples(nothing))) == []
 
 
-@pytest.mark.parametrize("host", [lambda pipe: pipe, lambda pipe: wp.PipeLoader(pipe, batch_size=2, lanes=2)], ids=["pipe", "PipeLoader"])
+@pytest.mark.parametrize(
+    "host", [lambda pipe: pipe, lambda pipe: wp.PipeLoader(pipe, batch_size=2, lanes=2)], ids=["pipe", "PipeLoader"]
+)
 def test_the_state_stays_at_the_beginning_of_the_epoch(host, urls):
-    """It is the one before the epoch, the iterator goes on to raise, and the next iter() is the next epoch."""
+    """It is the one before the epoch, the iterator goes on to raise, and the next iter() is the
+    next epoch.
+    """
     source = host(pipe(urls, "jpeg", shuffle=True))
     source.set_epoch(3)
     passing = iter(source)
@@ -104,12 +114,17 @@ def test_an_epoch_that_is_empty_for_another_reason_is_a_warning(urls, caplog):
 
 def test_a_missing_field_lists_those_that_were_left_out(urls):
     for steps in (lambda pipe: pipe, lambda pipe: pipe.interleave_shards(2), lambda pipe: wp.mix({"a": pipe})):
-        with pytest.raises(SampleError, match=r"no field 'jpeg'; it has: 'cls'; group_by_key\(fields=...\) left out: 'txt'"):
+        with pytest.raises(
+            SampleError, match=r"no field 'jpeg'; it has: 'cls'; group_by_key\(fields=...\) left out: 'txt'"
+        ):
             list(steps(pipe(urls, "jpeg", "cls")).to_tuple("jpeg", "cls"))
 
 
 def test_a_misspelt_field_beside_others_is_a_warning(urls):
-    with pytest.warns(UserWarning, match=r"no sample had 'txxt' of group_by_key\(fields=...\). Did you mean 'txt', which is left out\?"):
+    with pytest.warns(
+        UserWarning,
+        match=r"no sample had 'txxt' of group_by_key\(fields=...\). Did you mean 'txt', which is left out\?",
+    ):
         assert len(list(pipe(urls, "txxt", "cls"))) == 10
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -50,7 +50,10 @@ def test_lanes_are_equal_to_one_sample_also_more_lanes_than_shards(lanes, counte
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("end", ["drop", "pad", "exact"])
 def test_ranks_end_together_and_the_counts_add_up(end, ranks, batch_size, counted_urls):
-    loaders = [loader(counted_urls, batch_size=batch_size, rank=rank, world_size=ranks, lanes=2 * ranks, epoch_end=end) for rank in range(ranks)]
+    loaders = [
+        loader(counted_urls, batch_size=batch_size, rank=rank, world_size=ranks, lanes=2 * ranks, epoch_end=end)
+        for rank in range(ranks)
+    ]
     given = [list(source) for source in loaders]
     assert [len(batches) for batches in given] == [len(source) for source in loaders]
     if end != "exact":
@@ -91,7 +94,10 @@ def test_any_history_of_topologies_keeps_ranks_together_and_each_sample_once(cou
     for change in range(7):
         ranks = rng.choice([1, 2, 3])
         lanes = ranks * rng.choice([1, 2, 3])
-        loaders = [loader(counted_urls, batch_size=size, lanes=lanes, rank=rank, world_size=ranks, epoch_end=end) for rank in range(ranks)]
+        loaders = [
+            loader(counted_urls, batch_size=size, lanes=lanes, rank=rank, world_size=ranks, epoch_end=end)
+            for rank in range(ranks)
+        ]
         if state is not None:
             for source in loaders:
                 source.load_state_dict(state)
@@ -113,7 +119,9 @@ def test_any_history_of_topologies_keeps_ranks_together_and_each_sample_once(cou
 
 def test_without_counts_ranks_are_refused_in_words(counted_urls):
     uncounted = wp.PipeLoader(pipe(counted_urls, samples_per_shard=None), rank=0, world_size=2)
-    with pytest.raises(ValueError, match=r"would not get the same number of batches.*samples_per_shard=.*epoch_end='exact'"):
+    with pytest.raises(
+        ValueError, match=r"would not get the same number of batches.*samples_per_shard=.*epoch_end='exact'"
+    ):
         next(iter(uncounted))
     with pytest.raises(TypeError, match="number of batches is not known"):
         len(wp.PipeLoader(pipe(counted_urls, samples_per_shard=None)))
@@ -156,9 +164,13 @@ def test_with_epoch_cuts_one_stream(workers, counted_urls):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_with_epoch_counts_samples(workers, counted_urls):
-    """The last batch of a lane may be smaller: it counts for what it has, also after a resume in the middle of a pass."""
+    """The last batch of a lane may be smaller: it counts for what it has, also after a resume in
+    the middle of a pass.
+    """
     source = loader(counted_urls, lanes=2, batch_size=4, num_workers=workers).with_epoch(samples=16)
-    stream = [keys(batch) for plain in [loader(counted_urls, lanes=2, batch_size=4)] for _ in range(4) for batch in plain]
+    stream = [
+        keys(batch) for plain in [loader(counted_urls, lanes=2, batch_size=4)] for _ in range(4) for batch in plain
+    ]
     passes = [[keys(batch) for batch in source] for _ in range(5)]
     source.close()
     assert [batch for batches in passes for batch in batches] == stream[: sum(map(len, passes))]
@@ -171,7 +183,9 @@ def test_with_epoch_counts_samples(workers, counted_urls):
     check_resume(lambda: loader(counted_urls, lanes=2, batch_size=4).with_epoch(samples=16), epochs=4)
 
 
-@pytest.mark.parametrize("options", [{"drop_last": True}, {"epoch_end": "drop"}, {"epoch_end": "pad"}, {"batch_size": 1}])
+@pytest.mark.parametrize(
+    "options", [{"drop_last": True}, {"epoch_end": "drop"}, {"epoch_end": "pad"}, {"batch_size": 1}]
+)
 def test_with_epoch_of_whole_batches_is_exact(options, counted_urls):
     source = loader(counted_urls, lanes=2, **{"batch_size": 4, **options}).with_epoch(samples=16)
     passes = [list(source) for _ in range(5)]
@@ -183,7 +197,9 @@ def test_with_epoch_of_whole_batches_is_exact(options, counted_urls):
 @pytest.mark.parametrize("end", ["drop", "pad", "exact"])
 @pytest.mark.filterwarnings("ignore:the pipe gives batches of")
 def test_batches_of_batches_are_counted(end, drop_last, counted_urls):
-    """batch_samples() in the pipe and batch_size= together: whole ones have the samples of both, and len() is right."""
+    """batch_samples() in the pipe and batch_size= together: whole ones have the samples of both,
+    and len() is right.
+    """
     batched = pipe(counted_urls).batch_samples(2, collate="list", drop_last=drop_last)
     source = wp.PipeLoader(batched, batch_size=3, collate="list", lanes=2, epoch_end=end)
     found = [[len(inner) for inner in outer] for outer in source]
@@ -234,7 +250,9 @@ def test_statistics_are_flat_numbers(counted_urls):
 
 @pytest.mark.parametrize("samples", [5, 30])
 def test_shares_of_reading_and_of_stalls(samples, web, tmp_path):
-    """Also in short passes: a stall is part of reading, whichever sample it comes at, and what a step after reading takes is not."""
+    """Also in short passes: a stall is part of reading, whichever sample it comes at, and what a
+    step after reading takes is not.
+    """
     for shard in make_shards(tmp_path, shards=2, samples=samples, fields={"bin": lambda rng, _: rng.randbytes(5_000)}):
         web.put(f"b/{os.path.basename(shard)}", Path(shard).read_bytes())
     web.faults.rules({"match": web.reads, "latency": 0.2})
@@ -246,7 +264,13 @@ def test_shares_of_reading_and_of_stalls(samples, web, tmp_path):
         spent.append(time.perf_counter() - start)
         return sample["__key__"]
 
-    pipe = wp.ShardList(f"{web.url}/b/shard-{{000000..000001}}.tar").open_shards().load_tar().group_by_key().map_samples(work)
+    pipe = (
+        wp.ShardList(f"{web.url}/b/shard-{{000000..000001}}.tar")
+        .open_shards()
+        .load_tar()
+        .group_by_key()
+        .map_samples(work)
+    )
     source = wp.PipeLoader(pipe, batch_size=5, collate="list")
     start = time.perf_counter()
     list(source)
@@ -258,7 +282,9 @@ def test_shares_of_reading_and_of_stalls(samples, web, tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_statistics_of_a_pass_over_several_epochs(workers, counted_urls):
-    """with_epoch(): what was given and read in all of its epochs of the data, and in none that was before it."""
+    """with_epoch(): what was given and read in all of its epochs of the data, and in none that
+    was before it.
+    """
     source = loader(counted_urls, lanes=2, num_workers=workers).with_epoch(batches=20)
     for _ in range(3):
         found = 0
@@ -317,13 +343,21 @@ def test_interleaved_shards_resume_and_are_dealt_again(lanes, counted_urls):
 
 
 def test_a_mix_goes_on_lane_by_lane(counted_urls):
-    """On another number of lanes the old ones go on whole: the proportions hold in each by itself."""
+    """On another number of lanes the old ones go on whole: the proportions hold in each by
+    itself.
+    """
 
     def mixed(lanes):
         sources = {
-            name: wp.ShardList(part, seed=2).open_shards().load_tar().group_by_key() for name, part in (("a", counted_urls[:4]), ("b", counted_urls[4:]))
+            name: wp.ShardList(part, seed=2).open_shards().load_tar().group_by_key()
+            for name, part in (("a", counted_urls[:4]), ("b", counted_urls[4:]))
         }
-        return wp.PipeLoader(wp.mix(sources, weights={"a": 1, "b": 2}, exhausted="drop").shuffle_buffer(3), batch_size=2, collate="list", lanes=lanes)
+        return wp.PipeLoader(
+            wp.mix(sources, weights={"a": 1, "b": 2}, exhausted="drop").shuffle_buffer(3),
+            batch_size=2,
+            collate="list",
+            lanes=lanes,
+        )
 
     check_resume(lambda: mixed(2))
     for lanes in (1, 3):
@@ -338,12 +372,16 @@ def test_a_mix_goes_on_lane_by_lane(counted_urls):
 
 
 def test_with_epoch_goes_on_where_its_consumer_stopped_counting(counted_urls):
-    """Who takes len(loader) batches and does not ask for the end, as sized loops do, loses nothing; nor does who drops the iterator."""
+    """Who takes len(loader) batches and does not ask for the end, as sized loops do, loses
+    nothing; nor does who drops the iterator.
+    """
 
     def make():
         return wp.PipeLoader(pipe(counted_urls), batch_size=2, collate="list", epoch_end="drop").with_epoch(batches=3)
 
-    expected = [[keys(batch) for batch in loader_pass] for loader in [make()] for loader_pass in (loader, loader, loader)]
+    expected = [
+        [keys(batch) for batch in loader_pass] for loader in [make()] for loader_pass in (loader, loader, loader)
+    ]
     loader = make()
     assert [[keys(batch) for _, batch in zip(range(3), loader, strict=False)] for _ in range(3)] == expected
     loader, kept, found = make(), [], []
@@ -357,7 +395,9 @@ def test_with_epoch_goes_on_where_its_consumer_stopped_counting(counted_urls):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_with_epoch_goes_on_after_close(workers, counted_urls):
-    """With the end of a pass seen or not; close() ends the workers, also those that the cut pass would go on with."""
+    """With the end of a pass seen or not; close() ends the workers, also those that the cut pass
+    would go on with.
+    """
     before = set(psutil.Process().children())
     source = loader(counted_urls, lanes=2, num_workers=workers).with_epoch(batches=3)
     stream = [keys(batch) for plain in [loader(counted_urls, lanes=2)] for _ in range(2) for batch in plain]
@@ -376,9 +416,16 @@ def test_with_epoch_goes_on_after_close(workers, counted_urls):
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.sampled_from(["next", "next", "iter", "close", "load", "fresh", "cut", "ask"]), st.integers(1, 5)), max_size=14))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["next", "next", "iter", "close", "load", "fresh", "cut", "ask"]), st.integers(1, 5)),
+        max_size=14,
+    )
+)
 def test_any_use_of_with_epoch_gives_one_stream(counted_urls, uses):
-    """Iterating, closing, loading, asking and cutting again in any order: no batch is lost or repeated, and each pass has as many as it should."""
+    """Iterating, closing, loading, asking and cutting again in any order: no batch is lost or
+    repeated, and each pass has as many as it should.
+    """
     size, given, found = 3, 0, []
     source = loader(counted_urls, lanes=2).with_epoch(batches=size)
     items = iter(source)
@@ -419,7 +466,9 @@ def test_any_use_of_with_epoch_gives_one_stream(counted_urls, uses):
 
 @pytest.mark.parametrize("batches", [0, 2, 3, 5])
 def test_with_epoch_of_a_loader_that_is_used(batches, counted_urls):
-    """It ends the iterator that is going on; what comes then is what would have come, and the new pass has its whole length."""
+    """It ends the iterator that is going on; what comes then is what would have come, and the
+    new pass has its whole length.
+    """
     whole = [[keys(batch) for batch in plain] for plain in [loader(counted_urls, lanes=2)] for _ in range(2)]
     source = loader(counted_urls, lanes=2)
     items = iter(source)
@@ -437,12 +486,16 @@ def test_with_epoch_of_a_loader_that_is_used(batches, counted_urls):
 
 
 def test_how_an_epoch_ends_may_change_when_it_is_dealt_again(counted_urls):
-    """A run of one rank, which ends its epochs exactly, goes on as two whose batches are equal; also with other batch sizes."""
+    """A run of one rank, which ends its epochs exactly, goes on as two whose batches are equal;
+    also with other batch sizes.
+    """
     first = wp.PipeLoader(pipe(counted_urls), batch_size=2, collate="list")
     items = iter(first)
     got = [key for _ in range(2) for key in keys(next(items))]
     state = json.loads(json.dumps(first.state_dict()))
-    second = [wp.PipeLoader(pipe(counted_urls), batch_size=3, collate="list", rank=rank, world_size=2) for rank in range(2)]
+    second = [
+        wp.PipeLoader(pipe(counted_urls), batch_size=3, collate="list", rank=rank, world_size=2) for rank in range(2)
+    ]
     batches = []
     for loader in second:
         loader.load_state_dict(state)
@@ -460,7 +513,9 @@ def test_how_an_epoch_ends_may_change_when_it_is_dealt_again(counted_urls):
 
 
 def test_other_numbers_of_samples_with_the_same_sum_are_noticed(counted_urls):
-    """Lanes are dealt by the number of each shard, not by their sum: a state fits the same numbers only, wherever these come from."""
+    """Lanes are dealt by the number of each shard, not by their sum: a state fits the same
+    numbers only, wherever these come from.
+    """
     other = [*COUNTS[:-1], COUNTS[-1] + 1]
     other[2] -= 1
     half = loader(counted_urls, lanes=2)
@@ -478,7 +533,10 @@ def test_numbers_of_samples_from_an_index_are_the_same(counted_urls, tmp_path):
     path = tmp_path / "index.json"
 
     def indexed(counts):
-        facts = [{"url": url.rpartition("/")[2], "nsamples": count, "filesize": 0} for url, count in zip(counted_urls, counts)]
+        facts = [
+            {"url": url.rpartition("/")[2], "nsamples": count, "filesize": 0}
+            for url, count in zip(counted_urls, counts)
+        ]
         path.write_text(json.dumps({"shardlist": facts}))
         return loader(counted_urls, lanes=2, pipe_options={"samples_per_shard": None, "index": str(path)})
 
@@ -491,7 +549,9 @@ def test_numbers_of_samples_from_an_index_are_the_same(counted_urls, tmp_path):
 
 
 def test_numbers_of_samples_that_decide_nothing_may_change(counted_urls):
-    """A pipe by itself goes by whole shards; and a state of before, which does not tell the numbers, is taken."""
+    """A pipe by itself goes by whole shards; and a state of before, which does not tell the
+    numbers, is taken.
+    """
     half = pipe(counted_urls)
     next(iter(half))
     for counts in (None, COUNTS[::-1]):
@@ -500,14 +560,24 @@ def test_numbers_of_samples_that_decide_nothing_may_change(counted_urls):
     del state["samples"]
     loader(counted_urls, lanes=2).load_state_dict(state)
     with pytest.raises(wp.StateError, match="its epoch had an unknown number of samples, that of this pipeline has 29"):
-        loader(counted_urls, lanes=2).load_state_dict(loader(counted_urls, lanes=2, pipe_options={"samples_per_shard": None}).state_dict())
+        loader(counted_urls, lanes=2).load_state_dict(
+            loader(counted_urls, lanes=2, pipe_options={"samples_per_shard": None}).state_dict()
+        )
 
 
 @pytest.mark.parametrize("end", ["drop", "pad"])
 @pytest.mark.parametrize("hold", [lambda pipe: pipe.shuffle_buffer(3), lambda pipe: pipe.interleave_shards(2)])
 def test_equal_epochs_of_batches_that_are_shuffled_are_refused(hold, end, counted_urls):
-    """They were not full, their samples were all counted as dropped, and a resume on other lanes blamed the shards."""
-    batches = wp.ShardList(counted_urls, samples_per_shard=COUNTS).open_shards().load_tar().group_by_key().batch_samples(2, collate="list")
+    """They were not full, their samples were all counted as dropped, and a resume on other lanes
+    blamed the shards.
+    """
+    batches = (
+        wp.ShardList(counted_urls, samples_per_shard=COUNTS)
+        .open_shards()
+        .load_tar()
+        .group_by_key()
+        .batch_samples(2, collate="list")
+    )
     with pytest.raises(ValueError, match=r"put batch_samples\(\) last"):
         wp.PipeLoader(hold(batches), lanes=2, epoch_end=end)
     source = wp.PipeLoader(hold(batches), lanes=2)
@@ -534,12 +604,16 @@ def test_what_remains_is_known_after_the_batch_size_was_changed(counted_urls):
 
 @pytest.mark.parametrize("kind", ["shuffle", "interleave", "mix"])
 def test_samples_in_batches_before_a_step_that_holds_are_counted_once(kind, counted_urls):
-    """Before the first position after a batch, the number of batches stood for that of the samples, and stayed in the counts of a resume on other lanes."""
+    """Before the first position after a batch, the number of batches stood for that of the
+    samples, and stayed in the counts of a resume on other lanes.
+    """
 
     def make(lanes):
         grouped = wp.ShardList(counted_urls).open_shards().load_tar().group_by_key()
         batches = (wp.mix({"a": grouped}) if kind == "mix" else grouped).batch_samples(3, collate="list")
-        return wp.PipeLoader(batches.interleave_shards(2) if kind == "interleave" else batches.shuffle_buffer(3), lanes=lanes)
+        return wp.PipeLoader(
+            batches.interleave_shards(2) if kind == "interleave" else batches.shuffle_buffer(3), lanes=lanes
+        )
 
     for cut in range(1, 9):
         source = make(2)

@@ -1,4 +1,5 @@
-"""Ctrl-C at the worst moments: within multiprocessing's own code, where a lock may stay held or a process may be known to nobody.
+"""Ctrl-C at the worst moments: within multiprocessing's own code, where a lock may stay held or a
+process may be known to nobody.
 
 Each runs as a script, which must end: its error is Ctrl-C, and no process of it is left.
 """
@@ -58,7 +59,7 @@ def with_the_lock(queue, item):
 urls, where = sys.argv[1].split(), sys.argv[2]
 pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key()
 loader = wp.PipeLoader(pipe, batch_size=2, collate=keys_of, num_workers=2, persistent_workers=where != "end", multiprocessing_context="fork")
-'''
+'''  # noqa: E501
 
 START = """
 before_call(os, "fork", 2, no_fork if where == "no process" else ctrl_c)
@@ -101,7 +102,9 @@ def run(urls, tmp_path):
     def run(code, where):
         path = tmp_path / "script.py"
         path.write_text(SCRIPT + code)
-        ended = subprocess.run([sys.executable, str(path), urls, where], capture_output=True, text=True, timeout=300, check=False)
+        ended = subprocess.run(
+            [sys.executable, str(path), urls, where], capture_output=True, text=True, timeout=300, check=False
+        )
         return ended.returncode, ended.stdout, ended.stderr  # the streams have ended: workers would hold them
 
     return run
@@ -137,7 +140,16 @@ def test_an_interrupt_while_workers_end(run):
 
 
 def test_interrupts_at_random_moments():
-    """A few rounds of tests/bench/interrupts.py, with 0 and 2 workers. An interrupt may leave locks of Python held: they run in another process."""
+    """A few rounds of tests/bench/interrupts.py, with 0 and 2 workers.
+
+    An interrupt may leave locks of Python held: they run in another process.
+    """
     script = Path(__file__).parents[1] / "bench" / "interrupts.py"
-    run = subprocess.run([sys.executable, str(script), "--trials", "4", "--seed", "3"], capture_output=True, text=True, timeout=300, check=False)
+    run = subprocess.run(
+        [sys.executable, str(script), "--trials", "4", "--seed", "3"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert run.returncode == 0, run.stdout + run.stderr

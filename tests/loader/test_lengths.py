@@ -1,4 +1,6 @@
-"""len() of pipes and datasets: right, for every number of workers that DataLoader has, or a TypeError that says what to do."""
+"""len() of pipes and datasets: right, for every number of workers that DataLoader has, or a
+TypeError that says what to do.
+"""
 
 import re
 
@@ -46,10 +48,19 @@ def test_len_is_the_number_of_items(counted, tmp_path):
 @pytest.mark.parametrize(
     ("build", "mend"),
     [
-        (lambda urls: samples(urls, samples_per_shard=None), "the samples of the shards are not counted: pass ShardList(index=...), or samples_per_shard="),
-        (lambda urls: source(urls).open_shards().load_tar(), "the index counts samples, not members: add group_by_key()"),
+        (
+            lambda urls: samples(urls, samples_per_shard=None),
+            "the samples of the shards are not counted: pass ShardList(index=...), or samples_per_shard=",
+        ),
+        (
+            lambda urls: source(urls).open_shards().load_tar(),
+            "the index counts samples, not members: add group_by_key()",
+        ),
         (lambda urls: samples(urls).filter_samples(bool), "filter_samples() may change their number"),
-        (lambda urls: samples(urls).map_samples(str, on_error="skip"), "map_samples(on_error='skip') changes their number"),
+        (
+            lambda urls: samples(urls).map_samples(str, on_error="skip"),
+            "map_samples(on_error='skip') changes their number",
+        ),
         (lambda urls: source(urls).open_shards(on_error="skip"), "open_shards(on_error='skip') changes their number"),
         (lambda urls: samples(urls).map(str), "torch.Mapper() may change their number"),
         (lambda urls: wp.mix({"a": samples(urls)}), "how many samples a mix() gives is not known"),
@@ -77,8 +88,16 @@ def test_what_dataloader_says_is_what_it_gives(workers, counted):
         (None, False, lambda urls: samples(urls).batch_samples(4)),
     ):
         for loader in (
-            DataLoader(build(counted), batch_size=batch_size, drop_last=drop_last, num_workers=workers, collate_fn=list),
-            StatefulDataLoader(build(counted).as_dataset(), batch_size=batch_size, drop_last=drop_last, num_workers=workers, collate_fn=list),
+            DataLoader(
+                build(counted), batch_size=batch_size, drop_last=drop_last, num_workers=workers, collate_fn=list
+            ),
+            StatefulDataLoader(
+                build(counted).as_dataset(),
+                batch_size=batch_size,
+                drop_last=drop_last,
+                num_workers=workers,
+                collate_fn=list,
+            ),
         ):
             if workers == 2 and (batch_size or build is not samples):
                 with pytest.raises(TypeError):

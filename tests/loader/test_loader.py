@@ -80,14 +80,23 @@ EVERY = [f"{number:08d}" for number in range(14)]  # the keys of the fixture ``u
 PIPES = {
     "samples": lambda urls: (samples(urls), {}),
     "shuffle": lambda urls: (shuffled(urls), {}),
-    "batch": lambda urls: (shuffled(urls).filter_samples(wanted).map_samples(draw), {"batch_size": 3, "collate": "list"}),
+    "batch": lambda urls: (
+        shuffled(urls).filter_samples(wanted).map_samples(draw),
+        {"batch_size": 3, "collate": "list"},
+    ),
     "drop_last": lambda urls: (shuffled(urls), {"batch_size": 3, "collate": "list", "drop_last": True}),
     "tensors": lambda urls: (shuffled(urls).decode_by_ext().to_tuple("txt", "cls"), {"batch_size": 4}),
     "batch in the pipe": lambda urls: (shuffled(urls).batch_samples(2, collate="list").map_samples(keys_of), {}),
     "batches shuffled": lambda urls: (shuffled(urls).batch_samples(2, collate="list").shuffle_buffer(2), {}),
-    "batches of batches": lambda urls: (shuffled(urls).batch_samples(2, collate="list"), {"batch_size": 2, "collate": "list"}),
+    "batches of batches": lambda urls: (
+        shuffled(urls).batch_samples(2, collate="list"),
+        {"batch_size": 2, "collate": "list"},
+    ),
     "torch's map and batch": lambda urls: (shuffled(urls).map(key_of).batch(2), {}),
-    "torch's filter and map": lambda urls: (shuffled(urls).filter(wanted).map(key_of).shuffle_buffer(2), {"batch_size": 2, "collate": "list"}),
+    "torch's filter and map": lambda urls: (
+        shuffled(urls).filter(wanted).map(key_of).shuffle_buffer(2),
+        {"batch_size": 2, "collate": "list"},
+    ),
 }
 
 
@@ -104,9 +113,13 @@ def test_every_pair_of_cuts(pipe, lanes, urls):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_cuts_with_workers_up_to_a_third_resume(workers, tmp_path):
-    """In a shuffle, with half-filled batches in flight, before and after the last batch; each resumed run is cut again, and that one too."""
+    """In a shuffle, with half-filled batches in flight, before and after the last batch; each
+    resumed run is cut again, and that one too.
+    """
     urls = make_shards(tmp_path, shards=5, samples=[6, 0, 9, 5, 8])
-    make = lambda: wp.PipeLoader(shuffled(urls).filter_samples(wanted), batch_size=3, collate=keys_of, num_workers=workers, lanes=3 - workers % 2)  # noqa: E731
+    make = lambda: wp.PipeLoader(  # noqa: E731
+        shuffled(urls).filter_samples(wanted), batch_size=3, collate=keys_of, num_workers=workers, lanes=3 - workers % 2
+    )
     reference = make()
     epochs = [list(reference) for _ in range(2)]
     reference.close()
@@ -163,7 +176,9 @@ def test_a_new_loop_after_a_break_is_the_next_epoch(workers, urls):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_iter_is_lazy(workers, urls):
-    """An iterator that is never used takes no epoch, starts no worker, and leaves a loaded state to the next."""
+    """An iterator that is never used takes no epoch, starts no worker, and leaves a loaded state
+    to the next.
+    """
     source = loader(urls, num_workers=workers, lanes=2)
     before = len(psutil.Process().children())
     for _ in range(3):
@@ -228,7 +243,9 @@ def test_set_epoch_chooses_the_next_and_leaves_a_loaded_one_alone(workers, urls)
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_start_methods(context, persistent, urls, monkeypatch):
-    """Epochs differ and are functions of (seed, epoch), also where nothing tells the workers of a rank; a resume with workers of any kind is exact."""
+    """Epochs differ and are functions of (seed, epoch), also where nothing tells the workers of
+    a rank; a resume with workers of any kind is exact.
+    """
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     plain = loader(urls, lanes=2)
@@ -281,7 +298,11 @@ def number_of(sample):
 def test_the_items_of_a_pipe_are_its_batches_without_batch_size(urls):
     source = wp.PipeLoader(shuffled(urls).batch_samples(4, collate="list"))
     assert [len(batch) for batch in source] == [4, 4, 4, 2]
-    assert [len(batch) for batch in wp.PipeLoader(shuffled(urls), batch_size=4, collate="list", drop_last=True)] == [4, 4, 4]
+    assert [len(batch) for batch in wp.PipeLoader(shuffled(urls), batch_size=4, collate="list", drop_last=True)] == [
+        4,
+        4,
+        4,
+    ]
 
 
 def test_one_lane_gives_the_order_of_the_pipe(urls):
@@ -426,22 +447,32 @@ def many_urls(tmp_path_factory):
 
 
 def test_state_is_small_and_quick_with_64_lanes(many_urls):
-    """At most 4 KB a lane over 10 000 shards with a shuffle of 10 000, also dealt again; it costs as good as nothing."""
-    make = lambda lanes: wp.PipeLoader(samples(many_urls).shuffle_buffer(10_000), batch_size=16, collate=keys_of, lanes=lanes)  # noqa: E731
+    """At most 4 KB a lane over 10 000 shards with a shuffle of 10 000, also dealt again; it
+    costs as good as nothing.
+    """
+    make = lambda lanes: wp.PipeLoader(  # noqa: E731
+        samples(many_urls).shuffle_buffer(10_000), batch_size=16, collate=keys_of, lanes=lanes
+    )
     source = make(64)
     largest = most = cuts = 0
     for number, _ in enumerate(source):
         if number % 50 == 0:
             state = source.state_dict()
             most, cuts = max(most, calls(source.state_dict)), cuts + 1
-            largest = max(largest, *(len(json.dumps(lane).encode()) for lane in state["lanes"].values()), len(json.dumps(state).encode()) / 64)
+            largest = max(
+                largest,
+                *(len(json.dumps(lane).encode()) for lane in state["lanes"].values()),
+                len(json.dumps(state).encode()) / 64,
+            )
         if number == 1000:
             middle = state
     assert cuts > 40
     assert largest <= 4096
     assert most < 2_000
     state = middle
-    for lanes in (48, 7, 1):  # each of the 64 lanes that the first deal left half read takes some 45 bytes in all later states of the epoch
+    # each of the 64 lanes that the first deal left half read takes some 45 bytes in all later
+    # states of the epoch
+    for lanes in (48, 7, 1):
         again = make(lanes)
         again.load_state_dict(state)
         items = after(again, 100)
@@ -495,7 +526,8 @@ def test_an_error_of_a_function_arrives_and_stays_and_the_state_is_before_it(wor
     assert type(error) is KeyError
     notes = "\n".join(error.__notes__)
     assert "00000006" in notes
-    assert ("In the worker" in notes, "in fragile" in notes) == (workers > 0, workers > 0)  # the traceback of the worker
+    # the traceback of the worker
+    assert ("In the worker" in notes, "in fragile" in notes) == (workers > 0, workers > 0)
     for _ in range(2):
         with pytest.raises(KeyError, match="no such thing"):
             next(items)
@@ -535,7 +567,9 @@ def with_function(sample):
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_batch_that_cannot_be_pickled_is_an_error(method, urls):
-    source = wp.PipeLoader(samples(urls, shuffle=False).map_samples(with_function), num_workers=1, multiprocessing_context=method)
+    source = wp.PipeLoader(
+        samples(urls, shuffle=False).map_samples(with_function), num_workers=1, multiprocessing_context=method
+    )
     given, error, items = until_error(source)
     assert type(error) is wp.WorkerError
     assert "cannot be sent" in str(error)
@@ -551,7 +585,9 @@ def test_a_batch_that_cannot_be_pickled_is_an_error(method, urls):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_bad_shard_arrives_with_url_and_offset_and_a_bad_sample_with_its_key(workers, tmp_path):
-    urls = make_shards(tmp_path, shards=2, samples=4, fields={"cls": lambda rng, number: b"none" if number == 5 else b"1"})
+    urls = make_shards(
+        tmp_path, shards=2, samples=4, fields={"cls": lambda rng, number: b"none" if number == 5 else b"1"}
+    )
     source = wp.PipeLoader(samples(urls, shuffle=False).decode_by_ext(), num_workers=workers)
     batches, error, _ = until_error(source)
     source.close()
@@ -569,7 +605,11 @@ def test_a_bad_shard_arrives_with_url_and_offset_and_a_bad_sample_with_its_key(w
 
 
 def worker_processes(before):
-    return [child for child in psutil.Process().children(recursive=True) if child not in before and "resource_tracker" not in " ".join(child.cmdline())]
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child not in before and "resource_tracker" not in " ".join(child.cmdline())
+    ]
 
 
 def test_a_killed_worker_is_an_error_that_names_it_and_the_state_is_good(tmp_path):
@@ -604,12 +644,16 @@ def odd(sample):
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_max_errors_is_for_all_lanes_of_a_rank(workers, interleaved, tmp_path):
-    """24 errors in 4 lanes, 6 in each: the error comes at the same batch whatever the workers, and again after a resume and on other lanes."""
+    """24 errors in 4 lanes, 6 in each: the error comes at the same batch whatever the workers,
+    and again after a resume and on other lanes.
+    """
     urls = make_shards(tmp_path, shards=8, samples=6)
 
     def make(limit, lanes=4):
         chain = wp.ShardList(urls).open_shards().load_tar().group_by_key(on_error="skip")
-        chain = (chain.interleave_shards(2) if interleaved else chain).map_samples(odd, on_error="skip", max_errors=limit)
+        chain = (chain.interleave_shards(2) if interleaved else chain).map_samples(
+            odd, on_error="skip", max_errors=limit
+        )
         return wp.PipeLoader(chain, batch_size=2, collate=keys_of, num_workers=workers, lanes=lanes)
 
     source = make(24)
@@ -623,7 +667,9 @@ def test_max_errors_is_for_all_lanes_of_a_rank(workers, interleaved, tmp_path):
     state = through_json(source.state_dict())
     source.close()
     assert type(error) is wp.SampleError
-    assert "map_samples() has skipped 8 errors in this epoch, in all lanes of this rank together, and max_errors=6" in str(error)
+    assert (
+        "map_samples() has skipped 8 errors in this epoch, in all lanes of this rank together, and max_errors=6"
+    ) in str(error)
     assert len(batches) == (7 if interleaved else 5)
     assert set(state["counts"]) == {"delivered", "filtered", "skipped", "dropped"}
     resumed = make(6)
@@ -642,9 +688,18 @@ def test_max_errors_is_for_all_lanes_of_a_rank(workers, interleaved, tmp_path):
 
 @pytest.mark.parametrize("limit", [3, 4])
 def test_max_errors_before_interleaved_shards(limit, tmp_path):
-    """A step runs for each shard by itself, and its errors are counted together; in each of several steps by itself."""
+    """A step runs for each shard by itself, and its errors are counted together; in each of
+    several steps by itself.
+    """
     urls = make_shards(tmp_path, shards=4, samples=2)
-    chain = wp.ShardList(urls).open_shards().load_tar().group_by_key().map_samples(odd, on_error="skip", max_errors=limit).interleave_shards(2)
+    chain = (
+        wp.ShardList(urls)
+        .open_shards()
+        .load_tar()
+        .group_by_key()
+        .map_samples(odd, on_error="skip", max_errors=limit)
+        .interleave_shards(2)
+    )
     source = wp.PipeLoader(chain.map_samples(keep, on_error="skip", max_errors=0), lanes=2)
     if limit == 4:
         assert len(list(source)) == 4
@@ -654,8 +709,12 @@ def test_max_errors_before_interleaved_shards(limit, tmp_path):
 
 def test_a_timeout_is_not_told_as_a_dead_worker(urls, tmp_path):
     slow = shuffled(urls).map_samples(partial(waiting, tmp_path))
-    source = wp.PipeLoader(slow, batch_size=2, collate=keys_of, num_workers=1, multiprocessing_context="fork", timeout_seconds=0.5)
-    with pytest.raises(wp.WorkerError, match=r"timed out after 0\.5 seconds, timeout_seconds: no worker died") as caught:
+    source = wp.PipeLoader(
+        slow, batch_size=2, collate=keys_of, num_workers=1, multiprocessing_context="fork", timeout_seconds=0.5
+    )
+    with pytest.raises(
+        wp.WorkerError, match=r"timed out after 0\.5 seconds, timeout_seconds: no worker died"
+    ) as caught:
         next(iter(source))
     assert "memory" not in str(caught.value)
     (tmp_path / "go on").touch()
@@ -682,7 +741,9 @@ def test_a_loader_goes_on_after_its_worker_was_killed(tmp_path):
 
 
 def interrupted_at_the_first_fetch(source, directory):
-    """An iterator whose first next() was left by KeyboardInterrupt while the first batch was made."""
+    """An iterator whose first next() was left by KeyboardInterrupt while the first batch was
+    made.
+    """
     began, go_on = directory / "began", directory / "go on"
     for path in (began, go_on):
         path.unlink(missing_ok=True)
@@ -694,7 +755,8 @@ def interrupted_at_the_first_fetch(source, directory):
         signal.pthread_kill(main, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt, daemon=True)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets processes in the background ignore it
+    # a shell lets processes in the background ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         thread.start()
         with pytest.raises(KeyboardInterrupt):
@@ -716,13 +778,24 @@ def waiting(directory, sample):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_interrupted_iterator_does_not_look_as_if_it_had_ended(workers, urls, tmp_path):
-    """It says how to go on; the state is the one before the interrupt, also where nothing had been given."""
+    """It says how to go on; the state is the one before the interrupt, also where nothing had
+    been given.
+    """
     slow = shuffled(urls).map_samples(partial(waiting, tmp_path))
-    source = wp.PipeLoader(slow, batch_size=2, collate=keys_of, num_workers=workers, lanes=2, multiprocessing_context="fork" if workers else None)
+    source = wp.PipeLoader(
+        slow,
+        batch_size=2,
+        collate=keys_of,
+        num_workers=workers,
+        lanes=2,
+        multiprocessing_context="fork" if workers else None,
+    )
     beginning = source.state_dict()
     items = interrupted_at_the_first_fetch(source, tmp_path)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"was interrupted: to continue, call load_state_dict\(state_dict\(\)\), then iter\(\)"):
+        with pytest.raises(
+            RuntimeError, match=r"was interrupted: to continue, call load_state_dict\(state_dict\(\)\), then iter\(\)"
+        ):
             next(items)
     assert source.state_dict() == beginning
     source.load_state_dict(source.state_dict())
@@ -739,7 +812,9 @@ def key_and_process(sample):
 
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_signals_to_all_processes_are_for_the_main_process(context, urls):
-    """A terminal, torchrun or a cluster sends them to all; the workers stay, and the main process may save and go on."""
+    """A terminal, torchrun or a cluster sends them to all; the workers stay, and the main
+    process may save and go on.
+    """
     pipe = shuffled(urls).map_samples(key_and_process)
     source = wp.PipeLoader(pipe, batch_size=2, collate="list", num_workers=2, multiprocessing_context=context)
     batches = []
@@ -780,7 +855,9 @@ def script(tmp_path, code, *arguments):
     """What a script prints, to both streams, and its exit code."""
     path = tmp_path / "script.py"
     path.write_text(code)
-    return subprocess.run([sys.executable, str(path), *arguments], capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        [sys.executable, str(path), *arguments], capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def test_a_script_ends_while_its_worker_is_busy(urls, tmp_path):
@@ -793,7 +870,8 @@ def test_a_script_without_a_main_guard(urls, tmp_path):
     """The worker imports it, and says what is missing; so does the error."""
     run = script(tmp_path, ENDS, urls[0], "forkserver", "unguarded")
     said = (
-        "A worker imports the main script when it starts, and this script then starts workers again: put what it runs into a function main(), and call that "
+        "A worker imports the main script when it starts, and this script then starts workers "
+        "again: put what it runs into a function main(), and call that "
         'below if __name__ == "__main__":'
     )
     assert run.returncode == 1
@@ -839,15 +917,25 @@ def test_a_new_iterator_replaces_dead_workers(tmp_path):
 
 @pytest.mark.parametrize("persistent", [True, False])
 def test_nothing_is_left(persistent, urls):
-    """No process and no file descriptor after a whole epoch, a broken-off one, an abandoned iterator, an error and close()."""
-    make = lambda **options: loader(urls, num_workers=2, multiprocessing_context="fork", persistent_workers=persistent, **options)  # noqa: E731
+    """No process and no file descriptor after a whole epoch, a broken-off one, an abandoned
+    iterator, an error and close().
+    """
+    make = lambda **options: loader(  # noqa: E731
+        urls, num_workers=2, multiprocessing_context="fork", persistent_workers=persistent, **options
+    )
     warm = make()  # what multiprocessing starts once
     list(warm)
     warm.close()
     del warm
     gc.collect()
     processes, files = psutil.Process().children(recursive=True), sorted(os.listdir("/proc/self/fd"))
-    for use in (list, lambda source: after(source, 2), lambda source: next(iter(source)), lambda source: [list(source), after(source, 1)], lambda source: None):
+    for use in (
+        list,
+        lambda source: after(source, 2),
+        lambda source: next(iter(source)),
+        lambda source: [list(source), after(source, 1)],
+        lambda source: None,
+    ):
         source = make()
         use(source)
         source.close()
@@ -856,7 +944,12 @@ def test_nothing_is_left(persistent, urls):
     abandoned = make()
     items = after(abandoned, 1)
     del items, abandoned
-    failing = wp.PipeLoader(shuffled(urls).map_samples(fragile), num_workers=2, multiprocessing_context="fork", persistent_workers=persistent)
+    failing = wp.PipeLoader(
+        shuffled(urls).map_samples(fragile),
+        num_workers=2,
+        multiprocessing_context="fork",
+        persistent_workers=persistent,
+    )
     error = until_error(failing)[1]
     assert isinstance(error, KeyError)
     failing.close()
@@ -884,7 +977,11 @@ def test_workers_end_with_a_loader_that_was_cut(urls):
         gc.enable()
 
 
-@pytest.mark.parametrize("make_copy", [copy.copy, copy.deepcopy, lambda source: pickle.loads(pickle.dumps(source))], ids=["copy", "deepcopy", "pickle"])
+@pytest.mark.parametrize(
+    "make_copy",
+    [copy.copy, copy.deepcopy, lambda source: pickle.loads(pickle.dumps(source))],
+    ids=["copy", "deepcopy", "pickle"],
+)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("cut", [None, 5])
 def test_a_copy_stands_where_the_loader_does(urls, workers, cut, make_copy):
@@ -923,7 +1020,9 @@ def test_the_global_generators_of_workers_differ_between_ranks_and_after_a_resum
     """Also where the rest of an epoch is dealt again."""
 
     def run(rank, ranks, state=None):
-        source = wp.PipeLoader(samples(urls).map_samples(draw_globally), num_workers=2, rank=rank, world_size=ranks, epoch_end="exact")
+        source = wp.PipeLoader(
+            samples(urls).map_samples(draw_globally), num_workers=2, rank=rank, world_size=ranks, epoch_end="exact"
+        )
         if state is not None:
             source.load_state_dict(state)
         items = iter(source)
@@ -964,21 +1063,26 @@ def noted(sample):
 
 if __name__ == "__main__":
     main(*sys.argv[1:3])
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("kind", ["fork", "forkserver", "dataset fork"])
 def test_workers_end_when_the_main_process_is_killed(kind, tmp_path):
-    """SIGKILL leaves it no time to tell them, and they are blocked in a pipe whose other end is in each of them: the queue is full."""
+    """SIGKILL leaves it no time to tell them, and they are blocked in a pipe whose other end is
+    in each of them: the queue is full.
+    """
     urls = make_shards(tmp_path / "shards", shards=2, samples=60)
     (tmp_path / "workers").mkdir()
     script = tmp_path / "main.py"
     script.write_text(LEFT_ALONE)
-    main = subprocess.Popen([sys.executable, str(script), ",".join(urls), kind, str(tmp_path / "workers")], stderr=subprocess.DEVNULL)
+    main = subprocess.Popen(
+        [sys.executable, str(script), ",".join(urls), kind, str(tmp_path / "workers")], stderr=subprocess.DEVNULL
+    )
     try:
         wait_for(lambda: len(os.listdir(tmp_path / "workers")) == 2)
         workers = [psutil.Process(int(name)) for name in os.listdir(tmp_path / "workers")]
-        wait_for(lambda: all((tmp_path / "workers" / str(worker.pid)).stat().st_size >= 8 for worker in workers))  # samples of 1 MB
+        # samples of 1 MB
+        wait_for(lambda: all((tmp_path / "workers" / str(worker.pid)).stat().st_size >= 8 for worker in workers))
     finally:
         main.kill()  # not reaped before they are gone: a zombie is gone for them too
     try:
@@ -1041,10 +1145,16 @@ def changed(state, **changes):
         (lambda states: states[1:], "ranks 0 to 2: rank 0 is missing"),
         (lambda states: [*states, states[1]], "rank 1 is there more than once"),
         (lambda states: [states[0], states[1], states[1]], "rank 2 is missing and rank 1 is there more than once"),
-        (lambda states: [*states[:2], changed(states[2], step=2)], r"different steps \(rank 0 at 1, rank 1 at 1, rank 2 at 2\).*lost or repeated"),
+        (
+            lambda states: [*states[:2], changed(states[2], step=2)],
+            r"different steps \(rank 0 at 1, rank 1 at 1, rank 2 at 2\).*lost or repeated",
+        ),
         (lambda states: [*states[:2], changed(states[2], epoch=1)], "differ in 'epoch': 0, 0, 1"),
         (lambda states: [*states[:2], changed(states[2], seed=6)], "differ in 'seed': 5, 5, 6"),
-        (lambda states: [*states[:2], changed(states[2], fingerprint="x", data="0" * 8)], "differ in 'fingerprint' and 'data'"),
+        (
+            lambda states: [*states[:2], changed(states[2], fingerprint="x", data="0" * 8)],
+            "differ in 'fingerprint' and 'data'",
+        ),
         (lambda states: [*states[:2], changed(states[2], graph=["shard_list"])], "differ in 'graph'"),
         (lambda states: [*states[:2], changed(states[2], lane_count=6)], "differ in 'lane_count': 3, 3, 6"),
         (lambda states: [*states[:2], changed(states[2], version=2)], "has format version 2"),
@@ -1059,7 +1169,9 @@ def test_states_that_are_not_of_all_ranks_at_one_step_are_refused(edit, message,
 
 
 def test_merged_states_are_one_for_all_ranks(even_urls):
-    """In any order, and once for all: the counts are the sums, and the states that went in are left alone."""
+    """In any order, and once for all: the counts are the sums, and the states that went in are
+    left alone.
+    """
     states = ranks_of(even_urls, 3)
     kept = copy.deepcopy(states)
     merged = wp.merge_states(states)
@@ -1084,7 +1196,10 @@ def test_the_state_of_another_pipeline_is_refused_in_words(urls):
         (loader(urls[:-1]), "made over 5 shards, this pipeline has 4"),
         (loader([*urls[1:], urls[0]]), "other URLs or another order"),
         (wp.PipeLoader(samples(urls, seed=6).shuffle_buffer(3), batch_size=2), "seed=5, this pipeline has seed=6"),
-        (wp.PipeLoader(samples(urls).shuffle_buffer(4), batch_size=2), r"its pipeline was \.\.\. > group_by_key > .*size=3\) > \.\.\., this one is .*size=4"),
+        (
+            wp.PipeLoader(samples(urls).shuffle_buffer(4), batch_size=2),
+            r"its pipeline was \.\.\. > group_by_key > .*size=3\) > \.\.\., this one is .*size=4",
+        ),
     ):
         with pytest.raises(wp.StateError, match=message):
             other.load_state_dict(state)
@@ -1119,7 +1234,10 @@ DAMAGE = {
     "epoch": (lambda state: {**state, "epoch": -1}, "damaged"),
     "lanes": (lambda state: {**state, "lanes": []}, "damaged"),
     "lane": (lambda state: {**state, "lanes": {**state["lanes"], "1": None}}, "lane 1"),
-    "lane name": (lambda state: {**state, "lanes": {"x": state["lanes"]["1"], "0": state["lanes"]["0"]}}, "'x' is not the number of a lane"),
+    "lane name": (
+        lambda state: {**state, "lanes": {"x": state["lanes"]["1"], "0": state["lanes"]["0"]}},
+        "'x' is not the number of a lane",
+    ),
     "ended": (lambda state: lane(state, ended="no"), "lane 1"),
     "delivered": (lambda state: lane(state, delivered="2"), "damaged"),
     "no position": (lambda state: lane(state, position=[]), "damaged"),
@@ -1130,7 +1248,9 @@ DAMAGE = {
 @pytest.mark.parametrize("lanes", [2, 3])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_state_is_refused_and_changes_nothing(damage, lanes, urls):
-    """When it is loaded, on the same lanes and on others; the iterator that is going on is left alone."""
+    """When it is loaded, on the same lanes and on others; the iterator that is going on is left
+    alone.
+    """
     edit, message = DAMAGE[damage]
     source = loader(urls, lanes=2)
     after(source, 3)
@@ -1155,7 +1275,10 @@ DAMAGED_DEALS = {
     "no numbers of opened shards": lambda deal: {**deal, "history": [[deal["history"][0][0], [["a", 2]]]]},
     "less than nothing": lambda deal: {**deal, "sizes": [[-1, 1], *deal["sizes"]]},
     "a tail without an end": lambda deal: {**deal, "tails": [[*deal["tails"][0][:3], "q", *deal["tails"][0][4:]]]},
-    "a tail without a beginning": lambda deal: {**deal, "tails": [[*deal["tails"][0][:2], None, *deal["tails"][0][3:]]]},
+    "a tail without a beginning": lambda deal: {
+        **deal,
+        "tails": [[*deal["tails"][0][:2], None, *deal["tails"][0][3:]]],
+    },
     "no counts": lambda deal: {**deal, "counts": {"delivered": "x"}},
     "without end": lambda deal: {**deal, "history": [[None, [[0, 10**15]]]]},
     "of another lane": lambda deal: {**deal, "tails": [[7, *deal["tails"][0][1:]]]},
@@ -1171,7 +1294,9 @@ DAMAGED_DEALS = {
 @pytest.mark.parametrize("damage", DAMAGED_DEALS)
 def test_a_damaged_deal_is_refused_and_changes_nothing(damage, lanes, urls):
     """A state of an epoch that was dealt again; as above."""
-    make = lambda lanes: wp.PipeLoader(samples(urls, samples_per_shard=[3, 0, 5, 2, 4]).shuffle_buffer(3), batch_size=2, collate=keys_of, lanes=lanes)  # noqa: E731
+    make = lambda lanes: wp.PipeLoader(  # noqa: E731
+        samples(urls, samples_per_shard=[3, 0, 5, 2, 4]).shuffle_buffer(3), batch_size=2, collate=keys_of, lanes=lanes
+    )
     source, again, target = make(2), make(3), make(lanes)
     after(source, 3)
     again.load_state_dict(source.state_dict())
@@ -1238,7 +1363,11 @@ def test_close_stops_the_workers_also_while_an_iterator_is_held(urls):
     workers = {child.pid for child in psutil.Process().children()} - before
     assert len(workers) >= 2
     source.close()
-    wait_for(lambda: not {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE} & workers)
+    wait_for(
+        lambda: (
+            not {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE} & workers
+        )
+    )
     with pytest.raises(wp.StateError, match="it was closed"):
         next(items)
 
@@ -1258,9 +1387,12 @@ def held_up(directory, key, sample):
 
 @pytest.mark.parametrize(("workers", "at"), [(0, 0), (0, 2), (1, 2)])
 def test_close_while_another_thread_waits_for_a_batch(workers, at, urls, tmp_path, monkeypatch):
-    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)  # how long a worker that is busy may take to end
+    # how long a worker that is busy may take to end
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
     pipe = samples(urls, shuffle=False).map_samples(partial(held_up, tmp_path, EVERY[at]))
-    source = wp.PipeLoader(pipe, batch_size=1, collate=keys_of, num_workers=workers, multiprocessing_context="fork" if workers else None)
+    source = wp.PipeLoader(
+        pipe, batch_size=1, collate=keys_of, num_workers=workers, multiprocessing_context="fork" if workers else None
+    )
     found = []
     thread = threading.Thread(target=lambda: found.append(until_error(source)), daemon=True)
     thread.start()

@@ -1,4 +1,6 @@
-"""Which rank a process is: as given, else by torch.distributed, else by RANK and WORLD_SIZE, else the only one."""
+"""Which rank a process is: as given, else by torch.distributed, else by RANK and WORLD_SIZE,
+else the only one.
+"""
 
 import pytest
 import torch.distributed as dist
@@ -84,7 +86,13 @@ def test_wrong_values_in_the_environment_are_refused(rank, world_size, monkeypat
 
 
 def make(urls, **options):
-    pipe = wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().map_samples(lambda sample: sample["__key__"])
+    pipe = (
+        wp.ShardList(urls, shuffle=True, seed=5)
+        .open_shards()
+        .load_tar()
+        .group_by_key()
+        .map_samples(lambda sample: sample["__key__"])
+    )
     return wp.PipeLoader(pipe, epoch_end="exact", **options)
 
 
@@ -118,7 +126,9 @@ def test_ranks_of_uncounted_shards_are_refused_unless_they_may_differ(urls):
 
 
 def test_what_gives_all_to_every_rank_warns(environment, tmp_path):
-    """A pipe, a pipe in DataLoader, a node, a dataset; a PipeLoader deals, and a rank alone has nothing to share."""
+    """A pipe, a pipe in DataLoader, a node, a dataset; a PipeLoader deals, and a rank alone has
+    nothing to share.
+    """
     urls = make_shards(tmp_path, shards=1, samples=2)
     for read in (
         lambda: list(wp.ShardList(urls)),

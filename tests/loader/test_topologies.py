@@ -1,4 +1,6 @@
-"""An epoch goes on from any number of ranks and workers to any other: each sample exactly once, and in the same order where the lanes stay."""
+"""An epoch goes on from any number of ranks and workers to any other: each sample exactly once,
+and in the same order where the lanes stay.
+"""
 
 import json
 import subprocess
@@ -25,7 +27,14 @@ def wanted(sample):
 
 
 def loader(urls, size=2, **options):
-    pipe = wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().shuffle_buffer(4).filter_samples(wanted)
+    pipe = (
+        wp.ShardList(urls, shuffle=True, seed=5)
+        .open_shards()
+        .load_tar()
+        .group_by_key()
+        .shuffle_buffer(4)
+        .filter_samples(wanted)
+    )
     return wp.PipeLoader(pipe, **{"batch_size": size, "collate": keys_of, "epoch_end": "exact", **options})
 
 
@@ -45,7 +54,14 @@ def many(tmp_path_factory):
 @pytest.mark.parametrize(("world_size", "lanes"), [(1, 4), (2, 6)])
 def test_the_batches_of_a_rank_are_the_same_whatever_its_workers(world_size, lanes, many):
     def run(workers, rank, state=None):
-        source = loader(many, lanes=lanes, num_workers=workers, rank=rank, world_size=world_size, multiprocessing_context="fork" if workers else None)
+        source = loader(
+            many,
+            lanes=lanes,
+            num_workers=workers,
+            rank=rank,
+            world_size=world_size,
+            multiprocessing_context="fork" if workers else None,
+        )
         if state is not None:
             source.load_state_dict(state)
         epochs = [list(source) for _ in range(2)]
@@ -68,8 +84,12 @@ def steps(ranks):
 
 
 def test_order_in_each_lane_and_global_batches_are_the_same_on_any_number_of_ranks(many):
-    """4 lanes on 1, 2 and 4 ranks, also changed in the middle: R ranks x 1 step = 1 rank x R steps, while no lane has ended."""
-    run = lambda world_size: [list(loader(many, lanes=4, rank=rank, world_size=world_size)) for rank in range(world_size)]  # noqa: E731
+    """4 lanes on 1, 2 and 4 ranks, also changed in the middle: R ranks x 1 step = 1 rank x R
+    steps, while no lane has ended.
+    """
+    run = lambda world_size: [  # noqa: E731
+        list(loader(many, lanes=4, rank=rank, world_size=world_size)) for rank in range(world_size)
+    ]
     by_lane = run(4)
     lane_of = {key: lane for lane, batches in enumerate(by_lane) for batch in batches for key in batch}
     full = 4 * min(map(len, by_lane))
@@ -121,10 +141,16 @@ def not_bad(number):
 def mixed(urls, fn=lambda pipe: pipe):
     """A mix of the even and the odd shards."""
     halves = {"even": urls[::2], "odd": urls[1::2]}
-    return wp.mix({name: fn(base(half)) for name, half in halves.items() if half}, weights=[2, 1][: len(urls)], exhausted="drop", seed=5)
+    return wp.mix(
+        {name: fn(base(half)) for name, half in halves.items() if half},
+        weights=[2, 1][: len(urls)],
+        exhausted="drop",
+        seed=5,
+    )
 
 
-# Pipes by name: the chain, which samples of the epoch it gives, and whether all of them (not those of batches that are left out).
+# Pipes by name: the chain, which samples of the epoch it gives, and whether all of them (not those
+# of batches that are left out).
 PIPES = {
     "plain": (base, lambda number: True, True),
     "shuffle": (lambda urls: base(urls).shuffle_buffer(4), lambda number: True, True),
@@ -136,17 +162,47 @@ PIPES = {
         lambda number: number % 5 != 2 and number % 6 != 1,
         True,
     ),
-    "batches": (lambda urls: base(urls).shuffle_buffer(3).batch_samples(3, collate="list").map_samples(list), lambda number: True, True),
-    "full batches": (lambda urls: base(urls).shuffle_buffer(3).batch_samples(3, collate="list", drop_last=True), lambda number: True, False),
+    "batches": (
+        lambda urls: base(urls).shuffle_buffer(3).batch_samples(3, collate="list").map_samples(list),
+        lambda number: True,
+        True,
+    ),
+    "full batches": (
+        lambda urls: base(urls).shuffle_buffer(3).batch_samples(3, collate="list", drop_last=True),
+        lambda number: True,
+        False,
+    ),
     "torch": (lambda urls: base(urls).map(dict).shuffle_buffer(3), lambda number: True, True),
     "mix": (lambda urls: mixed(urls).shuffle_buffer(3), lambda number: True, True),
-    "mix of filtered": (lambda urls: mixed(urls, lambda pipe: pipe.shuffle_buffer(3).filter_samples(wanted)), lambda number: number % 5 != 2, True),
-    "mix of batches": (lambda urls: mixed(urls, lambda pipe: pipe.shuffle_buffer(3).batch_samples(2, collate="list")), lambda number: True, True),
-    "counted": (lambda urls: base(urls, samples_per_shard=counts_of(urls)).shuffle_buffer(4), lambda number: True, True),
-    "counted and filtered": (lambda urls: base(urls, samples_per_shard=counts_of(urls)).filter_samples(wanted), lambda number: number % 5 != 2, True),
+    "mix of filtered": (
+        lambda urls: mixed(urls, lambda pipe: pipe.shuffle_buffer(3).filter_samples(wanted)),
+        lambda number: number % 5 != 2,
+        True,
+    ),
+    "mix of batches": (
+        lambda urls: mixed(urls, lambda pipe: pipe.shuffle_buffer(3).batch_samples(2, collate="list")),
+        lambda number: True,
+        True,
+    ),
+    "counted": (
+        lambda urls: base(urls, samples_per_shard=counts_of(urls)).shuffle_buffer(4),
+        lambda number: True,
+        True,
+    ),
+    "counted and filtered": (
+        lambda urls: base(urls, samples_per_shard=counts_of(urls)).filter_samples(wanted),
+        lambda number: number % 5 != 2,
+        True,
+    ),
 }
 BATCHED = ("batches", "full batches", "mix of batches")
-SHARDS = {"some": [3, 0, 5, 2, 9, 4, 6], "few": [7, 11], "one": [13], "many": [1, 2, 0, 3, 1, 2, 0, 0, 4, 1, 2, 1, 3, 2], "empty": [0, 0, 3]}
+SHARDS = {
+    "some": [3, 0, 5, 2, 9, 4, 6],
+    "few": [7, 11],
+    "one": [13],
+    "many": [1, 2, 0, 3, 1, 2, 0, 0, 4, 1, 2, 1, 3, 2],
+    "empty": [0, 0, 3],
+}
 counted = {}
 
 
@@ -165,20 +221,31 @@ def collections(tmp_path_factory):
 
 
 # Ranks, workers, batch size, steps until it is cut.
-TOPOLOGY = st.tuples(st.integers(1, 3), st.sampled_from([0, 0, 1, 2, 3]), st.integers(1, 3), st.sampled_from([1, 1, 2, 0, 3, 6]))
+TOPOLOGY = st.tuples(
+    st.integers(1, 3), st.sampled_from([0, 0, 1, 2, 3]), st.integers(1, 3), st.sampled_from([1, 1, 2, 0, 3, 6])
+)
 
 
 @settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-@given(pipe=st.sampled_from(sorted(PIPES)), shards=st.sampled_from(sorted(SHARDS)), history=st.lists(TOPOLOGY, min_size=3, max_size=7))
+@given(
+    pipe=st.sampled_from(sorted(PIPES)),
+    shards=st.sampled_from(sorted(SHARDS)),
+    history=st.lists(TOPOLOGY, min_size=3, max_size=7),
+)
 def test_random_histories_of_topologies(pipe, shards, history, collections):
-    """Up to six changes: the union of what was delivered is the epoch exactly once, and at each cut the counts are those of what was delivered."""
+    """Up to six changes: the union of what was delivered is the epoch exactly once, and at each
+    cut the counts are those of what was delivered.
+    """
     make, given_by, whole = PIPES[pipe]
     urls, total = collections[shards], sum(SHARDS[shards])
     got, states = [], None
     for place, (ranks, workers, size, cut) in enumerate(history):
         options = {} if pipe in BATCHED else {"batch_size": size, "collate": "list"}
         lanes = ranks * max(1, workers)
-        sources = [wp.PipeLoader(make(urls), lanes=lanes, rank=rank, world_size=ranks, epoch_end="exact", **options) for rank in range(ranks)]
+        sources = [
+            wp.PipeLoader(make(urls), lanes=lanes, rank=rank, world_size=ranks, epoch_end="exact", **options)
+            for rank in range(ranks)
+        ]
         for source in sources if states else ():
             source.load_state_dict(states)
             assert source.state_dict()["epoch"] in (0, 1)
@@ -217,11 +284,22 @@ def test_random_histories_of_topologies(pipe, shards, history, collections):
 # Real ranks and workers
 
 SAMPLES = [5, 9, 0, 12, 7, 10, 3, 11, 8, 6]
-PAIRS = [((2, 1), (3, 0)), ((3, 0), (1, 3)), ((1, 3), (2, 1)), ((1, 0), (3, 0)), ((2, 1), (2, 1)), ((3, 0), (3, 0)), ((1, 3), (1, 3)), ((2, 1), (1, 0))]
+PAIRS = [
+    ((2, 1), (3, 0)),
+    ((3, 0), (1, 3)),
+    ((1, 3), (2, 1)),
+    ((1, 0), (3, 0)),
+    ((2, 1), (2, 1)),
+    ((3, 0), (3, 0)),
+    ((1, 3), (1, 3)),
+    ((2, 1), (1, 0)),
+]
 
 
 def test_real_ranks_and_workers(tmp_path):
-    """Some pairs of topologies, each at three cuts and on to a third topology; tests/bench/topologies.py does all 81."""
+    """Some pairs of topologies, each at three cuts and on to a third topology;
+    tests/bench/topologies.py does all 81.
+    """
     urls = make_shards(tmp_path / "data", shards=len(SAMPLES), samples=SAMPLES)
     keys = {f"{number:08d}" for number in range(sum(SAMPLES)) if number % 10 != 7}
     tally = run_pairs(str(tmp_path), urls, keys, [(Topology(*before), Topology(*after)) for before, after in PAIRS])
@@ -231,12 +309,16 @@ def test_real_ranks_and_workers(tmp_path):
 def test_killed_for_real():
     """A round of tests/bench/kill.py: torchrun, and SIGKILL of a rank or a worker."""
     script = Path(__file__).parents[1] / "bench" / "kill.py"
-    run = subprocess.run([sys.executable, str(script), "--rounds", "1"], capture_output=True, text=True, timeout=300, check=False)
+    run = subprocess.run(
+        [sys.executable, str(script), "--rounds", "1"], capture_output=True, text=True, timeout=300, check=False
+    )
     assert run.stdout == "rounds=1 lost=0 repeated=0\n", run.stderr
 
 
 def test_ended_by_a_cluster():
     """A round of tests/bench/preempt.py: SIGTERM through torchrun."""
     script = Path(__file__).parents[1] / "bench" / "preempt.py"
-    run = subprocess.run([sys.executable, str(script), "--rounds", "1"], capture_output=True, text=True, timeout=300, check=False)
+    run = subprocess.run(
+        [sys.executable, str(script), "--rounds", "1"], capture_output=True, text=True, timeout=300, check=False
+    )
     assert run.stdout == "rounds=1 bad=0\n", run.stderr

@@ -18,7 +18,9 @@ def shards(urls):
     return wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key()
 
 
-@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"collate": "numpy"}, {"collate": "list"}, {"collate": len}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"drop_last": True}, {"collate": "numpy"}, {"collate": "list"}, {"collate": len}], ids=str
+)
 @pytest.mark.parametrize("size", [1, 4, 7, 20])
 def test_resumes_exactly(urls, size, options):
     check_resume(lambda: shards(urls).shuffle_buffer(3).decode_by_ext().batch_samples(size, **options))
@@ -38,7 +40,12 @@ def test_sizes_and_counts(size, sizes, drop_last):
         batches = list(stream)
         assert list(map(len, batches)) == expected
         assert [number for batch in batches for number in batch] == list(range(sum(expected)))
-        assert stream.counts() == {"delivered": sum(expected), "filtered": 0, "skipped": 0, "dropped": 7 - sum(expected)}
+        assert stream.counts() == {
+            "delivered": sum(expected),
+            "filtered": 0,
+            "skipped": 0,
+            "dropped": 7 - sum(expected),
+        }
 
 
 def test_no_samples_give_no_batch():
@@ -54,7 +61,13 @@ def test_a_batch_is_given_as_soon_as_it_is_full():
 
 @pytest.mark.parametrize(
     ("collate", "expected"),
-    [(None, torch.Tensor), ("numpy", np.ndarray), ("list", list), (sum, int), (lambda batch: {"sum": sum(batch)}, dict)],
+    [
+        (None, torch.Tensor),
+        ("numpy", np.ndarray),
+        ("list", list),
+        (sum, int),
+        (lambda batch: {"sum": sum(batch)}, dict),
+    ],
 )
 def test_collate(collate, expected):
     [batch] = Stream(BatchSamples(Given([1, 2]), 2, collate=collate))
@@ -114,7 +127,9 @@ def test_is_a_method_with_help_that_pickles(urls, capsys):
 
 
 def test_batching_twice_warns(tmp_path):
-    """By a loader over a pipe of batches; what is written as two steps is meant, and so is batch_size=None."""
+    """By a loader over a pipe of batches; what is written as two steps is meant, and so is
+    batch_size=None.
+    """
 
     def pipe():
         return wp.ShardList(urls).open_shards().load_tar().group_by_key().batch_samples(2).map_samples(len)

@@ -1,4 +1,6 @@
-"""cache_shards and open_shards(cache=...): the second epoch needs no store, and nothing about the samples changes."""
+"""cache_shards and open_shards(cache=...): the second epoch needs no store, and nothing about
+the samples changes.
+"""
 
 import contextlib
 import os
@@ -32,7 +34,13 @@ def keys(pipe):
 
 def test_the_second_epoch_comes_from_the_disk(remote, shards, tmp_path):
     urls = stored(remote, shards)
-    pipe = wp.ShardList(urls).cache_shards(tmp_path / "cache", max_bytes="1GB").open_shards(storage_options=remote.storage_options).load_tar().group_by_key()
+    pipe = (
+        wp.ShardList(urls)
+        .cache_shards(tmp_path / "cache", max_bytes="1GB")
+        .open_shards(storage_options=remote.storage_options)
+        .load_tar()
+        .group_by_key()
+    )
     first = keys(pipe)
     asked = len(remote.faults.stats(remote.reads))
     assert asked >= 3
@@ -51,11 +59,18 @@ def test_by_the_environment(web, shards, tmp_path, monkeypatch):
 
 
 def test_a_resume_asks_from_its_position_on_and_stores_nothing_of_that_shard(web, tmp_path):
-    [shard] = make_shards(tmp_path / "local", shards=1, samples=50, fields={"bin": lambda rng, _: rng.randbytes(20_000)})
+    [shard] = make_shards(
+        tmp_path / "local", shards=1, samples=50, fields={"bin": lambda rng, _: rng.randbytes(20_000)}
+    )
     [url] = stored(web, [shard])
 
     def make():
-        return wp.ShardList(url).open_shards(cache=wp.ShardCache(tmp_path / "cache", max_bytes="1GB")).load_tar().group_by_key()
+        return (
+            wp.ShardList(url)
+            .open_shards(cache=wp.ShardCache(tmp_path / "cache", max_bytes="1GB"))
+            .load_tar()
+            .group_by_key()
+        )
 
     pipe = make()
     source = iter(make())
@@ -72,7 +87,9 @@ def test_a_resume_asks_from_its_position_on_and_stores_nothing_of_that_shard(web
     again = make()
     again.load_state_dict(state)
     assert keys(again) == rest
-    assert [int(request.range.removeprefix("bytes=").partition("-")[0]) > 700_000 for request in web.faults.stats(web.reads)] == [True]
+    assert [
+        int(request.range.removeprefix("bytes=").partition("-")[0]) > 700_000 for request in web.faults.stats(web.reads)
+    ] == [True]
     assert not [name for name in os.listdir(tmp_path / "cache") if name.endswith((".shard", ".part"))]
 
 
@@ -86,18 +103,24 @@ def test_resume_is_exact(shards, tmp_path):
         urls.append(url)
 
     def make():
-        opened = wp.ShardList(urls, shuffle=True, seed=3).cache_shards(tmp_path / "cache", max_bytes=25_000).open_shards()
+        opened = (
+            wp.ShardList(urls, shuffle=True, seed=3).cache_shards(tmp_path / "cache", max_bytes=25_000).open_shards()
+        )
         return opened.load_tar().group_by_key().shuffle_buffer(4)
 
     check_resume(make)
 
 
 def test_a_flipped_bit_is_not_kept(web, shards, tmp_path):
-    """With an index that knows the checksums, who has read the wrong byte gets an error; who has not reads on in the shard that is fetched again."""
+    """With an index that knows the checksums, who has read the wrong byte gets an error; who has
+    not reads on in the shard that is fetched again.
+    """
     urls = stored(web, shards)
     index_shards(shards, tmp_path / "local" / "index.json")
     web.faults.rules({"match": web.reads, "times": 1, "flip": 700})
-    pipe = wp.ShardList(urls, index=tmp_path / "local" / "index.json").open_shards(cache=wp.ShardCache(tmp_path / "cache", max_bytes="1GB"))
+    pipe = wp.ShardList(urls, index=tmp_path / "local" / "index.json").open_shards(
+        cache=wp.ShardCache(tmp_path / "cache", max_bytes="1GB")
+    )
     expected = keys(wp.ShardList(shards).open_shards().load_tar().group_by_key())
     pipe = pipe.load_tar().group_by_key()
     with contextlib.suppress(wp.ShardError):
@@ -116,4 +139,6 @@ def test_wrong_arguments(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="a lot"):
         CacheShards(urls, tmp_path, max_bytes="a lot")
     with pytest.raises(ValueError, match="two caches"):
-        wp.ShardList("x.tar").cache_shards(tmp_path, max_bytes=1 << 20).open_shards(cache=wp.ShardCache(tmp_path, max_bytes=1 << 20))
+        wp.ShardList("x.tar").cache_shards(tmp_path, max_bytes=1 << 20).open_shards(
+            cache=wp.ShardCache(tmp_path, max_bytes=1 << 20)
+        )

@@ -50,7 +50,9 @@ def test_numbers_arrays_and_tensors_stack_into_a_tensor(values, dtype):
     assert stacked.tolist() == [value.tolist() if hasattr(value, "tolist") else value for value in values]
 
 
-@pytest.mark.parametrize(("values", "dtype"), [case for case in STACKS if getattr(case[0][0], "dtype", None) != np.dtype(">f4")])
+@pytest.mark.parametrize(
+    ("values", "dtype"), [case for case in STACKS if getattr(case[0][0], "dtype", None) != np.dtype(">f4")]
+)
 def test_stacks_as_torch_does(values, dtype):
     """Where torch's default_collate takes the values at all."""
     try:
@@ -135,10 +137,26 @@ def test_tuples_become_a_tuple_and_named_ones_keep_their_names():
 @pytest.mark.parametrize(
     ("one", "other", "why"),
     [
-        (np.zeros((2, 3)), np.zeros((2, 4)), "shape (2, 3), float64 in sample 'a', but shape (2, 4), float64 in sample 'b'"),
-        (np.zeros(2), np.zeros(2, np.float32), "shape (2,), float64 in sample 'a', but shape (2,), float32 in sample 'b'"),
-        (torch.zeros(2), torch.zeros(3), "shape (2,), torch.float32 in sample 'a', but shape (3,), torch.float32 in sample 'b'"),
-        (torch.zeros(2), np.zeros(2, np.float32), "shape (2,), torch.float32 in sample 'a', but shape (2,), float32 in sample 'b'"),
+        (
+            np.zeros((2, 3)),
+            np.zeros((2, 4)),
+            "shape (2, 3), float64 in sample 'a', but shape (2, 4), float64 in sample 'b'",
+        ),
+        (
+            np.zeros(2),
+            np.zeros(2, np.float32),
+            "shape (2,), float64 in sample 'a', but shape (2,), float32 in sample 'b'",
+        ),
+        (
+            torch.zeros(2),
+            torch.zeros(3),
+            "shape (2,), torch.float32 in sample 'a', but shape (3,), torch.float32 in sample 'b'",
+        ),
+        (
+            torch.zeros(2),
+            np.zeros(2, np.float32),
+            "shape (2,), torch.float32 in sample 'a', but shape (2,), float32 in sample 'b'",
+        ),
         (1, "x", "int 1 in sample 'a', but str 'x' in sample 'b'"),
         ("x", 1, "str 'x' in sample 'a', but int 1 in sample 'b'"),
         (None, 1.5, "NoneType None in sample 'a', but float 1.5 in sample 'b'"),
@@ -153,7 +171,10 @@ def test_tuples_become_a_tuple_and_named_ones_keep_their_names():
 @pytest.mark.parametrize("tensors", [True, False])
 def test_a_column_that_does_not_stack_is_named_with_sample_and_reason(one, other, why, tensors):
     """In either order of the values; the message says what to do."""
-    batch = [{"__key__": key, "__url__": "https://me:secret@host/x.tar", "f": value} for key, value in (("a", one), ("b", other))]
+    batch = [
+        {"__key__": key, "__url__": "https://me:secret@host/x.tar", "f": value}
+        for key, value in (("a", one), ("b", other))
+    ]
     with pytest.raises(wp.SampleError) as caught:
         stack_samples(batch, tensors=tensors)
     assert str(caught.value).startswith(f"field 'f' cannot be stacked into a batch: {why}. ")
@@ -162,7 +183,9 @@ def test_a_column_that_does_not_stack_is_named_with_sample_and_reason(one, other
 
 
 def test_the_first_sample_that_does_not_fit_is_named():
-    with pytest.raises(wp.SampleError, match=r"place 1 of the tuples .* in sample 0 of the batch, but str 'x' in sample 2 of the batch"):
+    with pytest.raises(
+        wp.SampleError, match=r"place 1 of the tuples .* in sample 0 of the batch, but str 'x' in sample 2 of the batch"
+    ):
         stack_samples([(0, 1), (0, 2), (0, "x"), (0, None)])
     with pytest.raises(wp.SampleError, match="the samples cannot be stacked"):
         stack_samples([1, "x"])
@@ -185,8 +208,14 @@ def test_what_torch_or_numpy_do_not_have_is_an_error_of_ours():
 @pytest.mark.parametrize(
     ("batch", "why"),
     [
-        ([{"__key__": "a", "jpg": 1}, {"__key__": "b", "png": 1}], "fields __key__, jpg in sample 'a', but fields __key__, png in sample 'b'"),
-        ([{"__key__": "a", "jpg": 1}, {"__key__": "b"}], "fields __key__, jpg in sample 'a', but fields __key__ in sample 'b'"),
+        (
+            [{"__key__": "a", "jpg": 1}, {"__key__": "b", "png": 1}],
+            "fields __key__, jpg in sample 'a', but fields __key__, png in sample 'b'",
+        ),
+        (
+            [{"__key__": "a", "jpg": 1}, {"__key__": "b"}],
+            "fields __key__, jpg in sample 'a', but fields __key__ in sample 'b'",
+        ),
         ([(1, 2), (1, 2), (1,)], "tuple of 2 in sample 0 of the batch, but tuple of 1 in sample 2 of the batch"),
         ([(1, 2), {"__key__": "b"}], "tuple of 2 in sample 0 of the batch, but fields __key__ in sample 'b'"),
         ([{"__key__": "a"}, 3], "fields __key__ in sample 'a', but int in sample 1 of the batch"),

@@ -1,4 +1,7 @@
-"""decode_by_ext: the stage around the codecs: which fields, errors, skipping, counts. The formats are in test_codecs.py."""
+"""decode_by_ext: the stage around the codecs: which fields, errors, skipping, counts.
+
+The formats are in test_codecs.py.
+"""
 
 import gzip
 import json
@@ -44,7 +47,9 @@ def test_resumes_exactly_with_skipped_samples():
 
 
 def test_each_field_goes_its_way_and_the_sample_stays_as_it_was():
-    """Key, URL and other names in double underscores are not touched; the order of the fields is kept."""
+    """Key, URL and other names in double underscores are not touched; the order of the fields is
+    kept.
+    """
     sample = {
         "__key__": "a.txt",
         "__url__": "u.tar",
@@ -78,7 +83,9 @@ def test_an_error_names_url_key_field_and_cause():
     with pytest.raises(wp.DecodeError) as caught:
         list(decoded(numbered(b"1", b"x")))
     error = caught.value
-    assert str(error).startswith("field 'cls' of sample '1' in shard https://host/x.tar cannot be decoded: ValueError: invalid literal for int()")
+    assert str(error).startswith(
+        "field 'cls' of sample '1' in shard https://host/x.tar cannot be decoded: ValueError: invalid literal for int()"
+    )
     assert str(error).endswith(". Correct it, or pass on_error='skip' to leave such samples out.")
     assert (error.url, error.key, error.field) == ("https://host/x.tar", "1", "cls")
     assert isinstance(error.__cause__, ValueError)
@@ -88,7 +95,9 @@ def test_an_error_names_url_key_field_and_cause():
 
 def test_a_text_in_the_place_of_an_integer_names_both_ways_out():
     cat = [{"__key__": "1", "__url__": "a.tar", "a.cls": b"cat"}]
-    with pytest.raises(wp.DecodeError, match=r"pass decode_by_ext\(\{'a.cls': bytes.decode\}\), or write it as txt. Correct it"):
+    with pytest.raises(
+        wp.DecodeError, match=r"pass decode_by_ext\(\{'a.cls': bytes.decode\}\), or write it as txt. Correct it"
+    ):
         list(decoded(cat))
     assert [sample["a.cls"] for sample in decoded(cat, {"a.cls": bytes.decode})] == ["cat"]
 
@@ -151,13 +160,19 @@ def test_a_refused_field_always_raises_and_nothing_runs(field, on_error, tmp_pat
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize("step", ["decode_by_ext", "map_samples"])
 def test_a_lack_of_memory_always_raises(on_error, step):
-    """It is no fault of the sample's: as a bad sample it would be left out, and the next ones too."""
+    """It is no fault of the sample's: as a bad sample it would be left out, and the next ones
+    too.
+    """
 
     def starved(data):
         raise MemoryError
 
     samples = Given(numbered(b"1", field="bin"))
-    stage = DecodeByExt(samples, {"bin": starved}, on_error=on_error) if step == "decode_by_ext" else MapSamples(samples, starved, on_error=on_error)
+    stage = (
+        DecodeByExt(samples, {"bin": starved}, on_error=on_error)
+        if step == "decode_by_ext"
+        else MapSamples(samples, starved, on_error=on_error)
+    )
     with pytest.raises(MemoryError) as caught:
         list(Stream(stage))
     assert "sample '0' " in caught.value.__notes__[0]
@@ -193,7 +208,13 @@ def test_images_of_real_shards(tmp_path):
 
 def test_the_image_limit_is_an_option(tmp_path):
     urls = make_shards(tmp_path, shards=1, samples=3, fields=("jpg",))
-    pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key().decode_by_ext("rgb8", max_image_pixels=63, on_error="skip")
+    pipe = (
+        wp.ShardList(urls)
+        .open_shards()
+        .load_tar()
+        .group_by_key()
+        .decode_by_ext("rgb8", max_image_pixels=63, on_error="skip")
+    )
     assert list(pipe) == []
     assert pipe.counts()["skipped"] == 3
 
@@ -216,7 +237,8 @@ def test_wrong_arguments_are_refused_when_it_is_built(specs, options, message):
 
 def test_items_that_are_no_samples_are_refused():
     with pytest.raises(
-        TypeError, match=r"decode_by_ext\(\) takes samples as dicts, and its source gave tuple: put it after group_by_key\(\), before to_tuple\(\)"
+        TypeError,
+        match=r"decode_by_ext\(\) takes samples as dicts, and its source gave tuple: put it after group_by_key\(\), before to_tuple\(\)",  # noqa: E501
     ):
         list(decoded([(1, 2)], on_error="skip"))
 
@@ -240,6 +262,13 @@ def test_is_a_method_with_help_that_pickles(urls, capsys):
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_batch_is_told_as_what_it_is(urls, on_error):
     """Not as bad data, which would be skipped."""
-    batches = wp.ShardList(urls).open_shards().load_tar().group_by_key(fields=["cls"]).batch_samples(4).decode_by_ext(on_error=on_error)
+    batches = (
+        wp.ShardList(urls)
+        .open_shards()
+        .load_tar()
+        .group_by_key(fields=["cls"])
+        .batch_samples(4)
+        .decode_by_ext(on_error=on_error)
+    )
     with pytest.raises(TypeError, match="put it before batch_samples"):
         list(batches)

@@ -17,7 +17,10 @@ SAMPLES = [
 
 
 def given(kind, *args, samples=SAMPLES, **options):
-    return [{name: value for name, value in sample.items() if name != "__url__"} for sample in Stream(kind(Given(samples), *args, **options))]
+    return [
+        {name: value for name, value in sample.items() if name != "__url__"}
+        for sample in Stream(kind(Given(samples), *args, **options))
+    ]
 
 
 def test_select_keeps_the_named_ones_in_their_order():
@@ -32,17 +35,25 @@ def test_rename_leaves_the_others_where_they_are():
         [("__key__", "0"), ("image", 1), ("cls", 2)],
         [("__key__", "1"), ("image", 3), ("cls", 4)],
     ]
-    assert given(RenameFields, {"cls": "jpg;png", "jpg": "cls"})[0] == {"__key__": "0", "cls": 1, "jpg": 2}  # both at once
+    # both at once
+    assert given(RenameFields, {"cls": "jpg;png", "jpg": "cls"})[0] == {"__key__": "0", "cls": 1, "jpg": 2}
 
 
 def test_map_changes_values_and_no_sample_of_others():
-    assert given(MapFields, {"jpg;png": str, "cls": float}) == [{"__key__": "0", "jpg": "1", "cls": 2.0}, {"__key__": "1", "png": "3", "cls": 4.0}]
+    assert given(MapFields, {"jpg;png": str, "cls": float}) == [
+        {"__key__": "0", "jpg": "1", "cls": 2.0},
+        {"__key__": "1", "png": "3", "cls": 4.0},
+    ]
     assert SAMPLES[0]["jpg"] == 1
 
 
-@pytest.mark.parametrize(("kind", "argument"), [(SelectFields, "jpg"), (RenameFields, {"image": "jpg"}), (MapFields, {"jpg": str})])
+@pytest.mark.parametrize(
+    ("kind", "argument"), [(SelectFields, "jpg"), (RenameFields, {"image": "jpg"}), (MapFields, {"jpg": str})]
+)
 def test_a_missing_field_is_an_error_that_lists_the_others_or_is_skipped(kind, argument, caplog):
-    with pytest.raises(wp.SampleError, match="sample '1' of shard https://host/x.tar has no field 'jpg'; it has: 'png', 'cls'") as caught:
+    with pytest.raises(
+        wp.SampleError, match="sample '1' of shard https://host/x.tar has no field 'jpg'; it has: 'png', 'cls'"
+    ) as caught:
         given(kind, argument)
     assert (caught.value.key, caught.value.url) == ("1", "https://host/x.tar")
     assert len(given(kind, argument, on_error="skip")) == 1
@@ -53,14 +64,18 @@ def test_a_missing_field_is_an_error_that_lists_the_others_or_is_skipped(kind, a
 
 @pytest.mark.parametrize("names", [{"cls": "jpg"}, {"a": "jpg", "b": "jpg"}], ids=["a field has it", "one field twice"])
 def test_two_fields_of_one_name_are_an_error(names):
-    with pytest.raises(wp.SampleError, match="two fields of sample '0' in shard https://host/x.tar would have one name"):
+    with pytest.raises(
+        wp.SampleError, match="two fields of sample '0' in shard https://host/x.tar would have one name"
+    ):
         given(RenameFields, names)
 
 
 def test_an_error_of_a_function_names_the_step_and_the_sample():
     with pytest.raises(ZeroDivisionError) as caught:
         given(MapFields, {"cls": lambda value: 1 // 0})
-    assert caught.value.__notes__ == ["raised by the function of map_fields() on sample '0' of shard https://host/x.tar"]
+    assert caught.value.__notes__ == [
+        "raised by the function of map_fields() on sample '0' of shard https://host/x.tar"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +96,9 @@ def test_wrong_arguments_are_refused_when_it_is_built(kind, args, error, message
         kind(Given(SAMPLES), *args)
 
 
-@pytest.mark.parametrize(("kind", "argument"), [(SelectFields, "jpg"), (RenameFields, {"image": "jpg"}), (MapFields, {"jpg": str})])
+@pytest.mark.parametrize(
+    ("kind", "argument"), [(SelectFields, "jpg"), (RenameFields, {"image": "jpg"}), (MapFields, {"jpg": str})]
+)
 def test_items_that_are_no_samples_are_refused(kind, argument):
     with pytest.raises(TypeError, match="_fields\\(\\) takes samples as dicts, and its source gave tuple"):
         list(Stream(kind(Given([(1, 2)]), argument)))
@@ -91,7 +108,14 @@ def test_resumes_exactly_and_keeps_the_length(tmp_path):
     urls = make_shards(tmp_path, shards=3, samples=[3, 0, 2])
 
     def pipe(**options):
-        chain = wp.ShardList(urls, shuffle=True, **options).open_shards().load_tar().group_by_key().shuffle_buffer(2).decode_by_ext()
+        chain = (
+            wp.ShardList(urls, shuffle=True, **options)
+            .open_shards()
+            .load_tar()
+            .group_by_key()
+            .shuffle_buffer(2)
+            .decode_by_ext()
+        )
         return chain.map_fields({"txt": str.upper}).rename_fields({"text": "txt"}).select_fields("text")
 
     check_resume(pipe)

@@ -59,7 +59,9 @@ def test_any_false_value_does_not(answer):
 def test_errors_are_raised_as_they_are_with_a_note(urls):
     with pytest.raises(KeyError) as caught:
         list(wp.ShardList(urls).open_shards().load_tar().group_by_key().filter_samples(lambda sample: sample["jpg"]))
-    assert caught.value.__notes__ == [f"raised by the function of filter_samples() on sample '00000000' of shard {urls[0]}"]
+    assert caught.value.__notes__ == [
+        f"raised by the function of filter_samples() on sample '00000000' of shard {urls[0]}"
+    ]
     with pytest.raises(ZeroDivisionError) as caught:
         list(Stream(FilterSamples(Given([0]), lambda number: 1 / number)))
     assert caught.value.__notes__ == ["raised by the function of filter_samples() on 0"]
@@ -72,7 +74,9 @@ def test_what_is_no_function_is_refused_when_it_is_built(urls):
 
 def test_is_a_method_with_help_that_pickles(urls, capsys):
     pipe = shards(urls).filter_samples(even)
-    assert list(pickle.loads(pickle.dumps(pipe))) == list(wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().filter_samples(even))
+    assert list(pickle.loads(pickle.dumps(pipe))) == list(
+        wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().filter_samples(even)
+    )
     help(pipe.filter_samples)
     assert "Keep the samples for which a function returns true" in capsys.readouterr().out
 
@@ -86,7 +90,11 @@ def test_urls_that_are_dropped_are_counted(opened_by, tmp_path):
     """Also those behind the last one that is wanted, and those of lanes that have no other."""
     urls = make_shards(tmp_path, shards=7, samples=2)
     pipe = wp.ShardList(urls).filter_samples(wanted_url).open_shards().load_tar().group_by_key()
-    source = {"pipe": lambda: pipe, "interleave_shards": lambda: pipe.interleave_shards(2), "lanes": lambda: wp.PipeLoader(pipe, lanes=4)}[opened_by]()
+    source = {
+        "pipe": lambda: pipe,
+        "interleave_shards": lambda: pipe.interleave_shards(2),
+        "lanes": lambda: wp.PipeLoader(pipe, lanes=4),
+    }[opened_by]()
     assert len(list(source)) == 4
     counts = source.counts()
     assert (counts["delivered"], counts["filtered"]) == (4, 5)

@@ -19,7 +19,13 @@ from wds_pipes.core.stream import Stream
 from wds_pipes.stages import GroupByKey, ShardList
 from wds_pipes.testing import check_resume
 
-COMPRESS = {"": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.ZstdCompressor().compress}
+COMPRESS = {
+    "": bytes,
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": zstandard.ZstdCompressor().compress,
+}
 
 
 def keys(found) -> list[str]:
@@ -28,8 +34,14 @@ def keys(found) -> list[str]:
 
 @pytest.mark.parametrize("kind", COMPRESS)
 def test_resume_is_exact(tmp_path, kind):
-    """Cut behind every sample, with fields of any number, members of no sample, an empty shard and a shard twice in the list."""
-    data = [tar([*pairs(4), (".x", b""), ("z", b"")]), tar([]), tar([(".x", b""), ("a.a", b""), ("a.b", b""), (".y", b""), ("a.c", b""), ("b.a", b"x" * 999)])]
+    """Cut behind every sample, with fields of any number, members of no sample, an empty shard
+    and a shard twice in the list.
+    """
+    data = [
+        tar([*pairs(4), (".x", b""), ("z", b"")]),
+        tar([]),
+        tar([(".x", b""), ("a.a", b""), ("a.b", b""), (".y", b""), ("a.c", b""), ("b.a", b"x" * 999)]),
+    ]
     urls = [put(tmp_path / f"{number}.tar", COMPRESS[kind](content)) for number, content in enumerate(data)]
     epoch, _ = check_resume(lambda: Stream(group([*urls, urls[0], urls[0], urls[2]])))
     assert len(epoch) == 4 + 2 + 4 + 4 + 2
@@ -38,7 +50,9 @@ def test_resume_is_exact(tmp_path, kind):
 @pytest.mark.parametrize("first", [False, True], ids=["plain", "counted"])
 @pytest.mark.parametrize("several", [False, True], ids=["one shard", "two at once"])
 def test_numbers_of_samples_may_come_later(tmp_path, first, several):
-    """A state of a pipe without ``samples_per_shard`` goes on in one with it, also a second time, and the other way round."""
+    """A state of a pipe without ``samples_per_shard`` goes on in one with it, also a second
+    time, and the other way round.
+    """
     urls = wp.testing.make_shards(tmp_path, shards=3, samples=4)
 
     def pipe(counted):
@@ -63,7 +77,9 @@ def test_numbers_of_samples_may_come_later(tmp_path, first, several):
                 assert keys(resumed(counted, begun.state_dict())) == epoch[cut + 1 :]
 
 
-@pytest.mark.parametrize("options", [{"fields": ["cls"]}, {"key_split": "last-dot"}, {"key_split": lambda name: tuple(name.split("."))}])
+@pytest.mark.parametrize(
+    "options", [{"fields": ["cls"]}, {"key_split": "last-dot"}, {"key_split": lambda name: tuple(name.split("."))}]
+)
 def test_resume_is_exact_with_options(tmp_path, options):
     urls = [put(tmp_path / f"{number}.tar", tar([*pairs(3), ("x.txt", b""), ("y.cls", b"")])) for number in range(2)]
     (epoch, *_) = check_resume(lambda: Stream(group(urls, **options)))
@@ -72,7 +88,9 @@ def test_resume_is_exact_with_options(tmp_path, options):
 
 def test_a_sample(tmp_path):
     """Key, URL, and the fields in the order of the tar, in lower case."""
-    path = put(tmp_path / "x.tar", tar([("dir/A.txt", b"1"), ("dir/A.Seg.PNG", b"2"), ("dir/A.", b"3"), ("b.txt", b"4")]))
+    path = put(
+        tmp_path / "x.tar", tar([("dir/A.txt", b"1"), ("dir/A.Seg.PNG", b"2"), ("dir/A.", b"3"), ("b.txt", b"4")])
+    )
     first, second = samples([path])
     assert first == {"__key__": "dir/A", "__url__": path, "txt": b"1", "seg.png": b"2", "": b"3"}
     assert list(first) == ["__key__", "__url__", "txt", "seg.png", ""]
@@ -81,20 +99,27 @@ def test_a_sample(tmp_path):
 
 
 def test_members_group_only_inside_a_shard(tmp_path):
-    """The same key at the end of one and the start of the next: two samples; also where it is the same shard."""
+    """The same key at the end of one and the start of the next: two samples; also where it is
+    the same shard.
+    """
     urls = [put(tmp_path / "0.tar", tar([("a.txt", b"1")])), put(tmp_path / "1.tar", tar([("a.cls", b"2")]))]
     assert [list(sample)[2:] for sample in samples([*urls, urls[1], urls[1]])] == [["txt"], ["cls"], ["cls"], ["cls"]]
 
 
 def test_members_of_no_sample_do_not_part_one(tmp_path):
-    path = put(tmp_path / "x.tar", tar([("a.txt", b"1"), ("._a.cls", b""), ("__meta__/x.y", b""), ("readme", b""), ("a.cls", b"2")]))
+    path = put(
+        tmp_path / "x.tar",
+        tar([("a.txt", b"1"), ("._a.cls", b""), ("__meta__/x.y", b""), ("readme", b""), ("a.cls", b"2")]),
+    )
     assert keys(samples([path])) == ["a"]
 
 
 @pytest.mark.parametrize("second", ["a.jpg", "a.JPG", "a.__key__", "a.__url__"])
 def test_a_field_twice_is_told_or_its_sample_skipped(tmp_path, second):
     """The error says where; skipped, it counts once, and the others are given."""
-    path = put(tmp_path / "x.tar", tar([("0.jpg", b""), ("a.jpg", b"1"), (second, b"2"), (second, b"3"), ("b.jpg", b"")]))
+    path = put(
+        tmp_path / "x.tar", tar([("0.jpg", b""), ("a.jpg", b"1"), (second, b"2"), (second, b"3"), ("b.jpg", b"")])
+    )
     with pytest.raises(SampleError, match="twice") as caught:
         samples([path])
     assert (caught.value.url, caught.value.key, caught.value.offset) == (path, "a", 512 + 1024)
@@ -109,7 +134,9 @@ def test_a_field_twice_is_told_or_its_sample_skipped(tmp_path, second):
 def test_a_key_that_comes_again(tmp_path):
     """Told by default, as a sample in pieces; warned of or taken as it is on request."""
     path = put(tmp_path / "x.tar", tar([("a.txt", b"1"), ("b.txt", b"2"), ("a.cls", b"3")]))
-    with pytest.raises(SampleError, match=r"key 'a' comes again .* Sort the shard by name, or pass on_repeated_key='ignore'") as caught:
+    with pytest.raises(
+        SampleError, match=r"key 'a' comes again .* Sort the shard by name, or pass on_repeated_key='ignore'"
+    ) as caught:
         samples([path])
     assert (caught.value.url, caught.value.key, caught.value.offset) == (path, "a", 2048)
     with pytest.warns(ShardWarning, match="comes again"):
@@ -119,8 +146,19 @@ def test_a_key_that_comes_again(tmp_path):
 
 
 def test_unwanted_data_is_passed_over(tmp_path):
-    """Of 3 MB members in a local shard, at most the buffer around their headers is read; remote ones are read over."""
-    path = put(tmp_path / "x.tar", tar([(f"{number}.{field}", bytes(3_000_000 if field == "big" else 3)) for number in range(8) for field in ("big", "cls")]))
+    """Of 3 MB members in a local shard, at most the buffer around their headers is read; remote
+    ones are read over.
+    """
+    path = put(
+        tmp_path / "x.tar",
+        tar(
+            [
+                (f"{number}.{field}", bytes(3_000_000 if field == "big" else 3))
+                for number in range(8)
+                for field in ("big", "cls")
+            ]
+        ),
+    )
     fsspec.filesystem("memory").pipe("/over/x.tar", Path(path).read_bytes())
     before = bytes_read()
     for url in (path, "memory://over/x.tar"):
@@ -137,7 +175,9 @@ def bytes_read():
 
 def test_fields_keep_what_they_name(tmp_path):
     """In any case and with or without a dot; a sample with none of them is counted as filtered."""
-    path = put(tmp_path / "x.tar", tar([("a.txt", b"1"), ("a.cls", b"2"), ("b.txt", b"3"), ("c.JPG", b"4"), ("c.x.jpg", b"5")]))
+    path = put(
+        tmp_path / "x.tar", tar([("a.txt", b"1"), ("a.cls", b"2"), ("b.txt", b"3"), ("c.JPG", b"4"), ("c.x.jpg", b"5")])
+    )
     stream = Stream(group([path], fields=[".CLS", "jpg"]))
     assert [{name: value for name, value in sample.items() if name != "__url__"} for sample in stream] == [
         {"__key__": "a", "cls": b"2"},
@@ -149,7 +189,10 @@ def test_fields_keep_what_they_name(tmp_path):
 def test_key_split(tmp_path):
     """By the last dot, or by a function that may leave members out."""
     path = put(tmp_path / "x.tar", tar([("a.v1.txt", b"1"), ("a.v1.cls", b"2"), ("a.v2.txt", b"3"), ("Other", b"4")]))
-    assert [list(sample)[:1] + list(sample)[2:] for sample in samples([path], key_split="last-dot")] == [["__key__", "txt", "cls"], ["__key__", "txt"]]
+    assert [list(sample)[:1] + list(sample)[2:] for sample in samples([path], key_split="last-dot")] == [
+        ["__key__", "txt", "cls"],
+        ["__key__", "txt"],
+    ]
     assert keys(samples([path], key_split="last-dot")) == ["a.v1", "a.v2"]
     (sample,) = samples([path], key_split=lambda name: ("all", name.upper()) if "." in name else None)
     assert list(sample) == ["__key__", "__url__", "a.v1.txt", "a.v1.cls", "a.v2.txt"]
@@ -210,5 +253,8 @@ def test_wrong_options_are_told_when_the_pipe_is_built(options, error, message):
 
 
 def test_what_is_no_member_is_told():
-    with pytest.raises(TypeError, match=r"group_by_key\(\) takes the members of tars, and its source gave 'x.tar': put .load_tar\(\) before it"):
+    with pytest.raises(
+        TypeError,
+        match=r"group_by_key\(\) takes the members of tars, and its source gave 'x.tar': put .load_tar\(\) before it",
+    ):
         list(Stream(GroupByKey(ShardList("x.tar"))))

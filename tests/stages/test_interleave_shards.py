@@ -19,7 +19,8 @@ from wds_pipes.core.stream import Stream
 from wds_pipes.stages import GroupByKey, InterleaveShards, LoadTar, OpenShards, ShardList
 from wds_pipes.testing import check_resume, make_shards
 
-# The samples that interleave_shards(3) gives of those shards in the order of seed 5, epochs 0 and 1: never to change.
+# The samples that interleave_shards(3) gives of those shards in the order of seed 5, epochs 0 and
+# 1: never to change.
 GOLDEN = [
     [10, 8, 0, 11, 9, 1, 12, 3, 2, 13, 4, 5, 6, 7],
     [8, 0, 3, 9, 1, 4, 10, 2, 5, 11, 6, 12, 7, 13],
@@ -52,7 +53,9 @@ def in_turn(shards, count):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 50])
 def test_resumes_exactly(urls, count):
-    """At every position of real shards, as a stream, a pipe, a dataset and a node, with fewer and more than there are shards."""
+    """At every position of real shards, as a stream, a pipe, a dataset and a node, with fewer
+    and more than there are shards.
+    """
     stage = lambda: GroupByKey(LoadTar(OpenShards(ShardList(urls, shuffle=True, seed=5))))  # noqa: E731
     node = lambda: nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls, shuffle=True, seed=5))))  # noqa: E731
     hosts = [
@@ -66,8 +69,14 @@ def test_resumes_exactly(urls, count):
     assert all(sorted(keys(epoch)) == list(range(14)) for epoch in given_[0])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(1, 7), st.sampled_from(["", "before", "behind", "both"]))
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    st.integers(1, 7),
+    st.sampled_from(["", "before", "behind", "both"]),
+)
 def test_random_shards_at_every_pair_of_cuts(tmp_path_factory, sizes, count, shuffle):
     """Also with a shuffle in each shard, or behind."""
     urls = make_shards(tmp_path_factory.mktemp("random"), shards=len(sizes), samples=sizes)
@@ -109,7 +118,9 @@ def test_nothing_but_empty_shards(tmp_path):
 
 
 def test_what_comes_before_is_decided_by_the_shard_alone(urls):
-    """A shuffle in front of it gives a shard the same order whatever else is open, and different orders to different shards."""
+    """A shuffle in front of it gives a shard the same order whatever else is open, and different
+    orders to different shards.
+    """
     orders = []
     for count in (1, 2, 5):
         of = {}
@@ -160,14 +171,22 @@ def even(sample):
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_broken_shards_are_skipped_and_counted(tmp_path, count):
-    """One that is missing and one that is cut, at every cut; without on_error="skip" they are errors that name the shard."""
+    """One that is missing and one that is cut, at every cut; without on_error="skip" they are
+    errors that name the shard.
+    """
     urls = make_shards(tmp_path, shards=4, samples=4)
     with open(urls[1], "r+b") as file:
         file.truncate(4 * 512 + 100)
     urls.insert(2, str(tmp_path / "missing.tar"))
 
     def make(on_error):
-        return wp.ShardList(urls).open_shards(on_error=on_error).load_tar(on_error=on_error).group_by_key(on_error=on_error).interleave_shards(count)
+        return (
+            wp.ShardList(urls)
+            .open_shards(on_error=on_error)
+            .load_tar(on_error=on_error)
+            .group_by_key(on_error=on_error)
+            .interleave_shards(count)
+        )
 
     [epoch, _] = check_resume(lambda: make("skip"))
     assert set(range(16)) - set(keys(epoch)) <= {4, 5, 6, 7}
@@ -190,8 +209,12 @@ def test_broken_shards_are_skipped_and_counted(tmp_path, count):
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_lanes_in_workers_resume_exactly(urls, workers):
-    """Each worker interleaves its own shards; together they give each sample once; a resumed loader goes on."""
-    make = lambda: StatefulDataLoader(samples(urls).interleave_shards(2).as_dataset(), batch_size=None, num_workers=workers)  # noqa: E731
+    """Each worker interleaves its own shards; together they give each sample once; a resumed
+    loader goes on.
+    """
+    make = lambda: StatefulDataLoader(  # noqa: E731
+        samples(urls).interleave_shards(2).as_dataset(), batch_size=None, num_workers=workers
+    )
     loader = make()
     whole = [keys(loader), keys(loader)]
     assert all(sorted(epoch) == list(range(14)) for epoch in whole)
@@ -208,10 +231,22 @@ def test_lanes_in_workers_resume_exactly(urls, workers):
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_resume_opens_the_open_shards_again(tmp_path, counted, ahead):
-    """Each from its position on: not from its head, and none that is done. Only the next one is requested from its beginning, ahead of its turn."""
+    """Each from its position on: not from its head, and none that is done.
+
+    Only the next one is requested from its beginning, ahead of its turn.
+    """
     blob = bytes(50_000)
-    urls = [f"counted://{url}" for url in make_shards(tmp_path, shards=4, samples=60, fields={"bin": lambda rng, number: blob})]
-    make = lambda: wp.ShardList(urls).open_shards(buffer_bytes=4096, shards_ahead=ahead).load_tar().group_by_key().interleave_shards(2)  # noqa: E731
+    urls = [
+        f"counted://{url}"
+        for url in make_shards(tmp_path, shards=4, samples=60, fields={"bin": lambda rng, number: blob})
+    ]
+    make = lambda: (  # noqa: E731
+        wp.ShardList(urls)
+        .open_shards(buffer_bytes=4096, shards_ahead=ahead)
+        .load_tar()
+        .group_by_key()
+        .interleave_shards(2)
+    )
     pipe = make()
     items = iter(pipe)
     for _ in range(100):
@@ -241,7 +276,13 @@ def test_state_is_small(tmp_path):
 
 @pytest.mark.parametrize(
     ("count", "error", "words"),
-    [(0, ValueError, "at least 1"), (-2, ValueError, "at least 1"), (2.0, TypeError, "an int"), (True, TypeError, "an int"), (None, TypeError, "an int")],
+    [
+        (0, ValueError, "at least 1"),
+        (-2, ValueError, "at least 1"),
+        (2.0, TypeError, "an int"),
+        (True, TypeError, "an int"),
+        (None, TypeError, "an int"),
+    ],
 )
 def test_wrong_counts_are_refused_when_it_is_built(urls, count, error, words):
     with pytest.raises(error, match=words):
@@ -250,7 +291,10 @@ def test_wrong_counts_are_refused_when_it_is_built(urls, count, error, words):
 
 def test_other_sources_are_refused_when_it_is_built(urls):
     """It deals the shards of ShardList, so nothing else can be first."""
-    for source in (lambda: IterableWrapper(urls).open_shards().load_tar().group_by_key(), lambda: wp.mix({"a": samples(urls)})):
+    for source in (
+        lambda: IterableWrapper(urls).open_shards().load_tar().group_by_key(),
+        lambda: wp.mix({"a": samples(urls)}),
+    ):
         with pytest.raises(TypeError, match="start the pipeline with it"):
             source().interleave_shards(2)
     with pytest.raises(TypeError, match="ShardList"):

@@ -14,7 +14,13 @@ from wds_pipes.core.stream import Stream
 from wds_pipes.stages import LoadTar, ShardList
 from wds_pipes.testing import check_resume
 
-COMPRESS = {"": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.ZstdCompressor().compress}
+COMPRESS = {
+    "": bytes,
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": zstandard.ZstdCompressor().compress,
+}
 
 
 def link(name: str) -> tarfile.TarInfo:
@@ -25,7 +31,10 @@ def link(name: str) -> tarfile.TarInfo:
 
 MIXED = (
     tar([(".hidden", b"h"), *pairs(2), link("l.txt"), ("9.a", b"")])
-    + tar([link("m" * 130 + ".txt"), ("n" * 130 + ".a", b"x" * 600), ("o.a", b"1"), link("last")], format=tarfile.GNU_FORMAT)
+    + tar(
+        [link("m" * 130 + ".txt"), ("n" * 130 + ".a", b"x" * 600), ("o.a", b"1"), link("last")],
+        format=tarfile.GNU_FORMAT,
+    )
     + tar([("p" * 130 + ".a", b"y"), ("dir/._q.a", b""), ("q.a", b"2")], format=tarfile.PAX_FORMAT)
     + pax((b"comment", b"c"), kind=b"g")
     + pax((b"GNU.sparse.size", b"9"), (b"GNU.sparse.map", b"1,2,5,1"))
@@ -37,8 +46,13 @@ MIXED = (
 
 @pytest.mark.parametrize("kind", COMPRESS)
 def test_resume_is_exact(tmp_path, kind):
-    """Cut behind every member: concatenated tars, long names of both sorts, links, hidden files, a global header, holes, an empty shard."""
-    urls = [put(tmp_path / f"{number}.tar", COMPRESS[kind](data)) for number, data in enumerate((MIXED, tar([]), tar(pairs(2)), MIXED[:-1024] + END))]
+    """Cut behind every member: concatenated tars, long names of both sorts, links, hidden files,
+    a global header, holes, an empty shard.
+    """
+    urls = [
+        put(tmp_path / f"{number}.tar", COMPRESS[kind](data))
+        for number, data in enumerate((MIXED, tar([]), tar(pairs(2)), MIXED[:-1024] + END))
+    ]
     epoch, _ = check_resume(lambda: Stream(load(urls)))
     assert len(epoch) == 28
     assert {member.url for member in epoch} == {urls[0], urls[2], urls[3]}
@@ -56,7 +70,14 @@ def test_resume_is_exact_where_the_last_padding_is_missing(tmp_path, cut):
 @pytest.mark.parametrize("kind", COMPRESS)
 def test_a_resume_goes_to_its_place(tmp_path, kind, counted):
     """A plain shard is sought, not read again; a compressed one is read from its start."""
-    data = COMPRESS[kind](tar([(f"{number}.bin", bytes((number * place * place) % 253 for place in range(20_000))) for number in range(100)]))
+    data = COMPRESS[kind](
+        tar(
+            [
+                (f"{number}.bin", bytes((number * place * place) % 253 for place in range(20_000)))
+                for number in range(100)
+            ]
+        )
+    )
     path = put(tmp_path / "x.tar", data)
     stream = Stream(load([f"counted://{path}"]))
     iterator = iter(stream)
@@ -88,7 +109,9 @@ def test_a_shard_that_became_shorter_is_refused(tmp_path, kind):
     put(tmp_path / "x.tar", COMPRESS[kind](tar(pairs(3))))
     stream = Stream(load([path]))
     stream.load_state_dict(state)
-    with pytest.raises(StateError, match=r"the state stands at byte \d+ of shard .*, which has only 10240: it was changed since"):
+    with pytest.raises(
+        StateError, match=r"the state stands at byte \d+ of shard .*, which has only 10240: it was changed since"
+    ):
         list(stream)
 
 
@@ -119,7 +142,9 @@ def test_a_shard_that_was_changed_is_told_where_it_shows(tmp_path):
 
 @pytest.mark.parametrize("place", [512, 1024, 2048])
 def test_a_state_that_stands_inside_of_a_member_is_refused(tmp_path, place):
-    """Inside of data, of zeros in data, or behind both: the shard is not damaged, and no wrong data is given."""
+    """Inside of data, of zeros in data, or behind both: the shard is not damaged, and no wrong
+    data is given.
+    """
     path = put(tmp_path / "x.tar", tar([("a.a", b"x" * 600 + bytes(1200)), ("b.a", b"y")]))
     stream = Stream(load([path]))
     next(iter(stream))
@@ -127,7 +152,9 @@ def test_a_state_that_stands_inside_of_a_member_is_refused(tmp_path, place):
     state["lanes"]["0"]["position"][2]["offset"] = place
     stream.load_state_dict(state)
     with pytest.raises(
-        StateError, match=f"stands at byte {place} of shard .*, and no member starts there: the shard was changed or damaged since, or the state"
+        StateError,
+        match=f"stands at byte {place} of shard .*, and no member starts there: the shard was "
+        "changed or damaged since, or the state",
     ):
         list(stream)
 
@@ -142,7 +169,9 @@ def test_a_state_with_another_compression_is_refused(tmp_path, value):
     stream.close()
     state["lanes"]["0"]["position"][2]["compression"] = value
     stream = Stream(load([path]))
-    with pytest.raises(StateError, match=r"the compressions are gz, bz2, xz, zst|read as gz, and is not compressed now"):  # noqa: PT012 - at either
+    with pytest.raises(  # noqa: PT012
+        StateError, match=r"the compressions are gz, bz2, xz, zst|read as gz, and is not compressed now"
+    ):
         stream.load_state_dict(state)
         list(stream)
 
@@ -168,7 +197,9 @@ def test_each_shard_without_an_end_warns_once(tmp_path):
 
 
 def test_what_is_no_shard_is_told():
-    with pytest.raises(TypeError, match=r"load_tar\(\) takes open shards, and its source gave 'x.tar': put .open_shards\(\) before it"):
+    with pytest.raises(
+        TypeError, match=r"load_tar\(\) takes open shards, and its source gave 'x.tar': put .open_shards\(\) before it"
+    ):
         list(Stream(LoadTar(ShardList("x.tar"))))
 
 

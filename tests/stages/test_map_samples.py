@@ -1,4 +1,6 @@
-"""map_samples: any function of a sample, and random draws that depend on (seed, epoch, sample) alone."""
+"""map_samples: any function of a sample, and random draws that depend on (seed, epoch, sample)
+alone.
+"""
 
 import functools
 import pickle
@@ -128,7 +130,10 @@ def test_draws_differ_between_samples_epochs_seeds_and_steps(urls):
     assert not set(first.values()) & set(second.values())
 
 
-@pytest.mark.parametrize("chain", [lambda pipe: pipe.shuffle_buffer(5), lambda pipe: pipe.filter_samples(bool), lambda pipe: pipe.decode_by_ext()])
+@pytest.mark.parametrize(
+    "chain",
+    [lambda pipe: pipe.shuffle_buffer(5), lambda pipe: pipe.filter_samples(bool), lambda pipe: pipe.decode_by_ext()],
+)
 def test_a_dict_sample_draws_the_same_in_another_order(urls, chain):
     """Shards shuffled or not, with or without other steps before."""
     plain = dict(shards(urls).map_samples(draw))
@@ -159,12 +164,18 @@ def test_other_items_draw_by_lane_and_number():
 def test_credentials_do_not_decide_what_is_drawn():
     """They may be others after a resume, of the same shards. What selects a shard does."""
     queries = ("id=1&token=one", "id=1&sv=1&se=2&sig=other", "id=2&token=one")
-    drawn = [list(Stream(MapSamples(Given([{"__key__": "a", "__url__": f"https://x/a.tar?{query}"}]), draw_number))).pop()[1] for query in queries]
+    drawn = [
+        list(Stream(MapSamples(Given([{"__key__": "a", "__url__": f"https://x/a.tar?{query}"}]), draw_number))).pop()[1]
+        for query in queries
+    ]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_the_place_of_shards_does_not_decide_what_is_drawn(urls, tmp_path):
-    """Their number in the list does, under any name. A position of an older version, which went by their URLs, goes on as it began."""
+    """Their number in the list does, under any name.
+
+    A position of an older version, which went by their URLs, goes on as it began.
+    """
     copies = [shutil.copy(url, f"{tmp_path}/{number}.tar") for number, url in enumerate(urls)]
     drawn = list(shards(urls).map_samples(draw))
     assert list(shards(copies).map_samples(draw)) == drawn
@@ -183,9 +194,15 @@ def test_the_place_of_shards_does_not_decide_what_is_drawn(urls, tmp_path):
 
 
 def test_golden_key():
-    """The key of a sample's generator never changes; numpy's Philox is a published function of it."""
+    """The key of a sample's generator never changes; numpy's Philox is a published function of
+    it.
+    """
     sample = {"__key__": "0001", "__url__": "s3://bucket/a.tar"}
-    keys = list(Stream(MapSamples(Given([sample, 1], seed=3), lambda sample, rng: rng.bit_generator.state["state"]["key"].tolist())))
+    keys = list(
+        Stream(
+            MapSamples(Given([sample, 1], seed=3), lambda sample, rng: rng.bit_generator.state["state"]["key"].tolist())
+        )
+    )
     assert keys == [[1685911290127790245, 0], [2697846336622512274, 0]]
 
 
@@ -224,7 +241,9 @@ def test_errors_are_raised_as_they_are_with_a_note(urls):
     """The note names the sample and its shard, without credentials."""
     with pytest.raises(OwnError, match="no good") as caught:
         list(shards(urls).map_samples(bad))
-    assert caught.value.__notes__ == [f"raised by the function of map_samples() on sample '00000004' of shard {urls[2]}"]
+    assert caught.value.__notes__ == [
+        f"raised by the function of map_samples() on sample '00000004' of shard {urls[2]}"
+    ]
     sample = {"__key__": "00000004", "__url__": "https://me:secret@host/a.tar"}
     with pytest.raises(OwnError) as caught:
         list(Stream(MapSamples(Given([sample]), bad)))
@@ -252,7 +271,11 @@ def test_skip_counts_and_logs(urls, caplog):
 
 def test_max_errors_is_the_number_that_may_be_skipped():
     numbers = [1, 0, 2, 0, 3, 0]
-    assert list(Stream(MapSamples(Given(numbers), lambda number: 6 // number, on_error="skip", max_errors=3))) == [6, 3, 2]
+    assert list(Stream(MapSamples(Given(numbers), lambda number: 6 // number, on_error="skip", max_errors=3))) == [
+        6,
+        3,
+        2,
+    ]
     with pytest.raises(wp.SampleError, match="ZeroDivisionError on sample 6") as caught:
         list(Stream(MapSamples(Given(numbers), lambda number: 6 // number, on_error="skip", max_errors=2)))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
@@ -273,7 +296,9 @@ def test_a_function_that_returns_nothing_is_named(tmp_path):
         return sample if sample["__key__"] != "00000001" else None
 
     pipe = wp.ShardList(make_shards(tmp_path, shards=1, samples=3)).open_shards().load_tar().group_by_key()
-    with pytest.raises(wp.SampleError, match=r"map_samples\(\) returned None for sample '00000001' of shard .*filter_samples\(\)") as caught:
+    with pytest.raises(
+        wp.SampleError, match=r"map_samples\(\) returned None for sample '00000001' of shard .*filter_samples\(\)"
+    ) as caught:
         list(pipe.map_samples(forgetful))
     assert caught.value.key == "00000001"
     skipping = pipe.map_samples(forgetful, on_error="skip")

@@ -1,4 +1,6 @@
-"""mix: exact proportions at every prefix, exhaustion, states by name that other weights and sources fit, and exact resume."""
+"""mix: exact proportions at every prefix, exhaustion, states by name that other weights and
+sources fit, and exact resume.
+"""
 
 import itertools
 import json
@@ -36,7 +38,8 @@ GOLDEN = {
     (5, 2, 1): [0, 1, 0, 0, 1, 0, 2, 0, 0, 1, 0, 0, 1, 0, 2, 0, 0, 1, 0, 0, 1, 0, 2, 0],
     (7, 1, 1, 1, 2, 3): [0, 5, 0, 4, 0, 5, 0, 1, 0, 3, 0, 2, 5, 0, 4, 0, 5, 0, 4, 0, 5, 0, 1, 0],
 }
-# The sources in epochs 0 and 1 of lane 0 of 1, and epoch 0 of lane 1 of 2, with weights 5, 2, 1 and seed 0.
+# The sources in epochs 0 and 1 of lane 0 of 1, and epoch 0 of lane 1 of 2, with weights 5, 2, 1 and
+# seed 0.
 GOLDEN_MIX = [
     "aabacabaaabacabaaabacabaaabacabaaabacaba",
     "abaabacaabaabacaabaabacaabaabacaabaabaca",
@@ -60,13 +63,19 @@ def samples(urls, *, seed=3):
 @pytest.fixture
 def three(tmp_path):
     """The shards of three sources: 10, 7 and no samples."""
-    return {"a": shards(tmp_path, "a", [3, 0, 5, 2]), "b": shards(tmp_path, "b", [4, 1, 2]), "none": shards(tmp_path, "none", [0])}
+    return {
+        "a": shards(tmp_path, "a", [3, 0, 5, 2]),
+        "b": shards(tmp_path, "b", [4, 1, 2]),
+        "none": shards(tmp_path, "none", [0]),
+    }
 
 
 def numbers(weights, length=1000, **options):
     """A stream over a source for each name that gives (name, 0), (name, 1) ..."""
     counts = length if isinstance(length, dict) else dict.fromkeys(weights, length)
-    return Stream(Mix({name: Given([(name, number) for number in range(counts[name])]) for name in weights}, weights, **options))
+    return Stream(
+        Mix({name: Given([(name, number) for number in range(counts[name])]) for name in weights}, weights, **options)
+    )
 
 
 def names(items):
@@ -74,9 +83,17 @@ def names(items):
 
 
 def deviation(drawn, weights):
-    """The largest distance from the ideal of any source at any prefix, exactly as a fraction of integers."""
+    """The largest distance from the ideal of any source at any prefix, exactly as a fraction of
+    integers.
+    """
     total, places = sum(weights), np.arange(1, len(drawn) + 1)
-    return max(int(np.abs(np.cumsum(drawn == source) * total - weight * places).max()) for source, weight in enumerate(weights)) / total
+    return (
+        max(
+            int(np.abs(np.cumsum(drawn == source) * total - weight * places).max())
+            for source, weight in enumerate(weights)
+        )
+        / total
+    )
 
 
 # The order of draws
@@ -84,18 +101,29 @@ def deviation(drawn, weights):
 
 @pytest.mark.parametrize("weights", [(7, 2, 1, 500_000, 3), (999_983, 1), (1, 1, 1, 1, 1, 1)])
 def test_proportions_hold_at_every_prefix_of_a_million_draws(weights):
-    drawn = np.fromiter(itertools.islice(turns(weights, hashes(len(weights)), [0] * len(weights)), 1_000_000), np.int64, 1_000_000)
+    drawn = np.fromiter(
+        itertools.islice(turns(weights, hashes(len(weights)), [0] * len(weights)), 1_000_000), np.int64, 1_000_000
+    )
     assert deviation(drawn, weights) < 1
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.one_of(st.integers(1, 10), st.integers(1, 1_000_000)), min_size=1, max_size=6), st.integers(0, (1 << 64) - 1))
+@given(
+    st.lists(st.one_of(st.integers(1, 10), st.integers(1, 1_000_000)), min_size=1, max_size=6),
+    st.integers(0, (1 << 64) - 1),
+)
 def test_proportions_hold_at_every_prefix(weights, key):
-    """For 1 to 6 sources with weights up to 10^6, whatever the phases; and the draws go on from any place as if it had not been one."""
-    drawn = np.fromiter(itertools.islice(turns(weights, hashes(len(weights), key), [0] * len(weights)), 3_000), np.int64, 3_000)
+    """For 1 to 6 sources with weights up to 10^6, whatever the phases; and the draws go on from
+    any place as if it had not been one.
+    """
+    drawn = np.fromiter(
+        itertools.islice(turns(weights, hashes(len(weights), key), [0] * len(weights)), 3_000), np.int64, 3_000
+    )
     assert deviation(drawn, weights) < 1
     cut = key % 2_900
-    resumed = turns(weights, hashes(len(weights), key), [int((drawn[:cut] == source).sum()) for source in range(len(weights))])
+    resumed = turns(
+        weights, hashes(len(weights), key), [int((drawn[:cut] == source).sum()) for source in range(len(weights))]
+    )
     assert list(itertools.islice(resumed, 100)) == drawn[cut : cut + 100].tolist()
 
 
@@ -163,16 +191,28 @@ HOSTS = {
     "stream": lambda urls, **options: Stream(Mix({name: chain(stages, urls[name]) for name in urls}, **options)),
     "pipe": lambda urls, **options: wp.mix({name: samples(urls[name]) for name in urls}, **options),
     "behind": lambda urls, **options: (
-        wp.mix({name: samples(urls[name]).map_samples(draw) for name in urls}, **options).shuffle_buffer(3).map_samples(draw).batch_samples(2, collate="list")
+        wp.mix({name: samples(urls[name]).map_samples(draw) for name in urls}, **options)
+        .shuffle_buffer(3)
+        .map_samples(draw)
+        .batch_samples(2, collate="list")
     ),
-    "torch": lambda urls, **options: Torch(wp.mix({name: samples(urls[name]).map(repr) for name in urls}, **options).map(str).batch(2)),
+    "torch": lambda urls, **options: Torch(
+        wp.mix({name: samples(urls[name]).map(repr) for name in urls}, **options).map(str).batch(2)
+    ),
     "nested": lambda urls, **options: wp.mix(
-        {"plain": samples(urls["a"]), "mixed": wp.mix({name: samples(urls[name]).shuffle_buffer(3) for name in urls}, seed=4, **options)},
+        {
+            "plain": samples(urls["a"]),
+            "mixed": wp.mix({name: samples(urls[name]).shuffle_buffer(3) for name in urls}, seed=4, **options),
+        },
         exhausted=options["exhausted"],
     ),
-    "interleaved": lambda urls, **options: wp.mix({name: samples(urls[name]).interleave_shards(2) for name in urls}, **options),
+    "interleaved": lambda urls, **options: wp.mix(
+        {name: samples(urls[name]).interleave_shards(2) for name in urls}, **options
+    ),
     "dataset": lambda urls, **options: wp.mix({name: samples(urls[name]) for name in urls}, **options).as_dataset(),
-    "loader": lambda urls, **options: torchdata_nodes.Loader(nodes.Mix({name: chain(nodes, urls[name]) for name in urls}, **options)),
+    "loader": lambda urls, **options: torchdata_nodes.Loader(
+        nodes.Mix({name: chain(nodes, urls[name]) for name in urls}, **options)
+    ),
     "prefetcher": lambda urls, **options: torchdata_nodes.Loader(
         nodes.Mix({name: torchdata_nodes.Prefetcher(chain(nodes, urls[name]), 2) for name in urls}, **options)
     ),
@@ -205,7 +245,9 @@ def test_resumes_exactly_over_threads(three):
 def test_resumes_exactly_with_an_empty_source(three, exhausted):
     """Which must not make an endless epoch either."""
     for chosen in (("a", "none"), ("none",), ("a", "b", "none")):
-        epochs = check_resume(lambda chosen=chosen: HOSTS["pipe"]({name: three[name] for name in chosen}, exhausted=exhausted))
+        epochs = check_resume(
+            lambda chosen=chosen: HOSTS["pipe"]({name: three[name] for name in chosen}, exhausted=exhausted)
+        )
         if exhausted != "stop":
             assert len(epochs[0]) >= {1: 0, 2: 10, 3: 17}[len(chosen)]
             assert chosen != ("a", "none") or len(epochs[0]) == 10
@@ -222,8 +264,14 @@ def test_random_mixes_at_every_pair_of_cuts(sources, exhausted, shuffle):
     """Any lengths and weights, with sources that filter and shuffle."""
 
     def make():
-        given_ = {str(number): Given([(str(number), item) for item in range(length)], seed=number) for number, (length, _) in enumerate(sources)}
-        chains = {name: ShuffleBuffer(source, 2) if shuffle else FilterSamples(source, third) for name, source in given_.items()}
+        given_ = {
+            str(number): Given([(str(number), item) for item in range(length)], seed=number)
+            for number, (length, _) in enumerate(sources)
+        }
+        chains = {
+            name: ShuffleBuffer(source, 2) if shuffle else FilterSamples(source, third)
+            for name, source in given_.items()
+        }
         return Stream(Mix(chains, [weight for _, weight in sources], exhausted=exhausted))
 
     for epoch in check_resume(make):
@@ -231,7 +279,12 @@ def test_random_mixes_at_every_pair_of_cuts(sources, exhausted, shuffle):
         if exhausted == "drop":
             assert set(found.values()) <= {1}
         if exhausted != "stop":
-            whole = {(str(number), item) for number, (length, _) in enumerate(sources) for item in range(length) if shuffle or item % 3}
+            whole = {
+                (str(number), item)
+                for number, (length, _) in enumerate(sources)
+                for item in range(length)
+                if shuffle or item % 3
+            }
             assert found.keys() == whole
 
 
@@ -263,13 +316,17 @@ def test_drop_goes_on_with_the_others_in_their_proportions():
 
 
 def mixed_from(given_, place, weights):
-    """Whether the proportions of a and b hold at every prefix from a place on, until one of them ends."""
+    """Whether the proportions of a and b hold at every prefix from a place on, until one of them
+    ends.
+    """
     rest = given_[place : min(given_.rindex("a"), given_.rindex("b")) + 1]
     return deviation(np.array(["ab".index(name) for name in rest]), weights) < 1
 
 
 def test_repeat_begins_sources_again_in_another_order_until_all_were_through(three):
-    """The proportions hold all along; a source that is through first is repeated as often as it takes."""
+    """The proportions hold all along; a source that is through first is repeated as often as it
+    takes.
+    """
     mixed = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, weights={"a": 1, "b": 3}, exhausted="repeat")
     given_ = [(sample["__url__"].split("/")[-2], sample["__key__"]) for sample in mixed]
     assert deviation(np.array(["ab".index(name) for name, _ in given_]), [1, 3]) < 1
@@ -299,7 +356,9 @@ def after(stream_, count):
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 50, 333])
 def test_weights_may_change(cut):
-    """The sources go on where they were, and the new proportions hold from there on, also over a further resume."""
+    """The sources go on where they were, and the new proportions hold from there on, also over a
+    further resume.
+    """
     before, state = after(numbers({"a": 5, "b": 1}), cut)
     changed = numbers({"a": 1, "b": 4})
     changed.load_state_dict(state)
@@ -309,7 +368,9 @@ def test_weights_may_change(cut):
     rest = [*first, *itertools.islice(again, 300)]
     assert deviation(np.array(["ab".index(name) for name in names(rest)]), [1, 4]) < 1
     for name in "ab":
-        assert [number for found, number in [*before, *rest] if found == name] == list(range(names([*before, *rest]).count(name)))
+        assert [number for found, number in [*before, *rest] if found == name] == list(
+            range(names([*before, *rest]).count(name))
+        )
 
 
 @pytest.mark.parametrize("cut", [1, 7, 50])
@@ -327,7 +388,10 @@ def test_sources_may_be_added(cut):
 
 def test_sources_may_be_left_out_if_that_is_meant():
     _, state = after(numbers({"a": 5, "b": 1, "c": 1}), 20)
-    with pytest.raises(wp.StateError, match=r"the state has 'b', 'c', which is not in this mix. If that is meant, pass mix\(..., without=\['b', 'c'\]\)"):
+    with pytest.raises(
+        wp.StateError,
+        match=r"the state has 'b', 'c', which is not in this mix. If that is meant, pass mix\(..., without=\['b', 'c'\]\)",  # noqa: E501
+    ):
         numbers({"a": 1}).load_state_dict(state)
     rest = numbers({"a": 5, "c": 1}, without=["b"])
     rest.load_state_dict(state)
@@ -338,7 +402,9 @@ def test_sources_may_be_left_out_if_that_is_meant():
 
 @pytest.mark.parametrize("exhausted", ["stop", "drop", "repeat"])
 def test_changes_are_refused_while_a_step_behind_holds_samples(exhausted):
-    """They were drawn by the old weights, and a resume draws them again; also at the end, where the buffer runs empty. Between epochs all is well."""
+    """They were drawn by the old weights, and a resume draws them again; also at the end, where
+    the buffer runs empty. Between epochs all is well.
+    """
 
     def make(weights):
         sources = {name: Given([(name, number) for number in range(20)]) for name in weights}
@@ -385,11 +451,17 @@ def test_weights_and_sources_change_at_random():
 
 
 def test_a_changed_source_is_refused_in_words(three, tmp_path):
-    """Other shards, another seed or other steps under the same name; the message names the source."""
+    """Other shards, another seed or other steps under the same name; the message names the
+    source.
+    """
     state = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}).state_dict()
     for other, words in (
         (samples(three["b"]), "'a' of this mix is not the one of the state: it had 4 shards and has 3"),
-        (samples(three["a"][::-1]), "'a' of this mix is not the one of the state: its list of shards has other URLs or another order.*moved=True"),
+        (
+            samples(three["a"][::-1]),
+            "'a' of this mix is not the one of the state: its list of shards has other URLs or "
+            "another order.*moved=True",
+        ),
         (samples(three["a"], seed=4), "'a' of this mix is not the one of the state: its seed was 3 and is 4"),
         (samples(three["a"]).shuffle_buffer(2), "its steps were others than shard_list.* > shuffle_buffer"),
     ):
@@ -427,7 +499,9 @@ def test_damaged_states_are_refused(three, change):
         pipe.load_state_dict(state)
 
 
-@pytest.mark.parametrize("position", [[{}], [{"sources": []}], [{"sources": {"a": None}}], [{"sources": {}, "ahead": -1}]])
+@pytest.mark.parametrize(
+    "position", [[{}], [{"sources": []}], [{"sources": {"a": None}}], [{"sources": {}, "ahead": -1}]]
+)
 def test_damaged_positions_are_refused(three, position):
     pipe = wp.mix({"a": samples(three["a"])})
     state = pipe.state_dict()
@@ -441,7 +515,9 @@ def test_damaged_positions_are_refused(three, position):
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_lanes_in_workers_resume_exactly(three, workers):
-    """Each worker mixes its own shards; together they give each sample once; a resumed loader goes on."""
+    """Each worker mixes its own shards; together they give each sample once; a resumed loader
+    goes on.
+    """
 
     def make():
         pipe = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, exhausted="drop")
@@ -461,7 +537,9 @@ def test_lanes_in_workers_resume_exactly(three, workers):
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_a_plain_dataloader_deals_a_bare_mix(three, context):
     """torch deals the sources' shards to the workers; also sources that are torch's own."""
-    pipe = wp.mix({"a": samples(three["a"]), "t": IterableWrapper(list(range(9))), "b": samples(three["b"])}, exhausted="drop").shuffle_buffer(2)
+    pipe = wp.mix(
+        {"a": samples(three["a"]), "t": IterableWrapper(list(range(9))), "b": samples(three["b"])}, exhausted="drop"
+    ).shuffle_buffer(2)
     loader = DataLoader(pipe, batch_size=None, num_workers=2, multiprocessing_context=context)
     for _ in range(2):
         found = [item if isinstance(item, int) else item["__url__"] + item["__key__"] for item in loader]
@@ -486,7 +564,10 @@ def test_counts_are_those_of_all_sources():
     """Also over passes and dropped sources, and the same after a resume."""
 
     def make(exhausted):
-        sources = {"a": FilterSamples(Given([("a", number) for number in range(9)]), third), "b": Given([("b", number) for number in range(30)])}
+        sources = {
+            "a": FilterSamples(Given([("a", number) for number in range(9)]), third),
+            "b": Given([("b", number) for number in range(30)]),
+        }
         return Stream(Mix(sources, exhausted=exhausted))
 
     for exhausted, filtered in (("stop", 3), ("drop", 3), ("repeat", 15)):
@@ -503,7 +584,12 @@ def test_counts_are_those_of_all_sources():
 
 def test_counts_of_batches():
     """Samples, not batches, where a source gives batches."""
-    mixed = Stream(Mix({"a": BatchSamples(Given(range(10)), 4, collate="list"), "b": Given([[number] for number in range(4)])}, exhausted="drop"))
+    mixed = Stream(
+        Mix(
+            {"a": BatchSamples(Given(range(10)), 4, collate="list"), "b": Given([[number] for number in range(4)])},
+            exhausted="drop",
+        )
+    )
     given_ = 0
     for batch in mixed:
         given_ += len(batch)
@@ -520,7 +606,14 @@ def test_an_error_of_a_source_comes_through():
         return item
 
     def make():
-        return Stream(Mix({"a": Given([("a", number) for number in range(9)]), "b": MapSamples(Given([("b", number) for number in range(9)]), broken)}))
+        return Stream(
+            Mix(
+                {
+                    "a": Given([("a", number) for number in range(9)]),
+                    "b": MapSamples(Given([("b", number) for number in range(9)]), broken),
+                }
+            )
+        )
 
     mixed, items = make(), []
     iterator = iter(mixed)

@@ -25,7 +25,10 @@ class Listed(ShardList):
 @pytest.fixture
 def some(tmp_path) -> list[str]:
     """Missing, good, missing, good, missing."""
-    good = [put(tmp_path / f"{number}.tar", tar([(f"{number}{name}", data) for name, data in pairs(3)])) for number in range(2)]
+    good = [
+        put(tmp_path / f"{number}.tar", tar([(f"{number}{name}", data) for name, data in pairs(3)]))
+        for number in range(2)
+    ]
     missing = str(tmp_path / "missing.tar")
     return [missing, good[0], missing, good[1], missing]
 
@@ -79,12 +82,16 @@ def test_files_are_closed_when_a_pass_ends_or_is_given_up(tmp_path):
 def test_storage_options_and_buffers(tmp_path):
     """Storage options reach fsspec; the buffer is what is read at once."""
     fsspec.filesystem("memory").pipe("/o/x.tar", tar(pairs(2)))
-    chain = LoadTar(OpenShards(ShardList("memory://o/x.tar"), storage_options={"skip_instance_cache": True}, buffer_bytes=512))
+    chain = LoadTar(
+        OpenShards(ShardList("memory://o/x.tar"), storage_options={"skip_instance_cache": True}, buffer_bytes=512)
+    )
     assert len(list(Stream(chain))) == 4
 
 
 def test_reads_are_large(tmp_path, counted):
-    """A few reads, each four times as large as the one before, are cheaper than two thousand of a block."""
+    """A few reads, each four times as large as the one before, are cheaper than two thousand of
+    a block.
+    """
     path = put(tmp_path / "x.tar", tar([(f"{number}.bin", bytes(50_000)) for number in range(60)]))
     list(Stream(load([f"counted://{path}"])))
     sizes = [size for _, size in counted]
@@ -94,7 +101,12 @@ def test_reads_are_large(tmp_path, counted):
 
 @pytest.mark.parametrize(
     ("options", "error"),
-    [({"storage_options": "anon"}, TypeError), ({"buffer_bytes": 0}, ValueError), ({"buffer_bytes": 1.5}, TypeError), ({"on_error": "warn"}, ValueError)],
+    [
+        ({"storage_options": "anon"}, TypeError),
+        ({"buffer_bytes": 0}, ValueError),
+        ({"buffer_bytes": 1.5}, TypeError),
+        ({"on_error": "warn"}, ValueError),
+    ],
 )
 def test_wrong_options_are_told_when_the_pipe_is_built(options, error):
     with pytest.raises(error, match=next(iter(options))):

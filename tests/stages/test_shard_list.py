@@ -27,7 +27,9 @@ def order(stage, epoch=0, number=0, of=1) -> list[str]:
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_resume_is_exact(shuffle):
-    assert [len(epoch) for epoch in check_resume(lambda: Stream(ShardList("x-{0..6}.tar", shuffle=shuffle)), epochs=3)] == [7, 7, 7]
+    assert [
+        len(epoch) for epoch in check_resume(lambda: Stream(ShardList("x-{0..6}.tar", shuffle=shuffle)), epochs=3)
+    ] == [7, 7, 7]
 
 
 def test_the_order_is_the_list_s_without_shuffle():
@@ -38,7 +40,11 @@ def test_shuffled_order_is_a_function_of_seed_and_epoch():
     """Golden: a change would be a change of everybody's order."""
     shuffled = ShardList(URLS, shuffle=True, seed=7)
     assert order(shuffled) == order(ShardList(URLS, shuffle=True, seed=7))
-    orders = {tuple(order(ShardList(URLS, shuffle=True, seed=seed), epoch)) for seed in (-(1 << 63), -1, 0, 7, (1 << 63) - 1) for epoch in range(3)}
+    orders = {
+        tuple(order(ShardList(URLS, shuffle=True, seed=seed), epoch))
+        for seed in (-(1 << 63), -1, 0, 7, (1 << 63) - 1)
+        for epoch in range(3)
+    }
     assert len(orders) == 15
     assert all(sorted(one) == URLS for one in orders)
     assert [url[2] for url in order(shuffled)] == list("4031265")
@@ -60,7 +66,10 @@ def test_a_shard_twice_in_the_list_is_given_twice():
 
 def test_the_fingerprint_is_of_the_list_without_secrets():
     """New credentials are no new list; another order is."""
-    prints = [ShardList(urls).shards()[1] for urls in (["s3://k:1@b/x"], ["s3://k:2@b/x"], ["s3://b/x"], ["s3://b/y"], ["a", "b"], ["b", "a"], ["ab"])]
+    prints = [
+        ShardList(urls).shards()[1]
+        for urls in (["s3://k:1@b/x"], ["s3://k:2@b/x"], ["s3://b/x"], ["s3://b/y"], ["a", "b"], ["b", "a"], ["ab"])
+    ]
     assert prints[0] == prints[1] == prints[2]
     assert len(set(prints)) == 5
 
@@ -93,7 +102,11 @@ def test_wrong_arguments(options, error):
 def test_patterns_are_expanded(tmp_path):
     for name in "ba":
         put(tmp_path / f"{name}.tar", b"")
-    assert order(ShardList(tmp_path / "*.tar")) == order(ShardList(tmp_path)) == [str(tmp_path / "a.tar"), str(tmp_path / "b.tar")]
+    assert (
+        order(ShardList(tmp_path / "*.tar"))
+        == order(ShardList(tmp_path))
+        == [str(tmp_path / "a.tar"), str(tmp_path / "b.tar")]
+    )
 
 
 # An index
@@ -102,21 +115,30 @@ def test_patterns_are_expanded(tmp_path):
 def dali(count: int) -> bytes:
     """What DALI's wds2idx writes, version 1.2."""
     return f"v1.2 {count}\n".encode() + b"".join(
-        b"txt %d 4 %04d.txt cls %d 1 %04d.cls\n" % (number * 2048 + 512, number, number * 2048 + 1536, number) for number in range(count)
+        b"txt %d 4 %04d.txt cls %d 1 %04d.cls\n" % (number * 2048 + 512, number, number * 2048 + 1536, number)
+        for number in range(count)
     )
 
 
 def wids(counts: dict[str, int], **more) -> bytes:
     """What wids_index writes."""
     shardlist = [
-        {"url": name, "md5sum": f"{number:032x}", "nsamples": count, "filesize": 10240 * (count + 1)} for number, (name, count) in enumerate(counts.items())
+        {"url": name, "md5sum": f"{number:032x}", "nsamples": count, "filesize": 10240 * (count + 1)}
+        for number, (name, count) in enumerate(counts.items())
     ]
-    return json.dumps({"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": shardlist, "name": "train", **more}).encode()
+    return json.dumps(
+        {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": shardlist, "name": "train", **more}
+    ).encode()
 
 
 def timm(**splits: dict[str, int]) -> bytes:
     entries = {
-        name: {"name": name, "num_samples": sum(counts.values()), "filenames": list(counts), "shard_lengths": list(counts.values())}
+        name: {
+            "name": name,
+            "num_samples": sum(counts.values()),
+            "filenames": list(counts),
+            "shard_lengths": list(counts.values()),
+        }
         for name, counts in splits.items()
     }
     return json.dumps({"splits": entries}).encode()
@@ -126,7 +148,13 @@ COUNTS = {f"x-{number}.tar": number * 3 for number in range(7)}
 FORMS = {
     "wids": wids(COUNTS),
     "wids of wids": json.dumps(
-        {"wids_version": 1, "datasets": [json.loads(wids(dict(list(COUNTS.items())[:3]))), json.loads(wids(dict(list(COUNTS.items())[3:])))]}
+        {
+            "wids_version": 1,
+            "datasets": [
+                json.loads(wids(dict(list(COUNTS.items())[:3]))),
+                json.loads(wids(dict(list(COUNTS.items())[3:]))),
+            ],
+        }
     ).encode(),
     "sizes.json": json.dumps(COUNTS).encode(),
     "sizes.json with text": json.dumps({name: str(count) for name, count in COUNTS.items()}).encode(),
@@ -159,7 +187,12 @@ def test_the_total_is_enough_for_one_shard(tmp_path):
         ShardList(URLS, index=index)
 
 
-BESIDE = {"index.json": wids(COUNTS), "sizes.json": json.dumps(COUNTS).encode(), "_info.json": timm(train=COUNTS), "info.json": timm(train=COUNTS)}
+BESIDE = {
+    "index.json": wids(COUNTS),
+    "sizes.json": json.dumps(COUNTS).encode(),
+    "_info.json": timm(train=COUNTS),
+    "info.json": timm(train=COUNTS),
+}
 
 
 @pytest.mark.parametrize("name", BESIDE)
@@ -189,19 +222,34 @@ def test_dali_s_index_beside_the_shards(tmp_path):
 
 
 def test_no_index_beside_the_shards(tmp_path):
-    with pytest.raises(ValueError, match="there is no index in .*none of index.json, .* or x-0.idx for each shard. Make one with: wds-pipes index"):
+    with pytest.raises(
+        ValueError,
+        match="there is no index in .*none of index.json, .* or x-0.idx for each shard. Make one with: wds-pipes index",
+    ):
         ShardList([tmp_path / url for url in URLS], index=True)
 
 
 def test_a_remote_index():
-    """Through fsspec with its options; what it names lies beside it, and it names no file of this machine."""
+    """Through fsspec with its options; what it names lies beside it, and it names no file of
+    this machine.
+    """
     fs = fsspec.filesystem("memory")
-    fs.pipe("/bucket/data/index.json", wids({"x-0.tar": 1, "../more/x-1.tar": 2, "/top/x-2.tar": 3, "s3://other/x-3.tar": 4}))
-    expected = ["memory://bucket/data/x-0.tar", "memory://bucket/more/x-1.tar", "memory://bucket/top/x-2.tar", "s3://other/x-3.tar"]
+    fs.pipe(
+        "/bucket/data/index.json",
+        wids({"x-0.tar": 1, "../more/x-1.tar": 2, "/top/x-2.tar": 3, "s3://other/x-3.tar": 4}),
+    )
+    expected = [
+        "memory://bucket/data/x-0.tar",
+        "memory://bucket/more/x-1.tar",
+        "memory://bucket/top/x-2.tar",
+        "s3://other/x-3.tar",
+    ]
     stage = ShardList("memory://bucket/data/index.json", storage_options={})
     assert (stage.urls, stage.samples) == (expected, [1, 2, 3, 4])
     assert ShardList(expected[0], index="memory://bucket/data/index.json").samples == [1]
-    assert ShardList(expected[0], index=True).samples == ShardList("x-0.tar", index="memory://bucket/data/").samples == [1]
+    assert (
+        ShardList(expected[0], index=True).samples == ShardList("x-0.tar", index="memory://bucket/data/").samples == [1]
+    )
     fs.pipe("/bucket/data/index.json", wids({"file:///etc/x.tar": 1}))
     with pytest.raises(ValueError, match="may not name the file 'file:///etc/x.tar' of this machine"):
         ShardList("memory://bucket/data/index.json")
@@ -210,7 +258,9 @@ def test_a_remote_index():
 
 
 def test_an_index_as_the_list(tmp_path):
-    """Gives the shards that it lists, the same as the list itself; several are one after another."""
+    """Gives the shards that it lists, the same as the list itself; several are one after
+    another.
+    """
     (tmp_path / "sub").mkdir()
     put(tmp_path / "index.json", wids({"x-0.tar": 1, "./x-1.tar": 2, "sub/x-2.tar": 3, "/abs/x-3.tar": 4}))
     put(tmp_path / "sub" / "SIZES.JSON", b'{"y-0.tar": 5, "y-1.tar": 0}')
@@ -239,7 +289,11 @@ def test_an_index_that_is_no_list(data, message, tmp_path):
 
 def test_an_index_with_something_that_contradicts_it(tmp_path):
     index = put(tmp_path / "i.json", b'{"x-0.tar": 5}')
-    for options in ({"index": index, "samples_per_shard": 5}, {"urls": index, "samples_per_shard": 5}, {"urls": index, "index": index}):
+    for options in (
+        {"index": index, "samples_per_shard": 5},
+        {"urls": index, "samples_per_shard": 5},
+        {"urls": index, "index": index},
+    ):
         with pytest.raises(ValueError, match="how many samples there are"):
             ShardList(**{"urls": "x-0.tar", **options})
     with pytest.raises(ValueError, match="names shards and index"):
@@ -284,7 +338,10 @@ MANY = "[" * 100_000
         (b'{"wids_version": 1, "datasets": [{}]}', "its shardlist is None"),
         (b'{"splits": {"train": {"filenames": ["x-0.tar"], "shard_lengths": []}}}', "1 filenames and 0 shard_lengths"),
         (b'{"splits": {"train": 5}}', "filenames is None"),
-        (b'{"shardlist": [{"url": "x-0.tar", "nsamples": 1}, {"url": "./x-0.tar", "nsamples": 2}]}', "says two things of shard"),
+        (
+            b'{"shardlist": [{"url": "x-0.tar", "nsamples": 1}, {"url": "./x-0.tar", "nsamples": 2}]}',
+            "says two things of shard",
+        ),
         (b'{"x-1.tar": 1, "x-2.tar": 2}', "shard x-0.tar is not in index .* it lists 2 others, such as .*x-1.tar"),
         (b'{"shardlist": []}', "is not in index .* it is empty"),
     ],
@@ -333,19 +390,27 @@ REFUSED = [
 def listing(name: str, base: str | None = None) -> bytes:
     """An index of one shard; with ``base``, in a data set of its own."""
     shards = {"shardlist": [{"url": name, "nsamples": 1}]}
-    return json.dumps({"wids_version": 1, **(shards if base is None else {"datasets": [{**shards, "base": base}]})}).encode()
+    return json.dumps(
+        {"wids_version": 1, **(shards if base is None else {"datasets": [{**shards, "base": base}]})}
+    ).encode()
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_remote_index_names_no_other_protocol(name):
-    """Neither a local file nor anything but stores, and no chain of file systems; also as the base of its names."""
+    """Neither a local file nor anything but stores, and no chain of file systems; also as the
+    base of its names.
+    """
     fs = fsspec.filesystem("memory")
     fs.pipe("/bucket/data/index.json", listing(name))
     with pytest.raises(ValueError, match="index memory://bucket/data/index.json .*(may not name|names a command)"):
         ShardList("memory://bucket/data/index.json")
     fs.pipe("/bucket/data/index.json", listing("x.tar", base=name))
     with contextlib.suppress(ValueError):
-        assert ShardList("memory://bucket/data/index.json").urls[0].startswith(("memory://bucket/", "s3://bucket/", "http://host/"))
+        assert (
+            ShardList("memory://bucket/data/index.json")
+            .urls[0]
+            .startswith(("memory://bucket/", "s3://bucket/", "http://host/"))
+        )
     with contextlib.suppress(ValueError):
         assert "::" not in ShardList("memory://bucket/data/index.json").urls[0]
 
@@ -386,12 +451,32 @@ def test_an_index_given_as_a_chain_names_what_lies_beside_it():
 
 
 def test_a_local_index_names_local_files_and_stores(tmp_path, monkeypatch):
-    """As ``wds-pipes index`` writes them; no commands, no standard input, no chains, no other protocols."""
+    """As ``wds-pipes index`` writes them; no commands, no standard input, no chains, no other
+    protocols.
+    """
     monkeypatch.chdir(tmp_path)
-    for name in ("a b/x.tar", "/a/x::y.tar", "file:///a/x.tar", "local:///a/x.tar", "hf://datasets/a/x.tar", "az://a/x.tar", "s3://b/x.tar", "ais://b/x.tar"):
+    for name in (
+        "a b/x.tar",
+        "/a/x::y.tar",
+        "file:///a/x.tar",
+        "local:///a/x.tar",
+        "hf://datasets/a/x.tar",
+        "az://a/x.tar",
+        "s3://b/x.tar",
+        "ais://b/x.tar",
+    ):
         (tmp_path / "index.json").write_bytes(listing(name))
-        assert ShardList(tmp_path / "index.json").urls == [name if ":/" in name or name[0] == "/" else f"{tmp_path}/{name}"]
-    for name in ("-", "ab::c/x.tar", "simplecache::s3://b/x.tar", "memory://b/x.tar", "sftp://host/x.tar", "pipe:cat x"):
+        assert ShardList(tmp_path / "index.json").urls == [
+            name if ":/" in name or name[0] == "/" else f"{tmp_path}/{name}"
+        ]
+    for name in (
+        "-",
+        "ab::c/x.tar",
+        "simplecache::s3://b/x.tar",
+        "memory://b/x.tar",
+        "sftp://host/x.tar",
+        "pipe:cat x",
+    ):
         (tmp_path / "index.json").write_bytes(listing(name))
         with pytest.raises(ValueError, match=r"index index.json .*(may not name|names a command)"):
             ShardList("index.json")
@@ -418,9 +503,25 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
 )
 KEYS = st.sampled_from(
-    ["wids_version", "shardlist", "datasets", "splits", "url", "nsamples", "filesize", "md5sum", "filenames", "shard_lengths", "base", "x-0.tar"]
+    [
+        "wids_version",
+        "shardlist",
+        "datasets",
+        "splits",
+        "url",
+        "nsamples",
+        "filesize",
+        "md5sum",
+        "filenames",
+        "shard_lengths",
+        "base",
+        "x-0.tar",
+    ]
 )
-LIKE_AN_INDEX = st.recursive(VALUES | st.sampled_from([1, "x-0.tar"]), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4))
+LIKE_AN_INDEX = st.recursive(
+    VALUES | st.sampled_from([1, "x-0.tar"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+)
 
 
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -440,7 +541,9 @@ FOLDERS = st.lists(st.sampled_from("abc"), max_size=3).map("/".join)
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(FOLDERS, st.sampled_from(["0.tar", "1.tar"])), min_size=1, unique=True), st.data())
 def test_shards_of_one_name_are_told_by_their_path(tmp_path, names, data):
-    """Every shard of a tree gets its own facts, from an index of the tree wherever the tree is now, also where only some are read."""
+    """Every shard of a tree gets its own facts, from an index of the tree wherever the tree is
+    now, also where only some are read.
+    """
     counts = {"/".join(filter(None, name)): number for number, name in enumerate(names)}
     index = put(tmp_path / "index.json", wids(counts))
     chosen = data.draw(st.lists(st.sampled_from(sorted(counts)), min_size=1))
@@ -467,11 +570,17 @@ def test_signed_urls_are_matched_without_their_query(tmp_path):
 
 
 def test_urls_carry_what_is_known(tmp_path):
-    """For the reader of remote shards: plain str where that is nothing, also in parts of shards and after pickling."""
+    """For the reader of remote shards: plain str where that is nothing, also in parts of shards
+    and after pickling.
+    """
     index = put(tmp_path / "i.json", wids({"x-0.tar": 4, "x-1.tar": 5}))
     first, second = order(ShardList(["x-0.tar", "x-1.tar"], index=index))
     assert (first, first.size, first.md5, second.size) == ("x-0.tar", 51200, "0" * 32, 61440)
-    assert (pickle.loads(pickle.dumps(second)).md5, hash(second), {second: 1}["x-1.tar"]) == (f"{1:032x}", hash("x-1.tar"), 1)
+    assert (pickle.loads(pickle.dumps(second)).md5, hash(second), {second: 1}["x-1.tar"]) == (
+        f"{1:032x}",
+        hash("x-1.tar"),
+        1,
+    )
     part = ShardList(["x-0.tar", "x-1.tar"], index=index).order(Lane(0, 0, shards=((1, 2, 4),)))[0]
     assert (part, part.start, part.stop, part.of, part.size, part.md5) == ("x-1.tar", 2, 4, 5, 61440, f"{1:032x}")
     by_hand = ShardList(["x-1.tar"], samples_per_shard=5)
@@ -502,7 +611,11 @@ def test_states_are_the_same_with_an_index_and_by_hand(tmp_path):
         )
         return wp.PipeLoader(pipe, batch_size=2, lanes=2, rank=0, world_size=1, epoch_end="drop")
 
-    makers = [lambda: loader(urls, samples_per_shard=[3, 0, 7, 2, 9]), lambda: loader(urls, index=True), lambda: loader(tmp_path / "index.json")]
+    makers = [
+        lambda: loader(urls, samples_per_shard=[3, 0, 7, 2, 9]),
+        lambda: loader(urls, index=True),
+        lambda: loader(tmp_path / "index.json"),
+    ]
     states, batches = [], []
     for make in makers:
         with contextlib.closing(make()) as running:
@@ -533,7 +646,10 @@ def test_an_index_that_counts_wrong_is_an_error_when_the_shard_is_read(tmp_path)
     for count, message in ((3, "more samples than the 3"), (5, "only 4 samples")):
         index = put(tmp_path / "i.json", json.dumps({"shard-000000.tar": 4, "shard-000001.tar": count}).encode())
         pipe = wp.ShardList(urls, index=index).open_shards().load_tar().group_by_key().to_tuple("__key__")
-        with contextlib.closing(wp.PipeLoader(pipe, batch_size=1)) as loader, pytest.raises(wp.ShardError, match=message):
+        with (
+            contextlib.closing(wp.PipeLoader(pipe, batch_size=1)) as loader,
+            pytest.raises(wp.ShardError, match=message),
+        ):
             list(loader)
 
 
@@ -551,7 +667,9 @@ def test_many_index_files_are_read_through_one_client(web):
 
     fsspec.register_implementation("http", Counted, clobber=True)
     try:
-        assert ShardList(urls, index=[f"{web.url}/many/x-{number:03d}.idx" for number in range(120)]).samples == list(range(120))
+        assert ShardList(urls, index=[f"{web.url}/many/x-{number:03d}.idx" for number in range(120)]).samples == list(
+            range(120)
+        )
         assert len(made) == 1
         assert ShardList(urls, index=True).samples == list(range(120))
         assert len(made) <= 3  # the second looks which index there is, in fsspec's own

@@ -14,7 +14,8 @@ from wds_pipes.core.stream import Stream
 from wds_pipes.stages import FilterSamples, MapSamples, ShuffleBuffer
 from wds_pipes.testing import check_resume
 
-# What shuffle_buffer(4) and shuffle_buffer(3, seed=11) make of 0 to 19 with seed 0: never to change, see ordering.py.
+# What shuffle_buffer(4) and shuffle_buffer(3, seed=11) make of 0 to 19 with seed 0: never to
+# change, see ordering.py.
 GOLDEN = [0, 2, 1, 3, 7, 4, 5, 6, 8, 12, 9, 10, 11, 13, 15, 14, 19, 16, 18, 17]
 GOLDEN_OWN_SEED = [1, 0, 2, 4, 6, 3, 5, 7, 8, 9, 11, 10, 12, 13, 15, 14, 16, 18, 17, 19]
 
@@ -28,7 +29,9 @@ def order(count, size, *, epoch=0, seed=0):
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
 def test_resumes_exactly(urls, size):
     """At every position of real shards, with a buffer smaller and larger than the data."""
-    epochs = check_resume(lambda: wp.ShardList(urls, seed=5).open_shards().load_tar().group_by_key().shuffle_buffer(size))
+    epochs = check_resume(
+        lambda: wp.ShardList(urls, seed=5).open_shards().load_tar().group_by_key().shuffle_buffer(size)
+    )
     assert len(epochs[0]) == 14
 
 
@@ -59,7 +62,9 @@ def test_golden_order():
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 100, 2_000, 100_000])
 def test_gives_a_permutation_that_is_late_at_most_by_the_window(size):
-    """Every item once, none more than 2 * size - 1 places later than it came; size 1 leaves the order as it is."""
+    """Every item once, none more than 2 * size - 1 places later than it came; size 1 leaves the
+    order as it is.
+    """
     shuffled = order(5_000, size)
     assert sorted(shuffled) == list(range(5_000))
     assert (shuffled == list(range(5_000))) == (size == 1)
@@ -75,7 +80,10 @@ def test_order_depends_on_epoch_seed_and_lane_only():
 
 def test_own_seed_replaces_the_seed_of_the_shards():
     """With seed= the seed of the source does not matter, and the own seed does."""
-    with_own = [list(Stream(ShuffleBuffer(Given(range(100), seed=seed), 10, seed=own))) for seed, own in ((0, 3), (1, 3), (0, 4))]
+    with_own = [
+        list(Stream(ShuffleBuffer(Given(range(100), seed=seed), 10, seed=own)))
+        for seed, own in ((0, 3), (1, 3), (0, 4))
+    ]
     assert with_own[0] == with_own[1] != with_own[2]
 
 
@@ -165,7 +173,10 @@ def test_state_is_a_few_small_numbers():
     assert all(isinstance(value, int) for value in shuffle.values())
 
 
-@pytest.mark.parametrize(("size", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError), ("9", TypeError), (1 << 31, ValueError)])
+@pytest.mark.parametrize(
+    ("size", "error"),
+    [(0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError), ("9", TypeError), (1 << 31, ValueError)],
+)
 def test_wrong_sizes_are_refused_when_it_is_built(size, error):
     with pytest.raises(error, match="size must be"):
         ShuffleBuffer(Given([]), size)

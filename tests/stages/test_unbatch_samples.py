@@ -15,7 +15,10 @@ from wds_pipes.stages import BatchSamples, UnbatchSamples
 from wds_pipes.testing import check_resume, make_shards
 
 Pair = namedtuple("Pair", "x y")
-SAMPLES = [{"__key__": str(number), "x": number, "y": number / 2, "image": np.full((2, 3), number, dtype=np.uint8)} for number in range(7)]
+SAMPLES = [
+    {"__key__": str(number), "x": number, "y": number / 2, "image": np.full((2, 3), number, dtype=np.uint8)}
+    for number in range(7)
+]
 
 
 def again(samples, **options):
@@ -25,7 +28,9 @@ def again(samples, **options):
 @pytest.mark.parametrize("collate", [None, "numpy", "list"])
 def test_it_undoes_batch_samples(collate):
     found = again(SAMPLES, collate=collate)
-    assert [(sample["__key__"], sample["x"], sample["y"]) for sample in found] == [(sample["__key__"], sample["x"], sample["y"]) for sample in SAMPLES]
+    assert [(sample["__key__"], sample["x"], sample["y"]) for sample in found] == [
+        (sample["__key__"], sample["x"], sample["y"]) for sample in SAMPLES
+    ]
     assert {(type(sample["x"]), type(sample["y"])) for sample in found} == {(int, float)}
     assert all(np.array_equal(sample["image"], before["image"]) for sample, before in zip(found, SAMPLES, strict=True))
 
@@ -58,7 +63,10 @@ def test_rows_of_other_dtypes_keep_them():
     ("item", "message"),
     [
         ({"x": [1, 2], "y": torch.zeros(3)}, "not of one length: 'x' has 2, 'y' has 3"),
-        ({"__key__": "000", "txt": b"x"}, "column '__key__' is str, not a list, a tensor or an array with rows: put it after batch_samples"),
+        (
+            {"__key__": "000", "txt": b"x"},
+            "column '__key__' is str, not a list, a tensor or an array with rows: put it after batch_samples",
+        ),
         ((torch.tensor(3),), "column 0 is Tensor"),
         (7, "unbatch_samples[(][)] got int"),
         ({}, "it has no columns"),

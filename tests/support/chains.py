@@ -1,4 +1,6 @@
-"""The pipelines that the resume tests run: every registered stage takes part, but for mix, which has several sources and tests of its own."""
+"""The pipelines that the resume tests run: every registered stage takes part, but for mix, which
+has several sources and tests of its own.
+"""
 
 import os
 import tempfile
@@ -36,9 +38,11 @@ def backwards(value: Any) -> Any:
     return value[::-1]
 
 
-# The arguments that a stage is tried with; a stage that is registered later and needs none joins by itself.
+# The arguments that a stage is tried with; a stage that is registered later and needs none joins by
+# itself.
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "CacheShards": ((os.path.join(tempfile.gettempdir(), "never-made"),), {"max_bytes": "1GB"}),  # local shards are not kept
+    # local shards are not kept
+    "CacheShards": ((os.path.join(tempfile.gettempdir(), "never-made"),), {"max_bytes": "1GB"}),
     "ShuffleBuffer": ((3,), {}),
     "MapSamples": ((double,), {}),
     "FilterSamples": ((keep,), {}),
@@ -56,7 +60,9 @@ AFTER = tuple(name for name in stages.__all__ if name not in ("ShardList", "Mix"
 
 
 def chains() -> dict[str, tuple[str, ...]]:
-    """Names of stages by the name of the chain: each prefix of the base, each stage behind it, and long ones."""
+    """Names of stages by the name of the chain: each prefix of the base, each stage behind it,
+    and long ones.
+    """
     found = {"ShardList": (), "OpenLoad": BASE[:2], "Group": BASE}
     found |= {name: (*BASE, *NEEDS.get(name, ()), name) for name in AFTER}
     found |= {name: (name, *BASE, "ShuffleBuffer") for name in FIRST}
@@ -66,7 +72,16 @@ def chains() -> dict[str, tuple[str, ...]]:
     found["TwoShuffles"] = (*BASE, "ShuffleBuffer", "FilterSamples", "ShuffleBuffer")
     found["InterleaveShuffleBatch"] = (*BASE, "InterleaveShards", "ShuffleBuffer", "MapSamples", "BatchSamples")
     found["ShuffleInterleave"] = (*BASE, "ShuffleBuffer", "FilterSamples", "InterleaveShards", "BatchSamples")
-    found["All"] = (*BASE, "ShuffleBuffer", "DecodeByExt", "MapSamples", "FilterSamples", "ToTuple", "BatchSamples", "ShuffleBuffer")
+    found["All"] = (
+        *BASE,
+        "ShuffleBuffer",
+        "DecodeByExt",
+        "MapSamples",
+        "FilterSamples",
+        "ToTuple",
+        "BatchSamples",
+        "ShuffleBuffer",
+    )
     return found
 
 

@@ -25,7 +25,9 @@ def snippets() -> list[str]:
 
 
 def write_data(directory: Path) -> None:
-    """What the README's snippets read: the shards of the demo, and a folder of photos of many sizes."""
+    """What the README's snippets read: the shards of the demo, and a folder of photos of many
+    sizes.
+    """
     (directory / "wds-pipes-demo").mkdir()
     write_images(directory / "wds-pipes-demo" / "shards", 3072)
     for number in range(40):
@@ -35,21 +37,37 @@ def write_data(directory: Path) -> None:
 
 
 def run_script(path: Path, start_method: str, directory: str, *arguments: str) -> subprocess.CompletedProcess:
-    """Run a script from a directory that is not its own; all processes that it starts use that start method."""
-    Path(directory, "sitecustomize.py").write_text(f"import multiprocessing\n\nmultiprocessing.set_start_method({start_method!r}, force=True)\n")
+    """Run a script from a directory that is not its own; all processes that it starts use that
+    start method.
+    """
+    Path(directory, "sitecustomize.py").write_text(
+        f"import multiprocessing\n\nmultiprocessing.set_start_method({start_method!r}, force=True)\n"
+    )
     python_path = os.pathsep.join([directory, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "TMPDIR": directory, "PYTHONPATH": python_path, "MPLBACKEND": "Agg"}
-    return subprocess.run([sys.executable, "-P", path, *arguments], cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-P", path, *arguments],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def run_notebook(path: Path):
-    """Run a tutorial as a notebook beside its programs; gives it with what it printed. A cell that fails raises CellExecutionError."""
+    """Run a tutorial as a notebook beside its programs; gives it with what it printed.
+
+    A cell that fails raises CellExecutionError.
+    """
     notebook = jupytext.read(path)
     # Not in tmp_path, whose name is too long for the sockets of worker processes.
     with tempfile.TemporaryDirectory() as directory:
         for program in PROGRAMS:
             shutil.copy(program, directory)
         environment = {**os.environ, "TMPDIR": directory, "IPYTHONDIR": f"{directory}/ipython"}
-        client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": directory}})
+        client = NotebookClient(
+            notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": directory}}
+        )
         client.execute(env=environment)
     return notebook

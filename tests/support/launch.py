@@ -1,4 +1,6 @@
-"""Ranks as real processes in one torch.distributed group, and what they do to show that an epoch goes on from any topology to any other."""
+"""Ranks as real processes in one torch.distributed group, and what they do to show that an epoch
+goes on from any topology to any other.
+"""
 
 import json
 import multiprocessing
@@ -16,14 +18,19 @@ CONTEXT.set_forkserver_preload(
     ["wds_pipes.loader.pipe_loader", "torch.distributed"]
 )  # here, since it counts only before the first process that anybody starts so
 
-CUTS = (2, 6, None)  # in the middle of a shuffle, with half-filled batches in the workers; the same later; the end of the epoch
+# in the middle of a shuffle, with half-filled batches in the workers; the same later; the end of
+# the epoch
+CUTS = (2, 6, None)
 STOP = 2  # the batches of each rank between the second start and the third
 
 
 def launch(ranks, function, *arguments, timeout_seconds=300):
     """Run ``function(*arguments)`` on each of so many ranks."""
     with tempfile.TemporaryDirectory() as directory:
-        processes = [CONTEXT.Process(target=_rank, args=(rank, ranks, f"file://{directory}/group", function, arguments)) for rank in range(ranks)]
+        processes = [
+            CONTEXT.Process(target=_rank, args=(rank, ranks, f"file://{directory}/group", function, arguments))
+            for rank in range(ranks)
+        ]
         for process in processes:
             process.start()
         for process in processes:
@@ -62,8 +69,22 @@ def keys_of(samples):
 
 
 def make(urls, workers):
-    pipe = wp.ShardList(urls, shuffle=True, seed=11).open_shards().load_tar().group_by_key().shuffle_buffer(6).filter_samples(wanted)
-    return wp.PipeLoader(pipe, batch_size=3, collate=keys_of, epoch_end="exact", num_workers=workers, multiprocessing_context="fork" if workers else None)
+    pipe = (
+        wp.ShardList(urls, shuffle=True, seed=11)
+        .open_shards()
+        .load_tar()
+        .group_by_key()
+        .shuffle_buffer(6)
+        .filter_samples(wanted)
+    )
+    return wp.PipeLoader(
+        pipe,
+        batch_size=3,
+        collate=keys_of,
+        epoch_end="exact",
+        num_workers=workers,
+        multiprocessing_context="fork" if workers else None,
+    )
 
 
 def save(directory, name, loader, batches):
@@ -123,7 +144,8 @@ class Tally(NamedTuple):
 
 
 def run_pairs(directory, urls, keys, pairs):
-    """Each pair (before, after) of topologies at each cut, and from there onto a third: how many keys were lost and repeated.
+    """Each pair (before, after) of topologies at each cut, and from there onto a third: how many
+    keys were lost and repeated.
 
     Raises:
         AssertionError: on the same topology the order differs from that of an uninterrupted run.
@@ -142,14 +164,19 @@ def run_pairs(directory, urls, keys, pairs):
             third[last].append((f"{name}-{after}-stopped", after.ranks, f"{name}-{after}-{last}"))
             start = [] if cut is None else [(name, before.ranks)]
             checks.append([*start, (f"{name}-{after}-end", after.ranks)])
-            checks.append([*start, (f"{name}-{after}-stopped", after.ranks), (f"{name}-{after}-{last}-end", last.ranks)])
+            checks.append(
+                [*start, (f"{name}-{after}-stopped", after.ranks), (f"{name}-{after}-{last}-end", last.ranks)]
+            )
     for tasks in (second, third):
         for topology in topologies:
             if tasks[topology]:
                 launch(topology.ranks, resume, directory, urls, topology, tasks[topology])
     lost = repeated = 0
     for check in checks:
-        given = [[key for left in read(directory, name, ranks) for batch in left["batches"] for key in batch] for name, ranks in check]
+        given = [
+            [key for left in read(directory, name, ranks) for batch in left["batches"] for key in batch]
+            for name, ranks in check
+        ]
         if sum(map(len, given[:-1])) == len(keys):
             assert {key for part in given[:-1] for key in part} == keys
             given = given[-1:]  # the epoch was over: what follows is the next one

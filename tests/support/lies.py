@@ -18,7 +18,9 @@ INDEXES = (None, "right", "short", "long")
 
 
 class Case(NamedTuple):
-    """A lie, and how the shard is read: what an index says of its size, with a cache or without, and through how many connections."""
+    """A lie, and how the shard is read: what an index says of its size, with a cache or without,
+    and through how many connections.
+    """
 
     lie: Lie
     index: str | None
@@ -27,7 +29,9 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a case: ``exact``, ``error``, ``warned`` (short, with a warning), or ``WRONG``; with the words of the error, and the seconds it took."""
+    """What came of a case: ``exact``, ``error``, ``warned`` (short, with a warning), or
+    ``WRONG``; with the words of the error, and the seconds it took.
+    """
 
     kind: str
     words: str
@@ -64,9 +68,18 @@ class Trials:
         if case.index is not None:
             index = self.directory / f"{number}.json"
             size = {"right": len(self.data), "short": self.offsets[10], "long": len(self.data) + 10_240}[case.index]
-            index.write_text(json.dumps({"wids_version": 1, "shardlist": [{"url": url, "nsamples": SAMPLES, "filesize": size}]}))
+            index.write_text(
+                json.dumps({"wids_version": 1, "shardlist": [{"url": url, "nsamples": SAMPLES, "filesize": size}]})
+            )
         options = {"cache": wp.ShardCache(self.directory / f"cache-{number}", max_bytes="1GB")} if case.cached else {}
-        return samples([url], index=index, connections=case.connections, readahead_bytes=2 << 20, timeout_seconds=TIMEOUT_SECONDS, **options)
+        return samples(
+            [url],
+            index=index,
+            connections=case.connections,
+            readahead_bytes=2 << 20,
+            timeout_seconds=TIMEOUT_SECONDS,
+            **options,
+        )
 
     def read(self, case):
         """What comes of a case."""
@@ -80,8 +93,11 @@ class Trials:
         if found != self.wanted[: len(found)]:
             kind = "WRONG"
         elif kind == "exact" and len(found) != SAMPLES:
-            # Where a length or an end mark vouches for an end between two samples, only the missing end-of-archive mark shows it.
-            believed = case.lie.framing in ("sent", "chunked") or case.lie.ranges == "undersized" or case.index == "short"
+            # Where a length or an end mark vouches for an end between two samples, only the missing
+            # end-of-archive mark shows it.
+            believed = (
+                case.lie.framing in ("sent", "chunked") or case.lie.ranges == "undersized" or case.index == "short"
+            )
             kind, words = ("warned" if believed else "WRONG"), f"{len(found)} samples"
         return Outcome(kind, words, time.monotonic() - start)
 

@@ -1,4 +1,6 @@
-"""Pipelines of every kind with states of them, and ways to damage a state: for the tests and the bench of hostile states."""
+"""Pipelines of every kind with states of them, and ways to damage a state: for the tests and the
+bench of hostile states.
+"""
 
 import copy
 import hashlib
@@ -16,8 +18,53 @@ from wds_pipes.testing import make_shards
 COUNTS = [3, 0, 5, 2, 9, 4, 6]
 GIVEN = 40  # at most so many items are taken after a load
 # In the place of a value. The last ones are what JSON cannot hold, but torch.save can.
-ODD = [None, True, False, -1, 0, 1, 2, 7, 511, 512, 513, 1 << 31, 1 << 53, 1 << 63, 1 << 64, 10**10, -(1 << 70), 10**5000, 0.5, float("nan"), float("inf")]
-ODD += ["", "0", "1", "-1", "01", " 1", "²", "gz", "x" * 500, "\ud800", [], [0], [[0, 10**9]], {}, {"0": 0}, {"²": {}}, b"1", (1,), {1: 1}, {2}, 1j, object()]
+ODD = [
+    None,
+    True,
+    False,
+    -1,
+    0,
+    1,
+    2,
+    7,
+    511,
+    512,
+    513,
+    1 << 31,
+    1 << 53,
+    1 << 63,
+    1 << 64,
+    10**10,
+    -(1 << 70),
+    10**5000,
+    0.5,
+    float("nan"),
+    float("inf"),
+]
+ODD += [
+    "",
+    "0",
+    "1",
+    "-1",
+    "01",
+    " 1",
+    "²",
+    "gz",
+    "x" * 500,
+    "\ud800",
+    [],
+    [0],
+    [[0, 10**9]],
+    {},
+    {"0": 0},
+    {"²": {}},
+    b"1",
+    (1,),
+    {1: 1},
+    {2},
+    1j,
+    object(),
+]
 
 
 class Subject:
@@ -112,9 +159,15 @@ class Files:
         self.path = path
 
     def load(self, state):
-        sealed = {name: value for name, value in state.items() if name not in ("format", "checksum")} if isinstance(state, dict) else {}
+        sealed = (
+            {name: value for name, value in state.items() if name not in ("format", "checksum")}
+            if isinstance(state, dict)
+            else {}
+        )
         try:
-            checksum = hashlib.blake2b(json.dumps(sealed, sort_keys=True, separators=(",", ":")).encode(), digest_size=16).hexdigest()
+            checksum = hashlib.blake2b(
+                json.dumps(sealed, sort_keys=True, separators=(",", ":")).encode(), digest_size=16
+            ).hexdigest()
             text = json.dumps({**state, "checksum": checksum} if isinstance(state, dict) else state)
         except (TypeError, ValueError):
             return  # no JSON
@@ -134,7 +187,9 @@ def subjects(directory):
         found.append(Subject(f"pipe {name}", lambda steps=steps: chains.build(datapipes, steps, urls)))
         if name in ("Group", "All", "ShuffleInterleave"):
             found.append(Subject(f"node {name}", lambda steps=steps: Node(chains.build(nodes, steps, urls))))
-            found.append(Subject(f"dataset {name}", lambda steps=steps: chains.build(datapipes, steps, urls).as_dataset()))
+            found.append(
+                Subject(f"dataset {name}", lambda steps=steps: chains.build(datapipes, steps, urls).as_dataset())
+            )
 
     def samples(urls=urls, **options):
         return wp.ShardList(urls, **{"shuffle": True, "seed": 3, **options}).open_shards().load_tar().group_by_key()
@@ -145,10 +200,19 @@ def subjects(directory):
 
     for exhausted in ("stop", "drop", "repeat"):
         found.append(Subject(f"mix {exhausted}", lambda exhausted=exhausted: mixed(exhausted)))
-        found.append(Subject(f"mix {exhausted}, shuffle", lambda exhausted=exhausted: mixed(exhausted).shuffle_buffer(3)))
-    nested = lambda: wp.mix({"m": wp.mix({"a": samples(), "b": samples(others)}), "c": samples(others, seed=5)}, exhausted="drop")  # noqa: E731
+        found.append(
+            Subject(f"mix {exhausted}, shuffle", lambda exhausted=exhausted: mixed(exhausted).shuffle_buffer(3))
+        )
+    nested = lambda: wp.mix(  # noqa: E731
+        {"m": wp.mix({"a": samples(), "b": samples(others)}), "c": samples(others, seed=5)}, exhausted="drop"
+    )
     found.append(Subject("mix in mix", nested))
-    found.append(Subject("skip", lambda: samples().map_samples(_fragile, on_error="skip").batch_samples(2, drop_last=True, collate="list")))
+    found.append(
+        Subject(
+            "skip",
+            lambda: samples().map_samples(_fragile, on_error="skip").batch_samples(2, drop_last=True, collate="list"),
+        )
+    )
     found.append(Subject("torch", lambda: IterableWrapper(urls).open_shards().load_tar().group_by_key()))
 
     def loader(pipe, **options):
@@ -161,8 +225,12 @@ def subjects(directory):
         "loader pad": lambda **options: loader(samples(**counted), epoch_end="pad", **{"lanes": 2, **options}),
         "loader drop": lambda **options: loader(samples(**counted), epoch_end="drop", **{"lanes": 4, **options}),
         "loader mix": lambda **options: loader(mixed("stop"), **{"lanes": 2, **options}),
-        "loader interleave": lambda **options: loader(samples(**counted).interleave_shards(2).shuffle_buffer(2), **{"lanes": 2, **options}),
-        "loader with_epoch": lambda **options: loader(samples(**counted), epoch_end="drop", **{"lanes": 2, **options}).with_epoch(batches=4),
+        "loader interleave": lambda **options: loader(
+            samples(**counted).interleave_shards(2).shuffle_buffer(2), **{"lanes": 2, **options}
+        ),
+        "loader with_epoch": lambda **options: loader(
+            samples(**counted), epoch_end="drop", **{"lanes": 2, **options}
+        ).with_epoch(batches=4),
     }
     for name, make in loaders.items():
         found.append(Subject(name, make, (0, 3, 7, 60)))
@@ -181,7 +249,13 @@ def subjects(directory):
         same = Subject(f"{name} dealt again, same lanes", lambda make=make: make(lanes=5), ())
         again.states, same.states = dealt, dealt
         found += [again, same]
-        found.append(Merged(f"{name} merged", lambda make=make, **options: make(**{"lanes": None, "epoch_end": "exact", **options}), 2))
+        found.append(
+            Merged(
+                f"{name} merged",
+                lambda make=make, **options: make(**{"lanes": None, "epoch_end": "exact", **options}),
+                2,
+            )
+        )
     found.append(Files(loaders["loader counted"], directory / "checkpoints"))
     found.append(Described([state for subject in found for state in subject.states if isinstance(state, dict)]))
     return found
@@ -231,7 +305,17 @@ def _nudge(state, others, parent, name, rng):
     value = parent[name]
     if isinstance(value, int) and value.bit_length() > 100:
         return
-    ways = [value + 1, value - 1, value * 2, value + 512, value + 256, -value, value + 10**6, float(value) if abs(value) < 1 << 60 else 0.0, bool(value)]
+    ways = [
+        value + 1,
+        value - 1,
+        value * 2,
+        value + 512,
+        value + 256,
+        -value,
+        value + 10**6,
+        float(value) if abs(value) < 1 << 60 else 0.0,
+        bool(value),
+    ]
     parent[name] = rng.choice([*ways, rng.randrange(40), str(value)[:50]])
 
 
@@ -243,7 +327,9 @@ def _double(state, others, parent, name, rng):
     if isinstance(parent, list):
         parent.insert(rng.randrange(len(parent) + 1), copy.deepcopy(parent[name]))
     else:
-        parent[rng.choice(["²", "01", "-1", "1", "x", "next", "offset", "position", "1000000", "99999999999"])] = copy.deepcopy(parent[name])
+        parent[rng.choice(["²", "01", "-1", "1", "x", "next", "offset", "position", "1000000", "99999999999"])] = (
+            copy.deepcopy(parent[name])
+        )
 
 
 def _swap(state, others, parent, name, rng):
@@ -269,7 +355,9 @@ def _rename(state, others, parent, name, rng):
 
 def _add(state, others, parent, name, rng):
     value = parent[name]
-    value[rng.choice(["next", "part", "opened", "left", "first", "number", "offset", "compression", "zzz", "²"])] = copy.copy(rng.choice(ODD[:-1]))
+    value[rng.choice(["next", "part", "opened", "left", "first", "number", "offset", "compression", "zzz", "²"])] = (
+        copy.copy(rng.choice(ODD[:-1]))
+    )
 
 
 def _shuffle(state, others, parent, name, rng):
@@ -281,7 +369,9 @@ def _extend(state, others, parent, name, rng):
 
 
 def attack(found, rng: random.Random, *, count, report):
-    """Load so many damaged states; ``report(subject, state, error)`` is called for each error that is none of the package's."""
+    """Load so many damaged states; ``report(subject, state, error)`` is called for each error
+    that is none of the package's.
+    """
     refused = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

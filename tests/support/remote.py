@@ -19,7 +19,12 @@ def samples(urls, remote=None, seed=None, index=None, **options):
     """A pipe of raw samples."""
     if remote is not None:
         options = {"storage_options": remote.storage_options, "readahead_bytes": 2 << 20, **options}
-    return wp.ShardList(urls, shuffle=seed is not None, seed=seed or 0, index=index).open_shards(**options).load_tar().group_by_key()
+    return (
+        wp.ShardList(urls, shuffle=seed is not None, seed=seed or 0, index=index)
+        .open_shards(**options)
+        .load_tar()
+        .group_by_key()
+    )
 
 
 def bare(sample):
@@ -40,7 +45,9 @@ def tasks():
 
 
 def settle(remote):
-    """Wait until the requests of a pipe that was dropped are over, for the client and for the server."""
+    """Wait until the requests of a pipe that was dropped are over, for the client and for the
+    server.
+    """
     wait_for(lambda: not tasks())
     before = None
     while before != (before := remote.faults.stats()) or not all(request.ended for request in before):

@@ -1,4 +1,6 @@
-"""A remote store for tests of the cache: files on this disk, and a log of who asked for what in which process."""
+"""A remote store for tests of the cache: files on this disk, and a log of who asked for what in
+which process.
+"""
 
 import os
 import time
@@ -9,12 +11,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Store:
     """Objects by name; can be pickled. ``rate`` is in bytes per second.
 
-    The first ``flips`` answers have a wrong byte at ``flip_at``, the first ``cuts`` end in the middle.
+    The first ``flips`` answers have a wrong byte at ``flip_at``, the first ``cuts`` end in the
+    middle.
     """
 
     def __init__(self, root, *, rate=None, flips=0, flip_at=0, cuts=0, tagged=True, sized=True):
         self.root = str(root)
-        self.rate, self.flips, self.flip_at, self.cuts, self.tagged, self.sized = rate, flips, flip_at, cuts, tagged, sized
+        self.rate, self.flips, self.flip_at, self.cuts, self.tagged, self.sized = (
+            rate,
+            flips,
+            flip_at,
+            cuts,
+            tagged,
+            sized,
+        )
         os.makedirs(self.root, exist_ok=True)
 
     def put(self, name, data):

@@ -1,4 +1,6 @@
-"""A first stage for tests that need other items than samples of shards, or need to know how many were taken."""
+"""A first stage for tests that need other items than samples of shards, or need to know how many
+were taken.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from wds_pipes.core.stage import Stage
 
 
 class Given(Stage[Any]):
-    """Gives ``items`` in their order; ``taken`` counts them over all runs. Lane l of n gives every n-th, from number l."""
+    """Gives ``items`` in their order; ``taken`` counts them over all runs.
+
+    Lane l of n gives every n-th, from number l.
+    """
 
     @dataclass(slots=True)
     class At:

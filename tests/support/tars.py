@@ -17,7 +17,9 @@ KINDS = {"usual": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfil
 
 
 def tar(members, *, format=tarfile.USTAR_FORMAT, end=True) -> bytes:
-    """A tar of (name, data) pairs or TarInfos as the standard library writes it; ``end=False`` leaves the end-of-archive mark away."""
+    """A tar of (name, data) pairs or TarInfos as the standard library writes it; ``end=False``
+    leaves the end-of-archive mark away.
+    """
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=format, encoding="utf-8", errors="surrogateescape") as archive:
         for member in members:
@@ -32,7 +34,11 @@ def tar(members, *, format=tarfile.USTAR_FORMAT, end=True) -> bytes:
 
 def pairs(count: int, fields=("txt", "cls")) -> list[tuple[str, bytes]]:
     """The members of ``count`` samples, with data of many lengths."""
-    return [(f"{number:04d}.{field}", f"{number} {field} ".encode() * (number * 7 % 90)) for number in range(count) for field in fields]
+    return [
+        (f"{number:04d}.{field}", f"{number} {field} ".encode() * (number * 7 % 90))
+        for number in range(count)
+        for field in fields
+    ]
 
 
 def header(name: bytes, size: int = 0, *, kind: bytes = b"0", **places: bytes) -> bytes:

@@ -1,4 +1,6 @@
-"""The servers that other tests read from: they serve shards as they are, by options and by environment variables, and make the faults that are asked for."""
+"""The servers that other tests read from: they serve shards as they are, by options and by
+environment variables, and make the faults that are asked for.
+"""
 
 import contextlib
 import http.client
@@ -39,7 +41,8 @@ def content(path):
 def samples(url, **options):
     """All of the samples but their URLs."""
     return [
-        {name: value for name, value in sample.items() if name != "__url__"} for sample in wp.ShardList(url).open_shards(**options).load_tar().group_by_key()
+        {name: value for name, value in sample.items() if name != "__url__"}
+        for sample in wp.ShardList(url).open_shards(**options).load_tar().group_by_key()
     ]
 
 
@@ -52,7 +55,9 @@ def test_a_shard_is_what_it_was(remote, shard):
     reads = remote.faults.stats(remote.reads)
     assert sum(read.sent for read in reads) >= len(content(shard))
     assert {read.status for read in reads} <= {200, 206}
-    assert samples(url.replace(remote.endpoint, remote.direct.endpoint), storage_options=remote.direct.storage_options) == samples(shard)
+    assert samples(
+        url.replace(remote.endpoint, remote.direct.endpoint), storage_options=remote.direct.storage_options
+    ) == samples(shard)
     assert remote.faults.stats(remote.reads) == reads
     remote.faults.clear()
     assert remote.faults.stats() == []
@@ -69,7 +74,13 @@ def test_environment_variables_say_the_same(s3, gcs, web, shard):
             print(*[sample["__key__"] for sample in wp.ShardList(url).open_shards().load_tar().group_by_key()])
     """
     environment = {**os.environ, **s3.environment, **gcs.environment, **web.environment}
-    run = subprocess.run([sys.executable, "-c", textwrap.dedent(code), *urls], env=environment, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *urls],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert run.stdout.splitlines() == [" ".join(sample["__key__"] for sample in samples(shard))] * 3, run.stderr
     assert all(store.faults.stats(store.reads) for store in (s3, gcs, web))
 
@@ -136,7 +147,12 @@ def test_what_a_client_sees_of_each_fault(web):
         return get(web)
 
     status, headers, body = got()
-    assert (status, headers["Content-Range"], headers["Content-Length"], body) == (206, f"bytes 100-199/{len(DATA)}", "100", DATA[100:200])
+    assert (status, headers["Content-Range"], headers["Content-Length"], body) == (
+        206,
+        f"bytes 100-199/{len(DATA)}",
+        "100",
+        DATA[100:200],
+    )
     status, headers, body = got(status=429, headers={"Retry-After": "7"}, body="slow down")
     assert (status, headers["Retry-After"], body) == (429, "7", b"slow down")
     assert got(headers={"ETag": '"other"'})[1].get_all("ETag") == ['"other"']
@@ -152,14 +168,21 @@ def test_what_a_client_sees_of_each_fault(web):
     status, headers, body = got(no_length=True)
     assert (headers["Content-Length"], body) == (None, DATA[100:200])
     status, headers, body = got(truncate=30)
-    assert (status, headers["Content-Range"], headers["Content-Length"], body) == (206, f"bytes 100-129/{len(DATA)}", "30", DATA[100:130])
+    assert (status, headers["Content-Range"], headers["Content-Length"], body) == (
+        206,
+        f"bytes 100-129/{len(DATA)}",
+        "30",
+        DATA[100:130],
+    )
     status, headers, body = got(shift_range=3)
     assert (status, headers["Content-Range"], body) == (206, f"bytes 100-199/{len(DATA)}", DATA[103:203])
     status, headers, body = got(ignore_range=True)
     assert (status, headers["Content-Range"], body) == (200, None, DATA)
 
 
-@pytest.mark.parametrize("rule", [{"latency": 0.3}, {"stall_after": 40, "stall": 0.3}, {"trickle": [10, 0.03]}, {"rate": 5e6}])
+@pytest.mark.parametrize(
+    "rule", [{"latency": 0.3}, {"stall_after": 40, "stall": 0.3}, {"trickle": [10, 0.03]}, {"rate": 5e6}]
+)
 def test_slow_answers(web, rule):
     """They are right in the end."""
     data = DATA * 300
@@ -207,7 +230,9 @@ def test_connections_are_kept(web):
 
 
 def test_a_changed_object_has_another_etag(remote):
-    """Also where it changes within a second and keeps its size; clients that ask for the old one are told."""
+    """Also where it changes within a second and keeps its size; clients that ask for the old one
+    are told.
+    """
     fs, path = fsspec.core.url_to_fs(remote.put("x.bin", DATA), **remote.storage_options, use_listings_cache=False)
     tags = [fs.info(path).get("ETag") or fs.info(path).get("etag")]
     remote.put("x.bin", DATA[::-1])
@@ -228,14 +253,20 @@ def test_the_imitations(shard):
                 if store.kind == "http":
                     store.put("x.bin", DATA)
                     status, headers, body = get(store)
-                    assert (status, headers["Content-Range"], body) == (206, f"bytes 100-199/{len(DATA)}", DATA[100:200])
+                    assert (status, headers["Content-Range"], body) == (
+                        206,
+                        f"bytes 100-199/{len(DATA)}",
+                        DATA[100:200],
+                    )
                     assert get(store, **{"If-Match": '"other"'})[0] == 412
         except Missing as error:
             pytest.skip(str(error))
 
 
 def test_a_slow_network(shard):
-    """A latency before each answer, and a cap on the bandwidth of a connection; the server's own log counts the requests."""
+    """A latency before each answer, and a cap on the bandwidth of a connection; the server's own
+    log counts the requests.
+    """
     try:
         with paced_web(rate_mb=10, latency=0.2) as store:
             url = store.put("x.tar", content(shard))
@@ -243,9 +274,16 @@ def test_a_slow_network(shard):
             store.put("x.bin", bytes(4_000_000))
             start = time.perf_counter()
             assert len(get(store, Range="bytes=0-")[2]) == 4_000_000
-            assert time.perf_counter() - start > 0.4  # seconds: 0.2 of latency, and 4 MB at 10 MB a second less what is sent at once
+            # seconds: 0.2 of latency, and 4 MB at 10 MB a second less what is sent at once
+            assert time.perf_counter() - start > 0.4
             last = store.requests()[-1]
-            assert (last.method, last.path, last.range, last.status, last.sent) == ("GET", "/x.bin", "bytes=0-", 206, 4_000_000)
+            assert (last.method, last.path, last.range, last.status, last.sent) == (
+                "GET",
+                "/x.bin",
+                "bytes=0-",
+                206,
+                4_000_000,
+            )
     except Missing as error:
         pytest.skip(str(error))
 

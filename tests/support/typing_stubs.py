@@ -1,4 +1,5 @@
-"""The stages' signatures as type checkers and editors see them on pipes: wds_pipes/datapipes/signatures.pyi.
+"""The stages' signatures as type checkers and editors see them on pipes:
+wds_pipes/datapipes/signatures.pyi.
 
 ``python tests/support/typing_stubs.py`` writes it anew; a test compares.
 """
@@ -31,7 +32,9 @@ def given(kind: type[Stage]) -> str:
     [gives] = typing.get_args(base)
     if isinstance(gives, typing.TypeVar):
         return "T_co"
-    return gives.__name__ if isinstance(gives, type) and not typing.get_args(gives) else str(gives).replace("typing.", "")
+    return (
+        gives.__name__ if isinstance(gives, type) and not typing.get_args(gives) else str(gives).replace("typing.", "")
+    )
 
 
 def parameters(kind: type[Stage], *, method: bool) -> str:
@@ -44,12 +47,21 @@ def parameters(kind: type[Stage], *, method: bool) -> str:
 
 def summary(kind: type[Stage]) -> str:
     """The first sentence of a stage's help."""
-    return " ".join(inspect.getdoc(kind).partition("\n\n")[0].split()).partition(" (functional name")[0].partition(": ``")[0].rstrip(".")
+    return (
+        " ".join(inspect.getdoc(kind).partition("\n\n")[0].split())
+        .partition(" (functional name")[0]
+        .partition(": ``")[0]
+        .rstrip(".")
+    )
 
 
 def methods() -> str:
     """The methods of ``WdsPipe``."""
-    lines = ["class Methods(Generic[T_co]):", '    """The steps as methods of pipes; at run time ``register_stage`` makes them."""', ""]
+    lines = [
+        "class Methods(Generic[T_co]):",
+        '    """The steps as methods of pipes; at run time ``register_stage`` makes them."""',
+        "",
+    ]
     for name in stages.__all__:
         if name not in SOURCES:
             kind = getattr(stages, name)
@@ -99,7 +111,17 @@ T_co = TypeVar("T_co", covariant=True, default=Any)
 def signatures() -> str:
     """The text of the file."""
     source = HEAD + methods() + "\n\n" + classes()
-    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "signatures.pyi", "--config", "line-length = 160", "-"]
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "format",
+        "--stdin-filename",
+        "signatures.pyi",
+        "--config",
+        "line-length = 120",
+        "-",
+    ]
     return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
 
 

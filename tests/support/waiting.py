@@ -5,7 +5,10 @@ import time
 
 
 def wait_for(condition, seconds=120):
-    """Return as soon as ``condition()`` is true. The limit is only there so that a defect fails instead of hanging."""
+    """Return as soon as ``condition()`` is true.
+
+    The limit is only there so that a defect fails instead of hanging.
+    """
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"

@@ -1,4 +1,6 @@
-"""Every kind of damage is told by an error or a warning, and no damage hangs, takes memory without bound, or makes up a sample."""
+"""Every kind of damage is told by an error or a warning, and no damage hangs, takes memory
+without bound, or makes up a sample.
+"""
 
 import bz2
 import gzip
@@ -41,7 +43,11 @@ BROKEN = {
     "zero bytes": (b"", "is empty (0 bytes)", 0),
     "web page": (HTML, "looks like a web page", 0),
     "long web page": (HTML * 50, "looks like a web page", 0),
-    "xml error": (b'<?xml version="1.0"?><Error><Code>NoSuchKey</Code></Error>', "looks like a web page or an error response", 0),
+    "xml error": (
+        b'<?xml version="1.0"?><Error><Code>NoSuchKey</Code></Error>',
+        "looks like a web page or an error response",
+        0,
+    ),
     "zip": (b"PK\3\4" + bytes(2000), "looks like a zip file", 0),
     "json": (json.dumps({"error": "denied"}).encode(), "looks like a text file", 0),
     "lfs pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "looks like a text file", 0),
@@ -54,9 +60,21 @@ BROKEN = {
     "wrong checksum": (flip(WHOLE, 1536 + 2), "the checksum does not fit", 1536),
     "wrong checksum digit": (flip(WHOLE, 1536 + 150), "the checksum does not fit", 1536),
     "wrong first checksum": (flip(WHOLE, 2), "is not a tar", 0),
-    "oversize": (tar([*FIRST, ("big.bin", b"z" * 1001)]), "has a member 'big.bin' of 1001 bytes, more than max_member_bytes=1000", 1536),
-    "oversize by base 256": (header(b"big.bin", at_124=b"\x80" + (1 << 50).to_bytes(11, "big")) + END, "more than max_member_bytes=1000", 0),
-    "oversize by pax": (pax((b"size", b"9999999")) + header(b"big.bin", 7) + END, "of 9999999 bytes, more than max_member_bytes=1000", 0),
+    "oversize": (
+        tar([*FIRST, ("big.bin", b"z" * 1001)]),
+        "has a member 'big.bin' of 1001 bytes, more than max_member_bytes=1000",
+        1536,
+    ),
+    "oversize by base 256": (
+        header(b"big.bin", at_124=b"\x80" + (1 << 50).to_bytes(11, "big")) + END,
+        "more than max_member_bytes=1000",
+        0,
+    ),
+    "oversize by pax": (
+        pax((b"size", b"9999999")) + header(b"big.bin", 7) + END,
+        "of 9999999 bytes, more than max_member_bytes=1000",
+        0,
+    ),
     "oversize when sparse": (
         pax((b"GNU.sparse.size", b"123456"), (b"GNU.sparse.map", b"0,1")) + header(b"s", 1) + padded(b"x") + END,
         "of 123456 bytes, of which 1 are stored, more than",
@@ -67,17 +85,45 @@ BROKEN = {
     "size with a minus": (header(b"a.txt", at_124=b"-0000000001\0") + END, "unreadable size", 0),
     "size in letters": (header(b"a.txt", at_124=b"abc\0        ") + END, "unreadable size", 0),
     "size beyond octal": (header(b"a.txt", at_124=b"00000000009\0") + END, "unreadable size", 0),
-    "absurd extended header": (header(b"x", MAX_HEADER_BYTES + 1, kind=b"x") + END, f"extended headers of {MAX_HEADER_BYTES + 1} bytes", 0),
+    "absurd extended header": (
+        header(b"x", MAX_HEADER_BYTES + 1, kind=b"x") + END,
+        f"extended headers of {MAX_HEADER_BYTES + 1} bytes",
+        0,
+    ),
     "absurd long name": (header(b"x", 1 << 30, kind=b"L") + END, "extended headers of", 0),
-    "absurdly many extended headers": (pax((b"comment", b"c" * 60_000)) * 20 + tar(TWO), "extended headers of", 17 * 60_928),
+    "absurdly many extended headers": (
+        pax((b"comment", b"c" * 60_000)) * 20 + tar(TWO),
+        "extended headers of",
+        17 * 60_928,
+    ),
     "extended header cut": (pax((b"path", b"a.txt"))[:600], "is cut inside an extended header", 0),
     "extended header without a member": (pax((b"path", b"a.txt")), "is cut after an extended header", 1024),
     "extended header before the end": (pax((b"path", b"a.txt")) + END, "ends after an extended header", 1024),
-    "pax length wrong": (header(b"x", 12, kind=b"x") + padded(b"99 path=a.b\n") + END, "a pax header that cannot be read", 0),
-    "pax length not a number": (header(b"x", 12, kind=b"x") + padded(b"xx path=a.b\n") + END, "a pax header that cannot be read", 0),
-    "pax length zero": (header(b"x", 12, kind=b"x") + padded(b"00 path=a.b\n") + END, "a pax header that cannot be read", 0),
-    "pax record without =": (header(b"x", 12, kind=b"x") + padded(b"12 path.a.b\n") + END, "a pax header that cannot be read", 0),
-    "pax record without newline": (header(b"x", 12, kind=b"x") + padded(b"12 path=a.bc") + END, "a pax header that cannot be read", 0),
+    "pax length wrong": (
+        header(b"x", 12, kind=b"x") + padded(b"99 path=a.b\n") + END,
+        "a pax header that cannot be read",
+        0,
+    ),
+    "pax length not a number": (
+        header(b"x", 12, kind=b"x") + padded(b"xx path=a.b\n") + END,
+        "a pax header that cannot be read",
+        0,
+    ),
+    "pax length zero": (
+        header(b"x", 12, kind=b"x") + padded(b"00 path=a.b\n") + END,
+        "a pax header that cannot be read",
+        0,
+    ),
+    "pax record without =": (
+        header(b"x", 12, kind=b"x") + padded(b"12 path.a.b\n") + END,
+        "a pax header that cannot be read",
+        0,
+    ),
+    "pax record without newline": (
+        header(b"x", 12, kind=b"x") + padded(b"12 path=a.bc") + END,
+        "a pax header that cannot be read",
+        0,
+    ),
     "pax size not a number": (pax((b"size", b"1e9")) + header(b"a.txt") + END, "a pax header with size=", 1024),
     "pax size negative": (pax((b"size", b"-1")) + header(b"a.txt") + END, "a pax header with size=", 1024),
     "pax size absurd": (pax((b"size", b"9" * 30)) + header(b"a.txt") + END, "a pax header with size=", 1024),
@@ -91,7 +137,11 @@ BROKEN = {
         "a sparse map that cannot be read",
         0,
     ),
-    "sparse map too far": (pax((b"GNU.sparse.size", b"9"), (b"GNU.sparse.map", b"9,1")) + header(b"a", 1) + padded(b"x") + END, "whose map does not fit", 1024),
+    "sparse map too far": (
+        pax((b"GNU.sparse.size", b"9"), (b"GNU.sparse.map", b"9,1")) + header(b"a", 1) + padded(b"x") + END,
+        "whose map does not fit",
+        1024,
+    ),
     "sparse map too much": (
         pax((b"GNU.sparse.size", b"9"), (b"GNU.sparse.map", b"0,2")) + header(b"a", 1) + padded(b"x") + END,
         "whose map does not fit",
@@ -99,22 +149,46 @@ BROKEN = {
     ),
     **{
         f"inline sparse map {text!r}": (
-            pax((b"GNU.sparse.major", b"1"), (b"GNU.sparse.minor", b"0"), (b"GNU.sparse.realsize", b"9")) + header(b"a", 512) + padded(text) + END,
+            pax((b"GNU.sparse.major", b"1"), (b"GNU.sparse.minor", b"0"), (b"GNU.sparse.realsize", b"9"))
+            + header(b"a", 512)
+            + padded(text)
+            + END,
             "whose map does not fit",
             1024,
         )
-        for text in (b"", b"x\n", b"2\n0\n1\n", b"-1\n0\n1\n", b"1\n-1\n1\n", b"9" * 40 + b"\n", b"9" * 500, b"1\n0\n9\n")
+        for text in (
+            b"",
+            b"x\n",
+            b"2\n0\n1\n",
+            b"-1\n0\n1\n",
+            b"1\n-1\n1\n",
+            b"9" * 40 + b"\n",
+            b"9" * 500,
+            b"1\n0\n9\n",
+        )
     },
     "sparse format unknown": (
         pax((b"GNU.sparse.major", b"7"), (b"GNU.sparse.realsize", b"9")) + header(b"a", 1) + padded(b"x") + END,
         "a sparse map that cannot be read",
         0,
     ),
-    "pax length without a space": (header(b"x", 9, kind=b"x") + padded(b"8 a=bcd\n\n") + END, "a pax header that cannot be read", 0),
-    "pax length that goes back": (header(b"x", 14, kind=b"x") + padded(b"8 a=bcd\n1 a=b\n") + END, "a pax header that cannot be read", 0),
+    "pax length without a space": (
+        header(b"x", 9, kind=b"x") + padded(b"8 a=bcd\n\n") + END,
+        "a pax header that cannot be read",
+        0,
+    ),
+    "pax length that goes back": (
+        header(b"x", 14, kind=b"x") + padded(b"8 a=bcd\n1 a=b\n") + END,
+        "a pax header that cannot be read",
+        0,
+    ),
     "cut in padding": (WHOLE[: 2048 + 300], "is cut inside member 'b.txt' of 300 bytes", 1536),
     "cut in the last byte of padding": (WHOLE[:2559], "is cut inside member 'b.txt' of 300 bytes", 1536),
-    "old sparse map without end": (header(b"a", kind=b"S", at_482=b"\1") + b"\1" * (MAX_HEADER_BYTES * 2), "a sparse map of more than", 0),
+    "old sparse map without end": (
+        header(b"a", kind=b"S", at_482=b"\1") + b"\1" * (MAX_HEADER_BYTES * 2),
+        "a sparse map of more than",
+        0,
+    ),
     "old sparse map cut": (header(b"a", kind=b"S", at_482=b"\1") + b"\1" * 700, "is cut inside a sparse map", 0),
 }
 CUTS = {name for name in BROKEN if name.startswith(("cut", "zero bytes", "extended header", "old sparse map cut"))}
@@ -131,12 +205,16 @@ def test_damage_is_a_shard_error_that_says_where(tmp_path, name):
     assert message in text
     assert text.startswith(f"shard {path}, byte {offset}: it ")
     assert (caught.value.url, caught.value.offset) == (path, offset)
-    assert any(mend in text for mend in ("rite or fetch it again", "check ", "aise that limit", "rite the shard again")), text
+    assert any(
+        mend in text for mend in ("rite or fetch it again", "check ", "aise that limit", "rite the shard again")
+    ), text
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_on_truncated_is_about_cuts_alone(tmp_path, name):
-    """``"warn"`` warns with the same words, ``"ignore"`` says nothing; other damage is an error all the same. The cut sample is never given."""
+    """``"warn"`` warns with the same words, ``"ignore"`` says nothing; other damage is an error
+    all the same. The cut sample is never given.
+    """
     data, message, _ = BROKEN[name]
     path = put(tmp_path / "x.tar", data)
     for choice in ("warn", "ignore"):
@@ -154,7 +232,9 @@ def test_on_truncated_is_about_cuts_alone(tmp_path, name):
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_on_error_skip_counts_one_damaged_place(tmp_path, name):
-    """And the next shard is read as if nothing had been; the sample before a gap is dropped and counted, since it may be half."""
+    """And the next shard is read as if nothing had been; the sample before a gap is dropped and
+    counted, since it may be half.
+    """
     data, _, _ = BROKEN[name]
     bad, good = put(tmp_path / "x.tar", data), put(tmp_path / "y.tar", WHOLE)
     stream = Stream(GroupByKey(load([bad, good], max_member_bytes=1000, on_error="skip")))
@@ -218,7 +298,9 @@ def test_what_is_odd_but_readable_is_a_warning_at_most(tmp_path, data, warns):
 @pytest.mark.parametrize("passed_over", [300, 200_000], ids=["read past", "sought past"])
 @pytest.mark.parametrize("left", [0, 1, 299])
 def test_a_cut_is_seen_in_data_that_nobody_wants_too(passed_over, left):
-    """With fields= the data of others is passed over, which must not hide that it ends too early."""
+    """With fields= the data of others is passed over, which must not hide that it ends too
+    early.
+    """
     data = tar([("a.cls", b"1"), ("a.txt", b"y" * passed_over)])[: 1536 + left]
     with pytest.raises(ShardError, match=f"is cut inside member 'a.txt' of {passed_over} bytes") as caught:
         by_reader(data, want=lambda name: name == "a.cls")
@@ -230,10 +312,17 @@ def test_a_cut_is_seen_in_data_that_nobody_wants_too(passed_over, left):
 
 @pytest.mark.parametrize("kind", COMPRESS)
 def test_damaged_compressed_data(tmp_path, kind):
-    """A stream that breaks in its compressed form is an error that says so, also when a resume reads it."""
-    data = COMPRESS[kind](tar([(f"{number:03d}.bin", bytes(range(256)) * 9 + b"%d" % number * 900) for number in range(500)]))
+    """A stream that breaks in its compressed form is an error that says so, also when a resume
+    reads it.
+    """
+    data = COMPRESS[kind](
+        tar([(f"{number:03d}.bin", bytes(range(256)) * 9 + b"%d" % number * 900) for number in range(500)])
+    )
     middle = len(data) // 2
-    path = put(tmp_path / "x.tar", data[:middle] + bytes(byte ^ 255 for byte in data[middle : middle + 60]) + data[middle + 60 :])
+    path = put(
+        tmp_path / "x.tar",
+        data[:middle] + bytes(byte ^ 255 for byte in data[middle : middle + 60]) + data[middle + 60 :],
+    )
     with pytest.raises(ShardError, match=r"damaged|checksum|cut|cannot be read on") as caught:
         samples([path])
     assert caught.value.url == path
@@ -243,8 +332,13 @@ def test_damaged_compressed_data(tmp_path, kind):
 @pytest.mark.parametrize("kind", COMPRESS)
 @pytest.mark.parametrize("part", [0.3, 0.7, 0.97])
 def test_truncated_compressed_data(tmp_path, kind, part):
-    """Raised, or warned of with on_truncated="warn"; the members before are given, and only whole."""
-    members = [(f"{number:03d}.bin", bytes((number * place) % 251 for place in range(700)) + b"%d" % number) for number in range(200)]
+    """Raised, or warned of with on_truncated="warn"; the members before are given, and only
+    whole.
+    """
+    members = [
+        (f"{number:03d}.bin", bytes((number * place) % 251 for place in range(700)) + b"%d" % number)
+        for number in range(200)
+    ]
     data = COMPRESS[kind](tar(members))
     path = put(tmp_path / "x.tar", data[: int(len(data) * part)])
     with pytest.raises(ShardError, match="is cut|is empty"):
@@ -281,7 +375,9 @@ def test_a_damaged_compressed_shard_is_told_on_resume_too(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", COMPRESS)
-@pytest.mark.parametrize("rest", [b"garbage" * 9, b"\n", COMPRESS["gz"](WHOLE)[2:]], ids=["garbage", "newline", "half a stream"])
+@pytest.mark.parametrize(
+    "rest", [b"garbage" * 9, b"\n", COMPRESS["gz"](WHOLE)[2:]], ids=["garbage", "newline", "half a stream"]
+)
 def test_bytes_behind_compressed_data(tmp_path, kind, rest):
     """All members come before the error: it may be another stream of the shard that is damaged."""
     path = put(tmp_path / "x.tar", COMPRESS[kind](WHOLE) + rest)
@@ -312,7 +408,11 @@ def test_the_walk_goes_on_at_the_next_valid_header(tmp_path):
     """One damaged header costs its member and the samples beside it, and is counted once."""
     members = pairs(6)
     data = tar(members)
-    places = [place for place in range(0, len(data), 512) if data[place : place + 5] == b"0002." and data[place + 257 : place + 262] == b"ustar"]
+    places = [
+        place
+        for place in range(0, len(data), 512)
+        if data[place : place + 5] == b"0002." and data[place + 257 : place + 262] == b"ustar"
+    ]
     path = put(tmp_path / "x.tar", flip(data, places[0] + 1))  # the first member of sample 2
     stream = Stream(GroupByKey(load([path], on_error="skip")))
     assert [sample["__key__"] for sample in stream] == ["0000", "0003", "0004", "0005"]
@@ -323,7 +423,9 @@ def test_the_walk_goes_on_at_the_next_valid_header(tmp_path):
 
 
 def test_a_sample_around_a_gap_is_dropped_once(tmp_path):
-    """Its first member before, its last behind: one sample, skipped once, and the one behind it is whole."""
+    """Its first member before, its last behind: one sample, skipped once, and the one behind it
+    is whole.
+    """
     members = pairs(4, fields=("a", "b", "c"))
     data = tar(members)
     (place,) = [place for place in range(0, len(data), 512) if data[place : place + 6] == b"0001.b"]
@@ -335,7 +437,9 @@ def test_a_sample_around_a_gap_is_dropped_once(tmp_path):
 
 @pytest.mark.parametrize("next_to_it", [b"", b"y" * 300], ids=["a header alone", "data behind it"])
 def test_a_hole_of_zeros_is_no_end(tmp_path, next_to_it):
-    """A header that was overwritten by zeros looks like the end of the tar; what comes behind shows that it is not."""
+    """A header that was overwritten by zeros looks like the end of the tar; what comes behind
+    shows that it is not.
+    """
     data = bytearray(tar([("a.txt", b"a"), ("a.cls", next_to_it), ("b.txt", b"b"), ("c.txt", b"c")]))
     data[1024:1536] = bytes(512)
     path = put(tmp_path / "x.tar", bytes(data))
@@ -363,12 +467,18 @@ def test_an_oversize_member_is_passed_over_not_read(tmp_path):
     stream = Counted(data)
     errors = []
     members = list(TarReader(stream, max_member_bytes=1000, on_error=errors.append))
-    assert [(member.name, member.data) for member in members] == [("a.bin", b"a" * 10), ("", None), ("c.bin", b"c" * 10)]
+    assert [(member.name, member.data) for member in members] == [
+        ("a.bin", b"a" * 10),
+        ("", None),
+        ("c.bin", b"c" * 10),
+    ]
     assert max(stream.reads) <= 1000
     assert len(errors) == 1
 
 
-@pytest.mark.parametrize("bad", [{"max_member_bytes": 0}, {"on_truncated": "skip"}, {"on_error": "warn"}, {"max_errors": -1}])
+@pytest.mark.parametrize(
+    "bad", [{"max_member_bytes": 0}, {"on_truncated": "skip"}, {"on_error": "warn"}, {"max_errors": -1}]
+)
 def test_wrong_options_are_told_when_the_pipe_is_built(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         load(["x.tar"], **bad)
@@ -396,12 +506,21 @@ def test_many_pax_records_are_read_in_linear_time():
     assert time.process_time() - start < 5
 
 
-# Random damage. In a tar neither data nor the content of extended headers has a checksum, and that of a header is a plain sum: so nothing can see changes
-# in the first two, or two that cancel out in a header. The bytes to change are those of headers, padding and ends, for the strictest property one at a time.
+# Random damage. In a tar neither data nor the content of extended headers has a checksum, and that
+# of a header is a plain sum: so nothing can see changes in the first two, or two that cancel out in
+# a header. The bytes to change are those of headers, padding and ends, for the strictest property
+# one at a time.
 
-PLAIN = [(f"{number}.{field}", bytes([number + 1]) * size) for number in range(5) for field, size in (("a", 0), ("b", 700))]
+PLAIN = [
+    (f"{number}.{field}", bytes([number + 1]) * size) for number in range(5) for field, size in (("a", 0), ("b", 700))
+]
 LONG = [("n" * 120 + ".a", b"long"), ("n" * 120 + ".b", b"longer")]
-MIXED = tar(PLAIN[:4]) + tar(LONG, format=1) + tar([*PLAIN[4:]], format=2) + tar([(name.replace("n", "m"), data) for name, data in LONG], format=2)
+MIXED = (
+    tar(PLAIN[:4])
+    + tar(LONG, format=1)
+    + tar([*PLAIN[4:]], format=2)
+    + tar([(name.replace("n", "m"), data) for name, data in LONG], format=2)
+)
 ORIGINAL: dict = {}
 STRUCTURE: list[int] = []
 
@@ -409,12 +528,19 @@ STRUCTURE: list[int] = []
 def originals(tmp_path_factory) -> None:
     if not ORIGINAL:
         path = put(tmp_path_factory.mktemp("whole") / "x.tar", MIXED)
-        ORIGINAL.update({sample["__key__"]: {name: value for name, value in sample.items() if name != "__url__"} for sample in samples([path])})
+        ORIGINAL.update(
+            {
+                sample["__key__"]: {name: value for name, value in sample.items() if name != "__url__"}
+                for sample in samples([path])
+            }
+        )
         place = 0
         while place < len(MIXED):
             block = MIXED[place : place + 512]
             size = tarfile.TarInfo.frombuf(block, "utf-8", "strict").size if block.strip(b"\0") else 0
-            STRUCTURE.extend([*range(place, place + 512), *range(place + 512 + size, place + 512 + size + (-size & 511))])
+            STRUCTURE.extend(
+                [*range(place, place + 512), *range(place + 512 + size, place + 512 + size + (-size & 511))]
+            )
             place += 512 + size + (-size & 511)
 
 
@@ -427,7 +553,11 @@ def scratch(tmp_path_factory):
 def outcome(path, data: bytes, on_error: str):
     """What came, and whether something was told: an error, a warning or a count."""
     path.write_bytes(data)
-    stream = Stream(GroupByKey(load([str(path)], max_member_bytes=4096, on_error=on_error), on_error=on_error, on_repeated_key="warn"))
+    stream = Stream(
+        GroupByKey(
+            load([str(path)], max_member_bytes=4096, on_error=on_error), on_error=on_error, on_repeated_key="warn"
+        )
+    )
     found, told = [], False
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -466,14 +596,20 @@ def test_a_cut_anywhere_never_gives_half_a_sample_without_a_word(scratch, cut, o
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     changes=st.lists(
-        st.tuples(st.sampled_from(["flip", "delete", "insert", "repeat"]), st.integers(0, 1 << 30), st.integers(1, 1500), st.integers(0, 255)),
+        st.tuples(
+            st.sampled_from(["flip", "delete", "insert", "repeat"]),
+            st.integers(0, 1 << 30),
+            st.integers(1, 1500),
+            st.integers(0, 255),
+        ),
         min_size=1,
         max_size=4,
     ),
     on_error=st.sampled_from(["raise", "skip"]),
 )
 def test_any_damage_ends_and_is_told_if_it_shows(scratch, changes, on_error):
-    """Flips, deletions, insertions and repeats anywhere in the structure: no hang, no other exception, nothing made up without a word.
+    """Flips, deletions, insertions and repeats anywhere in the structure: no hang, no other
+    exception, nothing made up without a word.
 
     Lengths are odd, since a tar from which whole members were taken is a valid one.
     """
@@ -520,13 +656,21 @@ def test_valid_headers_with_any_size_and_kind_take_no_more_memory_than_allowed(f
     """No read is larger than a member or a header may be, whatever the sizes say."""
     data = b""
     for kind, size, content in fields:
-        digits = size if isinstance(size, bytes) else b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big")
+        digits = (
+            size
+            if isinstance(size, bytes)
+            else b"%011o\0" % size
+            if size < 8**11
+            else b"\x80" + size.to_bytes(11, "big")
+        )
         data += header(b"a.txt", kind=kind, at_124=digits) + padded(content)
     stream, errors = Counted(data + END), []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            for member in TarReader(stream, max_member_bytes=4096, on_error=errors.append if on_error == "skip" else None):
+            for member in TarReader(
+                stream, max_member_bytes=4096, on_error=errors.append if on_error == "skip" else None
+            ):
                 assert member.data is None or len(member.data) <= 4096
         except ShardError:
             assert on_error == "raise"
@@ -539,9 +683,17 @@ def test_valid_headers_with_any_size_and_kind_take_no_more_memory_than_allowed(f
     content=st.one_of(
         st.binary(max_size=300),
         st.lists(
-            st.sampled_from([b"path", b"size", b"GNU.sparse.map", b"GNU.sparse.size", b"GNU.sparse.major", b"GNU.sparse.realsize", b"GNU.sparse.name"]).flatmap(
-                lambda key: st.binary(max_size=9).map(lambda value: record(key, value))
-            )
+            st.sampled_from(
+                [
+                    b"path",
+                    b"size",
+                    b"GNU.sparse.map",
+                    b"GNU.sparse.size",
+                    b"GNU.sparse.major",
+                    b"GNU.sparse.realsize",
+                    b"GNU.sparse.name",
+                ]
+            ).flatmap(lambda key: st.binary(max_size=9).map(lambda value: record(key, value)))
         ).map(b"".join),
     ),
     kind=st.sampled_from([b"x", b"g", b"X"]),
@@ -561,7 +713,9 @@ def test_any_pax_header_is_read_or_told(content, kind, data):
 @pytest.mark.parametrize("on_truncated", ["warn", "raise"])
 @pytest.mark.parametrize("grouped", [False, True])
 def test_resume_is_exact_around_damage(tmp_path, grouped, on_truncated):
-    """Each damaged place is met once, wherever the run is cut: at a shard's first byte, in the middle, in data, at the end."""
+    """Each damaged place is met once, wherever the run is cut: at a shard's first byte, in the
+    middle, in data, at the end.
+    """
     data = tar(pairs(5))
     urls = [
         put(tmp_path / "0.tar", data),
@@ -587,7 +741,9 @@ def test_resume_is_exact_around_damage(tmp_path, grouped, on_truncated):
 
 
 class Counts:
-    """A stream whose items carry the counts at their place, so that check_resume compares these too."""
+    """A stream whose items carry the counts at their place, so that check_resume compares these
+    too.
+    """
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -596,4 +752,10 @@ class Counts:
     def __iter__(self):
         for item in self.stream:
             position = self.stream.stage.dump(self.stream.position.mark)
-            yield item, [{name: value for name, value in entry.items() if name in ("damaged", "skipped", "filtered")} for entry in position]
+            yield (
+                item,
+                [
+                    {name: value for name, value in entry.items() if name in ("damaged", "skipped", "filtered")}
+                    for entry in position
+                ],
+            )

@@ -1,4 +1,6 @@
-"""Half a sample is never given as a whole one: shards that are cut, with zeroed pages, preallocated, or with a tar as a member."""
+"""Half a sample is never given as a whole one: shards that are cut, with zeroed pages,
+preallocated, or with a tar as a member.
+"""
 
 import io
 import json
@@ -22,7 +24,9 @@ RECORD = 10240
 
 
 def shard(samples: int, fields=FIELDS, start: int = 0) -> bytes:
-    return tar([(f"{number:03d}.{name}", data) for number in range(start, start + samples) for name, data in fields.items()])
+    return tar(
+        [(f"{number:03d}.{name}", data) for number in range(start, start + samples) for name, data in fields.items()]
+    )
 
 
 def zeroed(data: bytes, start: int, stop: int) -> bytes:
@@ -41,7 +45,9 @@ def read(path: str, *, on_error="raise", **options):
         except ShardError as error:
             reported.append(str(error))
     counts = stream.counts()
-    return found, reported + [str(warning.message) for warning in caught] + [name for name in ("damaged", "skipped") if counts.get(name)]
+    return found, reported + [str(warning.message) for warning in caught] + [
+        name for name in ("damaged", "skipped") if counts.get(name)
+    ]
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
@@ -68,8 +74,12 @@ def test_every_zeroed_page(tmp_path, on_error, size):
             continue
         found, reported = read(put(tmp_path / "x.tar", damaged), on_error=on_error)
         assert all(fields == set(FIELDS) for fields in found[:-1]), start
-        assert all(fields == set(FIELDS) for fields in found[-1:]) or any("unlike all samples before it" in said for said in reported), start
-        assert reported or len(found) == 12 or start + size > 12 * 3072 or start // 3072 != (start + size - 1) // 3072, start
+        assert all(fields == set(FIELDS) for fields in found[-1:]) or any(
+            "unlike all samples before it" in said for said in reported
+        ), start
+        assert (
+            reported or len(found) == 12 or start + size > 12 * 3072 or start // 3072 != (start + size - 1) // 3072
+        ), start
 
 
 DAMAGE = {
@@ -95,7 +105,9 @@ DAMAGE = {
 @pytest.mark.parametrize("name", DAMAGE)
 @pytest.mark.filterwarnings("ignore::wds_pipes.ShardWarning")
 def test_a_resume_beside_doubtful_places_is_exact(tmp_path, name, on_truncated):
-    """The samples, the state and the counts are those of an uninterrupted run, whatever the cut; also with a stage between, and with fields=."""
+    """The samples, the state and the counts are those of an uninterrupted run, whatever the cut;
+    also with a stage between, and with fields=.
+    """
     urls = [put(tmp_path / "0.tar", shard(2)), put(tmp_path / "1.tar", DAMAGE[name]), put(tmp_path / "2.tar", shard(2))]
     options = {"on_error": "skip", "on_truncated": on_truncated}
     for make in (
@@ -118,7 +130,9 @@ def test_a_resume_beside_doubtful_places_is_exact(tmp_path, name, on_truncated):
 
 @pytest.mark.filterwarnings("ignore::wds_pipes.ShardWarning")
 def test_where_samples_differ_the_one_in_doubt_needs_all_fields(tmp_path):
-    """A shard may have samples without captions; of the last one before a missing end nothing can be known."""
+    """A shard may have samples without captions; of the last one before a missing end nothing
+    can be known.
+    """
     members = [("0.cls", b""), ("0.txt", b""), ("1.cls", b""), ("2.cls", b""), ("2.txt", b"")]
     whole = tar(members)
     assert len(read(put(tmp_path / "x.tar", whole))[0]) == 3
@@ -131,7 +145,9 @@ def test_where_samples_differ_the_one_in_doubt_needs_all_fields(tmp_path):
 
 @pytest.mark.parametrize("samples", [1, 2, 5])
 def test_archives_one_after_another(tmp_path, samples):
-    """All are read, without a word, empty ones too, if their samples are alike; elsewhere than at a whole record none can start."""
+    """All are read, without a word, empty ones too, if their samples are alike; elsewhere than
+    at a whole record none can start.
+    """
     both = shard(samples) + tar([]) + shard(samples, start=samples)
     assert read(put(tmp_path / "x.tar", both)) == ([set(FIELDS)] * 2 * samples, [])
     short = shard(samples)[: samples * 3072] + END + shard(samples, start=samples)
@@ -151,7 +167,9 @@ def test_a_preallocated_shard_is_cut(tmp_path):
     path = put(tmp_path / "x.tar", zeroed(whole, 30720, len(whole)))
     found, reported = read(path)
     assert len(found) < 10
-    assert "bytes of zeros at its end, where archives have 1024 or, here, 10240: perhaps they hide members" in reported[0]
+    assert (
+        "bytes of zeros at its end, where archives have 1024 or, here, 10240: perhaps they hide members"
+    ) in reported[0]
     assert read(path, on_error="skip")[1] == ["damaged", "skipped"]
     found, reported = read(path, on_truncated="warn")
     assert found == [set(FIELDS)] * 10
@@ -163,7 +181,9 @@ def test_a_preallocated_shard_is_cut(tmp_path):
 
 
 def test_an_archive_in_large_records_is_whole(tmp_path):
-    """As ``tar -b 64`` to ``-b 2048`` write it: all its samples are given, with a warning, for space may have been reserved."""
+    """As ``tar -b 64`` to ``-b 2048`` write it: all its samples are given, with a warning, for
+    space may have been reserved.
+    """
     members = shard(20)[: 20 * 3072 - 1024]  # the last one has no caption
     for size in (1 << 17, 1 << 18, 1 << 20):
         path = put(tmp_path / "x.tar", members + bytes(size - len(members)))
@@ -183,9 +203,13 @@ def test_an_archive_in_large_records_is_whole(tmp_path):
 @pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
 @pytest.mark.parametrize("length", [150, 700, 1200])
 def test_a_zeroed_block_in_a_long_name(tmp_path, format, length):
-    """The member does not come under the short name that its own header has, which would break its sample into pieces."""
+    """The member does not come under the short name that its own header has, which would break
+    its sample into pieces.
+    """
     folder = "d" * 90 + "/" + "ä" * length
-    data = tar([(f"{folder}/{number}.{field}", b"data") for number in range(5) for field in ("cls", "txt")], format=format)
+    data = tar(
+        [(f"{folder}/{number}.{field}", b"data") for number in range(5) for field in ("cls", "txt")], format=format
+    )
     for start in range(0, len(data.rstrip(b"\0")), 512):
         damaged = zeroed(data, start, start + 512)
         found, reported = read(put(tmp_path / "x.tar", damaged), on_error="skip")
@@ -210,7 +234,14 @@ def test_the_fields_in_a_state_are_bounded(tmp_path):
 @pytest.mark.filterwarnings("ignore::wds_pipes.ShardWarning")
 def test_an_index_is_not_made_of_such_shards(tmp_path):
     """It counts by the same rules."""
-    bad = ["cut after a member", "cut after the first sample", "zeros up to an end of records", "zeros at the start", "two of other fields", "preallocated"]
+    bad = [
+        "cut after a member",
+        "cut after the first sample",
+        "zeros up to an end of records",
+        "zeros at the start",
+        "two of other fields",
+        "preallocated",
+    ]
     for name in bad:
         path = put(tmp_path / "x.tar", DAMAGE[name])
         with pytest.raises(ShardError):
@@ -226,8 +257,18 @@ INNER = tar([("in/1.cls", b"1"), ("in/1.jpg", b"2"), ("in/2.cls", b"1"), ("in/2.
 @pytest.mark.parametrize("damage", ["name", "size", "all", "zeros"])
 @pytest.mark.parametrize("place", [0, 1])
 def test_members_of_a_nested_tar_are_no_samples(tmp_path, damage, place):
-    """Whatever has happened to the header of the member that holds it; also where it is the first of its shard."""
-    data = bytearray(tar([(f"{number}.{field}", content) for number in range(4) for field, content in (("tar", INNER), ("txt", b"text"))]))
+    """Whatever has happened to the header of the member that holds it; also where it is the
+    first of its shard.
+    """
+    data = bytearray(
+        tar(
+            [
+                (f"{number}.{field}", content)
+                for number in range(4)
+                for field, content in (("tar", INNER), ("txt", b"text"))
+            ]
+        )
+    )
     start = place * (512 + len(INNER) + 1024)
     if damage == "name":
         data[start] ^= 64
@@ -246,10 +287,16 @@ def test_members_of_a_nested_tar_are_no_samples(tmp_path, damage, place):
     check_resume(lambda: Stream(group(urls, {"on_error": "skip"})))
 
 
-@pytest.mark.parametrize("empty", [tar([]), tar([(".hidden", b"h")]), header(b"folder/", kind=b"5") + END], ids=["no member", "hidden", "folder"])
+@pytest.mark.parametrize(
+    "empty",
+    [tar([]), tar([(".hidden", b"h")]), header(b"folder/", kind=b"5") + END],
+    ids=["no member", "hidden", "folder"],
+)
 @pytest.mark.parametrize("place", [0, 1, 3])
 def test_an_empty_shard_that_should_have_samples_is_an_error(tmp_path, empty, place):
-    """At the beginning, in the middle and at the end; resumed anywhere, the error comes all the same."""
+    """At the beginning, in the middle and at the end; resumed anywhere, the error comes all the
+    same.
+    """
     urls = [put(tmp_path / f"{number}.tar", empty if number == place else shard(6)) for number in range(4)]
 
     def chain(samples=6):
@@ -280,7 +327,9 @@ def test_other_counts_than_said_are_an_error_in_a_plain_pipe_too(tmp_path):
     for samples, said in ((3, "has more samples than the 3"), (5, "has only 4 samples")):
         with pytest.raises(ShardError, match=said):
             list(Stream(GroupByKey(LoadTar(OpenShards(ShardList(urls, samples_per_shard=samples))))))
-    assert len(check_resume(lambda: Stream(GroupByKey(LoadTar(OpenShards(ShardList(urls, samples_per_shard=4))))))[0]) == 8
+    assert (
+        len(check_resume(lambda: Stream(GroupByKey(LoadTar(OpenShards(ShardList(urls, samples_per_shard=4))))))[0]) == 8
+    )
 
 
 MIB = 1 << 20
@@ -290,7 +339,11 @@ MIB = 1 << 20
     ("records", "content", "given"),
     [
         ([(b"GNU.sparse.size", b"%d" % (60 * MIB)), (b"GNU.sparse.map", b"0,1")], b"x", 60 * MIB),
-        ([(b"GNU.sparse.major", b"1"), (b"GNU.sparse.realsize", b"%d" % (60 * MIB))], padded(b"1\n5\n1\n") + b"x", 60 * MIB),
+        (
+            [(b"GNU.sparse.major", b"1"), (b"GNU.sparse.realsize", b"%d" % (60 * MIB))],
+            padded(b"1\n5\n1\n") + b"x",
+            60 * MIB,
+        ),
         ([(b"GNU.sparse.major", b"1"), (b"GNU.sparse.realsize", b"9")], b"9999999\n" + b"0\n" * 3_000_000, None),
         ([(b"GNU.sparse.size", b"%d" % (65 * MIB)), (b"GNU.sparse.map", b"0,1")], b"x", None),
     ],

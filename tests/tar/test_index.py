@@ -1,4 +1,6 @@
-"""Making an index of shards: what it says, who can read it, and what happens where a shard is bad."""
+"""Making an index of shards: what it says, who can read it, and what happens where a shard is
+bad.
+"""
 
 import gzip
 import hashlib
@@ -36,16 +38,21 @@ def written(path) -> list[dict]:
 
 
 def test_it_says_what_is_there(urls, tmp_path):
-    """Samples, bytes and MD5 of each, in order, as given back and as written; told of one by one."""
+    """Samples, bytes and MD5 of each, in order, as given back and as written; told of one by
+    one.
+    """
     told = []
-    found = index_shards(urls, tmp_path / "index.json", threads=3, on_shard=lambda url, facts: told.append((url, facts)))
+    found = index_shards(
+        urls, tmp_path / "index.json", threads=3, on_shard=lambda url, facts: told.append((url, facts))
+    )
     assert list(found) == urls
     assert found == {url: true_facts(url) for url in urls}
     assert [facts.samples for facts in found.values()] == [3, 0, 5, 2, 4]
     assert told == list(found.items())
-    assert [(entry["url"], *(entry[name] for name in ("nsamples", "filesize", "md5sum"))) for entry in written(tmp_path / "index.json")] == [
-        (os.path.abspath(url), *facts) for url, facts in found.items()
-    ]
+    assert [
+        (entry["url"], *(entry[name] for name in ("nsamples", "filesize", "md5sum")))
+        for entry in written(tmp_path / "index.json")
+    ] == [(os.path.abspath(url), *facts) for url, facts in found.items()]
     assert ShardList(urls, index=tmp_path / "index.json").facts == list(found.values())
     assert [path.name for path in tmp_path.iterdir()] == ["index.json"]
 
@@ -55,10 +62,14 @@ def test_the_wids_package_reads_it(tmp_path):
     wids = pytest.importorskip("wids")
     urls = make_shards(tmp_path / "data", shards=3, samples=[3, 5, 2])
     index_shards(urls, tmp_path / "data" / "index.json")
-    with ShardWriter(tmp_path / "data" / "more-%d.tar", max_samples=2, index=tmp_path / "data" / "index.json") as writer:
+    with ShardWriter(
+        tmp_path / "data" / "more-%d.tar", max_samples=2, index=tmp_path / "data" / "index.json"
+    ) as writer:
         for number in range(3):
             writer.write({"__key__": f"more-{number}", "txt": str(number)})
-    dataset = wids.ShardListDataset(str(tmp_path / "data" / "index.json"), transformations=[], cache_dir=str(tmp_path / "cache"))
+    dataset = wids.ShardListDataset(
+        str(tmp_path / "data" / "index.json"), transformations=[], cache_dir=str(tmp_path / "cache")
+    )
     try:
         keys = [dataset[place]["__key__"] for place in range(len(dataset))]
     finally:
@@ -66,7 +77,12 @@ def test_the_wids_package_reads_it(tmp_path):
     assert keys == [sample["__key__"] for sample in samples([*urls, *writer.shards])]
 
 
-COMPRESS = {"plain": bytes, "gz": gzip.compress, "xz": lzma.compress, "two gz": lambda data: gzip.compress(data[:700]) + gzip.compress(data[700:])}
+COMPRESS = {
+    "plain": bytes,
+    "gz": gzip.compress,
+    "xz": lzma.compress,
+    "two gz": lambda data: gzip.compress(data[:700]) + gzip.compress(data[700:]),
+}
 
 
 @pytest.mark.parametrize("compress", COMPRESS.values(), ids=COMPRESS)
@@ -196,7 +212,10 @@ def test_secrets_are_not_written(tmp_path):
     """Neither of the user's part nor of the query."""
     from wds_pipes.tar.indexing import write_index
 
-    write_index(str(tmp_path / "i.json"), {"s3://user:secret@b/x.tar": ShardFacts(1), "https://h/y.tar?X-Amz-Signature=secret&v=1": ShardFacts(2)})
+    write_index(
+        str(tmp_path / "i.json"),
+        {"s3://user:secret@b/x.tar": ShardFacts(1), "https://h/y.tar?X-Amz-Signature=secret&v=1": ShardFacts(2)},
+    )
     assert "secret" not in (tmp_path / "i.json").read_text()
     with pytest.raises(ValueError, match="two shards have one name without the credentials"):
         write_index(str(tmp_path / "i.json"), {f"https://h/y.tar?code={code}": ShardFacts(1) for code in range(2)})
@@ -225,7 +244,10 @@ def test_index_and_shards_can_be_moved_together(tmp_path):
     elsewhere = make_shards(tmp_path / "other", shards=1, samples=4)
     index_shards([tmp_path / "old" / "train", *elsewhere], tmp_path / "old" / "index.json")
     (tmp_path / "old").rename(tmp_path / "new")
-    assert ShardList(tmp_path / "new" / "index.json").urls == [*(f"{tmp_path}/new/train/shard-00000{number}.tar" for number in range(2)), *elsewhere]
+    assert ShardList(tmp_path / "new" / "index.json").urls == [
+        *(f"{tmp_path}/new/train/shard-00000{number}.tar" for number in range(2)),
+        *elsewhere,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +275,9 @@ def test_the_writer_writes_it_as_it_goes(tmp_path):
     index, seen = tmp_path / "index.json", []
 
     def write(count):
-        with ShardWriter(tmp_path / "s-%d.tar", max_samples=2, index=index, on_shard=lambda path: seen.append(len(written(index)))) as writer:
+        with ShardWriter(
+            tmp_path / "s-%d.tar", max_samples=2, index=index, on_shard=lambda path: seen.append(len(written(index)))
+        ) as writer:
             for number in range(count):
                 writer.write({"__key__": str(number), "txt": "x" * number * 1000})
                 assert index.exists() == (number >= 2)
@@ -271,10 +295,14 @@ def test_the_writer_keeps_what_is_there(tmp_path, monkeypatch):
     """Of other shards; those that it writes again are replaced, whichever way they are named."""
     monkeypatch.chdir(tmp_path)
     for folder, start, count in (("", 0, 5), ("", 3, 4), (f"{tmp_path}/", 1, 1)):
-        with ShardWriter(f"{folder}s-%d.tar", max_samples=2, start=start, index=f"{folder}index.json", overwrite=True) as writer:
+        with ShardWriter(
+            f"{folder}s-%d.tar", max_samples=2, start=start, index=f"{folder}index.json", overwrite=True
+        ) as writer:
             for number in range(count):
                 writer.write({"__key__": str(number), "cls": start})
-    assert [(entry["url"], entry["nsamples"]) for entry in written("index.json")] == [(f"s-{shard}.tar", count) for shard, count in enumerate([2, 1, 1, 2, 2])]
+    assert [(entry["url"], entry["nsamples"]) for entry in written("index.json")] == [
+        (f"s-{shard}.tar", count) for shard, count in enumerate([2, 1, 1, 2, 2])
+    ]
     assert ShardList("index.json").facts == list(index_shards("s-{0..4}.tar").values())
 
 
@@ -294,7 +322,9 @@ def test_the_command(tmp_path, monkeypatch):
     """It writes the index, and says how much there is."""
     make_shards(tmp_path, shards=3, samples=[3, 0, 4])
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(main, ["index", "shard-{000000..000001}.tar", "*2.tar", "-o", "index.json", "--threads", "2"])
+    result = CliRunner().invoke(
+        main, ["index", "shard-{000000..000001}.tar", "*2.tar", "-o", "index.json", "--threads", "2"]
+    )
     assert result.exit_code == 0, result.output
     assert result.stdout == "index.json: 3 shards, 7 samples, 30,720 bytes\n"
     assert not result.stderr

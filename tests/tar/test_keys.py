@@ -87,7 +87,9 @@ NAMES = st.text(alphabet="aB_./é \udcff", max_size=14)
 @example("a.b/c.d.e")
 @example("__a__/b.c")
 def test_what_is_no_hidden_file_splits_as_webdataset_splits_it(name):
-    """webdataset's own expressions; it takes the part of a hidden file's name before its dot, which is empty, for a key."""
+    """webdataset's own expressions; it takes the part of a hidden file's name before its dot,
+    which is empty, for a key.
+    """
     match = re.match(r"^((?:.*/|)[^.]+)[.]([^/]*)$", name)
     theirs = (match.group(1), match.group(2).lower()) if match and not re.match(r"__[^/]*__($|/)", name) else None
     if theirs and theirs[0].endswith("/"):

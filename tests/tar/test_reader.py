@@ -19,14 +19,30 @@ FOLDER.type = tarfile.DIRTYPE
 SORTS = {
     "plain": tar(pairs(5)),
     "links, folders, hidden": tar([FOLDER, ("0.txt", b"0"), (".hidden", b"h" * 600), ("1.txt", b"1"), ("1.cls", b"")]),
-    "gnu": tar([("n" * 200 + ".txt", b"x" * 513), LINK, ("0.txt", b"0"), ("m" * 200 + ".txt", b"")], format=tarfile.GNU_FORMAT),
-    "pax": tar([("n" * 200 + ".txt", b"x" * 513), LINK, ("0.txt", b"0"), ("m" * 200 + ".txt", b"")], format=tarfile.PAX_FORMAT),
-    "global": filled(pax((b"comment", b"x"), kind=b"g") + tar(pairs(2))[:-1024] + pax((b"comment", b"x"), kind=b"g") + tar(pairs(2))),
-    "sparse": filled(pax((b"GNU.sparse.size", b"9"), (b"GNU.sparse.map", b"1,2,5,1")) + header(b"a.txt", 3) + padded(b"xyz") + tar(pairs(2))),
+    "gnu": tar(
+        [("n" * 200 + ".txt", b"x" * 513), LINK, ("0.txt", b"0"), ("m" * 200 + ".txt", b"")], format=tarfile.GNU_FORMAT
+    ),
+    "pax": tar(
+        [("n" * 200 + ".txt", b"x" * 513), LINK, ("0.txt", b"0"), ("m" * 200 + ".txt", b"")], format=tarfile.PAX_FORMAT
+    ),
+    "global": filled(
+        pax((b"comment", b"x"), kind=b"g") + tar(pairs(2))[:-1024] + pax((b"comment", b"x"), kind=b"g") + tar(pairs(2))
+    ),
+    "sparse": filled(
+        pax((b"GNU.sparse.size", b"9"), (b"GNU.sparse.map", b"1,2,5,1"))
+        + header(b"a.txt", 3)
+        + padded(b"xyz")
+        + tar(pairs(2))
+    ),
     "several": tar(pairs(2)) + tar(pairs(3)) + tar([]) + tar(pairs(1)),
     "no end": tar(pairs(3), end=False) + END,
     "empty": tar([]),
-    "unknown kinds": header(b"V", kind=b"V") + header(b"z", 700, kind=b"Z") + bytes(1024) + header(b"a.txt", 1) + padded(b"x") + END,
+    "unknown kinds": header(b"V", kind=b"V")
+    + header(b"z", 700, kind=b"Z")
+    + bytes(1024)
+    + header(b"a.txt", 1)
+    + padded(b"x")
+    + END,
 }
 
 
@@ -66,7 +82,9 @@ def test_a_sparse_member_has_its_holes():
 
 @pytest.mark.parametrize("size", [10, 513, 70_000, 3_000_000])
 def test_data_that_is_not_wanted_is_passed_over(size):
-    """None for its data; it is sought over where that saves reading, and read over where the stream cannot seek."""
+    """None for its data; it is sought over where that saves reading, and read over where the
+    stream cannot seek.
+    """
     members = [("a.txt", b"a"), ("a.big", bytes(size)), ("n" * 200 + ".big", bytes(size)), ("b.txt", b"b")]
     data = tar(members, format=tarfile.GNU_FORMAT)
     expected = [(name, None if name.endswith("big") else content) for name, content in members]
@@ -111,7 +129,9 @@ class Pipe(Reads):
 @given(
     st.lists(
         st.tuples(
-            st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=60).filter(lambda name: not name.endswith("/")),
+            st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=60).filter(
+                lambda name: not name.endswith("/")
+            ),
             st.binary(max_size=1100),
             st.integers(1, 6),
         ),

@@ -1,4 +1,6 @@
-"""Tars that others wrote: the standard library's and webdataset's view of them is ours, except where each exception below says otherwise."""
+"""Tars that others wrote: the standard library's and webdataset's view of them is ours, except
+where each exception below says otherwise.
+"""
 
 import bz2
 import gzip
@@ -33,7 +35,9 @@ def test_published_shards_give_the_members_of_tarfile_and_the_samples_of_webdata
 
 
 @pytest.mark.parametrize(
-    "path", TESTTARS or [pytest.param(None, marks=pytest.mark.skip(reason="this Python has no test tars"))], ids=lambda path: path and path.name
+    "path",
+    TESTTARS or [pytest.param(None, marks=pytest.mark.skip(reason="this Python has no test tars"))],
+    ids=lambda path: path and path.name,
 )
 def test_the_tars_that_python_tests_itself_with(path):
     assert by_load_tar(path) == by_tarfile(path)
@@ -63,7 +67,9 @@ def root(tmp_path) -> Path:
 
 
 def add_long_names(root: Path, limit: int) -> None:
-    """Names of all lengths around the limits of the formats: 100 bytes, 155 before a slash, 256 in all."""
+    """Names of all lengths around the limits of the formats: 100 bytes, 155 before a slash, 256
+    in all.
+    """
     for length in (99, 100, 101, 155, 156, 250):
         if length <= limit:
             (root / f"{'n' * (length - 4)}.txt").write_bytes(b"%d" % length)
@@ -75,7 +81,9 @@ def add_long_names(root: Path, limit: int) -> None:
 
 
 def add_sparse(root: Path) -> None:
-    """Files with holes: at the start, at the end, only a hole, and more pieces than one header holds."""
+    """Files with holes: at the start, at the end, only a hole, and more pieces than one header
+    holds.
+    """
     for name, size, places in (
         ("s1.bin", 1 << 20, [300_000]),
         ("s2.bin", 1 << 19, [0, 200_000]),
@@ -100,16 +108,22 @@ def run_tar(program: str, path: Path, root: Path, *options: str) -> None:
 
 
 def is_gnu_tar() -> bool:
-    return shutil.which("tar") is not None and "GNU" in subprocess.run(["tar", "--version"], capture_output=True, text=True, check=False).stdout
+    return (
+        shutil.which("tar") is not None
+        and "GNU" in subprocess.run(["tar", "--version"], capture_output=True, text=True, check=False).stdout
+    )
 
 
 needs_gnu_tar = pytest.mark.skipif(not is_gnu_tar(), reason="tar is not GNU tar")
-needs_bsdtar = pytest.mark.skipif(shutil.which("bsdtar") is None, reason="bsdtar is not installed (package libarchive-tools)")
+needs_bsdtar = pytest.mark.skipif(
+    shutil.which("bsdtar") is None, reason="bsdtar is not installed (package libarchive-tools)"
+)
 
 
 @needs_gnu_tar
 @pytest.mark.parametrize(
-    ("format", "limit", "sparse"), [("v7", 97, False), ("oldgnu", 999, True), ("gnu", 999, True), ("ustar", 97, False), ("posix", 999, True)]
+    ("format", "limit", "sparse"),
+    [("v7", 97, False), ("oldgnu", 999, True), ("gnu", 999, True), ("ustar", 97, False), ("posix", 999, True)],
 )
 def test_gnu_tar(tmp_path, root, format, limit, sparse):
     """Every format that GNU tar writes, with names up to what it holds, links and holes."""
@@ -143,20 +157,38 @@ def test_bsdtar(tmp_path, root, format):
     same_as_the_others(path, 8 + (9 if format == "pax" else 2))
 
 
-@pytest.mark.parametrize("compress", [None, gzip.compress, bz2.compress, lzma.compress], ids=["plain", "gz", "bz2", "xz"])
+@pytest.mark.parametrize(
+    "compress", [None, gzip.compress, bz2.compress, lzma.compress], ids=["plain", "gz", "bz2", "xz"]
+)
 @pytest.mark.parametrize("format", KINDS.values(), ids=KINDS)
 def test_python_tarfile(tmp_path, format, compress):
-    """The formats of the standard library, compressed whole too, with a float mtime for each member and names that are not UTF-8."""
+    """The formats of the standard library, compressed whole too, with a float mtime for each
+    member and names that are not UTF-8.
+    """
     members = [("a" * length + ".txt", b"%d" % length) for length in (1, 50, 94, 95, 96)]
-    members += [("d" * 80 + "/" + "n" * 60 + ".txt", b"prefix"), ("\udcff\udcfe.txt", b"no UTF-8"), ("ü" * 30 + ".txt", b"UTF-8")]
+    members += [
+        ("d" * 80 + "/" + "n" * 60 + ".txt", b"prefix"),
+        ("\udcff\udcfe.txt", b"no UTF-8"),
+        ("ü" * 30 + ".txt", b"UTF-8"),
+    ]
     if format != tarfile.USTAR_FORMAT:
-        members += [("n" * 300 + ".txt", b"long"), ("ü" * 300 + ".txt", b"long UTF-8"), ("\udcff" * 120 + ".txt", b"long and no UTF-8")]
+        members += [
+            ("n" * 300 + ".txt", b"long"),
+            ("ü" * 300 + ".txt", b"long UTF-8"),
+            ("\udcff" * 120 + ".txt", b"long and no UTF-8"),
+        ]
     infos = []
     for name, data in members:
         info = tarfile.TarInfo(name)
         info.mtime = 1_700_000_000.5 if format == tarfile.PAX_FORMAT else 1_700_000_000
         infos.append((info, data))
-    for name, kind in (("dir", tarfile.DIRTYPE), ("sym", tarfile.SYMTYPE), ("hard", tarfile.LNKTYPE), ("device", tarfile.CHRTYPE), ("fifo", tarfile.FIFOTYPE)):
+    for name, kind in (
+        ("dir", tarfile.DIRTYPE),
+        ("sym", tarfile.SYMTYPE),
+        ("hard", tarfile.LNKTYPE),
+        ("device", tarfile.CHRTYPE),
+        ("fifo", tarfile.FIFOTYPE),
+    ):
         info = tarfile.TarInfo(name)
         info.type, info.linkname = kind, "a.txt" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
         infos.insert(1, (info, b""))
@@ -171,7 +203,9 @@ def test_python_tarfile(tmp_path, format, compress):
 
 
 def test_a_header_of_gnu_tar_with_access_times_has_no_prefix():
-    """With --incremental old GNU headers hold times where ustar has the prefix; tarfile takes them for a part of the name."""
+    """With --incremental old GNU headers hold times where ustar has the prefix; tarfile takes
+    them for a part of the name.
+    """
     data = header(b"a.txt", 1, at_257=b"ustar  \0", at_345=b"14567123456\0") + padded(b"x") + END
     assert by_reader(data) == [("a.txt", b"x")]
 
@@ -192,7 +226,9 @@ def test_a_size_in_base_256(tmp_path):
     assert by_reader(data) == by_tarfile(data) == [("a.txt", b"xyz")]
 
 
-@pytest.mark.parametrize("digits", [b"3          \0", b"         3 \0", b"00000000003\0", b"00000000003 ", b"3\0junkjunkju"])
+@pytest.mark.parametrize(
+    "digits", [b"3          \0", b"         3 \0", b"00000000003\0", b"00000000003 ", b"3\0junkjunkju"]
+)
 def test_a_size_however_it_is_filled_up(digits):
     data = header(b"a.txt", at_124=digits) + padded(b"xyz") + END
     assert by_reader(data) == by_tarfile(data) == [("a.txt", b"xyz")]
@@ -216,7 +252,9 @@ def test_a_global_pax_header_is_passed_over():
 
 def test_exception_hidden_files_belong_to_no_sample(tmp_path):
     """webdataset gives dir/._a.jpg the key dir/."""
-    path = put(tmp_path / "x.tar", tar([("dir/._a.jpg", b"finder"), ("dir/a.jpg", b"1"), (".DS_Store", b""), ("._a.jpg", b"")]))
+    path = put(
+        tmp_path / "x.tar", tar([("dir/._a.jpg", b"finder"), ("dir/a.jpg", b"1"), (".DS_Store", b""), ("._a.jpg", b"")])
+    )
     assert [sample["__key__"] for sample in by_webdataset(path)] == ["dir/", "dir/a"]
     assert [sample["__key__"] for sample in samples([path])] == ["dir/a"]
 
@@ -226,7 +264,10 @@ def test_exception_a_field_twice_names_its_place(tmp_path):
     path = put(tmp_path / "x.tar", tar([("a.jpg", b"1"), ("a.JPG", b"2")]))
     with pytest.raises(ValueError, match="duplicate file name"):
         by_webdataset(path)
-    with pytest.raises(SampleError, match=r"sample 'a' .* has field 'jpg' twice \(again at byte 1024, as 'a.JPG'\). Rename or remove one") as caught:
+    with pytest.raises(
+        SampleError,
+        match=r"sample 'a' .* has field 'jpg' twice \(again at byte 1024, as 'a.JPG'\). Rename or remove one",
+    ) as caught:
         samples([path])
     assert (caught.value.url, caught.value.key, caught.value.offset) == (path, "a", 1024)
 
@@ -248,7 +289,10 @@ def test_exception_truncation_is_told(tmp_path, cut):
         with pytest.raises(ShardError, match="cut inside a header"):
             samples([path])
     else:
-        with pytest.warns(ShardWarning, match="no end-of-archive mark"), pytest.raises(ShardError, match="'a', may be half a sample"):
+        with (
+            pytest.warns(ShardWarning, match="no end-of-archive mark"),
+            pytest.raises(ShardError, match="'a', may be half a sample"),
+        ):
             samples([path])
 
 

@@ -47,7 +47,9 @@ def test_the_same_samples_give_the_same_bytes_and_no_more_than_needed():
 def test_nothing_of_the_machine_or_the_moment_gets_in():
     """uid, gid and mtime 0, no owner's name, mode 0444, fields sorted."""
     infos = tarfile.open(fileobj=io.BytesIO(written(HUNDRED))).getmembers()
-    assert {(info.uid, info.gid, info.mtime, info.mode, info.uname, info.gname, info.type) for info in infos} == {(0, 0, 0, 0o444, "", "", b"0")}
+    assert {(info.uid, info.gid, info.mtime, info.mode, info.uname, info.gname, info.type) for info in infos} == {
+        (0, 0, 0, 0o444, "", "", b"0")
+    }
     assert [info.name for info in infos[:3]] == ["000000.cls", "000000.txt", "000001.cls"]
 
 
@@ -113,8 +115,28 @@ def test_values_are_encoded_by_their_field(tmp_path):
     path = tmp_path / "x.tar"
     path.write_bytes(written([sample]))
     (read,) = samples([str(path)])
-    assert list(read) == ["__key__", "__url__", "bin", "cls", "count", "jpg", "json", "mem", "npy", "png", "seg.png", "txt"]
-    assert (read["txt"], read["cls"], read["count"], read["jpg"], read["bin"], read["mem"]) == ("größe".encode(), b"7", b"8", b"not touched", b"xy", b"z")
+    assert list(read) == [
+        "__key__",
+        "__url__",
+        "bin",
+        "cls",
+        "count",
+        "jpg",
+        "json",
+        "mem",
+        "npy",
+        "png",
+        "seg.png",
+        "txt",
+    ]
+    assert (read["txt"], read["cls"], read["count"], read["jpg"], read["bin"], read["mem"]) == (
+        "größe".encode(),
+        b"7",
+        b"8",
+        b"not touched",
+        b"xy",
+        b"z",
+    )
     assert json.loads(read["json"]) == sample["json"]
     assert (np.load(io.BytesIO(read["npy"])) == array).all()
     assert (np.asarray(Image.open(io.BytesIO(read["png"]))) == image).all()
@@ -161,7 +183,9 @@ def test_what_would_not_read_back_is_refused_with_the_mend(sample, message):
         with pytest.raises(SampleError) as caught:
             writer.write(sample)
         assert message in str(caught.value)
-        assert caught.value.key == (sample.get("__key__") if isinstance(sample.get("__key__"), str) and sample["__key__"] else None)
+        assert caught.value.key == (
+            sample.get("__key__") if isinstance(sample.get("__key__"), str) and sample["__key__"] else None
+        )
         writer.write({"__key__": "last", "txt": "3"})
         assert writer.samples == 3
     assert file.getvalue() == written([*good, {"__key__": "last", "txt": "3"}])
@@ -222,7 +246,10 @@ def test_nothing_can_be_written_behind_half_a_sample():
         writer.write({"__key__": "d", "txt": "z"})
 
 
-@pytest.mark.parametrize(("target", "mend"), [("missing/x.tar", "make its directory first"), ("s3://bucket/x.tar", "only local files are written")])
+@pytest.mark.parametrize(
+    ("target", "mend"),
+    [("missing/x.tar", "make its directory first"), ("s3://bucket/x.tar", "only local files are written")],
+)
 def test_a_place_where_no_file_can_be_made(tmp_path, monkeypatch, target, mend):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError) as caught:
@@ -300,7 +327,9 @@ def test_shards_are_full_and_none_is_empty(tmp_path, pattern):
 
 @pytest.mark.parametrize("max_bytes", [10_240, 20_480, 25_000, 40_960])
 def test_no_shard_is_larger_than_max_bytes(tmp_path, max_bytes):
-    """As the file is on the disk, filled up to its record; a sample that is larger by itself has a shard of its own."""
+    """As the file is on the disk, filled up to its record; a sample that is larger by itself has
+    a shard of its own.
+    """
     with ShardWriter(tmp_path / "s-{}.tar", max_bytes=max_bytes) as writer:
         for number in range(60):
             writer.write({"__key__": str(number), "bin": bytes(number * 97)})
@@ -400,7 +429,9 @@ FULL = """if True:
 
 
 def test_a_full_disk_leaves_the_complete_shards_and_names_no_other(tmp_path):
-    """The writer refuses to go on, also where the error of the disk is caught: samples that it had taken are gone."""
+    """The writer refuses to go on, also where the error of the disk is caught: samples that it
+    had taken are gone.
+    """
     done = subprocess.run([sys.executable, "-c", FULL], cwd=tmp_path, capture_output=True, text=True, check=True)
     shards, count, seen, raised = json.loads(done.stdout)
     assert shards == {"s-0.tar": 4}
@@ -495,7 +526,9 @@ def test_a_forked_process_does_not_touch_the_shard_of_its_parent(tmp_path):
 
 
 class Upload(io.BytesIO):
-    """A store's stream: the object appears when it is closed; a block takes a part of what it is given."""
+    """A store's stream: the object appears when it is closed; a block takes a part of what it is
+    given.
+    """
 
     stored = None
 
@@ -541,12 +574,15 @@ def test_the_upload_of_half_a_shard_is_aborted(how):
 @pytest.mark.parametrize("size", [10, 6 << 20], ids=["one request", "parts"])
 @pytest.mark.parametrize("inside", [True, False], ids=["its own block", "no block"])
 def test_half_a_shard_gets_no_name_in_a_store(store, size, inside, request):
-    """An exception in the block, with and without a block around the stream; a whole shard appears, and nothing else is left."""
+    """An exception in the block, with and without a block around the stream; a whole shard
+    appears, and nothing else is left.
+    """
     store = request.getfixturevalue(store)
     url, name = f"{store.url}/half-{size}-{inside}.tar", {"__key__": "b", "bin": b"x"}
     fs, path = fsspec.core.url_to_fs(url, **store.storage_options)
     if store.kind == "gcs":
-        store.faults.rules({"match": "^DELETE .*upload_id=", "status": 499})  # as GCS answers; the emulator does not know it
+        # as GCS answers; the emulator does not know it
+        store.faults.rules({"match": "^DELETE .*upload_id=", "status": 499})
 
     def half():
         stream = fs.open(path, "wb", block_size=5 << 20)
@@ -584,7 +620,9 @@ def test_a_name_is_refused_where_no_reader_takes_it(tmp_path):
 
 
 KEYS = st.text(min_size=1, max_size=150).filter(lambda key: split_key(f"{key}.x") == (key, "x") and "\0" not in key)
-FIELDS = st.text(min_size=1, max_size=20).filter(lambda field: split_key(f"a.{field}") == ("a", field) and "\0" not in field and not field.startswith("__"))
+FIELDS = st.text(min_size=1, max_size=20).filter(
+    lambda field: split_key(f"a.{field}") == ("a", field) and "\0" not in field and not field.startswith("__")
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -597,7 +635,9 @@ def test_whatever_is_accepted_reads_back_the_same(tmp_path_factory, contents):
     path.write_bytes(data)
     read = [{name: value for name, value in sample.items() if name != "__url__"} for sample in samples([str(path)])]
     assert read == items
-    assert by_tarfile(data) == [(f"{key}.{field}", fields[field]) for key, fields in contents.items() for field in sorted(fields)]
+    assert by_tarfile(data) == [
+        (f"{key}.{field}", fields[field]) for key, fields in contents.items() for field in sorted(fields)
+    ]
 
 
 @settings(max_examples=150, deadline=None)
@@ -616,7 +656,9 @@ def test_any_name_is_either_refused_or_reads_back(key, field):
 @pytest.mark.parametrize("folder", ["/", "//", "/d/", "d//", "/d//"])
 @pytest.mark.parametrize("length", range(94, 102))
 def test_a_long_name_keeps_the_slash_at_its_start(tmp_path, folder, length):
-    """tarfile splits it there where its last part has up to 100 bytes, and the slash would be lost."""
+    """tarfile splits it there where its last part has up to 100 bytes, and the slash would be
+    lost.
+    """
     key = folder + "k" * (length - len("é")) + "é"
     with TarWriter(tmp_path / "x.tar") as writer:
         writer.write({"__key__": key, "txt": b"text"})

@@ -13,7 +13,9 @@ def with_subclasses(kind):
 @pytest.fixture(autouse=True)
 def _loaders_as_they_were():
     """Lightning wraps methods of DataLoader, and leaves the wrappers there after an error."""
-    kept = {kind: {name: vars(kind)[name] for name in NAMES if name in vars(kind)} for kind in with_subclasses(DataLoader)}
+    kept = {
+        kind: {name: vars(kind)[name] for name in NAMES if name in vars(kind)} for kind in with_subclasses(DataLoader)
+    }
     yield
     for kind, methods in kept.items():
         for name in NAMES:

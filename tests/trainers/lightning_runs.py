@@ -1,8 +1,10 @@
-"""Trainings with Lightning as they are told by a file: rounds of ranks as real processes, each with several runs. What was trained on is in files.
+"""Trainings with Lightning as they are told by a file: rounds of ranks as real processes, each with
+several runs. What was trained on is in files.
 
     python lightning_runs.py plan.json
 
-It is a program of its own so that Lightning, which takes seconds to import, is imported once for all ranks of all rounds.
+It is a program of its own so that Lightning, which takes seconds to import, is imported once for
+all ranks of all rounds.
 """
 
 import json
@@ -75,7 +77,12 @@ def data(plan):
     counts = {"samples_per_shard": SAMPLES} if plan["sized"] else {}
 
     def train():
-        pipe = wp.ShardList(plan["train"], shuffle=True, seed=3, **counts).open_shards().load_tar().group_by_key(fields=["txt"])
+        pipe = (
+            wp.ShardList(plan["train"], shuffle=True, seed=3, **counts)
+            .open_shards()
+            .load_tar()
+            .group_by_key(fields=["txt"])
+        )
         return pipe.shuffle_buffer(4).decode_by_ext()
 
     return WdsDataModule(
@@ -94,7 +101,11 @@ def run(plan, rank, ranks):
     with open(f"{plan['out']}-{rank}.jsonl", "w") as file:
         callbacks = [Save(dict(plan.get("saves", {})))]
         if plan.get("every"):
-            callbacks.append(pl.callbacks.ModelCheckpoint(plan["directory"], every_n_train_steps=plan["every"], save_last=True, filename="{step}"))
+            callbacks.append(
+                pl.callbacks.ModelCheckpoint(
+                    plan["directory"], every_n_train_steps=plan["every"], save_last=True, filename="{step}"
+                )
+            )
         trainer = pl.Trainer(
             accelerator="cpu",
             devices=ranks,
@@ -127,7 +138,7 @@ def run_all(runs, rank, ranks, rendezvous):
     if ranks > 1:
         os.environ.update(
             {name: str(rank) for name in ("RANK", "LOCAL_RANK")},
-            WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), GROUP_RANK="0", TORCHELASTIC_RUN_ID="1", GLOO_SOCKET_IFNAME="lo",
+            WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), GROUP_RANK="0", TORCHELASTIC_RUN_ID="1", GLOO_SOCKET_IFNAME="lo",  # noqa: E501
         )  # fmt: skip
         torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
     for plan in runs:
@@ -139,7 +150,10 @@ def main(path):
         rounds = json.load(file)
     context = multiprocessing.get_context("fork")
     for number, one in enumerate(rounds):
-        processes = [context.Process(target=run_all, args=(one["runs"], rank, one["ranks"], f"{path}-{number}")) for rank in range(one["ranks"])]
+        processes = [
+            context.Process(target=run_all, args=(one["runs"], rank, one["ranks"], f"{path}-{number}"))
+            for rank in range(one["ranks"])
+        ]
         for process in processes:
             process.start()
         for process in processes:

@@ -1,4 +1,6 @@
-"""The recipe for Ray Train on a cluster of this machine, with a worker killed by SIGKILL twice: python on_ray.py DIRECTORY."""
+"""The recipe for Ray Train on a cluster of this machine, with a worker killed by SIGKILL twice:
+python on_ray.py DIRECTORY.
+"""
 
 import json
 import os

@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node=2 --max-restarts=1 ranks.py DIRECTORY NAME...
 
-First own_loop, killed by SIGKILL at its fourth step; then torchrun starts everything again, own_loop goes on, and each recipe by name is run without a break,
-and stopped and resumed twice.
+First own_loop, killed by SIGKILL at its fourth step; then torchrun starts everything again,
+own_loop goes on, and each recipe by name is run without a break, and stopped and resumed twice.
 """
 
 import json
@@ -16,7 +16,8 @@ from glob import glob
 import recipes
 import torch.distributed as dist
 
-TOTAL = ("own_loop", "distributed_checkpoint", "huggingface")  # these count the steps of all runs, the others those of one
+# these count the steps of all runs, the others those of one
+TOTAL = ("own_loop", "distributed_checkpoint", "huggingface")
 STOPS = {True: (4, 9, None), False: (4, 5, None)}
 
 
@@ -37,16 +38,25 @@ def kill_at(number):
 def main(directory, *names):
     warnings.simplefilter("ignore")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    rank, attempt, urls = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"]), sorted(glob(f"{directory}/shards/*.tar"))
+    rank, attempt, urls = (
+        int(os.environ["RANK"]),
+        int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
+        sorted(glob(f"{directory}/shards/*.tar")),
+    )
     # By a file: after a restart, gloo may still find the addresses of the processes that were.
-    dist.init_process_group("gloo", init_method=f"file://{directory}/group-{attempt}", rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{directory}/group-{attempt}", rank=rank, world_size=int(os.environ["WORLD_SIZE"])
+    )
     if attempt == 0:
         kill_at(4 if rank == 0 else 100)
     found = {"killed": [[], recipes.own_loop(urls, f"{directory}/killed", None)]}
     for name in names:
         recipe = getattr(recipes, name)
         whole = recipe(urls, f"{directory}/{name}-whole", None)
-        found[name] = [whole, [keys for stop in STOPS[name in TOTAL] for keys in recipe(urls, f"{directory}/{name}", stop)]]
+        found[name] = [
+            whole,
+            [keys for stop in STOPS[name in TOTAL] for keys in recipe(urls, f"{directory}/{name}", stop)],
+        ]
     with open(f"{directory}/rank-{rank}.json", "w") as file:
         json.dump(found, file)
     dist.barrier()

@@ -1,7 +1,9 @@
-"""How to use a PipeLoader with other trainers: each function trains, leaves checkpoints in ``directory``, and goes on from what it finds there.
+"""How to use a PipeLoader with other trainers: each function trains, leaves checkpoints in
+``directory``, and goes on from what it finds there.
 
-Each stops after ``stop`` steps (None: at the end of the second epoch) and gives the keys of the batches that it trained on. A loader has its own rank, so the
-same functions run on one rank and on several (``ranks.py``).
+Each stops after ``stop`` steps (None: at the end of the second epoch) and gives the keys of the
+batches that it trained on. A loader has its own rank, so the same functions run on one rank and on
+several (``ranks.py``).
 """
 
 import json
@@ -17,7 +19,14 @@ EPOCHS, BATCH = 2, 3
 
 
 def make_loader(urls, **options):
-    pipe = wp.ShardList(urls, shuffle=True, seed=3, samples_per_shard=6).open_shards().load_tar().group_by_key().shuffle_buffer(4).decode_by_ext()
+    pipe = (
+        wp.ShardList(urls, shuffle=True, seed=3, samples_per_shard=6)
+        .open_shards()
+        .load_tar()
+        .group_by_key()
+        .shuffle_buffer(4)
+        .decode_by_ext()
+    )
     return wp.PipeLoader(pipe, batch_size=BATCH, epoch_end="drop", **options)
 
 
@@ -34,7 +43,8 @@ def step(model, optimizer, batch):
     return batch["__key__"]
 
 
-# A loop of your own, with DistributedDataParallel. Every rank writes its own small file; the model is saved by one of them.
+# A loop of your own, with DistributedDataParallel. Every rank writes its own small file; the model
+# is saved by one of them.
 
 
 def own_loop(urls, directory, stop):
@@ -65,7 +75,11 @@ def distributed_checkpoint(urls, directory, stop):
     import torch.distributed.checkpoint as dcp
 
     loader, (model, optimizer) = make_loader(urls), make_model()
-    state = {"model": model.state_dict(), "data": checkpoint.DCPState(loader), "steps": torch.zeros(1, dtype=torch.int64)}
+    state = {
+        "model": model.state_dict(),
+        "data": checkpoint.DCPState(loader),
+        "steps": torch.zeros(1, dtype=torch.int64),
+    }
     given = []
     if saved := sorted(os.listdir(directory)):
         dcp.load(state, checkpoint_id=f"{directory}/{saved[-1]}")
@@ -79,7 +93,8 @@ def distributed_checkpoint(urls, directory, stop):
     return given
 
 
-# Accelerate. Do not prepare() the loader, which is for this rank already; register an object that speaks for the loaders of all ranks.
+# Accelerate. Do not prepare() the loader, which is for this rank already; register an object that
+# speaks for the loaders of all ranks.
 
 
 class AllRanks:
@@ -116,7 +131,8 @@ def accelerate(urls, directory, stop):
     return given
 
 
-# The Trainer of transformers. It would skip batches to resume (ignore_data_skip), and would call set_epoch() by its own count (Batches).
+# The Trainer of transformers. It would skip batches to resume (ignore_data_skip), and would call
+# set_epoch() by its own count (Batches).
 
 
 class Batches:
@@ -142,7 +158,9 @@ def huggingface_classes():
             self.loader = loader
 
         def on_save(self, args, state, control, **rest):
-            checkpoint.save(f"{args.output_dir}/checkpoint-{state.global_step}/data", self.loader, step=state.global_step)
+            checkpoint.save(
+                f"{args.output_dir}/checkpoint-{state.global_step}/data", self.loader, step=state.global_step
+            )
 
     class PipeTrainer(Trainer):
         """A Trainer that trains on a PipeLoader, and resumes it with the model."""
@@ -205,7 +223,15 @@ def huggingface(urls, directory, stop):
 def stateful_dataloader(urls, directory, stop):
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    pipe = wp.ShardList(urls, shuffle=True, seed=3).open_shards().load_tar().group_by_key().shuffle_buffer(4).decode_by_ext().batch_samples(BATCH)
+    pipe = (
+        wp.ShardList(urls, shuffle=True, seed=3)
+        .open_shards()
+        .load_tar()
+        .group_by_key()
+        .shuffle_buffer(4)
+        .decode_by_ext()
+        .batch_samples(BATCH)
+    )
     loader = StatefulDataLoader(pipe.as_dataset(), batch_size=None, num_workers=2, multiprocessing_context="fork")
     given, epoch = [], 0
     if os.path.exists(f"{directory}/loader.pt"):
@@ -221,14 +247,20 @@ def stateful_dataloader(urls, directory, stop):
     return given
 
 
-# A graph of torchdata's nodes with ours below, between and above: mapped by threads, batched, and fetched ahead.
+# A graph of torchdata's nodes with ours below, between and above: mapped by threads, batched, and
+# fetched ahead.
 
 
 def graph_of_nodes(urls, directory, stop):
     from torchdata.nodes import Loader, ParallelMapper, Prefetcher
 
     samples = nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls, shuffle=True, seed=3))))
-    mapped = ParallelMapper(nodes.ShuffleBuffer(samples, 4), lambda sample: {**sample, "cls": int(sample["cls"])}, num_workers=2, method="thread")
+    mapped = ParallelMapper(
+        nodes.ShuffleBuffer(samples, 4),
+        lambda sample: {**sample, "cls": int(sample["cls"])},
+        num_workers=2,
+        method="thread",
+    )
     loader = Loader(Prefetcher(nodes.BatchSamples(mapped, BATCH), prefetch_factor=2))
     given, epoch = [], 0
     if os.path.exists(f"{directory}/graph.json"):
@@ -274,7 +306,8 @@ def jax_step(urls, directory, stop):
     return given
 
 
-# Ray Train: this runs on each worker; Ray starts all of them again when one fails, and gives the newest checkpoint. (Ray Data cannot resume an iterator.)
+# Ray Train: this runs on each worker; Ray starts all of them again when one fails, and gives the
+# newest checkpoint. (Ray Data cannot resume an iterator.)
 
 
 def ray_train_worker(config):
@@ -295,8 +328,11 @@ def ray_train_worker(config):
             keys = step(model, optimizer, batch)
             steps += 1
             config["note"](rank, steps, keys)
-            state = {"model": model.state_dict(), "data": checkpoint.gather(loader), "steps": steps}  # gather() on all ranks
+            # gather() on all ranks
+            state = {"model": model.state_dict(), "data": checkpoint.gather(loader), "steps": steps}
             with tempfile.TemporaryDirectory() as directory:
                 if rank == 0:
                     torch.save(state, f"{directory}/state.pt")
-                ray.train.report({"steps": steps}, checkpoint=ray.train.Checkpoint.from_directory(directory) if rank == 0 else None)
+                ray.train.report(
+                    {"steps": steps}, checkpoint=ray.train.Checkpoint.from_directory(directory) if rank == 0 else None
+                )

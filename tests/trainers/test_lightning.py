@@ -1,4 +1,6 @@
-"""WdsDataModule with the real Trainer: what is trained on behind a checkpoint is what an uninterrupted run would have been trained on."""
+"""WdsDataModule with the real Trainer: what is trained on behind a checkpoint is what an
+uninterrupted run would have been trained on.
+"""
 
 import json
 import subprocess
@@ -28,17 +30,33 @@ class Runs:
         self.rounds = []
 
     def round(self, ranks, runs):
-        """Runs, by name, of so many ranks: each in a process that does all of them, one after the other."""
-        self.rounds.append({"ranks": ranks, "runs": [self.common | {"out": str(self.directory / name)} | plan for name, plan in runs.items()]})
+        """Runs, by name, of so many ranks: each in a process that does all of them, one after
+        the other.
+        """
+        self.rounds.append(
+            {
+                "ranks": ranks,
+                "runs": [self.common | {"out": str(self.directory / name)} | plan for name, plan in runs.items()],
+            }
+        )
 
     def start(self):
         plan = self.directory / "plan.json"
         plan.write_text(json.dumps(self.rounds))
-        done = subprocess.run([sys.executable, Path(__file__).with_name("lightning_runs.py"), plan], capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            [sys.executable, Path(__file__).with_name("lightning_runs.py"), plan],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr[-5000:]
 
     def lines(self, name, ranks):
-        return [[json.loads(line) for line in (self.directory / f"{name}-{rank}.jsonl").read_text().splitlines()] for rank in range(ranks)]
+        return [
+            [json.loads(line) for line in (self.directory / f"{name}-{rank}.jsonl").read_text().splitlines()]
+            for rank in range(ranks)
+        ]
 
     def keys(self, name, ranks):
         """The batches that each rank was trained on."""
@@ -50,7 +68,8 @@ def flat(ranks):
 
 
 CELLS = [(ranks, sized, estimate) for ranks in (1, 2) for sized in (True, False) for estimate in (True, False)]
-# Not from one rank to two where samples are not counted: their numbers of batches would differ, and training would hang.
+# Not from one rank to two where samples are not counted: their numbers of batches would differ, and
+# training would hang.
 ELASTIC = [cell for cell in CELLS if cell[:2] != (1, False)]
 
 KILLED = [(1, False), (2, True)]
@@ -62,20 +81,38 @@ def name_of(ranks, sized, estimate):
 
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory):
-    """Uninterrupted runs that save at each cut; a resume of each on as many ranks, and on another number; and runs that are killed, twice."""
+    """Uninterrupted runs that save at each cut; a resume of each on as many ranks, and on
+    another number; and runs that are killed, twice.
+    """
     runs = Runs(tmp_path_factory.mktemp("lightning"))
     saved = lambda name, cut: str(runs.directory / f"{name}-{cut}.ckpt")  # noqa: E731
     for ranks in (1, 2):
         cells = {name_of(*cell): {"sized": cell[1], "estimate": cell[2]} for cell in CELLS if cell[0] == ranks}
         whole = {name: plan | {"saves": {cut: saved(name, cut) for cut in CUTS[ranks]}} for name, plan in cells.items()}
-        again = {f"{name}-{cut}": plan | {"load": saved(name, cut)} for name, plan in cells.items() for cut in CUTS[ranks]}
+        again = {
+            f"{name}-{cut}": plan | {"load": saved(name, cut)} for name, plan in cells.items() for cut in CUTS[ranks]
+        }
         runs.round(ranks, whole | again)
     for ranks, other in ((1, 2), (2, 1)):
         cells = {name_of(*cell): {"sized": cell[1], "estimate": cell[2]} for cell in ELASTIC if cell[0] == ranks}
-        runs.round(other, {f"{name}-{cut}-on-{other}": plan | {"load": saved(name, cut)} for name, plan in cells.items() for cut in CUTS[ranks]})
+        runs.round(
+            other,
+            {
+                f"{name}-{cut}-on-{other}": plan | {"load": saved(name, cut)}
+                for name, plan in cells.items()
+                for cut in CUTS[ranks]
+            },
+        )
     for ranks, sized in KILLED:
         name = f"killed-{ranks}-{sized}"
-        plan = {"sized": sized, "directory": str(runs.directory / name), "every": 2, "load": "last", "workers": 2 if ranks == 1 else 0, "lanes": 2}
+        plan = {
+            "sized": sized,
+            "directory": str(runs.directory / name),
+            "every": 2,
+            "load": "last",
+            "workers": 2 if ranks == 1 else 0,
+            "lanes": 2,
+        }
         runs.round(ranks, {f"{name}-whole": {"sized": sized, "lanes": 2}})
         runs.round(ranks, {f"{name}-first": plan | {"kill": 3}})
         runs.round(ranks, {f"{name}-second": plan | {"kill": "validation"}})
@@ -92,7 +129,9 @@ def test_a_resumed_run_is_trained_on_what_the_uninterrupted_one_was(ranks, sized
     whole = matrix.keys(name, ranks)
     assert [len(batches) for batches in whole] == [2 * STEPS[ranks]] * ranks
     for epoch in range(2):
-        assert sorted(flat(batches[epoch * STEPS[ranks] : (epoch + 1) * STEPS[ranks]] for batches in whole)) == sorted(KEYS)
+        assert sorted(flat(batches[epoch * STEPS[ranks] : (epoch + 1) * STEPS[ranks]] for batches in whole)) == sorted(
+            KEYS
+        )
     for cut in CUTS[ranks]:
         done = int(cut.split("-")[1])
         assert matrix.keys(f"{name}-{cut}", ranks) == [batches[done:] for batches in whole], cut
@@ -118,7 +157,9 @@ def test_on_another_number_of_ranks_each_remaining_sample_comes_once(ranks, size
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "sized"), KILLED)
 def test_killed_by_sigkill_twice(ranks, sized, matrix):
-    """In mid-epoch, and inside validation; each time it goes on from ckpt_path="last", as saved every two steps."""
+    """In mid-epoch, and inside validation; each time it goes on from ckpt_path="last", as saved
+    every two steps.
+    """
     name = f"killed-{ranks}-{sized}"
     first, second, third = (matrix.keys(f"{name}-{part}", ranks) for part in ("first", "second", "third"))
     for rank, whole in enumerate(matrix.keys(f"{name}-whole", ranks)):

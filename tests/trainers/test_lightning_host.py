@@ -1,4 +1,6 @@
-"""WdsDataModule as people meet it: from a command line, on their own DataModule, with the older package, and what it says when something is wrong."""
+"""WdsDataModule as people meet it: from a command line, on their own DataModule, with the older
+package, and what it says when something is wrong.
+"""
 
 import json
 import os
@@ -19,8 +21,14 @@ from wds_pipes.lightning import ResumableData, StatsCallback, WdsDataModule  # n
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers", "ignore:.*LeafSpec.*:FutureWarning", "ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:GPU available", "ignore:Checkpoint directory", "ignore:The number of training batches"),
+    pytest.mark.filterwarnings(
+        "ignore:The '.*_dataloader' does not have many workers",
+        "ignore:.*LeafSpec.*:FutureWarning",
+        "ignore::DeprecationWarning",
+    ),
+    pytest.mark.filterwarnings(
+        "ignore:GPU available", "ignore:Checkpoint directory", "ignore:The number of training batches"
+    ),
     pytest.mark.filterwarnings("ignore:You defined a `.*_step` but have no"),
 ]
 SAMPLES, BATCH = 6, 3
@@ -72,8 +80,15 @@ def shards(tmp_path_factory):
 
 def fit(data, *callbacks, model=None, load=None, **options):
     model = model or Model()
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = pl.Trainer(**{"accelerator": "cpu", "devices": 1, "max_epochs": 2, "callbacks": list(callbacks), **quiet, **options})
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = pl.Trainer(
+        **{"accelerator": "cpu", "devices": 1, "max_epochs": 2, "callbacks": list(callbacks), **quiet, **options}
+    )
     trainer.fit(model, data, ckpt_path=load)
     return model, trainer
 
@@ -87,18 +102,36 @@ def flat(batches):
 
 
 def test_urls_are_all_it_needs(shards, tmp_path):
-    """Images are decoded, in tuples of the named fields; validation and tests are the same each time; a resume is exact."""
+    """Images are decoded, in tuples of the named fields; validation and tests are the same each
+    time; a resume is exact.
+    """
 
     def data():
-        return WdsDataModule(train=shards, val=shards[:2], test=shards[3], batch_size=BATCH, fields=["jpg;png", "cls", "__key__"], shuffle_buffer=5, seed=3)
+        return WdsDataModule(
+            train=shards,
+            val=shards[:2],
+            test=shards[3],
+            batch_size=BATCH,
+            fields=["jpg;png", "cls", "__key__"],
+            shuffle_buffer=5,
+            seed=3,
+        )
 
     model, trainer = fit(data(), Save(tmp_path, 5), num_sanity_val_steps=1)
     images, labels, _ = model.batches[0]
     assert (images.shape, images.dtype, labels.dtype) == ((BATCH, 3, 8, 8), torch.float32, torch.int64)
     assert len(model.batches) == 16
-    assert sorted(flat(keys(model.batches[:8]))) == [f"{number:08d}" for number in range(24)] != flat(keys(model.batches[:8]))
+    assert (
+        sorted(flat(keys(model.batches[:8])))
+        == [f"{number:08d}" for number in range(24)]
+        != flat(keys(model.batches[:8]))
+    )
     assert keys(model.batches[:8]) != keys(model.batches[8:])
-    assert keys(model.validated[1:5]) == keys(model.validated[5:]) == [[f"{3 * batch + place:08d}" for place in range(3)] for batch in range(4)]
+    assert (
+        keys(model.validated[1:5])
+        == keys(model.validated[5:])
+        == [[f"{3 * batch + place:08d}" for place in range(3)] for batch in range(4)]
+    )
     trainer.test(model, data(), verbose=False)
     assert flat(keys(model.tested)) == [f"{number:08d}" for number in range(18, 24)]
     again, _ = fit(data(), load=tmp_path / "5.ckpt")
@@ -113,7 +146,14 @@ class Own(ResumableData, pl.LightningDataModule):
         self.urls, self.options = urls, options
 
     def train_dataloader(self):
-        pipe = wp.ShardList(self.urls, shuffle=True, seed=3).open_shards().load_tar().group_by_key(fields=["cls"]).shuffle_buffer(5).decode_by_ext()
+        pipe = (
+            wp.ShardList(self.urls, shuffle=True, seed=3)
+            .open_shards()
+            .load_tar()
+            .group_by_key(fields=["cls"])
+            .shuffle_buffer(5)
+            .decode_by_ext()
+        )
         loader = wp.PipeLoader(pipe, batch_size=BATCH, epoch_end="exact")
         return self.resumable(loader, **self.options)
 
@@ -136,7 +176,9 @@ def test_data_that_moved_go_on_exactly(shards, tmp_path):
 @pytest.mark.parametrize("reload", [0, 1, 2])
 @pytest.mark.parametrize("limit", [1.0, 3])
 def test_the_mixin(shards, tmp_path, reload, limit):
-    """With loaders that are built anew every few epochs, epochs that are cut short, and a second resume."""
+    """With loaders that are built anew every few epochs, epochs that are cut short, and a second
+    resume.
+    """
     options = {"reload_dataloaders_every_n_epochs": reload, "limit_train_batches": limit, "max_epochs": 4}
     model, _ = fit(Own(shards), Save(tmp_path, 2, 3, 8), **options)
     given = keys(model.batches)
@@ -153,12 +195,18 @@ def test_the_end_of_an_epoch_with_max_steps(shards, tmp_path, counts):
     """From there Lightning goes on in the epoch that is over."""
 
     def run(*callbacks, **options):
-        data = WdsDataModule(train=shards, val=shards[0], batch_size=BATCH, shuffle_buffer=5, seed=3, samples_per_shard=counts)
-        return fit(data, *callbacks, max_epochs=-1, max_steps=20, val_check_interval=3, limit_val_batches=1, **options)[0]
+        data = WdsDataModule(
+            train=shards, val=shards[0], batch_size=BATCH, shuffle_buffer=5, seed=3, samples_per_shard=counts
+        )
+        return fit(data, *callbacks, max_epochs=-1, max_steps=20, val_check_interval=3, limit_val_batches=1, **options)[
+            0
+        ]
 
     model = run(Save(tmp_path, 5, 8, 16))
     for name in ("5", "8", "end-8", "16", "end-16"):
-        assert keys(run(load=tmp_path / f"{name}.ckpt").batches) == keys(model.batches[int(name.rpartition("-")[2]) :]), name
+        assert keys(run(load=tmp_path / f"{name}.ckpt").batches) == keys(
+            model.batches[int(name.rpartition("-")[2]) :]
+        ), name
 
 
 @pytest.mark.parametrize("batches", [3, 8, 11])
@@ -166,7 +214,13 @@ def test_one_stream_cut_into_epochs(shards, tmp_path, batches):
     """with_epoch(): the Trainer's epochs end where it says, and go on in the data from there."""
 
     def run(*callbacks, **options):
-        pipe = wp.ShardList(shards, shuffle=True, seed=3, samples_per_shard=SAMPLES).open_shards().load_tar().group_by_key(fields=["cls"]).decode_by_ext()
+        pipe = (
+            wp.ShardList(shards, shuffle=True, seed=3, samples_per_shard=SAMPLES)
+            .open_shards()
+            .load_tar()
+            .group_by_key(fields=["cls"])
+            .decode_by_ext()
+        )
         data = WdsDataModule(train=lambda: wp.PipeLoader(pipe, batch_size=BATCH).with_epoch(batches=batches))
         return fit(data, *callbacks, max_epochs=3, **options)[0]
 
@@ -174,7 +228,9 @@ def test_one_stream_cut_into_epochs(shards, tmp_path, batches):
     assert len(model.batches) == 3 * batches
     assert sorted(flat(keys(model.batches[:8]))) == [f"{number:08d}" for number in range(24)]
     for name in ("2", f"{batches}", f"end-{batches}", f"{batches + 1}"):
-        assert keys(run(load=tmp_path / f"{name}.ckpt").batches) == keys(model.batches[int(name.rpartition("-")[2]) :]), name
+        assert keys(run(load=tmp_path / f"{name}.ckpt").batches) == keys(
+            model.batches[int(name.rpartition("-")[2]) :]
+        ), name
 
 
 class Late(pl.strategies.SingleDeviceStrategy):
@@ -196,7 +252,9 @@ def test_a_checkpoint_that_is_loaded_late(shards, tmp_path):
     assert keys(again.batches) == keys(model.batches[3:])
 
 
-@pytest.mark.filterwarnings("ignore:Found `dataloader_iter` argument", "ignore:You are using the `dataloader_iter` step flavor")
+@pytest.mark.filterwarnings(
+    "ignore:Found `dataloader_iter` argument", "ignore:You are using the `dataloader_iter` step flavor"
+)
 def test_a_step_that_takes_the_iterator(shards, tmp_path):
     """training_step(dataloader_iter) fetches batches itself: all that it took count."""
 
@@ -257,11 +315,23 @@ def test_stats_are_logged(shards, tmp_path):
     ("build", "error", "message"),
     [
         (lambda: WdsDataModule(train="x.tar"), ValueError, "train is given by URLs, so batch_size"),
-        (lambda: WdsDataModule(train=3, batch_size=2).train_dataloader(), TypeError, "train must be URLs, a pipe or a function"),
-        (lambda: WdsDataModule(train=lambda: 3, batch_size=2).train_dataloader(), TypeError, "PipeLoader takes a pipe, not int"),
+        (
+            lambda: WdsDataModule(train=3, batch_size=2).train_dataloader(),
+            TypeError,
+            "train must be URLs, a pipe or a function",
+        ),
+        (
+            lambda: WdsDataModule(train=lambda: 3, batch_size=2).train_dataloader(),
+            TypeError,
+            "PipeLoader takes a pipe, not int",
+        ),
         (lambda: StatsCallback(every_n_steps=0), ValueError, "at least 1"),
         (lambda: Own([]).resumable([1]), TypeError, "takes a PipeLoader, not list"),
-        (lambda: type("Wrong", (pl.LightningDataModule, ResumableData), {}), TypeError, "Wrong must name ResumableData before LightningDataModule"),
+        (
+            lambda: type("Wrong", (pl.LightningDataModule, ResumableData), {}),
+            TypeError,
+            "Wrong must name ResumableData before LightningDataModule",
+        ),
     ],
 )
 def test_wrong_arguments(build, error, message):
@@ -325,12 +395,14 @@ trainer:
     {class_path: wds_pipes.lightning.StatsCallback, init_args: {every_n_steps: 2}},
     {class_path: PACKAGE.callbacks.ModelCheckpoint, init_args: {
       dirpath: saved, every_n_train_steps: 3, save_last: true, save_top_k: -1, enable_version_counter: false, filename: "{step}"}}]}
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_lightning_cli(package, s3, tmp_path):
-    """URLs in a store of one's own, with a cache and an augmentation; a function from the configuration, and a resume; with both packages."""
+    """URLs in a store of one's own, with a cache and an augmentation; a function from the
+    configuration, and a resume; with both packages.
+    """
     pytest.importorskip("jsonargparse")
     pytest.importorskip(package)
     shards = make_shards(tmp_path / "train", shards=4, samples=SAMPLES, fields=("jpg", "cls"))
@@ -340,7 +412,14 @@ def test_lightning_cli(package, s3, tmp_path):
 
     store = [f"--data.storage_options={json.dumps(s3.storage_options)}", "--data.cache=kept", "--data.cache_bytes=1GB"]
     functions = ["--data.transform=mine.augment", "--data.eval_transform=mine.augment"]
-    urls = [f"--data.train={stored}", f"--data.val={stored[1]}", "--data.fields=[jpg, cls, __key__]", "--data.num_workers=1", *store, *functions]
+    urls = [
+        f"--data.train={stored}",
+        f"--data.val={stored[1]}",
+        "--data.fields=[jpg, cls, __key__]",
+        "--data.num_workers=1",
+        *store,
+        *functions,
+    ]
     function = ["--data.train=mine.pipe"]
     # A checkpoint of the second run, and one of the run that was resumed from there.
     runs = [urls, function, [*function, "--ckpt_path=saved/step=3.ckpt"], [*function, "--ckpt_path=saved/step=6.ckpt"]]

@@ -1,4 +1,6 @@
-"""The recipes for other trainers, with the real libraries: stopped and resumed twice, they train on what an uninterrupted run trains on."""
+"""The recipes for other trainers, with the real libraries: stopped and resumed twice, they train
+on what an uninterrupted run trains on.
+"""
 
 import json
 import multiprocessing
@@ -17,7 +19,11 @@ from wds_pipes.testing import make_shards
 
 KEYS = [f"{number:08d}" for number in range(36)]
 
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.distributed is disabled", "ignore:.*pin_memory.*:UserWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning", "ignore:torch.distributed is disabled", "ignore:.*pin_memory.*:UserWarning"
+    )
+]
 
 
 @pytest.fixture
@@ -69,15 +75,33 @@ def test_a_second_resume_on_one_rank(name, package, urls, tmp_path):
 
 @pytest.mark.slow
 def test_on_two_ranks(urls, tmp_path):
-    """Started by torchrun, which starts both again after one is killed by SIGKILL; then each recipe is resumed twice."""
+    """Started by torchrun, which starts both again after one is killed by SIGKILL; then each
+    recipe is resumed twice.
+    """
     names = ["own_loop", "distributed_checkpoint"]
-    names += [name for name, package in (("accelerate", "accelerate"), ("huggingface", "transformers")) if find_spec(package)]
+    names += [
+        name for name, package in (("accelerate", "accelerate"), ("huggingface", "transformers")) if find_spec(package)
+    ]
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / f"{name}-whole").mkdir()
-    command = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", str(Path(__file__).with_name("ranks.py")), str(tmp_path)]
+    command = [
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+        str(Path(__file__).with_name("ranks.py")),
+        str(tmp_path),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run([sys.executable, "-m", *command, *names], capture_output=True, text=True, timeout=300, check=False, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-m", *command, *names],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
     for name in names:
@@ -94,11 +118,18 @@ def test_on_two_ranks(urls, tmp_path):
 
 @pytest.mark.slow
 def test_ray_train(urls, tmp_path):
-    """A worker is killed by SIGKILL twice; Ray starts both again, and each step trains on what it would have."""
+    """A worker is killed by SIGKILL twice; Ray starts both again, and each step trains on what
+    it would have.
+    """
     if not find_spec("ray"):
         pytest.skip("needs Ray, which is half a gigabyte: pip install 'ray[train]'")
     here = str(Path(__file__).parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *sys.path]), "GLOO_SOCKET_IFNAME": "lo", "RAY_TRAIN_V2_ENABLED": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([here, *sys.path]),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "RAY_TRAIN_V2_ENABLED": "1",
+    }
     command = [sys.executable, f"{here}/on_ray.py", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -1,6 +1,8 @@
-"""How Sphinx builds the documentation: ``python -m sphinx -c tutorials/docs tutorials build/docs``, then open build/docs/index.html.
+"""How Sphinx builds the documentation: ``python -m sphinx -c tutorials/docs tutorials build/docs``,
+then open build/docs/index.html.
 
-The build runs each tutorial once after each change, to show its output; ``-D nb_execution_mode=off`` does not run them.
+The build runs each tutorial once after each change, to show its output; ``-D
+nb_execution_mode=off`` does not run them.
 """
 
 import importlib.metadata
@@ -44,14 +46,22 @@ suppress_warnings = ["myst.header"]  # notebooks may skip a level
 
 
 def shortened(app, what, name, value, *rest):
-    """Leave out the rules of a module, which are for its developers, and the help of a node, which repeats that of its step."""
+    """Leave out the rules of a module, which are for its developers, and the help of a node,
+    which repeats that of its step.
+    """
     _options, lines = rest
     if what == "module":
         told = lines[: lines.index("Rules:") if "Rules:" in lines else None]
         code = next((number for number, line in enumerate(told) if line.startswith(" ")), None)
         lines[:] = told if code is None else [*told[:code], "::", "", *told[code:]]
     elif name.startswith("wds_pipes.nodes.") and getattr(value, "_kind", None):
-        step = "wds_pipes.ShardList" if value.__name__ == "ShardList" else "wds_pipes.mix" if value.__name__ == "Mix" else f"pipe.{functional_name(value)}"
+        step = (
+            "wds_pipes.ShardList"
+            if value.__name__ == "ShardList"
+            else "wds_pipes.mix"
+            if value.__name__ == "Mix"
+            else f"pipe.{functional_name(value)}"
+        )
         lines[:] = [f"As :py:obj:`{step}`, with a node as its source."]
 
 
@@ -72,18 +82,35 @@ def step(app, name):
     signature = shown_signature(kind)
     arguments = signature.replace(parameters=list(signature.parameters.values())[1:])
     text = re.sub(r" \(functional name: ``\w+``\)", "", inspect.getdoc(kind)).replace("\n    source: ", "\n    pipe: ")
-    text = re.sub(r"\nCheckpoint: ((?:.+\n?)+)", lambda found: "\nCheckpoint:\n" + "\n".join(f"    {line.strip()}" for line in found[1].splitlines()), text)
+    text = re.sub(
+        r"\nCheckpoint: ((?:.+\n?)+)",
+        lambda found: "\nCheckpoint:\n" + "\n".join(f"    {line.strip()}" for line in found[1].splitlines()),
+        text,
+    )
     described = str(GoogleDocstring(text, app.config, app, "class", name, kind))
-    return "\n".join([".. py:currentmodule:: None", "", f".. py:method:: pipe.{name}{arguments}", "", *(f"   {line}" for line in described.splitlines()), ""])
+    return "\n".join(
+        [
+            ".. py:currentmodule:: None",
+            "",
+            f".. py:method:: pipe.{name}{arguments}",
+            "",
+            *(f"   {line}" for line in described.splitlines()),
+            "",
+        ]
+    )
 
 
 def lists(app, document, source):
-    """Replace a line with STEPS by the help of the steps that it names, and COMMANDS by the help of the command line."""
+    """Replace a line with STEPS by the help of the steps that it names, and COMMANDS by the help
+    of the command line.
+    """
     helps = []
     for name, command in sorted(main.commands.items()):
         context = click.Context(command, info_name=f"wds-pipes {name}", max_content_width=100)
         helps.append(f"## wds-pipes {name}\n\n```text\n{command.get_help(context)}\n```\n")
-    text = re.sub(r"(?m)^STEPS (.*)$", lambda found: "\n" + "\n".join(step(app, name) for name in found[1].split()), source[0])
+    text = re.sub(
+        r"(?m)^STEPS (.*)$", lambda found: "\n" + "\n".join(step(app, name) for name in found[1].split()), source[0]
+    )
     source[0] = text.replace("\nCOMMANDS\n", "\n" + "\n".join(helps))
 
 

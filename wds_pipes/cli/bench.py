@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 _CONNECTIONS = (1, 2, 4, 8, 16, 32)
 _GAIN = 1.15  # a change is worth it if it reads at least this many times as fast
-_NOTHING = "no bottleneck found: neither the link nor the processor is used fully. Measure longer (--seconds), or with more shards"
+_NOTHING = (
+    "no bottleneck found: neither the link nor the processor is used fully. Measure longer "
+    "(--seconds), or with more shards"
+)
 _SAME = 0.8  # a pipe with this share of the link's rate counts as as fast as the link: the measurement is short
 
 
@@ -34,9 +37,17 @@ class _Seen(NamedTuple):
 
 @click.command()
 @click.argument("urls", nargs=-1, required=True)
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="How long each measurement takes.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="How long each measurement takes."
+)
 @click.option("--connections", type=click.IntRange(min=1), default=8, show_default=True, help="As in open_shards.")
-@click.option("--readahead-mib", type=click.IntRange(min=1), default=64, show_default=True, help="As readahead_bytes in open_shards.")
+@click.option(
+    "--readahead-mib",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="As readahead_bytes in open_shards.",
+)
 @click.option("--storage-options", default="{}", help="As in open_shards, in JSON: '{\"anon\": true}'.")
 def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib: int, storage_options: str) -> None:
     """Measure the speed of the link to a store and of a pipeline, and report what would help.
@@ -63,7 +74,9 @@ def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib
         link, enough = _link(shards, seconds, options, readahead_mib << 20) if remote else (0.0, connections)
 
         def pipe(connections: int, together: int = 1) -> _Seen:
-            opened = OpenShards(ShardList(shards), storage_options=options, connections=connections, readahead_bytes=readahead_mib << 20)
+            opened = OpenShards(
+                ShardList(shards), storage_options=options, connections=connections, readahead_bytes=readahead_mib << 20
+            )
             chain: Stage[Any] = GroupByKey(LoadTar(opened))
             return _watch(InterleaveShards(chain, together) if together > 1 else chain, opened.opener, seconds)
 
@@ -74,14 +87,19 @@ def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib
             more = pipe(enough)
             click.echo(f"with connections={enough}: {_shown(more)}")
             if more.mb > best.mb * _GAIN:
-                gains.append(f"connections={enough} reads {more.mb / best.mb:.1f} times as fast as connections={connections}")
+                gains.append(
+                    f"connections={enough} reads {more.mb / best.mb:.1f} times as fast as connections={connections}"
+                )
                 best, connections = more, enough
         several = min(connections, len(shards))
         if remote and several > 1:
             together = pipe(connections, several)
             click.echo(f"with connections={connections} and interleave_shards({several}): {_shown(together)}")
             if together.mb > best.mb * _GAIN:
-                gains.append(f"interleave_shards({several}) reads {together.mb / best.mb:.1f} times as fast as without it, both with connections={connections}")
+                gains.append(
+                    f"interleave_shards({several}) reads {together.mb / best.mb:.1f} times as "
+                    f"fast as without it, both with connections={connections}"
+                )
         for line in [*gains, *_advice(own, link)] or [_NOTHING]:
             click.echo(f"-> {line}")
     except (WdsError, ValueError, OSError) as error:
@@ -98,7 +116,10 @@ def _link(shards: list[str], seconds: float, options: dict[str, Any], readahead:
         start = time.perf_counter()
         opener.open(shards[turn % len(shards)]).close()
         waits.append(time.perf_counter() - start)
-    click.echo(f"first byte after {statistics.median(waits[1:]) * 1e3:.0f} ms (the first request of all: {waits[0] * 1e3:.0f} ms)")
+    click.echo(
+        f"first byte after {statistics.median(waits[1:]) * 1e3:.0f} ms (the first request of all: "
+        f"{waits[0] * 1e3:.0f} ms)"
+    )
     best, enough = 0.0, 1
     for count in _CONNECTIONS:
         rate = _raw(shards, seconds / 2, Opener(Reading(options, readahead, count)))
@@ -152,18 +173,32 @@ def _watch(chain: Stage[Any], opener: Opener, seconds: float) -> _Seen:
         passed = time.perf_counter() - start
         if passed > seconds:
             break
-    return _Seen(taken / passed / 1e6, samples / passed, (time.thread_time() - busy) / passed, (opener.used.stall_seconds - before) / passed)
+    return _Seen(
+        taken / passed / 1e6,
+        samples / passed,
+        (time.thread_time() - busy) / passed,
+        (opener.used.stall_seconds - before) / passed,
+    )
 
 
 def _shown(seen: _Seen) -> str:
-    return f"{seen.mb:,.0f} MB/s, {seen.samples:,.0f} samples/s; it computed {seen.computed:.0%} of the time, and waited for bytes {seen.stalled:.0%}"
+    return (
+        f"{seen.mb:,.0f} MB/s, {seen.samples:,.0f} samples/s; it computed {seen.computed:.0%} of "
+        f"the time, and waited for bytes {seen.stalled:.0%}"
+    )
 
 
 def _advice(own: _Seen, link: float) -> list[str]:
     """Return what limits a pipeline, and what would help."""
     found = []
     if own.computed > _SAME:
-        found.append(f"the process computes all the time: PipeLoader(num_workers=...) uses more of the {os.cpu_count() or 1} cores")
+        found.append(
+            "the process computes all the time: PipeLoader(num_workers=...) uses more of the "
+            f"{os.cpu_count() or 1} cores"
+        )
     if link and own.mb >= link * _SAME and own.computed <= _SAME:
-        found.append("the pipeline is as fast as the link: cache_shards() keeps shards that are read in more than one epoch on a local disk")
+        found.append(
+            "the pipeline is as fast as the link: cache_shards() keeps shards that are read in "
+            "more than one epoch on a local disk"
+        )
     return found

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from wds_pipes.io.cache.files import CacheDirectory
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
-_directory = click.option("--directory", type=click.Path(file_okay=False), help="The cache; without it, WDS_PIPES_CACHE_DIR.")
+_directory = click.option(
+    "--directory", type=click.Path(file_okay=False), help="The cache; without it, WDS_PIPES_CACHE_DIR."
+)
 
 
 @click.group()
@@ -74,7 +76,10 @@ def _prune(files: CacheDirectory, limit: int) -> None:
     except OSError as error:
         raise click.ClickException(str(error)) from error
     left = files.entries()
-    kept = f"{plural(len(left), 'shard')} {'is' if len(left) == 1 else 'are'} left, {_shown(sum(entry.bytes for entry in left))}"
+    kept = (
+        f"{plural(len(left), 'shard')} {'is' if len(left) == 1 else 'are'} left, "
+        f"{_shown(sum(entry.bytes for entry in left))}"
+    )
     click.echo(f"{files.path}: removed {plural(count, 'shard')}, {_shown(freed)}; {kept}")
 
 

@@ -64,17 +64,47 @@ class Run:
 
 
 @click.command()
-@click.option("--data", "urls", metavar="URL", multiple=True, help="Train on these shards instead: a path or URL, with {000..011} or * in quotes. Repeatable.")
 @click.option(
-    "--out", type=click.Path(file_okay=False, writable=True, path_type=Path), default="wds-pipes-demo", show_default=True, help="The directory to write to."
+    "--data",
+    "urls",
+    metavar="URL",
+    multiple=True,
+    help="Train on these shards instead: a path or URL, with {000..011} or * in quotes. Repeatable.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, writable=True, path_type=Path),
+    default="wds-pipes-demo",
+    show_default=True,
+    help="The directory to write to.",
 )
 @click.option("--samples", type=click.IntRange(min=1), default=3072, show_default=True, help="How many images to make.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True)
-@click.option("--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Processes that read and decode.")
+@click.option(
+    "--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Processes that read and decode."
+)
 @click.option("--epochs", type=click.IntRange(min=1), default=3, show_default=True)
-@click.option("--steps", type=click.IntRange(min=1), help=f"Stop after this many.  [default: all; {STEPS_WITH_DATA} with --data]")
-@click.option("--checkpoint-every", type=click.IntRange(min=2), default=10, show_default=True, help="Steps from one checkpoint to the next.")
-def demo(*, urls: tuple[str, ...], out: Path, samples: int, batch_size: int, workers: int, epochs: int, steps: int | None, checkpoint_every: int) -> None:
+@click.option(
+    "--steps", type=click.IntRange(min=1), help=f"Stop after this many.  [default: all; {STEPS_WITH_DATA} with --data]"
+)
+@click.option(
+    "--checkpoint-every",
+    type=click.IntRange(min=2),
+    default=10,
+    show_default=True,
+    help="Steps from one checkpoint to the next.",
+)
+def demo(
+    *,
+    urls: tuple[str, ...],
+    out: Path,
+    samples: int,
+    batch_size: int,
+    workers: int,
+    epochs: int,
+    steps: int | None,
+    checkpoint_every: int,
+) -> None:
     """Kill a training in mid-epoch, resume it, and compare.
 
     A small CNN is trained twice on generated images: once without interruption, and once killed
@@ -85,7 +115,9 @@ def demo(*, urls: tuple[str, ...], out: Path, samples: int, batch_size: int, wor
 
     start = time.perf_counter()
     if not hasattr(os, "killpg"):
-        raise click.ClickException("the demo kills processes with SIGKILL, which this system does not have: run it on Linux or macOS")
+        raise click.ClickException(
+            "the demo kills processes with SIGKILL, which this system does not have: run it on Linux or macOS"
+        )
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -93,7 +125,11 @@ def demo(*, urls: tuple[str, ...], out: Path, samples: int, batch_size: int, wor
     if urls:
         shards, image, label = inspect_shards(urls)
         steps = expected = steps or STEPS_WITH_DATA
-        say("data", f"{plural(len(shards), 'shard')}, {f'labels in {label!r}' if label else 'no label field: labels are made of the keys'}")
+        say(
+            "data",
+            f"{plural(len(shards), 'shard')}, "
+            f"{f'labels in {label!r}' if label else 'no label field: labels are made of the keys'}",
+        )
     else:
         shards, image, label = write_images(out / "shards", samples), "jpg", "cls"
         expected = min(steps or sys.maxsize, epochs * -(-samples // batch_size))
@@ -118,7 +154,9 @@ def demo(*, urls: tuple[str, ...], out: Path, samples: int, batch_size: int, wor
 
     plan = replace(plan, checkpoint=str(out / "interrupted.pt"))
     Path(plan.checkpoint).unlink(missing_ok=True)
-    killed = run_trainer(plan, "to be killed", out / "killed.jsonl", total, kill_at=choose_kill(whole.steps, checkpoint_every))
+    killed = run_trainer(
+        plan, "to be killed", out / "killed.jsonl", total, kill_at=choose_kill(whole.steps, checkpoint_every)
+    )
     say("", f"killed with SIGKILL after step {killed.steps[-1].step}, in epoch {killed.steps[-1].epoch + 1}")
 
     resumed = run_trainer(plan, "resumed", out / "resumed.jsonl", total)
@@ -129,7 +167,10 @@ def demo(*, urls: tuple[str, ...], out: Path, samples: int, batch_size: int, wor
     if unequal is None:
         twice = killed.steps[-1].step - resumed.steps[0].step + 1
         ends = resumed.steps[-1].epoch - resumed.steps[0].epoch
-        click.echo(f"\nEXACT: {plural(total, 'step')}, {plural(whole.samples, 'sample')}: the same keys and the same losses, to the last bit")
+        click.echo(
+            f"\nEXACT: {plural(total, 'step')}, {plural(whole.samples, 'sample')}: the same keys "
+            "and the same losses, to the last bit"
+        )
         say("", f"{plural(twice, 'step')} done again after the crash; {plural(ends, 'epoch end')} passed after it")
     else:
         click.echo(f"\nDIFFERENT: {unequal}")
@@ -235,7 +276,10 @@ def inspect_shards(urls: Sequence[str]) -> tuple[list[str], str, str | None]:
     common = [name for name in ("jpg", "jpeg", "png", "webp") if name in names]
     images = common + [name for name in names if name.rpartition(".")[2] in IMAGE]
     if not images:
-        message = f"sample {first['__key__']!r} of {first['__url__']} has no image (jpg, png, ...); its fields are: {', '.join(names)}"
+        message = (
+            f"sample {first['__key__']!r} of {first['__url__']} has no image (jpg, png, ...); its "
+            f"fields are: {', '.join(names)}"
+        )
         raise click.BadParameter(message, param_hint="--data")
     label = next((name for name in ("cls", "class", "cls2") if name in names), None)
     return shards, ";".join(dict.fromkeys([images[0], "jpg", "jpeg", "png", "webp"])), label
@@ -259,14 +303,19 @@ def run_trainer(plan: Plan, label: str, log: Path, total: int, *, kill_at: int |
     command = [sys.executable, "-m", "wds_pipes.cli.train"]
     with (
         tempfile.TemporaryFile("w+", errors="replace") as errors,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True) as trainer,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        ) as trainer,
     ):
         assert trainer.stdin is not None
         assert trainer.stdout is not None
         try:
             with contextlib.suppress(BrokenPipeError), trainer.stdin:
                 json.dump(asdict(plan), trainer.stdin)
-            with log.open("w", buffering=1) as copy, click.progressbar(length=total, label=f"{label:{COLUMN - 2}}", show_pos=True) as bar:
+            with (
+                log.open("w", buffering=1) as copy,
+                click.progressbar(length=total, label=f"{label:{COLUMN - 2}}", show_pos=True) as bar,
+            ):
                 for line in trainer.stdout:
                     if not line.endswith("\n"):
                         break  # it was killed while it wrote this
@@ -287,7 +336,9 @@ def run_trainer(plan: Plan, label: str, log: Path, total: int, *, kill_at: int |
         if code != (0 if kill_at is None else -signal.SIGKILL):
             errors.seek(0)
             reason = [line for line in errors.read().splitlines() if line.strip()]
-            raise click.ClickException(f"the trainer failed with exit code {code}: {reason[-1] if reason else 'it did not say why'}")
+            raise click.ClickException(
+                f"the trainer failed with exit code {code}: {reason[-1] if reason else 'it did not say why'}"
+            )
     return run
 
 
@@ -300,7 +351,9 @@ def choose_kill(steps: Sequence[Step], checkpoint_every: int) -> int:
     """
     epochs = sorted({step.epoch for step in steps})
     inside = [step.step for step in steps if step.epoch == epochs[max(0, len(epochs) - 2)]]
-    between = [step for step in inside[1:-1] if step > checkpoint_every and step % checkpoint_every == checkpoint_every // 2]
+    between = [
+        step for step in inside[1:-1] if step > checkpoint_every and step % checkpoint_every == checkpoint_every // 2
+    ]
     if not between:
         raise click.ClickException(
             f"{len(steps)} steps are too few to kill the training in mid-epoch, between two checkpoints: "
@@ -324,8 +377,14 @@ def difference(whole: Sequence[Step], killed: Sequence[Step], resumed: Sequence[
             if step.epoch != other.epoch:
                 return f"{where} is in epoch {step.epoch + 1}, not {other.epoch + 1}"
             if step.keys != other.keys:
-                place = next((place for place, (a, b) in enumerate(zip(step.keys, other.keys)) if a != b), min(len(step.keys), len(other.keys)))
-                return f"{where} has other samples, from place {place} of the batch on: {step.keys[place : place + 3]}, not {other.keys[place : place + 3]}"
+                place = next(
+                    (place for place, (a, b) in enumerate(zip(step.keys, other.keys)) if a != b),
+                    min(len(step.keys), len(other.keys)),
+                )
+                return (
+                    f"{where} has other samples, from place {place} of the batch on: "
+                    f"{step.keys[place : place + 3]}, not {other.keys[place : place + 3]}"
+                )
             if repr(step.loss) != repr(other.loss):  # exact for floats, and NaN is NaN
                 return f"{where} has the same samples but the loss {step.loss!r}, not {other.loss!r}"
     missing = expected.keys() - {step.step for step in (*killed, *resumed)}
@@ -360,7 +419,9 @@ def draw_losses(path: Path, whole: Sequence[Step], killed: Sequence[Step], resum
         ):
             shown = [step for step in steps if first <= step.step <= last]
             axes.plot([step.step for step in shown], [step.loss for step in shown], style, label=name, **look)
-        axes.axvline(resume, color="tab:blue", linestyle="--", linewidth=1, label=f"checkpoint of step {resume}: resumed here")
+        axes.axvline(
+            resume, color="tab:blue", linestyle="--", linewidth=1, label=f"checkpoint of step {resume}: resumed here"
+        )
         axes.axvline(crash, color="tab:red", linestyle="--", linewidth=1, label=f"killed (SIGKILL) after step {crash}")
         axes.set_xlabel("step")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -15,15 +15,36 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("urls", nargs=-1, required=True)
-@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="The index to write, such as index.json beside the shards.")
-@click.option("--threads", type=click.IntRange(min=1), default=4, show_default=True, help="How many shards are read at a time.")
-@click.option("--key-split", type=click.Choice(["first-dot", "last-dot"]), default="first-dot", show_default=True, help="As in group_by_key.")
-@click.option("--on-repeated-key", type=click.Choice(["raise", "warn", "ignore"]), default="raise", show_default=True, help="As in group_by_key.")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(dir_okay=False),
+    help="The index to write, such as index.json beside the shards.",
+)
+@click.option(
+    "--threads", type=click.IntRange(min=1), default=4, show_default=True, help="How many shards are read at a time."
+)
+@click.option(
+    "--key-split",
+    type=click.Choice(["first-dot", "last-dot"]),
+    default="first-dot",
+    show_default=True,
+    help="As in group_by_key.",
+)
+@click.option(
+    "--on-repeated-key",
+    type=click.Choice(["raise", "warn", "ignore"]),
+    default="raise",
+    show_default=True,
+    help="As in group_by_key.",
+)
 def index(urls: tuple[str, ...], output: str, threads: int, key_split: str, on_repeated_key: str) -> None:
     """Write an index of shards: the samples, bytes and MD5 of each.
 
-    URLS are paths or URLs, with {000..011} or * in quotes. Each shard is read once, to its end. ShardList(urls, index="index.json") and
-    ShardList("index.json") read the index, and so does the wids package.
+    URLS are paths or URLs, with {000..011} or * in quotes. Each shard is read once, to its end.
+    ShardList(urls, index="index.json") and ShardList("index.json") read the index, and so does the
+    wids package.
     """
     from wds_pipes.core.words import plural
     from wds_pipes.errors import ShardWarning, WdsError
@@ -38,14 +59,21 @@ def index(urls: tuple[str, ...], output: str, threads: int, key_split: str, on_r
             warnings.showwarning = lambda message, *args, **options: click.echo(f"warning: {message}", err=True)
             bar = None
             if sys.stderr.isatty():
-                bar = stack.enter_context(click.progressbar(length=len(set(shards)), label="shards", show_pos=True, file=sys.stderr))
+                bar = stack.enter_context(
+                    click.progressbar(length=len(set(shards)), label="shards", show_pos=True, file=sys.stderr)
+                )
 
             def on_shard(url: str, facts: ShardFacts) -> None:
                 if bar is not None:
                     bar.update(1)
 
-            found = index_shards(shards, output, key_split=key_split, on_repeated_key=on_repeated_key, threads=threads, on_shard=on_shard)
+            found = index_shards(
+                shards, output, key_split=key_split, on_repeated_key=on_repeated_key, threads=threads, on_shard=on_shard
+            )
     except (WdsError, ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    samples, size = sum(facts.samples or 0 for facts in found.values()), sum(facts.size or 0 for facts in found.values())
+    samples, size = (
+        sum(facts.samples or 0 for facts in found.values()),
+        sum(facts.size or 0 for facts in found.values()),
+    )
     click.echo(f"{redact(output)}: {plural(len(found), 'shard')}, {plural(samples, 'sample')}, {plural(size, 'byte')}")

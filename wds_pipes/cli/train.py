@@ -79,7 +79,9 @@ def build_pipeline(plan: Plan) -> wp.WdsPipe:
     return pipe
 
 
-def augment(sample: tuple[str, Image.Image, int | str], rng: np.random.Generator, *, classes: int) -> tuple[str, np.ndarray[Any, Any], int]:
+def augment(
+    sample: tuple[str, Image.Image, int | str], rng: np.random.Generator, *, classes: int
+) -> tuple[str, np.ndarray[Any, Any], int]:
     """Crop the image at random and mirror it or not.
 
     All randomness comes from ``rng``, which is the same for this sample after a resume.
@@ -108,7 +110,9 @@ def train(plan: Plan) -> None:
     model = build_model(plan.classes)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     # The loader has its own generator: torch's global one must be for dropout alone.
-    loader = StatefulDataLoader(build_pipeline(plan).as_dataset(), batch_size=None, num_workers=plan.workers, generator=torch.Generator())
+    loader = StatefulDataLoader(
+        build_pipeline(plan).as_dataset(), batch_size=None, num_workers=plan.workers, generator=torch.Generator()
+    )
 
     step = first_epoch = 0
     start = time.perf_counter()

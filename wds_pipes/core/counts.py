@@ -13,7 +13,9 @@ logger = logging.getLogger("wds_pipes")
 
 COUNTED = ("delivered", "filtered", "skipped", "dropped")  # samples; these are always reported
 TROUBLE = ("skipped_shards", "damaged", "padded")  # reported only if they are not 0
-LIMITED = "errors in "  # the prefix of the counts of single stages that have max_errors; only the lanes of states have these
+# the prefix of the counts of single stages that have max_errors; only the lanes of states have
+# these
+LIMITED = "errors in "
 
 
 class Lack(NamedTuple):
@@ -36,7 +38,12 @@ class Lack(NamedTuple):
         """Return the sum over several chains."""
         both = cls()
         for lack in lacks:
-            both = cls(both.samples + lack.samples, both.fits or lack.fits, both.wanted | lack.wanted, both.left_out | lack.left_out)
+            both = cls(
+                both.samples + lack.samples,
+                both.fits or lack.fits,
+                both.wanted | lack.wanted,
+                both.left_out | lack.left_out,
+            )
         return both
 
     def explains(self, counts: Mapping[str, int]) -> bool:
@@ -47,10 +54,19 @@ class Lack(NamedTuple):
 
     def error(self, whose: str = "this epoch") -> SampleError:
         """Return the error to raise if this explains why nothing was yielded."""
-        many = f"all {self.samples:,} samples" if self.samples > 1 else "the only sample" if self.samples else "all samples of the other lanes"
+        many = (
+            f"all {self.samples:,} samples"
+            if self.samples > 1
+            else "the only sample"
+            if self.samples
+            else "all samples of the other lanes"
+        )
         seen = f"; they have {listed(self.left_out)}" if self.left_out else ""
         wanted = f"[{listed(self.wanted)}]" if self.wanted else "..."
-        return SampleError(f"{whose} gave nothing: {many} had none of the fields that group_by_key(fields={wanted}) keeps{seen}. Correct the names.")
+        return SampleError(
+            f"{whose} gave nothing: {many} had none of the fields that "
+            f"group_by_key(fields={wanted}) keeps{seen}. Correct the names."
+        )
 
 
 class Network(NamedTuple):
@@ -82,13 +98,21 @@ def add_limited(limited: dict[str, int] | None, counts: dict[str, int]) -> dict[
     positions hold the old one.
     """
     more = {name: count for name, count in counts.items() if name.startswith(LIMITED)}
-    return {**(limited or {}), **{name: (limited or {}).get(name, 0) + count for name, count in more.items()}} if more else limited
+    return (
+        {**(limited or {}), **{name: (limited or {}).get(name, 0) + count for name, count in more.items()}}
+        if more
+        else limited
+    )
 
 
 def without_counts(value: Any) -> Any:
     """Return what ``Stage.dump`` wrote, without counts of samples."""
     if isinstance(value, dict):
-        return {name: without_counts(part) for name, part in value.items() if name not in (*COUNTED, *TROUBLE, "batched", "limited")}
+        return {
+            name: without_counts(part)
+            for name, part in value.items()
+            if name not in (*COUNTED, *TROUBLE, "batched", "limited")
+        }
     return [without_counts(part) for part in value] if isinstance(value, list) else value
 
 
@@ -96,4 +120,6 @@ def warn_of_nothing(counts: dict[str, int]) -> None:
     """Log a warning if samples were read, but none was yielded."""
     lost = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
     if lost and not counts["delivered"]:
-        logger.warning("this epoch gave nothing: %s. See what group_by_key(fields=...), filters and on_error='skip' leave.", lost)
+        logger.warning(
+            "this epoch gave nothing: %s. See what group_by_key(fields=...), filters and on_error='skip' leave.", lost
+        )

@@ -11,7 +11,8 @@ from wds_pipes.core.stage import Stage
 
 
 class FlatMap(Stage[Out]):
-    """The base of stages that make any number of items of each item of their source: a subclass writes ``expand``.
+    """The base of stages that make any number of items of each item of their source: a subclass
+    writes ``expand``.
 
     A position inside of an item is the position before that item, and how many items were already
     made of it. So a resume reads the item again, makes its items again and leaves out the first
@@ -25,7 +26,9 @@ class FlatMap(Stage[Out]):
     _before: Mark | None = None  # while running, where the source stood before the current item
 
     def expand(self, item: Any) -> Iterable[Out]:
-        """Return the items that are made of an item; the same ones each time, since a resume makes them again."""
+        """Return the items that are made of an item; the same ones each time, since a resume
+        makes them again.
+        """
         raise NotImplementedError
 
     def run(self) -> Iterator[Out]:

@@ -21,7 +21,9 @@ def after_import(name: str, then: str) -> None:
     """
     if sys.modules.get(name) is not None:  # None in sys.modules blocks the import
         import_module(then)
-    elif not any(isinstance(finder, _Finder) and (finder.name, finder.then) == (name, then) for finder in sys.meta_path):
+    elif not any(
+        isinstance(finder, _Finder) and (finder.name, finder.then) == (name, then) for finder in sys.meta_path
+    ):
         sys.meta_path.insert(0, _Finder(name, then))
 
 
@@ -33,11 +35,17 @@ class _Finder:
     def __init__(self, name: str, then: str) -> None:
         self.name, self.then = name, then
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != self.name:
             return None
         for finder in sys.meta_path:
-            spec = None if isinstance(finder, _Finder) or not hasattr(finder, "find_spec") else finder.find_spec(name, path, target)
+            spec = (
+                None
+                if isinstance(finder, _Finder) or not hasattr(finder, "find_spec")
+                else finder.find_spec(name, path, target)
+            )
             if spec is not None:
                 if spec.loader is not None:
                     spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment]
@@ -52,7 +60,8 @@ class _Loader:
         self._loader, self._finder = loader, finder
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # a caller of find_spec() that does not import the module may read its data or its source
+        # a caller of find_spec() that does not import the module may read its data or its source
+        return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         found: ModuleType | None = self._loader.create_module(spec)

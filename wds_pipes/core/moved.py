@@ -27,7 +27,8 @@ BY_MD5, BY_SIZE = "1", "2"
 # BY_MD5 or BY_SIZE follows, and 7 digits of a hash of these.
 NAMES = 8
 MEND = (
-    "If these are the same shards in the same order, at another place or under other names, pass moved=True: load_state_dict(state, moved=True), or "
+    "If these are the same shards in the same order, at another place or under other names, "
+    "pass moved=True: load_state_dict(state, moved=True), or "
     "ShardList(..., moved=True) where another library loads the state."
 )
 
@@ -75,7 +76,11 @@ class Move:
         elif alike and known[0] == BY_MD5:
             why = "their MD5s in the index are the same"
         elif then.id and then.id[:NAMES] == now.id[:NAMES]:
-            why = "their names and their sizes in the index are the same" if alike else "their names are the same; an index would show whether their MD5s are"
+            why = (
+                "their names and their sizes in the index are the same"
+                if alike
+                else "their names are the same; an index would show whether their MD5s are"
+            )
         else:
             here = "" if now.place is None else f", and this list begins with {now.place!r:.300}"
             what = f"its list of shards has other URLs or another order{self._there(' (it stands at ', here + ')')}"
@@ -91,4 +96,8 @@ class Move:
         """Log one line if the state continues at another place."""
         if self._found:
             places = "; ".join(f"{place!r:.300} ({why})" for place, why in self._found.items())
-            logger.warning("the state%s continues with the same shards at another place, which begin with %s", self._there(", which stands at ", ","), places)
+            logger.warning(
+                "the state%s continues with the same shards at another place, which begin with %s",
+                self._there(", which stands at ", ","),
+                places,
+            )

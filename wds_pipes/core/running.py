@@ -73,7 +73,8 @@ def _at_end(running: Stage[Any]) -> Iterator[Any]:
 
 
 def _stay(running: Stage[Any], mark: Ended) -> None:
-    running.mark = lambda: mark  # type: ignore[method-assign]  # replaced only at the end, so that mark() costs nothing more before it
+    # replaced only at the end, so that mark() costs nothing more before it
+    running.mark = lambda: mark  # type: ignore[method-assign]
 
 
 def _own_copy(value: Any, copies: dict[int, Any]) -> Any:

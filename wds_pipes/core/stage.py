@@ -138,7 +138,9 @@ class Stage(Generic[Out]):
         if "At" in cls.__dict__:
             cls._defaults = {field.name: field.default for field in fields(cls.At)}
             cls._beginning = tuple(cls._defaults.values())
-            cls._tallies = tuple((place, name) for place, name in enumerate(cls._defaults) if name in (*COUNTED, *TROUBLE))
+            cls._tallies = tuple(
+                (place, name) for place, name in enumerate(cls._defaults) if name in (*COUNTED, *TROUBLE)
+            )
             get: Callable[[Any], Any] = attrgetter(*cls._defaults) if cls._defaults else lambda at: ()
             cls._own = staticmethod((lambda at: (get(at),)) if len(cls._defaults) == 1 else get)
 
@@ -224,7 +226,9 @@ class Stage(Generic[Out]):
         """Whether this stage or one before it counts delivered samples itself, since an item of the
         chain is not one sample.
         """
-        return any(name == "delivered" for _, name in self._tallies) or (self.source is not None and self.source.counts_delivered)
+        return any(name == "delivered" for _, name in self._tallies) or (
+            self.source is not None and self.source.counts_delivered
+        )
 
     @property
     def deals(self) -> bool:
@@ -275,7 +279,9 @@ class Stage(Generic[Out]):
 
     @property
     def branches(self) -> Mapping[str, Stage[Any]]:
-        """The chains that the stage reads from, by name, if it reads from others than its source."""
+        """The chains that the stage reads from, by name, if it reads from others than its
+        source.
+        """
         return {}
 
     @property
@@ -377,18 +383,26 @@ class Stage(Generic[Out]):
         """
         before = self.source.graph(counted=counted or self.counts_items) if self.source is not None else []
         chosen = {name: getattr(self, name) for name in self.order_options}
-        options = ", ".join(f"{name}={value!r}" for name, value in chosen.items() if value is not None and value is not False)
+        options = ", ".join(
+            f"{name}={value!r}" for name, value in chosen.items() if value is not None and value is not False
+        )
         return [*before, f"{functional_name(type(self))}({options})" if options else functional_name(type(self))]
 
     def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
-        """Return what became of the samples up to ``mark``, after ``delivered`` items were yielded."""
+        """Return what became of the samples up to ``mark``, after ``delivered`` items were
+        yielded.
+        """
         counts = dict.fromkeys(COUNTED, 0)
         counts["delivered"] = delivered
         stage: Stage[Any] | None = self
         while stage is not None and mark is not None:
             if stage.counts_itself and stage is not self:
                 inner = stage.counts(mark, counts["delivered"])
-                return {**counts, **{name: counts.get(name, 0) + count for name, count in inner.items()}, "delivered": inner["delivered"]}
+                return {
+                    **counts,
+                    **{name: counts.get(name, 0) + count for name, count in inner.items()},
+                    "delivered": inner["delivered"],
+                }
             own, mark = mark
             for place, name in stage._tallies:
                 value = own[place]
@@ -406,7 +420,8 @@ class Stage(Generic[Out]):
         are still the default.
         """
         entries = self.dump_mark(mark)
-        if isinstance(mark, Ended) and not isinstance(mark.before, Ended):  # else the source's entry says so, and this stage gets nothing from it
+        # else the source's entry says so, and this stage gets nothing from it
+        if isinstance(mark, Ended) and not isinstance(mark.before, Ended):
             entries[-1][_ENDED] = True
         return entries
 
@@ -428,7 +443,15 @@ class Stage(Generic[Out]):
         own, before = mark or ((), None)
         entries = self.source.dump(before) if self.source is not None else []
         first = not own or own == self._beginning  # the common case
-        entries.append({} if first else {name: value for (name, default), value in zip(self._defaults.items(), own, strict=False) if value != default})
+        entries.append(
+            {}
+            if first
+            else {
+                name: value
+                for (name, default), value in zip(self._defaults.items(), own, strict=False)
+                if value != default
+            }
+        )
         return entries
 
     def relocate(self, entries: list[dict[str, Any]], move: Move) -> list[dict[str, Any]]:

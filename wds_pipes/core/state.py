@@ -26,10 +26,13 @@ PARTS = "parts"  # the step that PipeLoader puts into a graph, see ``wds_pipes.l
 MOST = (1 << 64) - 1  # any number: the hash of wds_pipes.core.order takes 64 bits, and no real count is larger
 MOST_LANES = 1_000_000  # ranks x workers at a first start: 100 000 accelerators with 10 workers each
 MOST_RANKS = MOST_LANES  # each rank has at least one lane
-MOST_DEALS = 10_000  # how often an epoch was repartitioned: with a restart every ten minutes, that is an epoch of ten weeks
+# how often an epoch was repartitioned: with a restart every ten minutes, that is an epoch of ten
+# weeks
+MOST_DEALS = 10_000
 
 _DATA = re.compile("[0-9a-f]{8}([12][0-9a-f]{7})?")  # see wds_pipes.core.moved
-_LANE = re.compile("0|[1-9][0-9]{0,6}")  # as str(number) writes it: int() also accepts "01", " 1", "1_0" and non-ASCII digits
+# as str(number) writes it: int() also accepts "01", " 1", "1_0" and non-ASCII digits
+_LANE = re.compile("0|[1-9][0-9]{0,6}")
 
 
 class SavedLane(NamedTuple):
@@ -165,7 +168,8 @@ def read_state(state: object) -> Saved:
     version = state["version"]
     if type(version) is not int or version != STATE_VERSION:
         raise StateError(
-            f"the state has format version {shown(version)}, this wds_pipes reads version {STATE_VERSION}. Resume with the wds_pipes that wrote it."
+            f"the state has format version {shown(version)}, this wds_pipes reads version "
+            f"{STATE_VERSION}. Resume with the wds_pipes that wrote it."
         )
 
     def count(name: str, default: int | None = None, *, least: int = 0, most: int = MOST) -> int:
@@ -174,7 +178,10 @@ def read_state(state: object) -> Saved:
     of_loader = "rank" in state
     world_size = count("world_size", None if of_loader else 1, least=1, most=MOST_RANKS)
     lane_count = count("lane_count", least=1, most=MOST_LANES)
-    lanes = {read_lane_number(name): _read_lane(name, lane, of_loader) for name, lane in read_dict(state.get("lanes"), "'lanes'").items()}
+    lanes = {
+        read_lane_number(name): _read_lane(name, lane, of_loader)
+        for name, lane in read_dict(state.get("lanes"), "'lanes'").items()
+    }
     if len(lanes) > lane_count or not all(lane < lane_count for lane in lanes):
         raise damaged(f"it has lane {some(lanes)} of {lane_count}")
     return Saved(
@@ -207,9 +214,15 @@ def _meant(state: object) -> str:
             if isinstance(value, dict) and "version" in value and "lanes" in value:
                 return f"There is one under {shown(name)}: pass that."
         if "_snapshot" in state or "_iterator_finished" in state:
-            return "It is of torchdata's StatefulDataLoader, which loads it itself: call load_state_dict() of the loader."
+            return (
+                "It is of torchdata's StatefulDataLoader, which loads it itself: call load_state_dict() of the loader."
+            )
     if isinstance(state, (str, bytes)):
-        what = "JSON text: pass json.loads() of it" if state[:1] in ("{", b"{") else "text, perhaps a path: read the file first"
+        what = (
+            "JSON text: pass json.loads() of it"
+            if state[:1] in ("{", b"{")
+            else "text, perhaps a path: read the file first"
+        )
         return f"It is {what}."
     return "Pass what state_dict() returned."
 

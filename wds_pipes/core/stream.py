@@ -61,7 +61,8 @@ class Stream(Generic[Out]):
 
     def __init__(self, stage: Stage[Out]) -> None:
         self.stage = stage
-        self.at: tuple[int, int, Mark | None, bool] | None = None  # a Position; as a plain tuple when it is set at each item, to save time
+        # a Position; as a plain tuple when it is set at each item, to save time
+        self.at: tuple[int, int, Mark | None, bool] | None = None
         self._resume = False
         self._live: weakref.ref[Pass[Out]] | None = None
 
@@ -183,7 +184,10 @@ class Stream(Generic[Out]):
         lane = saved.lanes.get(host.lane)
         if saved.lane_count != host.lanes or lane is None:
             held = f"lane {some(saved.lanes)} of {saved.lane_count}"
-            raise StateError(f"the state holds {held}, and this process gives lane {host.lane} of {host.lanes}: keep the number of workers.")
+            raise StateError(
+                f"the state holds {held}, and this process gives lane {host.lane} of "
+                f"{host.lanes}: keep the number of workers."
+            )
         mark = self.stage.load(self.stage.relocate(check_lane(lane, host.lane, self.stage), move))
         self.seek(Position(saved.epoch, lane.delivered, mark))
         if host.lane == 0:  # only one of several workers logs it
@@ -205,7 +209,8 @@ class Pass(Generic[Out]):
         self._running: Stage[Out] | None = None
         self._items: Iterator[Out] = iter(())
         self._error: Exception | None = None
-        self._trace: TracebackType | None = None  # the error's traceback when it was first raised: each later raise would add to it
+        # the error's traceback when it was first raised: each later raise would add to it
+        self._trace: TracebackType | None = None
         self._epoch = self._delivered = 0
 
     def __iter__(self) -> Pass[Out]:
@@ -225,7 +230,12 @@ class Pass(Generic[Out]):
             self.stop(shorten(error))
             raise error  # all frames: set WDS_PIPES_FULL_TRACEBACK=1
         except BaseException as error:
-            self.stop(RuntimeError(f"this iterator was interrupted by {type(error).__name__}; load_state_dict(state_dict()) and iter() go on"))
+            self.stop(
+                RuntimeError(
+                    f"this iterator was interrupted by {type(error).__name__}; "
+                    "load_state_dict(state_dict()) and iter() go on"
+                )
+            )
             raise
         # No signal handler runs from here to the return. So an interrupt comes either before the
         # position is committed, or when the caller has the item.
@@ -237,7 +247,9 @@ class Pass(Generic[Out]):
         if self._error is not None:
             raise self._error.with_traceback(self._trace)
         stream = self._stream
-        stream._stop_live("a newer one was started, and a pipe has one at a time; build a second pipe to iterate twice at once")
+        stream._stop_live(
+            "a newer one was started, and a pipe has one at a time; build a second pipe to iterate twice at once"
+        )
         position, host = stream.begin(), stream.stage.host
         self._epoch, self._delivered = position.epoch, position.delivered
         self._running = stream.stage.open(Lane(stream.stage.seed, position.epoch, host.lane, host.lanes), position.mark)
@@ -263,7 +275,9 @@ class Pass(Generic[Out]):
         return None
 
     def stop(self, error: Exception) -> None:
-        """Make every further ``next()`` raise ``error``, unless the iterator has stopped already."""
+        """Make every further ``next()`` raise ``error``, unless the iterator has stopped
+        already.
+        """
         self.close()
         if self._error is None:
             self._error, self._trace = error, error.__traceback__
@@ -293,8 +307,12 @@ def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
     elif (problem := move.problem(Data(saved.fingerprint, saved.data), recipe.data)) is not None:
         differences.append(problem)
         mend += f" {MEND}"
-    if saved.graph == recipe.graph and saved.samples not in (None, recipe.samples):  # None: earlier versions did not save it
-        differences.append("samples_per_shard or the index gave the shards other numbers of samples, by which the epoch was partitioned")
+    # None: earlier versions did not save it
+    if saved.graph == recipe.graph and saved.samples not in (None, recipe.samples):
+        differences.append(
+            "samples_per_shard or the index gave the shards other numbers of samples, by which "
+            "the epoch was partitioned"
+        )
     if saved.seed != recipe.seed:
         differences.append(f"it was made with seed={saved.seed}, this pipeline has seed={recipe.seed}")
     if differences:
@@ -313,8 +331,13 @@ def _unlike(then: Sequence[str], now: Sequence[str]) -> str:
             return "it was made by a PipeLoader, this is a pipe: load it into a PipeLoader"
         if not old_parts:
             return "it was made by a pipe, this is a PipeLoader: load it into what you iterated"
-        numbers = (f"{step:.80}".partition("samples=")[2].rstrip(")") or "an unknown number of" for step in (old_parts[0], new_parts[0]))
-        return "its epoch had {} samples, that of this pipeline has {}: pass the same samples_per_shard= or index=".format(*numbers)
+        numbers = (
+            f"{step:.80}".partition("samples=")[2].rstrip(")") or "an unknown number of"
+            for step in (old_parts[0], new_parts[0])
+        )
+        return (
+            "its epoch had {} samples, that of this pipeline has {}: pass the same samples_per_shard= or index="
+        ).format(*numbers)
     first = max(0, _alike_at_start(old, new) - 1)
     after = _alike_at_start(old[first + 1 :][::-1], new[first + 1 :][::-1])
 
@@ -326,7 +349,10 @@ def _unlike(then: Sequence[str], now: Sequence[str]) -> str:
 
 def _alike_at_start(old: Sequence[str], new: Sequence[str]) -> int:
     """Return how many entries two lists have in common at their start."""
-    return next((place for place, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), min(len(old), len(new)))
+    return next(
+        (place for place, (one, other) in enumerate(zip(old, new, strict=False)) if one != other),
+        min(len(old), len(new)),
+    )
 
 
 def _steps(graph: Sequence[str]) -> list[str]:

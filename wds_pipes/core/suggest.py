@@ -103,7 +103,11 @@ def no_name(module: str, name: str, known: Iterable[str]) -> str:
     if name in _NAMES:
         mend = f": {name} of webdataset is {_NAMES[name]} here"
     elif (found := nearest(name, [*steps, *known])) is not None:
-        mend = f". Did you mean {found}?" if found in known else f": {steps[found]}() is a method of pipes, as in ShardList(urls).open_shards().load_tar()"
+        mend = (
+            f". Did you mean {found}?"
+            if found in known
+            else (f": {steps[found]}() is a method of pipes, as in ShardList(urls).open_shards().load_tar()")
+        )
     return f"module {module!r} has no attribute {name!r}{mend}"
 
 
@@ -118,7 +122,11 @@ def build(kind: Callable[..., Built], name: str, args: tuple[Any, ...], options:
 
     parameters = inspect.signature(kind).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        _check(name, options, [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL])
+        _check(
+            name,
+            options,
+            [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL],
+        )
     try:
         built = kind(*args, **options)
     except AttributeError as error:
@@ -156,5 +164,11 @@ def _check(name: str, options: Iterable[str], known: Iterable[str]) -> None:
             known = [each for each in known if each not in ("self", "source")]
             meant = _ARGUMENTS.get(option)
             meant = meant if meant in known else nearest(option, known)
-            mend = f"Did you mean {meant}=?" if meant is not None else f"It has: {', '.join(known)}." if known else "It has none."
+            mend = (
+                f"Did you mean {meant}=?"
+                if meant is not None
+                else f"It has: {', '.join(known)}."
+                if known
+                else "It has none."
+            )
             raise TypeError(f"{name}() has no option {option!r}. {mend}")

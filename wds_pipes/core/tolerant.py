@@ -34,7 +34,11 @@ class Tolerant(Stage[Out]):
             self.limited = f"{LIMITED}{functional_name(type(self))} {self.depth}"
 
     def changes_count(self) -> str | None:
-        return f"{functional_name(type(self))}(on_error='skip') changes their number" if self.on_error == "skip" else super().changes_count()
+        return (
+            f"{functional_name(type(self))}(on_error='skip') changes their number"
+            if self.on_error == "skip"
+            else super().changes_count()
+        )
 
     counter: ClassVar[str] = "skipped"
 

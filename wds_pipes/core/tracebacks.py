@@ -35,7 +35,21 @@ _PYTHONS = os.path.dirname(os.__file__) + os.sep
 # the caller.
 _LIBRARIES = frozenset(
     (
-        *("torch", "torchdata", "numpy", "PIL", "braceexpand", "fsspec", "s3fs", "aiobotocore", "botocore", "aioitertools", "gcsfs", "google", "aiohttp"),
+        *(
+            "torch",
+            "torchdata",
+            "numpy",
+            "PIL",
+            "braceexpand",
+            "fsspec",
+            "s3fs",
+            "aiobotocore",
+            "botocore",
+            "aioitertools",
+            "gcsfs",
+            "google",
+            "aiohttp",
+        ),
         *("requests", "urllib3", "msgpack", "cbor2", "safetensors", "yaml"),
     )
 )
@@ -48,7 +62,9 @@ def shorten(error: Failed) -> Failed:
     if not _full():
         for each in causes(error, contexts=True):
             least = 1 if each is not error else 0 if isinstance(error, WdsError) else 2
-            each.__traceback__ = _linked(_of_callers(each.__traceback__) or _frames(each.__traceback__)[::-1][:least][::-1])
+            each.__traceback__ = _linked(
+                _of_callers(each.__traceback__) or _frames(each.__traceback__)[::-1][:least][::-1]
+            )
     return error
 
 
@@ -112,7 +128,9 @@ def _of_callers(trace: TracebackType | None) -> list[TracebackType]:
     found: list[TracebackType] = []
     for each in _frames(trace):
         package = str(each.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package != "wds_pipes" and (found or not (package in _LIBRARIES or _is_pythons(each.tb_frame.f_code.co_filename))):
+        if package != "wds_pipes" and (
+            found or not (package in _LIBRARIES or _is_pythons(each.tb_frame.f_code.co_filename))
+        ):
             found.append(each)
     return found
 

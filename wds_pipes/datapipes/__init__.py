@@ -34,7 +34,9 @@ def _register(pipe: type[WdsPipe]) -> None:
     name = functional_name(pipe._kind)
     taken = IterDataPipe.functions.get(name)
     owner = getattr(taken, "_wds_kind", None)
-    if taken is not None and (owner is None or (owner.__module__, owner.__qualname__) != (pipe._kind.__module__, pipe._kind.__qualname__)):
+    if taken is not None and (
+        owner is None or (owner.__module__, owner.__qualname__) != (pipe._kind.__module__, pipe._kind.__qualname__)
+    ):
         raise RuntimeError(f"the method {name}() of IterDataPipe is taken by {taken!r}: name the stage otherwise")
 
     def method(source: IterDataPipe[Any], *args: Any, **options: Any) -> WdsPipe:
@@ -100,4 +102,6 @@ def _ours(pipe: IterDataPipe[Any]) -> WdsPipe:
     as_stage(pipe).check_resumable()
     name = type(pipe).__name__.removesuffix("IterDataPipe")
     mend = "use the method, pipe.map(), .filter(), .batch() or .collate()"
-    raise StateError(f"torch's {name} was built from its class around a pipe, so the items that it yields are not counted: {mend}.")
+    raise StateError(
+        f"torch's {name} was built from its class around a pipe, so the items that it yields are not counted: {mend}."
+    )

@@ -191,7 +191,8 @@ class WdsPipe(Base[T_co]):
         if args:
             size = shown(args[0])
             raise TypeError(
-                f"shuffle({size}) of webdataset is .shuffle_buffer({size}) here. torch's is shuffle(buffer_size={size}), and its state cannot be saved."
+                f"shuffle({size}) of webdataset is .shuffle_buffer({size}) here. torch's is "
+                f"shuffle(buffer_size={size}), and its state cannot be saved."
             )
         return _torchs("Shuffler", "shuffle_buffer()")(self, **options)
 
@@ -200,7 +201,11 @@ class WdsPipe(Base[T_co]):
         if method is None and not name.startswith("_"):
             raise AttributeError(no_method(type(self).__name__, name, dir(self)), name=name)
         # torch would return a partial here, whose help shows neither the name nor the arguments
-        return MethodType(method, self) if method is not None and hasattr(method, "_wds_kind") else super().__getattr__(name)
+        return (
+            MethodType(method, self)
+            if method is not None and hasattr(method, "_wds_kind")
+            else super().__getattr__(name)
+        )
 
     # Hooks that torch's DataLoader calls. Only the first pipe of a chain has them, since a chain is
     # partitioned once.
@@ -267,7 +272,8 @@ def _iterate(self: WdsPipe) -> Iterator[Any]:
     """Begin the next epoch, or continue from a loaded state, at the first ``next()``."""
     if _below_stateful_dataloader():
         raise StateError(
-            "StatefulDataLoader does not see the state of an IterDataPipe: it would replay from the start and say nothing. Give it pipe.as_dataset(), or "
+            "StatefulDataLoader does not see the state of an IterDataPipe: it would replay "
+            "from the start and say nothing. Give it pipe.as_dataset(), or "
             "wds_pipes.as_dataset(pipe) for a chain that ends in a pipe of torch's."
         )
     if worker_info() is None and self._stream.stage.host.lanes == 1:
@@ -284,7 +290,13 @@ def _torchs(name: str, instead: str) -> Callable[..., IterDataPipe[Any]]:
     raise NotImplementedError(f"this step was torch's, and this torch has no DataPipes any more: use {instead}")
 
 
-_TORCHS = {WdsPipe.map: "Mapper", WdsPipe.filter: "Filter", WdsPipe.batch: "Batcher", WdsPipe.collate: "Collator", WdsPipe.shuffle: "Shuffler"}
+_TORCHS = {
+    WdsPipe.map: "Mapper",
+    WdsPipe.filter: "Filter",
+    WdsPipe.batch: "Batcher",
+    WdsPipe.collate: "Collator",
+    WdsPipe.shuffle: "Shuffler",
+}
 for _method, _name in _TORCHS.items():
     for _kind in torch_kinds(_name):
         _method.__doc__ = _kind.__doc__
@@ -344,7 +356,11 @@ class MixedPipe(WdsPipe):
             if not isinstance(pipe, IterDataPipe):
                 raise TypeError(f"mix() takes pipes by name, and {name!r} is {pipe!r:.80}")
         self._sources = list(pipes.values())  # torch's walk over the graph looks for them
-        self._stream = Stream(build(stages.Mix, "mix", ({name: as_stage(pipe) for name, pipe in pipes.items()} or sources, *args), options))
+        self._stream = Stream(
+            build(
+                stages.Mix, "mix", ({name: as_stage(pipe) for name, pipe in pipes.items()} or sources, *args), options
+            )
+        )
         self._call = _call(stages.Mix, self._stream.stage, (sources, *args), options)
 
 
@@ -370,7 +386,10 @@ def _stage_for(pipe: IterDataPipe[Any], what: str) -> Stage[Any]:
     """
     ours = find_ours(pipe)
     if ours is not None and ours._stream._resume:
-        raise StateError(f"a state was loaded into this pipe, which {what} would not continue: load it into what you iterate, after that is built.")
+        raise StateError(
+            f"a state was loaded into this pipe, which {what} would not continue: load it into "
+            "what you iterate, after that is built."
+        )
     return as_stage(pipe)
 
 

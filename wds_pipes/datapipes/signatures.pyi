@@ -24,10 +24,18 @@ T_co = TypeVar("T_co", covariant=True, default=Any)
 class Methods(Generic[T_co]):
     """The steps as methods of pipes; at run time ``register_stage`` makes them."""
 
-    def batch_samples(self, size: int, *, drop_last: bool = False, collate: Callable[[list[Any]], Any] | str | None = None) -> WdsPipe[Any]:
+    def batch_samples(
+        self, size: int, *, drop_last: bool = False, collate: Callable[[list[Any]], Any] | str | None = None
+    ) -> WdsPipe[Any]:
         """Collect samples into batches."""
 
-    def cache_shards(self, directory: str | os.PathLike[str] | None = None, *, max_bytes: int | str | None = None, verify: bool = True) -> WdsPipe[str]:
+    def cache_shards(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        max_bytes: int | str | None = None,
+        verify: bool = True,
+    ) -> WdsPipe[str]:
         """Keep remote shards on a local disk, for the ``open_shards`` after it."""
 
     def decode_by_ext(
@@ -58,14 +66,23 @@ class Methods(Generic[T_co]):
         """Keep several shards open and take one item from each in turn."""
 
     def load_tar(
-        self, *, max_member_bytes: int = 4 << 30, on_truncated: str = "raise", on_error: str = "raise", max_errors: int | None = None
+        self,
+        *,
+        max_member_bytes: int = 4 << 30,
+        on_truncated: str = "raise",
+        on_error: str = "raise",
+        max_errors: int | None = None,
     ) -> WdsPipe[TarMember]:
         """Read the regular files in the tars of open shards."""
 
-    def map_fields(self, functions: Mapping[str, Callable[[Any], Any]], *, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[Any]:
+    def map_fields(
+        self, functions: Mapping[str, Callable[[Any], Any]], *, on_error: str = "raise", max_errors: int | None = None
+    ) -> WdsPipe[Any]:
         """Apply functions to single fields of each sample."""
 
-    def map_samples(self, fn: Callable[..., Any], *, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[Any]:
+    def map_samples(
+        self, fn: Callable[..., Any], *, on_error: str = "raise", max_errors: int | None = None
+    ) -> WdsPipe[Any]:
         """Apply a function to each sample."""
 
     def open_shards(
@@ -86,16 +103,22 @@ class Methods(Generic[T_co]):
     ) -> WdsPipe[Shard]:
         """Open the shards at URLs or paths."""
 
-    def rename_fields(self, names: Mapping[str, str], *, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[dict[str, Any]]:
+    def rename_fields(
+        self, names: Mapping[str, str], *, on_error: str = "raise", max_errors: int | None = None
+    ) -> WdsPipe[dict[str, Any]]:
         """Rename fields of each sample; the others stay as they are."""
 
-    def select_fields(self, *fields: str, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[dict[str, Any]]:
+    def select_fields(
+        self, *fields: str, on_error: str = "raise", max_errors: int | None = None
+    ) -> WdsPipe[dict[str, Any]]:
         """Keep only some fields of each sample, in the given order."""
 
     def shuffle_buffer(self, size: int, *, seed: int | None = None) -> WdsPipe[T_co]:
         """Shuffle samples within a moving window."""
 
-    def to_tuple(self, *fields: str, on_error: str = "raise", max_errors: int | None = None) -> WdsPipe[tuple[Any, ...]]:
+    def to_tuple(
+        self, *fields: str, on_error: str = "raise", max_errors: int | None = None
+    ) -> WdsPipe[tuple[Any, ...]]:
         """Turn each sample into a tuple of selected fields."""
 
     def unbatch_samples(self) -> WdsPipe[Any]:

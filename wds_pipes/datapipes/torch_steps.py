@@ -29,7 +29,11 @@ from wds_pipes.io.urls import redact
 from wds_pipes.stages.shard_list import data_id, fingerprint, numbers_of
 
 HOLD_NOTHING = torch_kinds("Mapper", "Filter", "Batcher", "Collator")
-_BATCHER, _SHARDING_FILTER, _WRAPPER = torch_kinds("Batcher"), torch_kinds("ShardingFilter"), torch_kinds("IterableWrapper")
+_BATCHER, _SHARDING_FILTER, _WRAPPER = (
+    torch_kinds("Batcher"),
+    torch_kinds("ShardingFilter"),
+    torch_kinds("IterableWrapper"),
+)
 _REPEATABLE = (*HOLD_NOTHING, *_WRAPPER, *_SHARDING_FILTER, *torch_kinds("FileLister", "UnBatcher", "Concater"))
 _INSTEAD = {
     "Shuffler": "use shuffle_buffer(size), or ShardList(urls, shuffle=True) for the shards",
@@ -54,7 +58,9 @@ def _copied(pipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
         if isinstance(value, IterDataPipe):
             setattr(again, name, _copied(value))
         elif isinstance(value, (list, tuple)) and any(isinstance(part, IterDataPipe) for part in value):
-            setattr(again, name, type(value)(_copied(part) if isinstance(part, IterDataPipe) else part for part in value))
+            setattr(
+                again, name, type(value)(_copied(part) if isinstance(part, IterDataPipe) else part for part in value)
+            )
     return again
 
 
@@ -135,7 +141,13 @@ class TorchSource(Stage[Any]):
     def _urls(self) -> Sequence[str] | None:
         """The list of URLs at the beginning of the chain; None: there is none."""
         listed = [pipe.iterable for pipe in walk(self.pipe) if isinstance(pipe, _WRAPPER)]
-        return listed[0] if len(listed) == 1 and isinstance(listed[0], (list, tuple)) and all(isinstance(url, str) for url in listed[0]) else None
+        return (
+            listed[0]
+            if len(listed) == 1
+            and isinstance(listed[0], (list, tuple))
+            and all(isinstance(url, str) for url in listed[0])
+            else None
+        )
 
     def shards(self) -> tuple[int | None, str]:
         urls = self._urls
@@ -159,10 +171,17 @@ class TorchSource(Stage[Any]):
         for pipe in walk(self.pipe):
             if type(pipe) not in _REPEATABLE or self._ours:
                 name = type(pipe).__name__
-                mend = _INSTEAD.get(_name(pipe), "use a pipe of wds_pipes instead, or write it as a Stage and register_stage() it")
-                raise StateError(f"the state of torch's {name} in this chain cannot be known exactly, so the chain has no state: {mend}.")
+                mend = _INSTEAD.get(
+                    _name(pipe), "use a pipe of wds_pipes instead, or write it as a Stage and register_stage() it"
+                )
+                raise StateError(
+                    f"the state of torch's {name} in this chain cannot be known exactly, so the "
+                    f"chain has no state: {mend}."
+                )
             if isinstance(pipe, _WRAPPER) and isinstance(pipe.iterable, Iterator):
-                raise StateError("IterableWrapper holds an iterator, which cannot be read again after a crash: give it a list.")
+                raise StateError(
+                    "IterableWrapper holds an iterator, which cannot be read again after a crash: give it a list."
+                )
 
 
 def _name(pipe: IterDataPipe[Any]) -> str:

@@ -57,7 +57,9 @@ class Call(NamedTuple):
 
 def _same(value: Any, default: Any) -> bool:
     """Whether an argument has its default value; only plain values are compared."""
-    return value is default or (type(value) is type(default) and isinstance(value, (bool, int, float, str, tuple)) and value == default)
+    return value is default or (
+        type(value) is type(default) and isinstance(value, (bool, int, float, str, tuple)) and value == default
+    )
 
 
 class Step(NamedTuple):
@@ -76,7 +78,12 @@ class Step(NamedTuple):
 def step_of(pipe: IterDataPipe[Any]) -> Step:
     """Return the last step of a chain, ours or torch's."""
     parts = vars(pipe)
-    found = [part for value in parts.values() for part in (value if isinstance(value, (list, tuple)) else [value]) if is_pipe(part)]
+    found = [
+        part
+        for value in parts.values()
+        for part in (value if isinstance(value, (list, tuple)) else [value])
+        if is_pipe(part)
+    ]
     call = parts.get("_call")
     if call is None and "_stream" in parts:  # a wrapper around a pipe of torch's
         return step_of(found[0])
@@ -117,7 +124,9 @@ def to_text(pipe: IterDataPipe[Any]) -> str:
     if step.method:
         return f"{sources[0]}.{step.call}"
     if step.branched:
-        sources = [f"{{{', '.join(f'{name!r}: {source}' for name, source in zip(step.sources, sources, strict=True))}}}"]
+        sources = [
+            f"{{{', '.join(f'{name!r}: {source}' for name, source in zip(step.sources, sources, strict=True))}}}"
+        ]
     return str(Call(step.call.name, (*sources, *step.call.arguments)))
 
 
@@ -140,7 +149,9 @@ def _boxes(pipe: IterDataPipe[Any], numbers: dict[int, int]) -> Iterator[_Box]:
         if _identity(source) not in numbers:
             yield from _boxes(source, numbers)
     number = numbers[_identity(pipe)] = len(numbers)
-    arrows = [(numbers[_identity(source)], name if step.branched else step.arrow) for name, source in step.sources.items()]
+    arrows = [
+        (numbers[_identity(source)], name if step.branched else step.arrow) for name, source in step.sources.items()
+    ]
     yield _Box(number, str(step.call), arrows)
 
 

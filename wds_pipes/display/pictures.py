@@ -32,7 +32,11 @@ def pictures_of(name: str, value: Any, most: int) -> list[str]:
         if is_pil(value):
             return [_png(value)]
         if isinstance(value, (bytes, bytearray)):
-            return [_png(image_decoder("pilrgba", MAX_IMAGE_PIXELS)(bytes(value)))] if name.rpartition(".")[2].lower() in IMAGE else []
+            return (
+                [_png(image_decoder("pilrgba", MAX_IMAGE_PIXELS)(bytes(value)))]
+                if name.rpartition(".")[2].lower() in IMAGE
+                else []
+            )
         if isinstance(value, (list, tuple)) and value and all(map(is_pil, value[:most])):
             return [_png(image) for image in value[:most]]
         return [] if shape_of(value) is None else [_drawn(image) for image in _images(value, most)]

@@ -64,7 +64,12 @@ def show(item: Any) -> View:
         from wds_pipes.display.graph import to_html, to_text
 
         return View(to_text(item), to_html(item))
-    if isinstance(item, (list, tuple)) and not hasattr(item, "_fields") and len(item) > 1 and all(isinstance(part, (Mapping, tuple)) for part in item):
+    if (
+        isinstance(item, (list, tuple))
+        and not hasattr(item, "_fields")
+        and len(item) > 1
+        and all(isinstance(part, (Mapping, tuple)) for part in item)
+    ):
         return _grid(item)
     fields = _fields(item)
     told = fields[:MAX_FIELDS]
@@ -77,7 +82,10 @@ def show(item: Any) -> View:
         images += len(pictures)
         drawn = "".join(pictures)
         text = f'<div style="white-space:pre-wrap;text-align:left">{escape(_preview(name, value))}</div>'
-        rows.append(f'<tr><th style="text-align:left;vertical-align:top">{escape(cut(name, 40))}</th><td style="text-align:left">{drawn}{text}</td></tr>')
+        rows.append(
+            f'<tr><th style="text-align:left;vertical-align:top">{escape(cut(name, 40))}</th><td '
+            f'style="text-align:left">{drawn}{text}</td></tr>'
+        )
     rows += [f'<tr><td colspan="2">{more}</td></tr>'] if more else []
     return View("\n".join([*lines, *([more] if more else [])]), f'<table class="wds-pipes">{"".join(rows)}</table>')
 
@@ -86,7 +94,9 @@ def _grid(samples: Any) -> View:
     """Show several samples side by side."""
     views = [show(sample) for sample in samples[:MAX_SAMPLES]]
     more = f"and {len(samples) - MAX_SAMPLES:,} more" if len(samples) > MAX_SAMPLES else ""
-    cells = "".join(f'<div style="border:1px solid #8884;padding:4px;overflow:auto">{view._repr_html_()}</div>' for view in views)
+    cells = "".join(
+        f'<div style="border:1px solid #8884;padding:4px;overflow:auto">{view._repr_html_()}</div>' for view in views
+    )
     text = "\n\n".join([*map(repr, views), *([more] if more else [])])
     columns = "display:grid;grid-template-columns:repeat(auto-fill,minmax(260px,1fr));gap:6px"
     return View(text, f'<div class="wds-pipes" style="{columns}">{cells}</div>{more}')

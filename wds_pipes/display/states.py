@@ -27,7 +27,9 @@ def describe_state(state: State) -> str:
     """
     found = list(_states_in(state))
     if not found:
-        raise StateError(f"this is not a state of a wds_pipes pipeline but {shown(state)}. Pass what state_dict() returned.")
+        raise StateError(
+            f"this is not a state of a wds_pipes pipeline but {shown(state)}. Pass what state_dict() returned."
+        )
     return "\n".join(_describe(read_state(part)) for part in found)
 
 

@@ -47,8 +47,17 @@ def shown(value: Any, name: str = "", *, depth: int = 0, limit: int = MAX_TEXT) 
         return _shown_mapping(value, name, depth, limit)
     if isinstance(value, (list, tuple, set, frozenset)) and not hasattr(value, "_fields"):
         left, right = "[]" if isinstance(value, list) else "()" if isinstance(value, tuple) else "{}"
-        items = [] if depth > 2 else [shown(item, name, depth=depth + 1, limit=limit) for item, _ in zip(value, range(3), strict=False)]
-        return left + ", ".join([*items, *(["..."] if len(value) > len(items) else [])]) + ("," if left == "(" and len(value) == 1 else "") + right
+        items = (
+            []
+            if depth > 2
+            else [shown(item, name, depth=depth + 1, limit=limit) for item, _ in zip(value, range(3), strict=False)]
+        )
+        return (
+            left
+            + ", ".join([*items, *(["..."] if len(value) > len(items) else [])])
+            + ("," if left == "(" and len(value) == 1 else "")
+            + right
+        )
     if (shape := shape_of(value)) is not None:
         return f"<{shape}>"
     if callable(value):

@@ -138,7 +138,9 @@ def _decompressors(kind: str) -> Callable[[], Any]:
     try:
         return importlib.import_module(_ZSTD).ZstdDecompressor  # type: ignore[no-any-return]
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"a zstd stream needs the module {_ZSTD}: pip install 'wds_pipes[formats]'") from error
+        raise ModuleNotFoundError(
+            f"a zstd stream needs the module {_ZSTD}: pip install 'wds_pipes[formats]'"
+        ) from error
 
 
 class _Gzip:

@@ -64,7 +64,9 @@ def identify_store(url: str, options: Mapping[str, Any]) -> str:
 
 
 def _names(*names: str) -> Sequence[str]:
-    """The protocols whose configuration a file system of fsspec reads, in its order: all its names."""
+    """The protocols whose configuration a file system of fsspec reads, in its order: all its
+    names.
+    """
     from fsspec.core import get_filesystem_class
 
     try:
@@ -85,14 +87,20 @@ def user_of(url: str) -> str:
     In URLs of S3 there is no such user, in URLs of HTTP only one with a password.
     """
     found = re.match(r"([^/]*)://([^/?#@:]*)(:[^/?#@]*)?@", url)
-    log_in = found is not None and not found[1].endswith(("s3", "s3a")) and (found[3] is not None or not found[1].endswith(("http", "https")))
+    log_in = (
+        found is not None
+        and not found[1].endswith(("s3", "s3a"))
+        and (found[3] is not None or not found[1].endswith(("http", "https")))
+    )
     return found[2] if found is not None and log_in else ""
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options without credentials, as JSON values."""
     kept = {str(name): value for name, value in options.items() if not _WITHOUT_EFFECT.fullmatch(str(name))}
-    return {name: _value(value, name) for name, value in kept.items() if name == "connection_string" or not is_secret(name)}
+    return {
+        name: _value(value, name) for name, value in kept.items() if name == "connection_string" or not is_secret(name)
+    }
 
 
 def _value(value: Any, name: str) -> Any:
@@ -137,7 +145,9 @@ def _s3(options: Mapping[str, Any]) -> list[Any]:
     if ignored is None and session is not None:
         ignored = session.get_config_variable("ignore_configured_endpoint_urls")
     if not endpoint and not ignored:
-        services = session.full_config.get("services", {}).get(scoped.get("services"), {}) if session is not None else {}
+        services = (
+            session.full_config.get("services", {}).get(scoped.get("services"), {}) if session is not None else {}
+        )
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         endpoint = endpoint or services.get("s3", {}).get("endpoint_url") or scoped.get("endpoint_url")
     more = _plain({name: value for name, value in options.items() if name not in _OF_S3})

@@ -36,7 +36,9 @@ def list_shards(pattern: str, storage_options: dict[str, Any] | None) -> list[st
         raise problem  # outside of the handlers: an error in its context could contain the URL
     if not names:
         folder = "" if known else f"its bucket or directory {redact(_fixed(pattern))!r} does not exist or is empty; "
-        raise ValueError(f"no shard matches {redact(pattern)!r}: {folder}check the pattern, the bucket and the directory")
+        raise ValueError(
+            f"no shard matches {redact(pattern)!r}: {folder}check the pattern, the bucket and the directory"
+        )
     return names
 
 

@@ -53,7 +53,10 @@ def open_own(path: str, flags: int) -> int:
 
 
 def _foreign(path: str, what: str) -> CacheError:
-    return CacheError(f"{path} in the cache {what}: remove it, and give each user a cache directory that only this user may write.", path=path)
+    return CacheError(
+        f"{path} in the cache {what}: remove it, and give each user a cache directory that only this user may write.",
+        path=path,
+    )
 
 
 class LockedFile:

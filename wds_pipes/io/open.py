@@ -43,7 +43,13 @@ class Opener:
     """
 
     def __init__(
-        self, reading: Reading | None = None, *, cache: ShardCache | None = None, verify: bool = True, allow_pipe: bool = False, buffer_bytes: int = 1 << 20
+        self,
+        reading: Reading | None = None,
+        *,
+        cache: ShardCache | None = None,
+        verify: bool = True,
+        allow_pipe: bool = False,
+        buffer_bytes: int = 1 << 20,
     ) -> None:
         self._reading = reading or Reading()
         self._cache = cache
@@ -70,10 +76,16 @@ class Opener:
     def used(self) -> Network:
         """The network use of this process."""
         client = self._clients.get(os.getpid())
-        return NO_NETWORK if client is None else Network(client.requests, client.retries, client.bytes_fetched, client.stalled)
+        return (
+            NO_NETWORK
+            if client is None
+            else Network(client.requests, client.retries, client.bytes_fetched, client.stalled)
+        )
 
     def stall_clock(self) -> Callable[[], float]:
-        """A function that returns the seconds that readers of this process have waited for stores."""
+        """A function that returns the seconds that readers of this process have waited for
+        stores.
+        """
         # os.getpid() in each call would cost as much as a tiny sample.
         clients, process = self._clients, os.getpid()
 
@@ -118,7 +130,10 @@ class Opener:
         elif isinstance(error, PermissionError):
             message = f"shard {shown} may not be read: check its permissions."
         elif isinstance(error, ImportError):
-            message = f"shard {shown} needs a package that is not installed ({hide(str(error), url, options)}): {missing_package(url)}."
+            message = (
+                f"shard {shown} needs a package that is not installed "
+                f"({hide(str(error), url, options)}): {missing_package(url)}."
+            )
         else:
             mend = ". Write a local path without '://'." if "Protocol not known" in str(error) else ""
             message = f"shard {shown} cannot be opened: {type(error).__name__}: {hide(str(error), url, options)}{mend}"
@@ -129,7 +144,9 @@ class Opener:
     def _command(self, url: str) -> BinaryIO:
         if not self._allow_pipe:
             raise ShardError(
-                f"shard {redact(url)} would run a shell command: pass open_shards(allow_pipe=True) if you trust it, or read the command's output from '-'.",
+                f"shard {redact(url)} would run a shell command: pass "
+                "open_shards(allow_pipe=True) if you trust it, or read the command's output "
+                "from '-'.",
                 url=redact(url),
             )
         return io.BufferedReader(CommandOutput(url), self._buffer_bytes)
@@ -137,7 +154,14 @@ class Opener:
     def _remote(self, url: str, start: int, queue: ReadQueue | None, wait: bool) -> BinaryIO:
         size, md5 = getattr(url, "size", None), getattr(url, "md5", None) if self._verify else None
         if self._cache is not None:
-            return self._cache.open(str(url), lambda start: self._fetch_stored(url, start, size), start=start, size=size, md5=md5, store=self._store(url))
+            return self._cache.open(
+                str(url),
+                lambda start: self._fetch_stored(url, start, size),
+                start=start,
+                size=size,
+                md5=md5,
+                store=self._store(url),
+            )
         raw = self._fetch(url, start, queue, size, wait)
         return io.BufferedReader(raw if md5 is None or start else _Verified(raw, md5), self._buffer_bytes)
 
@@ -194,7 +218,9 @@ class _Verified(io.RawIOBase):
         count = self._raw.readinto(buffer)
         self._sum.update(memoryview(buffer)[:count])
         if count == 0 and self._sum.hexdigest() != self._md5:
-            raise UnreadError(f"its MD5 is {self._sum.hexdigest()}, and the index says {self._md5}: some of its bytes are wrong")
+            raise UnreadError(
+                f"its MD5 is {self._sum.hexdigest()}, and the index says {self._md5}: some of its bytes are wrong"
+            )
         return count
 
     def wait(self) -> None:
@@ -211,4 +237,6 @@ def open_url(url: str, *, storage_options: dict[str, Any] | None = None, buffer_
 
     The read-ahead is small (2 MiB). See ``Opener.open``.
     """
-    return Opener(Reading(storage_options or {}, readahead_bytes=2 << 20, connections=2), buffer_bytes=buffer_bytes).open(url)
+    return Opener(
+        Reading(storage_options or {}, readahead_bytes=2 << 20, connections=2), buffer_bytes=buffer_bytes
+    ).open(url)

@@ -51,7 +51,11 @@ class PartialFile:
             if self._lock is None and not os.path.isdir(folder or "."):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             if self._lock is None:
-                raise BlockingIOError(errno.EWOULDBLOCK, "another writer has this file open: one at a time, or give each files of its own", path)
+                raise BlockingIOError(
+                    errno.EWOULDBLOCK,
+                    "another writer has this file open: one at a time, or give each files of its own",
+                    path,
+                )
             self._fd = self._lock.fd
         os.ftruncate(self._fd, 0)
 
@@ -86,7 +90,11 @@ class PartialFile:
 
     def _check(self) -> None:
         if not self._overwrite and os.path.lexists(self._path):
-            raise FileExistsError(errno.EEXIST, "there is such a file: pass overwrite=True to replace it, or write to another place", self._path)
+            raise FileExistsError(
+                errno.EEXIST,
+                "there is such a file: pass overwrite=True to replace it, or write to another place",
+                self._path,
+            )
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1

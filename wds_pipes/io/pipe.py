@@ -24,7 +24,9 @@ class CommandOutput(io.RawIOBase):
     """
 
     def __init__(self, url: str) -> None:
-        self._process = subprocess.Popen(url.removeprefix("pipe:"), shell=True, stdout=subprocess.PIPE, bufsize=0, start_new_session=True)
+        self._process = subprocess.Popen(
+            url.removeprefix("pipe:"), shell=True, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
+        )
         self._name = redact(url).removeprefix("pipe:").strip()
 
     def readable(self) -> bool:

@@ -16,7 +16,10 @@ class HangingCallsError(OSError):
 
 
 class _Call(Future[Any]):
-    """A call that waits for a thread or runs in one. Cancelling a running call abandons its thread."""
+    """A call that waits for a thread or runs in one.
+
+    Cancelling a running call abandons its thread.
+    """
 
     def __init__(self, threads: DaemonThreads, function: Callable[[], Any]) -> None:
         super().__init__()
@@ -65,7 +68,9 @@ class DaemonThreads(Executor):
         call = _Call(self, lambda: function(*args, **options))
         with self._lock:
             if self._lost >= _MOST_LOST:
-                raise HangingCallsError(f"{self._lost} calls to this store hang, and no more are made until some return")
+                raise HangingCallsError(
+                    f"{self._lost} calls to this store hang, and no more are made until some return"
+                )
             self._calls.append(call)
             self._start()
         return call

@@ -39,7 +39,9 @@ _SECRET = re.compile(
     r"(?i)(sig|signature|sign|token|credentials?|passw(or)?d|passphrase|pass|pwd|auth(orization)?|secret|key|keyid|accesskeyid|jwt|bearer|hmac|hdn(ts|ea|tl)"
     r"|policy|md5|code|session(id)?|sid|cookies?|connection_string)(__)?$"
 )
-_SECRET_DIRECTORY = re.compile(r"(?i)(sig|signature|token|passw(or)?d|pwd|authorization|secret|apikey|jwt|bearer|hmac|hdn(ts|ea|tl)|policy|sessionid)(__)?$")
+_SECRET_DIRECTORY = re.compile(
+    r"(?i)(sig|signature|token|passw(or)?d|pwd|authorization|secret|apikey|jwt|bearer|hmac|hdn(ts|ea|tl)|policy|sessionid)(__)?$"
+)
 # Parameters that sign a URL, and differ each time it is signed.
 _SIGNING = re.compile(
     r"(?i)x-(amz|goog|oss|obs|cos)-(algorithm|credential|date|expires|signedheaders|signature(-version)?|(access|security)-token|content-sha256)|awsaccesskeyid"
@@ -80,7 +82,11 @@ def at_home(path: str) -> str:
 def links_of(url: str) -> list[str]:
     """The parts of a chained URL, ``a::b://c``; the URL itself if it is not chained."""
     addresses = [found.span() for found in IPV6_HOST.finditer(url)]
-    cuts = [found.span() for found in re.finditer("::", url) if not any(start < found.start() < stop for start, stop in addresses)]
+    cuts = [
+        found.span()
+        for found in re.finditer("::", url)
+        if not any(start < found.start() < stop for start, stop in addresses)
+    ]
     starts, stops = [0, *(stop for _, stop in cuts)], [*(start for start, _ in cuts), len(url)]
     return [url[start:stop] for start, stop in zip(starts, stops, strict=True)]
 
@@ -99,7 +105,11 @@ def _redact(url: str) -> str:
     path, query, fragment = _split(_without_user(url))
     shown = _shown_path(path)
     if query is not None:
-        parts = [part for part, name in _parameters(query) if _HARMLESS.fullmatch(name) and _HARMLESS_VALUE.fullmatch(part.partition("=")[2])]
+        parts = [
+            part
+            for part, name in _parameters(query)
+            if _HARMLESS.fullmatch(name) and _HARMLESS_VALUE.fullmatch(part.partition("=")[2])
+        ]
         hidden = ["..."] if len(parts) < len(list(_parameters(query))) else []
         shown += "?" + "&".join(parts + hidden)
     return shown if fragment is None else f"{shown}#..."
@@ -120,7 +130,9 @@ def _command(url: str) -> str:
 
 
 def _without_user(url: str, keep: bool = False) -> str:
-    """``url`` without the user and password before its hosts, or without the password if ``keep``."""
+    """``url`` without the user and password before its hosts, or without the password if
+    ``keep``.
+    """
     url = re.sub(r"(://)([^/?#]*)@", lambda found: found[1] + (f"{found[2].partition(':')[0]}@" if keep else ""), url)
     # A password may contain characters that should be encoded: then no port follows the colon.
     odd = re.search(r"://(?=[^/?#@:\[\]]*:(?![0-9]*([/?#]|$)))", url)
@@ -145,8 +157,14 @@ def _shown_path(path: str) -> str:
     """A path without the secrets in it."""
     shown, before = [], ""
     for part in re.split(r"([/;~,&#]|%3[Bb])", path):
-        name, equals, value = next((part.partition(mark) for mark in ("=", "%3D", "%3d") if mark in part), (part, "", ""))
-        secret = (_SECRET_DIRECTORY if before in ("", "/") else _SECRET).search(unquote_plus(name)) if equals and value else None
+        name, equals, value = next(
+            (part.partition(mark) for mark in ("=", "%3D", "%3d") if mark in part), (part, "", "")
+        )
+        secret = (
+            (_SECRET_DIRECTORY if before in ("", "/") else _SECRET).search(unquote_plus(name))
+            if equals and value
+            else None
+        )
         shown.append(f"{name}{equals}..." if secret else part)
         before = part
     return "".join(shown)
@@ -196,7 +214,10 @@ def relative_names(urls: Sequence[str]) -> list[str]:
     split = [_folder_and_name(url) for url in urls]
     folders = {folder: _directories(folder) for folder in dict.fromkeys(folder for folder, _ in split)}
     first, last = min(folders.values()), max(folders.values())
-    common = next((number for number, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), min(len(first), len(last)))
+    common = next(
+        (number for number, (one, other) in enumerate(zip(first, last, strict=False)) if one != other),
+        min(len(first), len(last)),
+    )
     if common and first[common - 1].lower() in _SPLITS:
         common -= 1
     below = {folder: "".join(f"{name}/" for name in names[common:]) for folder, names in folders.items()}
@@ -285,7 +306,12 @@ def clean(error: BaseException | None, url: str = "", options: Any = None, *, de
 
 def _stand_in(kind: type[BaseException], message: str) -> BaseException:
     """An error of this class, created without calling its ``__init__``."""
-    more = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__str__": _message, "__repr__": _shown_error}
+    more = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__str__": _message,
+        "__repr__": _shown_error,
+    }
     made: type[BaseException] = type(kind.__name__, (kind,), more)
     error = made.__new__(made, message)
     error.args = (message,)
@@ -395,7 +421,9 @@ def _expand_one(item: str | os.PathLike[str], storage_options: dict[str, Any] | 
         try:
             parts = list(braceexpand.braceexpand(url, escape=False))
         except ValueError as error:
-            raise ValueError(f"the braces in {redact(url)!r} do not match: write a range as {{000000..000011}}") from error
+            raise ValueError(
+                f"the braces in {redact(url)!r} do not match: write a range as {{000000..000011}}"
+            ) from error
         return [shard for part in parts for shard in _expand_glob(part, storage_options)]
     return _expand_glob(url, storage_options)
 
@@ -419,11 +447,21 @@ def _expand_glob(url: str, storage_options: dict[str, Any] | None) -> Sequence[s
 def _no_tars(url: str, path: str) -> list[str]:
     with os.scandir(path) as entries:
         other = next((entry.name for entry in entries if not entry.name.startswith(".")), None)
-    holds = "it is empty" if other is None else f"it holds other files, such as {other!r}, and shards are tars: write them with ShardWriter"
-    raise ValueError(f"no shard matches {redact(url)!r}, a directory without *.tar* files: {holds}. The working directory is {os.getcwd()}.")
+    holds = (
+        "it is empty"
+        if other is None
+        else (f"it holds other files, such as {other!r}, and shards are tars: write them with ShardWriter")
+    )
+    raise ValueError(
+        f"no shard matches {redact(url)!r}, a directory without *.tar* files: {holds}. The "
+        f"working directory is {os.getcwd()}."
+    )
 
 
 def _found(url: str, shards: list[str]) -> list[str]:
     if not shards:
-        raise ValueError(f"no shard matches {redact(url)!r}: check the pattern, the directory and the working directory ({os.getcwd()})")
+        raise ValueError(
+            f"no shard matches {redact(url)!r}: check the pattern, the directory and the working "
+            f"directory ({os.getcwd()})"
+        )
     return shards

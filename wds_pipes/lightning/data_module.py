@@ -58,7 +58,8 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         lanes: in training, the number of lanes, as in ``PipeLoader``.
         prefetch_factor: how many batches each worker reads ahead.
         pin_memory: copy tensors into pinned memory.
-        multiprocessing_context: how workers are started: ``"fork"``, ``"spawn"`` or ``"forkserver"``.
+        multiprocessing_context: how workers are started: ``"fork"``, ``"spawn"`` or
+            ``"forkserver"``.
         persistent_workers: keep the workers from one epoch to the next.
 
     Raises:
@@ -157,8 +158,19 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
             raise TypeError(f"{name} must be URLs, a pipe or a function that makes one, not {source!r:.80}")
         counts = self._samples_per_shard if train else None
         store = self._storage_options
-        shards: WdsPipe[str] = ShardList(source, shuffle=train, seed=self._seed, samples_per_shard=counts, index=self._index or None, storage_options=store)
-        names = None if self._fields is None else [name for field in self._fields for name in field.split(";") if not name.startswith("__")]
+        shards: WdsPipe[str] = ShardList(
+            source,
+            shuffle=train,
+            seed=self._seed,
+            samples_per_shard=counts,
+            index=self._index or None,
+            storage_options=store,
+        )
+        names = (
+            None
+            if self._fields is None
+            else [name for field in self._fields for name in field.split(";") if not name.startswith("__")]
+        )
         if self._cache is not None:
             shards = shards.cache_shards(self._cache, max_bytes=self._cache_bytes)
         pipe = shards.open_shards(storage_options=store).load_tar().group_by_key(fields=names or None)

@@ -73,7 +73,8 @@ class TrainLoader:
             if (epoch := self._next_epoch()) is not None:
                 loader.set_epoch(epoch)
             elif self._at is not None:
-                loader.load_state_dict(self._at)  # Lightning stopped before StopIteration: the loader does not know of the end
+                # Lightning stopped before StopIteration: the loader does not know of the end
+                loader.load_state_dict(self._at)
         elif self._base is not None:
             loader.load_state_dict(self._base)
         self._base = self._at = loader.state_dict()
@@ -116,7 +117,12 @@ class TrainLoader:
         over = self._over or (last_batch and self._begun and not self._flying)
         ranks = gather(cast(PipeLoader, _Fixed(self._at or self.loader.state_dict())))
         ended = over or self._ended
-        return {"ranks": ranks, "done": 0 if ended else self._done, "ended": ended, "epoch": self._next_epoch() if over else None}
+        return {
+            "ranks": ranks,
+            "done": 0 if ended else self._done,
+            "ended": ended,
+            "epoch": self._next_epoch() if over else None,
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         """Make the next iteration continue from a state."""

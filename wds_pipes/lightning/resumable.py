@@ -39,7 +39,9 @@ class ResumableData:
         super().__init_subclass__(**options)
         for kind in cls.__mro__[: cls.__mro__.index(ResumableData)]:
             if kind.__name__ == "LightningDataModule":
-                raise TypeError(f"{cls.__name__} must name ResumableData before {kind.__name__}, which else hides its state")
+                raise TypeError(
+                    f"{cls.__name__} must name ResumableData before {kind.__name__}, which else hides its state"
+                )
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -132,7 +134,12 @@ class ResumableData:
         A Trainer that knows the length fetches nothing before it needs it.
         """
         trainer = self.trainer
-        return trainer is not None and trainer.training and trainer.num_training_batches != float("inf") and trainer.fit_loop.batch_idx >= 0
+        return (
+            trainer is not None
+            and trainer.training
+            and trainer.num_training_batches != float("inf")
+            and trainer.fit_loop.batch_idx >= 0
+        )
 
 
 def _watch(trainer: Any, loaders: dict[str, TrainLoader]) -> Any:
@@ -147,10 +154,15 @@ def _watch(trainer: Any, loaders: dict[str, TrainLoader]) -> Any:
         def on_train_start(self, trainer: Any, model: Any) -> None:
             if trainer.global_step and trainer.ckpt_path and any(loader.at_start for loader in loaders.values()):
                 warnings.warn(
-                    f"{trainer.ckpt_path} has no state of this DataModule (it is kept under the name of the class), so its data start from the beginning.",
+                    f"{trainer.ckpt_path} has no state of this DataModule (it is kept under "
+                    "the name of the class), so its data start from the beginning.",
                     stacklevel=2,
                 )
-            if trainer.is_last_batch and trainer.num_training_batches != float("inf") and any(loader.ended for loader in loaders.values()):
+            if (
+                trainer.is_last_batch
+                and trainer.num_training_batches != float("inf")
+                and any(loader.ended for loader in loaders.values())
+            ):
                 # Lightning recognises the end of an epoch by the number of batches, which may have
                 # been another one in this epoch: set it to what Lightning expects.
                 current = trainer.fit_loop.epoch_loop.batch_progress.current

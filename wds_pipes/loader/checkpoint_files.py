@@ -36,7 +36,9 @@ def look_for_steps(root: Path) -> Found:
     try:
         return find_steps(root)
     except FileNotFoundError as error:
-        raise StateError(f"{root} does not exist: for a first start make it, else see whether its disk is mounted.") from error
+        raise StateError(
+            f"{root} does not exist: for a first start make it, else see whether its disk is mounted."
+        ) from error
     except OSError as error:
         raise StateError(f"cannot read checkpoints from {root}: {error}.") from error
 
@@ -57,7 +59,10 @@ def states_of_step(root: Path, number: int) -> list[State]:
 def local_directory(directory: str | os.PathLike[str]) -> Path:
     """Return the path of a directory of this machine, with ``~`` expanded; ValueError for a URL."""
     if "://" in os.fspath(directory):
-        raise ValueError(f"checkpoints are kept in a local or shared file system, not at a URL such as {directory}; see gather() for states to store elsewhere")
+        raise ValueError(
+            "checkpoints are kept in a local or shared file system, not at a URL such as "
+            f"{directory}; see gather() for states to store elsewhere"
+        )
     return Path(at_home(os.fspath(directory)))
 
 
@@ -101,7 +106,9 @@ def missing_ranks(worlds: dict[int, set[int]], number: int) -> str:
 
 def checksum_of(content: dict[str, Any]) -> str:
     """Return the checksum of the content of a file, which does not depend on white space."""
-    return hashlib.blake2b(json.dumps(content, sort_keys=True, separators=(",", ":")).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        json.dumps(content, sort_keys=True, separators=(",", ":")).encode(), digest_size=16
+    ).hexdigest()
 
 
 def _read(path: Path, number: int, rank: int, world: int) -> State:
@@ -111,19 +118,33 @@ def _read(path: Path, number: int, rank: int, world: int) -> State:
     """
     try:
         content = json.loads(content_of(path))
-        checksum = checksum_of({name: value for name, value in content.items() if name not in ("format", "checksum")}) if isinstance(content, dict) else ""
+        checksum = (
+            checksum_of({name: value for name, value in content.items() if name not in ("format", "checksum")})
+            if isinstance(content, dict)
+            else ""
+        )
     except (ValueError, RecursionError) as error:
-        raise StateError(f"{path} is truncated or damaged: it is not JSON ({error}). Load an older checkpoint with step=, or bring this one back.") from error
+        raise StateError(
+            f"{path} is truncated or damaged: it is not JSON ({error}). Load an older checkpoint "
+            "with step=, or bring this one back."
+        ) from error
     if not isinstance(content, dict) or not {"format", "checksum", "state"} <= content.keys():
         raise StateError(f"{path} is not a checkpoint of wds_pipes. Remove it, or load an older checkpoint with step=.")
     if content.pop("format") != FORMAT:
-        raise StateError(f"{path} has another format than {FORMAT}, the one known here: use the version of wds_pipes that wrote it, or a newer one.")
+        raise StateError(
+            f"{path} has another format than {FORMAT}, the one known here: use the version of "
+            "wds_pipes that wrote it, or a newer one."
+        )
     if content.pop("checksum") != checksum:
-        raise StateError(f"{path} has been edited or damaged: its checksum differs. Load an older checkpoint with step=, or bring this one back.")
+        raise StateError(
+            f"{path} has been edited or damaged: its checksum differs. Load an older checkpoint "
+            "with step=, or bring this one back."
+        )
     of = tuple(content.get(name) for name in ("step", "rank", "world_size"))
     if not all(map(is_count, of)) or of != (number, rank, world):
         raise StateError(
-            f"{path} was written as rank {shown(of[1])} of {shown(of[2])} at step {shown(of[0])}, and is not in its place: checkpoints have been mixed."
+            f"{path} was written as rank {shown(of[1])} of {shown(of[2])} at step "
+            f"{shown(of[0])}, and is not in its place: checkpoints have been mixed."
         )
     state: State = content["state"]
     return state
@@ -139,7 +160,10 @@ def content_of(path: Path) -> bytes:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
             what = f"has {found.st_size:,} bytes" if stat.S_ISREG(found.st_mode) else "is no regular file"
-            raise StateError(f"{path} is not a checkpoint of wds_pipes: it {what}. Remove it, or load an older checkpoint with step=.")
+            raise StateError(
+                f"{path} is not a checkpoint of wds_pipes: it {what}. Remove it, or load an older "
+                "checkpoint with step=."
+            )
         with open(handle, "rb", closefd=False) as file:
             return file.read(found.st_size)
     finally:
@@ -184,5 +208,6 @@ def remove_old(root: Path, keep: int) -> None:
                 (place / name).unlink(missing_ok=True)
             place.rmdir()
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):  # another rank was faster, or there are files that are not ours
+            # another rank was faster, or there are files that are not ours
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
                 logger.warning("cannot remove the old checkpoint %s: %s", place, error)

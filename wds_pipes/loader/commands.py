@@ -29,7 +29,10 @@ class Commands(Sampler[Command]):
         """Begin a run over the lanes of ``begins``."""
         self._run = run
         self._worker = {lane: place % self._workers for place, lane in enumerate(begins)}
-        self._begins = {worker: {lane: begins[lane] for lane, host in self._worker.items() if host == worker} for worker in range(self._workers)}
+        self._begins = {
+            worker: {lane: begins[lane] for lane, host in self._worker.items() if host == worker}
+            for worker in range(self._workers)
+        }
         self._turns = [(begin.state["delivered"], lane) for lane, begin in begins.items()]
         heapq.heapify(self._turns)
 

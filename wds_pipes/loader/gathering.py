@@ -43,7 +43,10 @@ def agreeing(loader: PipeLoader, group: Any, what: str) -> Iterator[list[str]]:
         if failed is not None:
             raise StateError(f"rank {rank} cannot load {what}: {failed}")
     if any(of_rank != values for _, of_rank, _ in results):
-        raise StateError(f"the ranks read different files of {what}. See that the directory is the same for all ranks, and load it again.")
+        raise StateError(
+            f"the ranks read different files of {what}. See that the directory is the same for "
+            "all ranks, and load it again."
+        )
 
 
 def has_group(loader: PipeLoader, group: Any) -> bool:
@@ -75,7 +78,8 @@ def gather_states(loader: PipeLoader, group: Any) -> list[State]:
 
     if not (dist.is_available() and dist.is_initialized()):
         raise StateError(
-            f"this is rank {state['rank']} of {state['world_size']}, and torch.distributed, which collects the states of the others, is not initialised: "
+            f"this is rank {state['rank']} of {state['world_size']}, and torch.distributed, "
+            "which collects the states of the others, is not initialised: "
             "call init_process_group(), or use checkpoint.save(), which needs none."
         )
     states: list[State] = all_gather(state, group)
@@ -104,4 +108,6 @@ def _state_for(loader: PipeLoader, states: list[State], where: str, moved: bool)
     try:
         return state_for(states, loader.rank, moved=moved)
     except StateError as error:
-        raise StateError(f"the ranks of {where} do not belong together: {error} Or load an older checkpoint.") from error
+        raise StateError(
+            f"the ranks of {where} do not belong together: {error} Or load an older checkpoint."
+        ) from error

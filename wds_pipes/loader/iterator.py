@@ -42,8 +42,11 @@ class LoaderIterator:
         self._ended: dict[int, bytes] = {}  # those that have
         self._lack = Lack()  # of the ended lanes that yielded nothing
         self._bar: Any = None
-        self._limited: dict[int, tuple[bytes, dict[str, int]]] = {}  # a cache: of each lane, a state and its counts of skipped errors
-        self._samples_before = 0  # samples of the epoch from before this iteration, minus what this iteration yielded in earlier epochs
+        # a cache: of each lane, a state and its counts of skipped errors
+        self._limited: dict[int, tuple[bytes, dict[str, int]]] = {}
+        # samples of the epoch from before this iteration, minus what this iteration yielded in
+        # earlier epochs
+        self._samples_before = 0
         self.tally = Tally(progress.network)
 
     def __iter__(self) -> LoaderIterator:
@@ -55,7 +58,12 @@ class LoaderIterator:
         progress = self._progress
         if progress.inside:
             if self._started:
-                raise self.stop(RuntimeError("this iterator was interrupted: to continue, call load_state_dict(state_dict()), then iter()"), interrupted=True)
+                raise self.stop(
+                    RuntimeError(
+                        "this iterator was interrupted: to continue, call load_state_dict(state_dict()), then iter()"
+                    ),
+                    interrupted=True,
+                )
             progress.close("what it had in flight is gone")
         progress.inside = self._started = True
         try:
@@ -91,7 +99,9 @@ class LoaderIterator:
     def pause(self) -> Paused:
         """Store what is in flight in ``progress``, for the next iteration of with_epoch()."""
         assert self._at is not None
-        self._progress.paused = paused = Paused(self._at, self._run, self._results, self._ahead, self._waiting, self._ended, self.tally)
+        self._progress.paused = paused = Paused(
+            self._at, self._run, self._results, self._ahead, self._waiting, self._ended, self.tally
+        )
         return paused
 
     @property
@@ -128,7 +138,9 @@ class LoaderIterator:
         if self._plan.limits and (many := self._too_many(at, {**at.lanes, lane: state, **self._ended})) is not None:
             return self.stop(many)
         samples = at.samples + (delivered_in(state) - delivered_in(at.lanes[lane]) if progress.cut_in_samples else 0)
-        return batch, LoaderPosition(at.epoch, at.deal, {**at.lanes, lane: state, **self._ended}, at.step + 1, at.given + 1, samples)
+        return batch, LoaderPosition(
+            at.epoch, at.deal, {**at.lanes, lane: state, **self._ended}, at.step + 1, at.given + 1, samples
+        )
 
     def _too_many(self, at: LoaderPosition, lanes: dict[int, bytes]) -> Exception | None:
         """Return an error if the lanes of this rank together skipped more than max_errors of a
@@ -139,12 +151,14 @@ class LoaderIterator:
                 counts = unpack(lane)["counts"]
                 self._limited[number] = lane, {name: counts.get(name, 0) for name in self._plan.limits}
         for name, limit in self._plan.limits.items():
-            before = at.deal.counts.get(name, 0) // self._plan.rank.of  # the ranks that counted these are no longer known
+            # the ranks that counted these are no longer known
+            before = at.deal.counts.get(name, 0) // self._plan.rank.of
             count = before + sum(self._limited[number][1][name] for number in lanes)
             if count > limit.errors:
                 step = name.removeprefix(LIMITED).split()[0]
                 return limit.kind(
-                    f"{step}() has skipped {plural(count, 'error')} in this epoch, in all lanes of this rank together, and max_errors={limit.errors}. "
+                    f"{step}() has skipped {plural(count, 'error')} in this epoch, in all "
+                    f"lanes of this rank together, and max_errors={limit.errors}. "
                     "The log names the first ones: mend the data, or allow more."
                 )
         return None
@@ -180,7 +194,13 @@ class LoaderIterator:
         at = paused.at if paused is not None and progress.resume and progress.at is paused.at else None
         if paused is not None and at is not None:
             # with_epoch() cut the stream here: continue with what was fetched ahead.
-            self._run, self._results, self._ahead, self._waiting, self._ended = paused.run, paused.results, paused.ahead, paused.waiting, paused.ended
+            self._run, self._results, self._ahead, self._waiting, self._ended = (
+                paused.run,
+                paused.results,
+                paused.ahead,
+                paused.waiting,
+                paused.ended,
+            )
             self._at = progress.at = at = at.counted_from(None)
             progress.resume = False
             self.tally.begin_run(going_on=paused.tally)

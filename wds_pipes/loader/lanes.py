@@ -34,7 +34,16 @@ from wds_pipes.core.counts import COUNTED
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.moved import Move
 from wds_pipes.core.stage import Stage
-from wds_pipes.core.state import MOST_DEALS, MOST_LANES, damaged, read_count, read_counts, read_dict, read_list, read_position
+from wds_pipes.core.state import (
+    MOST_DEALS,
+    MOST_LANES,
+    damaged,
+    read_count,
+    read_counts,
+    read_dict,
+    read_list,
+    read_position,
+)
 from wds_pipes.core.words import shown
 
 if TYPE_CHECKING:
@@ -68,7 +77,14 @@ class Part:
         position: list[Any] | None = None
         if self.position is not None:
             position = [len(self.position), {str(depth): entry for depth, entry in enumerate(self.position) if entry}]
-        return [self.number, self.generation, self.start, self.stop, position, *([] if self.samples is None else [self.samples])]
+        return [
+            self.number,
+            self.generation,
+            self.start,
+            self.stop,
+            position,
+            *([] if self.samples is None else [self.samples]),
+        ]
 
     @classmethod
     def from_json(cls, entry: object, stages: int) -> Part:
@@ -105,7 +121,11 @@ def _flat(runs: object, lanes: int | None = None) -> tuple[int, ...]:
     count = sum(read_count(times, "a number of lanes in its deal", least=1, most=MOST_LANES) for _, times in pairs)
     if count > MOST_LANES or (lanes is not None and count != lanes):
         raise damaged(f"its deal is of {count} lanes, and {lanes or f'at most {MOST_LANES}'} can be")
-    return tuple(value for number, times in pairs for value in itertools.repeat(read_count(number, "a number of its deal"), times))
+    return tuple(
+        value
+        for number, times in pairs
+        for value in itertools.repeat(read_count(number, "a number of its deal"), times)
+    )
 
 
 Piece = tuple[int, int, int]  # a range of the samples of a shard, see ``Stage.epoch_shards``
@@ -157,7 +177,9 @@ class Deal:
         if not source.divides_shards:  # a mix: each of its sources divides its own
             return Lane(seed, epoch, part.number, len(self.history[0][1]) if self.history else self.lanes)
         shares = _shares(source, (seed, epoch), self.lanes, self.sizes, self.history)[part.generation]
-        return Lane(seed, epoch, part.number, len(shares), part.generation, tuple(shares[part.number][part.start : part.stop]))
+        return Lane(
+            seed, epoch, part.number, len(shares), part.generation, tuple(shares[part.number][part.start : part.stop])
+        )
 
     def shares(self, source: Stage[Any], seed: int, epoch: int) -> list[list[Piece]]:
         """Return what each lane gets of the ranges that no lane of an earlier deal has opened."""
@@ -167,7 +189,10 @@ class Deal:
         """Return how many samples each lane has; None: not known."""
         if self.sizes is None:
             return None
-        return [size + sum(tail.samples or 0 for tail in self.tails[lane :: self.lanes]) for lane, size in enumerate(self.sizes)]
+        return [
+            size + sum(tail.samples or 0 for tail in self.tails[lane :: self.lanes])
+            for lane, size in enumerate(self.sizes)
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON types, new at each call; ``from_json`` is the inverse."""
@@ -218,16 +243,25 @@ class Deal:
         tails = tuple(Part.from_json(tail, stages) for tail in read_list(entry.get("tails"), "the tails of its deal"))
         given = entry.get("sizes")
         deal = cls(
-            lanes, None if given is None else _flat(given, lanes), tuple(history), tails, dict(read_counts(entry.get("counts"), "the counts of its deal"))
+            lanes,
+            None if given is None else _flat(given, lanes),
+            tuple(history),
+            tails,
+            dict(read_counts(entry.get("counts"), "the counts of its deal")),
         )
         if len({(tail.generation, tail.number) for tail in tails}) < len(tails):
             raise damaged("its deal goes on with a lane twice")
         for tail in tails:
             if tail.generation >= len(history) or tail.number >= len(history[tail.generation][1]):
                 raise damaged("its deal goes on with lanes that there were not")
-            if stage.root.divides_shards and not (tail.stop is not None and tail.start < tail.stop <= history[tail.generation][1][tail.number]):
+            if stage.root.divides_shards and not (
+                tail.stop is not None and tail.start < tail.stop <= history[tail.generation][1][tail.number]
+            ):
                 raise damaged("its deal goes on with shards that were not opened")
-        tails = tuple(tail if tail.position is None else replace(tail, position=recipe.relocate(tail.position, move)) for tail in tails)
+        tails = tuple(
+            tail if tail.position is None else replace(tail, position=recipe.relocate(tail.position, move))
+            for tail in tails
+        )
         deal = replace(deal, tails=tails)
         for tail in tails:
             if tail.position is not None:
@@ -235,7 +269,9 @@ class Deal:
         counted = stage.root.sample_counts is not None
         if not all((sizes is not None) == counted for sizes in (deal.sizes, *(sizes for sizes, _ in history))):
             raise damaged(
-                "its deal does not say how many samples each lane has" if counted else "its deal says how many samples each lane has, of uncounted shards"
+                "its deal does not say how many samples each lane has"
+                if counted
+                else "its deal says how many samples each lane has, of uncounted shards"
             )
         if stage.root.divides_shards:
             deal.shares(stage.root, stage.seed, epoch)  # raises if the number of samples differs
@@ -243,7 +279,9 @@ class Deal:
 
 
 @lru_cache(maxsize=1)  # called for each lane of a deal
-def _shares(source: Stage[Any], epoch: tuple[int, int], lanes: int, sizes: Sizes, history: History) -> list[list[list[Piece]]]:
+def _shares(
+    source: Stage[Any], epoch: tuple[int, int], lanes: int, sizes: Sizes, history: History
+) -> list[list[list[Piece]]]:
     """Return the ranges of each lane of each deal of an epoch (seed and number), from the first
     deal on.
     """
@@ -325,7 +363,10 @@ def deal_again(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: 
             tail = _tail(parts[place], uncounted(position[:depth]), given if last else None)
             if tail is not None:
                 if old.sizes is not None:
-                    later = [*(part.samples or 0 for part in parts[place + 1 : -1]), *(stop - start for _, start, stop in share[opened[-1] :])]
+                    later = [
+                        *(part.samples or 0 for part in parts[place + 1 : -1]),
+                        *(stop - start for _, start, stop in share[opened[-1] :]),
+                    ]
                     done = sum(state["counts"].get(name, 0) for name in COUNTED)
                     tail = replace(tail, samples=max(0, old.samples()[number] - done - sum(later)))  # type: ignore[index]
                 tails.append(tail)

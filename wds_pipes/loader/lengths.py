@@ -33,12 +33,16 @@ def why_uncounted(stage: Stage[Any]) -> str | None:
         if changes := step.changes_count():
             return changes
     if stage.root.sample_counts is None:
-        return "the samples of the shards are not counted: pass ShardList(index=...), or samples_per_shard=, a number or a list of them"
+        return (
+            "the samples of the shards are not counted: pass ShardList(index=...), or "
+            "samples_per_shard=, a number or a list of them"
+        )
     return None
 
 
 def length(stage: Stage[Any], *, ranks_are_dealt: bool) -> int:
-    """How many items an epoch has, for ``len()`` of a pipe or dataset, and of torch's DataLoader over it.
+    """How many items an epoch has, for ``len()`` of a pipe or dataset, and of torch's DataLoader
+    over it.
 
     Args:
         stage: the pipeline.
@@ -77,10 +81,18 @@ def _uneven(stage: Stage[Any], ranks_are_dealt: bool) -> str | None:
         return f"this process gives part {host.lane} of {host.lanes} of the epoch: {mend}"
     if loader is None:
         return None
-    if ranks_are_dealt and torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+    if (
+        ranks_are_dealt
+        and torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    ):
         return f"DataLoader gives each rank whole shards, which may have different numbers of samples: {mend}"
     if loader.num_workers > 1 and (loader.batch_size is not None or batching(stage)):
-        return f"each of the {loader.num_workers} workers makes batches of its own, and their last ones may be smaller: {mend}"
+        return (
+            f"each of the {loader.num_workers} workers makes batches of its own, and their last "
+            f"ones may be smaller: {mend}"
+        )
     return None
 
 

@@ -28,15 +28,24 @@ def merge_states(states: list[State], *, moved: bool = False) -> State:
             or by different pipelines.
     """
     if not states or not all(isinstance(state, dict) and "rank" in state for state in states):
-        raise StateError("merge_states() takes the list of what state_dict() of each rank's PipeLoader returned, untouched")
+        raise StateError(
+            "merge_states() takes the list of what state_dict() of each rank's PipeLoader returned, untouched"
+        )
     saved = [read_state(state) for state in states]
     world, first = saved[0].world_size, states[0]
     ranks = [state.rank for state in saved if state.rank is not None]
     if len(ranks) != world or not are_all(set(ranks), range(world)):
         there, double = set(ranks), {rank for rank, count in Counter(ranks).items() if count > 1}
-        facts = [f"rank {some(rank for rank in range(world) if rank not in there)} is missing"] if not are_all(there, range(world)) else []
+        facts = (
+            [f"rank {some(rank for rank in range(world) if rank not in there)} is missing"]
+            if not are_all(there, range(world))
+            else []
+        )
         facts += [f"rank {some(sorted(double))} is there more than once"] if double else []
-        raise StateError(f"these are not the states of ranks 0 to {world - 1}: {' and '.join(facts)}. Collect the state of each rank once.")
+        raise StateError(
+            f"these are not the states of ranks 0 to {world - 1}: {' and '.join(facts)}. Collect "
+            "the state of each rank once."
+        )
     _check_alike(states, *_OF_A_RUN, "deal", "epoch")
     _check_data(saved, moved)
     for state in saved:
@@ -45,7 +54,10 @@ def merge_states(states: list[State], *, moved: bool = False) -> State:
     going = [state for state in saved if not all(lane.ended for lane in state.lanes.values())]
     if len({state.step for state in going}) > 1 or (going and max(state.step for state in saved) > going[0].step):
         steps = ", ".join(f"rank {state.rank} at {state.step}" for state in saved)
-        raise StateError(f"the states were taken at different steps ({steps:.1000}): samples would be lost or repeated. Save all ranks at the same step.")
+        raise StateError(
+            f"the states were taken at different steps ({steps:.1000}): samples would be lost or "
+            "repeated. Save all ranks at the same step."
+        )
     counts: dict[str, int] = {}
     for state in saved:
         for name, count in state.counts.items():
@@ -53,7 +65,14 @@ def merge_states(states: list[State], *, moved: bool = False) -> State:
     lanes = {number: lane for state in states for number, lane in state["lanes"].items()}
     # The largest, so that a run that is repeated from here writes the same as the first time.
     step = max(state.step for state in saved)
-    merged = {**first, "rank": 0, "world_size": 1, "step": step, "lanes": {number: lanes[number] for number in sorted(lanes, key=int)}, "counts": counts}
+    merged = {
+        **first,
+        "rank": 0,
+        "world_size": 1,
+        "step": step,
+        "lanes": {number: lanes[number] for number in sorted(lanes, key=int)},
+        "counts": counts,
+    }
     try:
         return copy.deepcopy(merged)
     except RecursionError as error:
@@ -67,7 +86,11 @@ def _check_alike(states: list[State], *names: str) -> None:
     """Raise StateError if the states differ in one of the entries ``names``."""
     for name in names:
         if any(state.get(name) != states[0].get(name) for state in states):
-            raise StateError(f"the states differ in {name!r}: {', '.join(shown(state.get(name)) for state in states[:5])}. Take them of one run, at one step.")
+            raise StateError(
+                f"the states differ in {name!r}: "
+                f"{', '.join(shown(state.get(name)) for state in states[:5])}. Take them of one "
+                "run, at one step."
+            )
 
 
 def _check_data(saved: list[Saved], moved: bool) -> None:
@@ -79,7 +102,9 @@ def _check_data(saved: list[Saved], moved: bool) -> None:
     for state in saved[1:]:
         if Move(moved).problem(Data(state.fingerprint, state.data), first) is not None:
             raise StateError(
-                f"the states of ranks {saved[0].rank} and {state.rank} differ in 'fingerprint' and 'data', so that they are of other shards. Take them of one "
+                f"the states of ranks {saved[0].rank} and {state.rank} differ in "
+                "'fingerprint' and 'data', so that they are of other shards. Take them of "
+                "one "
                 "run, at one step. If their shards are the same, under other names, pass moved=True."
             )
 
@@ -100,10 +125,17 @@ def state_for(states: list[State], rank: Rank, *, moved: bool = False) -> State:
         except StateError:
             raise error from None
         in_step = not any(state.epoch > 0 for state in saved)  # in the first epoch
-        if in_step or sorted(state.rank or 0 for state in saved) != list(range(len(saved))) or any(state.epoch_end != "exact" for state in saved):
+        if (
+            in_step
+            or sorted(state.rank or 0 for state in saved) != list(range(len(saved)))
+            or any(state.epoch_end != "exact" for state in saved)
+        ):
             raise
         _check_alike(states, *_OF_A_RUN)
         _check_data(saved, moved)
         if len(states) != rank.of:
-            raise StateError(f"{error} With epoch_end='exact' that may be meant: on {len(states)} ranks each continues from its own state.") from None
+            raise StateError(
+                f"{error} With epoch_end='exact' that may be meant: on {len(states)} ranks each "
+                "continues from its own state."
+            ) from None
         return next(state for state, of in zip(states, saved, strict=True) if of.rank == rank.number)

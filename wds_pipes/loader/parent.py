@@ -24,14 +24,21 @@ _PATIENCE = 5.0  # seconds that workers have to exit
 
 NOT_GUARDED = 64  # the exit code of a worker whose import of the main script would start workers
 _UNGUARDED = (
-    "A worker imports the main script when it starts, and this script then starts workers again: put what it runs into a function main(), and call that below "
+    "A worker imports the main script when it starts, and this script then starts workers "
+    "again: put what it runs into a function main(), and call that below "
     'if __name__ == "__main__":'
 )
-_CRASHED = "A native library crashed, of a decoder or of a step of yours: run the script with python -X faulthandler, which prints where"
+_CRASHED = (
+    "A native library crashed, of a decoder or of a step of yours: run the script with python -X "
+    "faulthandler, which prints where"
+)
 _WHY = {  # by the name of the signal; the most likely cause
-    "SIGKILL": "Most often the system has killed it because memory ran out: use fewer workers, a smaller shuffle_buffer or a smaller prefetch_factor",
-    "SIGTERM": "Another process has ended it while it started, for example a cluster that ends the job: once workers run, they ignore SIGTERM",
-    "SIGBUS": "Shared memory may be full: use fewer workers or a smaller prefetch_factor, or allow more in /dev/shm (docker run --shm-size)",
+    "SIGKILL": "Most often the system has killed it because memory ran out: use fewer workers, a smaller "
+    "shuffle_buffer or a smaller prefetch_factor",
+    "SIGTERM": "Another process has ended it while it started, for example a cluster that ends the job: "
+    "once workers run, they ignore SIGTERM",
+    "SIGBUS": "Shared memory may be full: use fewer workers or a smaller prefetch_factor, or allow more "
+    "in /dev/shm (docker run --shm-size)",
     "SIGSEGV": _CRASHED,
     "SIGABRT": _CRASHED,
     "SIGILL": _CRASHED,
@@ -49,7 +56,8 @@ def worker_info() -> WorkerInfo | None:
     info = get_worker_info()
     if info is not None and getattr(info, "worker_method", None) == "thread":
         raise RuntimeError(
-            "wds_pipes needs worker processes, and this worker of DataLoader is a thread: all would share one position. Use its worker processes."
+            "wds_pipes needs worker processes, and this worker of DataLoader is a thread: all "
+            "would share one position. Use its worker processes."
         )
     return info
 
@@ -162,7 +170,8 @@ def why_ended(codes: Iterable[int | None], text: str) -> str:
         return _UNGUARDED
     return (
         "The worker's own output says why. "
-        'With "spawn" and "forkserver" a worker imports the functions of a pipe: define them in a script or a module, or, '
+        'With "spawn" and "forkserver" a worker imports the functions of a pipe: define them '
+        "in a script or a module, or, "
         'on Linux, also for a notebook, pass multiprocessing_context="fork"'
     )
 
@@ -177,7 +186,11 @@ def end_with_parent() -> None:
     started the worker ends.
     """
     parent = multiprocessing.parent_process()
-    if parent is not None and parent.pid is not None and not any(thread.name == _NAME for thread in threading.enumerate()):
+    if (
+        parent is not None
+        and parent.pid is not None
+        and not any(thread.name == _NAME for thread in threading.enumerate())
+    ):
         threading.Thread(target=_watch, args=(parent.pid,), name=_NAME, daemon=True).start()
 
 

@@ -45,14 +45,19 @@ class Parts(Composite[Out]):
         self.samples: int | None = None
         self.pads = False
         # The lane to run: see ``with_parts``.
-        self.parts: list[tuple[Lane, list[dict[str, Any]] | None]] = []  # each segment with the position where it begins
+        # each segment with the position where it begins
+        self.parts: list[tuple[Lane, list[dict[str, Any]] | None]] = []
         self.padding: Lane | None = None
         self.watch: Callable[[Stage[Out]], None] | None = None  # called with each segment's chain before that starts
         self._inner: Stage[Out] | None = None
         self._resume: Mark | None = None
 
     def changes_count(self) -> str | None:
-        return "a step after batch_samples() holds batches, so that not all of them are full: put batch_samples() last" if self.counts_delivered else None
+        return (
+            ("a step after batch_samples() holds batches, so that not all of them are full: put batch_samples() last")
+            if self.counts_delivered
+            else None
+        )
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Parts[Out]:
         own, before = mark or (None, None)
@@ -79,7 +84,10 @@ class Parts(Composite[Out]):
             if pads and whole and at.padded == before:
                 if self._lack_before.explains({"filtered": at.filtered, "skipped": at.skipped}):
                     raise self._lack_before.error(f"lane {self.lane.number} of {self.lane.of}")
-                raise ShardError("there are no samples to fill up the epoch with: use epoch_end='drop', or find out why the shards yield none.")
+                raise ShardError(
+                    "there are no samples to fill up the epoch with: use epoch_end='drop', or "
+                    "find out why the shards yield none."
+                )
             at.part, at.opened = at.part + 1, 0
             self._resume = None
 
@@ -110,7 +118,11 @@ class Parts(Composite[Out]):
         inner, at = self.source.counts(before, 0), self._at(own)
         counts |= at.limited or {}
         batched = at.batched + inner["delivered"]
-        return {**counts, **{name: counts.get(name, 0) + count for name, count in inner.items()}, "delivered": batched if self.counts_delivered else delivered}
+        return {
+            **counts,
+            **{name: counts.get(name, 0) + count for name, count in inner.items()},
+            "delivered": batched if self.counts_delivered else delivered,
+        }
 
     def mark(self) -> Mark:
         at, inner = self.at, self._inner
@@ -159,10 +171,14 @@ def with_parts(stage: Stage[Any], deal: Deal, number: int, epoch: int) -> Stage[
     again = copy.copy(stage)
     if isinstance(again, Parts):
         source = again.root
-        again.parts = [(deal.lane(part, source, again.seed, epoch), part.position) for part in deal.parts(number, source)]
+        again.parts = [
+            (deal.lane(part, source, again.seed, epoch), part.position) for part in deal.parts(number, source)
+        ]
         if again.pads and source.divides_shards:
             whole = Deal.first(deal.lanes, source, epoch).shares(source, again.seed, epoch)
-            again.padding = replace(again.parts[-1][0], shards=tuple(whole[number] or next((share for share in whole if share), [])))
+            again.padding = replace(
+                again.parts[-1][0], shards=tuple(whole[number] or next((share for share in whole if share), []))
+            )
     elif again.source is not None:
         again.source = with_parts(again.source, deal, number, epoch)
     return again

@@ -83,7 +83,8 @@ class PipeLoader:
         collate: with ``batch_size``, as in ``batch_samples``.
         prefetch_factor: how many batches each worker reads ahead.
         pin_memory: copy tensors into pinned memory; needs an accelerator.
-        multiprocessing_context: ``"fork"``, ``"spawn"`` or ``"forkserver"``; None: Python's default.
+        multiprocessing_context: ``"fork"``, ``"spawn"`` or ``"forkserver"``; None: Python's
+            default.
         persistent_workers: keep the workers from one epoch to the next.
         rank: the data-parallel rank of this process, together with ``world_size``. None: the rank
             in torch.distributed if that is initialised when the loader is first used, else the
@@ -133,11 +134,19 @@ class PipeLoader:
         stage.check_resumable()
         if batch_size is not None:
             if stage.batches is not None:
-                message = f"the pipe gives batches of {stage.batches} already, and batch_size={batch_size} makes batches of these: leave one of the two out."
-                warnings.warn(f"{message} If it is meant, write the second one as .batch_samples({batch_size}), too.", stacklevel=4)
+                message = (
+                    f"the pipe gives batches of {stage.batches} already, and "
+                    f"batch_size={batch_size} makes batches of these: leave one of the two out."
+                )
+                warnings.warn(
+                    f"{message} If it is meant, write the second one as .batch_samples({batch_size}), too.",
+                    stacklevel=4,
+                )
             stage = BatchSamples(stage, check_count("batch_size", batch_size), drop_last=drop_last, collate=collate)
         elif drop_last or collate is not None:
-            raise ValueError("drop_last and collate go with batch_size; without it the items of the pipe are the batches")
+            raise ValueError(
+                "drop_last and collate go with batch_size; without it the items of the pipe are the batches"
+            )
         plan = Plan(stage, epoch_end=epoch_end, lanes=lanes, num_workers=num_workers, rank=(rank, world_size))
         check_count("prefetch_factor", prefetch_factor)
         workers = Workers(
@@ -203,10 +212,20 @@ class PipeLoader:
         count = check_count("samples" if batches is None else "batches", samples if batches is None else batches)
         if count % (ranks * size):
             each = f"{ranks} ranks{f' x {size} samples in a batch' if size > 1 else ''}"
-            raise ValueError(f"{'batches' if samples is None else 'samples'}={count} cannot be divided by {each}: pass a multiple of {ranks * size}")
+            raise ValueError(
+                f"{'batches' if samples is None else 'samples'}={count} cannot be divided by "
+                f"{each}: pass a multiple of {ranks * size}"
+            )
         if ranks > 1 and plan.mode == "exact":
-            raise ValueError("with several ranks, with_epoch() needs epoch_end='drop' or 'pad', so that all ranks go on to the next epoch of the data together")
-        in_samples = samples is not None and plan.mode == "exact" and any(step.batches_of(1) for step in plan.batching if step.items_per_batch != 1)
+            raise ValueError(
+                "with several ranks, with_epoch() needs epoch_end='drop' or 'pad', so that all "
+                "ranks go on to the next epoch of the data together"
+            )
+        in_samples = (
+            samples is not None
+            and plan.mode == "exact"
+            and any(step.batches_of(1) for step in plan.batching if step.items_per_batch != 1)
+        )
         self._progress.cut_after(count if in_samples else count // (ranks * size), in_samples=in_samples)
         return self
 
@@ -303,8 +322,13 @@ class PipeLoader:
          - ``lane_imbalance``: by how many batches the first lane is ahead of the last.
         """
         progress = self._progress
-        live, counts = progress.tally, self.counts()  # the tally has its own position: a state may have been loaded since
-        found = {"epoch": float(progress.position.epoch), "filtered": float(counts["filtered"]), "skipped": float(counts["skipped"])}
+        # the tally has its own position: a state may have been loaded since
+        live, counts = progress.tally, self.counts()
+        found = {
+            "epoch": float(progress.position.epoch),
+            "filtered": float(counts["filtered"]),
+            "skipped": float(counts["skipped"]),
+        }
         if live is None:
             return found
         seconds, total, network = live.seconds, live.total, live.used()
@@ -362,7 +386,10 @@ class PipeLoader:
         """Why ``len()`` is not known, and what to do; None if it is known."""
         progress = self._progress
         if progress.cut_in_samples:
-            return "with_epoch(samples=...) counts samples, and the last batch of a lane may be smaller: pass batches=, or drop_last=True"
+            return (
+                "with_epoch(samples=...) counts samples, and the last batch of a lane may be "
+                "smaller: pass batches=, or drop_last=True"
+            )
         return None if progress.cut is not None else self._plan.uncounted
 
 

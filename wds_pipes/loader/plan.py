@@ -39,7 +39,15 @@ class Plan:
         limits: the limits of the steps that have ``max_errors``, by the names of their counts.
     """
 
-    def __init__(self, stage: Stage[Any], *, epoch_end: str | None, lanes: int | None, num_workers: int, rank: tuple[int | None, int | None]) -> None:
+    def __init__(
+        self,
+        stage: Stage[Any],
+        *,
+        epoch_end: str | None,
+        lanes: int | None,
+        num_workers: int,
+        rank: tuple[int | None, int | None],
+    ) -> None:
         if rank != (None, None):
             find_rank(*rank)
         self.stage = lay_out(stage)
@@ -60,7 +68,8 @@ class Plan:
             raise ValueError(f"lanes={self._lanes} must be a multiple of the {rank.of} ranks")
         if self._epoch_end is None and rank.of > 1 and self.uncounted:
             raise ValueError(
-                f"the {rank.of} ranks would not get the same number of batches, which lets training hang: {self.uncounted}. If that is meant, pass "
+                f"the {rank.of} ranks would not get the same number of batches, which lets "
+                f"training hang: {self.uncounted}. If that is meant, pass "
                 "epoch_end='exact'."
             )
         return rank
@@ -120,18 +129,27 @@ class Plan:
         if batches is not None:
             return sum(int(batches - lane["delivered"]) for lane in going.values())
         # Count by samples, since earlier batches may have had another size.
-        return sum(batches_of(self.batching, samples[number] - sum(lane["counts"].get(name, 0) for name in COUNTED)) for number, lane in going.items())
+        return sum(
+            batches_of(self.batching, samples[number] - sum(lane["counts"].get(name, 0) for name in COUNTED))
+            for number, lane in going.items()
+        )
 
     def beginning(self, epoch: int, lanes: int | None = None) -> LoaderPosition:
         """The beginning of an epoch."""
         lanes = lanes or self._new_lanes()
-        return LoaderPosition(epoch, Deal.first(lanes, self.source, epoch), dict.fromkeys(range(self.rank.number, lanes, self.rank.of), pack(NOT_BEGUN)))
+        return LoaderPosition(
+            epoch,
+            Deal.first(lanes, self.source, epoch),
+            dict.fromkeys(range(self.rank.number, lanes, self.rank.of), pack(NOT_BEGUN)),
+        )
 
     def after(self, at: LoaderPosition) -> LoaderPosition:
         """Return ``at``, or the beginning of the next epoch if every lane has ended at ``at``."""
         # With "exact", other ranks may still be in this epoch: then only a position of all lanes
         # counts.
-        if (len(at.lanes) == at.deal.lanes or self.mode != "exact") and all(unpack(lane)["ended"] for lane in at.lanes.values()):
+        if (len(at.lanes) == at.deal.lanes or self.mode != "exact") and all(
+            unpack(lane)["ended"] for lane in at.lanes.values()
+        ):
             return self.beginning(at.epoch + 1, at.deal.lanes).counted_from(at)
         return at
 
@@ -158,25 +176,40 @@ class Plan:
             raise damaged(f"it has lane {some(lanes)} of {count}")
         if not whole and not own:
             raise StateError(
-                f"this is the state of rank {saved.rank} of {saved.world_size} alone, and this process is rank {rank.number} of {rank.of}: "
+                f"this is the state of rank {saved.rank} of {saved.world_size} alone, and "
+                f"this process is rank {rank.number} of {rank.of}: "
                 "collect the states of all ranks and load merge_states(states) on each."
             )
         ends = saved.epoch_end, saved.batch_size
         alike = ends[0] == self.mode and (self.mode == "exact" or ends[1] == self.batch_size)
         if not alike and not whole:
             raise StateError(
-                f"this is the state of one rank, of an epoch with epoch_end={shown(ends[0])} and batches of {ends[1]}, and this loader has "
-                f"epoch_end={self.mode!r} and batches of {self.batch_size}: load merge_states(states) of all ranks' states on each, or keep these."
+                f"this is the state of one rank, of an epoch with epoch_end={shown(ends[0])} "
+                f"and batches of {ends[1]}, and this loader has "
+                f"epoch_end={self.mode!r} and batches of {self.batch_size}: load "
+                "merge_states(states) of all ranks' states on each, or keep these."
             )
-        deal = Deal.first(count, self.source, epoch) if saved.deal is None else Deal.from_json(count, saved.deal, parts_of(self.stage), epoch, move)
+        deal = (
+            Deal.first(count, self.source, epoch)
+            if saved.deal is None
+            else Deal.from_json(count, saved.deal, parts_of(self.stage), epoch, move)
+        )
         batches = self.batches(deal) if alike else None
         if batches is not None and any(lane["delivered"] > batches for lane in lanes.values()):
             raise damaged(f"it has a lane that gave more than its {batches} batches")
         hosts = self._new_lanes()
         if (whole or self.mode != "exact") and all(lane["ended"] for lane in lanes.values()):
             at = self.beginning(epoch + 1, count if count % rank.of == 0 and count >= hosts else None)
-        elif not whole or (alike and count % rank.of == 0 and count >= hosts and self._lanes in (None, count) and self._even(deal, lanes)):
-            at = LoaderPosition(epoch, deal, {number: pack(lanes[number]) for number in range(rank.number, count, rank.of)}, saved.step)
+        elif not whole or (
+            alike
+            and count % rank.of == 0
+            and count >= hosts
+            and self._lanes in (None, count)
+            and self._even(deal, lanes)
+        ):
+            at = LoaderPosition(
+                epoch, deal, {number: pack(lanes[number]) for number in range(rank.number, count, rank.of)}, saved.step
+            )
         else:
             dealt = self._lanes or max(hosts, count // rank.of * rank.of)
             at = self.beginning(epoch, dealt)._replace(deal=deal_again(deal, dealt, lanes, parts_of(self.stage), epoch))
@@ -197,7 +230,8 @@ class Plan:
         left, total = sum(samples) - batches * self.batch_size * deal.lanes, sum(samples)
         if left * 4 > total:
             logger.warning(
-                "on %d lanes, %d of the %d samples that are left of the epoch do not make a full batch in every lane, and are dropped: use fewer lanes, or "
+                "on %d lanes, %d of the %d samples that are left of the epoch do not make a "
+                    "full batch in every lane, and are dropped: use fewer lanes, or "
                 "epoch_end='pad' or 'exact', if that is not meant", deal.lanes, left, total,
             )  # fmt: skip
 
@@ -207,7 +241,13 @@ class Plan:
         if lane.position is not None:
             position = self.stage.relocate(check_lane(lane, number, self.stage), move)
             self.stage.load(position)
-        return {"url": lane.url, "delivered": lane.delivered, "ended": lane.ended, "position": position, "counts": lane.counts}
+        return {
+            "url": lane.url,
+            "delivered": lane.delivered,
+            "ended": lane.ended,
+            "position": position,
+            "counts": lane.counts,
+        }
 
     def _even(self, deal: Deal, lanes: dict[int, LaneState]) -> bool:
         """Whether all ranks have the same number of batches left in these lanes; True where this

@@ -27,7 +27,11 @@ class LoaderPosition(NamedTuple):
         """Return this position with the numbers since the last cut of ``other``; None: the cut is
         here.
         """
-        return self._replace(given=0, samples=0) if other is None else self._replace(given=other.given, samples=other.samples)
+        return (
+            self._replace(given=0, samples=0)
+            if other is None
+            else self._replace(given=other.given, samples=other.samples)
+        )
 
     @property
     def states(self) -> dict[int, LaneState]:

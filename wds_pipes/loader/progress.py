@@ -127,10 +127,13 @@ class Progress:
         self.at, self.epoch, self.resume = at, at.epoch + 1, False
         self._runs += 1
         batches = plan.batches(at.deal)
-        begins = {number: Begin(at.epoch, at.deal, lane, batches) for number, lane in at.states.items() if not lane["ended"]}
+        begins = {
+            number: Begin(at.epoch, at.deal, lane, batches) for number, lane in at.states.items() if not lane["ended"]
+        }
         if self.workers.count:
             _with_workers.add(self)
-        seed = mix(plan.recipe.seed, plan.rank.number, at.epoch, len(at.deal.history), at.step)  # differs on each rank, and after a resume
+        # differs on each rank, and after a resume
+        seed = mix(plan.recipe.seed, plan.rank.number, at.epoch, len(at.deal.history), at.step)
         return at, self._runs, self.workers.start(self._runs, begins, seed)
 
     @property
@@ -140,7 +143,9 @@ class Progress:
 
     def use(self, iterator: Live) -> None:
         """Make an iterator the one in use, and stop the one before."""
-        self._replace("a newer one was started, and a loader has one at a time; build a second loader to iterate twice at once")
+        self._replace(
+            "a newer one was started, and a loader has one at a time; build a second loader to iterate twice at once"
+        )
         self._live = weakref.ref(iterator)
 
     def _replace(self, why: str, *, interrupted: bool = False) -> None:

@@ -61,5 +61,8 @@ def warn_of_ranks(what: str, *, dealt: bool = False) -> None:
     else:
         ranks = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
     if ranks > 1:
-        message = "gives all samples of its shards to every rank: use wds_pipes.PipeLoader, or let each rank list shards of its own (then ignore this)."
+        message = (
+            "gives all samples of its shards to every rank: use wds_pipes.PipeLoader, or let each "
+            "rank list shards of its own (then ignore this)."
+        )
         warnings.warn(f"{what} {message}", stacklevel=4)

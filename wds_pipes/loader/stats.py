@@ -92,7 +92,14 @@ class Meter:
         read = self._chain[0].bytes_so_far if self._chain else 0
         held = sum(step.held_items for step in self._chain)
         network = self._chain[0].network if self._chain else NO_NETWORK
-        return Spent(self.busy, min(self.waited + self._parsing, self.busy), self._bytes_before + read, held, os.getpid(), network)
+        return Spent(
+            self.busy,
+            min(self.waited + self._parsing, self.busy),
+            self._bytes_before + read,
+            held,
+            os.getpid(),
+            network,
+        )
 
 
 class Tally:
@@ -138,13 +145,18 @@ class Tally:
 
     def _sum(self, earlier: Spent) -> Spent:
         parts = [earlier, *self.spent.values()]
-        return Spent(sum(part.busy for part in parts), sum(part.reading for part in parts), sum(part.bytes_read for part in parts))
+        return Spent(
+            sum(part.busy for part in parts),
+            sum(part.reading for part in parts),
+            sum(part.bytes_read for part in parts),
+        )
 
     def used(self) -> Network:
         """Return what the iteration has used of the network."""
         before = self._network_before
         parts = [(total, before.get(process, NO_NETWORK)) for process, total in self.network.items()]
-        return Network(*(sum(total[place] - begun[place] for total, begun in parts) for place in range(len(NO_NETWORK))))  # type: ignore[arg-type]
+        spent = [sum(total[place] - begun[place] for total, begun in parts) for place in range(len(NO_NETWORK))]
+        return Network(*spent)  # type: ignore[arg-type]
 
     def handed_over(self, asked: float) -> None:
         """Count a batch that the caller requested at the time ``asked`` and gets now."""

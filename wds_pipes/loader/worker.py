@@ -110,7 +110,8 @@ class _Running:
             if lack is not None and lack.explains(counts):
                 raise lack.error(f"lane {self._number} of {self._lane.of}")
             raise ShardError(
-                f"lane {self._number} gave {plural(self._delivered, 'batch')} instead of {self._batches}: the shards have fewer usable samples than "
+                f"lane {self._number} gave {plural(self._delivered, 'batch')} instead of "
+                f"{self._batches}: the shards have fewer usable samples than "
                 "samples_per_shard says, so the ranks would not end together. Correct it, or use epoch_end='exact'."
             )
         state: LaneState = {
@@ -138,7 +139,9 @@ def _portable(error: Exception) -> Any:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RuntimeError(f"{type(error).__name__} in a worker:\n{hide(''.join(traceback.format_exception(shorten(error))))}")
+        return RuntimeError(
+            f"{type(error).__name__} in a worker:\n{hide(''.join(traceback.format_exception(shorten(error))))}"
+        )
     notes = list(getattr(error, "__notes__", []))
     if story := in_words(error):
         notes.insert(0, f"In the worker:\n{hide(story).rstrip()}")
@@ -183,7 +186,8 @@ def _not_sent(queue: queues.Queue[Any], error: Exception, item: Any) -> None:
         _log_not_sent(error, item)
         return
     unsent = WorkerError(
-        f"a batch of lane {lane} cannot be sent to the main process ({type(error).__name__}: {hide(str(error))}). Make the last step return what "
+        f"a batch of lane {lane} cannot be sent to the main process ({type(error).__name__}: "
+        f"{hide(str(error))}). Make the last step return what "
         "can be pickled, or use num_workers=0. state_dict() is still good."
     )
     queue.put((number, (run, lane, None, None, False, unsent, None)))

@@ -20,7 +20,8 @@ from wds_pipes.loader.protocol import Begin, Result
 from wds_pipes.loader.worker import LaneHost, start_worker
 
 _NOT_PICKLED = (
-    "Workers that are not forked get the pipe by pickling. Write the functions of its steps with def, at the top of a module, not as lambda or in a notebook; "
+    "Workers that are not forked get the pipe by pickling. Write the functions of its steps "
+    "with def, at the top of a module, not as lambda or in a notebook; "
     "or, on Linux, pass multiprocessing_context='fork'."
 )
 
@@ -86,7 +87,9 @@ class Workers:
             for worker in multiprocessing.active_children():
                 if worker not in before:
                     worker.kill()
-            if isinstance(error, (pickle.PicklingError, AttributeError, TypeError)) and re.search("pickle|local object", str(error)):
+            if isinstance(error, (pickle.PicklingError, AttributeError, TypeError)) and re.search(
+                "pickle|local object", str(error)
+            ):
                 error.add_note(_NOT_PICKLED)
             raise
         make_terminate_kill(getattr(results, "_workers", ()))
@@ -100,7 +103,8 @@ class Workers:
         """End the processes: the next run starts new ones.
 
         Args:
-            interrupted: ``next()`` of their results is running, or an exception has left it at any point.
+            interrupted: ``next()`` of their results is running, or an exception has left it at any
+                point.
         """
         results, self._results = self._results, None
         if hasattr(results, "_workers"):
@@ -139,7 +143,10 @@ def worker_error(error: Exception, results: object) -> Exception:
     if not isinstance(error, RuntimeError) or "DataLoader" not in str(error):
         return error
     if str(error).startswith("DataLoader timed out"):
-        why = "no worker died. Reading or a step of the pipe takes longer than that for a batch: allow more, or find out what the workers wait for"
+        why = (
+            "no worker died. Reading or a step of the pipe takes longer than that for a batch: "
+            "allow more, or find out what the workers wait for"
+        )
         told = WorkerError(f"{error}, timeout_seconds: {why}. state_dict() is still good.")
     else:
         codes = {worker.exitcode for worker in getattr(results, "_workers", ())}

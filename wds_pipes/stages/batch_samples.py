@@ -47,7 +47,14 @@ class BatchSamples(Stage[Any]):
         *before, name = super().graph(counted=counted)
         return [*before, f"{name}(size={self.size}, drop_last={self.drop_last})" if counted else name]
 
-    def __init__(self, source: Stage[Any], size: int, *, drop_last: bool = False, collate: Callable[[list[Any]], Any] | str | None = None) -> None:
+    def __init__(
+        self,
+        source: Stage[Any],
+        size: int,
+        *,
+        drop_last: bool = False,
+        collate: Callable[[list[Any]], Any] | str | None = None,
+    ) -> None:
         super().__init__(source)
         self.size = check_count("size", size)
         self.drop_last = bool(drop_last)

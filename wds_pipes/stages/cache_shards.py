@@ -45,7 +45,14 @@ class CacheShards(Stage[str]):
     keeps_count = True
     holds_nothing = True
 
-    def __init__(self, source: Stage[Any], directory: str | os.PathLike[str] | None = None, *, max_bytes: int | str | None = None, verify: bool = True) -> None:
+    def __init__(
+        self,
+        source: Stage[Any],
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        max_bytes: int | str | None = None,
+        verify: bool = True,
+    ) -> None:
         from wds_pipes.io.cache.shard_cache import ShardCache
 
         super().__init__(source)

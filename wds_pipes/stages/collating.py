@@ -35,7 +35,9 @@ def stack_samples(batch: list[Any], *, tensors: bool = True) -> Any:
         for sample in batch:
             if not isinstance(sample, tuple) or len(sample) != len(first):
                 raise _uneven(batch, sample)
-        columns = [_column(list(values), place, batch, tensors) for place, values in enumerate(zip(*batch, strict=True))]
+        columns = [
+            _column(list(values), place, batch, tensors) for place, values in enumerate(zip(*batch, strict=True))
+        ]
         return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
     return _column(batch, None, batch, tensors)
 
@@ -48,7 +50,9 @@ def _column(values: list[Any], name: str | int | None, batch: list[Any], tensors
     """
     first, kind = values[0], _kind(values[0])
     for place, value in enumerate(values):
-        if _kind(value) is not kind or (kind in ("array", "tensor") and (value.shape != first.shape or value.dtype != first.dtype)):
+        if _kind(value) is not kind or (
+            kind in ("array", "tensor") and (value.shape != first.shape or value.dtype != first.dtype)
+        ):
             raise _unstackable(values, name, batch, place)
     if kind is None:
         return values
@@ -63,7 +67,9 @@ def _column(values: list[Any], name: str | int | None, batch: list[Any], tensors
 
         return torch.from_numpy(stacked if stacked.dtype.isnative else stacked.astype(stacked.dtype.newbyteorder("=")))
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise _unstackable(values, name, batch, 0, f"{_describe(first)} in {_name(batch, 0)} and the others: {error}") from error
+        raise _unstackable(
+            values, name, batch, 0, f"{_describe(first)} in {_name(batch, 0)} and the others: {error}"
+        ) from error
 
 
 def _kind(value: Any) -> str | None:
@@ -81,12 +87,17 @@ def _numbers(values: list[Any]) -> Any:
     return np.array(values, np.int64 if all(type(value) is int for value in values) else None)
 
 
-def _unstackable(values: list[Any], name: str | int | None, batch: list[Any], place: int, why: str | None = None) -> SampleError:
-    column = "the samples" if name is None else f"field {name!r}" if isinstance(name, str) else f"place {name} of the tuples"
+def _unstackable(
+    values: list[Any], name: str | int | None, batch: list[Any], place: int, why: str | None = None
+) -> SampleError:
+    column = (
+        "the samples" if name is None else f"field {name!r}" if isinstance(name, str) else f"place {name} of the tuples"
+    )
     key, url = identity(batch[place])
     why = why or f"{_describe(values[0])} in {_name(batch, 0)}, but {_describe(values[place])} in {_name(batch, place)}"
     return SampleError(
-        f"{column} cannot be stacked into a batch: {why}. Bring them to one shape and type with map_samples(), or pass collate=.",
+        f"{column} cannot be stacked into a batch: {why}. Bring them to one shape and type "
+        "with map_samples(), or pass collate=.",
         url=url,
         key=key,
     )
@@ -96,7 +107,8 @@ def _uneven(batch: list[Any], sample: Any) -> SampleError:
     place = next(place for place, other in enumerate(batch) if other is sample)
     key, url = identity(sample)
     return SampleError(
-        f"the samples of a batch differ in form: {_form(batch[0])} in {_name(batch, 0)}, but {_form(sample)} in {_name(batch, place)}. Choose the fields with "
+        f"the samples of a batch differ in form: {_form(batch[0])} in {_name(batch, 0)}, but "
+        f"{_form(sample)} in {_name(batch, place)}. Choose the fields with "
         "to_tuple() or group_by_key(fields=...), or pass collate=.",
         url=url,
         key=key,

@@ -21,20 +21,18 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
     The last part of a field's name decides: ``seg.png`` is a png. An outer ``gz``, ``bz2``, ``xz``
     or ``zst`` is decompressed first (``txt.gz``), to at most 1 GiB; a field may have two of them.
 
-    ===========================================  =================================================================
-    txt text transcript html htm                 str
-    cls cls2 class count index inx id            int
-    json jsn; jsonl                              object; list of objects
-    npy; npz                                     ndarray; dict of ndarrays
-    ten tenbin tb                                list of ndarrays (the format of webdataset)
-    mp msg msgpack; cbor; safetensors            object; object; dict of tensors (each needs its package)
-    pt pth                                       what torch.load(weights_only=True) returns
-    csv; yaml yml                                list of rows; object: only if named in the call
-    jpg jpeg png ppm pgm pbm bmp tif tiff
-    webp gif                                     by the image spec; bytes without one
-    pyd pkl pickle                               refused, unless allow_pickle
-    anything else                                bytes
-    ===========================================  =================================================================
+    ===========================================
+    ================================================================= txt text transcript html htm
+    str cls cls2 class count index inx id            int json jsn; jsonl
+    object; list of objects npy; npz                                     ndarray; dict of ndarrays
+    ten tenbin tb                                list of ndarrays (the format of webdataset) mp msg
+    msgpack; cbor; safetensors            object; object; dict of tensors (each needs its package)
+    pt pth                                       what torch.load(weights_only=True) returns csv;
+    yaml yml                                list of rows; object: only if named in the call jpg jpeg
+    png ppm pgm pbm bmp tif tiff webp gif                                     by the image spec;
+    bytes without one pyd pkl pickle                               refused, unless allow_pickle
+    anything else                                bytes ===========================================
+    =================================================================
 
     Args:
         source: a pipe of samples: ``group_by_key()``, or a ``shuffle_buffer`` after it.
@@ -92,7 +90,8 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
         for sample in self.source.items:
             if not isinstance(sample, dict):
                 raise TypeError(
-                    f"decode_by_ext() takes samples as dicts, and its source gave {type(sample).__name__}: put it after group_by_key(), before to_tuple()"
+                    "decode_by_ext() takes samples as dicts, and its source gave "
+                    f"{type(sample).__name__}: put it after group_by_key(), before to_tuple()"
                 )
             decoded = dict(sample)
             field = ""
@@ -113,8 +112,20 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
                 raise
             except Exception as error:
                 if isinstance(sample.get("__key__"), list):
-                    raise TypeError("decode_by_ext() takes single samples, and its source gave a batch: put it before batch_samples()") from error
-                self.skip(_error(sample, field, error, "Correct it, or pass on_error='skip' to leave such samples out." if self.on_error == "raise" else ""))
+                    raise TypeError(
+                        "decode_by_ext() takes single samples, and its source gave a batch: put "
+                        "it before batch_samples()"
+                    ) from error
+                self.skip(
+                    _error(
+                        sample,
+                        field,
+                        error,
+                        "Correct it, or pass on_error='skip' to leave such samples out."
+                        if self.on_error == "raise"
+                        else "",
+                    )
+                )
                 continue
             yield decoded
 
@@ -123,7 +134,10 @@ def _error(sample: dict[str, Any], field: str, cause: Exception, mend: str = "")
     key, url = identity(sample)
     message = f"field {field!r} of sample {key!r} in shard {url} cannot be decoded: {type(cause).__name__}: {cause}"
     if field.rpartition(".")[2] in INTEGER and str(cause).startswith("invalid literal for int()"):
-        message += f". A field of this name is an integer: for a text pass decode_by_ext({{{field!r}: bytes.decode}}), or write it as txt"
+        message += (
+            f". A field of this name is an integer: for a text pass decode_by_ext({{{field!r}: "
+            f"bytes.decode}}), or write it as txt"
+        )
     error = DecodeError(f"{message.rstrip('.')}. {mend}" if mend else message, url=url, key=key, field=field)
     error.__cause__ = cause
     return error

@@ -26,7 +26,10 @@ def read_choices(fields: Iterable[Any]) -> list[list[str]]:
 def check_sample(sample: Any, step: str, mend: str = "before to_tuple()") -> None:
     """Raise TypeError if ``step`` received something that is not a dict sample."""
     if not isinstance(sample, dict):
-        raise TypeError(f"{step}() takes samples as dicts, and its source gave {type(sample).__name__}: put it after group_by_key(), and {mend}")
+        raise TypeError(
+            f"{step}() takes samples as dicts, and its source gave {type(sample).__name__}: put "
+            f"it after group_by_key(), and {mend}"
+        )
 
 
 def first_of(sample: dict[str, Any], names: Sequence[str]) -> str | None:
@@ -45,4 +48,6 @@ def missing(source: Stage[Any] | None, sample: dict[str, Any], names: Sequence[s
     there = ", ".join(repr(name) for name in sample if name not in ("__key__", "__url__")) or "no fields"
     if source is not None and (left_out := source.lack.left_out):
         there += f"; group_by_key(fields=...) left out: {listed(left_out)}"
-    return SampleError(f"sample {key!r} of shard {url} has no field {';'.join(names)!r}; it has: {there}", url=url, key=key)
+    return SampleError(
+        f"sample {key!r} of shard {url} has no field {';'.join(names)!r}; it has: {there}", url=url, key=key
+    )

@@ -112,8 +112,12 @@ class GroupByKey(Tolerant[Sample]):
     class At:
         skipped: int = 0
         filtered: int = 0
-        number: int = 0  # how many samples of the shard came before this place, if the source gave a range of its samples
-        shard: str = ""  # what was seen of the shard up to here, see _Seen; one str, since a mark is taken for each item
+        # how many samples of the shard came before this place, if the source gave a range of its
+        # samples
+        number: int = 0
+        # what was seen of the shard up to here, see _Seen; one str, since a mark is taken for each
+        # item
+        shard: str = ""
 
     keeps_count = True
     gives = "samples"
@@ -149,7 +153,9 @@ class GroupByKey(Tolerant[Sample]):
         self._resumed = False  # while running, whether it was opened at a mark
         self._fits = False  # while running, whether a sample had one of the fields to keep
         self._met: set[str] = set()  # while running, fields of the samples, if not all are kept
-        self._doubt: tuple[int, bytes, str] = -1, MARK, ""  # while running, the last doubtful place: its offset, its kind, the fields of the shard up to it
+        # while running, the last doubtful place: its offset, its kind, the fields of the shard up
+        # to it
+        self._doubt: tuple[int, bytes, str] = -1, MARK, ""
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Sample]:
         group = copy.copy(self)
@@ -181,7 +187,11 @@ class GroupByKey(Tolerant[Sample]):
     def run(self) -> Iterator[Sample]:
         source = self.source
         assert source is not None
-        split, by_stem, wanted = splitter(self.split), self.split == "first-dot", set(self.fields) if self.fields else None
+        split, by_stem, wanted = (
+            splitter(self.split),
+            self.split == "first-dot",
+            set(self.fields) if self.fields else None,
+        )
         at = self.at
         here = self._seen = _Seen.parse(at.shard)
         mark = None if isinstance(source, LoadTar) else source.mark
@@ -192,7 +202,9 @@ class GroupByKey(Tolerant[Sample]):
         last, length = -1, 0
         bad = 0  # the sample being built is next to a doubtful place (1), or will not be yielded (2)
         suspect = 0  # the next sample may have lost its first members (1), or has lost them (2)
-        look, width = True, 0  # compare whole samples, except those with this many entries: they have the same fields as those before them
+        # compare whole samples, except those with this many entries: they have the same fields as
+        # those before them
+        look, width = True, 0
         simple = False  # whole samples are yielded as they are
         flags = {} if self.lane.padding is None else {"__padding__": self.lane.padding}
         part: PartOfShard | None = None
@@ -213,13 +225,15 @@ class GroupByKey(Tolerant[Sample]):
                 if ready is not None:
                     self._offset, self._before = offset if mark is None else -1, before
                     yield ready
-                sample, key, stem, url, shown = None, "", "", shard, str(shard)  # without the attributes that a URL may carry for the stages
+                # without the attributes that a URL may carry for the stages
+                sample, key, stem, url, shown = None, "", "", shard, str(shard)
                 part = shard if isinstance(shard, PartOfShard) else None
                 simple = wanted is None and part is None
                 here = self._seen  # a new object if a shard has ended
                 if part is None:
                     at.number = 0
-                elif first and self._resumed and offset and not at.number:  # the saved pipe did not know samples_per_shard
+                elif first and self._resumed and offset and not at.number:
+                    # the saved pipe did not know samples_per_shard
                     here.lost = max(here.lost, 1)
                     at.shard = str(here)
                 first = passing = False
@@ -312,7 +326,10 @@ class GroupByKey(Tolerant[Sample]):
         lack = self.lack
         for field in sorted(lack.wanted - self._met) if len(self._met) < _MOST_MET else ():
             if (found := nearest(field, lack.left_out)) is not None:
-                warnings.warn(f"no sample had {field!r} of group_by_key(fields=...). Did you mean {found!r}, which is left out?", stacklevel=2)
+                warnings.warn(
+                    f"no sample had {field!r} of group_by_key(fields=...). Did you mean {found!r}, which is left out?",
+                    stacklevel=2,
+                )
 
     def _look(self, wanted: set[str] | None) -> tuple[bool, int]:
         """Return whether to compare the next whole sample with those before it in its shard, and
@@ -321,7 +338,9 @@ class GroupByKey(Tolerant[Sample]):
         here = self._seen
         if here.alike != ENOUGH:
             return here.alike != VARIED, 0
-        return True, sum(wanted is None or field in wanted for field in here.fields.split(" ")) + 2 + (self.lane.padding is not None)
+        return True, sum(wanted is None or field in wanted for field in here.fields.split(" ")) + 2 + (
+            self.lane.padding is not None
+        )
 
     def _compare(self, sample: Sample, wanted: set[str] | None) -> tuple[bool, int]:
         """Note whether the whole samples of a shard have the same fields, and return the values of
@@ -339,8 +358,11 @@ class GroupByKey(Tolerant[Sample]):
         if sample is None or bad != 1:
             return bad
         at, here, (offset, place, fields) = self.at, self._seen, self._doubt
-        alone = not here.alike and place == MARK and fields and not here.lost  # the first sample of a shard: the next one is compared with it
-        if alone or (here.alike and not lacks(sample, here.fields, self.fields) and (place == END or here.fields == fields)):
+        # the first sample of a shard: the next one is compared with it
+        alone = not here.alike and place == MARK and fields and not here.lost
+        if alone or (
+            here.alike and not lacks(sample, here.fields, self.fields) and (place == END or here.fields == fields)
+        ):
             return 0
         if part is None or at.number >= part.start:
             assert self._tar is not None
@@ -355,10 +377,16 @@ class GroupByKey(Tolerant[Sample]):
         """
         bad = self._judge(sample, bad, part)
         ready = self._finish(sample, bad, part)
-        if ready is not None and self._seen.alike == ENOUGH and (missing := lacks(ready, self._seen.fields, self.fields)):
+        if (
+            ready is not None
+            and self._seen.alike == ENOUGH
+            and (missing := lacks(ready, self._seen.fields, self.fields))
+        ):
             message = (
-                f"the last sample of shard {redact(ready['__url__'])}, {ready['__key__']!r}, has no {', '.join(missing)}, unlike all samples before it. If it "
-                "should have it, the end of the shard is damaged (a zeroed page looks like its end): fetch the shard again."
+                f"the last sample of shard {redact(ready['__url__'])}, {ready['__key__']!r}, "
+                f"has no {', '.join(missing)}, unlike all samples before it. If it "
+                "should have it, the end of the shard is damaged (a zeroed page looks like "
+                "its end): fetch the shard again."
             )
             warnings.warn(message, ShardWarning, stacklevel=2)
         return ready
@@ -393,7 +421,9 @@ class GroupByKey(Tolerant[Sample]):
         if part.stop == part.of:
             url = redact(part)
             said = f"the {part.of} that samples_per_shard or the index says"
-            raise ShardError(f"shard {url} has more samples than {said}, from byte {offset} on.", url=url, offset=offset)
+            raise ShardError(
+                f"shard {url} has more samples than {said}, from byte {offset} on.", url=url, offset=offset
+            )
         if isinstance(self.source, LoadTar):
             self.source.leave = True
 
@@ -407,14 +437,18 @@ class GroupByKey(Tolerant[Sample]):
         if part is not None and number < part.stop and not lost:
             url = redact(part)
             raise ShardError(
-                f"shard {url} has only {plural(number, 'sample')}, and samples_per_shard or the index says {part.of}. Correct it, or make the index again.",
+                f"shard {url} has only {plural(number, 'sample')}, and samples_per_shard or "
+                f"the index says {part.of}. Correct it, or make the index again.",
                 url=url,
             )
 
     def _twice(self, sample: Sample, field: str, name: str, offset: int) -> None:
         """Raise the error for a field that a sample has twice, unless the sample may be skipped."""
         url, key = redact(sample["__url__"]), sample["__key__"]
-        message = f"sample {key!r} of shard {url} has field {field!r} twice (again at byte {offset}, as {name!r}). Rename or remove one."
+        message = (
+            f"sample {key!r} of shard {url} has field {field!r} twice (again at byte {offset}, as "
+            f"{name!r}). Rename or remove one."
+        )
         self.skip(SampleError(message, url=url, key=key, offset=offset))
         self.at.skipped -= 1  # _finish counts the sample, once
 
@@ -422,8 +456,10 @@ class GroupByKey(Tolerant[Sample]):
         """Raise or warn because of a key that was seen before in this shard."""
         url = redact(sample["__url__"])
         message = (
-            f"key {sample['__key__']!r} comes again in shard {url} at byte {offset}, apart from its other members, so that its sample is in pieces. Sort the "
-            "shard by name, or pass on_repeated_key='ignore' to take the pieces as samples. (A resume from here on does not see what came before.)"
+            f"key {sample['__key__']!r} comes again in shard {url} at byte {offset}, apart "
+            "from its other members, so that its sample is in pieces. Sort the "
+            "shard by name, or pass on_repeated_key='ignore' to take the pieces as samples. "
+            "(A resume from here on does not see what came before.)"
         )
         if self.on_repeated_key == "raise":
             raise SampleError(message, url=url, key=sample["__key__"], offset=offset)
@@ -438,4 +474,6 @@ class GroupByKey(Tolerant[Sample]):
 
 
 def _no_member(item: object) -> TypeError:
-    return TypeError(f"group_by_key() takes the members of tars, and its source gave {item!r:.200}: put .load_tar() before it")
+    return TypeError(
+        f"group_by_key() takes the members of tars, and its source gave {item!r:.200}: put .load_tar() before it"
+    )

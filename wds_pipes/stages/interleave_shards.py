@@ -49,7 +49,8 @@ class InterleaveShards(Composite[Out]):
     class At(Composite.At):
         opened: int = 0  # how many shards of the lane were opened so far
         turn: int = 0  # the index in ``round`` of the shard that is next
-        round: tuple[tuple[int, Mark | None], ...] = ()  # the open shards: their places in the lane's order, and the positions in them
+        # the open shards: their places in the lane's order, and the positions in them
+        round: tuple[tuple[int, Mark | None], ...] = ()
 
     keeps_count = True
     ends_reading = True
@@ -60,7 +61,9 @@ class InterleaveShards(Composite[Out]):
         if not isinstance(self._before.root, ShardList):
             raise TypeError("interleave_shards() opens the shards of ShardList: start the pipeline with it")
         self.count = check_count("count", count)
-        self._list: ShardList | None = None  # while running, takes the place of the first stage: its position says how many shards were opened
+        # while running, takes the place of the first stage: its position says how many shards were
+        # opened
+        self._list: ShardList | None = None
         self._chains: list[Stage[Out]] = []  # while running, the chains of the open shards
         self._marks: list[tuple[int, Mark | None]] = []
         self._ahead: Stage[Out] | None = None  # while running, the chain of the shard that will be opened next
@@ -182,14 +185,22 @@ class InterleaveShards(Composite[Out]):
         own = {name: getattr(at, name) for name in self._defaults}
         own["opened"] = at.opened - first
         own["round"] = [[place - first, self._before.dump(before)] for place, before in at.round]
-        return [{"next": first} if first else {}, *({} for _ in range(self.depth - 1)), {name: value for name, value in own.items() if value}]
+        return [
+            {"next": first} if first else {},
+            *({} for _ in range(self.depth - 1)),
+            {name: value for name, value in own.items() if value},
+        ]
 
     def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
         start, *between, own = entries
         if start.keys() > {"next"} or any(between) or own.keys() - self._defaults.keys():
             raise damaged(f"interleave_shards cannot stand at {shown(entries)}")
         first = read_count(start.get("next", 0), "'next' of shard_list")
-        counts = {name: read_count(own.get(name, 0), f"{name!r} of interleave_shards") for name in self._defaults if name not in ("round", "limited")}
+        counts = {
+            name: read_count(own.get(name, 0), f"{name!r} of interleave_shards")
+            for name in self._defaults
+            if name not in ("round", "limited")
+        }
         limited = read_counts(own["limited"], "'limited' of interleave_shards") if "limited" in own else None
         places, marks = [], []
         for shard in read_list(own.get("round", []), "'round' of interleave_shards"):
@@ -197,7 +208,20 @@ class InterleaveShards(Composite[Out]):
                 raise damaged(f"interleave_shards cannot have {shown(shard)} open")
             places.append(read_count(shard[0], "an open shard of interleave_shards", most=max(0, counts["opened"] - 1)))
             marks.append(self._before.load(read_position(shard[1], "a shard of interleave_shards", self.depth)))
-        if len(set(places)) < len(places) or len(places) > min(self.count, counts["opened"]) or counts["turn"] >= max(1, len(places)):
-            raise damaged(f"interleave_shards cannot have shards {shown(places)} of {counts['opened']} open, and take from number {counts['turn']} of them")
+        if (
+            len(set(places)) < len(places)
+            or len(places) > min(self.count, counts["opened"])
+            or counts["turn"] >= max(1, len(places))
+        ):
+            raise damaged(
+                f"interleave_shards cannot have shards {shown(places)} of {counts['opened']} "
+                f"open, and take from number {counts['turn']} of them"
+            )
         counts["opened"] += first
-        return self._own(self.At(round=tuple((first + place, mark) for place, mark in zip(places, marks, strict=True)), limited=limited, **counts)), None
+        return self._own(
+            self.At(
+                round=tuple((first + place, mark) for place, mark in zip(places, marks, strict=True)),
+                limited=limited,
+                **counts,
+            )
+        ), None

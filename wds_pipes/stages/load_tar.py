@@ -99,7 +99,8 @@ class LoadTar(Tolerant[TarMember]):
         super().__init__(source, on_error, max_errors)
         self.max_member_bytes = check_count("max_member_bytes", max_member_bytes)
         self.on_truncated = check_choice("on_truncated", on_truncated, "raise", "warn", "ignore")
-        self.want: Callable[[str], bool] | None = None  # this and `named` are set by a group_by_key that reads from this stage
+        # this and `named` are set by a group_by_key that reads from this stage
+        self.want: Callable[[str], bool] | None = None
         self.named = True
         self.doubts = False  # set by a group_by_key anywhere after this stage
         self.leave = False  # set by group_by_key when it has all requested samples of a shard
@@ -120,7 +121,10 @@ class LoadTar(Tolerant[TarMember]):
                 self._before = None
                 return
             if not isinstance(shard, Shard):
-                raise TypeError(f"load_tar() takes open shards, and its source gave {hide(repr(shard)):.200}: put .open_shards() before it")
+                raise TypeError(
+                    f"load_tar() takes open shards, and its source gave {hide(repr(shard)):.200}: "
+                    "put .open_shards() before it"
+                )
             try:
                 resumed = at.offset > 0
                 try:
@@ -152,11 +156,16 @@ class LoadTar(Tolerant[TarMember]):
                         yield TarMember(shard.url, "", EMPTY, 0)
                 else:
                     yield from self._reader
-            except ModuleNotFoundError as error:  # a missing package is not the fault of the shard, so this is never skipped
+            except ModuleNotFoundError as error:
+                # a missing package is not the fault of the shard, so this is never skipped
                 raise ShardError(f"shard {redact(shard.url)} cannot be read: {error}", url=redact(shard.url)) from error
             except unreadable() as error:
                 url = redact(shard.url)
-                broken = ShardError(f"shard {url} cannot be read ({type(error).__name__}: {error}). Write or fetch it again.", url=url, offset=at.offset)
+                broken = ShardError(
+                    f"shard {url} cannot be read ({type(error).__name__}: {error}). Write or fetch it again.",
+                    url=url,
+                    offset=at.offset,
+                )
                 shard.doubt(broken)
                 self.skip(broken)
             finally:
@@ -180,7 +189,8 @@ class LoadTar(Tolerant[TarMember]):
             # If the shard were unchanged, this header would have been valid when the state was
             # saved.
             raise StateError(
-                f"the state stands at byte {offset} of shard {url}, and no member starts there: the shard was changed or damaged since, or the "
+                f"the state stands at byte {offset} of shard {url}, and no member starts "
+                "there: the shard was changed or damaged since, or the "
                 f"state is damaged. ({error})"
             )
         self.skip(error)
@@ -200,7 +210,11 @@ class LoadTar(Tolerant[TarMember]):
         assert self.source is not None
         if reader is not None and reader.ended:
             return (0, "", at.damaged), self.source.mark()
-        return (at.offset if reader is None else reader.offset, at.compression, at.damaged), self._before or self.source.mark()
+        return (
+            at.offset if reader is None else reader.offset,
+            at.compression,
+            at.damaged,
+        ), self._before or self.source.mark()
 
     def mark_at(self, offset: int) -> Mark:
         """Return the position before the member at ``offset``, which was yielded last. If it is a

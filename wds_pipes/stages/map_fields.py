@@ -32,7 +32,14 @@ class MapFields(MapSamples):
     Checkpoint: the number of samples so far. A resume reads nothing again.
     """
 
-    def __init__(self, source: Stage[Any], functions: Mapping[str, Callable[[Any], Any]], *, on_error: str = "raise", max_errors: int | None = None) -> None:
+    def __init__(
+        self,
+        source: Stage[Any],
+        functions: Mapping[str, Callable[[Any], Any]],
+        *,
+        on_error: str = "raise",
+        max_errors: int | None = None,
+    ) -> None:
         if not isinstance(functions, Mapping) or not functions or not all(map(callable, functions.values())):
             raise TypeError(f"map_fields() takes functions by field, such as {{'jpg': resize}}, not {functions!r:.80}")
         super().__init__(source, _OnFields(functions), on_error=on_error, max_errors=max_errors)

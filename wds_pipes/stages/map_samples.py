@@ -48,12 +48,16 @@ class MapSamples(Tolerant[Any]):
     class At:
         number: int = 0
         skipped: int = 0
-        listed: int = 0  # 1: samples are identified by the numbers of their shards; 0 in states of an older version: by URLs
+        # 1: samples are identified by the numbers of their shards; 0 in states of an older version:
+        # by URLs
+        listed: int = 0
 
     keeps_count = True
     holds_nothing = True
 
-    def __init__(self, source: Stage[Any], fn: Callable[..., Any], *, on_error: str = "raise", max_errors: int | None = None) -> None:
+    def __init__(
+        self, source: Stage[Any], fn: Callable[..., Any], *, on_error: str = "raise", max_errors: int | None = None
+    ) -> None:
         super().__init__(source, on_error, max_errors)
         if not callable(fn):
             raise TypeError(f"map_samples() needs a function, not {fn!r}")
@@ -109,7 +113,11 @@ def _takes_rng(fn: Callable[..., Any]) -> bool:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
         return False
-    places = [parameter for parameter in signature.parameters.values() if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)]
+    places = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
     takes = len(places) > 1 and (places[1].name == "rng" or places[1].default is inspect.Parameter.empty)
     try:
         signature.bind(*["sample", "rng"][: 1 + takes])
@@ -126,11 +134,15 @@ def _name(sample: Any, number: int) -> str:
 def _nothing(sample: Any, number: int) -> SampleError:
     key, url = identity(sample)
     mend = "let it return the sample; to leave samples out, use filter_samples()"
-    return SampleError(f"the function of map_samples() returned None for {_name(sample, number)}: {mend}.", url=url, key=key)
+    return SampleError(
+        f"the function of map_samples() returned None for {_name(sample, number)}: {mend}.", url=url, key=key
+    )
 
 
 def _wrapped(step: str, sample: Any, number: int, cause: Exception) -> WdsError:
     key, url = identity(sample)
-    error = SampleError(f"the function of {step}() raised {type(cause).__name__} on {_name(sample, number)}: {cause}", url=url, key=key)
+    error = SampleError(
+        f"the function of {step}() raised {type(cause).__name__} on {_name(sample, number)}: {cause}", url=url, key=key
+    )
     error.__cause__ = cause
     return error

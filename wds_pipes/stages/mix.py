@@ -18,7 +18,17 @@ from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.order import mix, mix_text
 from wds_pipes.core.running import Mark, begin, running_copy
 from wds_pipes.core.stage import Stage
-from wds_pipes.core.state import damaged, read_count, read_counts, read_data, read_dict, read_flag, read_list, read_position, read_text
+from wds_pipes.core.state import (
+    damaged,
+    read_count,
+    read_counts,
+    read_data,
+    read_dict,
+    read_flag,
+    read_list,
+    read_position,
+    read_text,
+)
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
 from wds_pipes.stages.proportions import TURNS, turns, whole_weights
@@ -33,7 +43,9 @@ class _Rest(NamedTuple):
     since: int = 0  # how often the source had been drawn when the proportions last began
     passes: int = 0  # how often the source was exhausted
     ended: bool = False  # whether the source is left out from now on
-    told: int = 0  # how often the source had been drawn when the epoch was repartitioned: these samples are counted elsewhere
+    # how often the source had been drawn when the epoch was repartitioned: these samples are
+    # counted elsewhere
+    told: int = 0
     done: dict[str, int] = {}  # noqa: RUF012 - what became of the samples of its earlier passes; replaced, never changed
 
 
@@ -112,7 +124,10 @@ class Mix(Composite[Any]):
             if not isinstance(source, Stage):
                 raise TypeError(f"mix() cannot take {source!r:.80} as source {name!r}")
             if not source.root.deals and not isinstance(source.root, Mix):
-                raise ValueError(f"mix() cannot take source {name!r}: torch's pipes distribute it over the workers; leave out sharding_filter() and the like")
+                raise ValueError(
+                    f"mix() cannot take source {name!r}: torch's pipes distribute it over the "
+                    "workers; leave out sharding_filter() and the like"
+                )
         self.sources = dict(sources)
         self.weights = whole_weights(list(sources), weights)
         self.exhausted = check_choice("exhausted", exhausted, "stop", "drop", "repeat")
@@ -142,7 +157,10 @@ class Mix(Composite[Any]):
         """The storage options of the sources, if all sources that have any have the same."""
         given = [source.storage_options for source in self.sources.values() if source.storage_options is not None]
         if any(options != given[0] for options in given):
-            raise ValueError("the sources of mix() have different storage_options: give each an open_shards() of its own, or pass storage_options= to this one")
+            raise ValueError(
+                "the sources of mix() have different storage_options: give each an open_shards() "
+                "of its own, or pass storage_options= to this one"
+            )
         return given[0] if given else None
 
     @property
@@ -183,7 +201,8 @@ class Mix(Composite[Any]):
         running.lane, running.at = lane, self.At(last, draws, marks, rest)
         running._draws, running._marks, running._reached = list(draws), list(marks), list(reached)
         running._running = [
-            source.open(self._lane(lane, source, place.passes), before) for source, before, place in zip(self.sources.values(), marks, rest, strict=True)
+            source.open(self._lane(lane, source, place.passes), before)
+            for source, before, place in zip(self.sources.values(), marks, rest, strict=True)
         ]
         begin(running, mark)
         return running
@@ -262,12 +281,17 @@ class Mix(Composite[Any]):
         self._bytes_before += running.bytes_so_far
         running.close()
         self._marks[number] = None
-        at.rest = tuple(place._replace(passes=passes, done=done) if other == number else rest for other, rest in enumerate(at.rest))
+        at.rest = tuple(
+            place._replace(passes=passes, done=done) if other == number else rest for other, rest in enumerate(at.rest)
+        )
         if self.exhausted == "stop" or (self.exhausted == "repeat" and all(rest.passes for rest in at.rest)):
             return False
         if self.exhausted == "drop" or empty:
             # Continue without it; the proportions of the others start anew here.
-            at.rest = tuple(rest._replace(since=self._draws[other], ended=rest.ended or other == number) for other, rest in enumerate(at.rest))
+            at.rest = tuple(
+                rest._replace(since=self._draws[other], ended=rest.ended or other == number)
+                for other, rest in enumerate(at.rest)
+            )
             return False
         self._running[number] = source.open(self._lane(self.lane, source, passes))
         return True
@@ -298,7 +322,11 @@ class Mix(Composite[Any]):
         sources: dict[str, dict[str, Any]] = {}
         for (name, source), drawn, before, place in zip(self.sources.items(), draws, marks, rest, strict=True):
             entry: dict[str, Any] = {"recipe": list(self._recipes[name]), "weight": str(self.weights[name])}
-            values = {"draws": drawn, **place._asdict(), "done": {what: count for what, count in place.done.items() if count}}
+            values = {
+                "draws": drawn,
+                **place._asdict(),
+                "done": {what: count for what, count in place.done.items() if count},
+            }
             entry |= {what: value for what, value in values.items() if value}
             if before is not None:
                 entry["position"] = source.dump(before)
@@ -323,7 +351,10 @@ class Mix(Composite[Any]):
                 continue
             place, now = _Place.read(name, sources[name]), self._recipes[name]
             saved = place.recipe
-            problem = move.problem(Data(read_text(saved[1], f"the fingerprint of source {name!r} of mix"), *saved[3:4]), source.which_data())
+            problem = move.problem(
+                Data(read_text(saved[1], f"the fingerprint of source {name!r} of mix"), *saved[3:4]),
+                source.which_data(),
+            )
             _check_source(name, source, saved, now, problem)
             sources[name] = {**sources[name], "recipe": list(now)}
             if place.position is not None:
@@ -332,13 +363,17 @@ class Mix(Composite[Any]):
 
     def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
         own = entries[0]
-        saved = {name: _Place.read(name, entry) for name, entry in read_dict(own.get("sources"), "the sources of mix").items()}
+        saved = {
+            name: _Place.read(name, entry)
+            for name, entry in read_dict(own.get("sources"), "the sources of mix").items()
+        }
         last, ahead = read_text(own.get("last", ""), "'last' of mix"), read_count(own.get("ahead", 0), "'ahead' of mix")
         if unknown := own.keys() - {"sources", "last", "ahead"}:
             raise damaged(f"mix cannot stand at {shown(min(unknown))}")
         if gone := sorted(saved.keys() - self.sources.keys() - self.without):
             raise StateError(
-                f"the state has {', '.join(map(repr, gone)):.500}, which is not in this mix. If that is meant, pass mix(..., without={gone!r:.500})."
+                f"the state has {', '.join(map(repr, gone)):.500}, which is not in this mix. "
+                f"If that is meant, pass mix(..., without={gone!r:.500})."
             )
         if last and last not in saved:
             raise damaged(f"mix drew last from {shown(last)}, which is none of its sources")
@@ -351,30 +386,48 @@ class Mix(Composite[Any]):
                 draws, marks, places = [*draws, 0], [*marks, None], [*places, _Rest()]
                 continue
             position, now = place.position, self._recipes[name]
-            _check_source(name, source, place.recipe, now, "its shards are others" if place.recipe[1] != now[1] else None)
+            _check_source(
+                name, source, place.recipe, now, "its shards are others" if place.recipe[1] != now[1] else None
+            )
             draws.append(place.draws)
             marks.append(None if position is None else source.load(_position_of(name, source, position)))
             places.append(place.rest)
-        if {name: place.weight for name, place in saved.items()} == {name: str(weight) for name, weight in self.weights.items()}:
+        if {name: place.weight for name, place in saved.items()} == {
+            name: str(weight) for name, weight in self.weights.items()
+        }:
             self._check_proportions(draws, places)
         else:
             if ahead:
                 raise StateError(
-                    "this mix has other weights or sources than the state, and a step after it, such as shuffle_buffer, still held samples that were drawn by "
+                    "this mix has other weights or sources than the state, and a step after "
+                    "it, such as shuffle_buffer, still held samples that were drawn by "
                     "the old ones. Change them at the beginning of an epoch, or put that step into the sources."
                 )
             places = [place._replace(since=drawn) for place, drawn in zip(places, draws, strict=True)]
         names = list(self.sources)
-        return (names.index(last) if last in names else -1, tuple(draws), tuple(marks), tuple(places), [sum(draws) + ahead]), None
+        return (
+            names.index(last) if last in names else -1,
+            tuple(draws),
+            tuple(marks),
+            tuple(places),
+            [sum(draws) + ahead],
+        ), None
 
     def _check_proportions(self, draws: list[int], places: list[_Rest]) -> None:
         """Raise StateError if the numbers of draws are not in proportion, as ``proportions``
         guarantees them to be.
         """
-        live = [(weight, drawn - place.since) for weight, drawn, place in zip(self.weights.values(), draws, places, strict=True) if not place.ended]
+        live = [
+            (weight, drawn - place.since)
+            for weight, drawn, place in zip(self.weights.values(), draws, places, strict=True)
+            if not place.ended
+        ]
         total, turn = sum(weight for weight, _ in live), sum(drawn for _, drawn in live)
         if not all(abs(drawn * total - weight * turn) < total for weight, drawn in live):
-            raise damaged(f"mix cannot have drawn {shown(draws)} times from its sources, which is not in proportion to their weights")
+            raise damaged(
+                f"mix cannot have drawn {shown(draws)} times from its sources, which is not in "
+                "proportion to their weights"
+            )
 
 
 def _recipe(source: Stage[Any]) -> list[Any]:
@@ -382,12 +435,17 @@ def _recipe(source: Stage[Any]) -> list[Any]:
     the fingerprint of the shards, and a hash of the steps. If the id of the data is known, also
     this id and the number of shards.
     """
-    steps, data = blake2b("\0".join(source.graph(counted=True)).encode(), digest_size=4).hexdigest(), source.which_data()
+    steps, data = (
+        blake2b("\0".join(source.graph(counted=True)).encode(), digest_size=4).hexdigest(),
+        source.which_data(),
+    )
     return [source.seed, data.fingerprint, steps, *([data.id, source.shards()[0]] if data.id else [])]
 
 
 def _check_source(name: str, source: Stage[Any], saved: list[Any], now: list[Any], problem: str | None) -> None:
-    """Raise StateError if a saved source was another pipeline; ``problem``: how its shards differ."""
+    """Raise StateError if a saved source was another pipeline; ``problem``: how its shards
+    differ.
+    """
     facts = [f"its seed was {shown(saved[0])} and is {now[0]}"] if saved[0] != now[0] else []
     if saved[4:] and now[4:] and saved[4] != now[4]:
         facts.append(f"it had {saved[4]} shards and has {now[4]}")
@@ -396,7 +454,8 @@ def _check_source(name: str, source: Stage[Any], saved: list[Any], now: list[Any
     facts += [f"its steps were others than {' > '.join(source.graph(counted=True))}"] if saved[2] != now[2] else []
     if facts:
         raise StateError(
-            f"source {name!r} of this mix is not the one of the state: {'; '.join(facts)}. Build it as it was, or give it another name to begin it at its "
+            f"source {name!r} of this mix is not the one of the state: {'; '.join(facts)}. "
+            "Build it as it was, or give it another name to begin it at its "
             f"beginning (and pass without=[{name!r}]).{'' if problem is None else f' {MEND}'}"
         )
 
@@ -428,13 +487,24 @@ class _Place(NamedTuple):
         if recipe[3:]:
             read_data(recipe[3])
             read_count(recipe[4], f"the number of shards of {what}")
-        draws, since, passes, told = (read_count(values.get(field, 0), f"{field!r} of {what}") for field in ("draws", "since", "passes", "told"))
+        draws, since, passes, told = (
+            read_count(values.get(field, 0), f"{field!r} of {what}") for field in ("draws", "since", "passes", "told")
+        )
         if max(since, told) > draws:
             raise damaged(f"{what} was drawn {draws} times, and earlier {max(since, told)} times")
-        ended, done = read_flag(values.get("ended", False), f"'ended' of {what}"), read_counts(values.get("done", {}), f"'done' of {what}")
+        ended, done = (
+            read_flag(values.get("ended", False), f"'ended' of {what}"),
+            read_counts(values.get("done", {}), f"'done' of {what}"),
+        )
         if "position" in values:
             read_list(position, f"the position of {what}")
-        return cls(recipe, read_text(values.get("weight"), f"the weight of {what}"), position, draws, _Rest(since, passes, ended, told, done))
+        return cls(
+            recipe,
+            read_text(values.get("weight"), f"the weight of {what}"),
+            position,
+            draws,
+            _Rest(since, passes, ended, told, done),
+        )
 
 
 def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

@@ -37,7 +37,9 @@ class Shard:
             counts it, depending on ``open_shards(on_error=...)``.
     """
 
-    def __init__(self, url: str, opening: Callable[[int, bool], BinaryIO], refuse: Callable[[ShardError], None]) -> None:
+    def __init__(
+        self, url: str, opening: Callable[[int, bool], BinaryIO], refuse: Callable[[ShardError], None]
+    ) -> None:
         self.url = url
         self.refuse = refuse
         self._opening = opening  # takes the first byte (for remote shards), and whether to wait for it
@@ -65,7 +67,8 @@ class Shard:
             pass  # it will be raised when the shard is read
 
     def _begin(self, start: int) -> BinaryIO:
-        if self._ahead is not None and self._ahead != start:  # this position was of another shard, which a step in between has dropped
+        # this position was of another shard, which a step in between has dropped
+        if self._ahead is not None and self._ahead != start:
             self._ahead = None
             self.close()
             self._opened.clear()
@@ -99,7 +102,10 @@ class Shard:
             found = compression.detect(stream.peek(compression.MAGIC_BYTES)[: compression.MAGIC_BYTES])  # type: ignore[attr-defined]
             if kind not in (None, found):
                 then, now = kind or "not compressed", found or "not compressed"
-                raise StateError(f"by the state, shard {redact(self.url)} was read as {then}, and is {now} now: it was changed since.")
+                raise StateError(
+                    f"by the state, shard {redact(self.url)} was read as {then}, and is {now} "
+                    "now: it was changed since."
+                )
             kind = found
         if kind:
             stream = compression.decompress(stream, kind)
@@ -112,7 +118,10 @@ class Shard:
             while left and (got := len(stream.read(min(left, 1 << 20)))):
                 left -= got
         if left >= BLOCK:  # only the padding of the last block may be missing
-            raise StateError(f"the state stands at byte {offset} of shard {redact(self.url)}, which has only {offset - left}: it was changed since.")
+            raise StateError(
+                f"the state stands at byte {offset} of shard {redact(self.url)}, which has only "
+                f"{offset - left}: it was changed since."
+            )
         return stream, kind
 
     def doubt(self, error: ShardError) -> None:
@@ -122,7 +131,10 @@ class Shard:
         forget = getattr(getattr(self._opened[0], "raw", None), "doubt", None) if self._opened else None
         path = forget() if forget is not None else None
         if path is not None:
-            error.add_note(f"It was read from the cache, file {path}, which is removed when no process reads it: then the shard is fetched again.")
+            error.add_note(
+                f"It was read from the cache, file {path}, which is removed when no process reads "
+                "it: then the shard is fetched again."
+            )
 
     def close(self) -> None:
         """Close its streams. This also happens when the object is deleted."""
@@ -236,11 +248,15 @@ class OpenShards(Tolerant[Shard]):
         self.shards_ahead = check_count("shards_ahead", shards_ahead, least=0)
         self.cache = _cache(cache, source)
         buffer_bytes = check_count("buffer_bytes", buffer_bytes, least=512)
-        self.opener: Opener = Opener(reading, cache=self.cache, verify=bool(verify), allow_pipe=bool(allow_pipe), buffer_bytes=buffer_bytes)
+        self.opener: Opener = Opener(
+            reading, cache=self.cache, verify=bool(verify), allow_pipe=bool(allow_pipe), buffer_bytes=buffer_bytes
+        )
         self._queue: ReadQueue | None = None  # while running, the queue through which its remote shards are read
         self._ended = False  # while running, whether nothing more will be read through this queue
-        self._next: deque[tuple[Shard, Mark | None]] = deque()  # while running, the shards ahead, each with the position of the source after it
-        self._behind: Mark | None = None  # while running, the position of the source after the shard that was yielded last
+        # while running, the shards ahead, each with the position of the source after it
+        self._next: deque[tuple[Shard, Mark | None]] = deque()
+        # while running, the position of the source after the shard that was yielded last
+        self._behind: Mark | None = None
 
     def open(self, lane: Lane, mark: Mark | None = None) -> OpenShards:
         running = super().open(lane, mark)
@@ -254,7 +270,9 @@ class OpenShards(Tolerant[Shard]):
             while True:
                 self._look_ahead(1)
                 if not self._next:
-                    self._behind = None  # so that the mark is that of the source, which has passed any URLs that a step before this one dropped
+                    # so that the mark is that of the source, which has passed any URLs that a step
+                    # before this one dropped
+                    self._behind = None
                     self._end()
                     return
                 shard, self._behind = self._next.popleft()
@@ -283,8 +301,8 @@ class OpenShards(Tolerant[Shard]):
             self._next[0][0].read_ahead(offset)
 
     def _end(self) -> None:
-        """End the read queue: all shards were yielded. A step after this one, such as a shuffle, may
-        still hold some that were not read.
+        """End the read queue: all shards were yielded. A step after this one, such as a shuffle,
+        may still hold some that were not read.
         """
         self._ended = True
         if self._queue is not None:
@@ -309,7 +327,9 @@ class OpenShards(Tolerant[Shard]):
         while len(self._next) < count and (url := next(self.source.items, None)) is not None:
             if not isinstance(url, (str, os.PathLike)):
                 raise TypeError(
-                    f"open_shards() takes URLs and paths, and its source gave {hide(repr(url)):.200}: put it after ShardList(...) or IterableWrapper(urls)"
+                    "open_shards() takes URLs and paths, and its source gave "
+                    f"{hide(repr(url)):.200}: put it after ShardList(...) or "
+                    "IterableWrapper(urls)"
                 )
             name = url if isinstance(url, str) else os.fspath(url)
             self._next.append((Shard(name, partial(self._opening, name), self._refuse), self.source.mark()))
@@ -342,7 +362,8 @@ class OpenShards(Tolerant[Shard]):
         return True
 
     def _refuse(self, error: ShardError) -> None:
-        if isinstance(error.__cause__, ImportError):  # a missing package is not the fault of the shard, so this is never skipped
+        # a missing package is not the fault of the shard, so this is never skipped
+        if isinstance(error.__cause__, ImportError):
             raise error
         self.skip(error)
 

@@ -72,9 +72,14 @@ def whole_weights(names: list[str], weights: Any) -> dict[str, int]:
         weights = dict(zip(names, weights, strict=True))
     elif not isinstance(weights, Mapping):
         raise TypeError(f"the weights of mix() must be a dict or a list, not {weights!r:.80}")
-    for what, which in (("no weight for", set(names) - set(weights)), ("a weight for an unknown source", set(weights) - set(names))):
+    for what, which in (
+        ("no weight for", set(names) - set(weights)),
+        ("a weight for an unknown source", set(weights) - set(names)),
+    ):
         if which:
-            raise ValueError(f"mix() got {what} {', '.join(sorted(map(repr, which)))}; its sources are {', '.join(map(repr, names))}")
+            raise ValueError(
+                f"mix() got {what} {', '.join(sorted(map(repr, which)))}; its sources are {', '.join(map(repr, names))}"
+            )
     exact = {name: _fraction(name, weights[name]) for name in names}
     common = lcm(*(weight.denominator for weight in exact.values()))
     whole = {name: int(weight * common) for name, weight in exact.items()}
@@ -87,7 +92,10 @@ def _fraction(name: str, weight: Any) -> Fraction:
     if isinstance(weight, bool) or not isinstance(weight, Real):
         raise TypeError(f"the weight of {name!r} must be a number, not {weight!r}")
     if not isfinite(weight) or weight <= 0:
-        raise ValueError(f"the weight of {name!r} must be above 0 and finite, not {weight!r}: leave out a source that is not to be drawn")
+        raise ValueError(
+            f"the weight of {name!r} must be above 0 and finite, not {weight!r}: leave out a "
+            "source that is not to be drawn"
+        )
     if isinstance(weight, Integral):
         return Fraction(int(weight))
     return Fraction(weight) if isinstance(weight, Rational) else Fraction(repr(float(weight)))

@@ -36,10 +36,14 @@ class RenameFields(Tolerant[dict[str, Any]]):
     keeps_count = True
     holds_nothing = True
 
-    def __init__(self, source: Stage[Any], names: Mapping[str, str], *, on_error: str = "raise", max_errors: int | None = None) -> None:
+    def __init__(
+        self, source: Stage[Any], names: Mapping[str, str], *, on_error: str = "raise", max_errors: int | None = None
+    ) -> None:
         super().__init__(source, on_error, max_errors)
         if not isinstance(names, Mapping) or not names or not all(isinstance(name, str) and name for name in names):
-            raise TypeError(f"rename_fields() takes new names with the old ones, such as {{'image': 'jpg;png'}}, not {names!r:.80}")
+            raise TypeError(
+                f"rename_fields() takes new names with the old ones, such as {{'image': 'jpg;png'}}, not {names!r:.80}"
+            )
         self.choices = dict(zip(names, read_choices(names.values()), strict=True))
 
     def run(self) -> Iterator[dict[str, Any]]:
@@ -58,4 +62,11 @@ class RenameFields(Tolerant[dict[str, Any]]):
                     yield renamed
                 else:
                     key, url = identity(sample)
-                    self.skip(SampleError(f"two fields of sample {key!r} in shard {url} would have one name; it has: {', '.join(sample)}", url=url, key=key))
+                    self.skip(
+                        SampleError(
+                            f"two fields of sample {key!r} in shard {url} would have one name; it "
+                            f"has: {', '.join(sample)}",
+                            url=url,
+                            key=key,
+                        )
+                    )

@@ -36,7 +36,9 @@ class SelectFields(Tolerant[dict[str, Any]]):
     keeps_count = True
     holds_nothing = True
 
-    def __init__(self, source: Stage[Any], *fields: str, on_error: str = "raise", max_errors: int | None = None) -> None:
+    def __init__(
+        self, source: Stage[Any], *fields: str, on_error: str = "raise", max_errors: int | None = None
+    ) -> None:
         super().__init__(source, on_error, max_errors)
         if not fields:
             raise ValueError("select_fields() needs the names of fields, such as select_fields('jpg;png', 'cls')")

@@ -21,7 +21,9 @@ from wds_pipes.io.urls import Urls, expand, identify, redact, relative_names
 from wds_pipes.tar.index import find_facts, is_index, listed_shards
 from wds_pipes.tar.index_formats import ShardFacts
 
-Piece = tuple[int, int, int]  # a shard range: the number of the shard, its first sample, and the sample after the last; -1: to the end of the shard
+# a shard range: the number of the shard, its first sample, and the sample after the last; -1: to
+# the end of the shard
+Piece = tuple[int, int, int]
 
 _ORDER = 1  # the salt of the shard order; shuffle_buffer and map_samples have their own
 
@@ -153,9 +155,15 @@ class ShardList(Stage[str]):
         self.options = storage_options
         self.urls = expand(urls, storage_options)
         self.facts = self._known(samples_per_shard, index, storage_options)
-        self.samples = _samples(samples_per_shard, len(self.urls)) if self.facts is None else [facts.samples or 0 for facts in self.facts]
+        self.samples = (
+            _samples(samples_per_shard, len(self.urls))
+            if self.facts is None
+            else [facts.samples or 0 for facts in self.facts]
+        )
         if not isinstance(shuffle, bool) or not isinstance(resampled, bool):
-            raise TypeError("shuffle and resampled must be True or False; a window of samples is shuffled by shuffle_buffer(size)")
+            raise TypeError(
+                "shuffle and resampled must be True or False; a window of samples is shuffled by shuffle_buffer(size)"
+            )
         self.shuffle, self.resampled, self.moved = shuffle, resampled, bool(moved)
         self._seed = check_count("seed", seed, least=-(1 << 63))
         if seed >= 1 << 63:
@@ -165,7 +173,9 @@ class ShardList(Stage[str]):
         self._numbers: dict[str, str] = {}  # of the shards by their URLs, filled when a number is first requested
         self._asked = _Asked(None, [])
 
-    def _known(self, samples_per_shard: object, index: Urls | bool | None, storage_options: dict[str, Any] | None) -> list[ShardFacts] | None:
+    def _known(
+        self, samples_per_shard: object, index: Urls | bool | None, storage_options: dict[str, Any] | None
+    ) -> list[ShardFacts] | None:
         """Return what an index says of each shard; None without an index. If ``urls`` name an
         index, also replace them by its shards.
         """
@@ -174,10 +184,15 @@ class ShardList(Stage[str]):
         if given and samples_per_shard is not None:
             raise ValueError("index and samples_per_shard both say how many samples there are: give one of them")
         if listed and (given or samples_per_shard is not None):
-            raise ValueError(f"{redact(listed[0])} is an index already, which says how many samples there are: leave samples_per_shard and index out")
+            raise ValueError(
+                f"{redact(listed[0])} is an index already, which says how many samples there are: "
+                "leave samples_per_shard and index out"
+            )
         if listed:
             if len(listed) < len(self.urls):
-                raise ValueError(f"the list names shards and index {redact(listed[0])}: name either, or pass the index as index=")
+                raise ValueError(
+                    f"the list names shards and index {redact(listed[0])}: name either, or pass the index as index="
+                )
             shards = listed_shards(listed, storage_options)
             self.urls = [url for url, _ in shards]
             return [facts for _, facts in shards]
@@ -199,7 +214,10 @@ class ShardList(Stage[str]):
         at = self.at
         order = self.order(self.lane)
         if at.next > len(order):
-            raise damaged(f"it has passed {at.next} shards of lane {self.lane.number} of {self.lane.of}, which has only {len(order)}")
+            raise damaged(
+                f"it has passed {at.next} shards of lane {self.lane.number} of {self.lane.of}, "
+                f"which has only {len(order)}"
+            )
         while at.next < len(order):
             at.next += 1
             yield order[at.next - 1]
@@ -211,7 +229,10 @@ class ShardList(Stage[str]):
         counts = self.samples
         if counts is None:
             return [self._url(number) for number, _, _ in lane.shards]
-        return [PartOfShard.make(self.urls[number], start, stop, counts[number], self._facts(number)) for number, start, stop in lane.shards]
+        return [
+            PartOfShard.make(self.urls[number], start, stop, counts[number], self._facts(number))
+            for number, start, stop in lane.shards
+        ]
 
     def _facts(self, number: int) -> ShardFacts | None:
         return None if self.facts is None else self.facts[number]
@@ -229,7 +250,11 @@ class ShardList(Stage[str]):
 
     def epochs_differ(self) -> str | None:
         differ = self.resampled and len(set(self.samples or ())) > 1
-        return "resampled=True draws other shards in each epoch, and they have different numbers of samples" if differ else None
+        return (
+            ("resampled=True draws other shards in each epoch, and they have different numbers of samples")
+            if differ
+            else None
+        )
 
     def shown_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
         patterns = options["urls"] if isinstance(options["urls"], (str, os.PathLike, list, tuple)) else self.urls
@@ -280,7 +305,11 @@ class ShardList(Stage[str]):
         """16 hexadecimal digits that differ if the numbers of samples differ; None if these are not
         known.
         """
-        return None if self.samples is None else blake2b(",".join(map(str, self.samples)).encode(), digest_size=8).hexdigest()
+        return (
+            None
+            if self.samples is None
+            else blake2b(",".join(map(str, self.samples)).encode(), digest_size=8).hexdigest()
+        )
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
         asked, place = self._asked, mark[0][0] if mark else 0

@@ -91,7 +91,10 @@ class ShuffleBuffer(Stage[Out]):
         edge = at.first + step
         for start in count(at.first, block):
             new = np.arange(start, start + block)
-            numbers, keys = np.concatenate([numbers, new]), np.concatenate([keys, new + below(window, key, start, block)])
+            numbers, keys = (
+                np.concatenate([numbers, new]),
+                np.concatenate([keys, new + below(window, key, start, block)]),
+            )
             order = np.argsort(keys, kind="stable")
             numbers, keys = numbers[order], keys[order]
             leaving = int(np.searchsorted(keys, start + block))

@@ -32,7 +32,9 @@ class ToTuple(Tolerant[tuple[Any, ...]]):
     keeps_count = True
     holds_nothing = True
 
-    def __init__(self, source: Stage[Any], *fields: str, on_error: str = "raise", max_errors: int | None = None) -> None:
+    def __init__(
+        self, source: Stage[Any], *fields: str, on_error: str = "raise", max_errors: int | None = None
+    ) -> None:
         super().__init__(source, on_error, max_errors)
         if not fields:
             raise ValueError("to_tuple() needs the names of fields, such as to_tuple('jpg;png', 'cls')")

@@ -14,7 +14,8 @@ from wds_pipes.errors import SampleError
 
 
 class UnbatchSamples(FlatMap[Any]):
-    """Take batches apart into samples, as ``batch_samples`` put them together (functional name: ``unbatch_samples``).
+    """Take batches apart into samples, as ``batch_samples`` put them together (functional name:
+    ``unbatch_samples``).
 
     A dict of columns gives dicts, a tuple of columns gives tuples, a list gives its items, and a
     tensor or an array its rows. In a row, what batch_samples makes of Python's numbers is such a
@@ -48,9 +49,13 @@ def _rows(columns: dict[Any, Any]) -> Iterable[tuple[Any, ...]]:
     values = [_column(column, name) for name, column in columns.items()]
     lengths = {len(column) for column in values}
     if len(lengths) != 1:
-        said = ", ".join(f"{name!r} has {len(column)}" for name, column in zip(columns, values, strict=True)) or "it has no columns"
+        said = (
+            ", ".join(f"{name!r} has {len(column)}" for name, column in zip(columns, values, strict=True))
+            or "it has no columns"
+        )
         raise SampleError(
-            f"unbatch_samples() got a batch whose columns are not of one length: {said}. Put it after batch_samples(), or mend the step that made it."
+            f"unbatch_samples() got a batch whose columns are not of one length: {said}. Put "
+            "it after batch_samples(), or mend the step that made it."
         )
     return zip(*values, strict=True)
 
@@ -66,5 +71,8 @@ def _column(column: Any, name: Any) -> Any:
         plain = column.dtype in (torch.int64, torch.float64, torch.bool)
     else:
         where = "got" if name is None else f"got a batch whose column {name!r} is"
-        raise SampleError(f"unbatch_samples() {where} {type(column).__name__}, not a list, a tensor or an array with rows: put it after batch_samples().")
+        raise SampleError(
+            f"unbatch_samples() {where} {type(column).__name__}, not a list, a tensor or an array "
+            "with rows: put it after batch_samples()."
+        )
     return column.tolist() if plain and column.ndim == 1 else column

@@ -99,7 +99,11 @@ def parse_header(head: bytes, offset: int, limit: int) -> _Header:
     if not is_header(head):
         size = _number(head[124:136])
         size = size if size is not None and size <= limit and head[257:262] == b"ustar" else None
-        what = no_tar(head) if offset == 0 else "has no valid header here: the checksum does not fit. Write or fetch it again"
+        what = (
+            no_tar(head)
+            if offset == 0
+            else "has no valid header here: the checksum does not fit. Write or fetch it again"
+        )
         raise Damage(what, offset, size=size)
     name = head[:100].partition(b"\0")[0]
     prefix = head[345:500].partition(b"\0")[0]
@@ -137,7 +141,9 @@ def _number(text: bytes) -> int | None:
 
 
 def no_tar(head: bytes) -> str:
-    """The message for a stream that starts with ``head`` and is not a tar, with a guess what it is."""
+    """The message for a stream that starts with ``head`` and is not a tar, with a guess what it
+    is.
+    """
     start = head.lstrip()[:64].lower()
     if start.startswith(b"<"):
         guess = "it looks like a web page or an error response of a server; check the URL and the credentials"
@@ -190,7 +196,9 @@ class Sparse:
                 whole.write(stored[taken : taken + count])
                 taken += count
         except ValueError as error:
-            raise Damage(f"has a sparse member whose map does not fit ({error}). Write or fetch it again", offset, error, size=0) from error
+            raise Damage(
+                f"has a sparse member whose map does not fit ({error}). Write or fetch it again", offset, error, size=0
+            ) from error
         return whole.getvalue()
 
 
@@ -246,7 +254,13 @@ class Extra:
             digits = content[place : max(space, place)]
             end = place + int(digits) if digits.isdigit() else place
             key, equals, value = content[space + 1 : end].partition(b"=")
-            if end <= place or not equals or value[-1:] != b"\n" or end > len(content) or (key == b"path" and b"\0" in value):
+            if (
+                end <= place
+                or not equals
+                or value[-1:] != b"\n"
+                or end > len(content)
+                or (key == b"path" and b"\0" in value)
+            ):
                 raise Damage("has a pax header that cannot be read. Write or fetch it again", offset, size=0)
             if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes"):
                 self.pieces.append(value[:-1])

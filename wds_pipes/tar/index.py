@@ -51,7 +51,10 @@ def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[
         if not index.shards or index.of_stem:
             raise ValueError(f"index {redact(index.url)} does not list shards: name the shards, and pass it as index=")
         if index.parts > 1:
-            raise ValueError(f"index {redact(index.url)} lists {index.parts} splits, and one must be chosen: name its shards, and pass the file as index=")
+            raise ValueError(
+                f"index {redact(index.url)} lists {index.parts} splits, and one must be chosen: "
+                "name its shards, and pass the file as index="
+            )
         for url, _ in index.shards:
             check_named(index.url, url)
         found += index.shards
@@ -95,7 +98,10 @@ def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options
         total, distinct = totals[0], len(set(urls))
         if len(indices) > 1 or distinct > 1:
             where = redact(total.url)
-            raise ValueError(f"index {where} says only that there are {total.total} samples in all, not how many each of {distinct} shards has. {MEND}")
+            raise ValueError(
+                f"index {where} says only that there are {total.total} samples in all, not how "
+                f"many each of {distinct} shards has. {MEND}"
+            )
         return [ShardFacts(total.total)] * len(urls)
     return _Matcher(indices).of(urls)
 
@@ -114,7 +120,10 @@ def _look_in(folder: str, shards: Sequence[str], storage_options: Options) -> li
     if _exists(folder + _LENGTH, storage_options):
         return [folder + _LENGTH]
     shown = redact(folder) or "the working directory"
-    raise ValueError(f"there is no index in {shown}: none of {', '.join(_BESIDE)}, {_LENGTH}, or {first_dot(shards[0])}.idx for each shard. {MEND}")
+    raise ValueError(
+        f"there is no index in {shown}: none of {', '.join(_BESIDE)}, {_LENGTH}, or "
+        f"{first_dot(shards[0])}.idx for each shard. {MEND}"
+    )
 
 
 def _exists(url: str, storage_options: Options) -> bool:
@@ -144,7 +153,10 @@ class _Matcher:
                     self._entries.append((name, facts))
                     self._by_base.setdefault(base_name(name), []).append(number)
                 elif self._entries[number][1] != facts:
-                    raise ValueError(f"index {self._where} says two things of shard {redact(name)}: {self._entries[number][1]} and {facts}. {MEND}")
+                    raise ValueError(
+                        f"index {self._where} says two things of shard {redact(name)}: "
+                        f"{self._entries[number][1]} and {facts}. {MEND}"
+                    )
 
     def of(self, urls: Sequence[str]) -> list[ShardFacts]:
         """The facts of each shard."""
@@ -155,7 +167,8 @@ class _Matcher:
             user = users.setdefault(number, url)
             if user != url and parts_of_path(user) != parts_of_path(url):
                 raise ValueError(
-                    f"index {self._where} has one entry, {redact(self._entries[number][0])}, for two shards, {redact(user)} and {redact(url)}. {MEND}"
+                    f"index {self._where} has one entry, {redact(self._entries[number][0])}, "
+                    f"for two shards, {redact(user)} and {redact(url)}. {MEND}"
                 )
             found.append(self._entries[number][1])
         return found
@@ -166,18 +179,28 @@ class _Matcher:
             if group is not None:
                 break
         else:
-            example = f"; it lists {len(self._entries)} others, such as {redact(self._entries[0][0])}" if self._entries else ", it is empty"
-            raise ValueError(f"shard {redact(url)} is not in index {self._where}{example}. Pass the index of these shards. {MEND}")
+            example = (
+                f"; it lists {len(self._entries)} others, such as {redact(self._entries[0][0])}"
+                if self._entries
+                else ", it is empty"
+            )
+            raise ValueError(
+                f"shard {redact(url)} is not in index {self._where}{example}. Pass the index of these shards. {MEND}"
+            )
         if len(group) > 1:
             if base not in self._by_end:
                 ends = self._by_end[base] = {}
                 for number in group:
                     for end in _ends([*parts_of_path(self._entries[number][0])[:-1], base]):
                         ends.setdefault(end, []).append(number)
-            group = next(self._by_end[base][end] for end in _ends([*parts_of_path(url)[:-1], base]) if end in self._by_end[base])
+            group = next(
+                self._by_end[base][end] for end in _ends([*parts_of_path(url)[:-1], base]) if end in self._by_end[base]
+            )
         if len(group) > 1:
             names = " and ".join(redact(self._entries[number][0]) for number in group[:2])
-            raise ValueError(f"index {self._where} has {len(group)} entries that may mean shard {redact(url)}: {names}. {MEND}")
+            raise ValueError(
+                f"index {self._where} has {len(group)} entries that may mean shard {redact(url)}: {names}. {MEND}"
+            )
         return group[0]
 
 

@@ -97,7 +97,11 @@ def _read(url: str, opener: Opener) -> Index:
     except ShardError as error:
         raise ShardError(str(error).replace("shard ", "index ", 1), url=shown) from error
     except OSError as error:
-        raise ShardError(f"index {shown} cannot be read ({type(error).__name__}: {error}). Check that it is a file, and can be reached.", url=shown) from error
+        raise ShardError(
+            f"index {shown} cannot be read ({type(error).__name__}: {error}). Check that it is a "
+            "file, and can be reached.",
+            url=shown,
+        ) from error
     try:
         return _parse(url, data)
     except (ValueError, RecursionError) as error:
@@ -114,7 +118,9 @@ def _parse(url: str, data: bytes) -> Index:
     try:
         content = json.loads(data)
     except ValueError as error:
-        raise ValueError(f"it is neither JSON nor an index of DALI ({error}); its first bytes are {data[:24]!r}") from error
+        raise ValueError(
+            f"it is neither JSON nor an index of DALI ({error}); its first bytes are {data[:24]!r}"
+        ) from error
     if isinstance(content, int) and not isinstance(content, bool):
         return Index(url, [], total=_count("its number", content))
     if isinstance(content, dict) and ("wids_version" in content or "shardlist" in content):
@@ -122,8 +128,16 @@ def _parse(url: str, data: bytes) -> Index:
     if isinstance(content, dict) and isinstance(content.get("splits"), dict):
         return Index(url, list(_timm(url, content["splits"])), parts=len(content["splits"]))
     if isinstance(content, dict) and content and not any(isinstance(value, (dict, list)) for value in content.values()):
-        return Index(url, [(_join(url, name), ShardFacts(_count(f"the number for {name!r}", value))) for name, value in content.items()])
-    raise ValueError("its content is in no known format (wids index.json, sizes.json, __len__, timm's _info.json, DALI's .idx)")
+        return Index(
+            url,
+            [
+                (_join(url, name), ShardFacts(_count(f"the number for {name!r}", value)))
+                for name, value in content.items()
+            ],
+        )
+    raise ValueError(
+        "its content is in no known format (wids index.json, sizes.json, __len__, timm's _info.json, DALI's .idx)"
+    )
 
 
 def _wids(url: str, content: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]:
@@ -142,7 +156,12 @@ def _wids(url: str, content: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]
             if digest is not None and not (isinstance(digest, str) and re.fullmatch(r"[0-9a-fA-F]{32}", digest)):
                 raise ValueError(f"md5sum of {name!r} is {digest!r:.80}, not 32 hexadecimal digits")
             samples = _count(f"nsamples of {name!r}", entry.get("nsamples"))
-            yield _join(folder, name), ShardFacts(samples, None if size is None else _count(f"filesize of {name!r}", size), digest and digest.lower())
+            yield (
+                _join(folder, name),
+                ShardFacts(
+                    samples, None if size is None else _count(f"filesize of {name!r}", size), digest and digest.lower()
+                ),
+            )
 
 
 def _timm(url: str, splits: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]:
@@ -150,7 +169,10 @@ def _timm(url: str, splits: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]:
         part = part if isinstance(part, dict) else {}
         names, counts = _list("filenames", part.get("filenames")), _list("shard_lengths", part.get("shard_lengths"))
         if len(names) != len(counts) or not all(isinstance(name, str) and name for name in names):
-            raise ValueError(f"split {split!r:.80} has {len(names)} filenames and {len(counts)} shard_lengths, or a filename that is none")
+            raise ValueError(
+                f"split {split!r:.80} has {len(names)} filenames and {len(counts)} shard_lengths, "
+                "or a filename that is none"
+            )
         for name, count in zip(names, counts, strict=True):
             yield _join(url, name), ShardFacts(_count(f"the length of {name!r}", count))
 
@@ -237,6 +259,7 @@ def check_named(index: str, url: str) -> None:
     allowed = _STORES_OF_LOCAL if local else (*_STORES, index.partition("://")[0])
     if not rest or len(links_of(f"://{rest}")) > 1 or protocol not in allowed:
         raise ValueError(
-            f"index {redact(index)} may not name {redact(url)!r:.200}: an index names shards beside it, or by {', '.join(f'{name}://' for name in allowed)}. "
+            f"index {redact(index)} may not name {redact(url)!r:.200}: an index names shards "
+            f"beside it, or by {', '.join(f'{name}://' for name in allowed)}. "
             "Name the shards themselves, and pass the file as index=."
         )

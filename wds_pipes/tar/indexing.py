@@ -96,7 +96,13 @@ def index_shards(
     return facts
 
 
-def _read_shard(url: str, split: Callable[[str], tuple[str, str] | None], on_repeated_key: str, opener: Opener, stop: threading.Event) -> ShardFacts:
+def _read_shard(
+    url: str,
+    split: Callable[[str], tuple[str, str] | None],
+    on_repeated_key: str,
+    opener: Opener,
+    stop: threading.Event,
+) -> ShardFacts:
     shown = redact(url)
     with opener.open(url) as raw:
         hashed = _Hashed(raw, stop)
@@ -104,18 +110,24 @@ def _read_shard(url: str, split: Callable[[str], tuple[str, str] | None], on_rep
         try:
             kind = detect(stream.peek(MAGIC_BYTES)[:MAGIC_BYTES])
             tar: BinaryIO = decompress(stream, kind) if kind else stream
-            reader = TarReader(tar, url=url, want=lambda name: False, max_member_bytes=MAX_SIZE, doubts=True, named=False)
+            reader = TarReader(
+                tar, url=url, want=lambda name: False, max_member_bytes=MAX_SIZE, doubts=True, named=False
+            )
             samples = _count_samples(reader, split, on_repeated_key)
             while stream.read(1 << 20):
                 pass
         except ModuleNotFoundError as error:
             raise ShardError(f"shard {shown} cannot be read: {error}", url=shown) from error
         except unreadable() as error:
-            raise ShardError(f"shard {shown} cannot be read ({type(error).__name__}: {error}). Write or fetch it again.", url=shown) from error
+            raise ShardError(
+                f"shard {shown} cannot be read ({type(error).__name__}: {error}). Write or fetch it again.", url=shown
+            ) from error
     return ShardFacts(samples, hashed.size, hashed.md5.hexdigest())
 
 
-def _count_samples(members: Iterable[tuple[str, str, Any, int]], split: Callable[[str], tuple[str, str] | None], on_repeated_key: str) -> int:
+def _count_samples(
+    members: Iterable[tuple[str, str, Any, int]], split: Callable[[str], tuple[str, str] | None], on_repeated_key: str
+) -> int:
     """The number of samples that ``group_by_key`` yields."""
     samples, key, fields, known, seen = 0, "", set[str](), set[str](), set[str]()
     # Doubtful places next to the current sample: offset, kind, and how many fields were known
@@ -125,7 +137,9 @@ def _count_samples(members: Iterable[tuple[str, str, Any, int]], split: Callable
 
     def check() -> None:
         for offset, place, before in doubts:
-            if (samples > 1 and (len(fields) < len(known) or (place == MARK and len(known) > before))) or (samples == 1 and (place == END or not before)):
+            if (samples > 1 and (len(fields) < len(known) or (place == MARK and len(known) > before))) or (
+                samples == 1 and (place == END or not before)
+            ):
                 raise half_sample(url, key, offset, place)
 
     for url, name, data, offset in members:
@@ -144,7 +158,10 @@ def _count_samples(members: Iterable[tuple[str, str, Any, int]], split: Callable
         suspects = []
         field = parts[1].lower()
         if field in fields:
-            message = f"sample {key!r} of shard {redact(url)} has field {field!r} twice (again at byte {offset}, as {name!r}). Rename or remove one."
+            message = (
+                f"sample {key!r} of shard {redact(url)} has field {field!r} twice (again at byte "
+                f"{offset}, as {name!r}). Rename or remove one."
+            )
             raise SampleError(message, url=redact(url), key=key, offset=offset)
         fields.add(field)
         known.add(field)
@@ -154,7 +171,8 @@ def _count_samples(members: Iterable[tuple[str, str, Any, int]], split: Callable
 
 def _repeated(key: str, shown: str, offset: int, on_repeated_key: str) -> None:
     message = (
-        f"key {key!r} comes again in shard {shown} at byte {offset}, apart from its other members, so that its sample is in pieces. Sort the shard by name, "
+        f"key {key!r} comes again in shard {shown} at byte {offset}, apart from its other "
+        "members, so that its sample is in pieces. Sort the shard by name, "
         "or pass on_repeated_key='ignore' here and to group_by_key, to take the pieces as samples."
     )
     if on_repeated_key == "raise":
@@ -188,7 +206,9 @@ def check_output(output: str | os.PathLike[str]) -> str:
     """The path of an index to write; ValueError if it is not local or has no existing directory."""
     path = local_path(at_home(os.fspath(output)))
     if path is None or not path or path.endswith("/"):
-        raise ValueError(f"an index is written to a local file, not to {redact(os.fspath(output))!r}: write it there and copy it")
+        raise ValueError(
+            f"an index is written to a local file, not to {redact(os.fspath(output))!r}: write it there and copy it"
+        )
     if not os.path.isdir(os.path.dirname(path) or "."):
         raise ValueError(f"the directory of index {path!r} does not exist: make it first")
     return path
@@ -199,7 +219,10 @@ def write_index(path: str, facts: Mapping[str, ShardFacts]) -> None:
     shardlist = []
     named = {_named_from(path, url): found for url, found in facts.items()}
     if len(named) < len(facts):
-        raise ValueError("two shards have one name without the credentials in their URLs, so an index cannot tell them apart: give them other names")
+        raise ValueError(
+            "two shards have one name without the credentials in their URLs, so an index cannot "
+            "tell them apart: give them other names"
+        )
     for name, (samples, size, digest) in named.items():
         entry = {"url": name, "md5sum": digest, "nsamples": samples, "filesize": size}
         shardlist.append({field: value for field, value in entry.items() if value is not None})

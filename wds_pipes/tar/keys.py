@@ -66,7 +66,13 @@ UNKNOWN = "*"  # too many names for a position, or a name that such a string can
 
 def with_field(known: str, field: str) -> str:
     """Add ``field`` to the ``known`` fields."""
-    if known == UNKNOWN or not (field.isascii() and field.isprintable()) or not field or " " in field or len(known) + len(field) > _MOST:
+    if (
+        known == UNKNOWN
+        or not (field.isascii() and field.isprintable())
+        or not field
+        or " " in field
+        or len(known) + len(field) > _MOST
+    ):
         return UNKNOWN
     return known if has_field(known, field) else f"{known} {field}".lstrip()
 
@@ -81,4 +87,8 @@ def lacks(fields: Container[str], known: str, wanted: Container[str] | None = No
 
     If the known fields are UNKNOWN, the result is [UNKNOWN].
     """
-    return [field for field in known.split(" ") if field not in fields and (wanted is None or field in wanted or known == UNKNOWN)]
+    return [
+        field
+        for field in known.split(" ")
+        if field not in fields and (wanted is None or field in wanted or known == UNKNOWN)
+    ]

@@ -40,7 +40,9 @@ def half_sample(url: str, key: str, offset: int, place: bytes) -> ShardError:
     """
     what = "may be a zeroed page" if place == MARK else "is not a proper end"
     message = (
-        f"shard {redact(url)}, byte {offset}: it may be damaged there. What looks like the end of an archive {what}, and the sample beside it, {key!r}, may be "
-        "half a sample: its fields differ from those of the samples before it in this shard, or no sample comes before it. Write or fetch it again."
+        f"shard {redact(url)}, byte {offset}: it may be damaged there. What looks like the "
+        f"end of an archive {what}, and the sample beside it, {key!r}, may be "
+        "half a sample: its fields differ from those of the samples before it in this shard, "
+        "or no sample comes before it. Write or fetch it again."
     )
     return ShardError(message, url=redact(url), offset=offset)

@@ -195,9 +195,20 @@ class TarReader:
             except Damage as damaged:
                 found = damaged
             except EOFError as error:
-                found = Damage(f"is cut short inside its compressed data ({error}). Write or fetch it again", self.offset, error, cut=True)
+                found = Damage(
+                    f"is cut short inside its compressed data ({error}). Write or fetch it again",
+                    self.offset,
+                    error,
+                    cut=True,
+                )
             except damage() as error:
-                found = Damage(f"has damaged compressed data ({error}). Write or fetch it again", self.offset, error, cut=True, lost=True)
+                found = Damage(
+                    f"has damaged compressed data ({error}). Write or fetch it again",
+                    self.offset,
+                    error,
+                    cut=True,
+                    lost=True,
+                )
             except OSError as error:
                 what = f"cannot be read on ({type(error).__name__}: {error}). Check that it can be reached and is whole"
                 found = Damage(what, self.offset, error, cut=True, lost=True)
@@ -217,7 +228,10 @@ class TarReader:
             extra = self._extra = self._extra or Extra(start)
             extra.size += size
             if extra.size > MAX_HEADER_BYTES:
-                what = f"has extended headers of {extra.size} bytes, more than the {MAX_HEADER_BYTES} that a name and attributes may take"
+                what = (
+                    f"has extended headers of {extra.size} bytes, more than the "
+                    f"{MAX_HEADER_BYTES} that a name and attributes may take"
+                )
                 raise Damage(f"{what}. Write or fetch it again, with shorter names", start, passed=size)
             content = self._take(size + (-size & 511), "an extended header", start)[:size]
             self._extend(extra, kind, content, start)
@@ -235,7 +249,10 @@ class TarReader:
         whole = size + sparse.size if sparse else size
         if whole > self._max:
             of = f"{sparse.size} bytes, of which {size} are stored" if sparse else f"{size} bytes"
-            what = f"has a member {text!r} of {of}, more than max_member_bytes={self._max}. Raise that limit if the size is right"
+            what = (
+                f"has a member {text!r} of {of}, more than max_member_bytes={self._max}. Raise "
+                "that limit if the size is right"
+            )
             raise Damage(what, extra.start, passed=size)
         if not text or (self._want is not None and not self._want(text)):
             self._pass_over(size, text, start)
@@ -256,15 +273,25 @@ class TarReader:
             said = Extra(start)
             said.read_pax(content, start)
             if any(key in (b"path", b"size") or key.startswith(b"GNU.sparse.") for key in said.pax):
-                raise Damage("has a global pax header that names or sizes all its members, which makes no sense. Write the shard again", start)
+                raise Damage(
+                    "has a global pax header that names or sizes all its members, which makes no "
+                    "sense. Write the shard again",
+                    start,
+                )
             if extra.start == start:
                 self._extra = None
 
     def _take(self, count: int, what: str, start: int) -> bytes:
-        """Read the next ``count`` bytes; if there are fewer, Damage: ``what`` at ``start`` is cut."""
+        """Read the next ``count`` bytes; if there are fewer, Damage: ``what`` at ``start`` is
+        cut.
+        """
         data = self._stream.read(count)
         if len(data) != count:
-            raise Damage(f"is cut inside {what}: {len(data)} of {count} bytes are there. Write or fetch it again", start, cut=True)
+            raise Damage(
+                f"is cut inside {what}: {len(data)} of {count} bytes are there. Write or fetch it again",
+                start,
+                cut=True,
+            )
         self._here += count
         return data
 
@@ -281,20 +308,37 @@ class TarReader:
         self._here += size + (-size & 511)
 
     def _at_end(self, rest: bytes, offset: int) -> tuple[bytes | None, None]:
-        """Handle a stream that ends before a whole header: return the doubt (END), and no header."""
+        """Handle a stream that ends before a whole header: return the doubt (END), and no
+        header.
+        """
         if self._extra is not None:
-            raise Damage("is cut after an extended header, before its member. Write or fetch it again", offset, cut=True)
+            raise Damage(
+                "is cut after an extended header, before its member. Write or fetch it again", offset, cut=True
+            )
         if offset == 0 and not rest:
-            raise Damage("is empty (0 bytes), not even an archive without members. Write or fetch it again", 0, cut=True)
+            raise Damage(
+                "is empty (0 bytes), not even an archive without members. Write or fetch it again", 0, cut=True
+            )
         if rest.strip(b"\0"):
             if offset == 0 and b"\0" not in rest:  # in a header, a NUL follows the name
                 raise Damage(no_tar(rest), 0, cut=True, lost=True)
-            raise Damage(f"is cut inside a header: {len(rest)} of {BLOCK} bytes are there. Write or fetch it again", offset, cut=True)
+            raise Damage(
+                f"is cut inside a header: {len(rest)} of {BLOCK} bytes are there. Write or fetch it again",
+                offset,
+                cut=True,
+            )
         if not getattr(getattr(self._stream, "raw", None), "end_is_vouched_for", True):
-            what = "ends without an end-of-archive mark, and its server reported neither its length nor its end: it may have been cut there"
+            what = (
+                "ends without an end-of-archive mark, and its server reported neither its length "
+                "nor its end: it may have been cut there"
+            )
             raise Damage(f"{what}. Write it with that mark, or have the server send Content-Length", offset, cut=True)
         if self._on_truncated != "ignore":
-            warnings.warn(f"shard {redact(self.url)} has no end-of-archive mark at byte {offset}: it may have been cut there.", ShardWarning, stacklevel=2)
+            warnings.warn(
+                f"shard {redact(self.url)} has no end-of-archive mark at byte {offset}: it may have been cut there.",
+                ShardWarning,
+                stacklevel=2,
+            )
         return END, None
 
     def _after_mark(self, offset: int) -> tuple[bytes | None, bytes | None]:
@@ -315,7 +359,9 @@ class TarReader:
         usual = offset + 2 * BLOCK + (-(offset + 2 * BLOCK) % RECORD)
         if len(head) == BLOCK:
             if self._here == offset + BLOCK:
-                raise Damage("has a lone block of zeros where a header is missing. Write or fetch it again", offset, head=head)
+                raise Damage(
+                    "has a lone block of zeros where a header is missing. Write or fetch it again", offset, head=head
+                )
             if self._here > end or end % RECORD or end > usual + RECORD:
                 what = f"has a hole: what looks like its end is not, for members come again at byte {self._here}"
                 why = f"another archive starts at a multiple of {RECORD} bytes, right after the zeros"
@@ -323,14 +369,25 @@ class TarReader:
             self.offset = self._here
             return MARK, head
         if self._here > end or head:
-            warnings.warn(f"shard {redact(self.url)} has bytes after its end, from byte {end} on: they are ignored.", ShardWarning, stacklevel=2)
+            warnings.warn(
+                f"shard {redact(self.url)} has bytes after its end, from byte {end} on: they are ignored.",
+                ShardWarning,
+                stacklevel=2,
+            )
             return END, None
         if end <= offset + 2 * BLOCK or end == usual:
             return None, None
-        what = f"has {end - offset} bytes of zeros at its end, where archives have {2 * BLOCK} or, here, {usual - offset}"
+        what = (
+            f"has {end - offset} bytes of zeros at its end, where archives have {2 * BLOCK} or, here, {usual - offset}"
+        )
         what = f"{what}: perhaps they hide members, or space was reserved and not filled"
         if end > usual + RECORD and end - offset >= min(end & -end, _LARGE) + 2 * BLOCK:
-            raise Damage(f"{what}. Write or fetch it again, with records of {RECORD} bytes (tar -b 20)", offset, cut=True, soft=True)
+            raise Damage(
+                f"{what}. Write or fetch it again, with records of {RECORD} bytes (tar -b 20)",
+                offset,
+                cut=True,
+                soft=True,
+            )
         if self._on_truncated != "ignore":
             why = f"unless it was written in records of another size than {RECORD} bytes"
             warnings.warn(f"shard {redact(self.url)} {what}, {why}.", ShardWarning, stacklevel=2)
@@ -343,7 +400,11 @@ class TarReader:
             The data of the member without a name that is yielded for it, if reading continues.
         """
         self._extra = None
-        error = ShardError(f"shard {redact(self.url)}, byte {found.offset}: it {found.what}.", url=redact(self.url), offset=found.offset)
+        error = ShardError(
+            f"shard {redact(self.url)}, byte {found.offset}: it {found.what}.",
+            url=redact(self.url),
+            offset=found.offset,
+        )
         if found.cut and not found.lost and self._on_truncated != "raise":
             if self._on_truncated == "warn":
                 warnings.warn(str(error), ShardWarning, stacklevel=3)
@@ -372,7 +433,13 @@ class TarReader:
                     return head
                 self._here += BLOCK
         except unreadable() as error:
-            logger.warning("shard %s, byte %d: it cannot be read on: %s: %s.", redact(self.url), self._here, type(error).__name__, error)
+            logger.warning(
+                "shard %s, byte %d: it cannot be read on: %s: %s.",
+                redact(self.url),
+                self._here,
+                type(error).__name__,
+                error,
+            )
         except Damage as cut:
             logger.warning("shard %s, byte %d: it %s.", redact(self.url), cut.offset, cut.what)
         return None

@@ -108,7 +108,11 @@ class TarWriter:
     def _write(self, sample: _Encoded) -> None:
         self._check()
         if sample.key in self._keys:
-            raise SampleError(f"key {sample.key!r} was written to this shard before: its samples would be read as one. Give each its own key.", key=sample.key)
+            raise SampleError(
+                f"key {sample.key!r} was written to this shard before: its samples would be read "
+                "as one. Give each its own key.",
+                key=sample.key,
+            )
         self._keys.add(sample.key)
         try:
             for block in [b"".join(sample.blocks)] if sample.size < _JOINED else sample.blocks:
@@ -132,7 +136,9 @@ class TarWriter:
         if self._failed is not None:
             what = f"shard {self._name} was not written" if self._name else "the shard was not written"
             raise ValueError(
-                f"this writer is closed: {what}, for an error came before ({type(self._failed).__name__}: {self._failed}), and its {self.samples} samples "
+                f"this writer is closed: {what}, for an error came before "
+                f"({type(self._failed).__name__}: {self._failed}), and its {self.samples} "
+                "samples "
                 "were thrown away. Write them again with another writer."
             ) from self._failed
         if self._closed:
@@ -179,7 +185,9 @@ class TarWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is None:
             self.close()
         else:
@@ -228,12 +236,21 @@ class _Encoded:
 
         key = sample.get("__key__")
         if not isinstance(key, str) or not key:
-            raise SampleError(f"a sample needs a '__key__' that is a string, not {key!r}; it has: {', '.join(map(str, sample))}")
+            raise SampleError(
+                f"a sample needs a '__key__' that is a string, not {key!r}; it has: {', '.join(map(str, sample))}"
+            )
         self.key = key
         self.blocks: list[bytes] = []
         for field in sorted(str(name) for name in sample if not str(name).startswith("__")):
-            if field not in sample or split_key(f"{key}.{field}") != (key, field) or not field or not _encodable(f"{key}.{field}"):
-                raise SampleError(f"sample {key!r} with field {field!r} would not be read back as that: {_mend(key, field)}.", key=key)
+            if (
+                field not in sample
+                or split_key(f"{key}.{field}") != (key, field)
+                or not field
+                or not _encodable(f"{key}.{field}")
+            ):
+                raise SampleError(
+                    f"sample {key!r} with field {field!r} would not be read back as that: {_mend(key, field)}.", key=key
+                )
             try:
                 data = encode(field, sample[field])
             except Exception as error:
@@ -241,12 +258,16 @@ class _Encoded:
             header = _header(f"{key}.{field}", len(data))
             if len(header) > MAX_HEADER_BYTES:
                 raise SampleError(
-                    f"sample {key[:40]!r}... with field {field[:40]!r} needs more than 1 MiB of headers for its name, which is not read back. Shorten it.",
+                    f"sample {key[:40]!r}... with field {field[:40]!r} needs more than 1 MiB "
+                    "of headers for its name, which is not read back. Shorten it.",
                     key=key[:1000],
                 )
             self.blocks += [_header(f"{key}.{field}", len(data)), data, bytes(-len(data) & 511)]
         if not self.blocks:
-            raise SampleError(f"sample {key!r} has no fields: it would not be in the shard at all. Give it one, or leave it out.", key=key)
+            raise SampleError(
+                f"sample {key!r} has no fields: it would not be in the shard at all. Give it one, or leave it out.",
+                key=key,
+            )
         self.size = sum(map(len, self.blocks))
 
 
@@ -281,7 +302,9 @@ def _mend(key: str, field: str) -> str:
     if not _encodable(f"{key}.{field}"):
         return "names hold no NUL and nothing that UTF-8 cannot write; leave such characters out"
     if "." in base:
-        return f"its key has a dot, which would start the field; write it as {folder + slash + base.replace('.', '_')!r}"
+        return (
+            f"its key has a dot, which would start the field; write it as {folder + slash + base.replace('.', '_')!r}"
+        )
     if field != field.lower():
         return f"fields are in lower case; write {field.lower()!r}"
     if not field or "/" in field:
@@ -347,26 +370,40 @@ class ShardWriter:
     ) -> None:
         self.pattern = at_home(os.fspath(pattern))
         if max_samples < 1 or max_bytes < 1 or start < 0:
-            raise ValueError(f"max_samples and max_bytes must be positive and start not negative, not {max_samples}, {max_bytes} and {start}")
+            raise ValueError(
+                "max_samples and max_bytes must be positive and start not negative, not "
+                f"{max_samples}, {max_bytes} and {start}"
+            )
         places = list(_PLACE.finditer(self.pattern))
         if len(places) != 1:
-            raise ValueError(f"the pattern needs one place for the shard's number, such as 'train-%06d.tar', not {redact(self.pattern)!r}")
+            raise ValueError(
+                "the pattern needs one place for the shard's number, such as 'train-%06d.tar', "
+                f"not {redact(self.pattern)!r}"
+            )
         self._place = places[0]
         self.max_samples, self.max_bytes, self.on_shard = max_samples, max_bytes, on_shard
         self.overwrite = overwrite
         self.shards: dict[str, int] = {}
         self._index = None if index is None else check_output(index)
-        self._facts = dict(listed_shards([self._index])) if self._index is not None and os.path.exists(self._index) else {}
+        self._facts = (
+            dict(listed_shards([self._index])) if self._index is not None and os.path.exists(self._index) else {}
+        )
         self._number = start
         self._writer: TarWriter | None = None
         # Whether the last complete shard was reported to the index and to ``on_shard``.
         self._told = True
         if not overwrite and os.path.lexists(self.path(start)):
-            raise FileExistsError(errno.EEXIST, "there is such a shard: pass overwrite=True to replace it, or another start=", self.path(start))
+            raise FileExistsError(
+                errno.EEXIST,
+                "there is such a shard: pass overwrite=True to replace it, or another start=",
+                self.path(start),
+            )
 
     @property
     def samples(self) -> int:
-        return sum(self.shards.values()) + (self._writer.samples if self._writer is not None and self._writer._failed is None else 0)
+        return sum(self.shards.values()) + (
+            self._writer.samples if self._writer is not None and self._writer._failed is None else 0
+        )
 
     def path(self, number: int) -> str:
         """The path of shard ``number``."""
@@ -380,7 +417,9 @@ class ShardWriter:
         writer = self._writer
         if not self._told:
             self._tell()
-        if writer is not None and (writer.samples >= self.max_samples or _whole(writer.size + encoded.size) > self.max_bytes):
+        if writer is not None and (
+            writer.samples >= self.max_samples or _whole(writer.size + encoded.size) > self.max_bytes
+        ):
             self._finish()
         if self._writer is None:
             self._writer = TarWriter(self.path(self._number), overwrite=self.overwrite)
@@ -394,7 +433,9 @@ class ShardWriter:
             path = self.path(self._number)
             self.shards[path] = self._writer.samples
             if self._index is not None:
-                self._facts[path] = ShardFacts(self._writer.samples, _whole(self._writer.size), self._writer._digest.hexdigest())
+                self._facts[path] = ShardFacts(
+                    self._writer.samples, _whole(self._writer.size), self._writer._digest.hexdigest()
+                )
             self._writer, self._told = None, False
             self._number += 1
         if not self._told:
@@ -419,7 +460,9 @@ class ShardWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is None:
             self.close()
         elif self._writer is not None:

@@ -1,4 +1,7 @@
-"""What a user writes, with nothing to complain of. Each ``reveal_type`` is followed by what it must be."""
+"""What a user writes, with nothing to complain of.
+
+Each ``reveal_type`` is followed by what it must be.
+"""
 
 from collections.abc import Iterator
 from typing import Any, reveal_type
@@ -17,7 +20,11 @@ def augment(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
 
 
 def build(urls: str | list[str]) -> wp.WdsPipe:
-    members = wp.ShardList(urls, shuffle=True, seed=7).open_shards(storage_options={"anon": True}).load_tar(on_truncated="warn")
+    members = (
+        wp.ShardList(urls, shuffle=True, seed=7)
+        .open_shards(storage_options={"anon": True})
+        .load_tar(on_truncated="warn")
+    )
     for member in members:
         reveal_type(member.offset)  # int
         break
@@ -42,7 +49,8 @@ def train(pipe: wp.WdsPipe) -> None:
     for _ in loader:
         checkpoint.save("checkpoints", loader)
     show(next(iter(TarReader(open("a.tar", "rb")))))
-    from_torch = IterableWrapper(["a.tar"]).open_shards().load_tar()  # torch's own pipes have the methods at run time; checkers see Any
+    # torch's own pipes have the methods at run time; checkers see Any
+    from_torch = IterableWrapper(["a.tar"]).open_shards().load_tar()
     wp.load_state_dict(from_torch, wp.state_dict(from_torch))
     graph: nodes.WdsNode = both.as_node()
     reveal_type(graph.get_state())  # dict[str, Any]

@@ -2,7 +2,8 @@
 
 import wds_pipes as wp
 
-samples = wp.ShardList("a.tar", shufle=True).open_shards().load_tar().group_by_key()  # mypy: call-arg, pyright: reportCallIssue
+# mypy: call-arg, pyright: reportCallIssue
+samples = wp.ShardList("a.tar", shufle=True).open_shards().load_tar().group_by_key()
 wp.ShardList(3)  # mypy: arg-type, pyright: reportArgumentType
 wp.ShardList("a.tar", True)  # mypy: call-arg, pyright: reportCallIssue
 samples.shuffle_buffer("1000")  # mypy: arg-type, pyright: reportArgumentType

@@ -11,7 +11,9 @@ from servers.web import nginx, plain_web
 
 
 class Servers:
-    """A block in which ``s3``, ``gcs`` and ``web`` are stores behind fault proxies; the first use of each starts it, or raises Missing."""
+    """A block in which ``s3``, ``gcs`` and ``web`` are stores behind fault proxies; the first
+    use of each starts it, or raises Missing.
+    """
 
     def __init__(self):
         self._stack = ExitStack()

@@ -1,4 +1,5 @@
-"""A program that passes HTTP/1.1 requests on to a real server as they are (signatures stay valid), and makes faults in the answers.
+"""A program that passes HTTP/1.1 requests on to a real server as they are (signatures stay valid),
+and makes faults in the answers.
 
     python faultproxy.py 127.0.0.1:PORT  # of the server; prints the port where it listens
 
@@ -12,8 +13,10 @@ What becomes of them; one or several of:
     hold: true             wait until a test gives other rules
     gather: n              wait until n requests are being answered at once; then the rule is over
     rate: bytes a second   the most that this connection gives (the kernel's pacing, Linux only)
-    status: 503            answer this, with ``headers`` and ``body`` (text), without asking the server
-    headers: {name: value} without ``status``: in place of those of the server's answer, or with them, such as {"ETag": '"other"'}
+    status: 503            answer this, with ``headers`` and ``body`` (text), without asking the
+        server
+    headers: {name: value} without ``status``: in place of those of the server's answer, or with
+        them, such as {"ETag": '"other"'}
     raw: text              these bytes (latin-1) instead of an answer, then the connection closes
     drop: true             reset the connection instead of an answer
     reset_after: n         reset it after n bytes of the body
@@ -21,9 +24,11 @@ What becomes of them; one or several of:
     stall_after: n         silence for ``stall`` seconds (5) after n bytes of the body
     stall: seconds         see stall_after
     trickle: [n, seconds]  n bytes every so many seconds
-    add_length: n          Content-Length is n too large (the connection closes early), or too small (n < 0)
+    add_length: n          Content-Length is n too large (the connection closes early), or too small
+        (n < 0)
     no_length: true        no Content-Length: the body ends where the connection does
-    truncate: n            the first n bytes only, with the right Content-Length and Content-Range for them, as a short but sound answer
+    truncate: n            the first n bytes only, with the right Content-Length and Content-Range
+        for them, as a short but sound answer
     ignore_range: true     200 and the whole object whatever the Range
     shift_range: n         the bytes n further on, under the Content-Range that was asked for
     flip: n                one bit of byte n of the body is turned
@@ -41,7 +46,22 @@ import time
 
 SO_MAX_PACING_RATE = 47  # Linux; Python has no name for it
 FILTERS = {"match", "skip", "times", "prob"}
-FAULTS = {"latency", "hold", "gather", "rate", "status", "headers", "body", "raw", "drop", "reset_after", "close_after", "stall_after", "stall", "trickle"}
+FAULTS = {
+    "latency",
+    "hold",
+    "gather",
+    "rate",
+    "status",
+    "headers",
+    "body",
+    "raw",
+    "drop",
+    "reset_after",
+    "close_after",
+    "stall_after",
+    "stall",
+    "trickle",
+}
 FAULTS |= {"add_length", "no_length", "truncate", "ignore_range", "shift_range", "flip"}
 CHUNK = 1 << 18
 LINE = 1 << 20  # the longest head of a request or an answer
@@ -57,7 +77,9 @@ class Rules:
     def __init__(self, rules=(), seed=0):
         for rule in rules:
             if unknown := set(rule) - FILTERS - FAULTS:
-                raise ValueError(f"a rule has no {', '.join(sorted(unknown))}; it may have {', '.join(sorted(FILTERS | FAULTS))}")
+                raise ValueError(
+                    f"a rule has no {', '.join(sorted(unknown))}; it may have {', '.join(sorted(FILTERS | FAULTS))}"
+                )
             re.compile(rule.get("match", ""))
         self.rules = rules
         self.spared = [0] * len(rules)
@@ -136,12 +158,21 @@ class Proxy:
                 faults = self.rules.faults(f"{method} {path}")
                 await asyncio.sleep(0)  # who has closed other connections before is heard of
                 live = 1 + sum(map(self.is_live, self.seen))  # of those that are seen: a test before may have left some
-                entry = {"method": method, "path": path, "range": headers.get("range"), "status": None, "sent": 0, "connection": number}
+                entry = {
+                    "method": method,
+                    "path": path,
+                    "range": headers.get("range"),
+                    "status": None,
+                    "sent": 0,
+                    "connection": number,
+                }
                 entry |= {"started": time.time(), "ended": None, "live": live, "faults": list(faults)}
                 self.seen.append(entry)
                 try:
                     await self.wait(self.rules, faults)
-                    await Exchange(writer, entry, faults).run(self.upstream, first, headers.without("expect", "connection"), body)
+                    await Exchange(writer, entry, faults).run(
+                        self.upstream, first, headers.without("expect", "connection"), body
+                    )
                 finally:
                     entry["ended"] = entry["ended"] or time.time()
         except Cut as cut:
@@ -187,7 +218,8 @@ class Exchange:
     async def run(self, server, first, headers, body):
         """Answer the request."""
         faults = self.faults
-        if "rate" in faults or sys.platform == "linux":  # also where there is none, since a connection keeps what it had
+        # also where there is none, since a connection keeps what it had
+        if "rate" in faults or sys.platform == "linux":
             rate = struct.pack("Q", int(faults.get("rate", 2**64 - 1)))
             self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
         await asyncio.sleep(faults.get("latency", 0))
@@ -201,7 +233,12 @@ class Exchange:
         if "status" in faults:
             self.entry["status"] = faults["status"]
             content = faults.get("body", "").encode()
-            self.writer.write(head(f"HTTP/1.1 {faults['status']} Fault", [("Content-Length", len(content)), *faults.get("headers", {}).items()]))
+            self.writer.write(
+                head(
+                    f"HTTP/1.1 {faults['status']} Fault",
+                    [("Content-Length", len(content)), *faults.get("headers", {}).items()],
+                )
+            )
             await self.send(content if self.entry["method"] != "HEAD" else b"")
             return
         upstream, up = await asyncio.open_connection(*server, limit=LINE)
@@ -262,7 +299,11 @@ class Exchange:
                     await asyncio.sleep(0.02)  # so that what was sent arrives before a reset does
                     raise Cut(name.partition("_")[0])
             left = CHUNK if length is None else length - entry["sent"]
-            data = await upstream.read(min(left, pace, *(place - entry["sent"] for place in stops.values()))) if left else b""
+            data = (
+                await upstream.read(min(left, pace, *(place - entry["sent"] for place in stops.values())))
+                if left
+                else b""
+            )
             if not data:
                 if left and length is not None:
                     raise Cut("reset")  # the server itself failed
@@ -292,7 +333,9 @@ def changed_request(headers, faults):
     else:
         return headers
     # S3's signature covers Range: ask as nobody instead.
-    return Headers(pair for pair in changed if pair[0].lower() != "authorization" and not pair[0].lower().startswith("x-amz-"))
+    return Headers(
+        pair for pair in changed if pair[0].lower() != "authorization" and not pair[0].lower().startswith("x-amz-")
+    )
 
 
 async def dechunked(reader):

@@ -20,12 +20,14 @@ class Request(NamedTuple):
         method: such as GET.
         path: with its query.
         range: its Range header, such as bytes=0-99, or None.
-        status: what was answered; 0 for a reset instead of an answer, None as long as there is no answer.
+        status: what was answered; 0 for a reset instead of an answer, None as long as there is no
+            answer.
         sent: bytes of the body that were sent.
         connection: tells one connection from another.
         started: when it came, in seconds.
         ended: when its last bytes were sent, or it was done with otherwise, in seconds, or None.
-        live: how many requests were being answered then, with this one; None where that is not known.
+        live: how many requests were being answered then, with this one; None where that is not
+            known.
         faults: the names of the faults that it was to get.
     """
 
@@ -49,7 +51,8 @@ class Faults:
         self._port = port
 
     def rules(self, *rules, seed=0):
-        """Put these rules (dicts) in place of those before. All whose ``match`` fits a request apply to it, the later ones winning.
+        """Put these rules (dicts) in place of those before. All whose ``match`` fits a request
+        apply to it, the later ones winning.
 
         Args:
             rules: as ``servers/faultproxy.py`` lists them.
@@ -61,7 +64,9 @@ class Faults:
         self._call("POST", "/__rules__", {"rules": rules, "seed": seed})
 
     def stats(self, match=""):
-        """The requests seen so far, or those of them whose "METHOD path?query" has a match for this pattern."""
+        """The requests seen so far, or those of them whose "METHOD path?query" has a match for
+        this pattern.
+        """
         seen = [Request(*fields[:-1], tuple(fields[-1])) for fields in self._call("GET", "/__stats__")]
         return [request for request in seen if re.search(match, f"{request.method} {request.path}")]
 
@@ -86,7 +91,9 @@ def faults_of(endpoint):
     with tempfile.TemporaryDirectory(prefix="faults-") as directory:
         log = os.path.join(directory, "faults.log")
         script = os.path.join(os.path.dirname(__file__), "faultproxy.py")
-        with running(sys.executable, script, endpoint.removeprefix("http://"), log=log, stdout=subprocess.PIPE, text=True) as process:
+        with running(
+            sys.executable, script, endpoint.removeprefix("http://"), log=log, stdout=subprocess.PIPE, text=True
+        ) as process:
             line = process.stdout.readline()
             if not line:
                 with open(log) as output:

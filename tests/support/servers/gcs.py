@@ -1,4 +1,7 @@
-"""GCS: an emulator in Python. Its answers to suffix ranges and to ranges behind the end are wrong; keep objects to a few MB."""
+"""GCS: an emulator in Python.
+
+Its answers to suffix ranges and to ranges behind the end are wrong; keep objects to a few MB.
+"""
 
 import contextlib
 import importlib.util
@@ -13,7 +16,8 @@ from servers.store import Store
 
 BUCKET = "shards"
 
-# gcsfs reads this when it is imported; otherwise each call first waits a minute for a service that emulators do not have.
+# gcsfs reads this when it is imported; otherwise each call first waits a minute for a service that
+# emulators do not have.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 
@@ -31,10 +35,16 @@ class GcsStore(Store):
 
     @property
     def environment(self):
-        return {"STORAGE_EMULATOR_HOST": self.endpoint, "FSSPEC_GS_TOKEN": "anon", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+        return {
+            "STORAGE_EMULATOR_HOST": self.endpoint,
+            "FSSPEC_GS_TOKEN": "anon",
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        }
 
     def write(self, name, data):
-        where = f"{self.endpoint}/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={urllib.parse.quote(name, safe='')}"
+        where = (
+            f"{self.endpoint}/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={urllib.parse.quote(name, safe='')}"
+        )
         request = urllib.request.Request(where, data, {"Content-Type": "application/octet-stream"}, method="POST")
         with urllib.request.urlopen(request, timeout=60) as answer:
             answer.read()
@@ -52,7 +62,20 @@ def gcs_emulator():
     with tempfile.TemporaryDirectory(prefix="gcs-") as directory:
         port, log = free_port(), os.path.join(directory, "gcs.log")
         endpoint = f"http://127.0.0.1:{port}"
-        start = (sys.executable, "-m", "gcp_storage_emulator", "start", "--host", "127.0.0.1", "--port", str(port), "-M", "-q", "--default-bucket", BUCKET)
+        start = (
+            sys.executable,
+            "-m",
+            "gcp_storage_emulator",
+            "start",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "-M",
+            "-q",
+            "--default-bucket",
+            BUCKET,
+        )
         with running(*start, log=log, cwd=directory) as process:
             await_answer(endpoint, process, log)
             yield GcsStore(endpoint, real=False)

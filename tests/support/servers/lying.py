@@ -1,4 +1,6 @@
-"""A web server that lies: about lengths, ranges and ends, in each way that a request can be told to get."""
+"""A web server that lies: about lengths, ranges and ends, in each way that a request can be told
+to get.
+"""
 
 import contextlib
 import itertools
@@ -19,12 +21,16 @@ class Lie(NamedTuple):
     """How a shard is answered.
 
     Attributes:
-        framing: how the length of a body is told. ``right``: as promised; ``sent``: of what is really sent; ``long``: too many; ``close``, ``1.0``: not at
-            all, by HTTP/1.1 or 1.0; ``chunked``: with an end mark; ``unended``: without one.
-        end: ``whole``; cut ``inside`` a member or at a ``boundary`` of two samples; ``late``: with bytes after it; ``silent``: nothing after the cut, and
-            the connection stays open; ``drip``: after the cut a byte now and then.
-        ranges: ``honoured``; ``unsized``: without the size of the object; ``ignored``; ``shifted``, and the response says so; ``mislabelled``: shifted, and
-            it does not say so; ``short``: fewer bytes than requested; ``oversized`` or ``undersized``: with a wrong size of the object.
+        framing: how the length of a body is told. ``right``: as promised; ``sent``: of what is
+            really sent; ``long``: too many; ``close``, ``1.0``: not at all, by HTTP/1.1 or 1.0;
+            ``chunked``: with an end mark; ``unended``: without one.
+        end: ``whole``; cut ``inside`` a member or at a ``boundary`` of two samples; ``late``: with
+            bytes after it; ``silent``: nothing after the cut, and the connection stays open;
+            ``drip``: after the cut a byte now and then.
+        ranges: ``honoured``; ``unsized``: without the size of the object; ``ignored``; ``shifted``,
+            and the response says so; ``mislabelled``: shifted, and it does not say so; ``short``:
+            fewer bytes than requested; ``oversized`` or ``undersized``: with a wrong size of the
+            object.
         once: only the first response is a lie.
     """
 
@@ -119,7 +125,9 @@ class _Connection(socketserver.StreamRequestHandler):
     def _body(self, lie, start, stop):
         """Status, headers, the first byte and the body that is promised."""
         data = self.server.data
-        size = len(data) + {"oversized": SHIFT, "undersized": self.server.cuts["boundary"] - len(data)}.get(lie.ranges, 0)
+        size = len(data) + {"oversized": SHIFT, "undersized": self.server.cuts["boundary"] - len(data)}.get(
+            lie.ranges, 0
+        )
         if lie.ranges == "ignored":
             return 200, [], 0, data
         total = "*" if lie.ranges == "unsized" else size
@@ -128,7 +136,12 @@ class _Connection(socketserver.StreamRequestHandler):
         stop = min(stop or size, size, *([start + SHORT] if lie.ranges == "short" else []))
         shift = SHIFT if lie.ranges in ("shifted", "mislabelled") and start else 0
         told = start + SHIFT if lie.ranges == "shifted" else start
-        return 206, [f"Content-Range: bytes {told}-{max(start, stop) - 1}/{total}"], start, data[start + shift : stop + shift]
+        return (
+            206,
+            [f"Content-Range: bytes {told}-{max(start, stop) - 1}/{total}"],
+            start,
+            data[start + shift : stop + shift],
+        )
 
     def _sent(self, lie, start, body):
         """What of a body is sent, and what is held back."""

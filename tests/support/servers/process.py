@@ -1,4 +1,6 @@
-"""Processes that end when the block that started them does, and also when the process that started them is killed."""
+"""Processes that end when the block that started them does, and also when the process that
+started them is killed.
+"""
 
 import contextlib
 import http.client
@@ -18,7 +20,8 @@ class Missing(Exception):
 
 def need(program, package):
     """The path of a program, or Missing."""
-    path = shutil.which(program, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin")  # where nginx is, which an ordinary user does not look through
+    # where nginx is, which an ordinary user does not look through
+    path = shutil.which(program, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin")
     if path is None:
         raise Missing(f"needs {program}: {package}")
     return path
@@ -36,14 +39,18 @@ def free_port():
 
 @contextlib.contextmanager
 def running(*command, log, end="KILL", **options):
-    """Run a program in the background, with its errors in the file ``log``; it gets the signal ``end`` at the end of the block.
+    """Run a program in the background, with its errors in the file ``log``; it gets the signal
+    ``end`` at the end of the block.
 
-    setpriv (util-linux) has the kernel send it that signal also when the thread that started it is gone, so start servers from the main thread.
+    setpriv (util-linux) has the kernel send it that signal also when the thread that started it is
+    gone, so start servers from the main thread.
     """
     guard = ["setpriv", "--pdeathsig", end] if shutil.which("setpriv") else []
     options.setdefault("stdout", subprocess.DEVNULL)
     with open(log, "wb") as output:
-        process = subprocess.Popen([*guard, *command], stdin=subprocess.DEVNULL, stderr=output, start_new_session=True, **options)
+        process = subprocess.Popen(
+            [*guard, *command], stdin=subprocess.DEVNULL, stderr=output, start_new_session=True, **options
+        )
     try:
         yield process
     finally:

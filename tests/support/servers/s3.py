@@ -1,4 +1,6 @@
-"""S3: Ceph's gateway in front of a Ceph cluster of one, in memory; and moto where that is not installed."""
+"""S3: Ceph's gateway in front of a Ceph cluster of one, in memory; and moto where that is not
+installed.
+"""
 
 import contextlib
 import importlib.util
@@ -27,7 +29,12 @@ class S3Store(Store):
         config = botocore.config.Config(s3={"addressing_style": "path"})
         session = botocore.session.get_session()
         self.client = session.create_client(
-            "s3", region_name="us-east-1", endpoint_url=endpoint, aws_access_key_id=KEY, aws_secret_access_key=SECRET, config=config
+            "s3",
+            region_name="us-east-1",
+            endpoint_url=endpoint,
+            aws_access_key_id=KEY,
+            aws_secret_access_key=SECRET,
+            config=config,
         )
         self.client.create_bucket(Bucket=BUCKET)
 
@@ -41,14 +48,21 @@ class S3Store(Store):
 
     @property
     def environment(self):
-        return {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": self.endpoint, "AWS_EC2_METADATA_DISABLED": "true"}
+        return {
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
 
     def write(self, name, data):
-        # Public, since the fault proxy cannot sign: with another Range than the client's it asks as nobody.
+        # Public, since the fault proxy cannot sign: with another Range than the client's it asks as
+        # nobody.
         self.client.put_object(Bucket=BUCKET, Key=name, Body=data, ACL="public-read")
 
 
-# With the usual paxos intervals every change of the cluster's map waits a second, and there are a dozen until the gateway runs.
+# With the usual paxos intervals every change of the cluster's map waits a second, and there are a
+# dozen until the gateway runs.
 CEPH = """
 [global]
 fsid = {fsid}
@@ -108,7 +122,14 @@ def ceph():
         def do(*command):
             with open(log, "a+") as output:
                 done = subprocess.run(
-                    command, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output, text=True, timeout=60, check=False
+                    command,
+                    cwd=directory,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=output,
+                    text=True,
+                    timeout=60,
+                    check=False,
                 )
             if done.returncode:
                 raise RuntimeError(f"{' '.join(command)} failed with {done.returncode}:\n{tail(log)}")
@@ -116,12 +137,50 @@ def ceph():
 
         def serve(program, *arguments):
             output = os.path.join(directory, f"{program}.log")
-            return stack.enter_context(running(program, "-c", "ceph.conf", *arguments, "-f", log=output, cwd=directory)), output
+            return stack.enter_context(
+                running(program, "-c", "ceph.conf", *arguments, "-f", log=output, cwd=directory)
+            ), output
 
         do("ceph-authtool", "-C", "keyring", "--gen-key", "-n", "mon.", "--cap", "mon", "allow *")
-        do("ceph-authtool", "keyring", "--gen-key", "-n", "client.admin", "--cap", "mon", "allow *", "--cap", "osd", "allow *")
-        do("ceph-authtool", "keyring", "--gen-key", "-n", "osd.0", "--cap", "mon", "allow profile osd", "--cap", "osd", "allow *")
-        do("ceph-authtool", "keyring", "--gen-key", "-n", "client.rgw", "--cap", "mon", "allow rwx", "--cap", "osd", "allow rwx")
+        do(
+            "ceph-authtool",
+            "keyring",
+            "--gen-key",
+            "-n",
+            "client.admin",
+            "--cap",
+            "mon",
+            "allow *",
+            "--cap",
+            "osd",
+            "allow *",
+        )
+        do(
+            "ceph-authtool",
+            "keyring",
+            "--gen-key",
+            "-n",
+            "osd.0",
+            "--cap",
+            "mon",
+            "allow profile osd",
+            "--cap",
+            "osd",
+            "allow *",
+        )
+        do(
+            "ceph-authtool",
+            "keyring",
+            "--gen-key",
+            "-n",
+            "client.rgw",
+            "--cap",
+            "mon",
+            "allow rwx",
+            "--cap",
+            "osd",
+            "allow rwx",
+        )
         do("monmaptool", "--create", "--fsid", fsid, "--addv", "a", monitor, "monmap")
         do("ceph-mon", "-c", "ceph.conf", "--mkfs", "-i", "a", "--monmap", "monmap", "--keyring", "keyring")
         serve("ceph-mon", "-i", "a")
@@ -132,7 +191,17 @@ def ceph():
             if "1 up" in do("ceph", "-c", "ceph.conf", "osd", "stat"):
                 break
             time.sleep(0.05)
-        do("radosgw-admin", "-c", "ceph.conf", "user", "create", "--uid=test", "--display-name=test", f"--access-key={KEY}", f"--secret={SECRET}")
+        do(
+            "radosgw-admin",
+            "-c",
+            "ceph.conf",
+            "user",
+            "create",
+            "--uid=test",
+            "--display-name=test",
+            f"--access-key={KEY}",
+            f"--secret={SECRET}",
+        )
         gateway, output = serve("radosgw", "-n", "client.rgw")
         endpoint = f"http://127.0.0.1:{port}"
         await_answer(endpoint, gateway, output)

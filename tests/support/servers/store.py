@@ -10,10 +10,12 @@ class Store:
     Attributes:
         kind: "s3", "gcs" or "http".
         real: whether this is the thing itself (Ceph, nginx), not an imitation of it in Python.
-        endpoint: where it answers, such as http://127.0.0.1:20000: the fault proxy, or for ``direct`` the server.
+        endpoint: where it answers, such as http://127.0.0.1:20000: the fault proxy, or for
+            ``direct`` the server.
         url: what the URLs of its shards begin with, such as s3://shards.
         storage_options: for ``open_shards``.
-        environment: the variables that say the same to a new process; there are no storage options then.
+        environment: the variables that say the same to a new process; there are no storage options
+            then.
         reads: a pattern for the requests that read data, for ``faults.rules`` and ``faults.stats``.
         faults: the proxy (Faults), or None for ``direct``.
         direct: the same store without the proxy.

@@ -1,4 +1,6 @@
-"""HTTP: nginx, also with a cap on the bandwidth of each connection; and aiohttp's file server where nginx is not installed."""
+"""HTTP: nginx, also with a cap on the bandwidth of each connection; and aiohttp's file server
+where nginx is not installed.
+"""
 
 import contextlib
 import importlib.util
@@ -72,39 +74,65 @@ class NginxStore(WebStore):
         self.access_log = access_log
 
     def requests(self):
-        """The requests that were answered so far, in the order in which they ended, also those that no proxy saw (as Faults.stats)."""
+        """The requests that were answered so far, in the order in which they ended, also those
+        that no proxy saw (as Faults.stats).
+        """
         found = []
         with open(self.access_log) as lines:
             for line in lines:
                 ended, seconds, connection, status, sent, method, path, wanted = line.rstrip("\n").split(" ", 7)
                 started = float(ended) - float(seconds)
-                found.append(Request(method, path, None if wanted == "-" else wanted, int(status), int(sent), int(connection), started, float(ended), None, ()))
+                found.append(
+                    Request(
+                        method,
+                        path,
+                        None if wanted == "-" else wanted,
+                        int(status),
+                        int(sent),
+                        int(connection),
+                        started,
+                        float(ended),
+                        None,
+                        (),
+                    )
+                )
         return found
 
 
 @contextlib.contextmanager
 def nginx(*, rate_mb=0.0, latency=0.0, upstream=None):
-    """Nginx with a folder of its own, or before the server at ``upstream`` (http://HOST:PORT); options as for ``paced_web``.
+    """Nginx with a folder of its own, or before the server at ``upstream`` (http://HOST:PORT);
+    options as for ``paced_web``.
 
     Raises:
         Missing: it is not installed.
     """
     program = need("nginx", "apt-get install --no-install-recommends nginx-light")
-    first, locations = "user root;" if os.getuid() == 0 else "", "location / { autoindex on; }"  # else it could not read temporary directories
+    # else it could not read temporary directories
+    first, locations = "user root;" if os.getuid() == 0 else "", "location / { autoindex on; }"
     if latency:
         if not os.path.exists(ECHO):
-            raise Missing("needs nginx's echo module: apt-get install --no-install-recommends nginx-light libnginx-mod-http-echo")
+            raise Missing(
+                "needs nginx's echo module: apt-get install --no-install-recommends nginx-light libnginx-mod-http-echo"
+            )
         first += f" load_module {ECHO};"
-        content = f"proxy_pass {upstream}; proxy_set_header Host $http_host; proxy_max_temp_file_size 0;" if upstream else ""
+        content = (
+            f"proxy_pass {upstream}; proxy_set_header Host $http_host; proxy_max_temp_file_size 0;" if upstream else ""
+        )
         locations = f"location / {{ echo_sleep {latency:.3f}; echo_exec @content; }} location @content {{ {content} }}"
     with tempfile.TemporaryDirectory(prefix="nginx-") as directory, socket.socket() as listening:
-        # nginx takes over this socket, whose accepted connections inherit its rate. (nginx's own limit_rate lets the first second's bytes through at once.)
+        # nginx takes over this socket, whose accepted connections inherit its rate. (nginx's own
+        # limit_rate lets the first second's bytes through at once.)
         if rate_mb:
             listening.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, round(rate_mb * 1e6))
         listening.bind(("127.0.0.1", 0))
         listening.listen(511)
         listening.setblocking(False)
-        port, log, www = listening.getsockname()[1], os.path.join(directory, "nginx.log"), os.path.join(directory, "www")
+        port, log, www = (
+            listening.getsockname()[1],
+            os.path.join(directory, "nginx.log"),
+            os.path.join(directory, "www"),
+        )
         os.mkdir(www)
         with open(os.path.join(directory, "nginx.conf"), "w") as file:
             file.write(NGINX.format(first=first, directory=directory, port=port, locations=locations))
@@ -124,7 +152,8 @@ def paced_web(rate_mb=0.0, latency=0.0, upstream=None):
     Args:
         rate_mb: most MB (10^6 bytes) a second that each connection gives; 0 for no cap.
         latency: seconds before each answer.
-        upstream: pass the requests on to this server, http://HOST:PORT; None: serve files. It goes with a latency.
+        upstream: pass the requests on to this server, http://HOST:PORT; None: serve files. It goes
+            with a latency.
 
     Raises:
         Missing: nginx, or its echo module where there is a latency, is not installed.
@@ -145,7 +174,10 @@ def plain_web():
         port, log, www = free_port(), os.path.join(directory, "web.log"), os.path.join(directory, "www")
         os.mkdir(www)
         endpoint = f"http://127.0.0.1:{port}"
-        code = "import sys; from aiohttp import web; app = web.Application(); app.router.add_static('/', sys.argv[1], show_index=True)"
+        code = (
+            "import sys; from aiohttp import web; app = web.Application(); "
+            "app.router.add_static('/', sys.argv[1], show_index=True)"
+        )
         code = f"{code}; web.run_app(app, host='127.0.0.1', port=int(sys.argv[2]), print=None)"
         with running(sys.executable, "-c", code, www, str(port), log=log) as process:
             await_answer(endpoint, process, log)

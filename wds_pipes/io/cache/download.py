@@ -74,7 +74,8 @@ def using(directory: CacheDirectory) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise FullError(str(error)) from error
         raise CacheError(
-            f"the cache {directory.path} cannot be used ({type(error).__name__}: {error}). Give a directory that this user may write, or read without a cache.",
+            f"the cache {directory.path} cannot be used ({type(error).__name__}: {error}). "
+            "Give a directory that this user may write, or read without a cache.",
             path=directory.path,
         ) from error
 
@@ -97,7 +98,16 @@ class Download(threading.Thread):
             evicted.
     """
 
-    def __init__(self, lock: LockedFile, *, directory: CacheDirectory, entry: Entry, fetch: Fetch, expected: Facts, max_bytes: int) -> None:
+    def __init__(
+        self,
+        lock: LockedFile,
+        *,
+        directory: CacheDirectory,
+        entry: Entry,
+        fetch: Fetch,
+        expected: Facts,
+        max_bytes: int,
+    ) -> None:
         super().__init__(name="wds_pipes-cache", daemon=True)
         self.news = 0
         self.running = True
@@ -107,7 +117,14 @@ class Download(threading.Thread):
         self.passing = False
         self.end_is_vouched_for = True
         self.file: LockedFile | None = None
-        self._directory, self._entry, self._lock, self._fetch, self._expected, self._max_bytes = directory, entry, lock, fetch, expected, max_bytes
+        self._directory, self._entry, self._lock, self._fetch, self._expected, self._max_bytes = (
+            directory,
+            entry,
+            lock,
+            fetch,
+            expected,
+            max_bytes,
+        )
         self._mutex = threading.RLock()
         self._changed = threading.Condition(self._mutex)
         self._stream: Fetched | None = None
@@ -148,7 +165,10 @@ class Download(threading.Thread):
                 problem = self._store()
                 if problem is not None:
                     self._discard()
-                    raise ShardError(f"shard {self._expected.url} was downloaded twice, and both times {problem}.", url=self._expected.url)
+                    raise ShardError(
+                        f"shard {self._expected.url} was downloaded twice, and both times {problem}.",
+                        url=self._expected.url,
+                    )
         except _StoppedError:
             pass
         except FullError as error:
@@ -209,7 +229,10 @@ class Download(threading.Thread):
         with using(self._directory):
             self.file = open_locked(self._entry.part, os.O_RDWR | os.O_CREAT, shared=True, wait=True)
         if self.file is None:
-            raise CacheError(f"the cache {self._directory.path} was removed while it was in use: start again.", path=self._directory.path)
+            raise CacheError(
+                f"the cache {self._directory.path} was removed while it was in use: start again.",
+                path=self._directory.path,
+            )
         return self.file
 
     def _store(self) -> str | None:
@@ -237,7 +260,9 @@ class Download(threading.Thread):
         facts = replace(facts, size=total, tag=stream.tag, boot=boot())
         with using(self._directory):
             self._entry.write(self._lock, facts)
-            self._directory.reserve((2 * STEP if total is None else total - offset) + FACTS_BYTES + len(facts.url), self._max_bytes)
+            self._directory.reserve(
+                (2 * STEP if total is None else total - offset) + FACTS_BYTES + len(facts.url), self._max_bytes
+            )
         self._tell()
         checksum = md5_hash(usedforsecurity=False) if self._expected.md5 is not None else None
         if checksum is not None:
@@ -282,7 +307,13 @@ class Download(threading.Thread):
         At least the last byte is always requested, so that the response says which object it is.
         """
         have = file.size
-        if known is None or known.boot != boot() or known.size is None or have > known.size or (known.tag is None and self._expected.md5 is None):
+        if (
+            known is None
+            or known.boot != boot()
+            or known.size is None
+            or have > known.size
+            or (known.tag is None and self._expected.md5 is None)
+        ):
             return 0
         return max(0, min(have, known.size - 1))
 
@@ -320,7 +351,9 @@ def is_end_vouched_for(stream: Fetched | None) -> bool:
 def _has_end(tar: BinaryIO) -> bool:
     """Whether an end mark follows the last member, and the stream is readable to its end."""
     while any(head := tar.read(tarfile.BLOCKSIZE)):
-        left = -(-tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape").size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+        left = (
+            -(-tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape").size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+        )
         while left:
             got = len(tar.read(min(left, CHUNK)))
             if not got:

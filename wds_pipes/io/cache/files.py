@@ -129,7 +129,13 @@ class Entry:
     def goes_on(self) -> bool:
         """Whether a stopped download can be continued, if the store still has the same object."""
         facts = self.read()
-        return self.growing() > 0 and facts is not None and facts.boot == boot() and facts.size is not None and facts.tag is not None
+        return (
+            self.growing() > 0
+            and facts is not None
+            and facts.boot == boot()
+            and facts.size is not None
+            and facts.tag is not None
+        )
 
     def remove(self) -> bool:
         """Remove it, unless it is being read or downloaded; return whether it was removed."""
@@ -180,7 +186,9 @@ class CacheDirectory:
         self._usage = os.path.join(path, "usage")
 
     def entry(self, url: str, store: str = "") -> Entry:
-        """The files of the shard at ``url``; ``store`` identifies the store that the URL leads to."""
+        """The files of the shard at ``url``; ``store`` identifies the store that the URL leads
+        to.
+        """
         digest = hashlib.sha256(f"{identify(url)}\n{store}".encode(errors="surrogateescape")).hexdigest()[:32]
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", os.path.basename(urlsplit(redact(url)).path))[-80:]
         return Entry(os.path.join(self.path, f"{readable or 'shard'}-{digest}"))
@@ -296,7 +304,9 @@ class CacheDirectory:
         if "part" not in files or not self._busy(entry):
             return 0
         facts, have = entry.read(), files["part"].st_size
-        return 2 * STEP - have % STEP if facts is None or facts.size is None else max(0, facts.size - have) + FACTS_BYTES
+        return (
+            2 * STEP - have % STEP if facts is None or facts.size is None else max(0, facts.size - have) + FACTS_BYTES
+        )
 
     @contextlib.contextmanager
     def _counting(self) -> Iterator[LockedFile]:

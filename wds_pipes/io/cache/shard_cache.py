@@ -83,7 +83,13 @@ class ShardCache:
         TypeError: an argument has the wrong type.
     """
 
-    def __init__(self, directory: str | os.PathLike[str] | None = None, *, max_bytes: int | str | None = None, verify: bool = True) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        max_bytes: int | str | None = None,
+        verify: bool = True,
+    ) -> None:
         if not isinstance(verify, bool):
             raise TypeError(f"verify must be True or False, not {verify!r}")
         self.directory = cache_path(directory)
@@ -93,7 +99,16 @@ class ShardCache:
     def __repr__(self) -> str:
         return f"ShardCache({self.directory!r}, max_bytes={self.max_bytes}, verify={self.verify})"
 
-    def open(self, url: str, fetch: Fetch, *, start: int = 0, size: int | None = None, md5: str | None = None, store: str = "") -> BinaryIO:
+    def open(
+        self,
+        url: str,
+        fetch: Fetch,
+        *,
+        start: int = 0,
+        size: int | None = None,
+        md5: str | None = None,
+        store: str = "",
+    ) -> BinaryIO:
         """A buffered binary stream of the shard at ``url``, positioned at byte ``start``.
 
         Only one thread may read the stream. Until the shard is stored, a read waits for its bytes,

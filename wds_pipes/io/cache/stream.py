@@ -97,9 +97,16 @@ class CachedStream(io.RawIOBase):
                 self._checksum.update(chunk)
             if not count and self._expected.size is not None and self._position < self._expected.size:
                 raise ShardError(
-                    f"shard {self._expected.url} ended after {self._position} of {self._expected.size} bytes.", url=self._expected.url, offset=self._position
+                    f"shard {self._expected.url} ended after {self._position} of {self._expected.size} bytes.",
+                    url=self._expected.url,
+                    offset=self._position,
                 )
-            if not count and len(buffer) and self._checksum is not None and self._checksum.hexdigest() != self._expected.md5:
+            if (
+                not count
+                and len(buffer)
+                and self._checksum is not None
+                and self._checksum.hexdigest() != self._expected.md5
+            ):
                 raise self._wrong(f"as its MD5 is {self._checksum.hexdigest()} instead of {self._expected.md5}")
         self._position += count
         self._given = max(self._given, self._position)
@@ -135,7 +142,11 @@ class CachedStream(io.RawIOBase):
         Returns:
             The path of the file that will be removed, or None.
         """
-        if self._file is None or self._expected.md5 is not None or (self._facts is not None and self._facts.md5 is not None):
+        if (
+            self._file is None
+            or self._expected.md5 is not None
+            or (self._facts is not None and self._facts.md5 is not None)
+        ):
             return None
         self._doubted = True
         return self._entry.whole
@@ -230,7 +241,12 @@ class CachedStream(io.RawIOBase):
                     self._take(whole)
                     return True
                 self._download = Download(
-                    lock, directory=self._directory, entry=self._entry, fetch=self._fetch, expected=self._expected, max_bytes=self._max_bytes
+                    lock,
+                    directory=self._directory,
+                    entry=self._entry,
+                    fetch=self._fetch,
+                    expected=self._expected,
+                    max_bytes=self._max_bytes,
                 )
                 self._download.start()
                 return False
@@ -302,7 +318,10 @@ class CachedStream(io.RawIOBase):
         else:
             read, self._file = self._file, whole
             if read is not None:
-                same = all(chunk == os.pread(whole.fd, len(chunk), place * CHUNK) for place, chunk in enumerate(chunks(read, self._given)))
+                same = all(
+                    chunk == os.pread(whole.fd, len(chunk), place * CHUNK)
+                    for place, chunk in enumerate(chunks(read, self._given))
+                )
                 read.close()
                 if not same:
                     raise self._wrong("and has been stored again")
@@ -310,7 +329,8 @@ class CachedStream(io.RawIOBase):
 
     def _wrong(self, since: str) -> ShardError:
         self._broken = ShardError(
-            f"shard {self._expected.url} was damaged on its way or changed at its store while it was read, {since}: what was read of it, up to byte "
+            f"shard {self._expected.url} was damaged on its way or changed at its store while "
+            f"it was read, {since}: what was read of it, up to byte "
             f"{self._given}, is wrong. Start again from a checkpoint before this shard.",
             url=self._expected.url,
             offset=self._given,
@@ -324,14 +344,17 @@ class CachedStream(io.RawIOBase):
         self._go_direct()
         if not warned:
             warnings.warn(
-                f"the disk of the cache {self._directory.path} is full ({reason}): shards are read without storing them. Free some space, or lower its limit.",
+                f"the disk of the cache {self._directory.path} is full ({reason}): shards are "
+                "read without storing them. Free some space, or lower its limit.",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def _go_direct(self) -> None:
         """Continue directly from the store."""
-        if self._expected.md5 is not None and (self._position == 0 or (self._file is not None and self._given >= self._position)):
+        if self._expected.md5 is not None and (
+            self._position == 0 or (self._file is not None and self._given >= self._position)
+        ):
             checksum = md5_hash(usedforsecurity=False)
             for chunk in chunks(self._file, self._position) if self._file is not None else ():
                 checksum.update(chunk)
@@ -343,7 +366,8 @@ class CachedStream(io.RawIOBase):
         tag = self._facts.tag if self._facts is not None and self._given else None
         if direct.size not in (None, self._expected.size) or (tag is not None and direct.tag not in (None, tag)):
             raise ShardError(
-                f"shard {self._expected.url} is not what it should be: it has {direct.size} bytes and the tag {direct.tag}, instead of "
+                f"shard {self._expected.url} is not what it should be: it has {direct.size} "
+                f"bytes and the tag {direct.tag}, instead of "
                 f"{self._expected.size} bytes and the tag {tag or direct.tag}.",
                 url=self._expected.url,
                 offset=self._position,

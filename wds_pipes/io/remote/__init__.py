@@ -27,9 +27,9 @@ Rules:
    stops. A block that is done without an error has all bytes up to its ``stop``; ``stop`` is None
    only where it is not known before the transfer ends. So a shard that is not at its end always has
    a block that is fetched, an error, or something to request.
-5. The fetch of a block ends in its bytes or in an error within ``timeout_seconds`` without progress.
-   Progress is 1 KB a second on average over that time: a byte now and then is none. The time in
-   which the consumer leaves no room does not count.
+5. The fetch of a block ends in its bytes or in an error within ``timeout_seconds`` without
+   progress. Progress is 1 KB a second on average over that time: a byte now and then is none. The
+   time in which the consumer leaves no room does not count.
 6. The event loop owns everything, except the pieces that wait for the consumer: both threads use
    these, their sums, and the rows of blocks and shards, and only with the budget's lock. Pieces
    enter and leave through ``add``, ``take`` and ``drop`` of their block; the consumer reaches them

@@ -20,7 +20,14 @@ _GATHERED, _GATHER_SECONDS = 1 << 18, 0.006
 _LONGEST_GATHERING = 0.05  # seconds
 _IN_RECORDS = 1 << 15  # bytes that TLS may have taken from the kernel and not returned yet
 # Error codes of S3 that are retried, even with status 400.
-_PASSING_CODES = {"RequestTimeout", "RequestTimeoutException", "Throttling", "ThrottlingException", "RequestThrottled", "SlowDown"}
+_PASSING_CODES = {
+    "RequestTimeout",
+    "RequestTimeoutException",
+    "Throttling",
+    "ThrottlingException",
+    "RequestThrottled",
+    "SlowDown",
+}
 _GIVING = {200, 203, 206}  # statuses of responses with bytes of the object
 # Headers that change with the object, the surest first.
 _SAYING = ("x-goog-generation", "etag", "last-modified")
@@ -82,7 +89,9 @@ class FaultyError(OSError):
 
 
 def asking(start: int, stop: int | None) -> dict[str, str]:
-    """The headers that request a range of the stored bytes, and not of a compressed form of them."""
+    """The headers that request a range of the stored bytes, and not of a compressed form of
+    them.
+    """
     return {"Range": f"bytes={start}-{'' if stop is None else stop - 1}", "Accept-Encoding": "identity"}
 
 
@@ -93,7 +102,10 @@ async def ask_by_http(session: Any, start: int, url: Any, **options: Any) -> Ans
     try:
         response = await session.get(url, **options)
     except aiohttp.TooManyRedirects as error:
-        status, story = error.history[-1].status, f"{len(error.history)} redirects, one after another, the last one by {error.history[-1].url.host}"
+        status, story = (
+            error.history[-1].status,
+            (f"{len(error.history)} redirects, one after another, the last one by {error.history[-1].url.host}"),
+        )
     except (aiohttp.InvalidURL, getattr(aiohttp, "NonHttpUrlClientError", aiohttp.InvalidURL)):
         status, story = 400, "it, or where it redirects to, is no address of a web server"
     else:
@@ -114,7 +126,9 @@ def _heard(response: Any, start: int) -> Answer:
                 words += f", redirected to {response.url.host}:{response.url.port}, to which your headers are not sent"
             raise RefusedError(response.status, words, after=_after(headers.get("retry-after")), size=size)
         heard = Heard(response)
-        return replace(described(response.status, headers, start), pieces=heard.pieces(), close=response.close, rest=heard.rest)
+        return replace(
+            described(response.status, headers, start), pieces=heard.pieces(), close=response.close, rest=heard.rest
+        )
     except BaseException:
         response.close()
         raise
@@ -126,7 +140,11 @@ def described(status: int, headers: Any, start: int) -> Answer:
     The names of the headers are in lower case.
     """
     if headers.get("content-encoding", "identity") not in ("", "identity", "aws-chunked"):
-        raise RefusedError(400, f"it is stored with Content-Encoding {headers['content-encoding']}, in which bytes have no fixed places: store it without")
+        raise RefusedError(
+            400,
+            f"it is stored with Content-Encoding {headers['content-encoding']}, in which bytes "
+            "have no fixed places: store it without",
+        )
     if status not in _GIVING:
         raise FaultyError(f"a response of status {status} has none of its bytes")
     length = headers.get("content-length")
@@ -134,7 +152,13 @@ def described(status: int, headers: Any, start: int) -> Answer:
     # Weak ETags are good enough here.
     tags = {name: re.sub("^[Ww]/", "", headers[name]) for name in _SAYING if headers.get(name)}
     if status != 206:  # the server ignored the range
-        return Answer(0, length, length, tags, has_end_mark=length is not None or "chunked" in headers.get("transfer-encoding", "").lower())
+        return Answer(
+            0,
+            length,
+            length,
+            tags,
+            has_end_mark=length is not None or "chunked" in headers.get("transfer-encoding", "").lower(),
+        )
     ranged = _CONTENT_RANGE.match(headers.get("content-range", ""))
     if not ranged or ranged[1] is None:
         raise FaultyError(f"a response to a request from byte {start} on does not say which bytes it has")
@@ -144,7 +168,9 @@ def described(status: int, headers: Any, start: int) -> Answer:
     if first != start:
         raise FaultyError(f"a response begins at byte {first} instead of {start}")
     if length is not None and length != stop - first:
-        raise FaultyError(f"a response has a Content-Range of {stop - first} bytes, and a Content-Length of {length} bytes")
+        raise FaultyError(
+            f"a response has a Content-Range of {stop - first} bytes, and a Content-Length of {length} bytes"
+        )
     return Answer(first, stop, size, tags)
 
 
@@ -219,7 +245,9 @@ def _after(header: str | None) -> float | None:
     if not header:
         return None
     try:
-        return max(0.0, float(header) if header.strip().isdigit() else parsedate_to_datetime(header).timestamp() - time())
+        return max(
+            0.0, float(header) if header.strip().isdigit() else parsedate_to_datetime(header).timestamp() - time()
+        )
     except (TypeError, ValueError):
         return None
 

@@ -11,13 +11,15 @@ if TYPE_CHECKING:
 
 
 class Block:
-    """A run of bytes that was requested: ``start`` up to, not including, ``stop`` (None: the end of the transfer, wherever that is).
+    """A run of bytes that was requested: ``start`` up to, not including, ``stop`` (None: the end of
+    the transfer, wherever that is).
 
     Attributes:
         got: how many bytes of it have come.
         pieces: those that wait for the consumer.
         done: nothing more will come.
-        came: how many bytes have come in all, also those of a server that ignores ranges from before ``start``.
+        came: how many bytes have come in all, also those of a server that ignores ranges from
+            before ``start``.
         since: from when on more bytes must come, in seconds of the loop's clock.
         new_since: from when on new ones must come, where a request has to be made again.
     """

@@ -56,7 +56,10 @@ class Budget:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process made it. In a fork its lock may be held for ever by a thread that is not there."""
+        """Whether this process made it.
+
+        In a fork its lock may be held for ever by a thread that is not there.
+        """
         return self.pid == os.getpid()
 
     def call(self, what: Any, *args: Any) -> None:
@@ -64,7 +67,10 @@ class Budget:
         self.loop.call_soon_threadsafe(what, *args)
 
     def divide(self) -> None:
-        """Give each queue its share, and go on. Queues whose turn has not come share nothing yet."""
+        """Give each queue its share, and go on.
+
+        Queues whose turn has not come share nothing yet.
+        """
         readings = [queue.client.reading for queue in self.queues]
         self.readahead_bytes = max((reading.readahead_bytes for reading in readings), default=0)
         connections = max((reading.connections for reading in readings), default=0)
@@ -135,7 +141,9 @@ class Client:
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
-_inherited: list[Any] = []  # by a fork, which keeps them: their connections, if closed here, would go silent in the process that they belong to
+# by a fork, which keeps them: their connections, if closed here, would go silent in the process
+# that they belong to
+_inherited: list[Any] = []
 
 
 def _inherit() -> None:

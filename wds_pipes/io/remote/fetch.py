@@ -1,4 +1,6 @@
-"""The event loop's side of a remote shard: which ranges are requested, and what becomes of their responses."""
+"""The event loop's side of a remote shard: which ranges are requested, and what becomes of their
+responses.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ _AT_ONCE = 1 << 16  # a response that ends early, as it said, after so many byte
 
 
 class Fetch:
-    """The fetching of a shard's bytes from ``start`` on. All of it runs on the event loop, but for what says otherwise.
+    """The fetching of a shard's bytes from ``start`` on. All of it runs on the event loop, but for
+    what says otherwise.
 
     Args:
         queue: the shards that it is read among.
@@ -36,7 +39,8 @@ class Fetch:
 
     Attributes:
         object: what is known of the whole shard.
-        end_is_vouched_for: False once the shard has ended where only its connection did: see ``RemoteShard``.
+        end_is_vouched_for: False once the shard has ended where only its connection did: see
+            ``RemoteShard``.
         blocks: what was requested and not used up yet, in order; with the lock.
         answered: a response has come.
         failed: a block has ended in an error.
@@ -131,25 +135,37 @@ class Fetch:
 
     @property
     def read_now(self) -> Block | None:
-        """The block that the consumer reads; it may stand after one that it has used up, and had nothing to go on to."""
+        """The block that the consumer reads; it may stand after one that it has used up, and had
+        nothing to go on to.
+        """
         return next((block for block in self.blocks if block.pieces or not block.done), None)
 
     @property
     def nearly_done(self) -> bool:
         """Whether one connection still reads it, and has little left."""
         last = self.blocks[-1] if self.blocks else None
-        return self.active == 1 and last is not None and not last.done and last.stop is not None and last.stop - last.reached < _NEARLY
+        return (
+            self.active == 1
+            and last is not None
+            and not last.done
+            and last.stop is not None
+            and last.stop - last.reached < _NEARLY
+        )
 
     def is_within(self, connections: int) -> bool:
         """Whether its rest is requested as soon as each connection has been used once more."""
         stop = self.blocks[-1].stop
-        return self.object.size is not None and stop is not None and self.object.size - stop <= connections * self._range()
+        return (
+            self.object.size is not None and stop is not None and self.object.size - stop <= connections * self._range()
+        )
 
     def _range(self) -> int:
         """How many bytes to request at once.
 
-        Small enough that a shard is read through all connections; but where the wait for a response costs much, so many that it is a small part of the time, as
-        far as the share and the shards ahead allow: while the last range of a shard comes, those ahead must have enough for all other connections.
+        Small enough that a shard is read through all connections; but where the wait for a response
+        costs much, so many that it is a small part of the time, as far as the share and the shards
+        ahead allow: while the last range of a shard comes, those ahead must have enough for all
+        other connections.
         """
         share, connections = self.queue.share, max(2, self.queue.connections)
         size = self.object.size or self.queue.usual_size
@@ -200,8 +216,11 @@ class Fetch:
                 if block.got > reached or block.rested:
                     tries, reached, block.rested = 0, block.got, False
                 tries += 1
-                most = reading.retries if told or self._protocol in client.heard_of else min(_EARLY_TRIES, reading.retries)
-                # From half to the whole of a time that doubles, so that many readers do not come back at once.
+                most = (
+                    reading.retries if told or self._protocol in client.heard_of else min(_EARLY_TRIES, reading.retries)
+                )
+                # From half to the whole of a time that doubles, so that many readers do not come
+                # back at once.
                 wait = max(verdict.after, min(_FIRST_WAIT * 2 ** (tries - 1), _LONGEST_WAIT) * random.uniform(0.5, 1))
                 passed = clock() - block.new_since
                 if tries > most or passed + wait > reading.timeout_seconds:
@@ -221,7 +240,9 @@ class Fetch:
         try:
             async with asyncio.timeout_at(end):
                 try:
-                    answer = await self._store.ask(self._path, at, self._stop_to_ask(block), self.object.size if self.answered else None)
+                    answer = await self._store.ask(
+                        self._path, at, self._stop_to_ask(block), self.object.size if self.answered else None
+                    )
                 except RefusedError as refused:
                     if refused.status != 416:
                         raise
@@ -236,15 +257,29 @@ class Fetch:
             await close_answer(answer)
 
     def _stop_to_ask(self, block: Block) -> int | None:
-        """Where a request ends. What only an index says of the size is not taken for the end: a shard that is longer shows itself then."""
+        """Where a request ends.
+
+        What only an index says of the size is not taken for the end: a shard that is longer shows
+        itself then.
+        """
         at_end = block.stop == self.object.size and not self.object.size_is_told
-        return None if block.stop is None or block.stop <= block.reached or (at_end and self._store.streams) else block.stop
+        return (
+            None
+            if block.stop is None or block.stop <= block.reached or (at_end and self._store.streams)
+            else block.stop
+        )
 
     async def _nothing(self, refused: RefusedError, at: int) -> Answer:
-        """What a store means that has nothing at byte ``at``: the shard ends there, or in the padding before; if not, it is an error."""
+        """What a store means that has nothing at byte ``at``: the shard ends there, or in the
+        padding before; if not, it is an error.
+        """
         if self.answered and self.object.size is not None:
-            self.object.refuse_change(at, f"{self.object.size} bytes", "fewer" if refused.size is None else refused.size)
-        size = refused.size if refused.size is not None else at if self.answered or at in (0, self.object.size) else None
+            self.object.refuse_change(
+                at, f"{self.object.size} bytes", "fewer" if refused.size is None else refused.size
+            )
+        size = (
+            refused.size if refused.size is not None else at if self.answered or at in (0, self.object.size) else None
+        )
         if size is None:  # as some stores do not tell; they do with what they have
             try:
                 answer = await self._store.ask(self._path, max(0, at - RECORD), at, None)
@@ -272,13 +307,20 @@ class Fetch:
         if first:
             self.queue.schedule()
         if answer.start > at or (answer.stop is not None and answer.stop <= at < (block.stop or 0)):
-            raise FaultyError(f"an answer holds bytes {answer.start} to {answer.stop}, and those from {at} on were asked for")
+            raise FaultyError(
+                f"an answer holds bytes {answer.start} to {answer.stop}, and those from {at} on were asked for"
+            )
 
     def _set_stop(self, answer: Answer, at: int, block: Block, *, first: bool) -> None:
         """Where a block ends, by what is known now."""
-        if self.object.size is None:  # then there is no other block; a response that does not tell where it ends is all there is
+        # then there is no other block; a response that does not tell where it ends is all there is
+        if self.object.size is None:
             block.stop = answer.stop if answer.stop is None or block.stop is None else min(block.stop, answer.stop)
-        elif block.stop is None or (first and block is self.blocks[-1] and (answer.start < at or answer.stop is None or answer.stop >= self.object.size)):
+        elif block.stop is None or (
+            first
+            and block is self.blocks[-1]
+            and (answer.start < at or answer.stop is None or answer.stop >= self.object.size)
+        ):
             block.stop = self.object.size  # a store without ranges, or all there is: one response brings it all
         else:
             block.stop = min(block.stop, self.object.size)
@@ -289,7 +331,8 @@ class Fetch:
             return
         client, queue, clock = self._client, self.queue, self._budget.loop.time
         skip = at - answer.start
-        # Where only an index says how long the shard is, the response is read to its end, to see whether it is longer.
+        # Where only an index says how long the shard is, the response is read to its end, to see
+        # whether it is longer.
         to_its_end = answer.stop is None and not self.object.size_is_told and block.stop == self.object.size
         begin, came = clock(), block.came
         try:
@@ -333,7 +376,9 @@ class Fetch:
             raise UnreadError(f"the answer ended at byte {block.reached} instead of {block.stop}")
 
     async def _until_it_may_be_read(self, block: Block, answer: Answer, limit: asyncio.Timeout, patience: float) -> int:
-        """Rest where rule 2 says so, and return how often; then the server has ``patience`` seconds for the next piece, and rule 5 holds."""
+        """Rest where rule 2 says so, and return how often; then the server has ``patience``
+        seconds for the next piece, and rule 5 holds.
+        """
         clock, rests = self._budget.loop.time, 0
         while True:
             with self._budget.lock:  # the consumer either sees that something is blocked, or has taken its bytes before
@@ -351,7 +396,8 @@ class Fetch:
         now, timeout, end = clock(), self._client.reading.timeout_seconds, limit.when()
         block.count_time(now, _LEAST_RATE * timeout)
         wanted = min(now + patience, block.since + timeout)
-        if end is None or not 0 <= wanted - end < 0.1 * patience:  # not for every piece, since that takes longer than the piece
+        # not for every piece, since that takes longer than the piece
+        if end is None or not 0 <= wanted - end < 0.1 * patience:
             limit.reschedule(wanted)
         return rests
 

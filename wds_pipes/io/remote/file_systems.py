@@ -72,7 +72,9 @@ def check_reachable(protocol: str, options: Mapping[str, Any]) -> None:
     for wait in (0.0, 0.1, 0.2, 0.4):
         sleep(wait)
         try:
-            socket.create_connection((place.hostname, place.port or (80 if place.scheme == "http" else 443)), _CONNECT_SECONDS).close()
+            socket.create_connection(
+                (place.hostname, place.port or (80 if place.scheme == "http" else 443)), _CONNECT_SECONDS
+            ).close()
         except TimeoutError as late:
             error = late
             break
@@ -142,7 +144,10 @@ def through_client(options: Mapping[str, Any]) -> dict[str, Any]:
     made = {"get_client": _client, **options}
     if made["get_client"] is _client and "cookies" in made:
         given = made.get("client_kwargs") or {}
-        made["client_kwargs"] = {**given, "cookies": {**dict(given.get("cookies") or {}), **dict(made.pop("cookies") or {})}}
+        made["client_kwargs"] = {
+            **given,
+            "cookies": {**dict(given.get("cookies") or {}), **dict(made.pop("cookies") or {})},
+        }
     return made
 
 

@@ -21,7 +21,8 @@ class RemoteObject:
     Attributes:
         size: in bytes; None: not known (yet).
         size_is_told: by the store, not only expected.
-        ignores_ranges: the store sends it from its beginning whatever is requested: then all the rest is requested at once.
+        ignores_ranges: the store sends it from its beginning whatever is requested: then all the
+            rest is requested at once.
         tags: what changes when the object does, such as its ETag, by name.
     """
 
@@ -37,7 +38,8 @@ class RemoteObject:
         return next(iter(self.tags.values()), None)
 
     def check(self, answer: Answer, at: int) -> None:
-        """Compare the response to a request for the bytes from ``at`` on, and keep what it says of the object.
+        """Compare the response to a request for the bytes from ``at`` on, and keep what it says of
+        the object.
 
         Raises:
             ShardError: it is of another object, or that has not the size that was expected.
@@ -61,13 +63,16 @@ class RemoteObject:
     def refuse_end(self, at: int, size: int | None) -> NoReturn:
         """Raise StateError: the object ends before ``at``."""
         has = "fewer" if size is None else f"only {size}"
-        raise StateError(f"the state stands at byte {at} of shard {redact(self._url)}, which has {has}: it was changed since.")
+        raise StateError(
+            f"the state stands at byte {at} of shard {redact(self._url)}, which has {has}: it was changed since."
+        )
 
     def refuse_change(self, at: int, before: object, now: object) -> NoReturn:
         """Raise ShardError: the object became another one."""
         url = redact(self._url)
         raise ShardError(
-            f"shard {url} was changed while it was read ({before} became {now}), byte {at}. Write shards under new names, and start this epoch again.",
+            f"shard {url} was changed while it was read ({before} became {now}), byte {at}. "
+            "Write shards under new names, and start this epoch again.",
             url=url,
             offset=at,
         )
@@ -75,4 +80,8 @@ class RemoteObject:
     def refuse_size(self, size: object) -> NoReturn:
         """Raise ShardError: the object has another size than was expected."""
         url = redact(self._url)
-        raise ShardError(f"shard {url} has {size} bytes, and {self._expected} were expected. Make the index again, or restore the shard.", url=url)
+        raise ShardError(
+            f"shard {url} has {size} bytes, and {self._expected} were expected. Make the index "
+            "again, or restore the shard.",
+            url=url,
+        )

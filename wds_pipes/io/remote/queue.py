@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 class ReadQueue:
     """Shards that are read one after another.
 
-    The first of ``fetches`` is the one that the consumer reads, or waits for; what comes after it is read ahead when nothing of it is left to request.
+    The first of ``fetches`` is the one that the consumer reads, or waits for; what comes after it
+    is read ahead when nothing of it is left to request.
 
     Attributes:
-        ahead: the consumer has not come to it yet: it has one connection, and takes none from others.
+        ahead: the consumer has not come to it yet: it has one connection, and takes none from
+            others.
         share: how many bytes it may hold.
         connections: how many it may have.
     """
@@ -83,7 +85,8 @@ class ReadQueue:
 
     def schedule(self) -> None:
         """Rules 1 and 2 of ``io.remote``, on the event loop."""
-        with self.budget.lock:  # so that the consumer either sees that something is blocked, or has taken its bytes before
+        # so that the consumer either sees that something is blocked, or has taken its bytes before
+        with self.budget.lock:
             self._request()
             for fetch in self.fetches:
                 for block in fetch.blocks:
@@ -104,9 +107,15 @@ class ReadQueue:
                 if not self.has_room and fetch.blocks and not waited_for:
                     self.budget.blocked = True
                     break
-                # The first bytes of the next shard are requested before the last of this one: until they come, its size is not known, and nothing more of it
-                # can be requested.
-                early = following is not None and not following.blocks and fetch.answered and not waited_for and fetch.is_within(most)
+                # The first bytes of the next shard are requested before the last of this one: until
+                # they come, its size is not known, and nothing more of it can be requested.
+                early = (
+                    following is not None
+                    and not following.blocks
+                    and fetch.answered
+                    and not waited_for
+                    and fetch.is_within(most)
+                )
                 (following if early and following is not None else fetch).request_next()
                 active += 1
             if fetch.can_request or fetch.failed or (place == 0 and not fetch.answered):
@@ -116,8 +125,14 @@ class ReadQueue:
 
     @property
     def has_room(self) -> bool:
-        """Whether it may hold more. Half of its share is its own, even where other queues still hold more than theirs, from a time when there were fewer."""
-        return self.held < self.share and (self.budget.held < self.budget.readahead_bytes or (not self.ahead and self.held < self.share // 2))
+        """Whether it may hold more.
+
+        Half of its share is its own, even where other queues still hold more than theirs, from a
+        time when there were fewer.
+        """
+        return self.held < self.share and (
+            self.budget.held < self.budget.readahead_bytes or (not self.ahead and self.held < self.share // 2)
+        )
 
     def may_read(self, block: Block) -> bool:
         """Rule 2 of ``io.remote``."""

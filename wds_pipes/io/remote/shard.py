@@ -10,7 +10,8 @@ from wds_pipes.io.remote.fetch import Fetch
 from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.urls import redact
 
-_WORTH, _WORTH_SECONDS = 1 << 20, 0.02  # a consumer that has used up what there was sleeps until so much has come, or so long
+# a consumer that has used up what there was sleeps until so much has come, or so long
+_WORTH, _WORTH_SECONDS = 1 << 20, 0.02
 
 
 class RemoteShard(io.RawIOBase):
@@ -24,7 +25,9 @@ class RemoteShard(io.RawIOBase):
         whole_queue: close the queue with it.
     """
 
-    def __init__(self, queue: ReadQueue, url: str, *, start: int = 0, size: int | None = None, whole_queue: bool = False) -> None:
+    def __init__(
+        self, queue: ReadQueue, url: str, *, start: int = 0, size: int | None = None, whole_queue: bool = False
+    ) -> None:
         self._queue, self._budget = queue, queue.budget
         self._whole_queue = whole_queue
         self._rest: memoryview | None = None  # of the piece that is being read
@@ -46,7 +49,9 @@ class RemoteShard(io.RawIOBase):
 
     @property
     def end_is_vouched_for(self) -> bool:
-        """False once it has ended where only its connection did: the store told no length and no end mark, so that it may have been cut there."""
+        """False once it has ended where only its connection did: the store told no length and no
+        end mark, so that it may have been cut there.
+        """
         return self._fetch.end_is_vouched_for
 
     def wait(self) -> None:
@@ -68,7 +73,9 @@ class RemoteShard(io.RawIOBase):
 
     def _check_process(self) -> None:
         if not self._budget.is_ours:
-            raise RuntimeError(f"shard {redact(self._fetch.url)} was opened in another process: iterate in the process that reads")
+            raise RuntimeError(
+                f"shard {redact(self._fetch.url)} was opened in another process: iterate in the process that reads"
+            )
 
     def _await(self, worth: int) -> None:
         """Wait for the event loop, with the lock in hand."""

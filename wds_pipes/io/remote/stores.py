@@ -19,8 +19,26 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from wds_pipes.io.identity import identify_store
-from wds_pipes.io.remote.answers import PIECE, Answer, FaultyError, Heard, ask_by_http, asking, body_pieces, described, one_piece, refused_by_s3
-from wds_pipes.io.remote.file_systems import aistore_url, are_same, check_reachable, copy_of_options, file_system, through_client
+from wds_pipes.io.remote.answers import (
+    PIECE,
+    Answer,
+    FaultyError,
+    Heard,
+    ask_by_http,
+    asking,
+    body_pieces,
+    described,
+    one_piece,
+    refused_by_s3,
+)
+from wds_pipes.io.remote.file_systems import (
+    aistore_url,
+    are_same,
+    check_reachable,
+    copy_of_options,
+    file_system,
+    through_client,
+)
 from wds_pipes.io.threads import DaemonThreads
 from wds_pipes.io.urls import links_of
 
@@ -153,7 +171,9 @@ class _Http:
         options = dict(self._fs.kwargs)
         headers = {**options.pop("headers", {}), **asking(start, stop)}
         session = await self._fs.set_session()
-        return await ask_by_http(session, start, self._fs.encode_url(path), **{"timeout": _no_limit(), **options}, headers=headers)
+        return await ask_by_http(
+            session, start, self._fs.encode_url(path), **{"timeout": _no_limit(), **options}, headers=headers
+        )
 
 
 class _Gcs:
@@ -167,7 +187,9 @@ class _Gcs:
         session = await fs._set_session()
         # Signing may fetch a token, with blocking requests.
         headers = await asyncio.get_running_loop().run_in_executor(self._threads, fs._get_headers, asking(start, stop))
-        return await ask_by_http(session, start, fs.url(path), params=fs._get_params({}), headers=headers, timeout=_no_limit())
+        return await ask_by_http(
+            session, start, fs.url(path), params=fs._get_params({}), headers=headers, timeout=_no_limit()
+        )
 
 
 class _S3:
@@ -181,7 +203,9 @@ class _S3:
         bucket, key, version = self._fs.split_path(path)
         more = {"VersionId": version} if version else {}
         try:
-            found = await self._fs._call_s3("get_object", Bucket=bucket, Key=key, Range=asking(start, stop)["Range"], **more, **self._fs.req_kw)
+            found = await self._fs._call_s3(
+                "get_object", Bucket=bucket, Key=key, Range=asking(start, stop)["Range"], **more, **self._fs.req_kw
+            )
         except OSError as error:
             response = getattr(error.__cause__, "response", None)
             if not isinstance(response, dict):
@@ -219,7 +243,11 @@ class _Other:
             size = info.get("size")
             if info.get("type") == "directory":
                 raise IsADirectoryError(f"{path} is a directory")
-            tags = {name: str(info[name]) for name in ("ETag", "etag", "mtime", "LastModified", "last_modified") if info.get(name)}
+            tags = {
+                name: str(info[name])
+                for name in ("ETag", "etag", "mtime", "LastModified", "last_modified")
+                if info.get(name)
+            }
         if size is None:
             return Answer(0, None, None, tags, self._read_over(path), has_end_mark=False)
         stop = size if stop is None else min(size, stop)

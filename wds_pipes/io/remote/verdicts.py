@@ -38,19 +38,31 @@ def judge(error: BaseException, protocol: str) -> Verdict:
     status = error.status if isinstance(error, RefusedError) else _status(error)
     if status == 404 or (status is None and isinstance(error, FileNotFoundError)):
         return Verdict(False, advice="does not exist: check its name")
-    if status in (401, 403) or (status is None and isinstance(error, PermissionError)) or "Credentials" in kind or "Forbidden" in words(error):
+    if (
+        status in (401, 403)
+        or (status is None and isinstance(error, PermissionError))
+        or "Credentials" in kind
+        or "Forbidden" in words(error)
+    ):
         return Verdict(False, advice=f"may not be read: check your credentials{_PUBLIC.get(protocol, '')}")
     if status is not None:
         return Verdict(status in _PASSING, getattr(error, "after", None) or 0.0, "cannot be read")
-    if isinstance(error, (IsADirectoryError, NotADirectoryError, ValueError, *_OWN_FAULT)) or "Certificate" in kind or not isinstance(error, Exception):
+    if (
+        isinstance(error, (IsADirectoryError, NotADirectoryError, ValueError, *_OWN_FAULT))
+        or "Certificate" in kind
+        or not isinstance(error, Exception)
+    ):
         return Verdict(False, advice="cannot be read")
     return Verdict(True, advice="cannot be read")
 
 
 _PUBLIC = {
-    "s3": "; for public data pass storage_options={'anon': True}, for buckets whose readers pay {'requester_pays': True}",
-    "gs": "; for public data pass storage_options={'token': 'anon'}, for buckets whose readers pay {'requester_pays': True}",
-    "gcs": "; for public data pass storage_options={'token': 'anon'}, for buckets whose readers pay {'requester_pays': True}",
+    "s3": "; for public data pass storage_options={'anon': True}, for buckets whose readers pay "
+    "{'requester_pays': True}",
+    "gs": "; for public data pass storage_options={'token': 'anon'}, for buckets whose readers pay "
+    "{'requester_pays': True}",
+    "gcs": "; for public data pass storage_options={'token': 'anon'}, for buckets whose readers pay "
+    "{'requester_pays': True}",
     "http": "; headers go into storage_options={'headers': {...}}",
     "https": "; headers go into storage_options={'headers': {...}}",
 }
