@@ -1,5 +1,6 @@
 """What several tests share."""
 
+import multiprocessing
 import os
 import tracemalloc  # noqa: F401 - pytest imports it when a finalizer fails; in a forked worker, in the middle of another import, Python 3.11 trips over that
 from pathlib import Path
@@ -13,6 +14,15 @@ from servers import Missing, Servers
 from waiting import wait_for
 
 from wds_pipes.testing import make_shards
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--start-method", help="how workers start where a test does not say it: fork, spawn or forkserver")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if method := config.getoption("--start-method"):
+        multiprocessing.set_start_method(method, force=True)
 
 
 @pytest.fixture(scope="session")
