@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import warnings
 from collections.abc import Iterator
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import ForkingPickler
 from types import FrameType
 from typing import Any
 
@@ -149,6 +152,12 @@ class LaneEnds:
         self._ends = torch.zeros(MAX_WORKERS, dtype=torch.int64)
         self._ends.share_memory_()  # type: ignore[no-untyped-call]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if get_spawning_popen() is None:
+            return LaneEnds, ()  # a copy, or a pipe in a file: it has workers of its own
+        # DataLoader packs a pipe with pickle, which would copy the memory instead of sharing it.
+        return _lane_ends_in, (bytes(ForkingPickler.dumps(self._ends)),)
+
     def __call__(self, epoch: int, lacking: bool) -> bool:
         """Store that the lane of this process yielded nothing.
 
@@ -162,6 +171,12 @@ class LaneEnds:
         self._ends[worker.id] = 2 * (epoch + 1) + lacking
         ends = self._ends[: worker.num_workers].tolist()
         return all(end // 2 == epoch + 1 for end in ends) and any(end % 2 for end in ends)
+
+
+def _lane_ends_in(memory: bytes) -> LaneEnds:
+    ends = LaneEnds.__new__(LaneEnds)
+    ends._ends = pickle.loads(memory)
+    return ends
 
 
 class _WorkerStream(Stream[Any]):

@@ -38,11 +38,14 @@ def nothing(sample):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
-    "host", ["DataLoader", "as_dataset", "StatefulDataLoader", "PipeLoader", "interleaved", "with_epoch"]
+    "host", ["DataLoader", "forkserver", "as_dataset", "StatefulDataLoader", "PipeLoader", "interleaved", "with_epoch"]
 )
 def test_no_sample_has_the_fields(host, workers, urls):
     make = {
         "DataLoader": lambda pipe: DataLoader(pipe, batch_size=None, num_workers=workers),
+        "forkserver": lambda pipe: DataLoader(
+            pipe, batch_size=None, num_workers=workers, multiprocessing_context="forkserver" if workers else None
+        ),
         "as_dataset": lambda pipe: DataLoader(pipe.as_dataset(), batch_size=None, num_workers=workers),
         "StatefulDataLoader": lambda pipe: StatefulDataLoader(pipe.as_dataset(), batch_size=None, num_workers=workers),
         "PipeLoader": lambda pipe: wp.PipeLoader(pipe, batch_size=2, num_workers=workers),

@@ -1357,7 +1357,7 @@ def test_a_loaded_state_does_not_alias_what_was_passed(lanes, urls):
 
 def test_close_stops_the_workers_also_while_an_iterator_is_held(urls):
     before = {child.pid for child in psutil.Process().children()}
-    source = loader(urls, num_workers=2)
+    source = loader(urls, num_workers=2, multiprocessing_context="fork")  # so that they are children
     items = iter(source)
     next(items)
     workers = {child.pid for child in psutil.Process().children()} - before
