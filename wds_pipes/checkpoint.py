@@ -2,10 +2,11 @@
 
     from wds_pipes import checkpoint
 
-    os.makedirs("run/data", exist_ok=True) checkpoint.load("run/data", loader)                    #
-    the newest complete one; None if nothing was saved yet for step, batch in enumerate(loader):
+    os.makedirs("run/data", exist_ok=True)
+    checkpoint.load("run/data", loader)  # the newest complete one; None if there is none
+    for step, batch in enumerate(loader):
         ...
-        checkpoint.save("run/data", loader, step=step)     # every rank, at the same step
+        checkpoint.save("run/data", loader, step=step)  # every rank, at the same step
 
 Rules:
 1. When saving, no rank waits for another. They only share a directory, in which each writes its own

@@ -21,18 +21,20 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
     The last part of a field's name decides: ``seg.png`` is a png. An outer ``gz``, ``bz2``, ``xz``
     or ``zst`` is decompressed first (``txt.gz``), to at most 1 GiB; a field may have two of them.
 
-    ===========================================
-    ================================================================= txt text transcript html htm
-    str cls cls2 class count index inx id            int json jsn; jsonl
-    object; list of objects npy; npz                                     ndarray; dict of ndarrays
-    ten tenbin tb                                list of ndarrays (the format of webdataset) mp msg
-    msgpack; cbor; safetensors            object; object; dict of tensors (each needs its package)
-    pt pth                                       what torch.load(weights_only=True) returns csv;
-    yaml yml                                list of rows; object: only if named in the call jpg jpeg
-    png ppm pgm pbm bmp tif tiff webp gif                                     by the image spec;
-    bytes without one pyd pkl pickle                               refused, unless allow_pickle
-    anything else                                bytes ===========================================
-    =================================================================
+    ======================================  =======================================================
+    txt text transcript html htm            str
+    cls cls2 class count index inx id       int
+    json jsn; jsonl                         object; list of objects
+    npy; npz                                ndarray; dict of ndarrays
+    ten tenbin tb                           list of ndarrays (the format of webdataset)
+    mp msg msgpack; cbor; safetensors       object; object; dict of tensors (each needs its package)
+    pt pth                                  what torch.load(weights_only=True) returns
+    csv; yaml yml                           list of rows; object: only if named in the call
+    jpg jpeg png ppm pgm pbm bmp tif tiff
+    webp gif                                by the image spec; bytes without one
+    pyd pkl pickle                          refused, unless allow_pickle
+    anything else                           bytes
+    ======================================  =======================================================
 
     Args:
         source: a pipe of samples: ``group_by_key()``, or a ``shuffle_buffer`` after it.

@@ -1,7 +1,4 @@
-"""What a user writes, with nothing to complain of.
-
-Each ``reveal_type`` is followed by what it must be.
-"""
+"""What a user writes, with nothing to complain of. After each ``reveal_type``: what it must be."""
 
 from collections.abc import Iterator
 from typing import Any, reveal_type
@@ -20,11 +17,8 @@ def augment(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
 
 
 def build(urls: str | list[str]) -> wp.WdsPipe:
-    members = (
-        wp.ShardList(urls, shuffle=True, seed=7)
-        .open_shards(storage_options={"anon": True})
-        .load_tar(on_truncated="warn")
-    )
+    shards = wp.ShardList(urls, shuffle=True, seed=7)
+    members = shards.open_shards(storage_options={"anon": True}).load_tar(on_truncated="warn")
     for member in members:
         reveal_type(member.offset)  # int
         break

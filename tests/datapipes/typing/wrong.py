@@ -2,8 +2,8 @@
 
 import wds_pipes as wp
 
-# mypy: call-arg, pyright: reportCallIssue
-samples = wp.ShardList("a.tar", shufle=True).open_shards().load_tar().group_by_key()
+shards = wp.ShardList("a.tar", shufle=True)  # mypy: call-arg, pyright: reportCallIssue
+samples = shards.open_shards().load_tar().group_by_key()
 wp.ShardList(3)  # mypy: arg-type, pyright: reportArgumentType
 wp.ShardList("a.tar", True)  # mypy: call-arg, pyright: reportCallIssue
 samples.shuffle_buffer("1000")  # mypy: arg-type, pyright: reportArgumentType
