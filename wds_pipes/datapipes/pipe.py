@@ -14,7 +14,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType, MethodType
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes import stages
@@ -23,7 +23,7 @@ from wds_pipes.core.stage import Stage, State, functional_name
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.suggest import build, no_method
 from wds_pipes.core.tracebacks import shortened
-from wds_pipes.datapipes.base import IterDataPipe, Wrapper, torch_kinds
+from wds_pipes.datapipes.base import IterDataPipe, below_stateful_dataloader, torch_kinds
 from wds_pipes.datapipes.torch_steps import HOLD_NOTHING, TorchSource, TorchStep, walk
 from wds_pipes.dataset import LaneEnds, WdsDataset, as_dataset, warn_of_batches
 from wds_pipes.display import graph
@@ -270,7 +270,7 @@ class WdsPipe(Base[T_co]):
 
 def _iterate(self: WdsPipe) -> Iterator[Any]:
     """Begin the next epoch, or continue from a loaded state, at the first ``next()``."""
-    if _below_stateful_dataloader():
+    if below_stateful_dataloader():
         raise StateError(
             "StatefulDataLoader does not see the state of an IterDataPipe: it would replay "
             "from the start and say nothing. Give it pipe.as_dataset(), or "
@@ -302,21 +302,6 @@ for _method, _name in _TORCHS.items():
         _method.__doc__ = _kind.__doc__
 
 WdsPipe.__iter__ = _iterate  # type: ignore[method-assign]  # rule 2: torch's metaclass does not hook what is set here
-
-
-def _below_stateful_dataloader() -> bool:
-    """Whether the caller is a StatefulDataLoader that iterates over a bare pipe.
-
-    It puts torch's wrapper around the pipe, which can be seen only on the call stack.
-    """
-    frame: FrameType | None = sys._getframe(2)
-    wrapped = False
-    while frame is not None:
-        wrapped = wrapped or isinstance(frame.f_locals.get("self"), Wrapper)
-        if wrapped and frame.f_globals.get("__name__", "").startswith("torchdata.stateful_dataloader"):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _written(kind: type[Stage[Any]]) -> str:
