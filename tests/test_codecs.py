@@ -27,8 +27,8 @@ import yaml
 import zstandard
 from PIL import Image, features
 
-from wds_pipes import codecs
-from wds_pipes.codecs import DECODERS, ENCODERS, IMAGE, IMAGE_SPECS, Decoding, NotAllowedError, encode
+from wds_pipes.codecs import DECODERS, ENCODERS, IMAGE, IMAGE_SPECS, Decoding, NotAllowedError, arrays, decoding, encode
+from wds_pipes.codecs.images import webp_size
 from wds_pipes.testing import same
 
 PACK = {
@@ -215,7 +215,7 @@ def test_packed_fields_are_unpacked_first(kind):
 @pytest.mark.parametrize("kind", PACK)
 def test_a_bomb_is_an_error_and_does_not_take_the_memory(kind, monkeypatch):
     """64 MiB of zeros against a limit of 1 MiB; xz alone takes a dictionary of 8 MiB."""
-    monkeypatch.setattr(codecs, "MAX_DECODED_BYTES", 1 << 20)
+    monkeypatch.setattr(decoding, "MAX_DECODED_BYTES", 1 << 20)
     assert len(decode(f"bin.{kind}", PACK[kind](bytes(1 << 20)))) == 1 << 20
     bomb = PACK[kind](bytes(64 << 20))
     assert peak_bytes(lambda: decode(f"bin.{kind}", bomb), "it unpacks to more than 1048576 bytes") < 16 << 20
@@ -231,7 +231,7 @@ def test_a_bomb_is_an_error_and_does_not_take_the_memory(kind, monkeypatch):
 )
 def test_a_bomb_in_a_zip_is_an_error_and_does_not_take_the_memory(field, bomb, monkeypatch):
     """npz and pt are zips; their entries may be deflated."""
-    monkeypatch.setattr(codecs, "MAX_DECODED_BYTES", 10 << 20)
+    monkeypatch.setattr(arrays, "MAX_DECODED_BYTES", 10 << 20)
     if bomb is None:
         packed = io.BytesIO()
         with (
@@ -583,7 +583,7 @@ def test_a_large_webp_is_refused_before_it_is_opened():
 def test_the_size_of_a_webp_is_that_of_its_header(options):
     """Of all three kinds of first chunk."""
     data = image_bytes(np.zeros((5, 300, 3), np.uint8), "WEBP", **options)
-    assert codecs._webp_size(data) == (300, 5)
+    assert webp_size(data) == (300, 5)
     assert decode("webp", data, "rgb8", max_image_pixels=1500).shape == (5, 300, 3)
     with pytest.raises(ValueError, match="300 x 5 pixels"):
         decode("webp", data, "rgb8", max_image_pixels=1499)

@@ -75,3 +75,11 @@ class _Loader:
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
         import_module(self._finder.then)
+
+
+def library(name: str, package: str, what: str) -> Any:
+    """Import the module ``name``. If it is missing, the error says what to install."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{what} needs the {package} package: pip install {package}") from error

@@ -22,8 +22,8 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from wds_pipes.codecs import library
 from wds_pipes.core.hosts import stage_of
+from wds_pipes.core.importing import library
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import State
 from wds_pipes.core.state import MOST, STATE_VERSION

@@ -1,0 +1,151 @@
+"""Arrays and tensors: npy, npz, tenbin, pt."""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from wds_pipes.codecs.names import MAX_DECODED_BYTES, TOO_LARGE, UNPICKLING, NotAllowedError
+from wds_pipes.core.importing import library
+
+
+def _arrays(load: Callable[[], Any]) -> Any:
+    """Call ``load``; NotAllowedError if numpy would have to unpickle objects."""
+    try:
+        return load()
+    except ValueError as error:
+        if "Object arrays cannot be loaded" in str(error):
+            raise NotAllowedError(f"it holds Python objects, and {UNPICKLING}") from error
+        raise
+
+
+def decode_npy(data: bytes) -> Any:
+    """Decode an array; NotAllowedError if it holds Python objects."""
+    _check_npy(data)
+    return _arrays(lambda: np.lib.format.read_array(io.BytesIO(data), allow_pickle=False))
+
+
+def _check_npy(data: bytes) -> None:
+    """Raise ValueError if ``data`` is shorter than its header says.
+
+    numpy would allocate the whole array before it reads the data.
+    """
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        return
+    # Version 3 differs from 2 only in the encoding of field names.
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    try:
+        shape, _, dtype = read(file)
+    except MemoryError as error:
+        # Python's parser raises this for a text that is nested too deeply; headers are small.
+        raise ValueError("its header is nested too deeply") from error
+    if not dtype.hasobject and math.prod(shape) * dtype.itemsize > len(data) - file.tell():
+        raise ValueError(f"it is cut short: its header promises an array of shape {shape} and type {dtype}")
+
+
+def decode_npz(data: bytes, allow_pickle: bool = False) -> dict[str, Any]:
+    """Decode arrays by name; NotAllowedError if they hold Python objects that are not allowed."""
+    check_zip(data)
+    if not allow_pickle:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries = {entry.filename.removesuffix(".npy"): _read_entry(archive, entry) for entry in archive.infolist()}
+        return {
+            name: decode_npy(content) if content[:6] == b"\x93NUMPY" else content for name, content in entries.items()
+        }
+    with np.load(io.BytesIO(data), allow_pickle=allow_pickle) as arrays:
+        return {name: _arrays(lambda name=name: arrays[name]) for name in arrays.files}  # type: ignore[misc]
+
+
+def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    """The content of an entry.
+
+    ``archive.read`` would first unpack everything, even if the declared size is small.
+    """
+    with archive.open(entry) as file:
+        # One byte more reaches the end, where zipfile compares the checksum.
+        return file.read(entry.file_size + 1)
+
+
+def check_zip(data: bytes) -> list[str]:
+    """The names in a zip; ValueError if it unpacks to more than MAX_DECODED_BYTES."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        entries = archive.infolist()
+    if sum(entry.file_size for entry in entries) > MAX_DECODED_BYTES:
+        raise ValueError(TOO_LARGE.format(MAX_DECODED_BYTES))
+    if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in entries):
+        # zipfile unpacks other types without a limit.
+        raise ValueError("its entries are neither stored nor deflated, as numpy and torch write them")
+    return [entry.filename for entry in entries]
+
+
+def decode_torch(data: bytes) -> Any:
+    """Decode tensors and plain objects; NotAllowedError if the file holds anything else."""
+    torch = library("torch", "torch", "a pt field")
+    archive = data[:2] == b"PK"
+    if archive and any(name.endswith("/constants.pkl") for name in check_zip(data)):
+        raise NotAllowedError(f"it is a TorchScript archive, and {UNPICKLING}")
+    if data[:1] == b"\x80" and data[:2] != b"\x80\x02":  # torch.save writes protocol 2
+        raise NotAllowedError(f"it is a plain pickle, and {UNPICKLING}")
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if archive or data[:1] == b"\x80":
+            raise NotAllowedError(f"it holds more than tensors and plain objects, and {UNPICKLING}") from error
+        raise
+
+
+# The tensors of webdataset's "tenbin": chunks of 8 bytes magic, 8 bytes length and the content
+# padded to 64 bytes; before each data chunk comes a header chunk (dtype, name, ndim, shape as
+# int64).
+_TEN_MAGIC = b"~TenBin~"
+_TEN_DTYPES = {code: np.dtype(code) for code in ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]}
+
+
+def decode_tenbin(data: bytes) -> list[Any]:
+    """Decode a list of arrays."""
+    chunks, place = [], 0
+    while place < len(data):
+        if data[place : place + 8] != _TEN_MAGIC or len(data) < place + 16:
+            raise ValueError(f"no tensor starts at byte {place}")
+        (length,) = struct.unpack_from("<q", data, place + 8)
+        if length < 0 or place + 16 + length > len(data):
+            raise ValueError(f"the chunk at byte {place} is cut short")
+        chunks.append(data[place + 16 : place + 16 + length])
+        place += 16 + length + (-length & 63)
+    if len(chunks) % 2:
+        raise ValueError("a header has no data")
+    arrays = []
+    for header, content in zip(chunks[::2], chunks[1::2], strict=True):
+        code = header[:8].rstrip(b"\0").decode("ascii", "replace")
+        if code not in _TEN_DTYPES:
+            raise ValueError(f"unknown tensor type {code!r}")
+        ndim = struct.unpack_from("<q", header, 16)[0] if len(header) >= 24 else -1
+        shape = struct.unpack_from(f"<{ndim}q", header, 24) if 0 <= ndim <= (len(header) - 24) // 8 else (-1,)
+        if min(shape, default=0) < 0:
+            raise ValueError("a header is damaged")
+        arrays.append(np.frombuffer(content, dtype=_TEN_DTYPES[code]).reshape(shape).copy())
+    return arrays
+
+
+def pickled_arrays(data: bytes) -> Any:
+    """Decode an array that may hold Python objects."""
+    return np.load(io.BytesIO(data), allow_pickle=True)
+
+
+def pickled_npz(data: bytes) -> Any:
+    """Decode arrays by name, which may hold Python objects."""
+    return decode_npz(data, allow_pickle=True)
+
+
+def pickled_tensors(data: bytes) -> Any:
+    """Decode anything that torch.save wrote."""
+    return library("torch", "torch", "a pt field").load(io.BytesIO(data), map_location="cpu", weights_only=False)

@@ -1,0 +1,207 @@
+"""Which decoder a field has: a table by extension, and the specs of ``decode_by_ext``."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import json
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+from wds_pipes.codecs.arrays import (
+    decode_npy,
+    decode_npz,
+    decode_tenbin,
+    decode_torch,
+    pickled_arrays,
+    pickled_npz,
+    pickled_tensors,
+)
+from wds_pipes.codecs.images import IMAGE_SPECS, image_decoder
+from wds_pipes.codecs.names import (
+    IMAGE,
+    INTEGER,
+    MAX_DECODED_BYTES,
+    MAX_MERGED,
+    MAX_PACKED,
+    ON_REQUEST,
+    PACKED,
+    PICKLE,
+    TEXT,
+    TOO_LARGE,
+    UNPICKLING,
+    Decoder,
+    NotAllowedError,
+)
+from wds_pipes.core.importing import library
+from wds_pipes.io import compression
+
+
+def _lines(data: bytes) -> list[Any]:
+    return [json.loads(line) for line in data.splitlines() if line.strip()]
+
+
+def _msgpack(data: bytes) -> Any:
+    return library("msgpack", "msgpack", "a MessagePack field").unpackb(data)
+
+
+def _cbor(data: bytes) -> Any:
+    return library("cbor2", "cbor2", "a CBOR field").loads(data)
+
+
+def _safetensors(data: bytes) -> Any:
+    return library("safetensors.torch", "safetensors", "a safetensors field").load(data)
+
+
+def _yaml(data: bytes) -> Any:
+    yaml = library("yaml", "pyyaml", "a YAML field")
+    return yaml.load(data, _yaml_loader(yaml))
+
+
+@functools.cache
+def _yaml_loader(yaml: Any) -> Any:
+    """PyYAML's safe loader with a limit on the pairs that merge keys (``<<``) add.
+
+    With merge keys, a short text may multiply its content.
+    """
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def flatten_mapping(self, node: Any) -> None:
+            pairs = 0
+            for key, value in node.value:
+                if key.tag == "tag:yaml.org,2002:merge":
+                    for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                        if isinstance(merged, yaml.MappingNode):
+                            self.flatten_mapping(merged)
+                            pairs += len(merged.value)
+            if pairs > MAX_MERGED:
+                raise ValueError(f"its merge keys (<<) bring more than {MAX_MERGED:,} pairs into one mapping")
+            super().flatten_mapping(node)
+
+    return Loader
+
+
+DECODERS: dict[str, Decoder] = {
+    **dict.fromkeys(TEXT, lambda data: data.decode("utf-8")),
+    **dict.fromkeys(INTEGER, int),
+    **dict.fromkeys(("json", "jsn"), json.loads),
+    "jsonl": _lines,
+    "npy": decode_npy,
+    "npz": decode_npz,
+    **dict.fromkeys(("ten", "tenbin", "tb"), decode_tenbin),
+    **dict.fromkeys(("mp", "msg", "msgpack"), _msgpack),
+    "cbor": _cbor,
+    "safetensors": _safetensors,
+    **dict.fromkeys(("pt", "pth"), decode_torch),
+    "csv": lambda data: list(csv.reader(io.StringIO(data.decode("utf-8"), newline=""))),
+    **dict.fromkeys(("yaml", "yml"), _yaml),
+}
+
+
+def _refuse_pickle(data: bytes) -> Any:
+    raise NotAllowedError(UNPICKLING)
+
+
+def unpack(data: bytes, kind: str) -> bytes:
+    """Unpack a compressed field; ValueError if it is larger than MAX_DECODED_BYTES."""
+    content = compression.decompress_bytes(data, kind, MAX_DECODED_BYTES)
+    if content is None:
+        raise ValueError(TOO_LARGE.format(MAX_DECODED_BYTES))
+    return content
+
+
+class Decoding:
+    """Chooses the decoder of a field, by the specs of ``decode_by_ext``.
+
+    Raises:
+        ValueError: a spec is unknown, or two specs are for images.
+        TypeError: a spec is neither a name nor a dict of functions.
+    """
+
+    def __init__(
+        self, specs: tuple[str | Mapping[str, Decoder], ...], *, allow_pickle: bool, max_image_pixels: int
+    ) -> None:
+        self._own: dict[str, Decoder] = {}
+        self._known = {name: decode for name, decode in DECODERS.items() if name not in ON_REQUEST}
+        images: str | None = None
+        for spec in specs:
+            if isinstance(spec, Mapping):
+                for name, decode in spec.items():
+                    if not isinstance(name, str) or not callable(decode):
+                        raise TypeError(f"a decoder is given as {{'ext': function}}, not {name!r}: {decode!r}")
+                    self._own[name.lower().lstrip(".")] = decode
+            elif not isinstance(spec, str):
+                raise TypeError(f"a spec is a name or a dict of functions by extension, not {spec!r}")
+            elif spec in ON_REQUEST:
+                self._known[spec] = DECODERS[spec]
+            elif spec in IMAGE_SPECS and images is None:
+                images = spec
+            elif spec in IMAGE_SPECS:
+                raise ValueError(
+                    f"images cannot be both {images!r} and {spec!r}: choose one, or give a function by extension"
+                )
+            else:
+                raise ValueError(
+                    f"unknown spec {spec!r}: use one of {', '.join(sorted(IMAGE_SPECS))}, "
+                    f"{', '.join(sorted(ON_REQUEST))}, or {{'ext': function}}"
+                )
+        self._parts = max((name.count(".") + 1 for name in self._own), default=0)
+        if images is not None:
+            self._known.update(dict.fromkeys(IMAGE, image_decoder(images, max_image_pixels)))
+        if allow_pickle:
+            self._known.update(
+                {
+                    **dict.fromkeys(PICKLE, pickle.loads),
+                    "npy": pickled_arrays,
+                    "npz": pickled_npz,
+                    "pt": pickled_tensors,
+                    "pth": pickled_tensors,
+                }
+            )
+        else:
+            self._known.update(dict.fromkeys(PICKLE, _refuse_pickle))
+
+    def decoder(self, field: str) -> Decoder | None:
+        """The decoder of a field, or None if the field is not decoded.
+
+        The caller's own decoders are found by the longest matching end of the name, those of the
+        table by the last part of the name.
+
+        Raises:
+            ValueError: by its name, the field is packed more than MAX_PACKED times.
+        """
+        name, packed = field.lower(), []
+        while True:
+            last = name.rpartition(".")[2]
+            own = self._of_caller(name)
+            if own is not None or last not in PACKED:
+                break
+            packed.append(PACKED[last])
+            if len(packed) > MAX_PACKED:
+                raise ValueError(f"it is packed more than {MAX_PACKED} times by its name")
+            name = name[: -len(last) - 1]
+        decode = own or self._known.get(last)
+        if not packed:
+            return decode
+
+        def unpack_and_decode(data: bytes) -> Any:
+            for kind in packed:
+                data = unpack(data, kind)
+            return data if decode is None else decode(data)
+
+        return unpack_and_decode
+
+    def _of_caller(self, name: str) -> Decoder | None:
+        """The caller's own decoder of a field, or None.
+
+        At most as many parts of the name are compared as the caller's longest extension has.
+        """
+        if not self._own:
+            return None
+        parts = name.rsplit(".", self._parts)
+        parts = parts[-self._parts :] if len(parts) > self._parts else parts
+        return next(
+            (own for start in range(len(parts)) if (own := self._own.get(".".join(parts[start:]))) is not None), None
+        )
