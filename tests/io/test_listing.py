@@ -18,8 +18,9 @@ from remote import bare, content, put_all, samples
 import wds_pipes as wp
 from wds_pipes import ShardError, nodes
 from wds_pipes.io.cache.shard_cache import ShardCache
+from wds_pipes.io.expand import expand
 from wds_pipes.io.identity import protocols_of
-from wds_pipes.io.urls import expand, links_of
+from wds_pipes.io.urls import links_of
 from wds_pipes.stages import OpenShards
 from wds_pipes.testing import make_shards
 

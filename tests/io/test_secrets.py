@@ -11,7 +11,7 @@ import pytest
 from servers.process import free_port
 
 import wds_pipes as wp
-from wds_pipes.io.urls import hide
+from wds_pipes.io.secret import hide
 from wds_pipes.tar import TarWriter, index_shards
 from wds_pipes.testing import make_shards
 

@@ -57,8 +57,9 @@ def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib
     """
     from wds_pipes.core.words import plural
     from wds_pipes.errors import WdsError
+    from wds_pipes.io.expand import expand
     from wds_pipes.io.open import is_remote
-    from wds_pipes.io.urls import expand, redact
+    from wds_pipes.io.urls import redact
     from wds_pipes.stages import GroupByKey, InterleaveShards, LoadTar, OpenShards, ShardList
 
     try:

@@ -48,7 +48,8 @@ def index(urls: tuple[str, ...], output: str, threads: int, key_split: str, on_r
     """
     from wds_pipes.core.words import plural
     from wds_pipes.errors import ShardWarning, WdsError
-    from wds_pipes.io.urls import expand, redact
+    from wds_pipes.io.expand import expand
+    from wds_pipes.io.urls import redact
     from wds_pipes.tar.indexing import index_shards
 
     try:

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from wds_pipes.io.compression import decompress, detect
-from wds_pipes.io.urls import expand, redact
+from wds_pipes.io.expand import expand
+from wds_pipes.io.urls import redact
 
 if _TYPE_CHECKING:
     from wds_pipes.io.open import open_url

@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from wds_pipes.io.urls import identify, is_secret, links_of
+from wds_pipes.io.secret import is_secret
+from wds_pipes.io.urls import identify, links_of
 
 # Options of fsspec's file systems that do not change which store is meant.
 _WITHOUT_EFFECT = re.compile(

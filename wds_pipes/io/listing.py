@@ -10,7 +10,8 @@ from typing import Any
 from wds_pipes.errors import ShardError
 from wds_pipes.io.remote.file_systems import file_system, missing_package
 from wds_pipes.io.remote.verdicts import judge
-from wds_pipes.io.urls import IPV6_HOST, clean, hide, redact, words
+from wds_pipes.io.secret import clean, hide, words
+from wds_pipes.io.urls import IPV6_HOST, redact
 
 _MAGIC = re.compile(r"[*?\[]")
 

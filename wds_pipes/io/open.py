@@ -17,7 +17,8 @@ from wds_pipes.io.remote.budget import Client, Reading, UnreadError
 from wds_pipes.io.remote.file_systems import missing_package
 from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.remote.shard import RemoteShard
-from wds_pipes.io.urls import at_home, clean, hide, local_path, redact
+from wds_pipes.io.secret import clean, hide
+from wds_pipes.io.urls import at_home, local_path, redact
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache

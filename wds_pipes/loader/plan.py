@@ -14,13 +14,14 @@ from wds_pipes.core.state import MOST_LANES, SavedLane, are_all, damaged
 from wds_pipes.core.stream import Recipe, Stream, check_lane, check_recipe
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError, WdsError
-from wds_pipes.loader.lanes import Deal, deal_again
+from wds_pipes.loader.lanes import Deal
 from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
 from wds_pipes.loader.merging import state_for
 from wds_pipes.loader.parts import lay_out, parts_of
 from wds_pipes.loader.position import LoaderPosition
 from wds_pipes.loader.protocol import NOT_BEGUN, LaneState, pack, total_counts, unpack
 from wds_pipes.loader.ranks import Rank, find_rank
+from wds_pipes.loader.repartition import deal_again
 
 
 class Plan:

@@ -16,7 +16,7 @@ from wds_pipes.core.stage import Stage
 from wds_pipes.core.tracebacks import in_words, shorten
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, WorkerError
-from wds_pipes.io.urls import hide
+from wds_pipes.io.secret import hide
 from wds_pipes.loader.parent import begin_worker, worker_info
 from wds_pipes.loader.parts import parts_of, with_parts
 from wds_pipes.loader.protocol import Begin, Command, LaneState, Result, pack

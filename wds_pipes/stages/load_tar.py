@@ -15,7 +15,8 @@ from wds_pipes.core.state import read_count
 from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.errors import ShardError, ShardWarning, StateError
 from wds_pipes.io.compression import KINDS, unreadable
-from wds_pipes.io.urls import hide, redact
+from wds_pipes.io.secret import hide
+from wds_pipes.io.urls import redact
 from wds_pipes.stages.open_shards import Shard
 from wds_pipes.stages.shard_list import PartOfShard
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE

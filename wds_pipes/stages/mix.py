@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from hashlib import blake2b
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from wds_pipes.core.composite import Composite
 from wds_pipes.core.counts import Network
 from wds_pipes.core.lane import Host, Lane
-from wds_pipes.core.moved import MEND, Data, Move
+from wds_pipes.core.moved import Data, Move
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.order import mix, mix_text
 from wds_pipes.core.running import Mark, begin, running_copy
@@ -21,38 +20,22 @@ from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import (
     damaged,
     read_count,
-    read_counts,
-    read_data,
     read_dict,
-    read_flag,
-    read_list,
-    read_position,
     read_text,
 )
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
+from wds_pipes.stages.mix_position import Place, Rest, add_counts, check_source, position_of, recipe_of
 from wds_pipes.stages.proportions import TURNS, turns, whole_weights
 
 logger = logging.getLogger("wds_pipes")
 _NONE = object()
 
 
-class _Rest(NamedTuple):
-    """The values of a source's position that seldom change."""
-
-    since: int = 0  # how often the source had been drawn when the proportions last began
-    passes: int = 0  # how often the source was exhausted
-    ended: bool = False  # whether the source is left out from now on
-    # how often the source had been drawn when the epoch was repartitioned: these samples are
-    # counted elsewhere
-    told: int = 0
-    done: dict[str, int] = {}  # noqa: RUF012 - what became of the samples of its earlier passes; replaced, never changed
-
-
 # The own values of a mark: the fields of Mix.At, and the number of draws so far. That number is in
 # a list that all marks of a run share, because a step after this one that reads ahead keeps an
 # earlier mark, and must still know how many draws were made.
-_Places = tuple[int, tuple[int, ...], tuple[Mark | None, ...], tuple[_Rest, ...], list[int]]
+_Places = tuple[int, tuple[int, ...], tuple[Mark | None, ...], tuple[Rest, ...], list[int]]
 
 
 class Mix(Composite[Any]):
@@ -99,7 +82,7 @@ class Mix(Composite[Any]):
         last: int = -1  # the number of the source that was drawn last; -1: none
         draws: tuple[int, ...] = ()  # this and the next two have one entry for each source
         marks: tuple[Mark | None, ...] = ()  # None: nothing was drawn in this pass
-        rest: tuple[_Rest, ...] = ()
+        rest: tuple[Rest, ...] = ()
 
     ends_reading = divides = True
     order_options = ("exhausted",)
@@ -182,7 +165,7 @@ class Mix(Composite[Any]):
 
     @cached_property
     def _recipes(self) -> dict[str, list[Any]]:
-        return {name: _recipe(source) for name, source in self.sources.items()}
+        return {name: recipe_of(source) for name, source in self.sources.items()}
 
     def number_of(self, url: str) -> str | None:
         """Return the name of the first source that has the shard in its list, and the number of the
@@ -229,7 +212,7 @@ class Mix(Composite[Any]):
     def _places(self, mark: Mark | None) -> _Places:
         """Return the own values of a mark."""
         count = len(self.sources)
-        return cast(_Places, mark[0]) if mark else (-1, (0,) * count, (None,) * count, (_Rest(),) * count, [0])
+        return cast(_Places, mark[0]) if mark else (-1, (0,) * count, (None,) * count, (Rest(),) * count, [0])
 
     @staticmethod
     def _lane(lane: Lane, source: Stage[Any], passes: int) -> Lane:
@@ -277,7 +260,7 @@ class Mix(Composite[Any]):
             else:
                 logger.warning("source %r of mix() gives nothing %s: has it fewer shards than lanes?", name, where)
         passes = place.passes + 1
-        done = _sum(place.done, source.counts(running.mark(), 0))
+        done = add_counts(place.done, source.counts(running.mark(), 0))
         self._bytes_before += running.bytes_so_far
         running.close()
         self._marks[number] = None
@@ -311,10 +294,10 @@ class Mix(Composite[Any]):
         _, draws, marks, rest, _ = self._places(mark)
         counts = super().counts(None, 0)
         for source, drawn, before, place in zip(self.sources.values(), draws, marks, rest, strict=True):
-            own = _sum(place.done, source.counts(before, 0))
+            own = add_counts(place.done, source.counts(before, 0))
             if not source.counts_delivered:
                 own["delivered"] = drawn - place.told
-            counts = _sum(counts, own)
+            counts = add_counts(counts, own)
         return counts if self.counts_delivered else {**counts, "delivered": delivered}
 
     def dump_mark(self, mark: Mark | None) -> list[dict[str, Any]]:
@@ -349,23 +332,22 @@ class Mix(Composite[Any]):
         for name, source in self.sources.items():
             if name not in sources:
                 continue
-            place, now = _Place.read(name, sources[name]), self._recipes[name]
+            place, now = Place.read(name, sources[name]), self._recipes[name]
             saved = place.recipe
             problem = move.problem(
                 Data(read_text(saved[1], f"the fingerprint of source {name!r} of mix"), *saved[3:4]),
                 source.which_data(),
             )
-            _check_source(name, source, saved, now, problem)
+            check_source(name, source, saved, now, problem)
             sources[name] = {**sources[name], "recipe": list(now)}
             if place.position is not None:
-                sources[name]["position"] = source.relocate(_position_of(name, source, place.position), move)
+                sources[name]["position"] = source.relocate(position_of(name, source, place.position), move)
         return [{**own, "sources": sources}]
 
     def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
         own = entries[0]
         saved = {
-            name: _Place.read(name, entry)
-            for name, entry in read_dict(own.get("sources"), "the sources of mix").items()
+            name: Place.read(name, entry) for name, entry in read_dict(own.get("sources"), "the sources of mix").items()
         }
         last, ahead = read_text(own.get("last", ""), "'last' of mix"), read_count(own.get("ahead", 0), "'ahead' of mix")
         if unknown := own.keys() - {"sources", "last", "ahead"}:
@@ -379,18 +361,18 @@ class Mix(Composite[Any]):
             raise damaged(f"mix drew last from {shown(last)}, which is none of its sources")
         draws: list[int] = []
         marks: list[Mark | None] = []
-        places: list[_Rest] = []
+        places: list[Rest] = []
         for name, source in self.sources.items():
             place = saved.get(name)
             if place is None:
-                draws, marks, places = [*draws, 0], [*marks, None], [*places, _Rest()]
+                draws, marks, places = [*draws, 0], [*marks, None], [*places, Rest()]
                 continue
             position, now = place.position, self._recipes[name]
-            _check_source(
+            check_source(
                 name, source, place.recipe, now, "its shards are others" if place.recipe[1] != now[1] else None
             )
             draws.append(place.draws)
-            marks.append(None if position is None else source.load(_position_of(name, source, position)))
+            marks.append(None if position is None else source.load(position_of(name, source, position)))
             places.append(place.rest)
         if {name: place.weight for name, place in saved.items()} == {
             name: str(weight) for name, weight in self.weights.items()
@@ -413,7 +395,7 @@ class Mix(Composite[Any]):
             [sum(draws) + ahead],
         ), None
 
-    def _check_proportions(self, draws: list[int], places: list[_Rest]) -> None:
+    def _check_proportions(self, draws: list[int], places: list[Rest]) -> None:
         """Raise StateError if the numbers of draws are not in proportion, as ``proportions``
         guarantees them to be.
         """
@@ -428,85 +410,3 @@ class Mix(Composite[Any]):
                 f"mix cannot have drawn {shown(draws)} times from its sources, which is not in "
                 "proportion to their weights"
             )
-
-
-def _recipe(source: Stage[Any]) -> list[Any]:
-    """Return what a source must have in common with a saved one for its position to fit: the seed,
-    the fingerprint of the shards, and a hash of the steps. If the id of the data is known, also
-    this id and the number of shards.
-    """
-    steps, data = (
-        blake2b("\0".join(source.graph(counted=True)).encode(), digest_size=4).hexdigest(),
-        source.which_data(),
-    )
-    return [source.seed, data.fingerprint, steps, *([data.id, source.shards()[0]] if data.id else [])]
-
-
-def _check_source(name: str, source: Stage[Any], saved: list[Any], now: list[Any], problem: str | None) -> None:
-    """Raise StateError if a saved source was another pipeline; ``problem``: how its shards
-    differ.
-    """
-    facts = [f"its seed was {shown(saved[0])} and is {now[0]}"] if saved[0] != now[0] else []
-    if saved[4:] and now[4:] and saved[4] != now[4]:
-        facts.append(f"it had {saved[4]} shards and has {now[4]}")
-    elif problem is not None:
-        facts.append(problem)
-    facts += [f"its steps were others than {' > '.join(source.graph(counted=True))}"] if saved[2] != now[2] else []
-    if facts:
-        raise StateError(
-            f"source {name!r} of this mix is not the one of the state: {'; '.join(facts)}. "
-            "Build it as it was, or give it another name to begin it at its "
-            f"beginning (and pass without=[{name!r}]).{'' if problem is None else f' {MEND}'}"
-        )
-
-
-def _position_of(name: str, source: Stage[Any], position: list[Any]) -> list[dict[str, Any]]:
-    """Return the position of a source, with an entry for each of its steps."""
-    return read_position(position, f"source {name!r} of mix", len(source.dump(None)))
-
-
-class _Place(NamedTuple):
-    """What a state says of a source."""
-
-    recipe: list[Any]
-    weight: str
-    position: list[Any] | None
-    draws: int
-    rest: _Rest
-
-    @classmethod
-    def read(cls, name: str, entry: Any) -> _Place:
-        """Read what ``Mix.dump_mark`` wrote of the source ``name``."""
-        what = f"source {shown(name)} of mix"
-        values = read_dict(entry, what)
-        if unknown := values.keys() - {"recipe", "weight", "position", "draws", *_Rest._fields}:
-            raise damaged(f"{what} cannot stand at {shown(min(unknown))}")
-        recipe, position = read_list(values.get("recipe"), f"the recipe of {what}"), values.get("position")
-        if len(recipe) not in (3, 5):  # earlier versions did not save the id of the data and the number of shards
-            raise damaged(f"the recipe of {what} is {shown(recipe)}")
-        if recipe[3:]:
-            read_data(recipe[3])
-            read_count(recipe[4], f"the number of shards of {what}")
-        draws, since, passes, told = (
-            read_count(values.get(field, 0), f"{field!r} of {what}") for field in ("draws", "since", "passes", "told")
-        )
-        if max(since, told) > draws:
-            raise damaged(f"{what} was drawn {draws} times, and earlier {max(since, told)} times")
-        ended, done = (
-            read_flag(values.get("ended", False), f"'ended' of {what}"),
-            read_counts(values.get("done", {}), f"'done' of {what}"),
-        )
-        if "position" in values:
-            read_list(position, f"the position of {what}")
-        return cls(
-            recipe,
-            read_text(values.get("weight"), f"the weight of {what}"),
-            position,
-            draws,
-            _Rest(since, passes, ended, told, done),
-        )
-
-
-def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    """Return the sums of two sets of counts."""
-    return {what: one.get(what, 0) + other.get(what, 0) for what in {**one, **other}}

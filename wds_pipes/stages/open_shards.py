@@ -20,7 +20,8 @@ from wds_pipes.io import compression
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.remote.queue import ReadQueue
-from wds_pipes.io.urls import hide, redact
+from wds_pipes.io.secret import hide
+from wds_pipes.io.urls import redact
 from wds_pipes.stages.cache_shards import CacheShards
 from wds_pipes.tar.headers import BLOCK
 

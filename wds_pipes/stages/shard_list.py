@@ -17,7 +17,8 @@ from wds_pipes.core.running import Mark
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.words import plural
-from wds_pipes.io.urls import Urls, expand, identify, redact, relative_names
+from wds_pipes.io.expand import expand
+from wds_pipes.io.urls import Urls, identify, redact, relative_names
 from wds_pipes.tar.index import find_facts, is_index, listed_shards
 from wds_pipes.tar.index_formats import ShardFacts
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
-from wds_pipes.io.urls import Urls, at_home, expand, local_path, redact
+from wds_pipes.io.expand import expand
+from wds_pipes.io.urls import Urls, at_home, local_path, redact
 from wds_pipes.tar.index_formats import (
     MEND,
     Index,

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
+from wds_pipes.io.expand import expand
 from wds_pipes.io.partial import PartialFile
-from wds_pipes.io.urls import Urls, at_home, expand, local_path, plain, redact
+from wds_pipes.io.urls import Urls, at_home, local_path, plain, redact
 from wds_pipes.tar.headers import MAX_SIZE
 from wds_pipes.tar.keys import KeySplit, splitter
 from wds_pipes.tar.members import END, MARK, half_sample

@@ -11,25 +11,18 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
-import re
 import sys
 import tarfile
-from collections.abc import Callable, Mapping
-from hashlib import md5
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from wds_pipes.core.suggest import checks_options
 from wds_pipes.errors import SampleError
 from wds_pipes.io.partial import PartialFile
 from wds_pipes.io.urls import at_home, redact
 from wds_pipes.tar.headers import MAX_HEADER_BYTES
-from wds_pipes.tar.index import listed_shards
-from wds_pipes.tar.index_formats import ShardFacts
-from wds_pipes.tar.indexing import check_output, write_index
 from wds_pipes.tar.keys import split_key
 
 logger = logging.getLogger("wds_pipes")
@@ -103,9 +96,9 @@ class TarWriter:
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Append a sample."""
-        self._write(_Encoded(sample))
+        self._write(Encoded(sample))
 
-    def _write(self, sample: _Encoded) -> None:
+    def _write(self, sample: Encoded) -> None:
         self._check()
         if sample.key in self._keys:
             raise SampleError(
@@ -159,7 +152,7 @@ class TarWriter:
             return
         self._check()
         try:
-            self._put(bytes(_whole(self.size) - self.size))
+            self._put(bytes(whole(self.size) - self.size))
             if self._partial is not None:
                 self._partial.commit()
             else:
@@ -228,7 +221,7 @@ def _cannot_write(target: str) -> str:
     )
 
 
-class _Encoded:
+class Encoded:
     """A checked and encoded sample: ``key``, ``blocks`` of the tar, and their ``size`` in bytes."""
 
     def __init__(self, sample: Mapping[str, Any]) -> None:
@@ -271,7 +264,7 @@ class _Encoded:
         self.size = sum(map(len, self.blocks))
 
 
-def _whole(size: int) -> int:
+def whole(size: int) -> int:
     """The size of a tar whose members have ``size`` bytes."""
     return -(-(size + _END) // _RECORD) * _RECORD
 
@@ -312,159 +305,3 @@ def _mend(key: str, field: str) -> str:
     if key.startswith("__"):
         return "names in double underscores are kept for metadata; begin the key otherwise"
     return "a key must not end with '/', and a field's name is a string; write them so"
-
-
-# Not "%20d": a name may contain "%20" (a quoted space).
-_PLACE = re.compile(r"%0\d+d|%d|\{(:0?\d*d?)?\}")
-
-
-class ShardWriter:
-    """Write samples into a series of shards: when a shard is full, the next one is started.
-
-    Use it as a context manager. Each shard appears under its name when it is complete. If the block
-    raises, the unfinished shard is discarded. The same happens after an error of the disk: the
-    complete shards stay, ``write()`` and ``close()`` raise, and the samples of the unfinished shard
-    must be written again.
-
-    A process that is killed leaves the unfinished shard as ``.NAME.partial``; the next writer of
-    that shard overwrites it.
-
-    Args:
-        pattern: the path of the shards with one place for their number: ``"train-%06d.tar"`` or
-            ``"train-{:06d}.tar"``. The directory must exist.
-        max_samples: the maximum number of samples in a shard.
-        max_bytes: the maximum size of a shard in bytes. A shard with a single sample may be larger.
-        start: the number of the first shard.
-        index: the path of an index to write: the samples, bytes and MD5 of each shard, in the wids
-            format (``index.json``), for ``ShardList(index=...)``. It is rewritten each time a shard
-            is complete; entries of an existing index for other shards stay. Only one writer at a
-            time may write it.
-        on_shard: called once with the path of each complete shard, for example to upload it. Its
-            exceptions are raised by ``write()`` or ``close()``.
-        overwrite: replace existing shards. By default an existing shard is an error. In both cases,
-            shards of an earlier run with higher numbers than this run reaches stay.
-
-    Raises:
-        FileExistsError: a shard exists, and ``overwrite`` is not set: at once for the first shard,
-            from ``write`` for a later one.
-        SampleError: from ``write``, as for ``TarWriter``. The writer can still be used.
-        ValueError: from the constructor: the pattern has no place for a number, a limit is not
-            positive, or the index cannot be written or is damaged.
-
-    Attributes:
-        shards: the paths of the complete shards, with the number of samples in each.
-        samples: the number of samples in these shards and in the unfinished one.
-    """
-
-    @checks_options
-    def __init__(
-        self,
-        pattern: str | os.PathLike[str],
-        *,
-        max_samples: int = 100_000,
-        max_bytes: int = 1 << 30,
-        start: int = 0,
-        index: str | os.PathLike[str] | None = None,
-        on_shard: Callable[[str], None] | None = None,
-        overwrite: bool = False,
-    ) -> None:
-        self.pattern = at_home(os.fspath(pattern))
-        if max_samples < 1 or max_bytes < 1 or start < 0:
-            raise ValueError(
-                "max_samples and max_bytes must be positive and start not negative, not "
-                f"{max_samples}, {max_bytes} and {start}"
-            )
-        places = list(_PLACE.finditer(self.pattern))
-        if len(places) != 1:
-            raise ValueError(
-                "the pattern needs one place for the shard's number, such as 'train-%06d.tar', "
-                f"not {redact(self.pattern)!r}"
-            )
-        self._place = places[0]
-        self.max_samples, self.max_bytes, self.on_shard = max_samples, max_bytes, on_shard
-        self.overwrite = overwrite
-        self.shards: dict[str, int] = {}
-        self._index = None if index is None else check_output(index)
-        self._facts = (
-            dict(listed_shards([self._index])) if self._index is not None and os.path.exists(self._index) else {}
-        )
-        self._number = start
-        self._writer: TarWriter | None = None
-        # Whether the last complete shard was reported to the index and to ``on_shard``.
-        self._told = True
-        if not overwrite and os.path.lexists(self.path(start)):
-            raise FileExistsError(
-                errno.EEXIST,
-                "there is such a shard: pass overwrite=True to replace it, or another start=",
-                self.path(start),
-            )
-
-    @property
-    def samples(self) -> int:
-        return sum(self.shards.values()) + (
-            self._writer.samples if self._writer is not None and self._writer._failed is None else 0
-        )
-
-    def path(self, number: int) -> str:
-        """The path of shard ``number``."""
-        place = self._place
-        text = place.group() % number if place.group()[0] == "%" else place.group().format(number)
-        return self.pattern[: place.start()] + text + self.pattern[place.end() :]
-
-    def write(self, sample: Mapping[str, Any]) -> None:
-        """Append a sample to the current shard, or to the next one if the current one is full."""
-        encoded = _Encoded(sample)
-        writer = self._writer
-        if not self._told:
-            self._tell()
-        if writer is not None and (
-            writer.samples >= self.max_samples or _whole(writer.size + encoded.size) > self.max_bytes
-        ):
-            self._finish()
-        if self._writer is None:
-            self._writer = TarWriter(self.path(self._number), overwrite=self.overwrite)
-            if self._index is not None:
-                self._writer._digest = md5(usedforsecurity=False)
-        self._writer._write(encoded)
-
-    def _finish(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            path = self.path(self._number)
-            self.shards[path] = self._writer.samples
-            if self._index is not None:
-                self._facts[path] = ShardFacts(
-                    self._writer.samples, _whole(self._writer.size), self._writer._digest.hexdigest()
-                )
-            self._writer, self._told = None, False
-            self._number += 1
-        if not self._told:
-            self._tell()
-
-    def _tell(self) -> None:
-        """Add the last complete shard to the index, and call ``on_shard``.
-
-        If the index cannot be written, this is tried again at the next call of ``write`` or
-        ``close``.
-        """
-        if self._index is not None:
-            write_index(self._index, self._facts)
-        self._told = True
-        if self.on_shard is not None:
-            self.on_shard(self.path(self._number - 1))
-
-    def close(self) -> None:
-        """Finish the last shard."""
-        self._finish()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        elif self._writer is not None:
-            self._writer.discard()
-            self._writer = None

@@ -16,7 +16,8 @@ from wds_pipes.io.remote.budget import UnreadError
 from wds_pipes.io.remote.object import RECORD, RemoteObject
 from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.remote.verdicts import judge
-from wds_pipes.io.urls import clean, hide, redact, words
+from wds_pipes.io.secret import clean, hide, words
+from wds_pipes.io.urls import redact
 
 _LEAST, _MOST = 1 << 20, 16 << 20  # of the ranges that are requested, in bytes
 _WAITS = 6  # a range takes at least so many times as long as the wait for its response, if it may

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from wds_pipes.core.tracebacks import causes
 from wds_pipes.io.remote.answers import RefusedError
-from wds_pipes.io.urls import words
+from wds_pipes.io.secret import words
 
 # Statuses after which a retry makes sense. 304 is one: it answers a condition that was never sent.
 _PASSING = {304, 408, 425, 429, *range(500, 600)}

@@ -1,0 +1,137 @@
+"""What is secret in URLs, options and errors, and how it is left out of messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote_plus, unquote_plus
+
+from wds_pipes.io.urls import (
+    HARMLESS,
+    HARMLESS_VALUE,
+    LINK,
+    SECRET,
+    local_path,
+    parameters_of,
+    redact,
+    redact_anew,
+    split_url,
+)
+
+_TARGET = re.compile(r"(?<=with url: )/[^\s'\"<>]*")  # of a request, in messages of urllib3
+
+
+def hide(text: str, url: str = "", options: Any = None) -> str:
+    """A library's message without credentials.
+
+    Removed are those of ``url``, of other URLs in the message, and of ``options``
+    (storage_options).
+    """
+    if url:
+        text = text.replace(url, redact(url))
+    text = LINK.sub(lambda found: found[0] if found[1] in ("file", "local") else redact_anew(found[0]), text)
+    secrets = {*_secrets_of_url(url), *secrets_of(options)}
+    for secret in sorted({*secrets, *map(_quoted, secrets)}, key=len, reverse=True):
+        # A library may show only a part, or encode it.
+        text = text.replace(secret, "...")
+    return _TARGET.sub(lambda found: redact_anew(found[0]), text)
+
+
+def _quoted(secret: str) -> str:
+    """A secret as libraries encode it in URLs."""
+    return quote_plus(secret, errors="replace")
+
+
+def words(error: BaseException) -> str:
+    """The message of an error; a placeholder if its ``__str__`` fails."""
+    try:
+        return str(error)
+    except Exception:
+        return "it says nothing"
+
+
+def clean(error: BaseException | None, url: str = "", options: Any = None, *, depth: int = 10) -> BaseException | None:
+    """A copy of ``error`` and its causes that may be shown.
+
+    A copy has the same class and the message after ``hide``, but no other data of the original.
+    """
+    if error is None or depth == 0:
+        return None
+    message = hide(words(error), url, options)
+    shown: BaseException
+    try:
+        shown = _stand_in(type(error), message)
+    except Exception:  # its class cannot be created without its arguments
+        shown = _stand_in(Exception, f"{type(error).__name__}: {message}")
+    for note in getattr(error, "__notes__", ()):
+        shown.add_note(hide(str(note), url, options))
+    context = None if error.__suppress_context__ else error.__context__
+    shown.__cause__ = clean(error.__cause__, url, options, depth=depth - 1)
+    shown.__context__ = clean(context, url, options, depth=depth - 1)
+    shown.__suppress_context__ = error.__suppress_context__
+    return shown.with_traceback(error.__traceback__)
+
+
+def _stand_in(kind: type[BaseException], message: str) -> BaseException:
+    """An error of this class, created without calling its ``__init__``."""
+    more = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__str__": _message,
+        "__repr__": _shown_error,
+    }
+    made: type[BaseException] = type(kind.__name__, (kind,), more)
+    error = made.__new__(made, message)
+    error.args = (message,)
+    return error
+
+
+def _message(error: BaseException) -> str:
+    return str(error.args[0])
+
+
+def _shown_error(error: BaseException) -> str:
+    return f"{type(error).__name__}({str(error)!r})"
+
+
+def _secrets_of_url(url: str) -> Iterator[str]:
+    if not url or url.startswith("pipe:") or local_path(url) is not None:
+        return
+    found = re.search(r"://([^/?#]*)@", url)
+    values = found[1].split(":") if found else []
+    _, query, fragment = split_url(url)
+    for part, name in parameters_of(f"{query or ''}&{fragment or ''}"):
+        value = part.partition("=")[2] or part
+        if not (HARMLESS.fullmatch(name) and HARMLESS_VALUE.fullmatch(value)):
+            values += [value, unquote_plus(value)]
+    yield from (value for value in values if len(value) >= _LEAST_SECRET)
+
+
+# Characters. A shorter secret is not searched for in messages: it may occur there with another
+# meaning.
+_LEAST_SECRET = 6
+
+
+def secrets_of(options: Any, name: str = "") -> Iterator[str]:
+    """The secrets in storage_options, as text."""
+    if isinstance(options, dict):
+        for option, value in options.items():
+            inside = name if is_secret(name) or name in _HOLD_SECRETS else str(option)
+            yield from secrets_of(value, inside)
+    elif isinstance(options, (list, tuple)):
+        for value in options:
+            yield from secrets_of(value, name)
+    elif (is_secret(name) or name in _HOLD_SECRETS) and isinstance(options, (str, bytes, int, float)):
+        text = options.decode(errors="replace") if isinstance(options, bytes) else str(options)
+        for part in {text, text.rpartition(" ")[2]}:  # the token of "Bearer x" may also occur alone
+            if len(part) >= _LEAST_SECRET:
+                yield part
+
+
+_HOLD_SECRETS = ("headers", "cookies")
+
+
+def is_secret(name: str) -> bool:
+    """Whether an option of this name holds a secret."""
+    return SECRET.search(name) is not None

@@ -1,0 +1,121 @@
+"""The remainder of an epoch, divided over another number of lanes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from wds_pipes.core.counts import COUNTED
+from wds_pipes.core.state import (
+    damaged,
+)
+
+if TYPE_CHECKING:
+    from wds_pipes.loader.parts import Parts
+from wds_pipes.loader.lanes import Deal, Part
+
+
+def deal_again(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: Parts[Any], epoch: int) -> Deal:
+    """Repartition the rest of an epoch.
+
+    Args:
+        old: the deal until now.
+        lanes: the new number of lanes.
+        states: of all the lanes of ``old``: ``position`` (as ``dump`` wrote it; None: not begun),
+            ``ended`` and ``counts``.
+        stage: the stage that runs the segments of a lane.
+        epoch: the epoch.
+
+    Returns:
+        the new deal.
+    """
+    source, depth, uncounted = stage.root, stage.depth, stage.uncounted
+    if not source.divides_shards:
+        return _hand_on(old, lanes, states, stage)
+    shares, tails, opened, counts = old.shares(source, stage.seed, epoch), [], [], dict(old.counts)
+    for number in range(old.lanes):
+        state = states[number]
+        for name, count in state["counts"].items():
+            counts[name] = counts.get(name, 0) + count
+        share, position = shares[number], state["position"]
+        parts = old.parts(number, source)
+        at = {} if position is None else position[depth]
+        place, given = at.get("part", 0), at.get("opened", 0)
+        if (place == len(parts) - 1 and given > len(share)) or (place > len(parts) and not stage.pads):
+            raise damaged(f"lane {number} has opened {given} shards of part {place}")
+        if state["ended"] or place >= len(parts):
+            opened.append(len(share))
+        elif position is None:
+            opened.append(0)
+            tails += parts[:-1]
+        else:
+            last = place == len(parts) - 1
+            opened.append(given if last else 0)
+            tail = _tail(parts[place], uncounted(position[:depth]), given if last else None)
+            if tail is not None:
+                if old.sizes is not None:
+                    later = [
+                        *(part.samples or 0 for part in parts[place + 1 : -1]),
+                        *(stop - start for _, start, stop in share[opened[-1] :]),
+                    ]
+                    done = sum(state["counts"].get(name, 0) for name in COUNTED)
+                    tail = replace(tail, samples=max(0, old.samples()[number] - done - sum(later)))  # type: ignore[index]
+                tails.append(tail)
+            tails += parts[place + 1 : -1]
+    history = (*old.history, (old.sizes, tuple(opened)))
+    if old.sizes is None:
+        return Deal(lanes, None, history, tuple(tails), counts)
+    rest = sum(stop - start for share, count in zip(shares, opened, strict=True) for _, start, stop in share[count:])
+    ordered = sorted(tails, key=lambda tail: -(tail.samples or 0))
+    loads = [sum(tail.samples or 0 for tail in ordered[lane::lanes]) for lane in range(lanes)]
+    return Deal(lanes, tuple(_level(loads, rest)), history, tuple(ordered), counts)
+
+
+def _level(loads: list[int], rest: int) -> list[int]:
+    """Divide ``rest`` samples over lanes that have ``loads`` samples already, so that the sums are
+    as equal as possible.
+    """
+    order = sorted(range(len(loads)), key=loads.__getitem__)
+    for count in range(len(order), 0, -1):
+        low = order[:count]
+        total = rest + sum(loads[lane] for lane in low)
+        if total // count >= loads[low[-1]]:
+            goals = {lane: total // count + (place < total % count) for place, lane in enumerate(sorted(low))}
+            return [goals.get(lane, load) - load for lane, load in enumerate(loads)]
+    raise AssertionError("the lowest lane can always be filled")
+
+
+def _hand_on(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: Parts[Any]) -> Deal:
+    """Repartition the rest of an epoch of a mix: each lane continues as a whole.
+
+    The old lanes go to the new lanes in turn, as remainders. They are not divided, since the
+    proportions hold within each lane.
+    """
+    depth, tails, counts = stage.depth, [], dict(old.counts)
+    for number in range(old.lanes):
+        state = states[number]
+        for name, count in state["counts"].items():
+            counts[name] = counts.get(name, 0) + count
+        if state["ended"]:
+            continue
+        position, parts = state["position"], old.parts(number, stage.root)
+        if position is not None:
+            first = position[depth].get("part", 0)
+            parts = parts[first:]
+            parts[:1] = [replace(part, position=stage.uncounted(position[:depth])) for part in parts[:1]]
+        tails += parts
+    return Deal(lanes, None, (*old.history, (None, (0,) * old.lanes)), tuple(tails), counts)
+
+
+def _tail(part: Part, position: list[dict[str, Any]], opened: int | None) -> Part | None:
+    """Return the remainder of a segment; None if it is finished.
+
+    Args:
+        part: the segment.
+        position: its position, without counts, where the remainder begins.
+        opened: how many of its ranges were opened, up to which the remainder goes; None: all.
+    """
+    start, stop = part.start + position[0].pop("next", 0), part.stop if opened is None else part.start + opened
+    if stop is not None and start > stop:
+        raise damaged(f"lane {part.number} has finished {start} shards, and opened {stop}")
+    return None if stop is not None and start >= stop else replace(part, start=start, stop=stop, position=position)
