@@ -1,6 +1,7 @@
-"""Import a module of this package as soon as another package is imported.
+"""Imports that wait for another package, and imports of optional packages.
 
-So ``import wds_pipes`` does not have to import torch.
+A module of this package can be imported as soon as another package is. So ``import wds_pipes`` does
+not have to import torch.
 """
 
 from __future__ import annotations
