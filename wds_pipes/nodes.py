@@ -72,7 +72,7 @@ class WdsNode(BaseNode[Any]):
         self._items: Iterator[Any] = iter(self._stream)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        made, kind = super().__reduce_ex__(protocol), getattr(self, "_kind", None)
+        made, kind = super().__reduce_ex__(protocol), type(self).__dict__.get("_kind")
         return made if kind is None else (_again, (kind,), *made[2:])
 
     def reset(self, initial_state: State | None = None) -> None:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
 
 import wds_pipes as wp
-from wds_pipes import nodes
+from wds_pipes import datapipes, nodes
 from wds_pipes.core.state import read_count
 from wds_pipes.testing import check_resume, make_shards
 
@@ -67,6 +67,16 @@ def test_pipes_and_nodes_of_it_can_be_pickled(urls):
     node = pickle.loads(pickle.dumps(chain))
     assert type(node) is nodes.TagSamples is nodes.TagSamples
     assert [sample["tag"] for sample in Loader(node)] == tags
+
+
+class Louder(datapipes.ShuffleBuffer):
+    """A class of a user's upon one of the package."""
+
+
+def test_a_subclass_of_a_pipe_stays_one(urls):
+    mine = Louder(wp.ShardList(urls).open_shards().load_tar().group_by_key(), 3)
+    for again in (copy.copy(mine), copy.deepcopy(mine), pickle.loads(pickle.dumps(mine))):
+        assert type(again) is Louder
 
 
 def test_it_is_a_method_and_a_node(urls):

@@ -140,6 +140,20 @@ def test_an_interrupt_while_workers_end(run):
     assert run(END, "end")[:2] == (0, "interrupted\n")
 
 
+FORK = """
+items = iter(loader)
+first = next(items)
+if os.fork() == 0:
+    sys.exit(0)  # not os._exit(): what is registered to run at the end does
+os.wait()
+print(sum(map(len, [first, *items])))
+"""
+
+
+def test_the_end_of_a_forked_child_leaves_the_workers_alone(run):
+    assert run(FORK, "fork")[:2] == (0, "24\n")
+
+
 def test_interrupts_at_random_moments():
     """A few rounds of tests/bench/interrupts.py, with 0 and 2 workers.
 

@@ -899,17 +899,28 @@ def test_why_a_worker_has_ended(ended, why, urls):
     source.close()
 
 
+def is_dead(process):
+    """Without reaping it: that is for multiprocessing, which takes it for alive otherwise."""
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
 def test_a_new_iterator_replaces_dead_workers(tmp_path):
     urls = make_shards(tmp_path, shards=4, samples=20)
     before = psutil.Process().children(recursive=True)
     source = loader(urls, num_workers=2, multiprocessing_context="fork")
     after(source, 1)
     victims = worker_processes(before)
-    for victim in victims:
-        victim.kill()
-    with contextlib.suppress(RuntimeError):  # DataLoader's signal handler raises it wherever it finds us
-        psutil.wait_procs(victims, timeout=60)
-        time.sleep(0)
+    gone = partial(wait_for, lambda: all(map(is_dead, victims)))
+    # DataLoader's signal handler raises wherever it finds us, once: then it knows.
+    for act in (
+        *(victim.kill for victim in victims),
+        gone,
+        gone,
+        torch_worker.signal_handling._error_if_any_worker_fails,
+    ):
+        with contextlib.suppress(RuntimeError):
+            act()
+            time.sleep(0)
     whole = [list(epochs) for epochs in [loader(urls, lanes=2)] for _ in range(2)]
     assert list(source) == whole[1]
     source.close()

@@ -3,6 +3,7 @@
 import json
 from collections import namedtuple
 from itertools import islice
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -115,3 +116,42 @@ def test_expand_must_be_written():
 
     with pytest.raises(NotImplementedError):
         list(Stream(Nothing(Given([1]))))
+
+
+def test_what_was_taken_apart_counts_as_samples(tmp_path):
+    """Not as the batches that they came in."""
+    urls = make_shards(tmp_path, shards=3, samples=11)
+
+    def pipe():
+        return wp.ShardList(urls).open_shards().load_tar().group_by_key().batch_samples(33).unbatch_samples()
+
+    source = pipe()
+    items = iter(source)
+    for count in (1, 20):
+        list(islice(items, count - source.counts()["delivered"]))
+        assert source.counts()["delivered"] == count
+    assert len(list(items)) == 13
+    assert source.counts()["delivered"] == 33
+    loader = wp.PipeLoader(pipe(), batch_size=3, collate="list").with_epoch(samples=6)
+    assert [sum(map(len, loader)) for _ in range(4)] == [6, 6, 6, 6]
+    with pytest.raises(TypeError, match=r"unbatch_samples\(\) may change their number"):
+        len(wp.PipeLoader(pipe(), batch_size=3))
+
+
+class Random(wp.FlatMap):
+    """Another number of items each time."""
+
+    made: ClassVar[list[int]] = [3, 1]
+    shared = ("made",)
+
+    def expand(self, item):
+        return [item] * self.made.pop(0)
+
+
+def test_an_item_that_is_made_again_must_give_the_same(tmp_path):
+    stream = Stream(Random(Given([5])))
+    assert list(islice(iter(stream), 2)) == [5, 5]
+    resumed = Stream(Random(Given([5])))
+    resumed.load_state_dict(stream.state_dict())
+    with pytest.raises(wp.StateError, match=r"random\(\) made 1 items of one of which it had made 2 before"):
+        list(resumed)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from wds_pipes.core.running import Mark, Out
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Stage, functional_name
+from wds_pipes.errors import StateError
 
 
 class FlatMap(Stage[Out]):
@@ -23,6 +24,7 @@ class FlatMap(Stage[Out]):
     class At:  # noqa: D106 - see Stage
         taken: int = 0  # items that were made of the current item
 
+    expands = True
     _before: Mark | None = None  # while running, where the source stood before the current item
 
     def expand(self, item: Any) -> Iterable[Out]:
@@ -39,11 +41,17 @@ class FlatMap(Stage[Out]):
             item = next(source.items, _END)
             if item is _END:
                 return
-            self._before, resumed = before, at.taken
+            self._before, resumed, number = before, at.taken, 0
             for number, made in enumerate(self.expand(item), 1):
                 if number > resumed:
                     at.taken = number
                     yield made
+            if number < resumed:
+                step = functional_name(type(self))
+                raise StateError(
+                    f"{step}() made {number} items of one of which it had made {resumed} before the state was "
+                    "saved. Let expand() return the same items each time."
+                )
             at.taken, self._before = 0, None
 
     def mark(self) -> Mark:

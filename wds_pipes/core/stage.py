@@ -86,6 +86,7 @@ class Stage(Generic[Out]):
             steps after it may run over several sources.
         shared: names of attributes with a large list, dict or set that never changes: the running
             copies share it. Of any other list, dict or set, each copy has its own.
+        expands: whether it makes several items of one: see ``FlatMap``.
         keeps_count: whether the stage yields as many items as it takes (or batches of all of them),
             so that the length of an epoch stays known.
         gives: what its items are: ``"shards"``, ``"members"`` or ``"samples"``; None: the same as
@@ -110,6 +111,7 @@ class Stage(Generic[Out]):
     order_options: ClassVar[tuple[str, ...]] = ()
     shared: ClassVar[tuple[str, ...]] = ()
     holds_nothing: ClassVar[bool] = False
+    expands: ClassVar[bool] = False
     keeps_count: ClassVar[bool] = False
     gives: ClassVar[str | None] = None
     ends_reading: ClassVar[bool] = False
@@ -227,7 +229,7 @@ class Stage(Generic[Out]):
         chain is not one sample.
         """
         return any(name == "delivered" for _, name in self._tallies) or (
-            self.source is not None and self.source.counts_delivered
+            self.source is not None and not self.expands and self.source.counts_delivered
         )
 
     @property
@@ -395,9 +397,12 @@ class Stage(Generic[Out]):
         counts = dict.fromkeys(COUNTED, 0)
         counts["delivered"] = delivered
         stage: Stage[Any] | None = self
+        expanded = False  # batches before a step that takes them apart do not count
         while stage is not None and mark is not None:
             if stage.counts_itself and stage is not self:
                 inner = stage.counts(mark, counts["delivered"])
+                if expanded:
+                    inner["delivered"] = counts["delivered"]
                 return {
                     **counts,
                     **{name: counts.get(name, 0) + count for name, count in inner.items()},
@@ -407,11 +412,12 @@ class Stage(Generic[Out]):
             for place, name in stage._tallies:
                 value = own[place]
                 if name == "delivered":
-                    counts[name] = value
+                    counts[name] = counts[name] if expanded else value
                 elif value:
                     counts[name] = counts.get(name, 0) + value
                     if stage.limited is not None and name == stage.counter:  # type: ignore[attr-defined]
                         counts[stage.limited] = counts.get(stage.limited, 0) + value
+            expanded = expanded or stage.expands
             stage = stage.source
         return counts
 

@@ -49,6 +49,7 @@ else:
     T_co = TypeVar("T_co", covariant=True)
     Base = IterDataPipe
 
+_COPIERS = (copyreg.__newobj__, copyreg._reconstructor)  # type: ignore[attr-defined]
 _MODULE = "wds_pipes.datapipes"  # the module of all classes of pipes
 
 
@@ -86,7 +87,8 @@ class WdsPipe(Base[T_co]):
         made = super().__reduce_ex__(protocol)
         # Pickle the class by its stage, so that unpickling imports the module of a user's stage.
         # What torch's walk over a graph expects is unchanged.
-        return (_again, (self._kind,), *made[2:]) if made[0] is copyreg.__newobj__ else made  # type: ignore[attr-defined]
+        plain = "_kind" in type(self).__dict__ and made[0] in _COPIERS  # not a subclass of the user's
+        return (_again, (self._kind,), *made[2:]) if plain else made
 
     def state_dict(self) -> State:
         """Return the position after the last returned item, as a small dict, new at each call.
@@ -323,8 +325,6 @@ def _call(kind: type[Stage[Any]], stage: Stage[Any], args: tuple[Any, ...], opti
 
 class TorchEnded(WdsPipe):
     """A pipe of torch's after ours, as a pipe of ours."""
-
-    __reduce_ex__ = IterDataPipe.__reduce_ex__
 
     def __init__(self, pipe: IterDataPipe[Any]) -> None:
         self._source = pipe

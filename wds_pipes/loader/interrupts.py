@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 
 _put_off: dict[int, Callable[..., Any]] = {}  # the original handlers, while signals are postponed
@@ -23,10 +24,10 @@ def uninterrupted() -> Iterator[None]:
     if _put_off or threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
+    came: list[tuple[Callable[..., Any], int, FrameType | None]] = []
 
-    def later(number: int, frame: object) -> None:
-        came.append(number)
+    def later(number: int, frame: FrameType | None) -> None:
+        came.append((_put_off[number], number, frame))
 
     try:
         for number in signal.valid_signals() - {signal.SIGCHLD}:
@@ -36,10 +37,13 @@ def uninterrupted() -> Iterator[None]:
                 signal.signal(number, later)
         yield
     finally:
-        _put_back()
-        with ExitStack() as handlers:  # each runs, even if one before it raises
-            for one in reversed(came):
-                handlers.callback(signal.raise_signal, one)
+        try:
+            _put_back()
+        finally:
+            with ExitStack() as handlers:  # each runs, even if one before it raises
+                for handler, caught, frame in reversed(came):
+                    # not by raise_signal(): a second wake-up would let asyncio handle it twice
+                    handlers.callback(handler, caught, frame)
 
 
 def _put_back() -> None:

@@ -80,7 +80,11 @@ class LoaderIterator:
                 if self._bar is not None:
                     self._bar.update()
         except Exception as error:  # a signal handler may raise at any moment: DataLoader's does for a dead worker
-            found = self.stop(worker_error(error, self._results), interrupted=True)
+            told, stopped = worker_error(error, self._results), self._error is not None
+            found = self.stop(told, interrupted=True)
+            if stopped and told is error:  # of a signal handler, while the workers of an epoch that is over were ended
+                progress.inside = False
+                raise
             progress.close("what it had in flight is gone")
         except BaseException:  # Ctrl-C, most often
             progress.workers.end(interrupted=True)

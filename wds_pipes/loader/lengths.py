@@ -4,6 +4,7 @@ pipes and datasets.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable
 from types import FrameType
@@ -17,7 +18,8 @@ from wds_pipes.core.stage import Stage
 
 def batching(stage: Stage[Any]) -> list[Stage[Any]]:
     """The steps of a chain that make batches, in order."""
-    return [step for step in stage.chain if step.items_per_batch is not None][::-1]
+    after = itertools.takewhile(lambda step: not step.expands, stage.chain)  # it takes batches apart
+    return [step for step in after if step.items_per_batch is not None][::-1]
 
 
 def batches_of(steps: Iterable[Stage[Any]], samples: int) -> int:

@@ -53,11 +53,10 @@ class Parts(Composite[Out]):
         self._resume: Mark | None = None
 
     def changes_count(self) -> str | None:
-        return (
-            ("a step after batch_samples() holds batches, so that not all of them are full: put batch_samples() last")
-            if self.counts_delivered
-            else None
-        )
+        assert self.source is not None
+        if not self.counts_delivered or any(step.changes_count() for step in self.source.chain):
+            return None  # or a step of the chain says why
+        return "a step after batch_samples() holds batches, so that not all of them are full: put batch_samples() last"
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Parts[Out]:
         own, before = mark or (None, None)

@@ -106,15 +106,19 @@ class Workers:
             interrupted: ``next()`` of their results is running, or an exception has left it at any
                 point.
         """
-        results, self._results = self._results, None
-        if hasattr(results, "_workers"):
-            if interrupted:
+        with uninterrupted():
+            results: Any = self._results
+            self._results = None
+            if not hasattr(results, "_workers"):
+                return
+            # A worker that was killed may have held a lock, too.
+            if interrupted or not all(worker.is_alive() for worker in results._workers):
                 kill_workers(results)
             else:
                 end_workers(results)
             # Code that waits for a batch, in another thread or interrupted by the signal handler
             # that runs this, must see that the workers are gone.
-            results._workers_status = [True] * len(results._workers)  # type: ignore[union-attr]
+            results._workers_status = [True] * len(results._workers)
 
     def close(self, *, interrupted: bool = False) -> None:
         """End the processes, and close the lanes in this process."""
@@ -123,13 +127,17 @@ class Workers:
 
     def forget(self) -> None:
         """Drop the processes without ending them, in a forked child: they belong to its parent."""
-        results, self._results = self._results, None
+        results: Any = self._results
+        self._results = None
         if hasattr(results, "_workers"):
-            results._shutdown = True  # type: ignore[union-attr]
+            results._shutdown = True
+            for worker in results._workers:
+                # multiprocessing would end it when the child ends
+                multiprocessing.process._children.discard(worker)  # type: ignore[attr-defined]
 
     def __del__(self) -> None:
         if getattr(self, "_results", None) is not None:
-            self.end()
+            self.end(interrupted=True)  # the garbage collector is not to wait for workers
 
 
 def worker_error(error: Exception, results: object) -> Exception:
