@@ -27,8 +27,11 @@ import yaml
 import zstandard
 from PIL import Image, features
 
-from wds_pipes.codecs import DECODERS, ENCODERS, IMAGE, IMAGE_SPECS, Decoding, NotAllowedError, arrays, decoding, encode
-from wds_pipes.codecs.images import webp_size
+from wds_pipes.codecs import arrays, decoding
+from wds_pipes.codecs.decoding import DECODERS, Decoding
+from wds_pipes.codecs.encoding import ENCODERS, encode
+from wds_pipes.codecs.images import IMAGE_SPECS, webp_size
+from wds_pipes.codecs.names import IMAGE, NotAllowedError
 from wds_pipes.testing import same
 
 PACK = {

@@ -245,10 +245,11 @@ def test_items_that_are_no_samples_are_refused():
 
 def test_every_extension_of_the_table_is_in_the_docstring():
     """One place for people, one for the machine."""
-    from wds_pipes import codecs
+    from wds_pipes.codecs.decoding import DECODERS
+    from wds_pipes.codecs.names import IMAGE, PICKLE
 
     words = set(DecodeByExt.__doc__.replace(";", " ").split())
-    assert set(codecs.DECODERS) | codecs.IMAGE | codecs.PICKLE <= words
+    assert set(DECODERS) | IMAGE | PICKLE <= words
 
 
 def test_is_a_method_with_help_that_pickles(urls, capsys):

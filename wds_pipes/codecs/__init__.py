@@ -8,23 +8,3 @@ Rules:
 3. A decoder takes bytes and returns an object; an encoder takes an object and returns bytes. The
    caller, who knows the sample, wraps the exceptions that they raise.
 """
-
-from wds_pipes.codecs.decoding import DECODERS, Decoding
-from wds_pipes.codecs.encoding import ENCODERS, encode
-from wds_pipes.codecs.images import IMAGE_SPECS, image_decoder
-from wds_pipes.codecs.names import IMAGE, INTEGER, PICKLE, Decoder, Encoder, NotAllowedError
-
-__all__ = [
-    "DECODERS",
-    "ENCODERS",
-    "IMAGE",
-    "IMAGE_SPECS",
-    "INTEGER",
-    "PICKLE",
-    "Decoder",
-    "Decoding",
-    "Encoder",
-    "NotAllowedError",
-    "encode",
-    "image_decoder",
-]

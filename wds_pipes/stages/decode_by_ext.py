@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from wds_pipes.codecs import INTEGER, Decoder, Decoding, NotAllowedError
+from wds_pipes.codecs.decoding import Decoding
+from wds_pipes.codecs.names import INTEGER, Decoder, NotAllowedError
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import Tolerant

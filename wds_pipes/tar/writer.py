@@ -225,7 +225,7 @@ class Encoded:
     """A checked and encoded sample: ``key``, ``blocks`` of the tar, and their ``size`` in bytes."""
 
     def __init__(self, sample: Mapping[str, Any]) -> None:
-        from wds_pipes.codecs import encode  # imports numpy, which reading tars does not need
+        from wds_pipes.codecs.encoding import encode  # imports numpy, which reading tars does not need
 
         key = sample.get("__key__")
         if not isinstance(key, str) or not key:
