@@ -37,8 +37,8 @@ def a_state(urls, **options):
     return loader.state_dict()
 
 
-def dealt_again(urls):
-    """A state with a deal."""
+def repartitioned(urls):
+    """A state with a partition."""
     loader = make(urls, lanes=3)
     loader.load_state_dict(a_state(urls))
     next(iter(loader))
@@ -75,14 +75,24 @@ HUGE = {
     "negative": {"lanes": {"-1": {}}},
     "a space": {"lanes": {" 1": {}}},
     "long": {"lanes": {"9" * 5000: {}}},
-    "lanes in a deal": {
-        "deal": {"sizes": [[29, 1], [0, 10**9]], "history": [[None, [[0, 10**9]]]], "tails": [], "counts": {}}
+    "lanes in a partition": {
+        "partition": {"sizes": [[29, 1], [0, 10**9]], "history": [[None, [[0, 10**9]]]], "remainders": [], "counts": {}}
     },
-    "many deals": {
-        "deal": {"sizes": [[29, 1], [0, 1]], "history": [[None, [[0, 1]]]] * 20_000, "tails": [], "counts": {}}
+    "many partitions": {
+        "partition": {
+            "sizes": [[29, 1], [0, 1]],
+            "history": [[None, [[0, 1]]]] * 20_000,
+            "remainders": [],
+            "counts": {},
+        }
     },
-    "lanes of many deals": {
-        "deal": {"sizes": [[29, 1], [0, 1]], "history": [[None, [[0, 900_000]]]] * 1000, "tails": [], "counts": {}}
+    "lanes of many partitions": {
+        "partition": {
+            "sizes": [[29, 1], [0, 1]],
+            "history": [[None, [[0, 900_000]]]] * 1000,
+            "remainders": [],
+            "counts": {},
+        }
     },
 }
 
@@ -102,12 +112,12 @@ def test_what_is_huge_is_refused_before_anything_is_built(what, merged, shards):
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < (16 << 20 if what == "lanes of many deals" else 2 << 20)
+    assert peak < (16 << 20 if what == "lanes of many partitions" else 2 << 20)
     assert len(str(caught.value)) < 1000
     if what not in (
-        "lanes in a deal",
-        "many deals",
-        "lanes of many deals",
+        "lanes in a partition",
+        "many partitions",
+        "lanes of many partitions",
         "lanes within the bound",
         "ranks within the bound",
     ):
@@ -123,22 +133,28 @@ def test_a_loader_with_more_lanes_than_a_state_can_tell_of_is_refused(shards):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda deal: deal["tails"].append(deal["tails"][0]), "goes on with a lane twice"),
-        (lambda deal: deal["tails"][0].__setitem__(3, 9), "goes on with shards that were not opened"),
-        (lambda deal: deal["tails"][0].__setitem__(1, 1), "goes on with lanes that there were not"),
-        (lambda deal: deal["tails"][0].__setitem__(4, [5, {"0": {"next": -1}}]), "cannot stand at next=-1"),
-        (lambda deal: deal["sizes"][0].__setitem__(0, 0), "leaves samples out"),
-        (lambda deal: deal["sizes"][0].__setitem__(0, 1000), "gives out more samples than there are"),
-        (lambda deal: deal.__setitem__("sizes", None), "does not say how many samples each lane has"),
-        (lambda deal: deal["history"][0].__setitem__(1, [[7, 2]]), "opened more shards than they had"),
-        (lambda deal: deal["counts"].__setitem__("delivered", -1), "'delivered' of the counts of its deal is -1"),
-        (lambda deal: deal["counts"].__setitem__("zzz", 1), "name 'zzz'"),
+        (lambda partition: partition["remainders"].append(partition["remainders"][0]), "continues a lane twice"),
+        (lambda partition: partition["remainders"][0].__setitem__(3, 9), "continues shards that were not opened"),
+        (lambda partition: partition["remainders"][0].__setitem__(1, 1), "continues lanes that did not exist"),
+        (
+            lambda partition: partition["remainders"][0].__setitem__(4, [5, {"0": {"next": -1}}]),
+            "cannot stand at next=-1",
+        ),
+        (lambda partition: partition["sizes"][0].__setitem__(0, 0), "leaves samples out"),
+        (lambda partition: partition["sizes"][0].__setitem__(0, 1000), "has more samples than the epoch"),
+        (lambda partition: partition.__setitem__("sizes", None), "does not say how many samples each lane has"),
+        (lambda partition: partition["history"][0].__setitem__(1, [[7, 2]]), "opened more shards than they had"),
+        (
+            lambda partition: partition["counts"].__setitem__("delivered", -1),
+            "'delivered' of the counts of its partition is -1",
+        ),
+        (lambda partition: partition["counts"].__setitem__("zzz", 1), "name 'zzz'"),
     ],
 )
 def test_a_damaged_deal(edit, message, shards):
-    state = json.loads(json.dumps(dealt_again(shards)))
-    assert state["deal"]["tails"]
-    edit(state["deal"])
+    state = json.loads(json.dumps(repartitioned(shards)))
+    assert state["partition"]["remainders"]
+    edit(state["partition"])
     with pytest.raises(wp.StateError, match=message):
         make(shards, lanes=3).load_state_dict(state)
 

@@ -79,7 +79,7 @@ class WdsDataset(IterableDataset[Any]):
         """Return how many items an epoch has, as ``len()`` of the pipe does."""
         from wds_pipes.loader.lengths import length
 
-        return length(self._stream.stage, ranks_are_dealt=False)
+        return length(self._stream.stage, ranks_are_divided=False)
 
     def __bool__(self) -> bool:
         return True  # also if len() is not known

@@ -38,7 +38,7 @@ def test_a_misspelt_step(pipe, name, mend):
     with pytest.raises(AttributeError, match=re.escape(mend)):
         getattr(pipe.map(str), name)  # torch's step, as a pipe of ours
     assert not hasattr(pipe, name)
-    assert not hasattr(pipe, "_deals")
+    assert not hasattr(pipe, "_divides_items")
 
 
 def test_every_method_of_webdataset_says_what_it_is_here(pipe):

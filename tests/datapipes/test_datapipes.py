@@ -243,7 +243,7 @@ def test_graph_walk_finds_every_pipe(urls):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bare_pipe_in_a_plain_dataloader_gives_each_sample_once(workers, urls):
-    """torch deals the workers; the pipes beneath take their lanes."""
+    """torch divides the workers; the pipes beneath take their lanes."""
     expected = sorted(keys(make(urls)))
     assert sorted(keys(DataLoader(make(urls), batch_size=None, num_workers=workers))) == expected
     from_torch = IterableWrapper(urls).open_shards().load_tar().group_by_key()

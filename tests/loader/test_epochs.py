@@ -1,4 +1,4 @@
-"""How an epoch is dealt by samples, how it ends on all ranks, and where with_epoch cuts it."""
+"""How an epoch is divided by samples, how it ends on all ranks, and where with_epoch cuts it."""
 
 import json
 import os
@@ -330,7 +330,7 @@ def interleaved(urls, **options):
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
-def test_interleaved_shards_resume_and_are_dealt_again(lanes, counted_urls):
+def test_interleaved_shards_resume_and_are_repartitioned(lanes, counted_urls):
     check_resume(lambda: wp.PipeLoader(interleaved(counted_urls), batch_size=2, collate="list", lanes=lanes))
     for cut in range(8):
         first = wp.PipeLoader(interleaved(counted_urls), batch_size=2, collate="list", lanes=lanes)
@@ -485,7 +485,7 @@ def test_with_epoch_of_a_loader_that_is_used(batches, counted_urls):
     assert [keys(batch) for batch in source] == [*whole[0], *whole[1]][batches : batches + 4]
 
 
-def test_how_an_epoch_ends_may_change_when_it_is_dealt_again(counted_urls):
+def test_how_an_epoch_ends_may_change_when_it_is_repartitioned(counted_urls):
     """A run of one rank, which ends its epochs exactly, goes on as two whose batches are equal;
     also with other batch sizes.
     """
@@ -513,7 +513,7 @@ def test_how_an_epoch_ends_may_change_when_it_is_dealt_again(counted_urls):
 
 
 def test_other_numbers_of_samples_with_the_same_sum_are_noticed(counted_urls):
-    """Lanes are dealt by the number of each shard, not by their sum: a state fits the same
+    """Lanes are divided by the number of each shard, not by their sum: a state fits the same
     numbers only, wherever these come from.
     """
     other = [*COUNTS[:-1], COUNTS[-1] + 1]

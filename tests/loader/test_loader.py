@@ -355,11 +355,11 @@ def test_state_does_not_alias_what_is_alive(urls):
     taken = source.state_dict()
     ruin(source.state_dict())
     assert source.state_dict() == taken
-    dealt = loader(urls, lanes=2)
-    dealt.load_state_dict(kept)
-    taken = dealt.state_dict()
-    ruin(dealt.state_dict())
-    assert dealt.state_dict() == taken
+    repartitioned = loader(urls, lanes=2)
+    repartitioned.load_state_dict(kept)
+    taken = repartitioned.state_dict()
+    ruin(repartitioned.state_dict())
+    assert repartitioned.state_dict() == taken
 
 
 def ruin(value):
@@ -447,7 +447,7 @@ def many_urls(tmp_path_factory):
 
 
 def test_state_is_small_and_quick_with_64_lanes(many_urls):
-    """At most 4 KB a lane over 10 000 shards with a shuffle of 10 000, also dealt again; it
+    """At most 4 KB a lane over 10 000 shards with a shuffle of 10 000, also repartitioned; it
     costs as good as nothing.
     """
     make = lambda lanes: wp.PipeLoader(  # noqa: E731
@@ -470,7 +470,7 @@ def test_state_is_small_and_quick_with_64_lanes(many_urls):
     assert largest <= 4096
     assert most < 2_000
     state = middle
-    # each of the 64 lanes that the first deal left half read takes some 45 bytes in all later
+    # each of the 64 lanes that the first partition left half read takes some 45 bytes in all later
     # states of the epoch
     for lanes in (48, 7, 1):
         again = make(lanes)
@@ -679,11 +679,11 @@ def test_max_errors_is_for_all_lanes_of_a_rank(workers, interleaved, tmp_path):
     assert until_error(resumed)[0] == []
     resumed.close()
     for lanes in (3, 1):
-        dealt = make(6, lanes)
-        dealt.load_state_dict(state)
-        rest, error, _ = until_error(dealt)
-        state = through_json(dealt.state_dict())
-        dealt.close()
+        repartitioned = make(6, lanes)
+        repartitioned.load_state_dict(state)
+        rest, error, _ = until_error(repartitioned)
+        state = through_json(repartitioned.state_dict())
+        repartitioned.close()
         assert type(error) is wp.SampleError
         assert len(rest) < 3
 
@@ -1032,7 +1032,7 @@ def draw_globally(sample):
 
 
 def test_the_global_generators_of_workers_differ_between_ranks_and_after_a_resume(urls):
-    """Also where the rest of an epoch is dealt again."""
+    """Also where the rest of an epoch is repartitioned."""
 
     def run(rank, ranks, state=None):
         source = wp.PipeLoader(
@@ -1172,7 +1172,7 @@ def changed(state, **changes):
         ),
         (lambda states: [*states[:2], changed(states[2], graph=["shard_list"])], "differ in 'graph'"),
         (lambda states: [*states[:2], changed(states[2], lane_count=6)], "differ in 'lane_count': 3, 3, 6"),
-        (lambda states: [*states[:2], changed(states[2], version=2)], "has format version 2"),
+        (lambda states: [*states[:2], changed(states[2], version=1)], "has format version 1"),
     ],
 )
 def test_states_that_are_not_of_all_ranks_at_one_step_are_refused(edit, message, even_urls):
@@ -1279,36 +1279,51 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage, lanes, urls):
     next(items)
 
 
-DAMAGED_DEALS = {
-    "nothing": lambda deal: {},
-    "no history": lambda deal: {**deal, "history": None},
-    "no tails": lambda deal: {**deal, "tails": None},
-    "a size too many": lambda deal: {**deal, "sizes": [*deal["sizes"], [1, 1]]},
-    "samples that there are not": lambda deal: {**deal, "sizes": [[1000, 3]]},
-    "a size too few": lambda deal: {**deal, "history": [[[[7, 1]], deal["history"][0][1]]]},
-    "no numbers": lambda deal: {**deal, "sizes": [["a", 3]]},
-    "no numbers of opened shards": lambda deal: {**deal, "history": [[deal["history"][0][0], [["a", 2]]]]},
-    "less than nothing": lambda deal: {**deal, "sizes": [[-1, 1], *deal["sizes"]]},
-    "a tail without an end": lambda deal: {**deal, "tails": [[*deal["tails"][0][:3], "q", *deal["tails"][0][4:]]]},
-    "a tail without a beginning": lambda deal: {
-        **deal,
-        "tails": [[*deal["tails"][0][:2], None, *deal["tails"][0][3:]]],
+DAMAGED_PARTITIONS = {
+    "nothing": lambda partition: {},
+    "no history": lambda partition: {**partition, "history": None},
+    "no remainders": lambda partition: {**partition, "remainders": None},
+    "a size too many": lambda partition: {**partition, "sizes": [*partition["sizes"], [1, 1]]},
+    "samples that there are not": lambda partition: {**partition, "sizes": [[1000, 3]]},
+    "a size too few": lambda partition: {**partition, "history": [[[[7, 1]], partition["history"][0][1]]]},
+    "no numbers": lambda partition: {**partition, "sizes": [["a", 3]]},
+    "no numbers of opened shards": lambda partition: {
+        **partition,
+        "history": [[partition["history"][0][0], [["a", 2]]]],
     },
-    "no counts": lambda deal: {**deal, "counts": {"delivered": "x"}},
-    "without end": lambda deal: {**deal, "history": [[None, [[0, 10**15]]]]},
-    "of another lane": lambda deal: {**deal, "tails": [[7, *deal["tails"][0][1:]]]},
-    "of another deal": lambda deal: {**deal, "tails": [[0, 3, *deal["tails"][0][2:]]]},
-    "no position": lambda deal: {**deal, "tails": [[*deal["tails"][0][:4], 5]]},
-    "a position in another chain": lambda deal: {**deal, "tails": [[*deal["tails"][0][:4], [2, {}]]]},
-    "a position without end": lambda deal: {**deal, "tails": [[*deal["tails"][0][:4], [10**15, {}]]]},
-    "a position that cannot be": lambda deal: {**deal, "tails": [[*deal["tails"][0][:4], [5, {"4": {"left": "x"}}]]]},
+    "less than nothing": lambda partition: {**partition, "sizes": [[-1, 1], *partition["sizes"]]},
+    "a remainder without an end": lambda partition: {
+        **partition,
+        "remainders": [[*partition["remainders"][0][:3], "q", *partition["remainders"][0][4:]]],
+    },
+    "a remainder without a beginning": lambda partition: {
+        **partition,
+        "remainders": [[*partition["remainders"][0][:2], None, *partition["remainders"][0][3:]]],
+    },
+    "no counts": lambda partition: {**partition, "counts": {"delivered": "x"}},
+    "without end": lambda partition: {**partition, "history": [[None, [[0, 10**15]]]]},
+    "of another lane": lambda partition: {**partition, "remainders": [[7, *partition["remainders"][0][1:]]]},
+    "of another partition": lambda partition: {**partition, "remainders": [[0, 3, *partition["remainders"][0][2:]]]},
+    "no position": lambda partition: {**partition, "remainders": [[*partition["remainders"][0][:4], 5]]},
+    "a position in another chain": lambda partition: {
+        **partition,
+        "remainders": [[*partition["remainders"][0][:4], [2, {}]]],
+    },
+    "a position without end": lambda partition: {
+        **partition,
+        "remainders": [[*partition["remainders"][0][:4], [10**15, {}]]],
+    },
+    "a position that cannot be": lambda partition: {
+        **partition,
+        "remainders": [[*partition["remainders"][0][:4], [5, {"4": {"left": "x"}}]]],
+    },
 }
 
 
 @pytest.mark.parametrize("lanes", [3, 4])
-@pytest.mark.parametrize("damage", DAMAGED_DEALS)
+@pytest.mark.parametrize("damage", DAMAGED_PARTITIONS)
 def test_a_damaged_deal_is_refused_and_changes_nothing(damage, lanes, urls):
-    """A state of an epoch that was dealt again; as above."""
+    """A state of an epoch that was repartitioned; as above."""
     make = lambda lanes: wp.PipeLoader(  # noqa: E731
         samples(urls, samples_per_shard=[3, 0, 5, 2, 4]).shuffle_buffer(3), batch_size=2, collate=keys_of, lanes=lanes
     )
@@ -1323,7 +1338,7 @@ def test_a_damaged_deal_is_refused_and_changes_nothing(damage, lanes, urls):
     target.load_state_dict(state)
     target.load_state_dict(kept)
     with pytest.raises(wp.StateError, match="damaged"):
-        target.load_state_dict({**state, "deal": DAMAGED_DEALS[damage](state["deal"])})
+        target.load_state_dict({**state, "partition": DAMAGED_PARTITIONS[damage](state["partition"])})
     assert target.state_dict() == kept
     del items
 

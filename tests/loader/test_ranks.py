@@ -126,7 +126,7 @@ def test_ranks_of_uncounted_shards_are_refused_unless_they_may_differ(urls):
 
 
 def test_what_gives_all_to_every_rank_warns(environment, tmp_path):
-    """A pipe, a pipe in DataLoader, a node, a dataset; a PipeLoader deals, and a rank alone has
+    """A pipe, a pipe in DataLoader, a node, a dataset; a PipeLoader divides, and a rank alone has
     nothing to share.
     """
     urls = make_shards(tmp_path, shards=1, samples=2)

@@ -290,7 +290,7 @@ def test_wrong_counts_are_refused_when_it_is_built(urls, count, error, words):
 
 
 def test_other_sources_are_refused_when_it_is_built(urls):
-    """It deals the shards of ShardList, so nothing else can be first."""
+    """It divides the shards of ShardList, so nothing else can be first."""
     for source in (
         lambda: IterableWrapper(urls).open_shards().load_tar().group_by_key(),
         lambda: wp.mix({"a": samples(urls)}),

@@ -536,7 +536,7 @@ def test_lanes_in_workers_resume_exactly(three, workers):
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_a_plain_dataloader_deals_a_bare_mix(three, context):
-    """torch deals the sources' shards to the workers; also sources that are torch's own."""
+    """torch divides the sources' shards over the workers; also sources that are torch's own."""
     pipe = wp.mix(
         {"a": samples(three["a"]), "t": IterableWrapper(list(range(9))), "b": samples(three["b"])}, exhausted="drop"
     ).shuffle_buffer(2)

@@ -235,8 +235,8 @@ def subjects(directory):
     for name, make in loaders.items():
         found.append(Subject(name, make, (0, 3, 7, 60)))
     for name in ("loader", "loader counted", "loader mix", "loader interleave"):
-        make, dealt = loaders[name], []
-        for cut in (2, 5):  # an epoch that is dealt again, twice
+        make, repartitioned = loaders[name], []
+        for cut in (2, 5):  # an epoch that is repartitioned, twice
             state = make(lanes=2).state_dict()
             for lanes in (2, 3, 5):
                 made = make(lanes=lanes)
@@ -244,10 +244,10 @@ def subjects(directory):
                 for _, _ in zip(range(cut), made):
                     pass
                 state = made.state_dict()
-                dealt.append(state)
-        again = Subject(f"{name} dealt again", lambda make=make: make(lanes=4), ())
-        same = Subject(f"{name} dealt again, same lanes", lambda make=make: make(lanes=5), ())
-        again.states, same.states = dealt, dealt
+                repartitioned.append(state)
+        again = Subject(f"{name} repartitioned", lambda make=make: make(lanes=4), ())
+        same = Subject(f"{name} repartitioned, same lanes", lambda make=make: make(lanes=5), ())
+        again.states, same.states = repartitioned, repartitioned
         found += [again, same]
         found.append(
             Merged(

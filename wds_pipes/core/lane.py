@@ -16,7 +16,7 @@ class Lane:
     Attributes:
         generation: how often the epoch was repartitioned.
         shards: the shard ranges to read, each as (shard, start, stop); None: those of the plain
-            partition. See ``wds_pipes.loader.lanes``.
+            partition. See ``wds_pipes.loader.partition``.
         padding: whether the samples are repeats that fill up an epoch; None: samples do not say
             whether they are.
     """

@@ -233,7 +233,7 @@ class Stage(Generic[Out]):
         )
 
     @property
-    def deals(self) -> bool:
+    def divides_items(self) -> bool:
         """Whether this stage, the first of a chain, divides its items over the lanes."""
         return True
 

@@ -18,8 +18,8 @@ from wds_pipes.core.counts import COUNTED, LIMITED, TROUBLE
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
 
-STATE_VERSION = 1
-PARTS = "parts"  # the step that PipeLoader puts into a graph, see ``wds_pipes.loader.parts``
+STATE_VERSION = 2
+SEGMENTS = "segments"  # the step that PipeLoader puts into a graph, see ``wds_pipes.loader.segments``
 
 # The bounds of a state. A number from a state is checked against these before a list of this size
 # is made.
@@ -28,7 +28,7 @@ MOST_LANES = 1_000_000  # ranks x workers at a first start: 100 000 accelerators
 MOST_RANKS = MOST_LANES  # each rank has at least one lane
 # how often an epoch was repartitioned: with a restart every ten minutes, that is an epoch of ten
 # weeks
-MOST_DEALS = 10_000
+MOST_PARTITIONS = 10_000
 
 _DATA = re.compile("[0-9a-f]{8}([12][0-9a-f]{7})?")  # see wds_pipes.core.moved
 # as str(number) writes it: int() also accepts "01", " 1", "1_0" and non-ASCII digits
@@ -48,7 +48,7 @@ class SavedLane(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """The contents of a state. The fields from ``rank`` to ``deal`` come from a PipeLoader;
+    """The contents of a state. The fields from ``rank`` to ``partition`` come from a PipeLoader;
     ``rank`` is None in any other state.
     """
 
@@ -69,7 +69,7 @@ class Saved(NamedTuple):
     epoch_end: str
     batch_size: int
     samples: str | None
-    deal: dict[str, Any] | None
+    partition: dict[str, Any] | None
     data: str
 
 
@@ -202,7 +202,7 @@ def read_state(state: object) -> Saved:
         epoch_end=read_text(state.get("epoch_end", ""), "'epoch_end'"),
         batch_size=count("batch_size", 1),
         samples=read_text(state["samples"], "'samples'") if "samples" in state else None,
-        deal=read_dict(state["deal"], "'deal'") if "deal" in state else None,
+        partition=read_dict(state["partition"], "'partition'") if "partition" in state else None,
         data=read_data(state["data"]) if "data" in state else "",
     )
 

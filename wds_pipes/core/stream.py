@@ -14,7 +14,7 @@ from wds_pipes.core.moved import MEND, Data, Move
 from wds_pipes.core.options import check_count
 from wds_pipes.core.running import Ended, Mark, Out
 from wds_pipes.core.stage import Stage, State
-from wds_pipes.core.state import MOST, PARTS, STATE_VERSION, Saved, SavedLane, damaged, read_state
+from wds_pipes.core.state import MOST, SEGMENTS, STATE_VERSION, Saved, SavedLane, damaged, read_state
 from wds_pipes.core.tracebacks import shorten, shortened
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import SampleError, StateError
@@ -362,7 +362,7 @@ def _steps(graph: Sequence[str]) -> list[str]:
 
 def _is_parts(step: str) -> bool:
     """Return whether an entry of a graph is a step that PipeLoader adds to a chain."""
-    return step.partition("(")[0] == PARTS
+    return step.partition("(")[0] == SEGMENTS
 
 
 def check_lane(lane: SavedLane, number: int, stage: Stage[Any]) -> list[dict[str, Any]]:

@@ -148,7 +148,7 @@ class WdsPipe(Base[T_co]):
         """
         from wds_pipes.loader.lengths import length
 
-        return length(self._stream.stage, ranks_are_dealt=True)
+        return length(self._stream.stage, ranks_are_divided=True)
 
     def __bool__(self) -> bool:
         return True  # also if len() is not known
@@ -214,7 +214,7 @@ class WdsPipe(Base[T_co]):
 
     def _is_first(self) -> bool:
         source = self.__dict__.get("_source")
-        return (source is None or find_ours(source) is None) and self._stream.stage.root.deals
+        return (source is None or find_ours(source) is None) and self._stream.stage.root.divides_items
 
     @property
     def apply_sharding(self) -> Callable[..., None]:
@@ -238,7 +238,7 @@ class WdsPipe(Base[T_co]):
     def _count_epoch(self, seed: int) -> None:
         host = self._stream.stage.host
         host.pid = host.pid or os.getpid()
-        warn_of_ranks("a pipe in DataLoader", dealt=True)
+        warn_of_ranks("a pipe in DataLoader", divided=True)
         if host.tell_end is None:
             host.tell_end = LaneEnds()
         # A worker counts on from the epoch with which it was started. An iterator of DataLoader

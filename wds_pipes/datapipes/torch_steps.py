@@ -122,7 +122,7 @@ class TorchSource(Stage[Any]):
         return 0
 
     @property
-    def deals(self) -> bool:
+    def divides_items(self) -> bool:
         """Whether this stage divides the items over lanes: not if a sharding_filter or a pipe of
         ours does.
         """

@@ -8,7 +8,7 @@ from typing import Any
 import wds_pipes.stages  # noqa: F401 - registers the stages of the package, which describe their positions
 from wds_pipes.core.lane import LaneFacts
 from wds_pipes.core.stage import State, find_stage
-from wds_pipes.core.state import PARTS, Saved, read_state
+from wds_pipes.core.state import SEGMENTS, Saved, read_state
 from wds_pipes.core.words import plural, shown
 from wds_pipes.errors import StateError
 
@@ -47,7 +47,7 @@ def _describe(state: Saved) -> str:
     names = [entry.split("(")[0] for entry in state.graph]
     lines = [f"epoch {state.epoch}, seed {state.seed}: {' > '.join(names)}"]
     for number, lane in state.lanes.items():
-        told = LaneFacts(number, state.lane_count, lane.url, state.shards, divided=PARTS in names)
+        told = LaneFacts(number, state.lane_count, lane.url, state.shards, divided=SEGMENTS in names)
         facts: list[str | None] = ["ended"] if lane.ended else [] if lane.position else ["not begun"]
         for name, entry in zip(names, lane.position or [], strict=False):
             kind = find_stage(name)

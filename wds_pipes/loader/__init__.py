@@ -1,7 +1,8 @@
 """PipeLoader, its lanes and its processes, and the code about processes that other hosts share.
 
 - ``pipe_loader``: the class PipeLoader.
-- ``plan``: how epochs are divided; ``lanes``: the partition of an epoch; ``parts``: runs a lane.
+- ``plan``: how epochs are divided; ``partition``: which lane reads what; ``segments``: runs a
+  lane; ``repartition``: the rest of an epoch on another number of lanes.
 - ``progress``: what the loader and its iterators share; ``iterator``: one iteration;
   ``position``: the place that a loader has reached.
 - ``workers``: starts and ends the processes; ``commands``: what each worker does next;

@@ -143,7 +143,7 @@ class LoaderIterator:
             return self.stop(many)
         samples = at.samples + (delivered_in(state) - delivered_in(at.lanes[lane]) if progress.cut_in_samples else 0)
         return batch, LoaderPosition(
-            at.epoch, at.deal, {**at.lanes, lane: state, **self._ended}, at.step + 1, at.given + 1, samples
+            at.epoch, at.partition, {**at.lanes, lane: state, **self._ended}, at.step + 1, at.given + 1, samples
         )
 
     def _too_many(self, at: LoaderPosition, lanes: dict[int, bytes]) -> Exception | None:
@@ -156,7 +156,7 @@ class LoaderIterator:
                 self._limited[number] = lane, {name: counts.get(name, 0) for name in self._plan.limits}
         for name, limit in self._plan.limits.items():
             # the ranks that counted these are no longer known
-            before = at.deal.counts.get(name, 0) // self._plan.rank.of
+            before = at.partition.counts.get(name, 0) // self._plan.rank.of
             count = before + sum(self._limited[number][1][name] for number in lanes)
             if count > limit.errors:
                 step = name.removeprefix(LIMITED).split()[0]
@@ -173,7 +173,7 @@ class LoaderIterator:
         The fields are those that ``group_by_key(fields=...)`` keeps. If there is another reason,
         warn.
         """
-        if at.deal.counts.get("delivered") or any(map(delivered_in, at.lanes.values())):
+        if at.partition.counts.get("delivered") or any(map(delivered_in, at.lanes.values())):
             return None
         counts = total_counts(map(unpack, self._ended.values()), {})
         if self._lack.explains(counts):

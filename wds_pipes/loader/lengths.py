@@ -42,19 +42,19 @@ def why_uncounted(stage: Stage[Any]) -> str | None:
     return None
 
 
-def length(stage: Stage[Any], *, ranks_are_dealt: bool) -> int:
+def length(stage: Stage[Any], *, ranks_are_divided: bool) -> int:
     """How many items an epoch has, for ``len()`` of a pipe or dataset, and of torch's DataLoader
     over it.
 
     Args:
         stage: the pipeline.
-        ranks_are_dealt: whether DataLoader divides the epoch over ranks.
+        ranks_are_divided: whether DataLoader divides the epoch over ranks.
 
     Raises:
         TypeError: the number is not known, or depends on the number of workers or ranks; the
             message says what to do.
     """
-    if why := _unknown(stage) or _uneven(stage, ranks_are_dealt):
+    if why := _unknown(stage) or _uneven(stage, ranks_are_divided):
         raise TypeError(f"len() is not known: {why}")
     counts = stage.root.sample_counts
     if counts is None or stage.items_are != "samples":
@@ -73,7 +73,7 @@ def _unknown(stage: Stage[Any]) -> str | None:
     return next(filter(None, (step.changes_count() for step in stage.chain)), None)
 
 
-def _uneven(stage: Stage[Any], ranks_are_dealt: bool) -> str | None:
+def _uneven(stage: Stage[Any], ranks_are_divided: bool) -> str | None:
     """Why this process, or the DataLoader that calls ``len()``, may get another number of items
     than one process that reads all.
     """
@@ -84,7 +84,7 @@ def _uneven(stage: Stage[Any], ranks_are_dealt: bool) -> str | None:
     if loader is None:
         return None
     if (
-        ranks_are_dealt
+        ranks_are_divided
         and torch.distributed.is_available()
         and torch.distributed.is_initialized()
         and torch.distributed.get_world_size() > 1

@@ -46,7 +46,7 @@ def merge_states(states: list[State], *, moved: bool = False) -> State:
             f"these are not the states of ranks 0 to {world - 1}: {' and '.join(facts)}. Collect "
             "the state of each rank once."
         )
-    _check_alike(states, *_OF_A_RUN, "deal", "epoch")
+    _check_alike(states, *_OF_A_RUN, "partition", "epoch")
     _check_data(saved, moved)
     for state in saved:
         if not are_all(state.lanes, range(state.rank or 0, state.lane_count, world)):

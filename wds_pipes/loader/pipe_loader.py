@@ -253,14 +253,14 @@ class PipeLoader:
             "fingerprint": recipe.fingerprint,
             **recipe.of_data,
             "graph": list(recipe.graph),
-            "lane_count": at.deal.lanes,
+            "lane_count": at.partition.lanes,
             "rank": self.rank.number,
             "world_size": self.rank.of,
             "step": at.step,
             "epoch_end": plan.mode,
             "batch_size": plan.batch_size,
             "lanes": lanes,
-            "counts": total_counts(lanes.values(), at.deal.counts if self.rank.number == 0 else {}),
+            "counts": total_counts(lanes.values(), at.partition.counts if self.rank.number == 0 else {}),
         }
         if recipe.samples is not None:
             state["samples"] = recipe.samples
@@ -268,8 +268,8 @@ class PipeLoader:
             state["given"] = at.given
         if self._progress.cut_in_samples:
             state["given_samples"] = at.samples
-        if at.deal.history:
-            state["deal"] = at.deal.as_json()
+        if at.partition.history:
+            state["partition"] = at.partition.as_json()
         return state
 
     @shortened

@@ -14,14 +14,14 @@ from wds_pipes.core.state import MOST_LANES, SavedLane, are_all, damaged
 from wds_pipes.core.stream import Recipe, Stream, check_lane, check_recipe
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError, WdsError
-from wds_pipes.loader.lanes import Deal
 from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
 from wds_pipes.loader.merging import state_for
-from wds_pipes.loader.parts import lay_out, parts_of
+from wds_pipes.loader.partition import Partition
 from wds_pipes.loader.position import LoaderPosition
 from wds_pipes.loader.protocol import NOT_BEGUN, LaneState, pack, total_counts, unpack
 from wds_pipes.loader.ranks import Rank, find_rank
-from wds_pipes.loader.repartition import deal_again
+from wds_pipes.loader.repartition import repartition
+from wds_pipes.loader.segments import lay_out, segments_of
 
 
 class Plan:
@@ -35,7 +35,7 @@ class Plan:
         rank: the rank and the number of ranks; (None, None): they are determined at the first use.
 
     Attributes:
-        stage: the pipeline with a ``Parts`` stage in it, see ``wds_pipes.loader.parts``.
+        stage: the pipeline with a ``Segments`` stage in it, see ``wds_pipes.loader.segments``.
         uncounted: why the number of samples of a lane is not known; None if it is known.
         limits: the limits of the steps that have ``max_errors``, by the names of their counts.
     """
@@ -79,15 +79,15 @@ class Plan:
     def mode(self) -> str:
         """How an epoch ends: ``"drop"``, ``"pad"`` or ``"exact"``."""
         mode = self._epoch_end or ("exact" if self.rank.of == 1 else "drop")
-        parts, samples = parts_of(self.stage), self.source.sample_counts
-        parts.samples = None if samples is None else sum(samples)
-        parts.pads = mode == "pad"
+        segments, samples = segments_of(self.stage), self.source.sample_counts
+        segments.samples = None if samples is None else sum(samples)
+        segments.pads = mode == "pad"
         return mode
 
     @cached_property
     def recipe(self) -> Recipe:
         """The description of the pipeline that a state must fit."""
-        self.mode  # noqa: B018 - sets options of Parts, which are part of the graph
+        self.mode  # noqa: B018 - sets options of Segments, which are part of the graph
         return Stream(self.stage).recipe._replace(samples=self.source.samples_fingerprint)
 
     @property
@@ -105,9 +105,9 @@ class Plan:
         """How many samples a full batch has."""
         return math.prod(step.items_per_batch or 1 for step in self.batching)
 
-    def batches(self, deal: Deal) -> int | None:
-        """How many batches each lane of a deal yields; None if lanes may differ in this number."""
-        samples = deal.samples()
+    def batches(self, partition: Partition) -> int | None:
+        """How many batches each lane of a partition yields; None if lanes may differ in it."""
+        samples = partition.samples()
         if self.mode == "exact" or samples is None:
             return None
         return min(samples) // self.batch_size if self.mode == "drop" else -(-max(samples) // self.batch_size)
@@ -117,13 +117,13 @@ class Plan:
 
         The samples must be counted.
         """
-        deal = Deal.first(lanes or self._new_lanes(), self.source, epoch)
-        mine, batches = (deal.samples() or [])[self.rank.number :: self.rank.of], self.batches(deal)
+        partition = Partition.first(lanes or self._new_lanes(), self.source, epoch)
+        mine, batches = (partition.samples() or [])[self.rank.number :: self.rank.of], self.batches(partition)
         return sum(batches_of(self.batching, samples) for samples in mine) if batches is None else batches * len(mine)
 
     def left(self, at: LoaderPosition) -> int | None:
         """How many batches this rank yields from a position to its epoch's end; None: not known."""
-        samples, batches = at.deal.samples(), self.batches(at.deal)
+        samples, batches = at.partition.samples(), self.batches(at.partition)
         if self.uncounted or samples is None:
             return None
         going = {number: lane for number, lane in at.states.items() if not lane["ended"]}
@@ -140,7 +140,7 @@ class Plan:
         lanes = lanes or self._new_lanes()
         return LoaderPosition(
             epoch,
-            Deal.first(lanes, self.source, epoch),
+            Partition.first(lanes, self.source, epoch),
             dict.fromkeys(range(self.rank.number, lanes, self.rank.of), pack(NOT_BEGUN)),
         )
 
@@ -148,15 +148,15 @@ class Plan:
         """Return ``at``, or the beginning of the next epoch if every lane has ended at ``at``."""
         # With "exact", other ranks may still be in this epoch: then only a position of all lanes
         # counts.
-        if (len(at.lanes) == at.deal.lanes or self.mode != "exact") and all(
+        if (len(at.lanes) == at.partition.lanes or self.mode != "exact") and all(
             unpack(lane)["ended"] for lane in at.lanes.values()
         ):
-            return self.beginning(at.epoch + 1, at.deal.lanes).counted_from(at)
+            return self.beginning(at.epoch + 1, at.partition.lanes).counted_from(at)
         return at
 
     def counts(self, at: LoaderPosition) -> dict[str, int]:
         """Count this rank's samples of an epoch up to a position, by what became of them."""
-        return total_counts(at.states.values(), at.deal.counts if self.rank.number == 0 else {})
+        return total_counts(at.states.values(), at.partition.counts if self.rank.number == 0 else {})
 
     def restore(self, state: State | list[State], *, moved: bool = False) -> LoaderPosition:
         """Return the position in a state from which this rank continues.
@@ -190,12 +190,12 @@ class Plan:
                 f"epoch_end={self.mode!r} and batches of {self.batch_size}: load "
                 "merge_states(states) of all ranks' states on each, or keep these."
             )
-        deal = (
-            Deal.first(count, self.source, epoch)
-            if saved.deal is None
-            else Deal.from_json(count, saved.deal, parts_of(self.stage), epoch, move)
+        partition = (
+            Partition.first(count, self.source, epoch)
+            if saved.partition is None
+            else Partition.from_json(count, saved.partition, segments_of(self.stage), epoch, move)
         )
-        batches = self.batches(deal) if alike else None
+        batches = self.batches(partition) if alike else None
         if batches is not None and any(lane["delivered"] > batches for lane in lanes.values()):
             raise damaged(f"it has a lane that gave more than its {batches} batches")
         hosts = self._new_lanes()
@@ -206,15 +206,20 @@ class Plan:
             and count % rank.of == 0
             and count >= hosts
             and self._lanes in (None, count)
-            and self._even(deal, lanes)
+            and self._even(partition, lanes)
         ):
             at = LoaderPosition(
-                epoch, deal, {number: pack(lanes[number]) for number in range(rank.number, count, rank.of)}, saved.step
+                epoch,
+                partition,
+                {number: pack(lanes[number]) for number in range(rank.number, count, rank.of)},
+                saved.step,
             )
         else:
-            dealt = self._lanes or max(hosts, count // rank.of * rank.of)
-            at = self.beginning(epoch, dealt)._replace(deal=deal_again(deal, dealt, lanes, parts_of(self.stage), epoch))
-            self._warn_of_dropped(at.deal)
+            count = self._lanes or max(hosts, count // rank.of * rank.of)
+            at = self.beginning(epoch, count)._replace(
+                partition=repartition(partition, count, lanes, segments_of(self.stage), epoch)
+            )
+            self._warn_of_dropped(at.partition)
         move.log()
         samples = saved.given * self.batch_size if saved.given_samples is None else saved.given_samples
         return at._replace(given=saved.given, samples=samples)
@@ -223,17 +228,17 @@ class Plan:
         """How many lanes a new epoch has, unless a state says otherwise."""
         return self._lanes or self.rank.of * max(1, self._num_workers)
 
-    def _warn_of_dropped(self, deal: Deal) -> None:
+    def _warn_of_dropped(self, partition: Partition) -> None:
         """Warn if more than a quarter of the rest of a repartitioned epoch would be dropped."""
-        samples, batches = deal.samples(), self.batches(deal)
+        samples, batches = partition.samples(), self.batches(partition)
         if self.mode != "drop" or samples is None or batches is None:
             return
-        left, total = sum(samples) - batches * self.batch_size * deal.lanes, sum(samples)
+        left, total = sum(samples) - batches * self.batch_size * partition.lanes, sum(samples)
         if left * 4 > total:
             logger.warning(
                 "on %d lanes, %d of the %d samples that are left of the epoch do not make a "
                     "full batch in every lane, and are dropped: use fewer lanes, or "
-                "epoch_end='pad' or 'exact', if that is not meant", deal.lanes, left, total,
+                "epoch_end='pad' or 'exact', if that is not meant", partition.lanes, left, total,
             )  # fmt: skip
 
     def _checked_lane(self, number: int, lane: SavedLane, move: Move) -> LaneState:
@@ -250,11 +255,11 @@ class Plan:
             "counts": lane.counts,
         }
 
-    def _even(self, deal: Deal, lanes: dict[int, LaneState]) -> bool:
+    def _even(self, partition: Partition, lanes: dict[int, LaneState]) -> bool:
         """Whether all ranks have the same number of batches left in these lanes; True where this
         does not matter.
         """
-        batches = self.batches(deal)
+        batches = self.batches(partition)
         if batches is None:
             return True
         left = [0] * self.rank.of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from wds_pipes.loader.lanes import Deal
+from wds_pipes.loader.partition import Partition
 from wds_pipes.loader.protocol import LaneState, Result, unpack
 from wds_pipes.loader.stats import Tally
 
@@ -17,7 +17,7 @@ class LoaderPosition(NamedTuple):
     """
 
     epoch: int
-    deal: Deal
+    partition: Partition
     lanes: dict[int, bytes]  # the states of this rank's lanes, packed
     step: int = 0
     given: int = 0  # batches since the last cut of with_epoch

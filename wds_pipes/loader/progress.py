@@ -81,7 +81,7 @@ class Progress:
     @property
     def _lanes(self) -> int | None:
         """How many lanes the current epoch has; None: no epoch has begun."""
-        return None if self.at is None else self.at.deal.lanes
+        return None if self.at is None else self.at.partition.lanes
 
     def length(self) -> int:
         """How many batches an epoch has with the present number of lanes."""
@@ -126,14 +126,16 @@ class Progress:
         at = at if before is None else at.counted_from(before)
         self.at, self.epoch, self.resume = at, at.epoch + 1, False
         self._runs += 1
-        batches = plan.batches(at.deal)
+        batches = plan.batches(at.partition)
         begins = {
-            number: Begin(at.epoch, at.deal, lane, batches) for number, lane in at.states.items() if not lane["ended"]
+            number: Begin(at.epoch, at.partition, lane, batches)
+            for number, lane in at.states.items()
+            if not lane["ended"]
         }
         if self.workers.count:
             _with_workers.add(self)
         # differs on each rank, and after a resume
-        seed = mix(plan.recipe.seed, plan.rank.number, at.epoch, len(at.deal.history), at.step)
+        seed = mix(plan.recipe.seed, plan.rank.number, at.epoch, len(at.partition.history), at.step)
         return at, self._runs, self.workers.start(self._runs, begins, seed)
 
     @property

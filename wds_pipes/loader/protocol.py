@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from wds_pipes.core.counts import COUNTED, LIMITED
-from wds_pipes.loader.lanes import Deal
+from wds_pipes.loader.partition import Partition
 from wds_pipes.loader.stats import Spent
 
 LaneState = dict[str, Any]  # url, delivered, ended, position (None: not begun), counts
@@ -19,7 +19,7 @@ class Begin(NamedTuple):
     """Where a lane begins, and after how many batches it ends (None: when it is exhausted)."""
 
     epoch: int
-    deal: Deal
+    partition: Partition
     state: LaneState
     batches: int | None
 

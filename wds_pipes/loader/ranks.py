@@ -47,17 +47,18 @@ def _from_surroundings() -> tuple[int, int]:
     return 0, 1
 
 
-def warn_of_ranks(what: str, *, dealt: bool = False) -> None:
+def warn_of_ranks(what: str, *, divided: bool = False) -> None:
     """If there are several ranks, warn that each of them gets all samples.
 
     Args:
         what: what is iterated, for the message.
-        dealt: whether torch divides the samples over the ranks if torch.distributed is initialised.
+        divided: whether torch divides the samples over the ranks if torch.distributed is
+            initialised.
     """
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
-        ranks = 1 if dealt else dist.get_world_size()
+        ranks = 1 if divided else dist.get_world_size()
     else:
         ranks = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
     if ranks > 1:

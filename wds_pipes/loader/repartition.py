@@ -11,15 +11,17 @@ from wds_pipes.core.state import (
 )
 
 if TYPE_CHECKING:
-    from wds_pipes.loader.parts import Parts
-from wds_pipes.loader.lanes import Deal, Part
+    from wds_pipes.loader.segments import Segments
+from wds_pipes.loader.partition import Partition, Segment
 
 
-def deal_again(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: Parts[Any], epoch: int) -> Deal:
+def repartition(
+    old: Partition, lanes: int, states: dict[int, dict[str, Any]], stage: Segments[Any], epoch: int
+) -> Partition:
     """Repartition the rest of an epoch.
 
     Args:
-        old: the deal until now.
+        old: the partition until now.
         lanes: the new number of lanes.
         states: of all the lanes of ``old``: ``position`` (as ``dump`` wrote it; None: not begun),
             ``ended`` and ``counts``.
@@ -27,48 +29,48 @@ def deal_again(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: 
         epoch: the epoch.
 
     Returns:
-        the new deal.
+        the new partition.
     """
     source, depth, uncounted = stage.root, stage.depth, stage.uncounted
     if not source.divides_shards:
         return _hand_on(old, lanes, states, stage)
-    shares, tails, opened, counts = old.shares(source, stage.seed, epoch), [], [], dict(old.counts)
+    shares, remainders, opened, counts = old.shares(source, stage.seed, epoch), [], [], dict(old.counts)
     for number in range(old.lanes):
         state = states[number]
         for name, count in state["counts"].items():
             counts[name] = counts.get(name, 0) + count
         share, position = shares[number], state["position"]
-        parts = old.parts(number, source)
+        segments = old.segments(number, source)
         at = {} if position is None else position[depth]
-        place, given = at.get("part", 0), at.get("opened", 0)
-        if (place == len(parts) - 1 and given > len(share)) or (place > len(parts) and not stage.pads):
-            raise damaged(f"lane {number} has opened {given} shards of part {place}")
-        if state["ended"] or place >= len(parts):
+        place, given = at.get("segment", 0), at.get("opened", 0)
+        if (place == len(segments) - 1 and given > len(share)) or (place > len(segments) and not stage.pads):
+            raise damaged(f"lane {number} has opened {given} shards of segment {place}")
+        if state["ended"] or place >= len(segments):
             opened.append(len(share))
         elif position is None:
             opened.append(0)
-            tails += parts[:-1]
+            remainders += segments[:-1]
         else:
-            last = place == len(parts) - 1
+            last = place == len(segments) - 1
             opened.append(given if last else 0)
-            tail = _tail(parts[place], uncounted(position[:depth]), given if last else None)
-            if tail is not None:
+            remainder = _remainder(segments[place], uncounted(position[:depth]), given if last else None)
+            if remainder is not None:
                 if old.sizes is not None:
                     later = [
-                        *(part.samples or 0 for part in parts[place + 1 : -1]),
+                        *(segment.samples or 0 for segment in segments[place + 1 : -1]),
                         *(stop - start for _, start, stop in share[opened[-1] :]),
                     ]
                     done = sum(state["counts"].get(name, 0) for name in COUNTED)
-                    tail = replace(tail, samples=max(0, old.samples()[number] - done - sum(later)))  # type: ignore[index]
-                tails.append(tail)
-            tails += parts[place + 1 : -1]
+                    remainder = replace(remainder, samples=max(0, old.samples()[number] - done - sum(later)))  # type: ignore[index]
+                remainders.append(remainder)
+            remainders += segments[place + 1 : -1]
     history = (*old.history, (old.sizes, tuple(opened)))
     if old.sizes is None:
-        return Deal(lanes, None, history, tuple(tails), counts)
+        return Partition(lanes, None, history, tuple(remainders), counts)
     rest = sum(stop - start for share, count in zip(shares, opened, strict=True) for _, start, stop in share[count:])
-    ordered = sorted(tails, key=lambda tail: -(tail.samples or 0))
-    loads = [sum(tail.samples or 0 for tail in ordered[lane::lanes]) for lane in range(lanes)]
-    return Deal(lanes, tuple(_level(loads, rest)), history, tuple(ordered), counts)
+    ordered = sorted(remainders, key=lambda remainder: -(remainder.samples or 0))
+    loads = [sum(remainder.samples or 0 for remainder in ordered[lane::lanes]) for lane in range(lanes)]
+    return Partition(lanes, tuple(_level(loads, rest)), history, tuple(ordered), counts)
 
 
 def _level(loads: list[int], rest: int) -> list[int]:
@@ -85,37 +87,37 @@ def _level(loads: list[int], rest: int) -> list[int]:
     raise AssertionError("the lowest lane can always be filled")
 
 
-def _hand_on(old: Deal, lanes: int, states: dict[int, dict[str, Any]], stage: Parts[Any]) -> Deal:
+def _hand_on(old: Partition, lanes: int, states: dict[int, dict[str, Any]], stage: Segments[Any]) -> Partition:
     """Repartition the rest of an epoch of a mix: each lane continues as a whole.
 
     The old lanes go to the new lanes in turn, as remainders. They are not divided, since the
     proportions hold within each lane.
     """
-    depth, tails, counts = stage.depth, [], dict(old.counts)
+    depth, remainders, counts = stage.depth, [], dict(old.counts)
     for number in range(old.lanes):
         state = states[number]
         for name, count in state["counts"].items():
             counts[name] = counts.get(name, 0) + count
         if state["ended"]:
             continue
-        position, parts = state["position"], old.parts(number, stage.root)
+        position, segments = state["position"], old.segments(number, stage.root)
         if position is not None:
-            first = position[depth].get("part", 0)
-            parts = parts[first:]
-            parts[:1] = [replace(part, position=stage.uncounted(position[:depth])) for part in parts[:1]]
-        tails += parts
-    return Deal(lanes, None, (*old.history, (None, (0,) * old.lanes)), tuple(tails), counts)
+            first = position[depth].get("segment", 0)
+            segments = segments[first:]
+            segments[:1] = [replace(segment, position=stage.uncounted(position[:depth])) for segment in segments[:1]]
+        remainders += segments
+    return Partition(lanes, None, (*old.history, (None, (0,) * old.lanes)), tuple(remainders), counts)
 
 
-def _tail(part: Part, position: list[dict[str, Any]], opened: int | None) -> Part | None:
+def _remainder(segment: Segment, position: list[dict[str, Any]], opened: int | None) -> Segment | None:
     """Return the remainder of a segment; None if it is finished.
 
     Args:
-        part: the segment.
+        segment: the segment.
         position: its position, without counts, where the remainder begins.
         opened: how many of its ranges were opened, up to which the remainder goes; None: all.
     """
-    start, stop = part.start + position[0].pop("next", 0), part.stop if opened is None else part.start + opened
+    start, stop = segment.start + position[0].pop("next", 0), segment.stop if opened is None else segment.start + opened
     if stop is not None and start > stop:
-        raise damaged(f"lane {part.number} has finished {start} shards, and opened {stop}")
-    return None if stop is not None and start >= stop else replace(part, start=start, stop=stop, position=position)
+        raise damaged(f"lane {segment.number} has finished {start} shards, and opened {stop}")
+    return None if stop is not None and start >= stop else replace(segment, start=start, stop=stop, position=position)

@@ -18,8 +18,8 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, WorkerError
 from wds_pipes.io.secret import hide
 from wds_pipes.loader.parent import begin_worker, worker_info
-from wds_pipes.loader.parts import parts_of, with_parts
 from wds_pipes.loader.protocol import Begin, Command, LaneState, Result, pack
+from wds_pipes.loader.segments import segments_of, with_segments
 from wds_pipes.loader.stats import Meter
 
 
@@ -67,17 +67,17 @@ class _Running:
     """A lane that is being read."""
 
     def __init__(self, recipe: Stage[Any], number: int, begin: Begin) -> None:
-        deal, self._number, self._batches = begin.deal, number, begin.batches
-        self._lane = Lane(recipe.seed, begin.epoch, number, deal.lanes, len(deal.history))
-        self._samples = (deal.samples() or {number: 0})[number]
-        chain = with_parts(recipe, deal, number, begin.epoch)
+        partition, self._number, self._batches = begin.partition, number, begin.batches
+        self._lane = Lane(recipe.seed, begin.epoch, number, partition.lanes, len(partition.history))
+        self._samples = (partition.samples() or {number: 0})[number]
+        chain = with_segments(recipe, partition, number, begin.epoch)
         position = begin.state["position"]
         self.stage = chain.open(self._lane, None if position is None else chain.load(position))
         self._delivered: int = begin.state["delivered"]
         self._end: Result | None = None
         self._meter = Meter()
         self._stalled = self.stage.stall_clock()
-        parts_of(self.stage).watch = self._meter.watch
+        segments_of(self.stage).watch = self._meter.watch
 
     def __del__(self) -> None:
         # The chain is a reference cycle of stages and generators. Without this, what it has open

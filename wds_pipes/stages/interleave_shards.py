@@ -14,7 +14,7 @@ from wds_pipes.core.running import Mark, Out, begin, running_copy
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged, read_count, read_counts, read_list, read_position
 from wds_pipes.core.words import shown
-from wds_pipes.stages.shard_list import Piece, ShardList
+from wds_pipes.stages.shard_list import ShardList, ShardRange
 
 _NONE = object()
 
@@ -88,19 +88,19 @@ class InterleaveShards(Composite[Out]):
         return running
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
-        pieces, chains = self._pieces, self._chains
-        if self.at.opened > len(pieces):
-            raise damaged(f"interleave_shards has opened {self.at.opened} shards of a lane of {len(pieces)}")
+        ranges, chains = self._ranges, self._chains
+        if self.at.opened > len(ranges):
+            raise damaged(f"interleave_shards has opened {self.at.opened} shards of a lane of {len(ranges)}")
         for place, mark in self._marks[len(chains) :]:
-            chains.append(self._chain(pieces[place], mark, ahead=ahead))
-        while len(chains) < self.count and self.at.opened < len(pieces):
+            chains.append(self._chain(ranges[place], mark, ahead=ahead))
+        while len(chains) < self.count and self.at.opened < len(ranges):
             self._marks.append((self.at.opened, None))
             chains.append(self._next(ahead=ahead))
         self._look_ahead()
 
     def run(self) -> Iterator[Out]:
         self.start()
-        at, marks, chains, pieces = self.at, self._marks, self._chains, self._pieces
+        at, marks, chains, ranges = self.at, self._marks, self._chains, self._ranges
         while chains:
             chain = chains[at.turn]
             item: Any = next(chain.items, _NONE)
@@ -110,7 +110,7 @@ class InterleaveShards(Composite[Out]):
                 yield item
                 continue
             self.retire(chain)
-            if at.opened < len(pieces):
+            if at.opened < len(ranges):
                 marks[at.turn] = (at.opened, None)
                 chains[at.turn] = self._next()
                 self._look_ahead()
@@ -127,7 +127,7 @@ class InterleaveShards(Composite[Out]):
         return [*self._chains, *([] if self._ahead is None else [self._ahead])]
 
     @cached_property
-    def _pieces(self) -> tuple[Piece, ...]:
+    def _ranges(self) -> tuple[ShardRange, ...]:
         """The shards of this lane, or ranges of them."""
         lane, first = self.lane, self.root
         assert isinstance(first, ShardList)
@@ -139,22 +139,24 @@ class InterleaveShards(Composite[Out]):
         """Return the chain of the next unopened shard."""
         chain, self._ahead = self._ahead, None
         if chain is None:
-            chain = self._chain(self._pieces[self.at.opened], None, ahead=ahead)
+            chain = self._chain(self._ranges[self.at.opened], None, ahead=ahead)
         self.at.opened += 1
         self.root.at.next = self.at.opened
         return chain
 
     def _look_ahead(self) -> None:
         """Request the first bytes of the next unopened shard."""
-        if self._ahead is None and self.at.opened < len(self._pieces):
-            self._ahead = self._chain(self._pieces[self.at.opened], None, ahead=True)
+        if self._ahead is None and self.at.opened < len(self._ranges):
+            self._ahead = self._chain(self._ranges[self.at.opened], None, ahead=True)
 
-    def _chain(self, piece: Piece, mark: Mark | None, *, ahead: bool) -> Stage[Out]:
+    def _chain(self, shard_range: ShardRange, mark: Mark | None, *, ahead: bool) -> Stage[Out]:
         """Open the steps before this one over one shard. Their lane is numbered after the shard, so
         that random decisions do not depend on the lane that reads it.
         """
-        lane, (shard, start, _), of = self.lane, piece, self.shards()[0]
-        chain = self._before.open(Lane(lane.seed, lane.epoch, shard, of or 1, start, (piece,), lane.padding), mark)
+        lane, (shard, start, _), of = self.lane, shard_range, self.shards()[0]
+        chain = self._before.open(
+            Lane(lane.seed, lane.epoch, shard, of or 1, start, (shard_range,), lane.padding), mark
+        )
         chain.start(ahead=ahead)
         return chain
 

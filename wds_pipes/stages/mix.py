@@ -106,7 +106,7 @@ class Mix(Composite[Any]):
                 raise TypeError(f"the names of the sources of mix() must be str, not {name!r}")
             if not isinstance(source, Stage):
                 raise TypeError(f"mix() cannot take {source!r:.80} as source {name!r}")
-            if not source.root.deals and not isinstance(source.root, Mix):
+            if not source.root.divides_items and not isinstance(source.root, Mix):
                 raise ValueError(
                     f"mix() cannot take source {name!r}: torch's pipes distribute it over the "
                     "workers; leave out sharding_filter() and the like"
@@ -159,7 +159,7 @@ class Mix(Composite[Any]):
         return any(source.counts_delivered for source in self.sources.values())
 
     @property
-    def deals(self) -> bool:
+    def divides_items(self) -> bool:
         """False: each source divides its own items over the lanes."""
         return False
 

@@ -24,7 +24,7 @@ from wds_pipes.tar.index_formats import ShardFacts
 
 # a shard range: the number of the shard, its first sample, and the sample after the last; -1: to
 # the end of the shard
-Piece = tuple[int, int, int]
+ShardRange = tuple[int, int, int]
 
 _ORDER = 1  # the salt of the shard order; shuffle_buffer and map_samples have their own
 
@@ -268,7 +268,7 @@ class ShardList(Stage[str]):
         per_lane = -(-((lane.shards or 0) - lane.number) // lane.of)
         return f"shard {min(read_count(entry.get('next', 0), repr('next')) + 1, per_lane)} of {per_lane} ({lane.url})"
 
-    def epoch_shards(self, seed: int, epoch: int) -> list[Piece]:
+    def epoch_shards(self, seed: int, epoch: int) -> list[ShardRange]:
         counts = self.samples
         return [(shard, 0, -1 if counts is None else counts[shard]) for shard in self.epoch_order(seed, epoch)]
 

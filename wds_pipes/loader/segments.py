@@ -1,4 +1,4 @@
-"""The chain of a lane: it runs the segments of the lane (``lanes.Part``) one after another.
+"""The chain of a lane: it runs the segments of the lane (``partition.Segment``) one after another.
 
 A chain is cut in two before its first step that makes batches. The steps before the cut run for
 each segment separately. The steps after it, which hold nothing between items, run over all segments
@@ -19,10 +19,10 @@ from wds_pipes.core.running import Mark, Out, begin, running_copy
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged, read_counts
 from wds_pipes.errors import ShardError
-from wds_pipes.loader.lanes import Deal
+from wds_pipes.loader.partition import Partition
 
 
-class Parts(Composite[Out]):
+class Segments(Composite[Out]):
     """The segments of a lane as one stream; then, to pad an epoch, repeats of its samples without
     end.
 
@@ -31,7 +31,7 @@ class Parts(Composite[Out]):
 
     @dataclass(slots=True)
     class At(Composite.At):  # noqa: D106 - see Stage
-        part: int = 0
+        segment: int = 0
         opened: int = 0
         padded: int = 0
 
@@ -44,9 +44,9 @@ class Parts(Composite[Out]):
         # and whether repeats fill it up.
         self.samples: int | None = None
         self.pads = False
-        # The lane to run: see ``with_parts``.
+        # The lane to run: see ``with_segments``.
         # each segment with the position where it begins
-        self.parts: list[tuple[Lane, list[dict[str, Any]] | None]] = []
+        self.segments: list[tuple[Lane, list[dict[str, Any]] | None]] = []
         self.padding: Lane | None = None
         self.watch: Callable[[Stage[Out]], None] | None = None  # called with each segment's chain before that starts
         self._inner: Stage[Out] | None = None
@@ -58,7 +58,7 @@ class Parts(Composite[Out]):
             return None  # or a step of the chain says why
         return "a step after batch_samples() holds batches, so that not all of them are full: put batch_samples() last"
 
-    def open(self, lane: Lane, mark: Mark | None = None) -> Parts[Out]:
+    def open(self, lane: Lane, mark: Mark | None = None) -> Segments[Out]:
         own, before = mark or (None, None)
         running = running_copy(self)
         running.lane, running.at, running._resume = lane, self._at(own), before
@@ -66,11 +66,11 @@ class Parts(Composite[Out]):
         return running
 
     def run(self) -> Iterator[Out]:
-        at, parts = self.at, self.parts
-        if at.part > len(parts) and self.padding is None:
-            raise damaged(f"lane {self.lane.number} has finished {at.part} parts, and it has {len(parts)}")
-        while at.part < len(parts) or self.padding is not None:
-            pads, whole, before = at.part >= len(parts), self._resume is None, at.padded
+        at, segments = self.at, self.segments
+        if at.segment > len(segments) and self.padding is None:
+            raise damaged(f"lane {self.lane.number} has finished {at.segment} segments, and it has {len(segments)}")
+        while at.segment < len(segments) or self.padding is not None:
+            pads, whole, before = at.segment >= len(segments), self._resume is None, at.padded
             inner = self._inner or self._open()
             if pads:
                 for item in inner.items:
@@ -87,18 +87,18 @@ class Parts(Composite[Out]):
                     "there are no samples to fill up the epoch with: use epoch_end='drop', or "
                     "find out why the shards yield none."
                 )
-            at.part, at.opened = at.part + 1, 0
+            at.segment, at.opened = at.segment + 1, 0
             self._resume = None
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
-        if self._inner is None and self.at.part < len(self.parts):
+        if self._inner is None and self.at.segment < len(self.segments):
             self._open().start(ahead=ahead)
 
     def _open(self) -> Stage[Out]:
         """Open the segment whose turn it is."""
         assert self.source is not None
-        pads = self.at.part >= len(self.parts)
-        lane, position = self.parts[self.at.part] if self.padding is None or not pads else (self.padding, None)
+        pads = self.at.segment >= len(self.segments)
+        lane, position = self.segments[self.at.segment] if self.padding is None or not pads else (self.padding, None)
         lane = lane if self.padding is None else replace(lane, padding=pads)
         mark = self.source.load(position) if self._resume is None and position is not None else self._resume
         self._inner = inner = self.source.open(lane, mark)
@@ -131,20 +131,20 @@ class Parts(Composite[Out]):
         return self._own(at), inner.mark()
 
     def load(self, entries: list[dict[str, Any]]) -> Mark:
-        read_counts(entries[-1].get("limited", {}), "'limited' of parts")
+        read_counts(entries[-1].get("limited", {}), "'limited' of segments")
         return super().load(entries)
 
     def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return self.source.uncounted(entries) if self.source is not None else entries
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
-        if mark is None or not self.parts or self.source is None:
+        if mark is None or not self.segments or self.source is None:
             return None
-        return self.source.where(mark[1], self.parts[min(self._at(mark[0]).part, len(self.parts) - 1)][0])
+        return self.source.where(mark[1], self.segments[min(self._at(mark[0]).segment, len(self.segments) - 1)][0])
 
 
 def lay_out(stage: Stage[Any]) -> Stage[Any]:
-    """Return the chain with a ``Parts`` stage where it is cut in two.
+    """Return the chain with a ``Segments`` stage where it is cut in two.
 
     Raises:
         TypeError: the chain does not start with a ShardList.
@@ -157,7 +157,7 @@ def lay_out(stage: Stage[Any]) -> Stage[Any]:
     cut = next((place for place, step in enumerate(chain) if step.items_per_batch is not None), len(chain))
     if not all(step.holds_nothing for step in chain[cut:]):
         cut = len(chain)
-    laid: Stage[Any] = Parts(chain[cut - 1])
+    laid: Stage[Any] = Segments(chain[cut - 1])
     for step in chain[cut:]:
         again = copy.copy(step)
         again.source = laid
@@ -165,27 +165,28 @@ def lay_out(stage: Stage[Any]) -> Stage[Any]:
     return laid
 
 
-def with_parts(stage: Stage[Any], deal: Deal, number: int, epoch: int) -> Stage[Any]:
+def with_segments(stage: Stage[Any], partition: Partition, number: int, epoch: int) -> Stage[Any]:
     """Return a copy of a chain that ``lay_out`` made, with the segments of lane ``number``."""
     again = copy.copy(stage)
-    if isinstance(again, Parts):
+    if isinstance(again, Segments):
         source = again.root
-        again.parts = [
-            (deal.lane(part, source, again.seed, epoch), part.position) for part in deal.parts(number, source)
+        again.segments = [
+            (partition.lane(segment, source, again.seed, epoch), segment.position)
+            for segment in partition.segments(number, source)
         ]
         if again.pads and source.divides_shards:
-            whole = Deal.first(deal.lanes, source, epoch).shares(source, again.seed, epoch)
+            whole = Partition.first(partition.lanes, source, epoch).shares(source, again.seed, epoch)
             again.padding = replace(
-                again.parts[-1][0], shards=tuple(whole[number] or next((share for share in whole if share), []))
+                again.segments[-1][0], shards=tuple(whole[number] or next((share for share in whole if share), []))
             )
     elif again.source is not None:
-        again.source = with_parts(again.source, deal, number, epoch)
+        again.source = with_segments(again.source, partition, number, epoch)
     return again
 
 
-def parts_of(stage: Stage[Any]) -> Parts[Any]:
-    """Return the ``Parts`` stage that ``lay_out`` put in."""
-    while not isinstance(stage, Parts):
+def segments_of(stage: Stage[Any]) -> Segments[Any]:
+    """Return the ``Segments`` stage that ``lay_out`` put in."""
+    while not isinstance(stage, Segments):
         assert stage.source is not None
         stage = stage.source
     return stage

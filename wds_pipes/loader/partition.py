@@ -2,13 +2,13 @@
 when their number changes.
 
 Words:
-- A *range* (``Piece``) is samples a to b of a shard.
-- A *deal* (``Deal``) is a partition of an epoch into lanes. The epoch's first deal has generation
-  0; each repartition makes the next one.
-- A *segment* (``Part``) is a run of the ranges of one lane of one deal. After a repartition, a lane
-  consists of several segments.
-- A *remainder* ("tail" in the code and in states) is what a lane had opened and not finished when
-  the epoch was repartitioned.
+- A *shard range* (``ShardRange``) is samples a to b of a shard.
+- A *partition* (``Partition``) divides an epoch into lanes. The epoch's first partition has
+  generation 0; each repartition makes the next one.
+- A *segment* (``Segment``) is a run of the shard ranges of one lane of one partition. After a
+  repartition, a lane consists of several segments.
+- A *remainder* is a segment that a lane had opened and not finished when the epoch was
+  repartitioned.
 
 Rules:
 1. The partition of an epoch depends on (seed, epoch, number of lanes) alone. Lane i of n gets the
@@ -34,8 +34,8 @@ from wds_pipes.core.lane import Lane
 from wds_pipes.core.moved import Move
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import (
-    MOST_DEALS,
     MOST_LANES,
+    MOST_PARTITIONS,
     damaged,
     read_count,
     read_counts,
@@ -46,16 +46,16 @@ from wds_pipes.core.state import (
 from wds_pipes.core.words import shown
 
 if TYPE_CHECKING:
-    from wds_pipes.loader.parts import Parts
+    from wds_pipes.loader.segments import Segments
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A segment: a run of the ranges of one lane of one deal.
+class Segment:
+    """A segment: a run of the ranges of one lane of one partition.
 
     Attributes:
-        number: the number of the lane in that deal.
-        generation: the generation of that deal: how often the epoch had been repartitioned.
+        number: the number of the lane in that partition.
+        generation: the generation of that partition: how often the epoch had been repartitioned.
         start: the first of the lane's ranges.
         stop: the one after the last; None: up to the last of the lane.
         position: where to begin, as ``Stage.dump`` wrote it; None: at the beginning.
@@ -86,24 +86,26 @@ class Part:
         ]
 
     @classmethod
-    def from_json(cls, entry: object, stages: int) -> Part:
+    def from_json(cls, entry: object, stages: int) -> Segment:
         """Return the segment that ``as_json`` wrote, of a chain of ``stages`` stages."""
-        number, generation, start, stop, position, *samples = _pieces_of(entry, 5, 6)
+        number, generation, start, stop, position, *samples = _fields_of(entry, 5, 6)
         for value in (number, generation, start, *samples, *([] if stop is None else [stop])):
-            read_count(value, "a number of a tail")
+            read_count(value, "a number of a remainder")
         if position is not None:
-            of, entries = _pieces_of(position, 2)
+            of, entries = _fields_of(position, 2)
             names = set(map(str, range(stages)))
-            if of != stages or not read_dict(entries, "the position of a tail").keys() <= names:
-                raise damaged(f"a tail stands at {shown(position)}")
-            position = read_position([entries.get(str(depth), {}) for depth in range(stages)], "the position of a tail")
+            if of != stages or not read_dict(entries, "the position of a remainder").keys() <= names:
+                raise damaged(f"a remainder stands at {shown(position)}")
+            position = read_position(
+                [entries.get(str(depth), {}) for depth in range(stages)], "the position of a remainder"
+            )
         return cls(number, generation, start, stop, position, *samples)
 
 
-def _pieces_of(entry: object, *lengths: int) -> list[Any]:
+def _fields_of(entry: object, *lengths: int) -> list[Any]:
     """Return ``entry`` if it is a list of one of these lengths, else raise."""
     if not isinstance(entry, list) or len(entry) not in lengths:
-        raise damaged(f"its deal holds {shown(entry)}")
+        raise damaged(f"its partition holds {shown(entry)}")
     return entry
 
 
@@ -116,44 +118,44 @@ def _flat(runs: object, lanes: int | None = None) -> tuple[int, ...]:
     """Decode what ``_runs`` encoded: one number for each of ``lanes`` lanes (None: any number of
     lanes up to MOST_LANES).
     """
-    pairs = [_pieces_of(run, 2) for run in read_list(runs, "a list of its deal")]
-    count = sum(read_count(times, "a number of lanes in its deal", least=1, most=MOST_LANES) for _, times in pairs)
+    pairs = [_fields_of(run, 2) for run in read_list(runs, "a list of its partition")]
+    count = sum(read_count(times, "a number of lanes in its partition", least=1, most=MOST_LANES) for _, times in pairs)
     if count > MOST_LANES or (lanes is not None and count != lanes):
-        raise damaged(f"its deal is of {count} lanes, and {lanes or f'at most {MOST_LANES}'} can be")
+        raise damaged(f"its partition is of {count} lanes, and {lanes or f'at most {MOST_LANES}'} can be")
     return tuple(
         value
         for number, times in pairs
-        for value in itertools.repeat(read_count(number, "a number of its deal"), times)
+        for value in itertools.repeat(read_count(number, "a number of its partition"), times)
     )
 
 
-Piece = tuple[int, int, int]  # a range of the samples of a shard, see ``Stage.epoch_shards``
+ShardRange = tuple[int, int, int]  # a range of the samples of a shard, see ``Stage.epoch_shards``
 Sizes = tuple[int, ...] | None  # how many samples each lane gets of the unopened shards; None: whole shards in turn
-History = tuple[tuple[Sizes, tuple[int, ...]], ...]  # see Deal
+History = tuple[tuple[Sizes, tuple[int, ...]], ...]  # see Partition
 
 
 @dataclass(frozen=True)
-class Deal:
+class Partition:
     """A partition of an epoch into lanes.
 
     Attributes:
         lanes: the number of lanes.
         sizes: how the unopened shards are divided.
-        history: of each earlier deal of this epoch, its sizes, and how many ranges each of its
+        history: of each earlier partition of this epoch, its sizes, and how many ranges each of its
             lanes had opened when the epoch was repartitioned.
-        tails: the remainders of the lanes of earlier deals.
-        counts: the samples of earlier deals, by what became of them.
+        remainders: the remainders of the lanes of earlier partitions.
+        counts: the samples of earlier partitions, by what became of them.
     """
 
     lanes: int
     sizes: Sizes = None
     history: History = ()
-    tails: tuple[Part, ...] = ()
+    remainders: tuple[Segment, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def first(cls, lanes: int, source: Stage[Any], epoch: int) -> Deal:
-        """Return the deal at the beginning of an epoch.
+    def first(cls, lanes: int, source: Stage[Any], epoch: int) -> Partition:
+        """Return the partition at the beginning of an epoch.
 
         If samples are counted, the sizes of lanes differ by at most one.
         """
@@ -162,26 +164,36 @@ class Deal:
         total = sum(stop - start for _, start, stop in source.epoch_shards(source.seed, epoch))
         return cls(lanes, tuple((lane + 1) * total // lanes - lane * total // lanes for lane in range(lanes)))
 
-    def parts(self, number: int, source: Stage[Any]) -> list[Part]:
+    def segments(self, number: int, source: Stage[Any]) -> list[Segment]:
         """Return the segments of lane ``number``: its remainders, then its share of the unopened
         shards.
         """
-        tails = list(self.tails[number :: self.lanes])
+        remainders = list(self.remainders[number :: self.lanes])
         if self.history and not source.divides_shards:
-            return tails  # the lanes of a mix continue as a whole
-        return [*tails, Part(number, len(self.history), samples=None if self.sizes is None else self.sizes[number])]
+            return remainders  # the lanes of a mix continue as a whole
+        return [
+            *remainders,
+            Segment(number, len(self.history), samples=None if self.sizes is None else self.sizes[number]),
+        ]
 
-    def lane(self, part: Part, source: Stage[Any], seed: int, epoch: int) -> Lane:
+    def lane(self, segment: Segment, source: Stage[Any], seed: int, epoch: int) -> Lane:
         """Return the lane under whose number a segment is read, with the segment's ranges."""
         if not source.divides_shards:  # a mix: each of its sources divides its own
-            return Lane(seed, epoch, part.number, len(self.history[0][1]) if self.history else self.lanes)
-        shares = _shares(source, (seed, epoch), self.lanes, self.sizes, self.history)[part.generation]
+            return Lane(seed, epoch, segment.number, len(self.history[0][1]) if self.history else self.lanes)
+        shares = _shares(source, (seed, epoch), self.lanes, self.sizes, self.history)[segment.generation]
         return Lane(
-            seed, epoch, part.number, len(shares), part.generation, tuple(shares[part.number][part.start : part.stop])
+            seed,
+            epoch,
+            segment.number,
+            len(shares),
+            segment.generation,
+            tuple(shares[segment.number][segment.start : segment.stop]),
         )
 
-    def shares(self, source: Stage[Any], seed: int, epoch: int) -> list[list[Piece]]:
-        """Return what each lane gets of the ranges that no lane of an earlier deal has opened."""
+    def shares(self, source: Stage[Any], seed: int, epoch: int) -> list[list[ShardRange]]:
+        """Return the shares of the lanes, of the ranges that no lane of an earlier partition has
+        opened.
+        """
         return _shares(source, (seed, epoch), self.lanes, self.sizes, self.history)[-1]
 
     def samples(self) -> list[int] | None:
@@ -189,7 +201,7 @@ class Deal:
         if self.sizes is None:
             return None
         return [
-            size + sum(tail.samples or 0 for tail in self.tails[lane :: self.lanes])
+            size + sum(remainder.samples or 0 for remainder in self.remainders[lane :: self.lanes])
             for lane, size in enumerate(self.sizes)
         ]
 
@@ -201,19 +213,19 @@ class Deal:
     def _packed(self) -> bytes:
         """The pickled result of ``as_json``.
 
-        A deal does not change, and unpickling is faster than building it again.
+        A partition does not change, and unpickling is faster than building it again.
         """
         entry = {
             "sizes": _runs(self.sizes),
             "history": [[_runs(sizes), _runs(opened)] for sizes, opened in self.history],
-            "tails": [tail.as_json() for tail in self.tails],
+            "remainders": [remainder.as_json() for remainder in self.remainders],
             "counts": dict(self.counts),
         }
         return pickle.dumps(entry)
 
     @classmethod
-    def from_json(cls, lanes: int, entry: dict[str, Any], stage: Parts[Any], epoch: int, move: Move) -> Deal:
-        """Return the deal that ``as_json`` wrote.
+    def from_json(cls, lanes: int, entry: dict[str, Any], stage: Segments[Any], epoch: int, move: Move) -> Partition:
+        """Return the partition that ``as_json`` wrote.
 
         Args:
             lanes: the number of lanes.
@@ -223,101 +235,107 @@ class Deal:
             move: whether the shards may have moved, see ``wds_pipes.core.moved``.
 
         Raises:
-            StateError: ``entry`` cannot be a deal of this epoch.
+            StateError: ``entry`` cannot be a partition of this epoch.
         """
         recipe = stage.source
         assert recipe is not None
         stages = len(recipe.dump(None))
         history: list[tuple[Sizes, tuple[int, ...]]] = []
-        earlier, lanes_so_far = read_list(entry.get("history"), "the history of its deal"), lanes
-        if not 0 < len(earlier) <= MOST_DEALS:
-            raise damaged(f"its epoch was dealt again {len(earlier)} times, and at most {MOST_DEALS} can be")
+        earlier, lanes_so_far = read_list(entry.get("history"), "the history of its partition"), lanes
+        if not 0 < len(earlier) <= MOST_PARTITIONS:
+            raise damaged(f"its epoch was repartitioned {len(earlier)} times, and at most {MOST_PARTITIONS} can be")
         for one in earlier:
-            sizes, runs = _pieces_of(one, 2)
+            sizes, runs = _fields_of(one, 2)
             opened = _flat(runs)
             lanes_so_far += len(opened)
             if not opened or lanes_so_far > MOST_LANES:
-                raise damaged(f"its deals are of {lanes_so_far} lanes, and at most {MOST_LANES} can be")
+                raise damaged(f"its partitions are of {lanes_so_far} lanes, and at most {MOST_LANES} can be")
             history.append((None if sizes is None else _flat(sizes, len(opened)), opened))
-        tails = tuple(Part.from_json(tail, stages) for tail in read_list(entry.get("tails"), "the tails of its deal"))
+        remainders = tuple(
+            Segment.from_json(remainder, stages)
+            for remainder in read_list(entry.get("remainders"), "the remainders of its partition")
+        )
         given = entry.get("sizes")
-        deal = cls(
+        partition = cls(
             lanes,
             None if given is None else _flat(given, lanes),
             tuple(history),
-            tails,
-            dict(read_counts(entry.get("counts"), "the counts of its deal")),
+            remainders,
+            dict(read_counts(entry.get("counts"), "the counts of its partition")),
         )
-        if len({(tail.generation, tail.number) for tail in tails}) < len(tails):
-            raise damaged("its deal goes on with a lane twice")
-        for tail in tails:
-            if tail.generation >= len(history) or tail.number >= len(history[tail.generation][1]):
-                raise damaged("its deal goes on with lanes that there were not")
+        if len({(remainder.generation, remainder.number) for remainder in remainders}) < len(remainders):
+            raise damaged("its partition continues a lane twice")
+        for remainder in remainders:
+            if remainder.generation >= len(history) or remainder.number >= len(history[remainder.generation][1]):
+                raise damaged("its partition continues lanes that did not exist")
             if stage.root.divides_shards and not (
-                tail.stop is not None and tail.start < tail.stop <= history[tail.generation][1][tail.number]
+                remainder.stop is not None
+                and remainder.start < remainder.stop <= history[remainder.generation][1][remainder.number]
             ):
-                raise damaged("its deal goes on with shards that were not opened")
-        tails = tuple(
-            tail if tail.position is None else replace(tail, position=recipe.relocate(tail.position, move))
-            for tail in tails
+                raise damaged("its partition continues shards that were not opened")
+        remainders = tuple(
+            remainder
+            if remainder.position is None
+            else replace(remainder, position=recipe.relocate(remainder.position, move))
+            for remainder in remainders
         )
-        deal = replace(deal, tails=tails)
-        for tail in tails:
-            if tail.position is not None:
-                recipe.load(tail.position)
+        partition = replace(partition, remainders=remainders)
+        for remainder in remainders:
+            if remainder.position is not None:
+                recipe.load(remainder.position)
         counted = stage.root.sample_counts is not None
-        if not all((sizes is not None) == counted for sizes in (deal.sizes, *(sizes for sizes, _ in history))):
+        if not all((sizes is not None) == counted for sizes in (partition.sizes, *(sizes for sizes, _ in history))):
             raise damaged(
-                "its deal does not say how many samples each lane has"
+                "its partition does not say how many samples each lane has"
                 if counted
-                else "its deal says how many samples each lane has, of uncounted shards"
+                else "its partition says how many samples each lane has, of uncounted shards"
             )
         if stage.root.divides_shards:
-            deal.shares(stage.root, stage.seed, epoch)  # raises if the number of samples differs
-        return deal
+            partition.shares(stage.root, stage.seed, epoch)  # raises if the number of samples differs
+        return partition
 
 
-@lru_cache(maxsize=1)  # called for each lane of a deal
+@lru_cache(maxsize=1)  # called for each lane of a partition
 def _shares(
     source: Stage[Any], epoch: tuple[int, int], lanes: int, sizes: Sizes, history: History
-) -> list[list[list[Piece]]]:
-    """Return the ranges of each lane of each deal of an epoch (seed and number), from the first
-    deal on.
+) -> list[list[list[ShardRange]]]:
+    """Return the ranges of each lane of each partition of an epoch (seed and number), from the
+    first partition on.
     """
-    pieces = [piece for piece in source.epoch_shards(*epoch) if piece[2]]  # without empty shards
-    dealt = []
+    ranges = [shard_range for shard_range in source.epoch_shards(*epoch) if shard_range[2]]  # without empty shards
+    earlier_shares = []
     for earlier, opened in history:
-        shares = _divide(pieces, len(opened), earlier)
+        shares = _divide(ranges, len(opened), earlier)
         if any(count > len(share) for share, count in zip(shares, opened, strict=True)):
-            raise damaged("its deal has lanes that opened more shards than they had")
-        pieces = [piece for share, count in zip(shares, opened, strict=True) for piece in share[count:]]
-        dealt.append(shares)
-    return [*dealt, _divide(pieces, lanes, sizes)]
+            raise damaged("its partition has lanes that opened more shards than they had")
+        ranges = [shard_range for share, count in zip(shares, opened, strict=True) for shard_range in share[count:]]
+        earlier_shares.append(shares)
+    return [*earlier_shares, _divide(ranges, lanes, sizes)]
 
 
-def _divide(pieces: list[Piece], lanes: int, sizes: Sizes) -> list[list[Piece]]:
+def _divide(ranges: list[ShardRange], lanes: int, sizes: Sizes) -> list[list[ShardRange]]:
     """Divide ranges over lanes: in turn if ``sizes`` is None, else cut into runs of these numbers
     of samples.
     """
     if sizes is None:
-        return [pieces[lane::lanes] for lane in range(lanes)]
-    shares: list[list[Piece]] = []
-    rest = iter(pieces)
+        return [ranges[lane::lanes] for lane in range(lanes)]
+    shares: list[list[ShardRange]] = []
+    rest = iter(ranges)
     shard, start, stop = 0, 0, 0
     for size in sizes:
-        share: list[Piece] = []
+        share: list[ShardRange] = []
         while size:
             if start == stop:
-                shard, start, stop = next(rest, None) or _no_piece()
+                shard, start, stop = next(rest, None) or _no_range()
             end = min(stop, start + size)
             share.append((shard, start, end))
             size -= end - start
             start = end
         shares.append(share)
     if start < stop or next(rest, None) is not None:
-        raise damaged("its deal leaves samples out")
+        raise damaged("its partition leaves samples out")
     return shares
 
 
-def _no_piece() -> NoReturn:
-    raise damaged("its deal gives out more samples than there are")
+def _no_range() -> NoReturn:
+    raise damaged("its partition has more samples than the epoch")
