@@ -25,18 +25,18 @@ Rules:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, ClassVar, Generic, cast
 
-from wds_pipes.core.counts import COUNTED, NO_NETWORK, TROUBLE, Lack, Network, without_counts
-from wds_pipes.core.lane import Host, Lane, LaneFacts
-from wds_pipes.core.moved import Data, Move
+from wds_pipes.core.counts import COUNTED, TROUBLE, without_counts
+from wds_pipes.core.facts import StageFacts
+from wds_pipes.core.lane import Lane
+from wds_pipes.core.moved import Move
 from wds_pipes.core.running import Ended, Mark, Out, begin, running_copy
 from wds_pipes.core.state import damaged, is_count, read_finite
 from wds_pipes.core.words import shown
-from wds_pipes.errors import SampleError, WdsError
 
 State = dict[str, Any]
 
@@ -69,7 +69,7 @@ def shown_signature(kind: type, *, returns: object = inspect.Signature.empty) ->
     return signature.replace(parameters=plain, return_annotation=returns)
 
 
-class Stage(Generic[Out]):
+class Stage(StageFacts, Generic[Out]):
     """One step of a pipeline. Subclasses write ``__init__`` (options), ``At`` (the position) and
     ``run`` (the generator).
 
@@ -78,56 +78,15 @@ class Stage(Generic[Out]):
         lane: while running, which part of which epoch this copy yields.
         at: while running, the stage's own position.
         items: while running, the iterator over the stage's items.
-        order_options: names of the options that decide which items come in which order. A state is
-            refused if they differ.
-        counts_items: whether the items that the stage yields depend on the number of an item in its
-            source.
-        holds_nothing: whether the stage holds no item of its source when it yields, so that the
-            steps after it may run over several sources.
-        shared: names of attributes with a large list, dict or set that never changes: the running
-            copies share it. Of any other list, dict or set, each copy has its own.
-        expands: whether it makes several items of one: see ``FlatMap``.
-        keeps_count: whether the stage yields as many items as it takes (or batches of all of them),
-            so that the length of an epoch stays known.
-        gives: what its items are: ``"shards"``, ``"members"`` or ``"samples"``; None: the same as
-            the items of its source.
-        ends_reading: whether the time of this stage and of the stages before it counts as reading
-            in ``PipeLoader.stats``.
-        runs_chains: whether its running copy runs chains of its own, so that its source is only a
-            recipe.
-        is_source: whether it is the first stage of a chain, and takes no source.
-        divides: whether PipeLoader can divide its epochs into lanes.
-        divides_shards: whether PipeLoader divides them by the shards that ``epoch_shards`` lists.
-        on_error, max_errors: see ``Tolerant``.
-        error_kind: the error that it raises for bad data.
-        counts_itself: whether it overrides ``counts``, because it runs chains of its own.
-        limited: the name of the count that ``max_errors`` limits; None if there is no limit.
+        The others are in ``StageFacts``.
     """
 
     @dataclass(slots=True)
     class At:
         """The position: numbers and strings whose defaults are the beginning."""
 
-    order_options: ClassVar[tuple[str, ...]] = ()
-    shared: ClassVar[tuple[str, ...]] = ()
-    holds_nothing: ClassVar[bool] = False
-    expands: ClassVar[bool] = False
-    keeps_count: ClassVar[bool] = False
-    gives: ClassVar[str | None] = None
-    ends_reading: ClassVar[bool] = False
-    runs_chains: ClassVar[bool] = False
-    is_source: ClassVar[bool] = False
-    divides: ClassVar[bool] = False
-    divides_shards: ClassVar[bool] = False
-    error_kind: ClassVar[type[WdsError]] = SampleError
-    on_error: str = "raise"
-    max_errors: int | None = None
-    counts_itself: ClassVar[bool] = False
-    counts_items: bool = False
-    limited: str | None = None
     _defaults: ClassVar[dict[str, Any]] = {}  # of the fields of At
     _beginning: ClassVar[tuple[Any, ...]] = ()  # their defaults
-    _tallies: ClassVar[tuple[tuple[int, str], ...]] = ()  # the places and names of the fields that count samples
     _own: ClassVar[staticmethod[[Any], tuple[Any, ...]]] = staticmethod(lambda at: ())
     source: Stage[Any] | None
     lane: Lane
@@ -196,184 +155,11 @@ class Stage(Generic[Out]):
         if self.source is not None:
             self.source.close()
 
-    # The first stage answers for the whole chain.
-
-    @property
-    def root(self) -> Stage[Any]:
-        """The first stage of the chain."""
-        return self if self.source is None else self.source.root
-
-    @property
-    def depth(self) -> int:
-        """How many stages come before this one."""
-        return 0 if self.source is None else self.source.depth + 1
-
-    @property
-    def host(self) -> Host:
-        return self.root.host
-
-    @property
-    def seed(self) -> int:
-        return self.root.seed
-
-    @property
-    def storage_options(self) -> dict[str, Any] | None:
-        """How to reach the storage, as passed to the first stage of the chain; None if nothing was
-        passed.
-        """
-        return None if self.source is None else self.source.storage_options
-
-    @property
-    def counts_delivered(self) -> bool:
-        """Whether this stage or one before it counts delivered samples itself, since an item of the
-        chain is not one sample.
-        """
-        return any(name == "delivered" for _, name in self._tallies) or (
-            self.source is not None and not self.expands and self.source.counts_delivered
-        )
-
-    @property
-    def divides_items(self) -> bool:
-        """Whether this stage, the first of a chain, divides its items over the lanes."""
-        return True
-
-    def shards(self) -> tuple[int | None, str]:
-        """Return how many shards the chain reads (None: unknown), and the fingerprint of their
-        list.
-        """
-        return (None, "") if self.source is None else self.source.shards()
-
-    def which_data(self) -> Data:
-        """Return which shards the chain reads, in a form that also identifies them if they are
-        moved: see ``wds_pipes.core.moved``.
-        """
-        return Data(self.shards()[1]) if self.source is None else self.source.which_data()
-
-    def number_of(self, url: str) -> str | None:
-        """Return an id of the shard with this URL in the chain, which does not change if shards are
-        moved; None if no list has it.
-        """
-        return None if self.source is None else self.source.number_of(url)
-
-    def where(self, mark: Mark | None, lane: Lane) -> str | None:
-        """Return the URL of the shard at a position, for messages; None if there is none."""
-        return self.source.where(mark and mark[1], lane) if self.source is not None else None
-
-    @property
-    def bytes_so_far(self) -> int:
-        """How many bytes of shards a running chain has read."""
-        return 0 if self.source is None else self.source.bytes_so_far
-
-    @property
-    def network(self) -> Network:
-        """The chain's use of the network in this process."""
-        return NO_NETWORK if self.source is None else self.source.network
-
-    # What other modules need to know of a stage. Stages that users write can override these too.
-
-    @property
-    def chain(self) -> Iterator[Stage[Any]]:
-        """The stages of the chain, from this one back to the first."""
-        step: Stage[Any] | None = self
-        while step is not None:
-            yield step
-            step = step.source
-
-    @property
-    def branches(self) -> Mapping[str, Stage[Any]]:
-        """The chains that the stage reads from, by name, if it reads from others than its
-        source.
-        """
-        return {}
-
-    @property
-    def items_are(self) -> str | None:
-        """What the items of the chain are, see ``gives``; None if no stage says so."""
-        return next((step.gives for step in self.chain if step.gives is not None), None)
-
-    @property
-    def sample_counts(self) -> Sequence[int] | None:
-        """For the first stage of a chain: how many samples each shard has; None if unknown."""
-        return None
-
-    @property
-    def samples_fingerprint(self) -> str | None:
-        """For the first stage of a chain: a hash of these numbers of samples; None if they are
-        unknown.
-        """
-        return None
-
-    def epoch_shards(self, seed: int, epoch: int) -> list[tuple[int, int, int]]:
-        """For the first stage of a chain: return its shards in the order of an epoch, each as its
-        number and a range of samples. A range that ends at -1 means all samples, if their number is
-        unknown.
-        """
-        raise NotImplementedError
-
     def changes_count(self) -> str | None:
         """Return why the stage may yield another number of items than it takes, for a message; None
         if it does not.
         """
         return None if self.keeps_count else f"{self.graph()[-1].partition('(')[0]}() may change their number"
-
-    def epochs_differ(self) -> str | None:
-        """For the first stage of a chain: return why epochs may differ in length, for a message;
-        None if they do not.
-        """
-        return None
-
-    @property
-    def items_per_batch(self) -> int | None:
-        """How many items the stage puts into a batch; None: it makes no batches."""
-        return None
-
-    def batches_of(self, count: int) -> int:
-        """Return how many batches the stage makes of ``count`` items."""
-        return count
-
-    @property
-    def held_items(self) -> int:
-        """About how many items a running stage holds."""
-        return 0
-
-    @property
-    def arrow(self) -> str:
-        """The label of the arrow to this stage in a graph of the pipeline."""
-        return ""
-
-    def shown_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """Return the options as the text of a pipeline shows them, and the text after the first of
-        them.
-        """
-        return options, ""
-
-    @classmethod
-    def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
-        """Return a description of a position that ``dump`` wrote; None: there is nothing to say."""
-        return None
-
-    @property
-    def batches(self) -> int | None:
-        """How many samples are in each item of the chain, if its last steps are known to make
-        batches; otherwise None.
-        """
-        return None if self.source is None or not self.holds_nothing else self.source.batches
-
-    @property
-    def lack(self) -> Lack:
-        """How the samples of a running chain fit the fields that it keeps, since it was opened."""
-        return Lack() if self.source is None else self.source.lack
-
-    def stall_clock(self) -> Callable[[], float]:
-        """Return a function that returns for how many seconds this chain has waited for bytes from
-        stores in this process. Only differences between two calls have a meaning.
-        """
-        return float if self.source is None else self.source.stall_clock()  # float() is 0.0
-
-    def check_resumable(self) -> None:
-        """Raise StateError if the position of this chain cannot be known exactly."""
-        if self.source is not None:
-            self.source.check_resumable()
 
     def graph(self, *, counted: bool = False) -> list[str]:
         """Return the chain as text, from its first stage: names, and the options that decide the

@@ -17,16 +17,11 @@ from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.order import mix, mix_text
 from wds_pipes.core.running import Mark, begin, running_copy
 from wds_pipes.core.stage import Stage
-from wds_pipes.core.state import (
-    damaged,
-    read_count,
-    read_dict,
-    read_text,
-)
+from wds_pipes.core.state import damaged, read_count, read_dict, read_text
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
 from wds_pipes.stages.mix_position import Place, Rest, add_counts, check_source, position_of, recipe_of
-from wds_pipes.stages.proportions import TURNS, turns, whole_weights
+from wds_pipes.stages.proportions import TURNS, in_proportion, turns, whole_weights
 
 logger = logging.getLogger("wds_pipes")
 _NONE = object()
@@ -377,7 +372,14 @@ class Mix(Composite[Any]):
         if {name: place.weight for name, place in saved.items()} == {
             name: str(weight) for name, weight in self.weights.items()
         }:
-            self._check_proportions(draws, places)
+            drawn = [drawn - place.since for drawn, place in zip(draws, places, strict=True)]
+            live = [number for number, place in enumerate(places) if not place.ended]
+            weights = list(self.weights.values())
+            if not in_proportion([weights[number] for number in live], [drawn[number] for number in live]):
+                raise damaged(
+                    f"mix cannot have drawn {shown(draws)} times from its sources, which is not in "
+                    "proportion to their weights"
+                )
         else:
             if ahead:
                 raise StateError(
@@ -394,19 +396,3 @@ class Mix(Composite[Any]):
             tuple(places),
             [sum(draws) + ahead],
         ), None
-
-    def _check_proportions(self, draws: list[int], places: list[Rest]) -> None:
-        """Raise StateError if the numbers of draws are not in proportion, as ``proportions``
-        guarantees them to be.
-        """
-        live = [
-            (weight, drawn - place.since)
-            for weight, drawn, place in zip(self.weights.values(), draws, places, strict=True)
-            if not place.ended
-        ]
-        total, turn = sum(weight for weight, _ in live), sum(drawn for _, drawn in live)
-        if not all(abs(drawn * total - weight * turn) < total for weight, drawn in live):
-            raise damaged(
-                f"mix cannot have drawn {shown(draws)} times from its sources, which is not in "
-                "proportion to their weights"
-            )

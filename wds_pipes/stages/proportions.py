@@ -62,6 +62,12 @@ def turns(weights: Sequence[int], hashes: Sequence[int], drawn: Sequence[int]) -
         first[chosen], last[chosen] = -(-start // rate), (start + late) // rate + 1
 
 
+def in_proportion(weights: Sequence[int], drawn: Sequence[int]) -> bool:
+    """Return whether ``turns`` can have drawn so often from each source."""
+    total, turn = sum(weights), sum(drawn)
+    return all(abs(count * total - weight * turn) < total for weight, count in zip(weights, drawn, strict=True))
+
+
 def whole_weights(names: list[str], weights: Any) -> dict[str, int]:
     """Return the weights by name, as the smallest whole numbers with the same ratios."""
     if weights is None:
