@@ -60,6 +60,7 @@ class LaneFacts(NamedTuple):
         url: the shard at the position of the lane; None: there is none.
         shards: how many shards the pipeline has; None: unknown.
         divided: the lane is one of a PipeLoader, which also divides shards.
+        epoch: the epoch of the state.
     """
 
     number: int
@@ -67,3 +68,4 @@ class LaneFacts(NamedTuple):
     url: str | None
     shards: int | None
     divided: bool
+    epoch: int = 0

@@ -47,7 +47,7 @@ def _describe(state: Saved) -> str:
     names = [entry.split("(")[0] for entry in state.graph]
     lines = [f"epoch {state.epoch}, seed {state.seed}: {' > '.join(names)}"]
     for number, lane in state.lanes.items():
-        told = LaneFacts(number, state.lane_count, lane.url, state.shards, divided=SEGMENTS in names)
+        told = LaneFacts(number, state.lane_count, lane.url, state.shards, divided=SEGMENTS in names, epoch=state.epoch)
         facts: list[str | None] = ["ended"] if lane.ended else [] if lane.position else ["not begun"]
         for name, entry in zip(names, lane.position or [], strict=False):
             kind = find_stage(name)

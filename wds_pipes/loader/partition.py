@@ -145,6 +145,8 @@ class Partition:
             lanes had opened when the epoch was repartitioned.
         remainders: the remainders of the lanes of earlier partitions.
         counts: the samples of earlier partitions, by what became of them.
+        later: with ``epoch_end="loop"``: the partitions of the next epochs, as far as these were
+            repartitioned, since lanes had begun them.
     """
 
     lanes: int
@@ -152,6 +154,7 @@ class Partition:
     history: History = ()
     remainders: tuple[Segment, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
+    later: tuple[Partition, ...] = ()
 
     @classmethod
     def first(cls, lanes: int, source: Stage[Any], epoch: int) -> Partition:
@@ -163,6 +166,12 @@ class Partition:
             return cls(lanes)
         total = sum(stop - start for _, start, stop in source.epoch_shards(source.seed, epoch))
         return cls(lanes, tuple((lane + 1) * total // lanes - lane * total // lanes for lane in range(lanes)))
+
+    def of_epoch(self, ahead: int, source: Stage[Any], epoch: int) -> Partition:
+        """Return the partition of the epoch that is ``ahead`` epochs after this one."""
+        if not ahead:
+            return self
+        return self.later[ahead - 1] if ahead <= len(self.later) else Partition.first(self.lanes, source, epoch)
 
     def segments(self, number: int, source: Stage[Any]) -> list[Segment]:
         """Return the segments of lane ``number``: its remainders, then its share of the unopened
@@ -215,12 +224,14 @@ class Partition:
 
         A partition does not change, and unpickling is faster than building it again.
         """
-        entry = {
+        entry: dict[str, Any] = {
             "sizes": _runs(self.sizes),
             "history": [[_runs(sizes), _runs(opened)] for sizes, opened in self.history],
             "remainders": [remainder.as_json() for remainder in self.remainders],
             "counts": dict(self.counts),
         }
+        if self.later:
+            entry["later"] = [partition.as_json() for partition in self.later]
         return pickle.dumps(entry)
 
     @classmethod
@@ -237,6 +248,26 @@ class Partition:
         Raises:
             StateError: ``entry`` cannot be a partition of this epoch.
         """
+        partition = cls._one_from_json(lanes, entry, stage, epoch, move)
+        later: list[Partition] = []
+        lanes_so_far = partition.lanes_so_far
+        for ahead, one in enumerate(read_list(entry.get("later", []), "the later epochs of its partition"), 1):
+            later.append(cls._one_from_json(lanes, read_dict(one, "its partition"), stage, epoch + ahead, move))
+            lanes_so_far += later[-1].lanes_so_far
+            if lanes_so_far > MOST_LANES:
+                raise damaged(f"its partitions are of {lanes_so_far} lanes, and at most {MOST_LANES} can be")
+        return replace(partition, later=tuple(later))
+
+    @property
+    def lanes_so_far(self) -> int:
+        """How many lanes this partition and the earlier ones of its epoch have together."""
+        return self.lanes + sum(len(opened) for _, opened in self.history)
+
+    @classmethod
+    def _one_from_json(
+        cls, lanes: int, entry: dict[str, Any], stage: Segments[Any], epoch: int, move: Move
+    ) -> Partition:
+        """Return the partition of one epoch, without later epochs."""
         recipe = stage.source
         assert recipe is not None
         stages = len(recipe.dump(None))

@@ -76,9 +76,14 @@ class PipeLoader:
             rank yields the same number of batches, and samples are repeated to fill the last ones.
             Each sample then has a field ``"__padding__"``, which says whether it is a repeat, and
             the repeats are counted. ``"exact"``: each sample comes once, so ranks may differ by a
-            few batches. None: ``"exact"`` for one rank, ``"drop"`` for several. ``"drop"`` and
-            ``"pad"`` need counted samples (see ``lanes``), and a pipeline without steps that change
-            the number of samples.
+            few batches. ``"loop"``: each lane goes on to its next epoch of the data by itself,
+            without end, and ``with_epoch()`` cuts this stream, so every rank yields the same
+            number of batches, all of them full, whatever the steps filter, skip or mix, and
+            whether samples are counted or not. Lanes with fewer samples are then in later epochs
+            than others; of each epoch each sample comes once, also if the number of ranks or
+            workers changes. None: ``"exact"`` for one rank, ``"drop"`` for several. ``"drop"``
+            and ``"pad"`` need counted samples (see ``lanes``), and a pipeline without steps that
+            change the number of samples.
         drop_last: with ``batch_size``, leave out the last batch of each lane if it is smaller.
         collate: with ``batch_size``, as in ``batch_samples``.
         prefetch_factor: how many batches each worker reads ahead.
@@ -134,12 +139,10 @@ class PipeLoader:
         stage.check_resumable()
         if batch_size is not None:
             if stage.batches is not None:
-                message = (
-                    f"the pipe gives batches of {stage.batches} already, and "
-                    f"batch_size={batch_size} makes batches of these: leave one of the two out."
-                )
                 warnings.warn(
-                    f"{message} If it is meant, write the second one as .batch_samples({batch_size}), too.",
+                    f"the pipe gives batches of {stage.batches} already, and batch_size={batch_size} makes batches of "
+                    "these: leave one of the two out. If it is meant, write the second one as "
+                    f".batch_samples({batch_size}), too.",
                     stacklevel=4,
                 )
             stage = BatchSamples(stage, check_count("batch_size", batch_size), drop_last=drop_last, collate=collate)
@@ -189,7 +192,8 @@ class PipeLoader:
         """Make each ``iter()`` yield a fixed number of samples or batches, and return the loader.
 
         The next ``iter()`` continues where the one before was cut. The order of the samples does
-        not change: the epochs of the data follow each other without a break.
+        not change: the epochs of the data follow each other without a break. With
+        ``epoch_end="loop"``, batches are filled over the ends of epochs.
 
         With ``epoch_end="exact"`` and no ``drop_last``, the last batch of a lane may be smaller. An
         iteration over ``samples`` then ends with the batch that reaches the number: it yields at
@@ -213,13 +217,13 @@ class PipeLoader:
         if count % (ranks * size):
             each = f"{ranks} ranks{f' x {size} samples in a batch' if size > 1 else ''}"
             raise ValueError(
-                f"{'batches' if samples is None else 'samples'}={count} cannot be divided by "
-                f"{each}: pass a multiple of {ranks * size}"
+                f"{'batches' if samples is None else 'samples'}={count} cannot be divided by {each}: pass a multiple "
+                f"of {ranks * size}"
             )
         if ranks > 1 and plan.mode == "exact":
             raise ValueError(
-                "with several ranks, with_epoch() needs epoch_end='drop' or 'pad', so that all "
-                "ranks go on to the next epoch of the data together"
+                "with several ranks, with_epoch() needs epoch_end='loop', or 'drop' or 'pad', so that all "
+                "ranks yield the same number of batches"
             )
         in_samples = (
             samples is not None
@@ -318,14 +322,15 @@ class PipeLoader:
            the last is the time for which workers waited for bytes.
          - ``held_samples``: samples in shuffle buffers.
          - ``epoch``, ``filtered``, ``skipped``: the epoch, and samples of it by what became of
-           them.
+           them; with ``epoch_end="loop"``, the epoch of the last lane of this rank, and the samples
+           of all epochs.
          - ``lane_imbalance``: by how many batches the first lane is ahead of the last.
         """
         progress = self._progress
         # the tally has its own position: a state may have been loaded since
         live, counts = progress.tally, self.counts()
         found = {
-            "epoch": float(progress.position.epoch),
+            "epoch": float(self._plan.epoch(progress.position)),
             "filtered": float(counts["filtered"]),
             "skipped": float(counts["skipped"]),
         }
@@ -386,11 +391,10 @@ class PipeLoader:
         """Why ``len()`` is not known, and what to do; None if it is known."""
         progress = self._progress
         if progress.cut_in_samples:
-            return (
-                "with_epoch(samples=...) counts samples, and the last batch of a lane may be "
-                "smaller: pass batches=, or drop_last=True"
-            )
-        return None if progress.cut is not None else self._plan.uncounted
+            return "the last batch of a lane may be smaller: pass batches= to with_epoch(), or drop_last=True"
+        if progress.cut is not None:
+            return None
+        return "epoch_end='loop' has no end: call with_epoch()" if self._plan.endless else self._plan.uncounted
 
 
 def progress_of(loader: PipeLoader) -> Progress:

@@ -20,7 +20,7 @@ from wds_pipes.loader.partition import Partition
 from wds_pipes.loader.position import LoaderPosition
 from wds_pipes.loader.protocol import NOT_BEGUN, LaneState, pack, total_counts, unpack
 from wds_pipes.loader.ranks import Rank, find_rank
-from wds_pipes.loader.repartition import repartition
+from wds_pipes.loader.repartition import repartition, repartition_loop
 from wds_pipes.loader.segments import lay_out, segments_of
 
 
@@ -52,11 +52,22 @@ class Plan:
         if rank != (None, None):
             find_rank(*rank)
         self.stage = lay_out(stage)
-        self._epoch_end = None if epoch_end is None else check_choice("epoch_end", epoch_end, "drop", "pad", "exact")
+        self._epoch_end = (
+            None if epoch_end is None else check_choice("epoch_end", epoch_end, "drop", "pad", "exact", "loop")
+        )
         self.uncounted = why_uncounted(self.stage)
         self.limits = _limits(self.stage)
         if epoch_end in ("drop", "pad") and self.uncounted:
-            raise ValueError(f"epoch_end={epoch_end!r} needs to know how many samples there are, and {self.uncounted}")
+            raise ValueError(
+                f"epoch_end={epoch_end!r} needs to know how many samples there are, and {self.uncounted}; "
+                "or pass epoch_end='loop' and call with_epoch()"
+            )
+        held = batching(segments_of(self.stage).source)
+        if epoch_end == "loop" and any(step.batches_of(1) for step in held if step.items_per_batch != 1):
+            raise ValueError(
+                "with epoch_end='loop' all batches are full, and a step after batch_samples() holds batches at the end "
+                "of an epoch: put batch_samples() last, or pass drop_last=True to it"
+            )
         self._num_workers = check_count("num_workers", num_workers, least=0)
         self._lanes = None if lanes is None else check_count("lanes", lanes, most=MOST_LANES)
         self._given = rank
@@ -70,19 +81,25 @@ class Plan:
         if self._epoch_end is None and rank.of > 1 and self.uncounted:
             raise ValueError(
                 f"the {rank.of} ranks would not get the same number of batches, which lets "
-                f"training hang: {self.uncounted}. If that is meant, pass "
-                "epoch_end='exact'."
+                f"training hang: {self.uncounted}. Or pass epoch_end='loop' and call "
+                "with_epoch(), which cuts an endless stream into epochs of equal length. If unequal ranks are meant, "
+                "pass epoch_end='exact'."
             )
         return rank
 
     @cached_property
     def mode(self) -> str:
-        """How an epoch ends: ``"drop"``, ``"pad"`` or ``"exact"``."""
+        """How an epoch ends: ``"drop"``, ``"pad"``, ``"exact"`` or ``"loop"``."""
         mode = self._epoch_end or ("exact" if self.rank.of == 1 else "drop")
         segments, samples = segments_of(self.stage), self.source.sample_counts
         segments.samples = None if samples is None else sum(samples)
-        segments.pads = mode == "pad"
+        segments.pads, segments.loops = mode == "pad", mode == "loop"
         return mode
+
+    @property
+    def endless(self) -> bool:
+        """Whether epochs of the data follow each other without end."""
+        return self.mode == "loop"
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -108,7 +125,7 @@ class Plan:
     def batches(self, partition: Partition) -> int | None:
         """How many batches each lane of a partition yields; None if lanes may differ in it."""
         samples = partition.samples()
-        if self.mode == "exact" or samples is None:
+        if self.mode in ("exact", "loop") or samples is None:
             return None
         return min(samples) // self.batch_size if self.mode == "drop" else -(-max(samples) // self.batch_size)
 
@@ -124,7 +141,7 @@ class Plan:
     def left(self, at: LoaderPosition) -> int | None:
         """How many batches this rank yields from a position to its epoch's end; None: not known."""
         samples, batches = at.partition.samples(), self.batches(at.partition)
-        if self.uncounted or samples is None:
+        if self.endless or self.uncounted or samples is None:
             return None
         going = {number: lane for number, lane in at.states.items() if not lane["ended"]}
         if batches is not None:
@@ -154,6 +171,12 @@ class Plan:
             return self.beginning(at.epoch + 1, at.partition.lanes).counted_from(at)
         return at
 
+    def epoch(self, at: LoaderPosition) -> int:
+        """Return the epoch of the data at a position; with "loop", of the lane that is last."""
+        depth = segments_of(self.stage).depth
+        positions = [lane["position"] for lane in at.states.values()]
+        return at.epoch + min((0 if lane is None else lane[depth].get("epoch", 0) for lane in positions), default=0)
+
     def counts(self, at: LoaderPosition) -> dict[str, int]:
         """Count this rank's samples of an epoch up to a position, by what became of them."""
         return total_counts(at.states.values(), at.partition.counts if self.rank.number == 0 else {})
@@ -182,7 +205,7 @@ class Plan:
                 "collect the states of all ranks and load merge_states(states) on each."
             )
         ends = saved.epoch_end, saved.batch_size
-        alike = ends[0] == self.mode and (self.mode == "exact" or ends[1] == self.batch_size)
+        alike = ends[0] == self.mode and (self.mode in ("exact", "loop") or ends[1] == self.batch_size)
         if not alike and not whole:
             raise StateError(
                 f"this is the state of one rank, of an epoch with epoch_end={shown(ends[0])} "
@@ -195,6 +218,8 @@ class Plan:
             if saved.partition is None
             else Partition.from_json(count, saved.partition, segments_of(self.stage), epoch, move)
         )
+        if not self.endless:
+            self._check_one_epoch(partition, lanes)
         batches = self.batches(partition) if alike else None
         if batches is not None and any(lane["delivered"] > batches for lane in lanes.values()):
             raise damaged(f"it has a lane that gave more than its {batches} batches")
@@ -216,9 +241,11 @@ class Plan:
             )
         else:
             count = self._lanes or max(hosts, count // rank.of * rank.of)
-            at = self.beginning(epoch, count)._replace(
-                partition=repartition(partition, count, lanes, segments_of(self.stage), epoch)
-            )
+            if self.endless:
+                epoch, partition = repartition_loop(partition, count, lanes, segments_of(self.stage), epoch)
+            else:
+                partition = repartition(partition, count, lanes, segments_of(self.stage), epoch)
+            at = self.beginning(epoch, count)._replace(partition=partition)
             self._warn_of_dropped(at.partition)
         move.log()
         samples = saved.given * self.batch_size if saved.given_samples is None else saved.given_samples
@@ -254,6 +281,16 @@ class Plan:
             "position": position,
             "counts": lane.counts,
         }
+
+    def _check_one_epoch(self, partition: Partition, lanes: dict[int, LaneState]) -> None:
+        """Raise StateError if the lanes of a state are in several epochs of the data."""
+        depth = segments_of(self.stage).depth
+        positions = [lane["position"] for lane in lanes.values() if lane["position"] is not None]
+        if partition.later or any(position[depth].get("epoch", 0) for position in positions):
+            raise StateError(
+                "the lanes of this state are in several epochs of the data, as epoch_end='loop' lets them: pass "
+                f"epoch_end='loop' to this loader, too, which has {self.mode!r}."
+            )
 
     def _even(self, partition: Partition, lanes: dict[int, LaneState]) -> bool:
         """Whether all ranks have the same number of batches left in these lanes; True where this

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from wds_pipes.core.counts import COUNTED
-from wds_pipes.core.state import (
-    damaged,
-)
+from wds_pipes.core.counts import COUNTED, public_counts
+from wds_pipes.core.state import damaged
+from wds_pipes.loader.partition import Partition, Segment
 
 if TYPE_CHECKING:
     from wds_pipes.loader.segments import Segments
-from wds_pipes.loader.partition import Partition, Segment
 
 
 def repartition(
@@ -71,6 +69,52 @@ def repartition(
     ordered = sorted(remainders, key=lambda remainder: -(remainder.samples or 0))
     loads = [sum(remainder.samples or 0 for remainder in ordered[lane::lanes]) for lane in range(lanes)]
     return Partition(lanes, tuple(_level(loads, rest)), history, tuple(ordered), counts)
+
+
+def repartition_loop(
+    old: Partition, lanes: int, states: dict[int, dict[str, Any]], stage: Segments[Any], epoch: int
+) -> tuple[int, Partition]:
+    """Repartition the rest of all epochs that lanes have begun, with ``epoch_end="loop"``.
+
+    Args:
+        old: the partition until now.
+        lanes: the new number of lanes.
+        states: as in ``repartition``; the lanes may be in different epochs.
+        stage: the stage that runs the segments of a lane.
+        epoch: the epoch of ``old``.
+
+    Returns:
+        the first epoch of which something is left, and its partition with those of the later ones.
+        Each sample that is left of these epochs comes once, before a lane begins the next epoch.
+    """
+    ahead = {
+        number: 0 if state["position"] is None else state["position"][stage.depth].get("epoch", 0)
+        for number, state in states.items()
+    }
+    first, last = min(ahead.values()), max(len(old.later), *ahead.values())
+    partitions = [
+        repartition(
+            old.of_epoch(place, stage.root, epoch + place),
+            lanes,
+            {number: _in_epoch(state, ahead[number] - place) for number, state in states.items()},
+            stage,
+            epoch + place,
+        )
+        for place in range(first, last + 1)
+    ]
+    counts = dict(old.counts)
+    for state in states.values():
+        for name, count in public_counts(state["counts"]).items():
+            counts[name] = counts.get(name, 0) + count
+    return epoch + first, replace(partitions[0], later=tuple(partitions[1:]), counts=counts)
+
+
+def _in_epoch(state: dict[str, Any], ahead: int) -> dict[str, Any]:
+    """Return the state of a lane in an epoch, if the lane stands ``ahead`` epochs after it; without
+    counts, which are of all its epochs.
+    """
+    position, ended = (None, ahead > 0) if ahead else (state["position"], state["ended"])
+    return {**state, "position": position, "ended": ended, "counts": {}}
 
 
 def _level(loads: list[int], rest: int) -> list[int]:

@@ -4,6 +4,8 @@ A chain is cut in two before its first step that makes batches. The steps before
 each segment separately. The steps after it, which hold nothing between items, run over all segments
 as one stream, so that no batch is cut short where a segment ends. If a step after the cut holds
 something between items, the cut is at the end of the chain.
+
+With ``epoch_end="loop"``, the segments of the lane's next epoch of the data follow, without end.
 """
 
 from __future__ import annotations
@@ -14,23 +16,30 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wds_pipes.core.composite import Composite
-from wds_pipes.core.lane import Lane
+from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.running import Mark, Out, begin, running_copy
 from wds_pipes.core.stage import Stage
-from wds_pipes.core.state import damaged, read_counts
+from wds_pipes.core.state import damaged, read_count, read_counts
 from wds_pipes.errors import ShardError
 from wds_pipes.loader.partition import Partition
+
+_NONE = object()
+_MOST_EMPTY = 10  # epochs of a lane in a row without a sample
+
+OfLane = list[tuple[Lane, list[dict[str, Any]] | None]]  # each segment with the position where it begins
 
 
 class Segments(Composite[Out]):
     """The segments of a lane as one stream; then, to pad an epoch, repeats of its samples without
-    end.
+    end; or the next epochs of the lane, without end.
 
-    Checkpoint: which segment, how many of its shard ranges were opened, and the position in it.
+    Checkpoint: how many epochs the lane has done, which segment, how many of its shard ranges were
+    opened, and the position in it.
     """
 
     @dataclass(slots=True)
     class At(Composite.At):  # noqa: D106 - see Stage
+        epoch: int = 0  # since the epoch of the loader
         segment: int = 0
         opened: int = 0
         padded: int = 0
@@ -38,19 +47,23 @@ class Segments(Composite[Out]):
     keeps_count = True
     order_options = ("samples",)
 
+    source: Stage[Out]
+
     def __init__(self, source: Stage[Out]) -> None:
         super().__init__(source)
         # Set by Plan: how many samples an epoch has (None: shards are partitioned, not samples),
-        # and whether repeats fill it up.
+        # whether repeats fill it up, and whether the next epoch follows.
         self.samples: int | None = None
-        self.pads = False
+        self.pads = self.loops = False
         # The lane to run: see ``with_segments``.
-        # each segment with the position where it begins
-        self.segments: list[tuple[Lane, list[dict[str, Any]] | None]] = []
+        self.segments: OfLane = []
+        self.of_epoch: Callable[[int], OfLane] | None = None
         self.padding: Lane | None = None
         self.watch: Callable[[Stage[Out]], None] | None = None  # called with each segment's chain before that starts
         self._inner: Stage[Out] | None = None
         self._resume: Mark | None = None
+        self._empty = 0  # how many epochs in a row had no sample
+        self._found = False  # whether this one had
 
     def changes_count(self) -> str | None:
         assert self.source is not None
@@ -62,21 +75,32 @@ class Segments(Composite[Out]):
         own, before = mark or (None, None)
         running = running_copy(self)
         running.lane, running.at, running._resume = lane, self._at(own), before
+        if running.at.epoch and running.of_epoch is not None:
+            if not self.loops:
+                raise damaged(f"lane {lane.number} is in another epoch than its loader")
+            running.segments, running._found = running.of_epoch(running.at.epoch), True
         begin(running, mark)
         return running
 
     def run(self) -> Iterator[Out]:
-        at, segments = self.at, self.segments
-        if at.segment > len(segments) and self.padding is None:
-            raise damaged(f"lane {self.lane.number} has finished {at.segment} segments, and it has {len(segments)}")
-        while at.segment < len(segments) or self.padding is not None:
-            pads, whole, before = at.segment >= len(segments), self._resume is None, at.padded
+        at = self.at
+        if at.segment > len(self.segments) and self.padding is None:
+            raise damaged(
+                f"lane {self.lane.number} has finished {at.segment} segments, and it has {len(self.segments)}"
+            )
+        while at.segment < len(self.segments) or self.padding is not None or self.loops:
+            if at.segment >= len(self.segments) and self.loops:
+                self._next_epoch()
+                continue
+            pads, whole, before = at.segment >= len(self.segments), self._resume is None, at.padded
             inner = self._inner or self._open()
             if pads:
                 for item in inner.items:
                     at.padded += 1
                     yield item
-            else:
+            elif (first := next(inner.items, _NONE)) is not _NONE:
+                self._found = True
+                yield first  # type: ignore[misc]
                 yield from inner.items
             self.retire(inner)
             self._inner = None
@@ -89,6 +113,21 @@ class Segments(Composite[Out]):
                 )
             at.segment, at.opened = at.segment + 1, 0
             self._resume = None
+
+    def _next_epoch(self) -> None:
+        """Go on to the next epoch of the data, in which ``max_errors`` counts anew."""
+        at = self.at
+        self._empty = 0 if self._found else self._empty + 1
+        if self._empty and self._lack_before.explains({"filtered": at.filtered, "skipped": at.skipped}):
+            raise self._lack_before.error(f"lane {self.lane.number} of {self.lane.of}")
+        if self._empty >= _MOST_EMPTY:
+            raise ShardError(
+                f"lane {self.lane.number} of {self.lane.of} found no sample in {self._empty} epochs in a row: has the "
+                "list fewer shards than lanes, or do filters and on_error='skip' leave nothing of its shards?"
+            )
+        assert self.of_epoch is not None
+        at.epoch, at.segment, at.limited, self._found = at.epoch + 1, 0, None, False
+        self.segments = self.of_epoch(at.epoch)
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
         if self._inner is None and self.at.segment < len(self.segments):
@@ -140,7 +179,14 @@ class Segments(Composite[Out]):
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
         if mark is None or not self.segments or self.source is None:
             return None
-        return self.source.where(mark[1], self.segments[min(self._at(mark[0]).segment, len(self.segments) - 1)][0])
+        at = self._at(mark[0])
+        segments = self.segments if at.epoch == self.at.epoch or self.of_epoch is None else self.of_epoch(at.epoch)
+        return self.source.where(mark[1], segments[min(at.segment, len(segments) - 1)][0])
+
+    @classmethod
+    def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
+        ahead = read_count(entry.get("epoch", 0), "'epoch' of segments")
+        return f"in epoch {lane.epoch + ahead} of the data" if ahead else None
 
 
 def lay_out(stage: Stage[Any]) -> Stage[Any]:
@@ -169,11 +215,17 @@ def with_segments(stage: Stage[Any], partition: Partition, number: int, epoch: i
     """Return a copy of a chain that ``lay_out`` made, with the segments of lane ``number``."""
     again = copy.copy(stage)
     if isinstance(again, Segments):
-        source = again.root
-        again.segments = [
-            (partition.lane(segment, source, again.seed, epoch), segment.position)
-            for segment in partition.segments(number, source)
-        ]
+        source, seed = again.root, again.seed
+
+        def of_epoch(ahead: int) -> OfLane:
+            there = partition.of_epoch(ahead, source, epoch + ahead)
+            return [
+                (there.lane(segment, source, seed, epoch + ahead), segment.position)
+                for segment in there.segments(number, source)
+            ]
+
+        again.of_epoch = of_epoch
+        again.segments = of_epoch(0)
         if again.pads and source.divides_shards:
             whole = Partition.first(partition.lanes, source, epoch).shares(source, again.seed, epoch)
             again.padding = replace(
