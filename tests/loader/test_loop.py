@@ -1,0 +1,298 @@
+"""epoch_end="loop": equal steps with any steps, and a ledger of each epoch that balances."""
+
+import itertools
+import json
+import random
+from collections import Counter
+
+import pytest
+
+import wds_pipes as wp
+from wds_pipes.testing import make_shards
+
+SIZES = [7, 5, 8, 9, 6, 7, 8, 5]
+KEYS = [f"{number:08d}" for number in range(sum(SIZES))]
+
+
+class StampEpoch(wp.Stage):
+    """Writes the epoch of the data into each sample."""
+
+    keeps_count = True
+
+    def run(self):
+        for sample in self.source.items:
+            yield {**sample, "epoch": self.lane.epoch}
+
+
+def wanted(sample):
+    return int(sample["__key__"]) % 5 != 2
+
+
+def stamps(batch):
+    return [(sample["epoch"], sample["__key__"]) for sample in batch]
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("loop"), shards=len(SIZES), samples=SIZES)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stage():
+    if not hasattr(wp.ShardList(["a.tar"]), "stamp_epoch"):
+        wp.register_stage(StampEpoch)
+
+
+def samples(urls, **options):
+    return wp.ShardList(urls, **{"shuffle": True, "seed": 5, **options}).open_shards().load_tar().group_by_key()
+
+
+PIPES = {
+    "filtered": lambda urls: samples(urls).shuffle_buffer(4).stamp_epoch().filter_samples(wanted),
+    "counted": lambda urls: samples(urls, samples_per_shard=SIZES).shuffle_buffer(4).stamp_epoch(),
+    "interleaved": lambda urls: samples(urls).interleave_shards(2).stamp_epoch().filter_samples(wanted),
+    "mixed": lambda urls: wp.mix({"a": samples(urls[:4]), "b": samples(urls[4:])}, exhausted="drop").stamp_epoch(),
+    "batched": lambda urls: samples(urls).stamp_epoch().map_samples(lambda sample: sample),
+}
+KEPT = {"filtered": wanted, "interleaved": wanted}
+
+
+def loader(urls, kind="filtered", **options):
+    return wp.PipeLoader(
+        PIPES[kind](urls), **{"batch_size": 4, "collate": stamps, "epoch_end": "loop", "lanes": 2, **options}
+    )
+
+
+def taken(source, count):
+    """The next batches of a loader, which is then closed."""
+    batches = list(itertools.islice(source, count))
+    source.close()
+    return batches
+
+
+def epochs_of(state):
+    """The epochs of the data in which the lanes of a state are."""
+    found = []
+    for lane in state["lanes"].values():
+        entries = [entry for entry in lane["position"] or [] if "segment" in entry or "opened" in entry]
+        found.append(state["epoch"] + (entries[0].get("epoch", 0) if entries else 0))
+    return found
+
+
+@pytest.mark.parametrize("kind", PIPES)
+def test_each_epoch_has_each_sample_once_over_any_history_of_ranks_and_lanes(kind, urls):
+    chance = random.Random(kind)
+    keys = {key for key in KEYS if KEPT.get(kind, lambda sample: True)({"__key__": key})}
+    complete = 0
+    for _ in range(12):
+        state, seen = None, Counter()
+        for _ in range(chance.randint(1, 5)):
+            ranks, size, steps = chance.choice([1, 2, 3]), chance.choice([1, 3, 4]), chance.randint(1, 25)
+            lanes = ranks * (1 if kind == "mixed" else chance.choice([1, 2]))
+            sources = [
+                loader(urls, kind, rank=rank, world_size=ranks, lanes=lanes, batch_size=size) for rank in range(ranks)
+            ]
+            for source in sources:
+                if state is not None:
+                    source.load_state_dict(state)
+                batches = taken(source, steps)
+                assert [len(batch) for batch in batches] == [size] * steps
+                seen.update(itertools.chain(*batches))
+            state = wp.merge_states(json.loads(json.dumps([source.state_dict() for source in sources])))
+        assert set(seen.values()) == {1}
+        for epoch in range(min(epochs_of(state))):
+            complete += 1
+            assert {key for at, key in seen if at == epoch} == keys
+    assert complete > 5
+
+
+@pytest.mark.parametrize("kind", PIPES)
+def test_a_resume_at_each_step_continues_the_stream(kind, urls):
+    expected = taken(loader(urls, kind), 45)
+    source, states = loader(urls, kind), []
+    for batch in itertools.islice(source, 44):
+        assert batch == expected[len(states)]
+        states.append(json.loads(json.dumps(source.state_dict())))
+    for step, state in enumerate(states):
+        again = loader(urls, kind)
+        again.load_state_dict(state)
+        assert taken(again, 1) == expected[step + 1 : step + 2]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_change_nothing(workers, urls):
+    expected = taken(loader(urls), 30)
+    source = loader(urls, num_workers=workers, multiprocessing_context="fork")
+    assert taken(source, 11) == expected[:11]
+    again = loader(urls, num_workers=workers, multiprocessing_context="fork")
+    again.load_state_dict(source.state_dict())
+    assert taken(again, 19) == expected[11:]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_with_epoch_cuts_equal_epochs_of_full_batches(ranks, urls):
+    """Also though the filter keeps another share on each rank, and samples are not counted."""
+    sources = [
+        loader(urls, rank=rank, world_size=ranks, lanes=ranks).with_epoch(samples=40 * ranks) for rank in range(ranks)
+    ]
+    endless = [taken(loader(urls, rank=rank, world_size=ranks, lanes=ranks), 30) for rank in range(ranks)]
+    for source, expected in zip(sources, endless, strict=True):
+        assert len(source) == 10
+        epochs = [list(source) for _ in range(3)]
+        assert [len(batches) for batches in epochs] == [10, 10, 10]
+        assert list(itertools.chain(*epochs)) == expected
+        assert source.counts()["delivered"] == 120
+
+
+def test_resampled_shards_on_ranks(urls):
+    def run(rank, state=None):
+        pipe = samples(urls, resampled=True).filter_samples(wanted)
+        source = wp.PipeLoader(
+            pipe, batch_size=3, collate=lambda batch: [sample["__key__"] for sample in batch], epoch_end="loop",
+            rank=rank, world_size=2,
+        )  # fmt: skip
+        source.with_epoch(batches=30)
+        if state is not None:
+            source.load_state_dict(state)
+        return source
+
+    for rank in range(2):
+        source = run(rank)
+        expected = [list(source) for _ in range(3)]
+        half = run(rank)
+        begun = [batch for _, batch in zip(range(7), half, strict=False)]
+        again = run(rank, half.state_dict())
+        assert begun + list(again) == expected[0]
+        assert [list(again), list(again)] == expected[1:]
+
+
+def test_broken_samples_are_skipped_and_max_errors_counts_by_epoch(urls):
+    def broken(sample):
+        if sample["__key__"].endswith("3"):
+            raise ValueError("broken")
+        return sample
+
+    bad = sum(key.endswith("3") for key in KEYS)
+
+    def make(most):
+        pipe = samples(urls).map_samples(broken, on_error="skip", max_errors=most)
+        return wp.PipeLoader(pipe, batch_size=4, collate="list", epoch_end="loop", lanes=1)
+
+    source = make(bad)
+    steps = 3 * len(KEYS) // 4
+    assert len(taken(source, steps)) == steps  # three epochs, with as many errors in each
+    assert source.counts()["skipped"] > 2 * bad
+    with pytest.raises(wp.WdsError, match=f"max_errors={bad - 1}"):
+        taken(make(bad - 1), steps)
+
+
+def test_a_state_of_another_end_of_epochs(urls):
+    """A loop continues an epoch of another kind; the other way round, only within one epoch."""
+    exact = loader(urls, epoch_end="exact", lanes=3)
+    begun = list(itertools.islice(exact, 5))
+    source = loader(urls, lanes=2)
+    source.load_state_dict(exact.state_dict())
+    seen = Counter(itertools.chain(*begun, *taken(source, 20)))
+    assert set(seen.values()) == {1}
+    assert {key for epoch, key in seen if epoch == 0} == {key for key in KEYS if wanted({"__key__": key})}
+
+    early = loader(urls, lanes=2)
+    begun = taken(early, 3)
+    exact = loader(urls, epoch_end="exact", lanes=3)
+    exact.load_state_dict(early.state_dict())
+    assert Counter(key for batch in [*begun, *exact] for _, key in batch) == Counter(
+        key for key in KEYS if wanted({"__key__": key})
+    )
+    with pytest.raises(wp.StateError, match="in several epochs of the data.*epoch_end='loop'"):
+        loader(urls, epoch_end="exact", lanes=3).load_state_dict(source.state_dict())
+
+
+def test_what_is_shown_of_a_loop(urls):
+    source = loader(urls)
+    with pytest.raises(TypeError, match=r"has no end: call with_epoch\(\)"):
+        len(source)
+    assert source.remaining() is None
+    taken(source, 40)
+    low = min(epochs_of(source.state_dict()))
+    assert low > 0
+    assert source.stats()["epoch"] == low
+    assert f"in epoch {low} of the data" in wp.describe_state(source.state_dict())
+
+
+def test_the_state_stays_small(urls):
+    """Also over many repartitions, and over many epochs."""
+    state, sizes = None, []
+    for step in range(60):
+        source = loader(urls, lanes=1 + step % 3)
+        if state is not None:
+            source.load_state_dict(state)
+        taken(source, 10 + step)
+        state = json.loads(json.dumps(source.state_dict()))
+        sizes.append(len(json.dumps(state)))
+    assert min(epochs_of(state)) > 50
+    assert max(sizes) < 8192
+
+
+def test_without_samples_it_is_an_error(urls):
+    """No endless loop: no shards in a lane, filters that keep nothing, names that do not exist."""
+    with pytest.raises(wp.ShardError, match="lane 8 of 9 found no sample in 10 epochs in a row.*fewer shards than"):
+        taken(loader(urls, lanes=9), 10)
+    nothing = samples(urls).filter_samples(lambda sample: False)
+    with pytest.raises(wp.ShardError, match="lane 0 of 1 found no sample in 10 epochs"):
+        taken(wp.PipeLoader(nothing, batch_size=2, epoch_end="loop"), 1)
+    misspelt = wp.ShardList(urls).open_shards().load_tar().group_by_key(fields=["jpge"])
+    with pytest.raises(wp.SampleError, match="have none of the fields|had none of the fields"):
+        taken(wp.PipeLoader(misspelt, batch_size=2, epoch_end="loop"), 1)
+
+
+def test_batches_that_would_not_be_full_are_refused(urls):
+    pipe = samples(urls).batch_samples(4).shuffle_buffer(3)
+    with pytest.raises(ValueError, match=r"put batch_samples\(\) last, or pass drop_last=True"):
+        wp.PipeLoader(pipe, epoch_end="loop")
+    pipe = samples(urls).batch_samples(4, drop_last=True, collate="list").shuffle_buffer(3)
+    assert {len(batch) for batch in taken(wp.PipeLoader(pipe, epoch_end="loop"), 50)} == {4}
+
+
+def test_ranks_without_counts_are_pointed_to_it(urls):
+    source = wp.PipeLoader(samples(urls).filter_samples(wanted), batch_size=2, rank=0, world_size=2)
+    with pytest.raises(ValueError, match=r"epoch_end='loop' and call with_epoch\(\)"):
+        next(iter(source))
+
+
+DAMAGED = {
+    "later is no list": (lambda state: state["partition"].update(later=7), "the later epochs of its partition is 7"),
+    "a later epoch is no partition": (lambda state: state["partition"].update(later=[7]), "its partition is 7"),
+    "an epoch below 0": (lambda state: position(state).update(epoch=-1), "cannot stand at epoch=-1"),
+    "an epoch that is a text": (lambda state: position(state).update(epoch="1"), "cannot stand at epoch='1'"),
+}
+
+
+def position(state):
+    return next(entry for lane in state["lanes"].values() for entry in lane["position"] or [] if "opened" in entry)
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_state(damage, urls):
+    source = loader(urls, lanes=3)
+    taken(source, 30)
+    other = loader(urls, lanes=2)
+    other.load_state_dict(source.state_dict())
+    taken(other, 2)
+    state = json.loads(json.dumps(other.state_dict()))
+    assert state["partition"]["later"]
+    edit, message = DAMAGED[damage]
+    edit(state)
+    with pytest.raises(wp.StateError, match=message):
+        loader(urls, lanes=2).load_state_dict(state)
+
+
+def test_a_later_epoch_with_more_lanes_than_can_be_is_refused_at_once(urls):
+    source = loader(urls, lanes=3)
+    taken(source, 30)
+    other = loader(urls, lanes=2)
+    other.load_state_dict(source.state_dict())
+    state = json.loads(json.dumps(other.state_dict()))
+    one = {"sizes": None, "history": [[None, [[0, 900_000]]]], "remainders": [], "counts": {}}
+    state["partition"]["later"] = [one] * 1000
+    with pytest.raises(wp.StateError, match="at most 1000000 can be"):
+        loader(urls, lanes=2).load_state_dict(state)
