@@ -1,8 +1,8 @@
 """The errors and warnings of this package.
 
 WdsError
-  ShardError        a shard cannot be opened, read or parsed            (.url .offset)
-  SampleError       one sample is bad                                   (.url .key .offset)
+  ShardError        a shard cannot be opened, read or parsed; an OSError (.url .offset)
+  SampleError       one sample is bad; a ValueError                     (.url .key .offset)
     DecodeError     one field of it cannot be decoded                   (.field)
   StateError        a checkpoint does not fit this pipeline
   WorkerError       a worker process died or returned nothing in time
@@ -39,8 +39,8 @@ def _rebuild(kind: type[WdsError], message: str, facts: dict[str, Any]) -> WdsEr
     return kind(message, **facts)
 
 
-class ShardError(WdsError):
-    """A shard cannot be opened, read or parsed.
+class ShardError(WdsError, OSError):
+    """A shard cannot be opened, read or parsed. Also an OSError.
 
     Attributes:
         url: the shard, without credentials.
@@ -51,8 +51,8 @@ class ShardError(WdsError):
         super().__init__(message, url=url, offset=offset)
 
 
-class SampleError(WdsError):
-    """One sample is bad.
+class SampleError(WdsError, ValueError):
+    """One sample is bad. Also a ValueError.
 
     Attributes:
         url: its shard, without credentials.

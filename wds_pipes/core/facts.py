@@ -61,7 +61,7 @@ class StageFacts:
     divides: ClassVar[bool] = False
     divides_shards: ClassVar[bool] = False
     error_kind: ClassVar[type[WdsError]] = SampleError
-    on_error: str = "raise"
+    on_error: Any = "raise"
     max_errors: int | None = None
     counts_itself: ClassVar[bool] = False
     counts_items: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,14 +10,20 @@ from wds_pipes.core.counts import LIMITED, logger
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Stage, functional_name
+from wds_pipes.core.tracebacks import causes
 from wds_pipes.errors import WdsError
 
 LOGGED = 20  # how many skips are logged for each stage and epoch
+_CHOICES = ("raise", "skip")
+
+# "raise" or "skip"; or by the class of the error, where what is not listed is raised; or a function
+# of the error.
+OnError = str | Mapping[type[BaseException], str] | Callable[[Exception], str]
 
 
 class Tolerant(Stage[Out]):
-    """A stage that can meet bad data: ``on_error="raise"`` raises the error, ``"skip"`` counts it
-    and continues, up to ``max_errors``.
+    """A stage that can meet bad data: ``on_error`` says which errors to raise, and which to skip:
+    to count, and to continue, up to ``max_errors``.
 
     Here ``max_errors`` limits what one running chain skips. PipeLoader applies it to what all lanes
     of a rank together skip in an epoch.
@@ -26,26 +33,50 @@ class Tolerant(Stage[Out]):
     class At:  # noqa: D106 - see Stage
         skipped: int = 0
 
-    def __init__(self, source: Stage[Any] | None, on_error: str, max_errors: int | None) -> None:
+    def __init__(self, source: Stage[Any] | None, on_error: OnError, max_errors: int | None) -> None:
         super().__init__(source)
-        self.on_error = check_choice("on_error", on_error, "raise", "skip")
+        self.on_error = _checked(on_error)
         self.max_errors = None if max_errors is None else check_count("max_errors", max_errors, least=0)
-        if self.max_errors is not None and on_error == "skip":
+        if self.max_errors is not None and self.may_skip:
             self.limited = f"{LIMITED}{functional_name(type(self))} {self.depth}"
 
+    @property
+    def may_skip(self) -> bool:
+        """Whether any error may be skipped."""
+        return bool(self.on_error != "raise")
+
     def changes_count(self) -> str | None:
-        return (
-            f"{functional_name(type(self))}(on_error='skip') changes their number"
-            if self.on_error == "skip"
-            else super().changes_count()
-        )
+        if not self.may_skip:
+            return super().changes_count()
+        shown = "on_error='skip'" if self.on_error == "skip" else "on_error=..."
+        return f"{functional_name(type(self))}({shown}) changes their number"
 
     counter: ClassVar[str] = "skipped"
 
+    def skips(self, error: Exception) -> bool:
+        """Return whether ``on_error`` says to skip an error."""
+        rule = self.on_error
+        if isinstance(rule, str):
+            return rule == "skip"
+        if isinstance(rule, Mapping):
+            kinds = (kind for one in causes(error) for kind in type(one).__mro__)
+            return next((rule[kind] for kind in kinds if kind in rule), "raise") == "skip"
+        choice = rule(error)
+        if choice not in _CHOICES:
+            raise TypeError(
+                f"on_error= of {functional_name(type(self))}() must return 'raise' or 'skip', and it returned "
+                f"{choice!r:.80}"
+            ) from error
+        return bool(choice == "skip")
+
     def skip(self, error: WdsError) -> None:
         """Count ``error`` and return, or raise it."""
-        if self.on_error == "raise":
+        if not self.skips(error):
             raise error
+        self.count_skip(error)
+
+    def count_skip(self, error: WdsError) -> None:
+        """Count an error that is skipped; raise it if there are too many."""
         count = getattr(self.at, self.counter) + 1
         setattr(self.at, self.counter, count)
         if self.max_errors is not None and count > self.max_errors:
@@ -53,3 +84,21 @@ class Tolerant(Stage[Out]):
             raise error
         if count <= LOGGED:
             logger.warning("skipped: %s%s", error, " Further ones are only counted." if count == LOGGED else "")
+
+
+def _checked(on_error: OnError) -> OnError:
+    """Return ``on_error`` if it is one of what it can be."""
+    if isinstance(on_error, str):
+        return check_choice("on_error", on_error, *_CHOICES)
+    if isinstance(on_error, Mapping):
+        for kind, choice in on_error.items():
+            if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+                raise TypeError(f"on_error takes classes of errors, as {{DecodeError: 'skip'}}, not {kind!r:.80}")
+            check_choice(f"on_error[{kind.__name__}]", choice, *_CHOICES)
+        return dict(on_error)
+    if not callable(on_error):
+        raise TypeError(
+            "on_error must be 'raise', 'skip', a dict such as {DecodeError: 'skip'}, or a function of the error that "
+            f"returns 'raise' or 'skip', not {on_error!r:.80}"
+        )
+    return on_error

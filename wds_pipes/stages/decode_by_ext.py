@@ -9,7 +9,7 @@ from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.codecs.names import INTEGER, Decoder, NotAllowedError
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
-from wds_pipes.core.tolerant import Tolerant
+from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import DecodeError
 from wds_pipes.stages.collating import identity
 
@@ -73,7 +73,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
         *specs: str | Mapping[str, Decoder],
         allow_pickle: bool = False,
         max_image_pixels: int = 1 << 26,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> None:
         super().__init__(source, on_error, max_errors)
@@ -124,9 +124,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
                         sample,
                         field,
                         error,
-                        "Correct it, or pass on_error='skip' to leave such samples out."
-                        if self.on_error == "raise"
-                        else "",
+                        "Correct it, or pass on_error='skip' to leave such samples out." if not self.may_skip else "",
                     )
                 )
                 continue

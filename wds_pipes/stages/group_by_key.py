@@ -15,7 +15,7 @@ from wds_pipes.core.running import Mark
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged
 from wds_pipes.core.suggest import nearest
-from wds_pipes.core.tolerant import Tolerant
+from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.urls import redact
@@ -131,7 +131,7 @@ class GroupByKey(Tolerant[Sample]):
         fields: Iterable[str] | None = None,
         key_split: KeySplit = "first-dot",
         on_repeated_key: str = "raise",
-        on_error: str = "raise",
+        on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> None:
         super().__init__(source, on_error, max_errors)

@@ -12,7 +12,7 @@ from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.running import Mark
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import read_count
-from wds_pipes.core.tolerant import Tolerant
+from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import ShardError, ShardWarning, StateError
 from wds_pipes.io.compression import KINDS, unreadable
 from wds_pipes.io.secret import hide
@@ -94,7 +94,7 @@ class LoadTar(Tolerant[TarMember]):
         *,
         max_member_bytes: int = 4 << 30,
         on_truncated: str = "raise",
-        on_error: str = "raise",
+        on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> None:
         super().__init__(source, on_error, max_errors)
@@ -160,6 +160,8 @@ class LoadTar(Tolerant[TarMember]):
             except ModuleNotFoundError as error:
                 # a missing package is not the fault of the shard, so this is never skipped
                 raise ShardError(f"shard {redact(shard.url)} cannot be read: {error}", url=redact(shard.url)) from error
+            except ShardError:
+                raise
             except unreadable() as error:
                 url = redact(shard.url)
                 broken = ShardError(
@@ -186,7 +188,7 @@ class LoadTar(Tolerant[TarMember]):
     def _damaged(self, error: ShardError) -> None:
         self._shard.doubt(error)  # type: ignore[union-attr]
         offset, url = getattr(error, "offset", None), getattr(error, "url", None)
-        if self.on_error == "raise" and offset == self._began > 0 and error.__cause__ is None:
+        if not self.may_skip and offset == self._began > 0 and error.__cause__ is None:
             # If the shard were unchanged, this header would have been valid when the state was
             # saved.
             raise StateError(

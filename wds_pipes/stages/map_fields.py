@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from wds_pipes.core.stage import Stage
+from wds_pipes.core.tolerant import OnError
 from wds_pipes.stages.fields import check_sample, first_of, missing, read_choices
 from wds_pipes.stages.map_samples import MapSamples
 
@@ -37,7 +38,7 @@ class MapFields(MapSamples):
         source: Stage[Any],
         functions: Mapping[str, Callable[[Any], Any]],
         *,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> None:
         if not isinstance(functions, Mapping) or not functions or not all(map(callable, functions.values())):

@@ -11,12 +11,13 @@ import numpy as np
 
 from wds_pipes.core.order import mix, mix_text
 from wds_pipes.core.stage import Stage, functional_name
-from wds_pipes.core.tolerant import Tolerant
+from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import SampleError, WdsError
 from wds_pipes.io.urls import identify
 from wds_pipes.stages.collating import identity
 
 _RNG = 3  # the salt of the generators
+_OF_CODE = (NameError, TypeError, AttributeError, ImportError, NotImplementedError)  # "skip" does not skip these
 
 
 class MapSamples(Tolerant[Any]):
@@ -34,7 +35,11 @@ class MapSamples(Tolerant[Any]):
         fn: ``fn(sample)`` or ``fn(sample, rng)``. It returns the new sample, and never None. Draw
             from ``rng``, not from global generators: their state is not saved.
         on_error: what to do if ``fn`` raises or returns None: ``"raise"``, or ``"skip"`` the sample
-            and count it. A MemoryError is always raised: it is not the fault of the sample.
+            and count it. ``"skip"`` raises what is a mistake in the code and not in a sample:
+            NameError, TypeError, AttributeError, ImportError, NotImplementedError. A dict such as
+            ``{OSError: "skip", TypeError: "skip"}`` decides by the class of the exception, and
+            raises all others; a function of the exception returns ``"skip"`` or ``"raise"``. A
+            MemoryError is always raised.
         max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
 
     Raises:
@@ -56,7 +61,7 @@ class MapSamples(Tolerant[Any]):
     holds_nothing = True
 
     def __init__(
-        self, source: Stage[Any], fn: Callable[..., Any], *, on_error: str = "raise", max_errors: int | None = None
+        self, source: Stage[Any], fn: Callable[..., Any], *, on_error: OnError = "raise", max_errors: int | None = None
     ) -> None:
         super().__init__(source, on_error, max_errors)
         if not callable(fn):
@@ -75,15 +80,26 @@ class MapSamples(Tolerant[Any]):
             try:
                 result = fn(sample, self._rng(sample)) if takes_rng else fn(sample)
             except Exception as error:
-                if self.on_error == "raise" or isinstance(error, MemoryError):
+                if not self.skips(error):
                     error.add_note(f"raised by the function of {step}() on {_name(sample, at.number)}")
+                    if self.on_error == "skip" and isinstance(error, _OF_CODE):
+                        kind = type(error).__name__
+                        error.add_note(
+                            f"on_error='skip' does not skip a {kind}, which is most often a mistake in the code: if "
+                            f"it is one of the data, pass on_error={{Exception: 'skip'}}."
+                        )
                     raise
-                self.skip(_wrapped(step, sample, at.number, error))
+                self.count_skip(_wrapped(step, sample, at.number, error))
                 continue
             if result is None:
                 self.skip(_nothing(sample, at.number))
                 continue
             yield result
+
+    def skips(self, error: Exception) -> bool:
+        if isinstance(error, MemoryError) or (self.on_error == "skip" and isinstance(error, _OF_CODE)):
+            return False
+        return super().skips(error)
 
     def _rng(self, sample: Any) -> np.random.Generator:
         lane = self.lane

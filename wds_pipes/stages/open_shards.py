@@ -14,7 +14,7 @@ from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_count
 from wds_pipes.core.running import Mark
 from wds_pipes.core.stage import Stage
-from wds_pipes.core.tolerant import Tolerant
+from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io import compression
 from wds_pipes.io.open import Opener, is_remote
@@ -229,7 +229,7 @@ class OpenShards(Tolerant[Shard]):
         verify: bool = True,
         allow_pipe: bool = False,
         buffer_bytes: int = 1 << 20,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> None:
         super().__init__(source, on_error, max_errors)

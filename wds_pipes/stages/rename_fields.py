@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wds_pipes.core.stage import Stage
-from wds_pipes.core.tolerant import Tolerant
+from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import SampleError
 from wds_pipes.stages.collating import identity
 from wds_pipes.stages.fields import check_sample, first_of, missing, read_choices
@@ -37,7 +37,12 @@ class RenameFields(Tolerant[dict[str, Any]]):
     holds_nothing = True
 
     def __init__(
-        self, source: Stage[Any], names: Mapping[str, str], *, on_error: str = "raise", max_errors: int | None = None
+        self,
+        source: Stage[Any],
+        names: Mapping[str, str],
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
     ) -> None:
         super().__init__(source, on_error, max_errors)
         if not isinstance(names, Mapping) or not names or not all(isinstance(name, str) and name for name in names):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from wds_pipes.core.stage import Stage
-from wds_pipes.core.tolerant import Tolerant
+from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.stages.fields import check_sample, first_of, missing, read_choices
 
 
@@ -37,7 +37,7 @@ class SelectFields(Tolerant[dict[str, Any]]):
     holds_nothing = True
 
     def __init__(
-        self, source: Stage[Any], *fields: str, on_error: str = "raise", max_errors: int | None = None
+        self, source: Stage[Any], *fields: str, on_error: OnError = "raise", max_errors: int | None = None
     ) -> None:
         super().__init__(source, on_error, max_errors)
         if not fields:

@@ -209,6 +209,8 @@ class TarReader:
                     cut=True,
                     lost=True,
                 )
+            except ShardError:
+                raise
             except OSError as error:
                 what = f"cannot be read on ({type(error).__name__}: {error}). Check that it can be reached and is whole"
                 found = Damage(what, self.offset, error, cut=True, lost=True)
