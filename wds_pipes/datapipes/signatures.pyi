@@ -116,6 +116,12 @@ class Methods(Generic[T_co]):
     def shuffle_buffer(self, size: int, *, seed: int | None = None) -> WdsPipe[T_co]:
         """Shuffle samples within a moving window."""
 
+    def slice_samples(self, start: int, stop: int | None = None, step: int = 1) -> WdsPipe[T_co]:
+        """Yield a slice of each epoch, as ``itertools.islice`` does."""
+
+    def take_samples(self, n: int) -> WdsPipe[T_co]:
+        """End each epoch after its first ``n`` samples."""
+
     def to_tuple(
         self, *fields: str, on_error: str = "raise", max_errors: int | None = None
     ) -> WdsPipe[tuple[Any, ...]]:
@@ -191,6 +197,12 @@ class ShardList(WdsPipe[str]):
 
 class ShuffleBuffer(WdsPipe[T_co]):
     """Shuffle samples within a moving window."""
+
+class SliceSamples(WdsPipe[T_co]):
+    """Yield a slice of each epoch, as ``itertools.islice`` does."""
+
+class TakeSamples(WdsPipe[T_co]):
+    """End each epoch after its first ``n`` samples."""
 
 class ToTuple(WdsPipe[tuple[Any, ...]]):
     """Turn each sample into a tuple of selected fields."""
