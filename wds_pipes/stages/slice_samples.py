@@ -9,7 +9,7 @@ from typing import Any
 from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.options import check_count
 from wds_pipes.core.running import Mark, Out
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.state import MOST, damaged, read_count
 
 
@@ -110,7 +110,7 @@ class SliceSamples(Stage[Out]):
 
     @classmethod
     def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
-        return f"slice at {read_count(entry.get('read', 0), repr('read')):,}"
+        return f"{functional_name(cls)} at {read_count(entry.get('read', 0), repr('read')):,}"
 
 
 def _share(count: int, lane: Lane) -> int:
