@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.options import check_count
@@ -61,7 +61,7 @@ class SliceSamples(Stage[Out]):
     holds_nothing = True
     counts_items = True
     whole_lanes = True
-    order_options = ("first", "stop", "step")
+    order_options: ClassVar[tuple[str, ...]] = ("first", "stop", "step")
     _before: Mark | None = None  # while running, where the source stood when it was closed
 
     def __init__(self, source: Stage[Out], start: int, stop: int | None = None, step: int = 1) -> None:
