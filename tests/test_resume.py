@@ -108,9 +108,13 @@ def test_every_stage_before_every_other(first, tmp_path):
             "BatchSamples",
             "UnbatchSamples",
             "ShuffleBuffer",
+            "SliceSamples",
+            "TakeSamples",
             "InterleaveShards",
         ):
             continue  # the others take samples
+        if second == "InterleaveShards" and getattr(stages, first).whole_lanes:
+            continue  # this must come after it
         if first == second and first in ("DecodeByExt", "InterleaveShards"):
             continue  # once is all they can be
         check_resume(lambda second=second: make(second))

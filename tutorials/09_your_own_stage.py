@@ -148,8 +148,10 @@ print("exact at every cut of", len(epochs[0]), "items; and of what was resumed t
 #
 # Most stages are simpler: when they yield, they have passed on everything that they have read. Then
 # they need no `mark`. Declare this with `holds_nothing = True`; `PipeLoader` uses it when it
-# repartitions an epoch. Here is a stage that joins texts until they have at least a given number of
-# characters, and yields the result at once.
+# repartitions an epoch. If what a stage yields depends on how many samples it has had in its lane,
+# as in `take_samples`, also declare `whole_lanes = True`: then no lane is divided. Here is a stage
+# that joins texts until they have at least a given number of characters, and yields the result at
+# once.
 
 
 # %%

@@ -24,9 +24,10 @@
 # | `.rename(image="jpg;png")` | `.rename_fields({"image": "jpg;png"})` | The old name is removed. |
 # | `.map_tuple(f, g)` | `.map_samples(lambda t: (f(t[0]), g(t[1])))` | |
 # | `.select(fn)` | `.filter_samples(fn)` | Samples left out are counted in `counts()`. |
+# | `.slice(100)`, `.slice(100, 200)` | `.take_samples(100)`, `.slice_samples(100, 200)` | The numbers count for all workers and ranks together, not for each. Reading ends after the last sample. |
 # | `.batched(64)` | `.batch_samples(64)` | Yields tensors, or with `collate="numpy"` or `"list"` arrays or lists. `partial=False` is `drop_last=True`. |
 # | `WebLoader(...)`, `DataLoader` | `PipeLoader(pipe, batch_size=64, num_workers=8)` | Has a state, for any number of workers and ranks. |
-# | `.with_epoch(10_000)` | `loader.with_epoch(samples=10_000)` | The number counts for all ranks together, not for each worker. |
+# | `.with_epoch(10_000)` | `loader.with_epoch(samples=10_000)` | The number counts for all ranks together, not for each worker. The next epoch continues where this one ended; after `take_samples` it begins anew. |
 # | `.with_length(n)` | `ShardList(index=...)` | The length is counted, not set by hand. |
 # | `RandomMix([a, b], probs=[3, 1])` | `mix({"a": a, "b": b}, weights={"a": 3, "b": 1})` | Exact proportions at every place, not on average. |
 # | `cache_dir=...` | `.open_shards(cache=...)` | Each shard is downloaded once for all processes of a machine. |
@@ -37,8 +38,7 @@
 # | `wids.ShardListDataset("index.json")` | `ShardList("index.json")` | The same index, but read as a stream. For access by number keep using wids. |
 # | `wds.DataPipeline(...)` | a chain of methods | |
 #
-# Not available: `pipe:` in URLs from files, `.xdecode`, `rsample`, `.slice` (use
-# `itertools.islice`), LMDB caches.
+# Not available: `pipe:` in URLs from files, `.xdecode`, `rsample`, LMDB caches.
 
 # %%
 import collections

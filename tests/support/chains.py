@@ -51,6 +51,8 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "MapFields": (({"txt": backwards},), {}),
     "RenameFields": (({"txt": "text;txt"},), {}),  # the steps after it go by the names
     "SelectFields": (("txt", "cls"), {}),
+    "SliceSamples": ((1, 9, 2), {}),
+    "TakeSamples": ((7,), {}),
     "ToTuple": (("txt", "cls", "__key__"), {}),
 }
 BASE = ("OpenShards", "LoadTar", "GroupByKey")
@@ -70,6 +72,8 @@ def chains() -> dict[str, tuple[str, ...]]:
     found["BatchShuffle"] = (*BASE, "BatchSamples", "ShuffleBuffer")
     found["UnbatchShuffle"] = (*BASE, "ToTuple", "BatchSamples", "UnbatchSamples", "ShuffleBuffer", "BatchSamples")
     found["TwoShuffles"] = (*BASE, "ShuffleBuffer", "FilterSamples", "ShuffleBuffer")
+    found["TakeShuffleSlice"] = (*BASE, "TakeSamples", "ShuffleBuffer", "SliceSamples")
+    found["InterleaveTakeBatchSlice"] = (*BASE, "InterleaveShards", "TakeSamples", "BatchSamples", "SliceSamples")
     found["InterleaveShuffleBatch"] = (*BASE, "InterleaveShards", "ShuffleBuffer", "MapSamples", "BatchSamples")
     found["ShuffleInterleave"] = (*BASE, "ShuffleBuffer", "FilterSamples", "InterleaveShards", "BatchSamples")
     found["All"] = (

@@ -94,6 +94,7 @@ from typing import Any, Generic
 from typing_extensions import TypeVar
 
 from wds_pipes.codecs.names import Decoder
+from wds_pipes.core.tolerant import OnError
 from wds_pipes.datapipes.base import IterDataPipe
 from wds_pipes.datapipes.pipe import WdsPipe
 from wds_pipes.io.cache.shard_cache import ShardCache

@@ -121,5 +121,7 @@ def warn_of_nothing(counts: dict[str, int]) -> None:
     lost = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
     if lost and not counts["delivered"]:
         logger.warning(
-            "this epoch gave nothing: %s. See what group_by_key(fields=...), filters and on_error='skip' leave.", lost
+            "this epoch gave nothing: %s. "
+            "See what group_by_key(fields=...), filters, slices and on_error='skip' leave.",
+            lost,
         )

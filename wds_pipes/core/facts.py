@@ -29,6 +29,8 @@ class StageFacts:
             source.
         holds_nothing: whether the stage holds no item of its source when it yields, so that the
             steps after it may run over several sources.
+        whole_lanes: whether what the stage yields depends on the samples that its lane has had, so
+            that PipeLoader may not divide the rest of the lane.
         shared: names of attributes with a large list, dict or set that never changes: the running
             copies share it. Of any other list, dict or set, each copy has its own.
         expands: whether it makes several items of one: see ``FlatMap``.
@@ -52,6 +54,7 @@ class StageFacts:
     order_options: ClassVar[tuple[str, ...]] = ()
     shared: ClassVar[tuple[str, ...]] = ()
     holds_nothing: ClassVar[bool] = False
+    whole_lanes: ClassVar[bool] = False
     expands: ClassVar[bool] = False
     keeps_count: ClassVar[bool] = False
     gives: ClassVar[str | None] = None

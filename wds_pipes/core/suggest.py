@@ -29,7 +29,7 @@ _METHODS = {
     "rsample": ".filter_samples(fn)",
     "select": ".filter_samples(fn)",
     "shuffle": ".shuffle_buffer(size)",
-    "slice": "itertools.islice(pipe, ...), or PipeLoader(pipe).with_epoch(batches=...)",
+    "slice": ".take_samples(n), .slice_samples(start, stop), or PipeLoader(pipe).with_epoch(batches=...)",
     "unbatched": ".unbatch_samples()",
     "unlisted": ".unbatch_samples()",
     "with_epoch": "PipeLoader(pipe).with_epoch(samples=...)",

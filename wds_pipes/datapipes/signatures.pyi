@@ -11,6 +11,7 @@ from typing import Any, Generic
 from typing_extensions import TypeVar
 
 from wds_pipes.codecs.names import Decoder
+from wds_pipes.core.tolerant import OnError
 from wds_pipes.datapipes.base import IterDataPipe
 from wds_pipes.datapipes.pipe import WdsPipe
 from wds_pipes.io.cache.shard_cache import ShardCache
@@ -43,7 +44,7 @@ class Methods(Generic[T_co]):
         *specs: str | Mapping[str, Decoder],
         allow_pickle: bool = False,
         max_image_pixels: int = 1 << 26,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> WdsPipe[dict[str, Any]]:
         """Decode the fields of samples by their extensions."""
@@ -57,7 +58,7 @@ class Methods(Generic[T_co]):
         fields: Iterable[str] | None = None,
         key_split: KeySplit = "first-dot",
         on_repeated_key: str = "raise",
-        on_error: str = "raise",
+        on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> WdsPipe[dict[str, Any]]:
         """Group neighbouring members with the same key into samples."""
@@ -70,18 +71,22 @@ class Methods(Generic[T_co]):
         *,
         max_member_bytes: int = 4 << 30,
         on_truncated: str = "raise",
-        on_error: str = "raise",
+        on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> WdsPipe[TarMember]:
         """Read the regular files in the tars of open shards."""
 
     def map_fields(
-        self, functions: Mapping[str, Callable[[Any], Any]], *, on_error: str = "raise", max_errors: int | None = None
+        self,
+        functions: Mapping[str, Callable[[Any], Any]],
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
     ) -> WdsPipe[Any]:
         """Apply functions to single fields of each sample."""
 
     def map_samples(
-        self, fn: Callable[..., Any], *, on_error: str = "raise", max_errors: int | None = None
+        self, fn: Callable[..., Any], *, on_error: OnError = "raise", max_errors: int | None = None
     ) -> WdsPipe[Any]:
         """Apply a function to each sample."""
 
@@ -98,26 +103,32 @@ class Methods(Generic[T_co]):
         verify: bool = True,
         allow_pipe: bool = False,
         buffer_bytes: int = 1 << 20,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> WdsPipe[Shard]:
         """Open the shards at URLs or paths."""
 
     def rename_fields(
-        self, names: Mapping[str, str], *, on_error: str = "raise", max_errors: int | None = None
+        self, names: Mapping[str, str], *, on_error: OnError = "raise", max_errors: int | None = None
     ) -> WdsPipe[dict[str, Any]]:
         """Rename fields of each sample; the others stay as they are."""
 
     def select_fields(
-        self, *fields: str, on_error: str = "raise", max_errors: int | None = None
+        self, *fields: str, on_error: OnError = "raise", max_errors: int | None = None
     ) -> WdsPipe[dict[str, Any]]:
         """Keep only some fields of each sample, in the given order."""
 
     def shuffle_buffer(self, size: int, *, seed: int | None = None) -> WdsPipe[T_co]:
         """Shuffle samples within a moving window."""
 
+    def slice_samples(self, start: int, stop: int | None = None, step: int = 1) -> WdsPipe[T_co]:
+        """Yield a slice of each epoch, as ``itertools.islice`` does."""
+
+    def take_samples(self, n: int) -> WdsPipe[T_co]:
+        """End each epoch after its first ``n`` samples."""
+
     def to_tuple(
-        self, *fields: str, on_error: str = "raise", max_errors: int | None = None
+        self, *fields: str, on_error: OnError = "raise", max_errors: int | None = None
     ) -> WdsPipe[tuple[Any, ...]]:
         """Turn each sample into a tuple of selected fields."""
 
@@ -191,6 +202,12 @@ class ShardList(WdsPipe[str]):
 
 class ShuffleBuffer(WdsPipe[T_co]):
     """Shuffle samples within a moving window."""
+
+class SliceSamples(WdsPipe[T_co]):
+    """Yield a slice of each epoch, as ``itertools.islice`` does."""
+
+class TakeSamples(WdsPipe[T_co]):
+    """End each epoch after its first ``n`` samples."""
 
 class ToTuple(WdsPipe[tuple[Any, ...]]):
     """Turn each sample into a tuple of selected fields."""

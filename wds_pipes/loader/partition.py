@@ -18,8 +18,9 @@ Rules:
    it had not opened. A remainder begins at the lane's position, and is read under the old number
    and generation of the lane, since its shuffle depends on these. Remainders go to the new lanes in
    turn. Unopened shards are divided as in rule 1; if the samples are counted, they are divided so
-   that the lanes become as equal as possible. The lanes of a mix are not divided: each
-   continues as a whole, as a remainder.
+   that the lanes become as equal as possible. The lanes of a mix, and of a chain with a step that
+   needs whole lanes (``Stage.whole_lanes``), are not divided: each continues as a whole, as a
+   remainder.
 """
 
 from __future__ import annotations

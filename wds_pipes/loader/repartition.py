@@ -33,12 +33,16 @@ def repartition(
     if not source.divides_shards:
         return _hand_on(old, lanes, states, stage)
     shares, remainders, opened, counts = old.shares(source, stage.seed, epoch), [], [], dict(old.counts)
+    whole = any(step.whole_lanes for step in stage.chain)  # each lane counts as having opened its whole share
     for number in range(old.lanes):
         state = states[number]
         for name, count in state["counts"].items():
             counts[name] = counts.get(name, 0) + count
         share, position = shares[number], state["position"]
         segments = old.segments(number, source)
+        handed = segments[:-1]  # the segments that are not divided
+        if whole and share:
+            handed.append(replace(segments[-1], stop=len(share)))
         at = {} if position is None else position[depth]
         place, given = at.get("segment", 0), at.get("opened", 0)
         if (place == len(segments) - 1 and given > len(share)) or (place > len(segments) and not stage.pads):
@@ -46,22 +50,22 @@ def repartition(
         if state["ended"] or place >= len(segments):
             opened.append(len(share))
         elif position is None:
-            opened.append(0)
-            remainders += segments[:-1]
+            opened.append(len(share) if whole else 0)
+            remainders += handed
         else:
             last = place == len(segments) - 1
-            opened.append(given if last else 0)
-            remainder = _remainder(segments[place], uncounted(position[:depth]), given if last else None)
+            opened.append(len(share) if whole else given if last else 0)
+            remainder = _remainder(segments[place], uncounted(position[:depth]), opened[-1] if last else None)
             if remainder is not None:
                 if old.sizes is not None:
                     later = [
-                        *(segment.samples or 0 for segment in segments[place + 1 : -1]),
+                        *(segment.samples or 0 for segment in handed[place + 1 :]),
                         *(stop - start for _, start, stop in share[opened[-1] :]),
                     ]
                     done = sum(state["counts"].get(name, 0) for name in COUNTED)
                     remainder = replace(remainder, samples=max(0, old.samples()[number] - done - sum(later)))  # type: ignore[index]
                 remainders.append(remainder)
-            remainders += segments[place + 1 : -1]
+            remainders += handed[place + 1 :]
     history = (*old.history, (old.sizes, tuple(opened)))
     if old.sizes is None:
         return Partition(lanes, None, history, tuple(remainders), counts)

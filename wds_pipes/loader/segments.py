@@ -3,7 +3,8 @@
 A chain is cut in two before its first step that makes batches. The steps before the cut run for
 each segment separately. The steps after it, which hold nothing between items, run over all segments
 as one stream, so that no batch is cut short where a segment ends. If a step after the cut holds
-something between items, the cut is at the end of the chain.
+something between items, or needs whole lanes (``Stage.whole_lanes``), the cut is at the end of the
+chain.
 
 With ``epoch_end="loop"``, the segments of the lane's next epoch of the data follow, without end.
 """
@@ -201,7 +202,7 @@ def lay_out(stage: Stage[Any]) -> Stage[Any]:
     while chain[0].source is not None:
         chain.insert(0, chain[0].source)
     cut = next((place for place, step in enumerate(chain) if step.items_per_batch is not None), len(chain))
-    if not all(step.holds_nothing for step in chain[cut:]):
+    if not all(step.holds_nothing and not step.whole_lanes for step in chain[cut:]):
         cut = len(chain)
     laid: Stage[Any] = Segments(chain[cut - 1])
     for step in chain[cut:]:

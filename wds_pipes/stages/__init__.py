@@ -19,6 +19,8 @@ from wds_pipes.stages.rename_fields import RenameFields
 from wds_pipes.stages.select_fields import SelectFields
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shuffle_buffer import ShuffleBuffer
+from wds_pipes.stages.slice_samples import SliceSamples
+from wds_pipes.stages.take_samples import TakeSamples
 from wds_pipes.stages.to_tuple import ToTuple
 from wds_pipes.stages.unbatch_samples import UnbatchSamples
 
@@ -38,6 +40,8 @@ __all__ = [
     "SelectFields",
     "ShardList",
     "ShuffleBuffer",
+    "SliceSamples",
+    "TakeSamples",
     "ToTuple",
     "UnbatchSamples",
 ]

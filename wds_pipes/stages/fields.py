@@ -5,10 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.running import Out
+from wds_pipes.core.stage import Stage, functional_name
+from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.core.words import listed
 from wds_pipes.errors import SampleError
 from wds_pipes.stages.collating import identity
+
+
+class Selecting(Tolerant[Out]):
+    """The base of the steps whose arguments are the fields that they select."""
+
+    keeps_count = True
+    holds_nothing = True
+
+    def __init__(
+        self, source: Stage[Any], *fields: str, on_error: OnError = "raise", max_errors: int | None = None
+    ) -> None:
+        super().__init__(source, on_error, max_errors)
+        if not fields:
+            step = functional_name(type(self))
+            raise ValueError(f"{step}() needs the names of fields, such as {step}('jpg;png', 'cls')")
+        self.choices = read_choices(fields)
 
 
 def read_choices(fields: Iterable[Any]) -> list[list[str]]:

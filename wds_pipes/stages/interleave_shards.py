@@ -11,7 +11,7 @@ from wds_pipes.core.composite import Composite
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_count
 from wds_pipes.core.running import Mark, Out, begin, running_copy
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.state import damaged, read_count, read_counts, read_list, read_position
 from wds_pipes.core.words import shown
 from wds_pipes.stages.shard_list import ShardList, ShardRange
@@ -36,8 +36,8 @@ class InterleaveShards(Composite[Out]):
         count: how many shards to keep open, at least 1.
 
     Raises:
-        TypeError: when the stage is built, if the pipe does not start with ``ShardList``, or
-            ``count`` is not an int.
+        TypeError: when the stage is built, if the pipe does not start with ``ShardList``, has
+            ``take_samples`` or ``slice_samples`` in it, or ``count`` is not an int.
         ValueError: when the stage is built, if ``count`` is less than 1.
 
     Checkpoint: which shards are open, and the position in each: about 60 bytes per open shard after
@@ -60,6 +60,9 @@ class InterleaveShards(Composite[Out]):
         super().__init__(source)
         if not isinstance(self._before.root, ShardList):
             raise TypeError("interleave_shards() opens the shards of ShardList: start the pipeline with it")
+        if whole := next((step for step in self._before.chain if step.whole_lanes), None):
+            step = functional_name(type(whole))
+            raise TypeError(f"interleave_shards() runs the steps before it for each shard: put {step}() after it")
         self.count = check_count("count", count)
         # while running, takes the place of the first stage: its position says how many shards were
         # opened

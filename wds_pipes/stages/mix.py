@@ -253,7 +253,9 @@ class Mix(Composite[Any]):
             if lack.explains(source.counts(running.mark(), 0)):
                 logger.warning("%s", lack.error(f"source {name!r} of mix() {where}"))
             else:
-                logger.warning("source %r of mix() gives nothing %s: has it fewer shards than lanes?", name, where)
+                logger.warning(
+                    "source %r of mix() gives nothing %s: has it fewer shards or samples than lanes?", name, where
+                )
         passes = place.passes + 1
         done = add_counts(place.done, source.counts(running.mark(), 0))
         self._bytes_before += running.bytes_so_far

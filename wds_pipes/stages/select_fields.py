@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from wds_pipes.core.stage import Stage
-from wds_pipes.core.tolerant import OnError, Tolerant
-from wds_pipes.stages.fields import check_sample, first_of, missing, read_choices
+from wds_pipes.stages.fields import Selecting, check_sample, first_of, missing
 
 
-class SelectFields(Tolerant[dict[str, Any]]):
+class SelectFields(Selecting[dict[str, Any]]):
     """Keep only some fields of each sample, in the given order (functional name:
     ``select_fields``).
 
@@ -32,17 +30,6 @@ class SelectFields(Tolerant[dict[str, Any]]):
 
     Checkpoint: the number of skipped samples. A resume reads nothing again.
     """
-
-    keeps_count = True
-    holds_nothing = True
-
-    def __init__(
-        self, source: Stage[Any], *fields: str, on_error: OnError = "raise", max_errors: int | None = None
-    ) -> None:
-        super().__init__(source, on_error, max_errors)
-        if not fields:
-            raise ValueError("select_fields() needs the names of fields, such as select_fields('jpg;png', 'cls')")
-        self.choices = read_choices(fields)
 
     def run(self) -> Iterator[dict[str, Any]]:
         assert self.source is not None

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from wds_pipes.core.stage import Stage
-from wds_pipes.core.tolerant import OnError, Tolerant
-from wds_pipes.stages.fields import check_sample, missing, read_choices
+from wds_pipes.stages.fields import Selecting, check_sample, missing
 
 
-class ToTuple(Tolerant[tuple[Any, ...]]):
+class ToTuple(Selecting[tuple[Any, ...]]):
     """Turn each sample into a tuple of selected fields (functional name: ``to_tuple``).
 
     Args:
@@ -28,17 +26,6 @@ class ToTuple(Tolerant[tuple[Any, ...]]):
 
     Checkpoint: the number of skipped samples. A resume reads nothing again.
     """
-
-    keeps_count = True
-    holds_nothing = True
-
-    def __init__(
-        self, source: Stage[Any], *fields: str, on_error: OnError = "raise", max_errors: int | None = None
-    ) -> None:
-        super().__init__(source, on_error, max_errors)
-        if not fields:
-            raise ValueError("to_tuple() needs the names of fields, such as to_tuple('jpg;png', 'cls')")
-        self.choices = read_choices(fields)
 
     def run(self) -> Iterator[tuple[Any, ...]]:
         assert self.source is not None

@@ -1,0 +1,159 @@
+"""slice_samples: as itertools.islice, and over lanes a partition of the epoch."""
+
+import itertools
+import logging
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sources import Given
+
+import wds_pipes as wp
+from wds_pipes.core.lane import Lane
+from wds_pipes.core.stream import Stream
+from wds_pipes.stages import SliceSamples
+from wds_pipes.testing import check_resume, make_shards
+
+SAMPLES = [7, 5, 8, 0, 9, 6, 7, 8]  # 50
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("many"), shards=len(SAMPLES), samples=SAMPLES)
+
+
+def samples(urls, **options):
+    return wp.ShardList(urls, shuffle=True, seed=5, **options).open_shards().load_tar().group_by_key()
+
+
+def keys(items):
+    return [item["__key__"] for item in items]
+
+
+SLICES = st.tuples(st.integers(0, 12), st.none() | st.integers(1, 20), st.integers(1, 5)).filter(
+    lambda given: given[1] is None or given[0] < given[1]
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(given=SLICES)
+def test_resumes_exactly(given, urls):
+    check_resume(lambda: samples(urls).slice_samples(*given).shuffle_buffer(2))
+
+
+@given(length=st.integers(0, 30), given=SLICES)
+def test_one_lane_is_islice_and_stops_reading(length, given):
+    source = Given(range(length))
+    found = list(Stream(SliceSamples(source, *given)))
+    assert found == list(itertools.islice(range(length), *given))
+    start, stop, step = given
+    last = length if stop is None else range(start, stop, step)[-1]
+    assert source.taken[0] == min(length, last + 1)
+
+
+def lanes_of(stage, lanes):
+    return [list(stage.open(Lane(0, 0, lane, lanes)).items) for lane in range(lanes)]
+
+
+@given(
+    cuts=st.lists(st.integers(1, 40), unique=True, max_size=5).map(sorted),
+    lanes=st.integers(1, 7),
+    length=st.integers(0, 50),
+)
+def test_slices_side_by_side_are_a_partition_on_any_lanes(cuts, lanes, length):
+    """Of all samples, in order within each lane; and no slice is longer than it says."""
+    slices = [
+        lanes_of(SliceSamples(Given(range(length)), start, stop), lanes)
+        for start, stop in itertools.pairwise([0, *cuts, None])
+    ]
+    for lane in range(lanes):
+        assert [item for part in slices for item in part[lane]] == list(range(length))[lane::lanes]
+    for (start, stop), part in zip(itertools.pairwise([0, *cuts]), slices, strict=False):
+        assert sum(map(len, part)) <= stop - start
+        if length >= 40 + lanes:  # every lane has its share
+            assert sum(map(len, part)) == stop - start
+
+
+@given(step=st.integers(1, 6), lanes=st.integers(1, 7), length=st.integers(0, 50))
+def test_slices_by_step_are_a_partition_on_any_lanes(step, lanes, length):
+    slices = [lanes_of(SliceSamples(Given(range(length)), start, step=step), lanes) for start in range(step)]
+    for lane in range(lanes):
+        found = [part[lane] for part in slices]
+        assert sorted(itertools.chain(*found)) == list(range(length))[lane::lanes]
+        assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("lanes", [1, 2, 3, 4])
+def test_folds_of_a_loader(lanes, counted, many):
+    """A training and a validation part of the same data, in each epoch."""
+
+    def load(*given):
+        pipe = samples(many, samples_per_shard=SAMPLES if counted else None).slice_samples(*given)
+        return wp.PipeLoader(pipe.shuffle_buffer(3), lanes=lanes, epoch_end="exact")
+
+    head, tail = load(0, 10), load(10)
+    for _ in range(2):
+        first, rest = keys(head), keys(tail)
+        assert len(first) == 10
+        assert sorted([*first, *rest]) == [f"{number:08d}" for number in range(50)]
+    assert (tail.counts()["delivered"], tail.counts()["filtered"]) == (40, 10)
+
+
+def test_samples_that_are_left_out_are_counted_as_filtered(many):
+    """Up to the last one that is yielded: the others are not read."""
+    pipe = samples(many).slice_samples(4, 14, 3)
+    assert keys(pipe) == keys(samples(many))[4:14:3]
+    assert pipe.counts() == {"delivered": 4, "filtered": 10, "skipped": 0, "dropped": 0}
+    items = iter(pipe)
+    next(items)
+    resumed = samples(many).slice_samples(4, 14, 3)
+    resumed.load_state_dict(pipe.state_dict())
+    assert resumed.counts() == {"delivered": 1, "filtered": 4, "skipped": 0, "dropped": 0}
+    assert len(list(resumed)) == 3
+    assert resumed.counts() == {"delivered": 4, "filtered": 10, "skipped": 0, "dropped": 0}
+
+
+def test_a_slice_after_the_end_is_told(many, caplog):
+    with caplog.at_level(logging.WARNING, logger="wds_pipes"):
+        assert list(samples(many).slice_samples(50)) == []
+    assert "this epoch gave nothing: 50 filtered. See what group_by_key(fields=...), filters, slices" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ((-1,), ValueError, "start must be at least 0, not -1"),
+        ((3, 3), ValueError, "stop must be more than start=3, not 3"),
+        ((0, 0), ValueError, "stop must be more than start=0, not 0"),
+        ((0, 5, 0), ValueError, "step must be at least 1"),
+        ((None, 5), TypeError, "start must be an int"),
+        ((0, "5"), TypeError, "stop must be an int"),
+        ((0, 5, None), TypeError, "step must be an int"),
+    ],
+)
+def test_bad_arguments_are_refused_when_it_is_built(given, error, message, urls):
+    with pytest.raises(error, match=message):
+        samples(urls).slice_samples(*given)
+
+
+def test_other_numbers_are_another_pipeline(urls):
+    pipe = samples(urls).slice_samples(1, 9)
+    next(iter(pipe))
+    with pytest.raises(wp.StateError, match=r"slice_samples\(first=1, stop=9, step=1\)"):
+        samples(urls).slice_samples(1, 9, 2).load_state_dict(pipe.state_dict())
+
+
+def test_before_interleave_shards_it_is_refused(many):
+    with pytest.raises(TypeError, match=r"put slice_samples\(\) after it"):
+        samples(many).slice_samples(1).interleave_shards(2)
+
+
+def test_a_position_that_cannot_be_is_refused(urls):
+    pipe = samples(urls).slice_samples(2, 9)
+    next(iter(pipe))
+    for wrong in ({"read": 10}, {"read": 2, "filtered": 3}):
+        state = pipe.state_dict()
+        state["lanes"]["0"]["position"][-1] = wrong
+        with pytest.raises(wp.StateError, match="cannot have read this number"):
+            samples(urls).slice_samples(2, 9).load_state_dict(state)

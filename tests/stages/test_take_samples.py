@@ -1,0 +1,376 @@
+"""take_samples: the first samples of an epoch, over any number of lanes, and nothing is read after
+them.
+"""
+
+import itertools
+import json
+import logging
+import os
+import pickle
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sources import Given
+from torch.utils.data import DataLoader
+from torchdata.nodes import Loader
+
+import wds_pipes as wp
+from wds_pipes import nodes
+from wds_pipes.core.lane import Lane
+from wds_pipes.core.stream import Stream
+from wds_pipes.stages import BatchSamples, ShuffleBuffer, TakeSamples
+from wds_pipes.testing import check_resume, make_shards
+
+SAMPLES = [7, 5, 8, 0, 9, 6, 7, 8]  # 50
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("many"), shards=len(SAMPLES), samples=SAMPLES)
+
+
+def samples(urls, **options):
+    return wp.ShardList(urls, shuffle=True, seed=5, **options).open_shards().load_tar().group_by_key()
+
+
+def keys(items):
+    return [item["__key__"] for item in items]
+
+
+def flat(batches):
+    return [key for batch in batches for key in batch]
+
+
+def through_json(state):
+    return json.loads(json.dumps(state))
+
+
+@pytest.mark.parametrize("n", [1, 3, 13, 14, 99])
+def test_resumes_exactly(n, urls):
+    check_resume(lambda: samples(urls).take_samples(n))
+    check_resume(lambda: samples(urls).shuffle_buffer(3).take_samples(n).shuffle_buffer(2))
+    check_resume(lambda: samples(urls).interleave_shards(2).take_samples(n).batch_samples(2, collate="list"))
+
+
+def test_the_first_of_each_epoch(many):
+    pipe, whole = samples(many).take_samples(12), samples(many)
+    for _ in range(3):
+        assert keys(pipe) == keys(whole)[:12]
+        assert pipe.counts() == {"delivered": 12, "filtered": 0, "skipped": 0, "dropped": 0}
+    assert keys(samples(many).take_samples(1000)) == keys(samples(many))
+
+
+def test_in_all_hosts(many):
+    expected = keys(samples(many))[:9]
+    shards = nodes.ShardList(many, shuffle=True, seed=5)
+    node = nodes.TakeSamples(nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(shards))), 9)
+    assert keys(Loader(node)) == expected
+    assert keys(samples(many).take_samples(9).as_dataset()) == expected
+    pipe = samples(many).take_samples(9)
+    assert keys(pickle.loads(pickle.dumps(pipe))) == expected
+    assert len(keys(DataLoader(pipe.as_dataset(), batch_size=None, num_workers=2))) == 9
+
+
+@pytest.mark.parametrize(
+    ("n", "error", "message"),
+    [
+        (0, ValueError, "n must be at least 1, not 0"),
+        (-1, ValueError, "n must be at least 1"),
+        (2.0, TypeError, "n must be an int"),
+        (True, TypeError, "n must be an int"),
+        (None, TypeError, "n must be an int"),
+    ],
+)
+def test_bad_numbers_are_refused_when_it_is_built(n, error, message, urls):
+    with pytest.raises(error, match=message):
+        samples(urls).take_samples(n)
+
+
+def test_another_number_is_another_pipeline(urls):
+    pipe = samples(urls).take_samples(5)
+    next(iter(pipe))
+    with pytest.raises(wp.StateError, match=r"take_samples\(n=5\)"):
+        samples(urls).take_samples(6).load_state_dict(pipe.state_dict())
+
+
+# The end
+
+
+class Watched(Given):
+    """Counts in ``taken[1]`` how often a run was closed before its end, and in ``taken[2]`` the
+    starts.
+    """
+
+    def __init__(self, items):
+        super().__init__(items)
+        self.taken = [0, 0, 0]
+
+    def run(self):
+        try:
+            yield from super().run()
+        except GeneratorExit:
+            self.taken[1] += 1
+            raise
+
+    def start(self, offset=0, *, ahead=False):
+        self.taken[2] += 1
+
+
+def test_nothing_is_read_after_the_last_sample():
+    source = Watched(range(100))
+    running = iter(Stream(TakeSamples(source, 5)))
+    assert list(itertools.islice(running, 5)) == [0, 1, 2, 3, 4]
+    assert source.taken[0] == 5
+    assert list(running) == []
+    assert source.taken[:2] == [5, 1]  # closed by the step itself
+
+
+def test_the_source_is_closed_while_a_later_step_still_holds_samples():
+    source = Watched(range(100))
+    running = iter(Stream(ShuffleBuffer(TakeSamples(source, 20), 50)))
+    rest = [next(running)]
+    while source.taken[0] < 20:
+        rest.append(next(running))
+    rest.append(next(running))
+    assert len(rest) < 20
+    assert source.taken[:2] == [20, 1]
+    assert sorted([*rest, *running]) == list(range(20))
+
+
+@pytest.mark.parametrize(("n", "lane"), [(1, Lane(0, 0, 2, 3)), (2, Lane(0, 0, 2, 3))])
+def test_a_lane_without_a_share_reads_nothing(n, lane):
+    source = Watched(range(100))
+    running = TakeSamples(source, n).open(lane)
+    running.start()
+    assert list(running.items) == []
+    assert source.taken == [0, 0, 0]
+
+
+def test_after_the_end_nothing_is_requested():
+    """Neither from a state after the last sample, nor from one that knows the end."""
+    source = Watched(range(100))
+    stage = TakeSamples(source, 2)
+    running = stage.open(Lane(0, 0))
+    assert [next(running.items), next(running.items)] == [0, 1]
+    marks = [running.mark()]
+    assert list(running.items) == []
+    marks.append(running.mark())
+    dumped = [through_json(stage.dump(mark)) for mark in marks]
+    assert dumped == [[{"number": 2}, {"read": 2}], [{"number": 2}, {"read": 2, "at end": True}]]
+    source.taken[:] = [0, 0, 0]
+    for position in dumped:
+        again = stage.open(Lane(0, 0), stage.load(position))
+        again.start()
+        assert list(again.items) == []
+        assert stage.dump(again.mark()) == dumped[1]
+    assert source.taken == [0, 0, 0]
+
+
+def test_files_are_not_read_to_their_end(tmp_path, counted):
+    [path] = make_shards(tmp_path, shards=1, samples=40, fields={"bin": lambda rng, number: rng.randbytes(1 << 20)})
+    pipe = wp.ShardList(f"counted://{path}").open_shards(readahead_bytes=2 << 20).load_tar().group_by_key()
+    assert keys(pipe.take_samples(2)) == ["00000000", "00000001"]
+    taken = sum(size for _, size in counted)
+    assert 2 << 20 <= taken < os.path.getsize(path) // 2
+    counted.clear()
+    assert counted == []
+
+
+# Lanes
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("lanes", [1, 2, 3, 4])
+def test_all_lanes_together(lanes, counted, many):
+    """Each lane yields the first of what it yields without the step."""
+
+    def run(n):
+        pipe = samples(many, samples_per_shard=SAMPLES if counted else None).interleave_shards(2)
+        pipe = pipe if n is None else pipe.take_samples(n)
+        loaders = [
+            wp.PipeLoader(pipe, lanes=lanes, rank=rank, world_size=lanes, epoch_end="exact") for rank in range(lanes)
+        ]
+        return [keys(loader) for loader in loaders]
+
+    whole = run(None)
+    for n in (1, 2, 3, 10, 23):
+        found = run(n)
+        shares = [n // lanes + (lane < n % lanes) for lane in range(lanes)]
+        assert found == [lane[:share] for lane, share in zip(whole, shares, strict=True)]
+        assert sum(map(len, found)) == n
+
+
+def test_fewer_shards_than_lanes(tmp_path):
+    """Uncounted, lanes without a shard yield nothing; counted, all have samples."""
+    urls = make_shards(tmp_path, shards=2, samples=20)
+    for counts, total in ((None, 6), (20, 12)):
+        pipe = samples(urls, samples_per_shard=counts).take_samples(12)
+        assert len(list(wp.PipeLoader(pipe, lanes=4, epoch_end="exact"))) == total
+
+
+def test_equal_epochs_are_refused(many):
+    pipe = samples(many, samples_per_shard=SAMPLES).take_samples(12)
+    for end in ("drop", "pad"):
+        with pytest.raises(ValueError, match=r"take_samples\(\) may change their number"):
+            wp.PipeLoader(pipe, epoch_end=end)
+    with pytest.raises(TypeError, match=r"take_samples\(\) may change their number"):
+        len(pipe)
+
+
+def test_before_interleave_shards_it_is_refused(many):
+    """There it would run for each shard."""
+    with pytest.raises(TypeError, match=r"for each shard: put take_samples\(\) after it"):
+        samples(many).take_samples(12).interleave_shards(2)
+
+
+def in_mix(urls):
+    return wp.mix({"a": samples(urls[4:]).take_samples(3), "b": samples(urls[:4])}, exhausted="drop")
+
+
+def test_in_a_mix(many, caplog):
+    """A source of three samples beside others; lanes without a share say so."""
+    alone = set(keys(samples(many[4:]).take_samples(3)))
+    assert sorted(keys(in_mix(many))) == sorted([*alone, *keys(samples(many[:4]))])
+    check_resume(lambda: in_mix(many).batch_samples(4, collate="list"))
+    with caplog.at_level(logging.WARNING, logger="wds_pipes"):
+        assert len(list(wp.PipeLoader(in_mix(many), lanes=4))) == 23
+    assert "'a' of mix() gives nothing in lane 3 of 4: has it fewer shards or samples than lanes?" in caplog.text
+
+
+# Each of these yields as many samples as given, whatever the lanes; and how many a pass reads.
+PIPES = {
+    "plain": lambda urls: samples(urls).take_samples(24),
+    "before a shuffle": lambda urls: samples(urls).take_samples(24).shuffle_buffer(4),
+    "after a shuffle": lambda urls: samples(urls).shuffle_buffer(4).take_samples(24),
+    "between shuffles": lambda urls: samples(urls).shuffle_buffer(4).take_samples(24).shuffle_buffer(100),
+    "counted": lambda urls: samples(urls, samples_per_shard=SAMPLES).shuffle_buffer(3).take_samples(24),
+    "interleaved": lambda urls: samples(urls).interleave_shards(2).take_samples(24).shuffle_buffer(4),
+    "of the mix": lambda urls: wp.mix({"a": samples(urls[::2]), "b": samples(urls[1::2])}).take_samples(24),
+    "in a mix": in_mix,
+    "of shards": lambda urls: (
+        wp.ShardList(urls, shuffle=True, seed=5).take_samples(5).open_shards().load_tar().group_by_key()
+    ),
+    "slice": lambda urls: samples(urls).shuffle_buffer(4).slice_samples(7, 44, 2).shuffle_buffer(2),
+    "rest": lambda urls: samples(urls).slice_samples(20).shuffle_buffer(2),
+}
+
+
+def run(make, history):
+    """The samples of an epoch over several topologies, each as its lanes and the batches until it
+    is cut (None: none), and the counts at the end.
+    """
+    got, state, counts = [], None, {}
+    for lanes, cut in history:
+        loader = wp.PipeLoader(make(), batch_size=2, collate=keys, lanes=lanes, epoch_end="exact")
+        if state is not None:
+            loader.load_state_dict(state)
+            if state["epoch"] or loader.state_dict()["epoch"]:
+                break
+        got += itertools.islice(loader, cut)
+        state, counts = through_json(loader.state_dict()), loader.counts()
+    return flat(got), counts
+
+
+@pytest.mark.parametrize("new", [1, 2, 5])
+@pytest.mark.parametrize("pipe", PIPES)
+def test_the_epoch_goes_on_on_other_lanes(pipe, new, many):
+    """From 3 lanes at every second batch, and at once to another number again: the samples of the
+    3 lanes, each exactly once, and their counts.
+    """
+    make = lambda: PIPES[pipe](many)  # noqa: E731
+    expected, counts = run(make, [(3, None)])
+    for cut in range(1, len(expected) // 2, 2):
+        for history in ([(3, cut), (new, None)], [(3, cut), (new, 2), (3 if new == 2 else 2, None)]):
+            got, found = run(make, history)
+            assert sorted(got) == sorted(expected), history
+            assert found == counts, history
+
+
+def test_batches_are_whole_lanes_too(many):
+    """After batch_samples() it takes batches, and each lane keeps its own."""
+
+    def make():
+        return samples(many).batch_samples(3, collate="list").take_samples(7)
+
+    def load(lanes):
+        return wp.PipeLoader(make(), lanes=lanes, epoch_end="exact", collate=None)
+
+    expected = sorted(flat(map(keys, load(3))))
+    for cut in range(7):
+        first = load(3)
+        got = flat(map(keys, itertools.islice(first, cut)))
+        second = load(2)
+        second.load_state_dict(through_json(first.state_dict()))
+        assert sorted([*got, *flat(map(keys, second))]) == expected
+    assert list(Stream(BatchSamples(TakeSamples(BatchSamples(Given(range(20)), 3, collate="list"), 2), 9)))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(
+    pipe=st.sampled_from(sorted(PIPES)),
+    history=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 8)), min_size=2, max_size=5),
+)
+def test_random_histories(pipe, history, many):
+    make = lambda: PIPES[pipe](many)  # noqa: E731
+    lanes, _ = history[0]
+    expected, counts = run(make, [(lanes, None)])
+    got, found = run(make, [*history, (2, None)])
+    assert (sorted(got), found) == (sorted(expected), counts)
+
+
+def test_a_position_that_cannot_be_is_refused(urls):
+    pipe = samples(urls).take_samples(5)
+    next(iter(pipe))
+    for read, message in ((6, "cannot have read this number"), (-1, "damaged"), ("1", "damaged")):
+        state = through_json(pipe.state_dict())
+        state["lanes"]["0"]["position"][-1]["read"] = read
+        with pytest.raises(wp.StateError, match=message):
+            samples(urls).take_samples(5).load_state_dict(state)
+    assert "take_samples at 1" in wp.describe_state(pipe.state_dict())
+    stage = TakeSamples(Given(range(9)), 5)
+    with pytest.raises(wp.StateError, match="lane 1 has read 3 samples, up to place 2"):
+        list(stage.open(Lane(0, 0, 1, 2), stage.load([{"number": 3}, {"read": 3}])).items)
+
+
+class Numbered(wp.Stage):
+    """Each sample with its number in its lane: a step that needs whole lanes, and keeps the
+    count.
+    """
+
+    @dataclass(slots=True)
+    class At:
+        number: int = 0
+
+    keeps_count = holds_nothing = whole_lanes = True
+
+    def run(self):
+        for sample in self.source.items:
+            self.at.number += 1
+            yield sample | {"number": (self.lane.number, self.lane.of, self.at.number)}
+
+
+wp.register_stage(Numbered)
+
+
+@pytest.mark.parametrize("new", [1, 2, 5])
+@pytest.mark.parametrize("end", ["exact", "pad", "drop"])
+def test_a_step_of_ones_own_that_needs_whole_lanes(end, new, many):
+    """It also works in equal epochs."""
+
+    def load(lanes, end=end):
+        pipe = samples(many, samples_per_shard=SAMPLES).shuffle_buffer(3).numbered()
+        return wp.PipeLoader(pipe, lanes=lanes, epoch_end=end, batch_size=1, collate=list)
+
+    def numbers(batches):
+        return {(item["__key__"], item["number"]) for item in flat(batches) if not item.get("__padding__")}
+
+    whole = numbers(load(3, "exact"))
+    assert len(whole) == 50
+    for cut in (1, 7, 20, 40):
+        start, rest = load(3), load(new)
+        got = list(itertools.islice(start, cut))
+        rest.load_state_dict(through_json(start.state_dict()))
+        found = numbers([*got, *rest])
+        assert found <= whole if end == "drop" else found == whole
