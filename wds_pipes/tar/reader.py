@@ -7,7 +7,7 @@ Rules:
 1. A header is trusted only if its checksum is right, and its size only if it is within
    ``max_member_bytes``.
 2. The common header (regular file, short name, plain size) is parsed inline in ``__iter__``;
-   everything rare in ``_rare``.
+   everything rare in ``_rare``, in ``ends`` (rule 4) and in ``recovery`` (rule 5).
 3. A hole in the stream (skipped damage, a cut) is yielded as a gap member, so that the caller does
    not take half a sample for a whole one.
 4. Zeros are taken as an end mark only where an archive may end. Either the shard ends at most one
@@ -151,12 +151,12 @@ class TarReader:
                 while True:
                     plain = False
                     try:
-                        short, last, digits, behind, checksum, kind, prefix = fields(head)
+                        short, last, digits, after_size, checksum, kind, prefix = fields(head)
                         size = sizes[digits]
                         plain = (
                             # a short name, no ustar prefix, NUL or space after the size, no
                             # extended header before
-                            not (last or prefix or behind & 223 or extended)
+                            not (last or prefix or after_size & 223 or extended)
                             and (kind == 48 or kind == 0)  # noqa: PLR1714 - a set is slower
                             and size <= limit
                             and adler(head) & 0xFFFF == sums[checksum]
