@@ -334,7 +334,7 @@ with raises("cannot be read"):  # no server answers: a wrong endpoint, or a fire
 # | may not be read ... credentials | missing or wrong keys; a public bucket | see the tables above; use `anon` or `token` for public data |
 # | needs a package that is not installed | an extra is missing | install it as the message says: `pip install 'wds_pipes[s3]'` |
 # | cannot be read ... Connect | no server answers at that address | check the endpoint, `http://` or `https://`, and the proxy of the cluster |
-# | cannot be read ... asked 10 times | the store refused requests for too long | use fewer `connections`, a larger `timeout_seconds` or more `retries` |
+# | cannot be read ... 10 requests | the store refused requests for too long | use fewer `connections`, a larger `timeout_seconds` or more `retries` |
 # | it was changed while it was read | the shard was written again | write changed data under new names; a resume is exact only over the same bytes |
 # | has n bytes, and m were expected | the index is older than the shard | make the index again |
 # | its MD5 is ... | some bytes are wrong | copy the shard again |

@@ -10,9 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 from waiting import wait_for
 
-from wds_pipes.cli import demo as module
 from wds_pipes.cli import main
-from wds_pipes.cli.demo import SHAPES, Run, Step, choose_kill, difference, draw_losses, inspect_shards, write_images
+from wds_pipes.cli.demo import command
+from wds_pipes.cli.demo.data import SHAPES, inspect_shards, write_images
+from wds_pipes.cli.demo.picture import draw_losses
+from wds_pipes.cli.demo.runs import Run, Step, choose_kill, difference
 from wds_pipes.testing import make_shards
 
 STEPS = [
@@ -220,7 +222,7 @@ def test_differences(killed: list[Step], resumed: list[Step], words: str) -> Non
 def test_difference_exits_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command says what differs and fails."""
     runs = iter([STEPS, KILLED, [replace(RESUMED[0], loss=9.0), *RESUMED[1:]]])
-    monkeypatch.setattr(module, "run_trainer", lambda *args, **options: Run(next(runs)))
+    monkeypatch.setattr(command, "run_trainer", lambda *args, **options: Run(next(runs)))
     result = demo("--out", tmp_path, "--samples", 12)
     assert result.exit_code == 1
     assert "DIFFERENT: step 21 of the resumed run has the same samples but the loss 9.0, not" in result.output

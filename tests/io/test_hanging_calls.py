@@ -34,7 +34,7 @@ except wp.ShardError as error:
 
 def test_a_process_ends_though_a_call_hangs():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True)
-    assert "no answer in 1 s" in done.stdout
+    assert "no response in 1 s" in done.stdout
 
 
 class SometimesHanging(LocalFileSystem):

@@ -120,7 +120,7 @@ def test_answers_that_can_never_be_read(remote, local):
     """After as many tries as were allowed."""
     (url,) = put_all(remote, local[:1])
     remote.faults.rules({"match": remote.reads, "raw": JUNK["a bad header"]})
-    with pytest.raises(ShardError, match=r"d/shard-000000.tar cannot be read \(.*; asked 3 times"):
+    with pytest.raises(ShardError, match=r"d/shard-000000.tar cannot be read \(.*; 3 requests in"):
         list(samples(url, remote, retries=2))
 
 

@@ -102,7 +102,7 @@ def test_a_web_server_that_does_not_give_the_shard(status):
         else:
             server.server_close()
         message = {
-            None: "cannot be read .ClientConnectorError: .*; asked 4 times",
+            None: "cannot be read .ClientConnectorError: .*; 4 requests in",
             403: "may not be read: check your credentials",
             404: "does not exist",
         }

@@ -12,7 +12,7 @@ import jupytext
 from nbclient import NotebookClient
 from PIL import Image
 
-from wds_pipes.cli.demo import write_images
+from wds_pipes.cli.demo.data import write_images
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))

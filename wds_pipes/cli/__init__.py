@@ -2,7 +2,8 @@
 
 import click
 
-from wds_pipes.cli import bench, cache, demo, index
+from wds_pipes.cli import bench, cache, index
+from wds_pipes.cli.demo import command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -13,5 +14,5 @@ def main() -> None:
 
 main.add_command(bench.bench)
 main.add_command(cache.cache)
-main.add_command(demo.demo)
+main.add_command(command.demo)
 main.add_command(index.index)

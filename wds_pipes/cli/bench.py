@@ -6,7 +6,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -81,30 +81,44 @@ def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib
             chain: Stage[Any] = GroupByKey(LoadTar(opened))
             return _watch(InterleaveShards(chain, together) if together > 1 else chain, opened.opener, seconds)
 
-        own = best = pipe(connections)
+        own = pipe(connections)
         click.echo(f"a pipeline in one process, connections={connections}: {_shown(own)}")
-        gains = []  # one change at a time; each is compared with the best until then
-        if enough > connections:
-            more = pipe(enough)
-            click.echo(f"with connections={enough}: {_shown(more)}")
-            if more.mb > best.mb * _GAIN:
-                gains.append(
-                    f"connections={enough} reads {more.mb / best.mb:.1f} times as fast as connections={connections}"
-                )
-                best, connections = more, enough
-        several = min(connections, len(shards))
-        if remote and several > 1:
-            together = pipe(connections, several)
-            click.echo(f"with connections={connections} and interleave_shards({several}): {_shown(together)}")
-            if together.mb > best.mb * _GAIN:
-                gains.append(
-                    f"interleave_shards({several}) reads {together.mb / best.mb:.1f} times as "
-                    f"fast as without it, both with connections={connections}"
-                )
+        gains = _gains(pipe, own, connections, enough, len(shards) if remote else 1)
         for line in [*gains, *_advice(own, link)] or [_NOTHING]:
             click.echo(f"-> {line}")
     except (WdsError, ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _gains(pipe: Callable[..., _Seen], own: _Seen, connections: int, enough: int, shards: int) -> list[str]:
+    """Measure a pipeline with changes, one at a time, and return which are worth it.
+
+    Args:
+        pipe: measures a pipeline with some connections and shards read in turn.
+        own: the measurement without changes.
+        connections: the connections without changes.
+        enough: the connections that the link needs.
+        shards: at most this many may be read in turn.
+    """
+    best, gains = own, []  # each change is compared with the best until then
+    if enough > connections:
+        more = pipe(enough)
+        click.echo(f"with connections={enough}: {_shown(more)}")
+        if more.mb > best.mb * _GAIN:
+            gains.append(
+                f"connections={enough} reads {more.mb / best.mb:.1f} times as fast as connections={connections}"
+            )
+            best, connections = more, enough
+    several = min(connections, shards)
+    if several > 1:
+        together = pipe(connections, several)
+        click.echo(f"with connections={connections} and interleave_shards({several}): {_shown(together)}")
+        if together.mb > best.mb * _GAIN:
+            gains.append(
+                f"interleave_shards({several}) reads {together.mb / best.mb:.1f} times as "
+                f"fast as without it, both with connections={connections}"
+            )
+    return gains
 
 
 def _link(shards: list[str], seconds: float, options: dict[str, Any], readahead: int) -> tuple[float, int]:

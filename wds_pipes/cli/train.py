@@ -114,17 +114,7 @@ def train(plan: Plan) -> None:
         build_pipeline(plan).as_dataset(), batch_size=None, num_workers=plan.workers, generator=torch.Generator()
     )
 
-    step = first_epoch = 0
-    start = time.perf_counter()
-    if os.path.exists(plan.checkpoint):
-        checkpoint = torch.load(plan.checkpoint, weights_only=True)
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        torch.set_rng_state(checkpoint["rng"])
-        step, first_epoch = checkpoint["step"], checkpoint["epoch"]
-        start = time.perf_counter()
-        loader.load_state_dict(checkpoint["loader"])
-
+    step, first_epoch, start = resume(plan.checkpoint, model, optimizer, loader)
     for epoch in range(first_epoch, plan.epochs):
         for keys, images, labels in loader:
             seconds = time.perf_counter() - start
@@ -150,6 +140,25 @@ def train(plan: Plan) -> None:
                 tell(event="checkpoint", step=step, state_bytes=len(json.dumps(state)))
             if step == plan.steps:
                 return
+
+
+def resume(
+    path: str, model: nn.Module, optimizer: torch.optim.Optimizer, loader: StatefulDataLoader
+) -> tuple[int, int, float]:
+    """Load the checkpoint, if there is one.
+
+    Returns:
+        The number of steps done, the epoch to continue, and the time when the loader starts.
+    """
+    if not os.path.exists(path):
+        return 0, 0, time.perf_counter()
+    checkpoint = torch.load(path, weights_only=True)
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    torch.set_rng_state(checkpoint["rng"])
+    start = time.perf_counter()
+    loader.load_state_dict(checkpoint["loader"])
+    return checkpoint["step"], checkpoint["epoch"], start
 
 
 def save(path: str, checkpoint: dict[str, Any]) -> None:

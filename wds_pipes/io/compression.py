@@ -64,13 +64,13 @@ def decompress_bytes(data: bytes, kind: str, limit: int) -> bytes | None:
 
     Raises the same exceptions as reading from ``decompress``.
     """
-    unpacked, parts, size = _Decompressed(io.BytesIO(data), kind), [], 0
-    while part := unpacked.some(1 << 20):
-        size += len(part)
+    unpacked, chunks, size = _Decompressed(io.BytesIO(data), kind), [], 0
+    while chunk := unpacked.some(1 << 20):
+        size += len(chunk)
         if size > limit:
             return None
-        parts.append(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 class _Decompressor(Protocol):

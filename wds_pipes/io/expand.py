@@ -67,12 +67,12 @@ def _expand_one(item: str | os.PathLike[str], storage_options: dict[str, Any] | 
         return sorted(glob.glob(os.path.join(glob.escape(path), "*.tar*"))) or _no_tars(url, path)
     if isinstance(item, str) and _BRACES.search(url):
         try:
-            parts = list(braceexpand.braceexpand(url, escape=False))
+            patterns = list(braceexpand.braceexpand(url, escape=False))
         except ValueError as error:
             raise ValueError(
                 f"the braces in {redact(url)!r} do not match: write a range as {{000000..000011}}"
             ) from error
-        return [shard for part in parts for shard in _expand_glob(part, storage_options)]
+        return [shard for pattern in patterns for shard in _expand_glob(pattern, storage_options)]
     return _expand_glob(url, storage_options)
 
 

@@ -51,17 +51,17 @@ def identify_store(url: str, options: Mapping[str, Any]) -> str:
     from fsspec.config import conf
 
     protocols = protocols_of(url)
-    said: list[Any] = []
+    described: list[Any] = []
     for protocol in protocols:
         name = _ALIASES.get(protocol, protocol)
         own = options.get(protocol) if len(protocols) > 1 else options
-        told: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for alias in _names(name, protocol):
-            told |= conf.get(alias, {})
-        told |= own if isinstance(own, Mapping) else {}
+            settings |= conf.get(alias, {})
+        settings |= own if isinstance(own, Mapping) else {}
         environment = [_value(os.environ.get(variable), variable) for variable in _ENVIRONMENT.get(name, ())]
-        said.append([name, _s3(told) if name == "s3" else _plain(told), environment])
-    return json.dumps([said, user_of(url)], sort_keys=True)
+        described.append([name, _s3(settings) if name == "s3" else _plain(settings), environment])
+    return json.dumps([described, user_of(url)], sort_keys=True)
 
 
 def _names(*names: str) -> Sequence[str]:

@@ -7,7 +7,7 @@ Rules:
 1. A header is trusted only if its checksum is right, and its size only if it is within
    ``max_member_bytes``.
 2. The common header (regular file, short name, plain size) is parsed inline in ``__iter__``;
-   everything rare in ``_rare``.
+   everything rare in ``_rare``, in ``ends`` (rule 4) and in ``recovery`` (rule 5).
 3. A hole in the stream (skipped damage, a cut) is yielded as a gap member, so that the caller does
    not take half a sample for a whole one.
 4. Zeros are taken as an end mark only where an archive may end. Either the shard ends at most one
@@ -25,8 +25,6 @@ Rules:
 
 from __future__ import annotations
 
-import io
-import logging
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -34,8 +32,9 @@ from struct import error as struct_error
 from typing import BinaryIO
 
 from wds_pipes.errors import ShardError, ShardWarning
-from wds_pipes.io.compression import damage, unreadable
+from wds_pipes.io.compression import unreadable
 from wds_pipes.io.urls import redact
+from wds_pipes.tar.ends import examine_end
 from wds_pipes.tar.headers import (
     BLOCK,
     FIELDS,
@@ -49,17 +48,11 @@ from wds_pipes.tar.headers import (
     Sparse,
     Sums,
     cut_member,
-    is_header,
-    no_tar,
     parse_header,
 )
-from wds_pipes.tar.members import ASTRAY, END, GAP, MARK, TarMember
-
-logger = logging.getLogger("wds_pipes")
-RECORD = 20 * BLOCK  # archives end at a multiple of this
-_LARGE = 1 << 20  # or at a multiple of a power of two up to this (tar -b 2048)
-_READ_PAST = 1 << 16  # up to this many bytes are skipped by reading, more by seeking
-
+from wds_pipes.tar.members import ASTRAY, END, GAP, TarMember
+from wds_pipes.tar.recovery import damage_of, find_next
+from wds_pipes.tar.source import TarSource
 
 # These two are caches: most headers repeat a few of the values.
 _SIZES, _SUMS = Sizes(), Sums()
@@ -124,7 +117,7 @@ class TarReader:
     ) -> None:
         self.url = url
         self.offset = offset
-        self._stream = stream
+        self._source = TarSource(stream, offset)
         self._want = want
         self._max = max_member_bytes
         self._on_truncated = on_truncated
@@ -132,12 +125,23 @@ class TarReader:
         self._doubts = doubts
         self._named = named
         self.ended = False
-        self._here = offset  # the position of the stream; updated only on the rare paths
         self._extra: Extra | None = None
 
     def __iter__(self) -> Iterator[TarMember]:
         """Yield the members; see the class."""
-        read, url, want, limit, named = self._stream.read, self.url, self._want, self._max, self._named
+        # One function, since a call for each member would cost much of its time. Its steps:
+        # 1. Parse a common header, and yield its member.
+        # 2. Otherwise, the rare path: an end (``examine_end``) or an uncommon header (``_rare``).
+        # 3. After damage: report it, find the next header, yield a gap, and start again.
+        source = self._source
+        read, pass_over, url, want, limit, named = (
+            source.stream.read,
+            source.pass_over,
+            self.url,
+            self._want,
+            self._max,
+            self._named,
+        )
         new, adler, fields, sizes, sums = tuple.__new__, zlib.adler32, FIELDS.unpack, _SIZES, _SUMS
         head: bytes | None = None
         while True:
@@ -147,12 +151,12 @@ class TarReader:
                 while True:
                     plain = False
                     try:
-                        short, last, digits, behind, checksum, kind, prefix = fields(head)
+                        short, last, digits, after_size, checksum, kind, prefix = fields(head)
                         size = sizes[digits]
                         plain = (
                             # a short name, no ustar prefix, NUL or space after the size, no
                             # extended header before
-                            not (last or prefix or behind & 223 or extended)
+                            not (last or prefix or after_size & 223 or extended)
                             and (kind == 48 or kind == 0)  # noqa: PLR1714 - a set is slower
                             and size <= limit
                             and adler(head) & 0xFFFF == sums[checksum]
@@ -170,15 +174,24 @@ class TarReader:
                                 raise cut_member(name, size, offset)
                         else:
                             data = None
-                            self._pass_over(size, name, offset)
+                            pass_over(size, name, offset)
                         member = (url, name, data, offset)
                         self.offset = offset = offset + BLOCK + size + padding
                         yield new(TarMember, member) if named else member  # type: ignore[misc]
                     else:
-                        self._here = offset + len(head)
+                        source.position = offset + len(head)
                         if len(head) < BLOCK or head == ZEROS:
-                            doubt, head = self._at_end(head, offset) if len(head) < BLOCK else self._after_mark(offset)
+                            doubt, head = examine_end(
+                                source,
+                                head,
+                                offset,
+                                url=url,
+                                extended=self._extra is not None,
+                                warn=self._on_truncated != "ignore",
+                            )
                             self.ended = head is None
+                            if head is not None:
+                                self.offset = source.position
                             if doubt is not None and self._doubts:
                                 yield TarMember(url, "", doubt, offset)
                             if head is None:
@@ -186,7 +199,7 @@ class TarReader:
                             offset = self.offset
                             continue
                         rare = self._rare(head, offset)
-                        offset, extended = self._here, self._extra is not None
+                        offset, extended = source.position, self._extra is not None
                         if not extended:
                             self.offset = offset
                         if rare is not None:
@@ -194,28 +207,15 @@ class TarReader:
                     head = read(BLOCK)
             except Damage as damaged:
                 found = damaged
-            except EOFError as error:
-                found = Damage(
-                    f"is cut short inside its compressed data ({error}). Write or fetch it again",
-                    self.offset,
-                    error,
-                    cut=True,
-                )
-            except damage() as error:
-                found = Damage(
-                    f"has damaged compressed data ({error}). Write or fetch it again",
-                    self.offset,
-                    error,
-                    cut=True,
-                    lost=True,
-                )
             except ShardError:
                 raise
-            except OSError as error:
-                what = f"cannot be read on ({type(error).__name__}: {error}). Check that it can be reached and is whole"
-                found = Damage(what, self.offset, error, cut=True, lost=True)
+            except unreadable() as error:
+                found = damage_of(error, self.offset)
             place, kind = self.offset, self._report(found)
-            head, read = None if found.cut else self._go_on(found), self._stream.read
+            head = None
+            if not found.cut:
+                head, self.offset = find_next(source, found, self.offset, url)
+                read = source.stream.read
             self.ended = head is None
             if kind is not END or self._doubts:
                 yield TarMember(url, "", kind if found.sure or found.cut else ASTRAY, place)
@@ -224,7 +224,7 @@ class TarReader:
 
     def _rare(self, head: bytes, start: int) -> TarMember | None:
         """Handle an uncommon header: return its member, or None if it is not a regular file."""
-        header = parse_header(head, start, self._max)
+        source, header = self._source, parse_header(head, start, self._max)
         kind, size = header.kind, header.size
         if kind in b"xXgLK":
             extra = self._extra = self._extra or Extra(start)
@@ -235,7 +235,7 @@ class TarReader:
                     f"{MAX_HEADER_BYTES} that a name and attributes may take"
                 )
                 raise Damage(f"{what}. Write or fetch it again, with shorter names", start, passed=size)
-            content = self._take(size + (-size & 511), "an extended header", start)[:size]
+            content = source.take(size + (-size & 511), "an extended header", start)[:size]
             self._extend(extra, kind, content, start)
             return None
         extra, self._extra = self._extra or Extra(start), None
@@ -243,11 +243,11 @@ class TarReader:
         text = name.decode("utf-8", "surrogateescape")
         if kind not in REGULAR and kind != 83:  # S: sparse
             if kind not in NO_DATA:
-                self._pass_over(size, text, start)
+                source.pass_over(size, text, start)
             return None
         if kind == 0 and text.endswith("/"):  # a directory of v7
             return None
-        sparse = Sparse.old_gnu(head, self._take, start) if kind == 83 else extra.sparse()
+        sparse = Sparse.old_gnu(head, source.take, start) if kind == 83 else extra.sparse()
         whole = size + sparse.size if sparse else size
         if whole > self._max:
             of = f"{sparse.size} bytes, of which {size} are stored" if sparse else f"{size} bytes"
@@ -257,10 +257,10 @@ class TarReader:
             )
             raise Damage(what, extra.start, passed=size)
         if not text or (self._want is not None and not self._want(text)):
-            self._pass_over(size, text, start)
+            source.pass_over(size, text, start)
             return TarMember(self.url, text, None, extra.start) if text else None
-        data = self._take(size, f"member {text!r}", start)
-        self._take(-size & 511, f"member {text!r}", start)
+        data = source.take(size, f"member {text!r}", start)
+        source.take(-size & 511, f"member {text!r}", start)
         return TarMember(self.url, text, sparse.expand(data, start) if sparse else data, extra.start)
 
     def _extend(self, extra: Extra, kind: int, content: bytes, start: int) -> None:
@@ -283,118 +283,6 @@ class TarReader:
             if extra.start == start:
                 self._extra = None
 
-    def _take(self, count: int, what: str, start: int) -> bytes:
-        """Read the next ``count`` bytes; if there are fewer, Damage: ``what`` at ``start`` is
-        cut.
-        """
-        data = self._stream.read(count)
-        if len(data) != count:
-            raise Damage(
-                f"is cut inside {what}: {len(data)} of {count} bytes are there. Write or fetch it again",
-                start,
-                cut=True,
-            )
-        self._here += count
-        return data
-
-    def _pass_over(self, size: int, name: str, start: int) -> None:
-        """Skip the data of the member at ``start``, by seeking if that saves time."""
-        left = size
-        if size > _READ_PAST and self._stream.seekable():
-            self._stream.seek(size - 1, 1)
-            left = 1
-        while left and (got := len(self._stream.read(min(left, 1 << 20)))):
-            left -= got
-        if left or len(self._stream.read(-size & 511)) != -size & 511:
-            raise cut_member(name, size, start)
-        self._here += size + (-size & 511)
-
-    def _at_end(self, rest: bytes, offset: int) -> tuple[bytes | None, None]:
-        """Handle a stream that ends before a whole header: return the doubt (END), and no
-        header.
-        """
-        if self._extra is not None:
-            raise Damage(
-                "is cut after an extended header, before its member. Write or fetch it again", offset, cut=True
-            )
-        if offset == 0 and not rest:
-            raise Damage(
-                "is empty (0 bytes), not even an archive without members. Write or fetch it again", 0, cut=True
-            )
-        if rest.strip(b"\0"):
-            if offset == 0 and b"\0" not in rest:  # in a header, a NUL follows the name
-                raise Damage(no_tar(rest), 0, cut=True, lost=True)
-            raise Damage(
-                f"is cut inside a header: {len(rest)} of {BLOCK} bytes are there. Write or fetch it again",
-                offset,
-                cut=True,
-            )
-        if not getattr(getattr(self._stream, "raw", None), "end_is_vouched_for", True):
-            what = (
-                "ends without an end-of-archive mark, and its server reported neither its length "
-                "nor its end: it may have been cut there"
-            )
-            raise Damage(f"{what}. Write it with that mark, or have the server send Content-Length", offset, cut=True)
-        if self._on_truncated != "ignore":
-            warnings.warn(
-                f"shard {redact(self.url)} has no end-of-archive mark at byte {offset}: it may have been cut there.",
-                ShardWarning,
-                stacklevel=2,
-            )
-        return END, None
-
-    def _after_mark(self, offset: int) -> tuple[bytes | None, bytes | None]:
-        """Handle what looks like an end mark at ``offset``.
-
-        Returns:
-            The doubt (MARK or END), or None; and the header of the next archive, or None.
-        """
-        if self._extra is not None:
-            raise Damage("ends after an extended header, before its member. Write or fetch it again", offset, cut=True)
-        while (head := self._stream.read(BLOCK)) == ZEROS:
-            self._here += BLOCK
-        end = self._here
-        while len(head) == BLOCK and not is_header(head):
-            head = self._stream.read(BLOCK)
-            self._here += BLOCK
-        # An archive ends here, or after two blocks of zeros.
-        usual = offset + 2 * BLOCK + (-(offset + 2 * BLOCK) % RECORD)
-        if len(head) == BLOCK:
-            if self._here == offset + BLOCK:
-                raise Damage(
-                    "has a lone block of zeros where a header is missing. Write or fetch it again", offset, head=head
-                )
-            if self._here > end or end % RECORD or end > usual + RECORD:
-                what = f"has a hole: what looks like its end is not, for members come again at byte {self._here}"
-                why = f"another archive starts at a multiple of {RECORD} bytes, right after the zeros"
-                raise Damage(f"{what}, and {why}. Write or fetch it again", offset, head=head)
-            self.offset = self._here
-            return MARK, head
-        if self._here > end or head:
-            warnings.warn(
-                f"shard {redact(self.url)} has bytes after its end, from byte {end} on: they are ignored.",
-                ShardWarning,
-                stacklevel=2,
-            )
-            return END, None
-        if end <= offset + 2 * BLOCK or end == usual:
-            return None, None
-        what = (
-            f"has {end - offset} bytes of zeros at its end, where archives have {2 * BLOCK} or, here, {usual - offset}"
-        )
-        what = f"{what}: perhaps they hide members, or space was reserved and not filled"
-        if end > usual + RECORD and end - offset >= min(end & -end, _LARGE) + 2 * BLOCK:
-            raise Damage(
-                f"{what}. Write or fetch it again, with records of {RECORD} bytes (tar -b 20)",
-                offset,
-                cut=True,
-                soft=True,
-            )
-        if self._on_truncated != "ignore":
-            why = f"unless it was written in records of another size than {RECORD} bytes"
-            warnings.warn(f"shard {redact(self.url)} {what}, {why}.", ShardWarning, stacklevel=2)
-        return None, None
-
     def _report(self, found: Damage) -> bytes | None:
         """Raise or report damage, as the caller has chosen.
 
@@ -416,61 +304,3 @@ class TarReader:
         error.__cause__ = found.cause
         self._on_error(error)
         return GAP
-
-    def _go_on(self, found: Damage) -> bytes | None:
-        """The next valid header after damage, or None at the end."""
-        if found.head is not None:
-            self.offset = self._here
-            return found.head
-        try:
-            if found.passed is not None:
-                self._pass_over(found.passed, "that is too large", found.offset)
-                found.sure = True
-            elif found.size is not None and (head := self._after_data(found.size)) is not None:
-                found.sure, self.offset = True, self._here
-                return head
-            while len(head := self._stream.read(BLOCK)) == BLOCK:
-                self.offset = self._here
-                if found.passed is not None or is_header(head):
-                    return head
-                self._here += BLOCK
-        except unreadable() as error:
-            logger.warning(
-                "shard %s, byte %d: it cannot be read on: %s: %s.",
-                redact(self.url),
-                self._here,
-                type(error).__name__,
-                error,
-            )
-        except Damage as cut:
-            logger.warning("shard %s, byte %d: it %s.", redact(self.url), cut.offset, cut.what)
-        return None
-
-    def _after_data(self, size: int) -> bytes | None:
-        """The header after ``size`` bytes of data, or None: then these bytes will be read again."""
-        padded = size + (-size & 511)
-        data = self._stream.read(padded)
-        head = self._stream.read(BLOCK) if len(data) == padded else b""
-        if len(head) == BLOCK and (head == ZEROS or is_header(head)):
-            self._here += padded
-            return head
-        self._stream = _Again(data, head, self._stream)  # type: ignore[assignment]
-        return None
-
-
-class _Again:
-    """A stream whose first bytes were read already."""
-
-    def __init__(self, data: bytes, head: bytes, stream: BinaryIO) -> None:
-        self.raw = getattr(stream, "raw", None)
-        self._parts = [io.BytesIO(data), io.BytesIO(head), stream]
-
-    def seekable(self) -> bool:
-        return False
-
-    def read(self, size: int) -> bytes:
-        data = self._parts[0].read(size)
-        while len(data) < size and len(self._parts) > 1:
-            del self._parts[0]
-            data += self._parts[0].read(size - len(data))
-        return data

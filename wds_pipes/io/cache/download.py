@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import md5 as md5_hash
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from wds_pipes.errors import CacheError, ShardError
 from wds_pipes.io.cache.files import FACTS_BYTES, STEP, CacheDirectory, Entry, Facts, boot
@@ -237,12 +237,47 @@ class Download(threading.Thread):
 
     def _store(self) -> str | None:
         """Store the shard; return what is wrong with it, or None."""
+        file, stream, offset = self._connect()
+        # If only the transfer has ended, the size of the stream is the number of bytes that came.
+        size = stream.size if is_end_vouched_for(stream) else None
+        if size is not None and self._expected.size is not None and size != self._expected.size:
+            return f"it had {size} bytes instead of {self._expected.size}"
+        total = size if size is not None else self._expected.size
+        facts = Facts(self._expected.url, size=total, tag=stream.tag, boot=boot())
+        with using(self._directory):
+            self._entry.write(self._lock, facts)
+            self._directory.reserve(
+                (2 * STEP if total is None else total - offset) + FACTS_BYTES + len(facts.url), self._max_bytes
+            )
+        self._tell()
+        checksum = md5_hash(usedforsecurity=False) if self._expected.md5 is not None else None
+        end = self._copy(stream, file, offset, total, checksum)
+        if total is not None and end > total:
+            return f"it had more bytes than {total}"
+        if total is not None and end != total:
+            return f"it ended after {end} of {total} bytes"
+        md5 = checksum.hexdigest() if checksum is not None else None
+        if md5 != self._expected.md5:
+            return f"its MD5 was {md5} instead of {self._expected.md5}"
+        with using(self._directory):
+            if md5 is None and not _is_vouched_for(file, total):
+                self.end_is_vouched_for = is_end_vouched_for(stream)
+                self.passing = True
+                os.remove(self._entry.part)
+            else:
+                self._entry.write(self._lock, replace(facts, size=end, md5=md5))
+                os.replace(self._entry.part, self._entry.whole)
+        return None
+
+    def _connect(self) -> tuple[LockedFile, Fetched, int]:
+        """Open the file and the stream of the store; return them, and the byte from which both
+        continue.
+        """
         with using(self._directory):
             known = self._entry.read()
         file = self._open_part()
-        facts = Facts(self._expected.url)
         with using(self._directory):
-            self._entry.write(self._lock, facts)
+            self._entry.write(self._lock, Facts(self._expected.url))
         offset = self._usable(file, known)
         stream = self._begin_stream(offset)
         if offset and known is not None and (stream.size, stream.tag) != (known.size, known.tag):
@@ -251,20 +286,15 @@ class Download(threading.Thread):
         if file.size and not offset:
             self._discard()
             file = self._open_part()
-        size = stream.size
-        if not is_end_vouched_for(stream):
-            size = None  # the transfer has ended, and this is only the number of bytes that came
-        if size is not None and self._expected.size is not None and size != self._expected.size:
-            return f"it had {size} bytes instead of {self._expected.size}"
-        total = size if size is not None else self._expected.size
-        facts = replace(facts, size=total, tag=stream.tag, boot=boot())
-        with using(self._directory):
-            self._entry.write(self._lock, facts)
-            self._directory.reserve(
-                (2 * STEP if total is None else total - offset) + FACTS_BYTES + len(facts.url), self._max_bytes
-            )
-        self._tell()
-        checksum = md5_hash(usedforsecurity=False) if self._expected.md5 is not None else None
+        return file, stream, offset
+
+    def _copy(self, stream: Fetched, file: LockedFile, offset: int, total: int | None, checksum: Any) -> int:
+        """Store the bytes from ``offset`` on, and compute the checksum of all bytes.
+
+        Returns:
+            The byte after the last one. It is more than ``total`` if the store has more bytes; then
+            these are not stored.
+        """
         if checksum is not None:
             for chunk in chunks(file, offset):
                 checksum.update(chunk)
@@ -274,10 +304,8 @@ class Download(threading.Thread):
             chunk = stream.read(min(CHUNK, max(FIRST, offset - begin)))
             if self._stopping:
                 raise _StoppedError
-            if not chunk:
-                break
-            if total is not None and offset + len(chunk) > total:
-                return f"it had more bytes than {total}"
+            if not chunk or (total is not None and offset + len(chunk) > total):
+                return offset + len(chunk)
             if checksum is not None:
                 checksum.update(chunk)
             with using(self._directory):
@@ -286,20 +314,6 @@ class Download(threading.Thread):
                 if total is None and offset // STEP != (offset - len(chunk)) // STEP:
                     self._directory.reserve(STEP, self._max_bytes)
             self._tell()
-        if total is not None and offset != total:
-            return f"it ended after {offset} of {total} bytes"
-        md5 = checksum.hexdigest() if checksum is not None else None
-        if md5 != self._expected.md5:
-            return f"its MD5 was {md5} instead of {self._expected.md5}"
-        with using(self._directory):
-            if md5 is None and not _is_vouched_for(file, total):
-                self.end_is_vouched_for = is_end_vouched_for(stream)
-                self.passing = True
-                os.remove(self._entry.part)
-                return None
-            self._entry.write(self._lock, replace(facts, size=offset, md5=md5))
-            os.replace(self._entry.part, self._entry.whole)
-        return None
 
     def _usable(self, file: LockedFile, known: Facts | None) -> int:
         """The byte from which an earlier download continues; 0 if it cannot.

@@ -211,21 +211,8 @@ class CachedStream(io.RawIOBase):
             return True
         if ended and self._file is None and self._open_growing():
             return True  # it failed before its file was opened here; read the bytes that came first
-        if ended:
-            assert self._download is not None
-            download, self._download = self._download, None
-            if download.passing:
-                assert download.file is not None
-                self._is_vouched_for = download.end_is_vouched_for
-                self._take(download.file)
-                return True
-            download.stop()
-            if download.error is not None:
-                raise download.error
-            if download.full is not None:
-                if download.problem is not None and self._given:
-                    raise self._wrong("and could not be stored again, as the disk is full")
-                raise FullError(download.full)
+        if ended and self._end_download():
+            return True
         if self._download is None:
             with using(self._directory):
                 os.makedirs(self._directory.path, 0o700, exist_ok=True)
@@ -251,6 +238,29 @@ class CachedStream(io.RawIOBase):
                 self._download.start()
                 return False
         return self._has_more() if self._file is not None else self._open_growing()
+
+    def _end_download(self) -> bool:
+        """Handle the end of the download; return whether its bytes can be read.
+
+        Raises:
+            FullError: the disk is full.
+            BaseException: whatever else has ended it.
+        """
+        assert self._download is not None
+        download, self._download = self._download, None
+        if download.passing:
+            assert download.file is not None
+            self._is_vouched_for = download.end_is_vouched_for
+            self._take(download.file)
+            return True
+        download.stop()
+        if download.error is not None:
+            raise download.error
+        if download.full is not None:
+            if download.problem is not None and self._given:
+                raise self._wrong("and could not be stored again, as the disk is full")
+            raise FullError(download.full)
+        return False
 
     def _open_growing(self) -> bool:
         """Open the file of a running download, if any; return whether it has bytes to read."""
@@ -363,12 +373,12 @@ class CachedStream(io.RawIOBase):
         direct.wait()
         if self._expected.size is None:
             self._expected = replace(self._expected, size=direct.size)
-        tag = self._facts.tag if self._facts is not None and self._given else None
-        if direct.size not in (None, self._expected.size) or (tag is not None and direct.tag not in (None, tag)):
+        etag = self._facts.tag if self._facts is not None and self._given else None
+        if direct.size not in (None, self._expected.size) or (etag is not None and direct.tag not in (None, etag)):
             raise ShardError(
                 f"shard {self._expected.url} is not what it should be: it has {direct.size} "
-                f"bytes and the tag {direct.tag}, instead of "
-                f"{self._expected.size} bytes and the tag {tag or direct.tag}.",
+                f"bytes and the ETag {direct.tag}, instead of "
+                f"{self._expected.size} bytes and the ETag {etag or direct.tag}.",
                 url=self._expected.url,
                 offset=self._position,
             )

@@ -8,30 +8,30 @@ Two threads take part: the consumer, which iterates a pipe, and fsspec's event l
   of one of several shards that are read in turn. It decides what is requested next.
 - ``fetch``: a ``Fetch`` is the event loop's side of a shard, and ``shard``, the consumer's side, is
   a stream.
-- ``block``: a run of bytes, which passes from one side to the other; ``object``: what is known of
-  the shard as a whole.
-- ``stores``, ``file_systems``, ``answers``, ``verdicts``: how stores are asked, and what their
-  responses and errors mean.
+- ``block``: a byte range, whose chunks pass from one side to the other; ``transfer``: the requests
+  that fill a block; ``object``: what is known of the shard as a whole.
+- ``stores``, ``file_systems``, ``responses``, ``verdicts``: how requests are sent to stores, and
+  what their responses and errors mean.
 
 Rules:
 1. Queues share the connections and bytes of the budget equally, and none gets more than its own
-   pipe has requested. A queue with several connections requests ranges, and those of the next shard
-   before one has ended; a queue with one connection requests all the rest of a shard at once, which
-   leaves no pause between requests.
-2. A connection is read on only while its queue holds less than its share of the bytes. What the
-   consumer waits for is always read: so nothing hangs for want of room, and a queue holds no more
-   than its share and one piece.
+   pipe has requested. A queue with several connections requests byte ranges, and those of the next
+   shard before one has ended; a queue with one connection requests all the rest of a shard at once,
+   which leaves no pause between requests.
+2. A transfer continues only while its queue holds less than its share of the bytes. What the
+   consumer waits for is always read: so nothing hangs for lack of room, and a queue holds no more
+   than its share and one chunk.
 3. Every response is checked: where it begins, how long it is, whether the object is still the same.
-   What breaks off is requested again from the byte reached.
+   After an interruption, the rest is requested from the byte reached.
 4. The blocks of a shard follow each other without a gap, and the next one starts where the last one
    stops. A block that is done without an error has all bytes up to its ``stop``; ``stop`` is None
    only where it is not known before the transfer ends. So a shard that is not at its end always has
    a block that is fetched, an error, or something to request.
-5. The fetch of a block ends in its bytes or in an error within ``timeout_seconds`` without
+5. A transfer ends with the bytes of its block, or with an error after ``timeout_seconds`` without
    progress. Progress is 1 KB a second on average over that time: a byte now and then is none. The
    time in which the consumer leaves no room does not count.
-6. The event loop owns everything, except the pieces that wait for the consumer: both threads use
-   these, their sums, and the rows of blocks and shards, and only with the budget's lock. Pieces
+6. The event loop owns everything, except the chunks that wait for the consumer: both threads use
+   these, their sums, and the rows of blocks and shards, and only with the budget's lock. Chunks
    enter and leave through ``add``, ``take`` and ``drop`` of their block; the consumer reaches them
    through ``has_begun`` and ``take`` of the fetch. The lock is one of C, taken by ``with``: Ctrl-C
    cannot leave it held.

@@ -1,4 +1,4 @@
-"""A run of bytes between the two threads: the event loop adds them, the consumer takes them."""
+"""A byte range that was requested: the event loop adds its bytes, the consumer takes them."""
 
 from __future__ import annotations
 
@@ -11,51 +11,56 @@ if TYPE_CHECKING:
 
 
 class Block:
-    """A run of bytes that was requested: ``start`` up to, not including, ``stop`` (None: the end of
+    """A byte range that was requested: ``start`` up to, not including, ``stop`` (None: the end of
     the transfer, wherever that is).
 
     Attributes:
-        got: how many bytes of it have come.
-        pieces: those that wait for the consumer.
-        done: nothing more will come.
-        came: how many bytes have come in all, also those of a server that ignores ranges from
-            before ``start``.
-        since: from when on more bytes must come, in seconds of the loop's clock.
-        new_since: from when on new ones must come, where a request has to be made again.
+        got: how many bytes of it have arrived.
+        chunks: the bytes that wait for the consumer.
+        held: how many these are.
+        done: whether no more will arrive.
+        error: why it ended early.
+        paused: set by the queue when the transfer may continue; None while it is not paused.
+        rested: whether it was paused: a server may have closed the connection meanwhile.
+        came: how many bytes have arrived in all, including those before ``start`` of a server that
+            ignores ranges.
+        since: from when on more bytes must arrive, in seconds of the loop's clock.
+        new_since: from when on new ones must arrive, if a request has to be made again.
+        task: the transfer.
     """
 
     def __init__(self, fetch: Fetch, start: int, stop: int | None) -> None:
         self.fetch, self.start, self.stop = fetch, start, stop
         self.got = self.came = 0
-        self.pieces: deque[bytes] = deque()
+        self.chunks: deque[bytes] = deque()
         self.held = 0
         self.done = False
         self.error: Exception | None = None
         self.paused: asyncio.Event | None = None
-        self.rested = False  # it was paused, and a server may have lost patience
+        self.rested = False
         self.since = self.new_since = 0.0
-        self._counted = self._new_counted = 0  # how many bytes had come then, and how many new ones
+        self._counted = self._new_counted = 0  # bytes that had arrived at these times: all of them, and new ones
         self._dropped = False
         self.task: asyncio.Task[None] | None = None
 
     # With the lock
 
-    def add(self, piece: bytes) -> None:
-        """Keep a piece for the consumer, unless it has given up."""
+    def add(self, chunk: bytes) -> None:
+        """Keep a chunk for the consumer, unless it has given up."""
         if not self._dropped:
-            self.pieces.append(piece)
-            self._hold(len(piece))
+            self.chunks.append(chunk)
+            self._hold(len(chunk))
 
     def take(self) -> bytes:
-        """The next piece."""
-        piece = self.pieces.popleft()
-        self._hold(-len(piece))
-        return piece
+        """The next chunk."""
+        chunk = self.chunks.popleft()
+        self._hold(-len(chunk))
+        return chunk
 
     def drop(self) -> None:
-        """Nobody will take what there is, nor what still comes."""
+        """The consumer has given up: drop the chunks, and those that still arrive."""
         self._dropped = True
-        self.pieces.clear()
+        self.chunks.clear()
         self._hold(-self.held)
 
     def _hold(self, more: int) -> None:
@@ -68,16 +73,16 @@ class Block:
 
     @property
     def reached(self) -> int:
-        """The byte that comes next."""
+        """The byte that arrives next."""
         return self.start + self.got
 
     @property
     def new_bytes(self) -> int:
-        """How many have come since ``new_since``."""
+        """How many new bytes have arrived since ``new_since``."""
         return self.got - self._new_counted
 
     def is_whole(self) -> bool:
-        """Whether all of it has come."""
+        """Whether all of it has arrived."""
         return self.stop is not None and self.start + self.got >= self.stop
 
     def begin_time(self, now: float) -> None:
@@ -86,12 +91,12 @@ class Block:
         self.new_since, self._new_counted = now, self.got
 
     def leave_out(self, seconds: float) -> None:
-        """In these nothing was to come."""
+        """Do not count these seconds: the transfer was paused."""
         self.since += seconds
         self.new_since += seconds
 
     def count_time(self, now: float, least: float) -> None:
-        """So many bytes are progress."""
+        """Count from now on again if at least ``least`` bytes have arrived, which is progress."""
         if self.new_bytes >= least:
             self.begin_time(now)
         elif self.came - self._counted >= least:

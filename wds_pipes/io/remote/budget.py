@@ -14,7 +14,7 @@ from wds_pipes.io.remote.stores import Stores
 if TYPE_CHECKING:
     from wds_pipes.io.remote.queue import ReadQueue
 
-_LEAST_MEASURED = 1 << 20  # bytes: the rate of a connection that brought fewer says little
+_LEAST_MEASURED = 1 << 20  # bytes: the rate of a connection with fewer is not precise
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Reading:
 
     @property
     def patience(self) -> float:
-        """After how many seconds without a byte a request is given up."""
+        """A request without a byte for this many seconds is abandoned."""
         return max(1.0, self.timeout_seconds / 4)
 
 
 class UnreadError(OSError):
-    """The bytes of a shard do not come."""
+    """The bytes of a shard cannot be read."""
 
 
 class Budget:
@@ -56,20 +56,20 @@ class Budget:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process made it.
+        """Whether this process created it.
 
-        In a fork its lock may be held for ever by a thread that is not there.
+        In a forked process, its lock may be held for ever by a thread that does not exist there.
         """
         return self.pid == os.getpid()
 
     def call(self, what: Any, *args: Any) -> None:
-        """Let the loop do something soon."""
+        """Call ``what`` on the event loop, soon."""
         self.loop.call_soon_threadsafe(what, *args)
 
     def divide(self) -> None:
-        """Give each queue its share, and go on.
+        """Set the share of each queue, and schedule.
 
-        Queues whose turn has not come share nothing yet.
+        Queues that the consumer has not reached are not counted.
         """
         readings = [queue.client.reading for queue in self.queues]
         self.readahead_bytes = max((reading.readahead_bytes for reading in readings), default=0)
@@ -85,18 +85,18 @@ class Budget:
         self.schedule()
 
     def schedule(self) -> None:
-        """Request what may be requested, and read on what may be read on."""
+        """Request what may be requested, and continue the transfers that may continue."""
         with self.lock:
             self.blocked = False
             for queue in self.queues:
                 queue.schedule()
 
 
-_budgets: dict[int, Budget] = {}  # that of this process, by its number
+_budgets: dict[int, Budget] = {}  # the budget of this process, by its ID
 
 
 def budget() -> Budget:
-    """That of this process."""
+    """The budget of this process."""
     found = _budgets.get(os.getpid())
     if found is not None and not found.loop.is_closed():
         return found
@@ -106,12 +106,13 @@ def budget() -> Budget:
 
 
 class Client:
-    """What a pipe has in this process: its stores, and counts of what it used.
+    """What a pipe has in this process: its stores, and counts of its use of the network.
 
     Attributes:
-        requests: how many were made.
-        retries: how many of these asked again for what had not come.
-        bytes_fetched: how many bytes came.
+        responded: the protocols whose stores have responded.
+        requests: how many requests were made.
+        retries: how many of these repeated an earlier one.
+        bytes_fetched: how many bytes arrived.
         stalled: seconds in which consumers waited for bytes.
     """
 
@@ -119,30 +120,30 @@ class Client:
         self.reading = reading
         self.budget = budget()
         self.stores = Stores(reading.storage_options, reading.connections, reading.patience)
-        self.heard_of: set[str] = set()  # protocols that have answered
+        self.responded: set[str] = set()
         self.requests = self.retries = self.bytes_fetched = 0
         self.stalled = 0.0
         self._latency = self._rate = 0.0  # seconds from a request to its response, and bytes a second of a connection
         _clients.add(self)
 
     def note_latency(self, seconds: float) -> None:
-        """A response has come after so long."""
+        """Record the seconds from a request to its response."""
         self._latency = _smooth(self._latency, seconds)
 
     def note_rate(self, count: int, seconds: float) -> None:
-        """A connection has brought so many bytes, without a rest."""
+        """Record ``count`` bytes of a connection that was not paused."""
         if count >= _LEAST_MEASURED:
             self._rate = _smooth(self._rate, count / max(seconds, 1e-6))
 
     @property
     def lost(self) -> int:
-        """How many bytes a connection could have brought while it waited for a response."""
+        """How many bytes a connection could have transferred while it waited for a response."""
         return int(self._latency * self._rate)
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
-# by a fork, which keeps them: their connections, if closed here, would go silent in the process
-# that they belong to
+# By a forked process, which keeps them: closing their connections there would end them in the
+# process that they belong to.
 _inherited: list[Any] = []
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NoReturn
 
 from wds_pipes.errors import ShardError, StateError
-from wds_pipes.io.remote.answers import Answer, changed
+from wds_pipes.io.remote.responses import Response, changed
 from wds_pipes.io.urls import redact
 
-RECORD = 512  # bytes of a tar: what is missing before the next multiple of this is padding
+RECORD = 512  # bytes: if a tar ends before a multiple of this, only padding is missing
 
 
 class RemoteObject:
@@ -16,49 +16,49 @@ class RemoteObject:
 
     Args:
         url: where it is.
-        expected: how many bytes it must have; None: as many as it has.
+        expected: how many bytes it must have; None: any number.
 
     Attributes:
         size: in bytes; None: not known (yet).
-        size_is_told: by the store, not only expected.
-        ignores_ranges: the store sends it from its beginning whatever is requested: then all the
-            rest is requested at once.
-        tags: what changes when the object does, such as its ETag, by name.
+        size_is_reported: whether the size is from the store, not only expected.
+        ignores_ranges: whether the store always sends it from its beginning: then all the rest is
+            requested at once.
+        validators: values that change with the object, such as its ETag, by name.
     """
 
     def __init__(self, url: str, expected: int | None) -> None:
         self._url = url
         self._expected = self.size = expected
-        self.size_is_told = self.ignores_ranges = False
-        self.tags: dict[str, str] = {}
+        self.size_is_reported = self.ignores_ranges = False
+        self.validators: dict[str, str] = {}
 
     @property
-    def tag(self) -> str | None:
-        """Its ETag, or what the store has instead; None: not known (yet)."""
-        return next(iter(self.tags.values()), None)
+    def etag(self) -> str | None:
+        """Its ETag, or another validator of the store; None: not known (yet)."""
+        return next(iter(self.validators.values()), None)
 
-    def check(self, answer: Answer, at: int) -> None:
-        """Compare the response to a request for the bytes from ``at`` on, and keep what it says of
-        the object.
+    def check(self, response: Response, at: int) -> None:
+        """Check the response to a request for the bytes from ``at`` on, and keep what it reports
+        about the object.
 
         Raises:
-            ShardError: it is of another object, or that has not the size that was expected.
+            ShardError: it is of another object, or the object has not the expected size.
             StateError: the object ends before ``at``.
         """
-        if self._expected is not None and answer.size is not None and answer.size != self._expected:
-            self.refuse_size(answer.size)
-        if self._expected is not None and answer.stop is not None and answer.stop > self._expected:
+        if self._expected is not None and response.size is not None and response.size != self._expected:
+            self.refuse_size(response.size)
+        if self._expected is not None and response.stop is not None and response.stop > self._expected:
             self.refuse_size("more")
-        if None not in (answer.size, self.size) and answer.size != self.size:
-            self.refuse_change(at, self.size, answer.size)
-        if differing := changed(self.tags, answer.tags):
+        if None not in (response.size, self.size) and response.size != self.size:
+            self.refuse_change(at, self.size, response.size)
+        if differing := changed(self.validators, response.validators):
             self.refuse_change(at, *differing)
-        self.ignores_ranges = self.ignores_ranges or answer.start < at
-        self.size = self.size if answer.size is None else answer.size
-        self.size_is_told = self.size_is_told or answer.size is not None
-        self.tags |= answer.tags | self.tags
-        if answer.size is not None and answer.size <= at - RECORD:
-            self.refuse_end(at, answer.size)
+        self.ignores_ranges = self.ignores_ranges or response.start < at
+        self.size = self.size if response.size is None else response.size
+        self.size_is_reported = self.size_is_reported or response.size is not None
+        self.validators |= response.validators | self.validators
+        if response.size is not None and response.size <= at - RECORD:
+            self.refuse_end(at, response.size)
 
     def refuse_end(self, at: int, size: int | None) -> NoReturn:
         """Raise StateError: the object ends before ``at``."""

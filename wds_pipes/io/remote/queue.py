@@ -1,4 +1,4 @@
-"""Shards that are read one after another, and which bytes of them are requested next."""
+"""Shards that are read one after another, and what is requested next."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ if TYPE_CHECKING:
 class ReadQueue:
     """Shards that are read one after another.
 
-    The first of ``fetches`` is the one that the consumer reads, or waits for; what comes after it
-    is read ahead when nothing of it is left to request.
+    The first of ``fetches`` is the one that the consumer reads, or waits for. Those after it are
+    read ahead when all of the first has been requested.
 
     Attributes:
-        ahead: the consumer has not come to it yet: it has one connection, and takes none from
+        ahead: the consumer has not reached it yet: it has one connection, and takes none from
             others.
         share: how many bytes it may hold.
         connections: how many it may have.
+        fetches: the shards, in order.
+        filled: notified when the consumer may continue.
+        held: how many bytes it holds.
+        waiting: the shard whose next bytes the consumer waits for.
+        wake_bytes: wake the consumer after this many bytes.
+        usual_size: the size of its last shard whose size was known.
     """
 
     def __init__(self, client: Client, *, ahead: bool = False) -> None:
@@ -34,14 +40,14 @@ class ReadQueue:
         self.fetches: deque[Fetch] = deque()
         self.filled = threading.Condition(self.budget.lock)
         self.held = 0
-        self.waiting: Fetch | None = None  # the one whose next bytes the consumer waits for
-        self.worth = 1  # the consumer is woken after so many of them
-        self.usual_size: int | None = None  # of its shards: that of the last one which was known
+        self.waiting: Fetch | None = None
+        self.wake_bytes = 1
+        self.usual_size: int | None = None
         self.open, self.ended = True, False
         self.budget.call(self._join)
 
     def close(self) -> None:
-        """Give everything up."""
+        """Give up all its shards."""
         if self.open:
             self.open = False
             if self.budget.is_ours and not self.budget.loop.is_closed():
@@ -52,13 +58,13 @@ class ReadQueue:
         self.budget.divide()
 
     def begin(self) -> None:
-        """The consumer has come to it."""
+        """The consumer has reached it."""
         if self.ahead:
             self.ahead = False
             self.budget.call(self.budget.divide)
 
     def end(self) -> None:
-        """Nothing will be added: close it after its last fetch."""
+        """No more shards will be added: close it after the last one."""
         if self.budget.is_ours and not self.budget.loop.is_closed():
             self.budget.call(self._end)
 
@@ -68,7 +74,7 @@ class ReadQueue:
             self.close()
 
     def move_to_front(self, fetch: Fetch) -> None:
-        """The consumer waits for this one: some step has changed their order."""
+        """The consumer waits for this shard: a stage has changed their order."""
         if fetch in self.fetches:
             with self.budget.lock:
                 self.fetches.remove(fetch)
@@ -80,12 +86,13 @@ class ReadQueue:
             fetch.give_up()
         self.budget.queues.remove(self)
         with self.budget.lock:
-            self.filled.notify_all()  # who waits is to see that it is closed
+            self.filled.notify_all()  # a consumer that waits must see that it is closed
         self.budget.divide()
 
     def schedule(self) -> None:
         """Rules 1 and 2 of ``io.remote``, on the event loop."""
-        # so that the consumer either sees that something is blocked, or has taken its bytes before
+        # With the lock: the consumer either sees that something is blocked, or took its bytes
+        # before.
         with self.budget.lock:
             self._request()
             for fetch in self.fetches:
@@ -96,29 +103,29 @@ class ReadQueue:
                         self.budget.blocked = True
 
     def _request(self) -> None:
-        """Request what is next."""
+        """Request the next byte ranges, as far as connections and room allow."""
         active, most = sum(fetch.active for fetch in self.fetches), 1 if self.ahead else self.connections
         for place, fetch in enumerate(self.fetches):
             following = next(islice(self.fetches, place + 1, None), None) if most > 1 else None
             while fetch.can_request:
-                waited_for = place == 0 and not any(block.pieces or not block.done for block in fetch.blocks)
+                waited_for = place == 0 and not any(block.chunks or not block.done for block in fetch.blocks)
                 if active >= most and not waited_for:
                     break
                 if not self.has_room and fetch.blocks and not waited_for:
                     self.budget.blocked = True
                     break
                 # The first bytes of the next shard are requested before the last of this one: until
-                # they come, its size is not known, and nothing more of it can be requested.
+                # they arrive, its size is not known, and no more of it can be requested.
                 early = (
                     following is not None
                     and not following.blocks
-                    and fetch.answered
+                    and fetch.has_response
                     and not waited_for
                     and fetch.is_within(most)
                 )
                 (following if early and following is not None else fetch).request_next()
                 active += 1
-            if fetch.can_request or fetch.failed or (place == 0 and not fetch.answered):
+            if fetch.can_request or fetch.failed or (place == 0 and not fetch.has_response):
                 return
             if active >= most and fetch.nearly_done:
                 active -= 1
@@ -127,8 +134,8 @@ class ReadQueue:
     def has_room(self) -> bool:
         """Whether it may hold more.
 
-        Half of its share is its own, even where other queues still hold more than theirs, from a
-        time when there were fewer.
+        Half of its share is always available, even if other queues still hold more than theirs,
+        from a time when there were fewer queues.
         """
         return self.held < self.share and (
             self.budget.held < self.budget.readahead_bytes or (not self.ahead and self.held < self.share // 2)
@@ -139,4 +146,4 @@ class ReadQueue:
         if self.has_room:
             return True
         first = self.fetches[0] if self.fetches else None
-        return block.fetch is first and not block.pieces and block is first.read_now
+        return block.fetch is first and not block.chunks and block is first.read_now

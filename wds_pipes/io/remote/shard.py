@@ -10,8 +10,8 @@ from wds_pipes.io.remote.fetch import Fetch
 from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.urls import redact
 
-# a consumer that has used up what there was sleeps until so much has come, or so long
-_WORTH, _WORTH_SECONDS = 1 << 20, 0.02
+# A consumer that has no bytes left is woken after this many bytes, or after this time in seconds.
+_WAKE_BYTES, _WAKE_SECONDS = 1 << 20, 0.02
 
 
 class RemoteShard(io.RawIOBase):
@@ -21,8 +21,8 @@ class RemoteShard(io.RawIOBase):
         queue: the shards that it is read among.
         url: where it is.
         start: the first byte to read.
-        size: how many bytes the shard must have; None: as many as it has.
-        whole_queue: close the queue with it.
+        size: how many bytes the shard must have; None: any number.
+        whole_queue: whether to close the queue with it.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class RemoteShard(io.RawIOBase):
     ) -> None:
         self._queue, self._budget = queue, queue.budget
         self._whole_queue = whole_queue
-        self._rest: memoryview | None = None  # of the piece that is being read
+        self._rest: memoryview | None = None  # of the chunk that is being read
         try:
             self._fetch = Fetch(queue, url, start, size)
         except BaseException:
@@ -39,26 +39,26 @@ class RemoteShard(io.RawIOBase):
 
     @property
     def size(self) -> int | None:
-        """Of the whole shard, in bytes; None: not known (yet)."""
+        """The size of the whole shard in bytes; None: not known (yet)."""
         return self._fetch.object.size
 
     @property
     def tag(self) -> str | None:
-        """Its ETag, or what the store has instead; None: not known (yet)."""
-        return self._fetch.object.tag
+        """Its ETag, or another validator of the store; None: not known (yet)."""
+        return self._fetch.object.etag
 
     @property
     def end_is_vouched_for(self) -> bool:
-        """False once it has ended where only its connection did: the store told no length and no
-        end mark, so that it may have been cut there.
+        """False once it has ended where only its connection did: the store reported no length and
+        no end mark, so it may have been cut there.
         """
         return self._fetch.end_is_vouched_for
 
     def wait(self) -> None:
-        """Return when the first bytes are there.
+        """Wait until the first bytes have arrived.
 
         Raises:
-            ShardError: they cannot be had.
+            ShardError: they cannot be read.
         """
         self._check_process()
         self._queue.begin()
@@ -77,16 +77,16 @@ class RemoteShard(io.RawIOBase):
                 f"shard {redact(self._fetch.url)} was opened in another process: iterate in the process that reads"
             )
 
-    def _await(self, worth: int) -> None:
-        """Wait for the event loop, with the lock in hand."""
+    def _await(self, wake_bytes: int) -> None:
+        """Wait for the event loop until ``wake_bytes`` have arrived; the caller holds the lock."""
         queue, budget = self._queue, self._budget
-        queue.waiting, queue.worth = self._fetch, worth
+        queue.waiting, queue.wake_bytes = self._fetch, wake_bytes
         if queue.fetches and queue.fetches[0] is not self._fetch:
             budget.call(queue.move_to_front, self._fetch)
         if budget.blocked:
             budget.call(budget.schedule)
         start = perf_counter()
-        queue.filled.wait(None if worth == 1 else _WORTH_SECONDS)
+        queue.filled.wait(None if wake_bytes == 1 else _WAKE_SECONDS)
         queue.client.stalled += perf_counter() - start
         queue.waiting = None
 
@@ -95,28 +95,28 @@ class RemoteShard(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         into = memoryview(buffer).cast("B")
-        piece = self._rest or memoryview(self._piece())
-        count = min(len(piece), len(into))
-        into[:count] = piece[:count]
-        self._rest = piece[count:] if count < len(piece) else None
+        chunk = self._rest or memoryview(self._chunk())
+        count = min(len(chunk), len(into))
+        into[:count] = chunk[:count]
+        self._rest = chunk[count:] if count < len(chunk) else None
         return count
 
-    def _piece(self) -> bytes:
-        """The next piece; empty at the end."""
+    def _chunk(self) -> bytes:
+        """The next chunk; empty at the end."""
         budget = self._budget
         self._check_process()
         with budget.lock:
             while True:
                 self._check_open()
-                piece = self._fetch.take()
-                if piece is not None:
-                    if piece and budget.blocked:
+                chunk = self._fetch.take()
+                if chunk is not None:
+                    if chunk and budget.blocked:
                         budget.call(budget.schedule)
-                    return piece
-                self._await(_WORTH)
+                    return chunk
+                self._await(_WAKE_BYTES)
 
     def close(self) -> None:
-        """Give up what was requested and not read."""
+        """Give up what was requested and not read. Closing again does nothing."""
         if not self.closed and self._budget.is_ours:
             self._fetch.give_up()
             if self._whole_queue:

@@ -3,7 +3,7 @@
 fsspec's file systems return bytes without what came with them (the size of the object, its ETag,
 the range that was really sent), and only when a range is complete. So requests to S3, GCS and HTTP
 use fsspec's sessions directly, with the user's storage_options, and their responses are checked.
-Other file systems are asked for ranges through fsspec's own interface.
+Of other file systems, byte ranges are requested through fsspec's own interface.
 """
 
 from __future__ import annotations
@@ -19,18 +19,6 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from wds_pipes.io.identity import identify_store
-from wds_pipes.io.remote.answers import (
-    PIECE,
-    Answer,
-    FaultyError,
-    Heard,
-    ask_by_http,
-    asking,
-    body_pieces,
-    described,
-    one_piece,
-    refused_by_s3,
-)
 from wds_pipes.io.remote.file_systems import (
     aistore_url,
     are_same,
@@ -38,6 +26,18 @@ from wds_pipes.io.remote.file_systems import (
     copy_of_options,
     file_system,
     through_client,
+)
+from wds_pipes.io.remote.responses import (
+    CHUNK_BYTES,
+    FaultyError,
+    HttpBody,
+    Response,
+    body_chunks,
+    in_chunks,
+    range_headers,
+    refused_by_s3,
+    request_by_http,
+    response_of,
 )
 from wds_pipes.io.threads import DaemonThreads
 from wds_pipes.io.urls import links_of
@@ -50,13 +50,13 @@ class Store(Protocol):
     """A file system that returns ranges; it is called in its event loop.
 
     Attributes:
-        streams: whether a response arrives piece by piece, so that one request can ask for all the
-            rest of a shard.
+        streams: whether a response arrives in chunks, so that one request can be for all the rest
+            of a shard.
     """
 
     streams: bool
 
-    async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
+    async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
         """Request an object from byte ``start`` up to, not including, ``stop`` (None: its end).
 
         ``size`` is the size of the object, if the store has reported it.
@@ -167,11 +167,11 @@ class _Http:
     def __init__(self, fs: Any) -> None:
         self._fs = fs
 
-    async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
+    async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
         options = dict(self._fs.kwargs)
-        headers = {**options.pop("headers", {}), **asking(start, stop)}
+        headers = {**options.pop("headers", {}), **range_headers(start, stop)}
         session = await self._fs.set_session()
-        return await ask_by_http(
+        return await request_by_http(
             session, start, self._fs.encode_url(path), **{"timeout": _no_limit(), **options}, headers=headers
         )
 
@@ -182,12 +182,14 @@ class _Gcs:
     def __init__(self, fs: Any, threads: Executor) -> None:
         self._fs, self._threads = fs, threads
 
-    async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
+    async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
         fs = self._fs
         session = await fs._set_session()
         # Signing may fetch a token, with blocking requests.
-        headers = await asyncio.get_running_loop().run_in_executor(self._threads, fs._get_headers, asking(start, stop))
-        return await ask_by_http(
+        headers = await asyncio.get_running_loop().run_in_executor(
+            self._threads, fs._get_headers, range_headers(start, stop)
+        )
+        return await request_by_http(
             session, start, fs.url(path), params=fs._get_params({}), headers=headers, timeout=_no_limit()
         )
 
@@ -199,25 +201,30 @@ class _S3:
         self._fs = fs
         fs.retries = 1
 
-    async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
+    async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
         bucket, key, version = self._fs.split_path(path)
         more = {"VersionId": version} if version else {}
         try:
             found = await self._fs._call_s3(
-                "get_object", Bucket=bucket, Key=key, Range=asking(start, stop)["Range"], **more, **self._fs.req_kw
+                "get_object",
+                Bucket=bucket,
+                Key=key,
+                Range=range_headers(start, stop)["Range"],
+                **more,
+                **self._fs.req_kw,
             )
         except OSError as error:
-            response = getattr(error.__cause__, "response", None)
-            if not isinstance(response, dict):
+            refusal = getattr(error.__cause__, "response", None)
+            if not isinstance(refusal, dict):
                 raise
-            raise refused_by_s3(response, str(error)) from error
+            raise refused_by_s3(refusal, str(error)) from error
         body, headers = found["Body"], found["ResponseMetadata"]["HTTPHeaders"]
         raw = getattr(body, "raw_stream", None) or getattr(body, "__wrapped__", None)
-        answer = described(found["ResponseMetadata"]["HTTPStatusCode"], headers, start)
+        response = response_of(found["ResponseMetadata"]["HTTPStatusCode"], headers, start)
         if not hasattr(getattr(raw, "content", None), "readany"):
-            return replace(answer, pieces=body_pieces(body), close=body.close)
-        heard = Heard(raw)
-        return replace(answer, pieces=heard.pieces(), close=body.close, rest=heard.rest)
+            return replace(response, chunks=body_chunks(body), close=body.close)
+        http_body = HttpBody(raw)
+        return replace(response, chunks=http_body.chunks(), close=body.close, rest=http_body.rest)
 
 
 class _Other:
@@ -236,22 +243,22 @@ class _Other:
     async def _call(self, name: str, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, getattr(self._fs, name), *args)
 
-    async def ask(self, path: str, start: int, stop: int | None, size: int | None) -> Answer:
-        tags: dict[str, str] = {}
+    async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
+        validators: dict[str, str] = {}
         if size is None:
             info = await self._call("info", path)
             size = info.get("size")
             if info.get("type") == "directory":
                 raise IsADirectoryError(f"{path} is a directory")
-            tags = {
+            validators = {
                 name: str(info[name])
                 for name in ("ETag", "etag", "mtime", "LastModified", "last_modified")
                 if info.get(name)
             }
         if size is None:
-            return Answer(0, None, None, tags, self._read_over(path), has_end_mark=False)
+            return Response(0, None, None, validators, self._read_over(path), has_end_mark=False)
         stop = size if stop is None else min(size, stop)
-        return Answer(start, max(start, stop), size, tags, self._ranges(path, start, stop))
+        return Response(start, max(start, stop), size, validators, self._ranges(path, start, stop))
 
     async def _ranges(self, path: str, start: int, stop: int) -> AsyncIterator[bytes]:
         while start < stop:
@@ -263,10 +270,10 @@ class _Other:
                     self._learn(wanted, perf_counter() - begun)
                 raise
             if len(data) > wanted:
-                raise FaultyError(f"the store gave {len(data)} bytes from byte {start} on instead of {wanted}")
+                raise FaultyError(f"the store returned {len(data)} bytes from byte {start} on instead of {wanted}")
             self._learn(len(data), perf_counter() - begun)
-            async for piece in one_piece(data):
-                yield piece
+            async for chunk in in_chunks(data):
+                yield chunk
             start += len(data)
             if len(data) < wanted:
                 return
@@ -282,8 +289,8 @@ class _Other:
         """Read an object of unknown size, which is possible only from its beginning."""
         run = asyncio.get_running_loop().run_in_executor
         with await run(self._threads, self._fs.open, path, "rb") as file:
-            while piece := await run(self._threads, file.read, PIECE):
-                yield piece
+            while chunk := await run(self._threads, file.read, CHUNK_BYTES):
+                yield chunk
 
 
 def _no_limit() -> Any:

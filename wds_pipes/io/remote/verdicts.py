@@ -5,24 +5,25 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from wds_pipes.core.tracebacks import causes
-from wds_pipes.io.remote.answers import RefusedError
+from wds_pipes.io.remote.responses import RefusedError
 from wds_pipes.io.secret import words
 
-# Statuses after which a retry makes sense. 304 is one: it answers a condition that was never sent.
-_PASSING = {304, 408, 425, 429, *range(500, 600)}
+# Statuses after which a retry makes sense. 304 is one: it responds to a condition that was never
+# sent.
+_TRANSIENT = {304, 408, 425, 429, *range(500, 600)}
 
 
 class Verdict(NamedTuple):
     """How to handle an error.
 
     Attributes:
-        passing: whether a retry may help.
-        after: the seconds to wait before a retry, at least.
+        transient: whether a retry may help.
+        wait_seconds: how long to wait before a retry, at least.
         advice: the words for the message if there is no further retry.
     """
 
-    passing: bool
-    after: float = 0.0
+    transient: bool
+    wait_seconds: float = 0.0
     advice: str = ""
 
 
@@ -46,7 +47,7 @@ def judge(error: BaseException, protocol: str) -> Verdict:
     ):
         return Verdict(False, advice=f"may not be read: check your credentials{_PUBLIC.get(protocol, '')}")
     if status is not None:
-        return Verdict(status in _PASSING, getattr(error, "after", None) or 0.0, "cannot be read")
+        return Verdict(status in _TRANSIENT, getattr(error, "wait_seconds", None) or 0.0, "cannot be read")
     if (
         isinstance(error, (IsADirectoryError, NotADirectoryError, ValueError, *_OWN_FAULT))
         or "Certificate" in kind

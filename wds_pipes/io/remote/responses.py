@@ -14,13 +14,13 @@ from email.utils import parsedate_to_datetime
 from time import perf_counter, time
 from typing import Any
 
-PIECE = 1 << 18  # bytes at a time, of streams that are read with read(n)
+CHUNK_BYTES = 1 << 18  # of streams that are read with read(n)
 # Wake this process for this many bytes, or for those of this time (seconds) if they are fewer.
 _GATHERED, _GATHER_SECONDS = 1 << 18, 0.006
 _LONGEST_GATHERING = 0.05  # seconds
 _IN_RECORDS = 1 << 15  # bytes that TLS may have taken from the kernel and not returned yet
-# Error codes of S3 that are retried, even with status 400.
-_PASSING_CODES = {
+# Error codes of S3 after which a request is retried, even with status 400.
+_TRANSIENT_CODES = {
     "RequestTimeout",
     "RequestTimeoutException",
     "Throttling",
@@ -28,23 +28,23 @@ _PASSING_CODES = {
     "RequestThrottled",
     "SlowDown",
 }
-_GIVING = {200, 203, 206}  # statuses of responses with bytes of the object
-# Headers that change with the object, the surest first.
-_SAYING = ("x-goog-generation", "etag", "last-modified")
+_WITH_BYTES = {200, 203, 206}  # statuses of responses with bytes of the object
+# Headers that change with the object (the validators of RFC 9110), the surest first.
+_VALIDATORS = ("x-goog-generation", "etag", "last-modified")
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 
 
 @dataclass
-class Answer:
+class Response:
     """A response of a store.
 
     Attributes:
         start: the first byte of the response, counted in the object.
         stop: the byte after its last one; None: unknown.
         size: the size of the whole object in bytes; None: unknown.
-        tags: values that change with the object, such as its ETag, by name, the surest first; see
-            ``changed``.
-        pieces: the bytes, as they arrive.
+        validators: values that change with the object, such as its ETag, by name, the surest
+            first; see ``changed``.
+        chunks: the bytes, as they arrive.
         has_end_mark: whether the transfer declares its end, by its length or a mark, so that a cut
             is detected.
         close: closes the connection.
@@ -54,17 +54,18 @@ class Answer:
     start: int
     stop: int | None
     size: int | None
-    tags: dict[str, str]
-    pieces: AsyncIterator[bytes] = field(default_factory=lambda: one_piece(b""))
+    validators: dict[str, str]
+    chunks: AsyncIterator[bytes] = field(default_factory=lambda: in_chunks(b""))
     close: Callable[[], Any] = lambda: None
     rest: Callable[[], None] = lambda: None
     has_end_mark: bool = True
 
 
 def changed(before: dict[str, str], now: dict[str, str]) -> tuple[str, str] | None:
-    """The two values of the first common tag of two responses, if they differ; otherwise None.
+    """The two values of the first common validator of two responses, if they differ; otherwise
+    None.
 
-    If they differ, the object has changed. A tag that only one of them has is ignored.
+    If they differ, the object has changed. A validator that only one of them has is ignored.
     """
     both = next((name for name in now if name in before), None)
     return None if both is None or before[both] == now[both] else (before[both], now[both])
@@ -75,67 +76,68 @@ class RefusedError(OSError):
 
     Attributes:
         status: the HTTP status; None: there is none.
-        after: the seconds to wait that the store requests (Retry-After), or None.
+        wait_seconds: how long the store requests to wait (Retry-After), or None.
         size: the size of the object, if the requested range is outside of the object (416).
     """
 
-    def __init__(self, status: int | None, reason: str, *, after: float | None = None, size: int | None = None) -> None:
+    def __init__(
+        self, status: int | None, reason: str, *, wait_seconds: float | None = None, size: int | None = None
+    ) -> None:
         super().__init__(reason)
-        self.status, self.after, self.size = status, after, size
+        self.status, self.wait_seconds, self.size = status, wait_seconds, size
 
 
 class FaultyError(OSError):
     """A response that cannot be right."""
 
 
-def asking(start: int, stop: int | None) -> dict[str, str]:
+def range_headers(start: int, stop: int | None) -> dict[str, str]:
     """The headers that request a range of the stored bytes, and not of a compressed form of
     them.
     """
     return {"Range": f"bytes={start}-{'' if stop is None else stop - 1}", "Accept-Encoding": "identity"}
 
 
-async def ask_by_http(session: Any, start: int, url: Any, **options: Any) -> Answer:
+async def request_by_http(session: Any, start: int, url: Any, **options: Any) -> Response:
     """Send a request for the bytes from ``start`` on; return the response."""
     import aiohttp
 
     try:
-        response = await session.get(url, **options)
+        http_response = await session.get(url, **options)
     except aiohttp.TooManyRedirects as error:
-        status, story = (
-            error.history[-1].status,
-            (f"{len(error.history)} redirects, one after another, the last one by {error.history[-1].url.host}"),
-        )
+        status = error.history[-1].status
+        reason = f"{len(error.history)} redirects, one after another, the last one by {error.history[-1].url.host}"
     except (aiohttp.InvalidURL, getattr(aiohttp, "NonHttpUrlClientError", aiohttp.InvalidURL)):
-        status, story = 400, "it, or where it redirects to, is no address of a web server"
+        status, reason = 400, "it, or where it redirects to, is no address of a web server"
     else:
-        return _heard(response, start)
+        return _from_http(http_response, start)
     # Outside of the handlers: those errors contain the URL with its secrets.
-    raise RefusedError(status, story)
+    raise RefusedError(status, reason)
 
 
-def _heard(response: Any, start: int) -> Answer:
-    """An aiohttp response as an ``Answer``."""
+def _from_http(found: Any, start: int) -> Response:
+    """The response of aiohttp ``found`` as a ``Response``."""
     try:
-        headers = {name.lower(): value for name, value in response.headers.items()}
-        if response.status >= 300:
+        headers = {name.lower(): value for name, value in found.headers.items()}
+        if found.status >= 300:
             ranged = _CONTENT_RANGE.match(headers.get("content-range", ""))
             size = int(ranged[3]) if ranged and ranged[3] != "*" else None
-            words = f"{response.status} {response.reason}"
-            if response.history and response.url.origin() != response.history[0].url.origin():
-                words += f", redirected to {response.url.host}:{response.url.port}, to which your headers are not sent"
-            raise RefusedError(response.status, words, after=_after(headers.get("retry-after")), size=size)
-        heard = Heard(response)
+            reason = f"{found.status} {found.reason}"
+            if found.history and found.url.origin() != found.history[0].url.origin():
+                reason += f", redirected to {found.url.host}:{found.url.port}, to which your headers are not sent"
+            raise RefusedError(found.status, reason, wait_seconds=_retry_after(headers.get("retry-after")), size=size)
+        body = HttpBody(found)
         return replace(
-            described(response.status, headers, start), pieces=heard.pieces(), close=response.close, rest=heard.rest
+            response_of(found.status, headers, start), chunks=body.chunks(), close=found.close, rest=body.rest
         )
     except BaseException:
-        response.close()
+        found.close()
         raise
 
 
-def described(status: int, headers: Any, start: int) -> Answer:
-    """Describe the response to a request from byte ``start`` on, by its status and headers.
+def response_of(status: int, headers: Any, start: int) -> Response:
+    """The response to a request from byte ``start`` on, by its status and headers, still without
+    its bytes.
 
     The names of the headers are in lower case.
     """
@@ -145,18 +147,18 @@ def described(status: int, headers: Any, start: int) -> Answer:
             f"it is stored with Content-Encoding {headers['content-encoding']}, in which bytes "
             "have no fixed places: store it without",
         )
-    if status not in _GIVING:
+    if status not in _WITH_BYTES:
         raise FaultyError(f"a response of status {status} has none of its bytes")
     length = headers.get("content-length")
     length = int(length) if length is not None and length.isdigit() else None
     # Weak ETags are good enough here.
-    tags = {name: re.sub("^[Ww]/", "", headers[name]) for name in _SAYING if headers.get(name)}
+    validators = {name: re.sub("^[Ww]/", "", headers[name]) for name in _VALIDATORS if headers.get(name)}
     if status != 206:  # the server ignored the range
-        return Answer(
+        return Response(
             0,
             length,
             length,
-            tags,
+            validators,
             has_end_mark=length is not None or "chunked" in headers.get("transfer-encoding", "").lower(),
         )
     ranged = _CONTENT_RANGE.match(headers.get("content-range", ""))
@@ -171,10 +173,10 @@ def described(status: int, headers: Any, start: int) -> Answer:
         raise FaultyError(
             f"a response has a Content-Range of {stop - first} bytes, and a Content-Length of {length} bytes"
         )
-    return Answer(first, stop, size, tags)
+    return Response(first, stop, size, validators)
 
 
-class Heard:
+class HttpBody:
     """The bytes of an aiohttp response, as they arrive.
 
     A slow connection would wake this process for every few packets, which costs more time than the
@@ -191,15 +193,15 @@ class Heard:
         self._least, self._came = 1, 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncIterator[bytes]:
         try:
-            while piece := await self._response.content.readany():
+            while chunk := await self._response.content.readany():
                 if self._socket is not None:
-                    now, before, self._left = perf_counter(), self._came, self._left - len(piece)
-                    rate = len(piece) / max(now - before, 1e-6) if before else 0
+                    now, before, self._left = perf_counter(), self._came, self._left - len(chunk)
+                    rate = len(chunk) / max(now - before, 1e-6) if before else 0
                     self._came = now
                     self._gather(int(min(_GATHERED, rate * _GATHER_SECONDS, self._left - _IN_RECORDS)))
-                yield piece
+                yield chunk
         finally:
             self.rest()
             if self._timer is not None:
@@ -228,19 +230,19 @@ class Heard:
             self._timer = asyncio.get_running_loop().call_later(_LONGEST_GATHERING, self._look)
 
 
-async def body_pieces(body: Any) -> AsyncIterator[bytes]:
-    """The bytes of a body with ``read(n)``, in pieces."""
-    while piece := await body.read(PIECE):
-        yield piece
+async def body_chunks(body: Any) -> AsyncIterator[bytes]:
+    """The bytes of a body with ``read(n)``, in chunks."""
+    while chunk := await body.read(CHUNK_BYTES):
+        yield chunk
 
 
-async def one_piece(data: bytes) -> AsyncIterator[bytes]:
-    """Bytes that have arrived already, in pieces."""
-    for place in range(0, len(data), PIECE):
-        yield data[place : place + PIECE]
+async def in_chunks(data: bytes) -> AsyncIterator[bytes]:
+    """Bytes that have arrived already, in chunks."""
+    for place in range(0, len(data), CHUNK_BYTES):
+        yield data[place : place + CHUNK_BYTES]
 
 
-def _after(header: str | None) -> float | None:
+def _retry_after(header: str | None) -> float | None:
     """The seconds of a Retry-After header."""
     if not header:
         return None
@@ -252,19 +254,19 @@ def _after(header: str | None) -> float | None:
         return None
 
 
-def refused_by_s3(response: dict[str, Any], reason: str) -> RefusedError:
-    """The error for a request that S3 refused, from its response."""
-    told, error = response.get("ResponseMetadata", {}), response.get("Error", {})
+def refused_by_s3(found: dict[str, Any], message: str) -> RefusedError:
+    """The error for a request that S3 refused, from botocore's response ``found``."""
+    metadata, error = found.get("ResponseMetadata", {}), found.get("Error", {})
     size = error.get("ActualObjectSize")
     code = error.get("Code")
-    words = reason if code is None or str(code) in reason else f"{code}: {reason}"
-    after = _after(told.get("HTTPHeaders", {}).get("retry-after"))
-    status = 503 if code in _PASSING_CODES else told.get("HTTPStatusCode")
-    return RefusedError(status, words, after=after, size=int(size) if size is not None else None)
+    reason = message if code is None or str(code) in message else f"{code}: {message}"
+    wait_seconds = _retry_after(metadata.get("HTTPHeaders", {}).get("retry-after"))
+    status = 503 if code in _TRANSIENT_CODES else metadata.get("HTTPStatusCode")
+    return RefusedError(status, reason, wait_seconds=wait_seconds, size=int(size) if size is not None else None)
 
 
-async def close_answer(answer: Answer) -> None:
+async def close_response(response: Response) -> None:
     """Close the connection of a response."""
-    done = answer.close()
+    done = response.close()
     if inspect.isawaitable(done):
         await done

@@ -1,0 +1,60 @@
+"""Damage of a tar: which errors mean it, and where reading continues after it."""
+
+from __future__ import annotations
+
+import logging
+
+from wds_pipes.io.compression import damage, unreadable
+from wds_pipes.io.urls import redact
+from wds_pipes.tar.headers import BLOCK, Damage, is_header
+from wds_pipes.tar.source import TarSource
+
+logger = logging.getLogger("wds_pipes")
+
+
+def damage_of(error: Exception, offset: int) -> Damage:
+    """The damage that an error of the stream means, after which it cannot be read."""
+    if isinstance(error, EOFError):
+        what = f"is cut short inside its compressed data ({error}). Write or fetch it again"
+        return Damage(what, offset, error, cut=True)
+    if isinstance(error, damage()):
+        what = f"has damaged compressed data ({error}). Write or fetch it again"
+    else:
+        what = f"cannot be read on ({type(error).__name__}: {error}). Check that it can be reached and is whole"
+    return Damage(what, offset, error, cut=True, lost=True)
+
+
+def find_next(source: TarSource, found: Damage, offset: int, url: str) -> tuple[bytes | None, int]:
+    """The next valid header after damage, or None at the end.
+
+    Rule 5 of ``tar.reader``. It sets ``found.sure`` if the header is not inside another member.
+
+    Returns:
+        The header; and where it starts, or if there is none, how far blocks could be read
+        (``offset``: not at all).
+    """
+    if found.head is not None:
+        return found.head, source.position
+    try:
+        if found.passed is not None:
+            source.pass_over(found.passed, "that is too large", found.offset)
+            found.sure = True
+        elif found.size is not None and (head := source.header_after(found.size)) is not None:
+            found.sure = True
+            return head, source.position
+        while len(head := source.stream.read(BLOCK)) == BLOCK:
+            offset = source.position
+            if found.passed is not None or is_header(head):
+                return head, offset
+            source.position += BLOCK
+    except unreadable() as error:
+        logger.warning(
+            "shard %s, byte %d: it cannot be read on: %s: %s.",
+            redact(url),
+            source.position,
+            type(error).__name__,
+            error,
+        )
+    except Damage as cut:
+        logger.warning("shard %s, byte %d: it %s.", redact(url), cut.offset, cut.what)
+    return None, offset
