@@ -119,6 +119,8 @@ def _read_shard(
                 pass
         except ModuleNotFoundError as error:
             raise ShardError(f"shard {shown} cannot be read: {error}", url=shown) from error
+        except ShardError:
+            raise
         except unreadable() as error:
             raise ShardError(
                 f"shard {shown} cannot be read ({type(error).__name__}: {error}). Write or fetch it again.", url=shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from wds_pipes.errors import ShardError
 from wds_pipes.io.compression import damage, unreadable
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import BLOCK, Damage, is_header
@@ -47,6 +48,8 @@ def find_next(source: TarSource, found: Damage, offset: int, url: str) -> tuple[
             if found.passed is not None or is_header(head):
                 return head, offset
             source.position += BLOCK
+    except ShardError:
+        raise
     except unreadable() as error:
         logger.warning(
             "shard %s, byte %d: it cannot be read on: %s: %s.",
