@@ -100,6 +100,25 @@ def test_it_keeps_the_count(urls):
     assert [len(list(loader)) for loader in loaders] == [3, 3]
 
 
+class EveryThird(wp.Stage):
+    """Mistake: fewer items than it takes."""
+
+    keeps_count = True
+
+    def run(self):
+        for sample in self.source.items:
+            if sample["tag"] % 3 == 0:
+                yield sample
+
+
+def test_a_step_of_the_users_that_does_not_keep_the_count_is_named(urls):
+    """Beside samples_per_shard, which may be wrong as well."""
+    counted = wp.register_stage(EveryThird)(pipe(urls, samples_per_shard=5))
+    said = r"than samples_per_shard says.* Or every_third\(\) has keeps_count = True, and yields fewer.* Or tag_samples\(\)"
+    with pytest.raises(wp.ShardError, match=said):
+        list(wp.PipeLoader(counted, batch_size=3, rank=0, world_size=2))
+
+
 def test_it_is_shown_and_described(urls):
     source = pipe(urls)
     assert str(source).endswith(".group_by_key().tag_samples(start=100)")
@@ -262,8 +281,9 @@ def test_what_a_stage_lacks_is_told_when_it_is_built(kind, said, urls):
     of = wp.register_stage(kind)
     with pytest.raises(TypeError, match=said):
         of(wp.ShardList(urls))
-    with pytest.raises(TypeError, match=said):
-        getattr(nodes, kind.__name__)(nodes.ShardList(urls))
+    if kind is not NoRun:  # which is not a node
+        with pytest.raises(TypeError, match=said):
+            getattr(nodes, kind.__name__)(nodes.ShardList(urls))
 
 
 def test_the_kit_passes_a_right_one(urls):
