@@ -74,9 +74,18 @@ def test_every_cut_below_threads(chain, tmp_path):
     check_resume(mapped)
 
 
-def test_every_stage_is_in_the_matrix():
+def test_every_stage_is_in_the_matrix(urls):
+    """With arguments that make it do something. A chain with the stage differs from one without."""
     assert {name for names in CHAINS.values() for name in names} | {"ShardList", "Mix"} == set(stages.__all__)
-    assert set(ARGUMENTS) <= {*FIRST, *AFTER}
+    where = "ARGUMENTS in tests/support/chains.py"
+    lacking = {*FIRST, *AFTER} - set(ARGUMENTS)
+    assert not lacking, f"add to {where}, with arguments that change something on 14 samples: {sorted(lacking)}"
+    unknown = set(ARGUMENTS) - {*FIRST, *AFTER}
+    assert not unknown, f"these are no stages, take them out of {where}: {sorted(unknown)}"
+    for name in AFTER:
+        needed = NEEDS.get(name, ())
+        before, after = (list(Stream(build(stages, (*BASE, *needed, *more), urls))) for more in ((), (name,)))
+        assert not same(before, after), f"{name} changes nothing here: choose other arguments in {where}"
 
 
 PAIRED = [name for name in AFTER if name != "ToTuple"]  # what comes after it takes no tuples

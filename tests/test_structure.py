@@ -2,7 +2,7 @@
 
 import ast
 from functools import cache
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -59,8 +59,9 @@ def folder_of(module):
 
 def test_the_top_level_is_small():
     folders = [path for path in ROOT.iterdir() if path.is_dir() and (path / "__init__.py").exists()]
-    assert len(folders) <= 10
-    assert len([path for path in ROOT.glob("*.py") if path.name != "__init__.py"]) <= 10
+    assert len(folders) <= 10, "more than 10 folders: put yours into the one whose boundary it belongs to"
+    files = [path for path in ROOT.glob("*.py") if path.name != "__init__.py"]
+    assert len(files) <= 10, "more than 10 files at the top, where all is public: put yours into a folder"
 
 
 LARGE = {  # still to be cut; no others may come
@@ -69,7 +70,9 @@ LARGE = {  # still to be cut; no others may come
 
 
 def test_files_can_be_read_in_one_sitting():
-    assert {module for module, path in MODULES.items() if len(path.read_text().splitlines()) > 400} == LARGE
+    large = {module for module, path in MODULES.items() if len(path.read_text().splitlines()) > 400}
+    assert large <= LARGE, f"over 400 lines, cut it in two by what it does: {sorted(large - LARGE)}"
+    assert large >= LARGE, f"no longer over 400 lines, take it out of LARGE here: {sorted(LARGE - large)}"
 
 
 HOSTS = ("torchdata", "torch.utils.data.datapipes")  # frameworks that may go
@@ -82,28 +85,41 @@ def test_the_frameworks_are_met_in_their_places_only():
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             names += [f"{names[0]}.{alias.name}" for alias in node.names]
             met = [name for name in names if name.startswith(HOSTS) or name == "torch.utils.data.IterDataPipe"]
-            assert not met or module in ON_HOSTS, (module, met)
+            assert not met or module in ON_HOSTS, (
+                f"{module} imports {met}, which may go: do it in one of {sorted(ON_HOSTS)}, or inside a function"
+            )
 
 
 def test_no_circle_of_imports():
-    TopologicalSorter({module: needed(module) for module in MODULES}).prepare()
+    try:
+        TopologicalSorter({module: needed(module) for module in MODULES}).prepare()
+    except CycleError as error:
+        pytest.fail(f"these import each other: {' > '.join(error.args[1])}. Move what both need into a third module")
 
 
 @pytest.mark.parametrize("folder", BELOW)
 def test_no_import_runs_up(folder):
     for module in MODULES:
         if folder_of(module) == folder:
-            assert {folder_of(other) for other in needed(module)} - {folder} <= BELOW[folder], module
+            up = {folder_of(other) for other in needed(module)} - {folder} - BELOW[folder]
+            assert not up, (
+                f"{module} imports from {sorted(up)}, and {folder}/ may import from {sorted(BELOW[folder])} only: move "
+                "what you need down, or import it inside the function that needs it"
+            )
 
 
 def test_private_names_stay_in_their_files():
     for module, path in MODULES.items():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module in MODULES:
-                assert [alias.name for alias in node.names if alias.name.startswith("_")] == [], module
+                private = [alias.name for alias in node.names if alias.name.startswith("_")]
+                assert not private, f"{module} imports {private} of {node.module}: give it a public name there"
 
 
 STEPS = {functional_name(getattr(stages, name)): name for name in stages.__all__}
+
+
+ASK = "asks which stage this is: add what you need to know to StageFacts (core/facts.py), and ask for that, not for"
 
 
 def test_knowledge_of_a_stage_lies_in_the_stage():
@@ -118,11 +134,11 @@ def test_knowledge_of_a_stage_lies_in_the_stage():
                     for name in ast.walk(node.args[1])
                     if isinstance(name, (ast.Name, ast.Attribute))
                 }
-                assert not kinds & set(STEPS.values()), (module, node.lineno)
+                assert not kinds & set(STEPS.values()), f"{module}:{node.lineno} {ASK} {kinds}"
             if isinstance(node, ast.Compare):
                 texts = {
                     part.value
                     for part in ast.walk(node)
                     if isinstance(part, ast.Constant) and isinstance(part.value, str)
                 }
-                assert not texts & STEPS.keys(), (module, node.lineno)
+                assert not texts & STEPS.keys(), f"{module}:{node.lineno} {ASK} {texts}"

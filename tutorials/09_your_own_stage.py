@@ -9,7 +9,9 @@
 # %%
 import os
 import tempfile
+from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -38,7 +40,7 @@ def samples(urls=urls):
 #
 # - `__init__` takes the source and the options, and checks them.
 # - `At`, a dataclass, is the **position**: numbers and strings, whose defaults are the beginning.
-#   It never contains data.
+#   It never contains data. With `slots=True`, a misspelt field is an error at once.
 # - `run` is a generator over `self.source.items`. Whenever it yields, `self.at` and the position of
 #   the source must contain everything that is needed to continue.
 #
@@ -57,7 +59,7 @@ class Repeat(wp.Stage):
     Checkpoint: how often the current sample was yielded. A resume reads that one sample again.
     """
 
-    @dataclass
+    @dataclass(slots=True)
     class At:
         given: int = 0
 
@@ -113,7 +115,7 @@ class RepeatSamples(wp.Stage):
     Checkpoint: how often the current sample was yielded. A resume reads that one sample again.
     """
 
-    @dataclass
+    @dataclass(slots=True)
     class At:
         given: int = 0
 
@@ -136,12 +138,84 @@ class RepeatSamples(wp.Stage):
             at.given, self._before = 0, source.mark()
 
     def mark(self):
-        return (self.at.given,), self._before or self.source.mark()
+        return self._own(self.at), self._before or self.source.mark()
 
 
 wp.register_stage(RepeatSamples)
 epochs = check_resume(lambda: samples().repeat_samples(2))
 print("exact at every cut of", len(epochs[0]), "items; and of what was resumed there, cut again")
+
+# %% [markdown]
+# If each output depends on one sample alone, `wp.FlatMap` does all of this: `RepeatSamples` would be
+# a `FlatMap` with `expand(self, item)` that returns `[item] * self.times`.
+#
+# ## A stage that remembers several samples
+#
+# The same rule holds for a window. Here is a stage that leaves out a sample whose key was among the
+# last `window` samples. The keys are data, so they are not in the position. Instead, the stage
+# keeps the mark of its source from before the oldest sample in the window, and the position says how
+# many samples have been read since. A resume reads these again, only to fill the window.
+#
+# This works because the window follows from the last `window` samples that were **read**. If it
+# held the last keys that were *yielded*, no bounded number of samples would be enough to fill it.
+
+
+# %%
+class DropRepeats(wp.Stage):
+    """Leave out samples whose key was among the last ones (functional name: ``drop_repeats``).
+
+    Args:
+        source: a pipe of dict samples.
+        window: how many samples are remembered.
+
+    Checkpoint: two numbers, and an earlier position of the source. A resume reads at most ``window``
+    samples again.
+    """
+
+    @dataclass(slots=True)
+    class At:
+        again: int = 0  # samples from the saved position of the source to here
+        filtered: int = 0  # a field of this name appears in pipe.counts()
+
+    order_options = ("window",)
+    counts_items = True  # `again` counts samples of the source
+
+    def __init__(self, source, window):
+        super().__init__(source)
+        self.window = window
+        self._before = None  # while running, the position of the source before the window
+
+    def run(self):
+        source, at = self.source, self.at
+        keys = deque(maxlen=self.window)
+        marks = deque([source.mark()], maxlen=self.window + 1)  # before each of these keys, and after the last
+        self._before = marks[0]
+        for sample in islice(source.items, at.again):  # after a resume
+            keys.append(sample["__key__"])
+            marks.append(source.mark())
+        for sample in source.items:
+            new = sample["__key__"] not in keys
+            keys.append(sample["__key__"])
+            marks.append(source.mark())
+            at.again, self._before = len(keys), marks[0]
+            if new:
+                yield sample
+            else:
+                at.filtered += 1
+
+    def mark(self):
+        return self._own(self.at), self._before or self.source.mark()
+
+    def problem(self, at):
+        return None if at.again <= self.window else f"the window is {self.window}"
+
+
+wp.register_stage(DropRepeats)
+twice = urls + urls  # every key comes again, 12 samples later, and nearer where the order is shuffled
+pipe = samples(twice).shuffle_buffer(4).drop_repeats(8)
+print(len(list(pipe)), pipe.counts())
+assert pipe.counts()["filtered"] > 0
+check_resume(lambda: samples(twice).shuffle_buffer(4).drop_repeats(8).shuffle_buffer(3))
 
 # %% [markdown]
 # ## A stage that holds nothing
@@ -201,12 +275,14 @@ assert all(sample["txt"] in everything for sample in samples())
 class DropSome(wp.Stage):
     """Leave samples out at random (functional name: ``drop_some``). Checkpoint: how many samples were read."""
 
-    @dataclass
+    @dataclass(slots=True)
     class At:
         number: int = 0
-        filtered: int = 0  # a field of this name appears in pipe.counts()
+        filtered: int = 0
 
     order_options = ("share",)
+    holds_nothing = True
+    counts_items = True  # the random numbers depend on `number`
 
     def __init__(self, source, share):
         super().__init__(source)
@@ -250,11 +326,29 @@ assert list(resumed) == rest
 print(len(rest), "batches are equal after the resume;", resumed.counts())
 
 # %% [markdown]
+# ## What a stage says of itself
+#
+# Attributes of the class tell the package what it cannot see. If you leave out the first two, nothing
+# is wrong, but less is possible.
+#
+# - `keeps_count = True`: the stage yields as many samples as it takes. Then `len()` stays known, and
+#   all ranks get equally many batches. `check_resume` counts.
+# - `holds_nothing = True`: when the stage yields, it has yielded or dropped for good all that it took.
+#   It remembers no sample, and has no `mark` of its own. Then, after `batch_samples`, PipeLoader fills
+#   batches across the parts of a lane. `RepeatSamples` and `DropRepeats` must not set it.
+#
+# One more you must set where it is true:
+#
+# - `counts_items = True`: the position or the random numbers count the items of the source, as in
+#   `DropRepeats` and `DropSome`. Then a state is refused if the items were different ones, because
+#   a `batch_samples` before the stage had another size.
+#
 # Checklist:
 #
 # - `order_options` names all options that decide which items come, or in which order: a state with
 #   other values of these options is refused.
-# - The position contains only numbers and strings, and does not grow with the data.
+# - The position contains only numbers and strings, and does not grow with the data: `check_resume`
+#   finds most data in it.
 # - The docstring says what is saved, and how much a resume reads again.
 # - Your tests call `check_resume`, with an empty shard (`make_shards(samples=[3, 0, 2])`) and with
 #   a shuffle buffer before and after the stage.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
 import random
@@ -9,9 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wds_pipes.core.checking import SEE, check_positions
 from wds_pipes.core.lane import Lane
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.stream import Stream
+from wds_pipes.errors import StateError
 from wds_pipes.stages import BatchSamples
 from wds_pipes.tar.writer import TarWriter
 
@@ -82,8 +85,11 @@ def check_resume(make: Callable[[], Any], *, epochs: int = 2) -> list[list[Any]]
     to JSON and back. The state must be unchanged right after it was loaded. The resumed pipeline
     must yield the same items as the uninterrupted one from there on, into the next epoch.
 
-    For a pipeline of this package, two more things are checked:
+    For a pipe of this package, these are checked too:
 
+    - Positions hold only int, float, str, bool and None, no data of the samples, and do not grow
+      with the data; a mark does not change after it was taken. A stage that declares
+      ``keeps_count`` or ``holds_nothing`` does what it declares.
     - A step after the pipeline may hold items when the pipeline ends. So the check is repeated with
       a ``batch_samples`` after it whose last batch is not full.
     - A process may run several lanes. So one pipeline is run as the only lane and as each of two
@@ -99,8 +105,11 @@ def check_resume(make: Callable[[], Any], *, epochs: int = 2) -> list[list[Any]]
         The items of each epoch.
 
     Raises:
-        AssertionError: a resumed run differs; the message says where it was cut.
+        AssertionError: a resumed run differs; the message says where it was cut, for the first cut
+            that fails. Or a position or a declaration is wrong; the message names the stage.
     """
+    if (stage := _stage(make())) is not None:
+        check_positions(stage)
     whole = _check_cuts(make, epochs)
     if _stage(make()) is not None:
         _check_batches_after(make, epochs, len(whole[0]))
@@ -127,11 +136,13 @@ def _check_cuts(make: Callable[[], Any], epochs: int) -> list[list[Any]]:
     ends = {sum(map(len, whole[:epoch])) for epoch in range(epochs + 1)}
     last_cut = len(flat) - len(whole[-1])
     checked = set()
+    heapq.heapify(cuts)
     while cuts:
-        cut = cuts.pop()
+        cut = heapq.heappop(cuts)  # the first one in the epoch: its message is the easiest to understand
         if cut not in checked:
             checked.add(cut)
-            cuts += _resume(make, cut, flat, ends, last_cut)
+            for further in _resume(make, cut, flat, ends, last_cut):
+                heapq.heappush(cuts, further)
     return whole
 
 
@@ -141,28 +152,72 @@ def _resume(
     """Resume at a cut and compare with the rest of ``flat``; return the cuts on the way."""
     place, state = cut
     pipeline = make()
-    pipeline.load_state_dict(json.loads(state))
+    try:
+        pipeline.load_state_dict(json.loads(state))
+    except StateError as error:
+        raise AssertionError(
+            f"cut at {place}: {_refused(pipeline, state)} its own position: {_reason(error)}. "
+            f"The state: {_short(state)}"
+        ) from error
     again = _dump(pipeline)
     # At the end of an epoch, torchdata's loaders continue with the next one when their state is
     # requested.
     if again != state and not (place in ends and type(pipeline).__module__.startswith("torchdata.")):
-        raise AssertionError(f"cut at {place}: the state differs right after it was loaded:\n{state}\n{again}")
-    told, cuts, empty = f"cut at {place}, resumed from {state}", [(place, again)], 0
+        raise AssertionError(
+            f"cut at {place}: the state differs right after it was loaded. {_HELP} The state: {_short(state)}, then "
+            f"{_short(again)}"
+        )
+
+    def failed(what: str) -> AssertionError:
+        return AssertionError(f"cut at {cut[0]}: {what}. {_HELP} The state: {_short(state)}")
+
+    cuts, empty = [(place, again)], 0
     while place < len(flat) and empty < 2:
         empty += 1
         for item in pipeline:
             if not same(item, flat[place]):
-                raise AssertionError(f"{told}: item {place} is {item!r:.200}, not {flat[place]!r:.200}")
+                raise failed(f"item {place} is {item!r:.200}, not {flat[place]!r:.200}")
             place, empty = place + 1, 0
             if place <= last_cut:
                 cuts.append((place, _dump(pipeline)))
             if place == len(flat):
                 break
         if place not in ends:
-            raise AssertionError(f"{told}: the epoch ends after item {place}, not at one of {sorted(ends)}")
+            raise failed(f"the epoch ends after item {place}, not at one of {sorted(ends)}")
     if place < len(flat):
-        raise AssertionError(f"{told}: nothing comes after item {place} of {len(flat)}")
+        raise failed(f"nothing comes after item {place} of {len(flat)}")
     return cuts
+
+
+_HELP = (
+    "What the stage needs to continue is not in its position: was something made in __init__ changed, or "
+    f"mark() taken after it had read ahead? {SEE}"
+)
+
+
+def _short(state: str) -> str:
+    """Return the part of a state that positions are in, shortened."""
+    whole = json.loads(state)
+    if isinstance(whole, dict) and "lanes" in whole:
+        state = json.dumps({name: whole[name] for name in ("epoch", "lanes") if name in whole})
+    return state if len(state) <= 600 else f"{state[:400]} ... {state[-195:]}"
+
+
+def _refused(pipeline: Any, state: str) -> str:
+    """Return which stage refuses its entry of a state that its own pipeline wrote."""
+    stage = _stage(pipeline)
+    for lane in json.loads(state)["lanes"].values() if stage is not None else ():
+        for number, step in enumerate(reversed(list(stage.chain)), 1):  # type: ignore[union-attr]
+            try:
+                step.load(lane["position"][:number])
+            except StateError:
+                return f"problem() or the types of At of {functional_name(type(step))} refuse"
+    return "the pipeline refuses"
+
+
+def _reason(error: StateError) -> str:
+    """Return what an error says of a state, without advice for users of checkpoints."""
+    return str(error).removeprefix("the state is damaged: ").removesuffix(" Use an untouched checkpoint.").rstrip(".")
 
 
 def _stage(pipeline: Any) -> Stage[Any] | None:

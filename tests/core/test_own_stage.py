@@ -4,14 +4,15 @@ description; and the test kit finds its mistakes.
 
 import copy
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
 
 import wds_pipes as wp
-from wds_pipes import datapipes, nodes
+from wds_pipes import datapipes, nodes, stages
+from wds_pipes.core.stage import find_stage
 from wds_pipes.core.state import read_count
 from wds_pipes.testing import check_resume, make_shards
 
@@ -99,6 +100,25 @@ def test_it_keeps_the_count(urls):
     assert [len(list(loader)) for loader in loaders] == [3, 3]
 
 
+class EveryThird(wp.Stage):
+    """Mistake: fewer items than it takes."""
+
+    keeps_count = True
+
+    def run(self):
+        for sample in self.source.items:
+            if sample["tag"] % 3 == 0:
+                yield sample
+
+
+def test_a_step_of_the_users_that_does_not_keep_the_count_is_named(urls):
+    """Beside samples_per_shard, which may be wrong as well."""
+    counted = wp.register_stage(EveryThird)(pipe(urls, samples_per_shard=5))
+    said = r"than samples_per_shard says.* Or every_third\(\) has keeps_count = True, and yields.* Or tag_samples\(\)"
+    with pytest.raises(wp.ShardError, match=said):
+        list(wp.PipeLoader(counted, batch_size=3, rank=0, world_size=2))
+
+
 def test_it_is_shown_and_described(urls):
     source = pipe(urls)
     assert str(source).endswith(".group_by_key().tag_samples(start=100)")
@@ -169,6 +189,101 @@ def test_an_attribute_that_means_something_else_is_told(name, urls):
 
     with pytest.raises(TypeError, match=rf"set_name\(\) sets self.{name}, which means something else in a Stage"):
         wp.register_stage(SetName)(wp.ShardList(urls))
+
+
+def test_a_position_is_checked_when_the_class_is_defined():
+    """Its defaults are the beginning, so each field has one, which is no container."""
+    with pytest.raises(TypeError, match=r"NoDefault.At: the field 'number' has no default"):
+
+        class NoDefault(wp.Stage):
+            @dataclass(slots=True)
+            class At:
+                number: int
+
+    with pytest.raises(TypeError, match=r"WithList.At: the field 'keys' has a default_factory"):
+
+        class WithList(wp.Stage):
+            @dataclass(slots=True)
+            class At:
+                keys: list = field(default_factory=list)
+
+    for base in (object, wp.FlatMap.At):  # also if only its base is one
+        with pytest.raises(
+            TypeError, match=r"NoDataclass.At is not a dataclass: write @dataclass\(slots=True\) above it"
+        ):
+            type(wp.Stage)("NoDataclass", (wp.Stage,), {"At": type("At", (base,), {"number": 0})})
+
+
+def test_a_class_with_the_name_of_a_built_in_does_not_take_its_place(urls):
+    """A state is described by the stage of the package."""
+    source = wp.ShardList(urls).open_shards().load_tar().group_by_key().shuffle_buffer(3)
+    items = iter(source)
+    for _ in range(5):
+        next(items)
+    told = wp.describe_state(source.state_dict())
+    assert "shuffle at 5" in told
+
+    class ShuffleBuffer(wp.Stage):
+        def run(self):
+            yield from self.source.items
+
+    assert wp.describe_state(source.state_dict()) == told
+    with pytest.raises(RuntimeError, match=r"shuffle_buffer\(\) of IterDataPipe is taken"):
+        wp.register_stage(ShuffleBuffer)
+    assert find_stage("shuffle_buffer") is stages.ShuffleBuffer
+
+
+class NoRun(wp.Stage):
+    """Mistake: nothing to run."""
+
+
+class NoSuper(wp.Stage):
+    """Mistake: no ``super().__init__``."""
+
+    def __init__(self, source, count=3):
+        self.count = count
+
+    def run(self):
+        yield from self.source.items
+
+
+class WrongOption(NoSuper):
+    """Mistake: an option that is stored under another name."""
+
+    order_options = ("number",)
+
+    def __init__(self, source):
+        wp.Stage.__init__(self, source)
+        self.count = 3
+
+
+class OneString(WrongOption):
+    """Mistake: a comma is missing."""
+
+    order_options = "count"
+
+
+class NoExpand(wp.FlatMap):
+    """Mistake: nothing to expand with."""
+
+
+MISTAKES = [
+    (NoRun, r"NoRun defines no run\(self\)"),
+    (NoSuper, r"NoSuper.__init__ must call super\(\).__init__\(source\)"),
+    (WrongOption, "WrongOption.order_options names 'number', and __init__ sets no self.number"),
+    (OneString, r"OneString.order_options is the string 'count'.*write \('count',\)"),
+    (NoExpand, r"NoExpand defines no expand\(self, item\)"),
+]
+
+
+@pytest.mark.parametrize(("kind", "said"), MISTAKES)
+def test_what_a_stage_lacks_is_told_when_it_is_built(kind, said, urls):
+    of = wp.register_stage(kind)
+    with pytest.raises(TypeError, match=said):
+        of(wp.ShardList(urls))
+    if kind is not NoRun:  # which is not a node
+        with pytest.raises(TypeError, match=said):
+            getattr(nodes, kind.__name__)(nodes.ShardList(urls))
 
 
 def test_the_kit_passes_a_right_one(urls):

@@ -38,8 +38,9 @@ def backwards(value: Any) -> Any:
     return value[::-1]
 
 
-# The arguments that a stage is tried with; a stage that is registered later and needs none joins by
-# itself.
+# The arguments that a stage is tried with. Each stage has an entry, also one without arguments:
+# choose them so that the stage does something on 14 samples with distinct keys, in shards of about
+# 3. (A window of 1000, or a filter that lets all pass, tests nothing.)
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     # local shards are not kept
     "CacheShards": ((os.path.join(tempfile.gettempdir(), "never-made"),), {"max_bytes": "1GB"}),
@@ -48,12 +49,14 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "FilterSamples": ((keep,), {}),
     "InterleaveShards": ((2,), {}),
     "BatchSamples": ((2,), {"collate": "list"}),
-    "MapFields": (({"txt": backwards},), {}),
-    "RenameFields": (({"txt": "text;txt"},), {}),  # the steps after it go by the names
-    "SelectFields": (("txt", "cls"), {}),
+    "MapFields": (({"text;txt": backwards},), {}),
+    "RenameFields": (({"text": "text;txt"},), {}),
+    "SelectFields": (("text;txt", "cls"), {}),
+    "ToTuple": (("text;txt", "cls", "__key__"), {}),
     "SliceSamples": ((1, 9, 2), {}),
     "TakeSamples": ((7,), {}),
-    "ToTuple": (("txt", "cls", "__key__"), {}),
+    "DecodeByExt": ((), {}),
+    "UnbatchSamples": ((), {}),
 }
 BASE = ("OpenShards", "LoadTar", "GroupByKey")
 FIRST = ("CacheShards",)

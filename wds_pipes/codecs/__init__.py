@@ -7,4 +7,7 @@ Rules:
    or decoded.
 3. A decoder takes bytes and returns an object; an encoder takes an object and returns bytes. The
    caller, who knows the sample, wraps the exceptions that they raise.
+4. A field may be hostile. The time and memory of a decoder grow about linearly with its bytes, and
+   deep nesting is an exception, never a crash. If a library does not promise this, bound the work
+   before it is done, and test it with a hostile field.
 """

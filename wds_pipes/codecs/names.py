@@ -24,6 +24,8 @@ INTEGER = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
 IMAGE = frozenset(["jpg", "jpeg", "png", "ppm", "pgm", "pbm", "bmp", "tif", "tiff", "webp", "gif"])
 PICKLE = frozenset(["pyd", "pkl", "pickle"])
 PACKED = {"gz": "gz", "bz2": "bz2", "xz": "xz", "zst": "zst"}
+# decoded only if the caller names them, since one text has several meanings: a csv with or without
+# a header, a YAML 1.1 "no"
 ON_REQUEST = frozenset(["csv", "yaml", "yml"])
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM")  # Pillow's names
 MAX_DECODED_BYTES = 1 << 30

@@ -25,17 +25,21 @@ class StageFacts:
     Attributes:
         order_options: names of the options that decide which items come in which order. A state is
             refused if they differ.
-        counts_items: whether the items that the stage yields depend on the number of an item in its
-            source.
-        holds_nothing: whether the stage holds no item of its source when it yields, so that the
-            steps after it may run over several sources.
+        counts_items: whether the position or the random numbers of the stage count the items of its
+            source. Then a state is refused if an item was another number of samples when it was
+            saved, such as after another size of ``batch_samples`` before this stage.
+        holds_nothing: whether the stage, when it yields, has yielded or dropped for good all that
+            it took: it remembers no item, and its ``mark`` returns the source's current position.
+            Then it may run over several sources in a row: after ``batch_samples``, PipeLoader fills
+            batches across the parts of a lane. False where it could be True costs only this; True
+            where it should be False loses or repeats samples when an epoch is repartitioned.
         whole_lanes: whether what the stage yields depends on the samples that its lane has had, so
             that PipeLoader may not divide the rest of the lane.
         shared: names of attributes with a large list, dict or set that never changes: the running
             copies share it. Of any other list, dict or set, each copy has its own.
         expands: whether it makes several items of one: see ``FlatMap``.
         keeps_count: whether the stage yields as many items as it takes (or batches of all of them),
-            so that the length of an epoch stays known.
+            so that the length of an epoch stays known. ``check_resume`` counts.
         gives: what its items are: ``"shards"``, ``"members"`` or ``"samples"``; None: the same as
             the items of its source.
         ends_reading: whether the time of this stage and of the stages before it counts as reading

@@ -27,6 +27,11 @@ class FlatMap(Stage[Out]):
     expands = True
     _before: Mark | None = None  # while running, where the source stood before the current item
 
+    def unfinished(self) -> str | None:
+        if type(self).expand is FlatMap.expand:
+            return f"{type(self).__name__} defines no expand(self, item), which returns the items made of one"
+        return super().unfinished()
+
     def expand(self, item: Any) -> Iterable[Out]:
         """Return the items that are made of an item; the same ones each time, since a resume
         makes them again.

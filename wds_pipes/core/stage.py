@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from operator import attrgetter
 from typing import Any, ClassVar, Generic, cast
 
@@ -69,9 +69,35 @@ def shown_signature(kind: type, *, returns: object = inspect.Signature.empty) ->
     return signature.replace(parameters=plain, return_annotation=returns)
 
 
+def is_built_in(kind: type[Stage[Any]]) -> bool:
+    """Return whether a class of stages is one of this package, not of a user's."""
+    return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _read_defaults(kind: type[Stage[Any]]) -> dict[str, Any]:
+    """Return the defaults of the fields of ``At``, by name.
+
+    Raises:
+        TypeError: ``At`` is not a dataclass, or a field has no plain default.
+    """
+    at, name = kind.At, f"{kind.__name__}.At"
+    if "__dataclass_fields__" not in vars(at):
+        raise TypeError(f"{name} is not a dataclass: write @dataclass(slots=True) above it")
+    for field in fields(at):
+        if field.default is MISSING:
+            what = "no default" if field.default_factory is MISSING else "a default_factory"
+            raise TypeError(
+                f"{name}: the field {field.name!r} has {what}. A position is numbers and strings, and the "
+                'defaults are the beginning: write a default such as 0 or ""'
+            )
+    return {field.name: field.default for field in fields(at)}
+
+
 class Stage(StageFacts, Generic[Out]):
-    """One step of a pipeline. Subclasses write ``__init__`` (options), ``At`` (the position) and
-    ``run`` (the generator).
+    """One step of a pipeline.
+
+    You write: ``__init__`` (options), ``At`` (the position), ``run`` (the generator); sometimes
+    ``mark``, ``describe``, ``problem``. All other methods are there already.
 
     Attributes:
         source: the stage before this one; None for the first.
@@ -95,9 +121,13 @@ class Stage(StageFacts, Generic[Out]):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        _known[functional_name(cls)] = cls
+        known = _known.setdefault(functional_name(cls), cls)
+        if not is_built_in(known) or is_built_in(
+            cls
+        ):  # a class of the user's does not take the place of a built-in stage
+            _known[functional_name(cls)] = cls
         if "At" in cls.__dict__:
-            cls._defaults = {field.name: field.default for field in fields(cls.At)}
+            cls._defaults = _read_defaults(cls)
             cls._beginning = tuple(cls._defaults.values())
             cls._tallies = tuple(
                 (place, name) for place, name in enumerate(cls._defaults) if name in (*COUNTED, *TROUBLE)
@@ -109,6 +139,21 @@ class Stage(StageFacts, Generic[Out]):
         if source is not None and not isinstance(source, Stage):
             raise TypeError(f"{type(self).__name__} needs a stage as its source, not {type(source).__name__}")
         self.source = source
+
+    def unfinished(self) -> str | None:
+        """Return what the class of this stage still needs, for a message; None if nothing."""
+        kind = type(self)
+        if kind.run is Stage.run:
+            return f"{kind.__name__} defines no run(self), a generator that yields the items"
+        if "source" not in vars(self):
+            return f"{kind.__name__}.__init__ must call super().__init__(source)"
+        names: Any = kind.order_options
+        if isinstance(names, str):
+            return f"{kind.__name__}.order_options is the string {names!r}, not a tuple of names: write ({names!r},)"
+        for name in names:
+            if not hasattr(self, name):
+                return f"{kind.__name__}.order_options names {name!r}, and __init__ sets no self.{name}"
+        return None
 
     def run(self) -> Iterator[Out]:
         """Yield the items after ``self.at``."""

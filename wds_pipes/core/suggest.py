@@ -116,9 +116,11 @@ def build(kind: Callable[..., Built], name: str, args: tuple[Any, ...], options:
 
     Raises:
         TypeError: an option is unknown (the message says which one was probably meant), or a stage
-            written by the user sets an attribute that has a meaning in ``Stage``.
+            written by the user sets an attribute that has a meaning in ``Stage``, or is unfinished.
     """
     import inspect
+
+    from wds_pipes.core.stage import Stage
 
     parameters = inspect.signature(kind).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -136,6 +138,8 @@ def build(kind: Callable[..., Built], name: str, args: tuple[Any, ...], options:
     for attribute in getattr(built, "__dict__", ()):
         if callable(getattr(type(built), attribute, None)):
             raise TypeError(_TAKEN.format(name, attribute))
+    if isinstance(built, Stage) and (unfinished := built.unfinished()) is not None:
+        raise TypeError(unfinished)
     return built
 
 

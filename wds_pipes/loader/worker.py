@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from wds_pipes.core.counts import COUNTED
 from wds_pipes.core.lane import Lane
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Stage, functional_name, is_built_in
 from wds_pipes.core.tracebacks import in_words, shorten
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, WorkerError
@@ -109,10 +109,15 @@ class _Running:
         if ended and self._batches is not None and not full:
             if lack is not None and lack.explains(counts):
                 raise lack.error(f"lane {self._number} of {self._lane.of}")
+            own = [type(step) for step in self.stage.chain if step.keeps_count and not is_built_in(type(step))]
             raise ShardError(
                 f"lane {self._number} gave {plural(self._delivered, 'batch')} instead of "
                 f"{self._batches}: the shards have fewer usable samples than "
                 "samples_per_shard says, so the ranks would not end together. Correct it, or use epoch_end='exact'."
+                + "".join(
+                    f" Or {functional_name(kind)}() has keeps_count = True, and yields fewer items than it takes."
+                    for kind in own
+                )
             )
         state: LaneState = {
             "url": self.stage.where(mark, self._lane),

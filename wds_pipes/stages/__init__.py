@@ -2,6 +2,10 @@
 
 Stages do not need torch. ``wds_pipes.datapipes`` and ``wds_pipes.nodes`` wrap them as torch's
 DataPipes and torchdata's nodes.
+
+What several stages share: ``check_count`` and ``check_choice`` (``core.options``) check options,
+``read_count`` (``core.state``) reads a number of a state in ``describe``, ``check_sample`` and
+``missing`` (``stages.fields``) refuse what is no dict sample, or lacks a field.
 """
 
 from wds_pipes.stages.batch_samples import BatchSamples

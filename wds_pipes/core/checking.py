@@ -1,0 +1,158 @@
+"""Check the positions of a chain, and what its stages say of themselves, while it runs: a part of
+``wds_pipes.testing.check_resume``.
+
+Rules:
+1. What is checked here cannot be seen in the items: a position that holds data also resumes, but it
+   grows with the data, and it is written to every checkpoint.
+2. A message names the stage and the field.
+3. A stage that writes its position itself (it runs chains, or overrides ``load_mark``) may hold
+   anything in it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from typing import Any
+
+from wds_pipes.core.lane import Lane
+from wds_pipes.core.stage import Stage, functional_name
+from wds_pipes.core.words import plural
+
+SEE = "See RepeatSamples in tutorial 09."
+_MEND = (
+    "A position holds only int, float, str, bool and None, and no data: keep an earlier mark of the "
+    f"source, and read the items again. {SEE}"
+)
+_LEAST_TEXT = 8  # characters: a shorter text in a position may equal one in a sample by chance
+_GROWTH = 40  # characters by which a field may grow in any epoch
+_END = object()
+_NONE = type(None)
+
+
+def check_positions(recipe: Stage[Any]) -> None:
+    """Run an epoch of a chain, and of the chains that its stages run, and check each position.
+
+    Raises:
+        AssertionError: a position has what it must not have, or a stage declares ``keeps_count`` or
+            ``holds_nothing`` wrongly.
+    """
+    top: list[Stage[Any]] = []  # the steps after the last one that runs chains, and that one
+    for step in recipe.chain:
+        top.append(step)
+        if step.runs_chains:
+            break
+    _check(recipe, len(top))
+    for inner in [top[-1].source, *top[-1].branches.values()]:
+        if inner is not None:
+            check_positions(inner)
+
+
+def _check(recipe: Stage[Any], count: int) -> None:
+    """Run an epoch of a chain, and check its last ``count`` stages."""
+    running = recipe.open(Lane(recipe.seed, 0))
+    steps = [step for step, _ in zip(running.chain, range(count), strict=False)]
+    taps = []
+    for step in steps:
+        step.items = tap = _Tap(step.items)
+        taps.append(tap)
+    sizes: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    try:
+        for _ in running.items:
+            for step, given in zip(steps, [*taps[1:], None], strict=True):
+                _check_mark(step, given, sizes)
+        for step, taken, given in zip(steps, taps, taps[1:], strict=False):
+            _check_count(step, taken, given)
+    finally:
+        running.close()
+    for (step_name, field), values in sizes.items():
+        quarter = len(values) // 4
+        if quarter >= 2 and max(values[quarter:]) > 2 * max(values[:quarter]) + _GROWTH:
+            raise AssertionError(f"the position of {step_name} grows with the data, in its field {field!r}. {_MEND}")
+
+
+def _check_mark(step: Stage[Any], given: _Tap | None, sizes: dict[tuple[str, str], list[int]]) -> None:
+    """Check the mark of one stage after an item; ``given``: what it has read."""
+    name, mark = functional_name(type(step)), step.mark()
+    if not (isinstance(mark, tuple) and len(mark) == 2 and all(isinstance(part, (tuple, _NONE)) for part in mark)):
+        raise AssertionError(
+            f"mark() of {name} must return a tuple of two tuples that never change, its own values and the mark "
+            f"of its source (None if there is none); it returns {mark!r:.100}. {SEE}"
+        )
+    own, before = mark
+    if step.holds_nothing and step.source is not None and before != step.source.mark():
+        raise AssertionError(
+            f"{name} has holds_nothing = True, and its mark() returns an earlier position of its source. "
+            "Leave holds_nothing out: a stage that reads items again holds them."
+        )
+    if step.runs_chains or type(step).load_mark is not Stage.load_mark:  # rule 3
+        return
+    if len(own) != len(step._defaults):
+        raise AssertionError(
+            f"mark() of {name} returns {len(own)} values of its own, and its At has {len(step._defaults)}: write "
+            f"self._own(self.at). {SEE}"
+        )
+    for field, value in zip(step._defaults, own, strict=True):
+        if value is not None and not isinstance(value, (int, float, str)):
+            raise AssertionError(f"the position of {name} has a {type(value).__name__} in its field {field!r}. {_MEND}")
+        if isinstance(value, str) and len(value) >= _LEAST_TEXT and given is not None and given.has(value):
+            raise AssertionError(f"the position of {name} has data in its field {field!r}: {value!r:.60}. {_MEND}")
+        sizes[name, field].append(len(str(value)))
+
+
+def _check_count(step: Stage[Any], taken: _Tap, given: _Tap) -> None:
+    """Compare how many items a stage has yielded with how many it took, if it says that it keeps
+    their number; ``gives``: its items are of another kind, and are not compared.
+    """
+    unused = not given.count and not given.ended  # run() took the items when it was called
+    if not step.keeps_count or step.changes_count() or step.gives or not taken.ended or unused:
+        return
+    name = functional_name(type(step))
+    if next(given, _END) is not _END:
+        raise AssertionError(
+            f"{name} has keeps_count = True, and ended before its source. Leave keeps_count out, or yield "
+            "as many items as the stage takes."
+        )
+    if taken.count != step.batches_of(given.count):
+        raise AssertionError(
+            f"{name} has keeps_count = True, and has yielded {plural(taken.count, 'item')} of the "
+            f"{given.count} that it took. Leave keeps_count out, or yield as many items as the stage takes."
+        )
+
+
+class _Tap(Iterator[Any]):
+    """The items of a running stage, counted; the last ones are kept."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items, self.count, self.ended = items, 0, False
+        self._last: deque[Any] = deque(maxlen=3)
+
+    def __next__(self) -> Any:
+        try:
+            item = next(self._items)
+        except StopIteration:
+            self.ended = True
+            raise
+        self.count += 1
+        self._last.append(item)
+        return item
+
+    def close(self) -> None:
+        """Close the items, as their own ``close`` does."""
+        close = getattr(self._items, "close", None)
+        if close is not None:
+            close()
+
+    def has(self, text: str) -> bool:
+        """Return whether one of the last items has this text; the keys and URLs of samples do not
+        count.
+        """
+        data = text.encode(errors="surrogateescape")
+        return any(part in (text, data) for item in self._last for part in _parts(item) if type(part) in (str, bytes))
+
+
+def _parts(item: Any) -> Any:
+    """The values in a sample."""
+    if isinstance(item, dict):
+        return [value for name, value in item.items() if name not in ("__key__", "__url__")]
+    return item if isinstance(item, (list, tuple)) else ()
