@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import random
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from pipelines import keys_of, samples, through_json
+from scripts import run_code
 
 import wds_pipes as wp
 from wds_pipes import checkpoint
@@ -34,13 +35,7 @@ def shards(tmp_path_factory) -> list[str]:
 
 
 def make_loader(urls, rank=0, ranks=1, *, seed=5, **options) -> wp.PipeLoader:
-    pipe = (
-        wp.ShardList(urls, shuffle=True, seed=seed, samples_per_shard=SAMPLES)
-        .open_shards()
-        .load_tar()
-        .group_by_key()
-        .shuffle_buffer(4)
-    )
+    pipe = samples(urls, seed=seed, samples_per_shard=SAMPLES).shuffle_buffer(4)
     return wp.PipeLoader(
         pipe, batch_size=2, collate="list", rank=rank, world_size=ranks, **{"epoch_end": "exact", **options}
     )
@@ -50,7 +45,7 @@ def take(batches, count=None) -> list[str]:
     """The keys of the next ``count`` batches; None: of all."""
     keys = []
     for number, batch in enumerate(batches, 1):
-        keys += [sample["__key__"] for sample in batch]
+        keys += keys_of(batch)
         if number == count:
             break
     return keys
@@ -145,7 +140,7 @@ def test_ranks_in_different_epochs_go_on(shards, tmp_path):
 
 
 def make_unequal(urls, rank, ranks) -> wp.PipeLoader:
-    pipe = wp.ShardList(urls[:7], shuffle=True, seed=5).open_shards().load_tar().group_by_key()
+    pipe = samples(urls[:7])
     return wp.PipeLoader(pipe, batch_size=2, collate="list", rank=rank, world_size=ranks, epoch_end="exact", lanes=2)
 
 
@@ -153,7 +148,7 @@ def endless(loader):
     """Batches of keys, over epochs."""
     while True:
         for batch in loader:
-            yield [sample["__key__"] for sample in batch]
+            yield keys_of(batch)
 
 
 @pytest.mark.parametrize("worlds", [(2, 1), (1, 2), (2, 3), (3, 2, 1), (2, 3, 2, 4), (4, 2, 4, 1)])
@@ -625,7 +620,7 @@ def next_batches(loader, count):
     """The keys of the next batches, over epochs."""
     batches = []
     while len(batches) < count:
-        batches += [[sample["__key__"] for sample in batch] for batch in loader]
+        batches += [keys_of(batch) for batch in loader]
     return batches[:count]
 
 
@@ -701,7 +696,7 @@ def test_gather_over_ranks(shards, tmp_path):
     too.
     """
     (state, first, same), (other, second, same_too) = on_ranks(2, gather_and_go_on, shards, tmp_path)
-    assert state == other == json.loads(json.dumps(state))
+    assert state == other == through_json(state)
     assert same
     assert same_too
     loader = make_loader(shards)
@@ -912,7 +907,4 @@ def test_dcp_of_no_kind(shards, content):
 def test_importing_is_light():
     """Nobody pays for torch.distributed.checkpoint who does not use it."""
     code = "import sys, wds_pipes.checkpoint; print('torch.distributed.checkpoint' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-        == "False"
-    )
+    assert run_code(code) == "False\n"

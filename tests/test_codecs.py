@@ -8,7 +8,6 @@ import gzip
 import io
 import json
 import lzma
-import os
 import pickle
 import struct
 import tracemalloc
@@ -25,6 +24,7 @@ import webdataset.autodecode
 import webdataset.tenbin
 import yaml
 import zstandard
+from pickles import Creates
 from PIL import Image, features
 
 from wds_pipes.codecs import arrays, decoding
@@ -278,16 +278,6 @@ def peak_bytes(call, message, kind=ValueError):
 
 
 # Pickles
-
-
-class Creates:
-    """Unpickling it creates a file."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
 
 
 def objects(value):

@@ -3,13 +3,13 @@ memory is refused before it does.
 """
 
 import copy
-import json
 import random
 import reprlib
 import tracemalloc
 
 import pytest
 from mutations import COUNTS, attack, subjects
+from pipelines import samples, through_json
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
@@ -21,13 +21,7 @@ def shards(tmp_path_factory):
 
 
 def make(urls, **options):
-    pipe = (
-        wp.ShardList(urls, shuffle=True, seed=3, samples_per_shard=COUNTS)
-        .open_shards()
-        .load_tar()
-        .group_by_key()
-        .shuffle_buffer(2)
-    )
+    pipe = samples(urls, samples_per_shard=COUNTS).shuffle_buffer(2)
     return wp.PipeLoader(pipe, **{"batch_size": 2, "collate": "list", "lanes": 2, **options})
 
 
@@ -136,7 +130,7 @@ def test_a_loader_with_more_lanes_than_a_state_can_tell_of_is_refused(shards):
     ],
 )
 def test_a_damaged_deal(edit, message, shards):
-    state = json.loads(json.dumps(dealt_again(shards)))
+    state = through_json(dealt_again(shards))
     assert state["deal"]["tails"]
     edit(state["deal"])
     with pytest.raises(wp.StateError, match=message):
@@ -149,7 +143,7 @@ def test_lanes_of_ranks_may_not_be_swapped(shards):
     for rank in range(2):
         loader = make(shards, rank=rank, world_size=2, epoch_end="exact")
         next(iter(loader))
-        states.append(json.loads(json.dumps(loader.state_dict())))
+        states.append(through_json(loader.state_dict()))
     for edit in (
         lambda: states[1]["lanes"].pop("1"),
         lambda: states[1]["lanes"].update({"0": states[0]["lanes"]["0"]}),

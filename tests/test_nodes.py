@@ -1,11 +1,11 @@
 """The torchdata.nodes skin: the traps of Loader, Prefetcher and ParallelMapper."""
 
-import json
 import pickle
 from dataclasses import dataclass
 from itertools import islice
 
 import pytest
+from pipelines import flat, key_of, keys_of, shuffled, through_json
 from torchdata import nodes as torchdata_nodes
 from torchdata.nodes import (
     Batcher,
@@ -37,32 +37,28 @@ def node(urls):
     )
 
 
-def keys(source):
-    return [sample["__key__"] for sample in source]
-
-
 def epochs(urls, count):
-    pipe = wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().shuffle_buffer(3)
-    return [keys(pipe) for _ in range(count)]
+    pipe = shuffled(urls)
+    return [keys_of(pipe) for _ in range(count)]
 
 
 def test_each_pass_of_a_loader_is_the_next_epoch(urls):
     loader = Loader(node(urls))
-    assert [keys(loader) for _ in range(3)] == epochs(urls, 3)
+    assert [keys_of(loader) for _ in range(3)] == epochs(urls, 3)
 
 
 def test_a_node_by_itself(urls):
     source = node(urls)
     expected = epochs(urls, 2)
-    assert keys(source) == expected[0]
+    assert keys_of(source) == expected[0]
     source.reset()
     source.reset()
-    assert keys(source) == expected[1]
+    assert keys_of(source) == expected[1]
     with pytest.raises(StopIteration):
         next(source)
     source.set_epoch(0)
     source.reset()
-    assert keys(source) == expected[0]
+    assert keys_of(source) == expected[0]
     assert source.counts()["delivered"] == 14
 
 
@@ -79,12 +75,12 @@ def test_a_second_resume_after_the_end_of_an_epoch_is_exact(cut, wrap, urls):
     """Loader keeps an old state for the whole epoch after it has resumed at an end, if the node
     below it says so once.
     """
-    expected = [key for epoch in epochs(urls, 3) for key in epoch]
+    expected = flat(epochs(urls, 3))
     first = Loader(wrap(node(urls)))
     items = iter(first)
     got = [next(items)["__key__"] for _ in range(cut)]
     for _ in range(4):
-        state = json.loads(json.dumps(first.state_dict()))
+        state = through_json(first.state_dict())
         first = Loader(wrap(node(urls)))
         first.load_state_dict(state)
         for number, item in enumerate(first, 1):
@@ -93,10 +89,6 @@ def test_a_second_resume_after_the_end_of_an_epoch_is_exact(cut, wrap, urls):
                 break
     assert got == expected[: len(got)]
     assert len(got) > cut + 14
-
-
-def text(sample):
-    return sample["__key__"]
 
 
 @pytest.mark.parametrize(
@@ -108,13 +100,13 @@ def test_a_resume_after_the_last_item_between_nodes_of_ours(wrap, urls):
     """
 
     def graph():
-        return Loader(nodes.MapSamples(wrap(node(urls)), text))
+        return Loader(nodes.MapSamples(wrap(node(urls)), key_of))
 
     first = graph()
     items = iter(first)
     assert len([next(items) for _ in range(14)]) == 14
     second = graph()
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    second.load_state_dict(through_json(first.state_dict()))
     assert [list(second), list(second)] == epochs(urls, 3)[1:]
 
 
@@ -271,20 +263,20 @@ def test_a_node_at_its_end_stays_there(urls):
     """
     expected = epochs(urls, 3)
     first = node(urls)
-    assert keys(first) == expected[0]
+    assert keys_of(first) == expected[0]
     for source in (node(urls), node(urls)):
-        source.reset(json.loads(json.dumps(first.state_dict())))
+        source.reset(through_json(first.state_dict()))
         assert source.state_dict() == first.state_dict()
-        assert keys(source) == []
+        assert keys_of(source) == []
         source.reset()
-        assert keys(source) == expected[1]
+        assert keys_of(source) == expected[1]
 
 
 def test_a_reset_before_the_first_item_leaves_the_loaded_epoch(urls):
     """Unless nothing of it was given."""
     expected = epochs(urls, 2)
     first = node(urls)
-    beginning = json.loads(json.dumps(first.state_dict()))
+    beginning = through_json(first.state_dict())
     next(first)
     for state, rest in ((beginning, expected[0]), (first.state_dict(), expected[1])):
         source = node(urls)
@@ -292,7 +284,7 @@ def test_a_reset_before_the_first_item_leaves_the_loaded_epoch(urls):
         source.reset()
         source.reset()
         assert source.state_dict()["counts"]["delivered"] == 0
-        assert keys(source) == rest
+        assert keys_of(source) == rest
 
 
 def test_a_pipe_in_the_place_of_a_node_is_told(urls):

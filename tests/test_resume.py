@@ -18,6 +18,7 @@ import torch
 from chains import AFTER, ARGUMENTS, BASE, FIRST, NEEDS, Torch, build, chains
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pipelines import flat, keys_of, through_json
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata import nodes as torchdata_nodes
@@ -206,7 +207,7 @@ def test_stateful_dataloader(workers, cuts, batch_size, urls):
         first = loader(urls, workers, batch_size=batch_size)
         items = iter(first)
         taken = [next(items) for _ in range(cut)]
-        state = json.loads(json.dumps(first.state_dict()))
+        state = through_json(first.state_dict())
         assert len(taken) == cut
         second = loader(urls, workers, batch_size=batch_size)
         second.load_state_dict(state)
@@ -215,7 +216,7 @@ def test_stateful_dataloader(workers, cuts, batch_size, urls):
         for number, item in enumerate(second, 1):
             rest.append([part["__key__"] for part in item] if batch_size else item["__key__"])
             if number == 2:
-                middle = json.loads(json.dumps(second.state_dict()))
+                middle = through_json(second.state_dict())
         if cut == len(whole[0]) and not rest:
             continue  # the epoch was over: its rest is empty
         assert rest == whole[0][cut:]
@@ -236,17 +237,17 @@ def test_lanes_of_very_different_lengths_in_a_stateful_dataloader(persistent, tm
     def make():
         return loader(urls, 2, names=BASE, persistent_workers=persistent)
 
-    expected = [key for epoch in run(make(), epochs=4) for key in epoch]
+    expected = flat(run(make(), epochs=4))
     for cuts in ((4, 1), (4, 1, 1, 1), (7,), (5, 2, 4), (6, 1, 5)):
         source, got = make(), []
         for cut in cuts:
             end = len(got) + cut
             while len(got) < end:
-                got += [item["__key__"] for item in itertools.islice(source, end - len(got))]
-            state = json.loads(json.dumps(source.state_dict()))
+                got += keys_of(itertools.islice(source, end - len(got)))
+            state = through_json(source.state_dict())
             source = make()
             source.load_state_dict(state)
-        got += [key for epoch in run(source, epochs=2) for key in epoch]
+        got += flat(run(source, epochs=2))
         assert got == expected[: len(got)]
         assert len(got) >= sum(cuts) + 6
 

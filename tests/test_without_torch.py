@@ -1,8 +1,8 @@
 """Writing, reading and the chain of stages work where torch is not installed."""
 
-import subprocess
-import sys
 import textwrap
+
+from scripts import run_code
 
 BLOCK = """
     import sys
@@ -17,14 +17,7 @@ BLOCK = """
 
 
 def run(code: str, *arguments) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(BLOCK) + textwrap.dedent(code), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_code(textwrap.dedent(BLOCK) + textwrap.dedent(code), *arguments)
 
 
 def test_shards_are_written_and_read(tmp_path):

@@ -1,10 +1,9 @@
 """torch's DataPipes and torchdata are hosts: the package goes on without them."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from scripts import run_file
 
 from wds_pipes.testing import make_shards
 
@@ -32,9 +31,8 @@ def run(tmp_path):
     urls = make_shards(tmp_path / "shards", shards=4, samples=6)
 
     def run(*parts):
-        path = tmp_path / "script.py"
-        path.write_text("import sys\n" + "".join(map(textwrap.dedent, parts)))
-        done = subprocess.run([sys.executable, str(path), *urls], capture_output=True, text=True, check=False)
+        code = "import sys\n" + "".join(map(textwrap.dedent, parts))
+        done = run_file(tmp_path / "script.py", code, *urls)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -1,5 +1,6 @@
 """How an epoch is dealt by samples, how it ends on all ranks, and where with_epoch cuts it."""
 
+import itertools
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pipelines import flat, keys_of, samples, shuffled, through_json
 
 import wds_pipes as wp
 from wds_pipes.testing import check_resume, make_shards
@@ -24,22 +26,18 @@ def counted_urls(tmp_path_factory):
 
 
 def pipe(urls, **options):
-    options = {"shuffle": True, "seed": 3, "samples_per_shard": COUNTS, **options}
-    return wp.ShardList(urls, **options).open_shards().load_tar().group_by_key().shuffle_buffer(3)
+    options = {"samples_per_shard": COUNTS, **options}
+    return shuffled(urls, **options)
 
 
 def loader(urls, *, pipe_options=None, **options):
     return wp.PipeLoader(pipe(urls, **(pipe_options or {})), **{"batch_size": 2, "collate": "list", **options})
 
 
-def keys(batch):
-    return [sample["__key__"] for sample in batch]
-
-
 @pytest.mark.parametrize("lanes", [1, 2, 3, 5, 8, 40])
 def test_lanes_are_equal_to_one_sample_also_more_lanes_than_shards(lanes, counted_urls):
     source = loader(counted_urls, lanes=lanes, batch_size=1)
-    assert sorted(key for batch in source for key in keys(batch)) == ALL
+    assert sorted(keys_of(flat(source))) == ALL
     taken = [lane["delivered"] for lane in source.state_dict()["lanes"].values()]
     assert len(source) == 29
     assert source.counts()["delivered"] == 29
@@ -59,15 +57,15 @@ def test_ranks_end_together_and_the_counts_add_up(end, ranks, batch_size, counte
     if end != "exact":
         assert len({len(batches) for batches in given}) == 1
         assert {len(batch) for batches in given for batch in batches} <= {batch_size}
-    samples = [sample for batches in given for batch in batches for sample in batch]
-    padded = [sample for sample in samples if sample.get("__padding__")]
+    every = flat(flat(given))
+    padded = [sample for sample in every if sample.get("__padding__")]
     counts = [source.counts() for source in loaders]
     total = {name: sum(count.get(name, 0) for count in counts) for name in ("delivered", "dropped", "padded")}
     assert total["padded"] == len(padded)
     assert total["delivered"] - total["padded"] + total["dropped"] == 29
-    real = sorted(sample["__key__"] for sample in samples if not sample.get("__padding__"))
+    real = sorted(keys_of(sample for sample in every if not sample.get("__padding__")))
     assert len(set(real)) == len(real) == 29 - total["dropped"]
-    assert all(("__padding__" in sample) == (end == "pad") for sample in samples)
+    assert all(("__padding__" in sample) == (end == "pad") for sample in every)
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
@@ -108,7 +106,7 @@ def test_any_history_of_topologies_keeps_ranks_together_and_each_sample_once(cou
             if not any(live):
                 break
         else:
-            state = wp.merge_states([json.loads(json.dumps(source.state_dict())) for source in loaders])
+            state = wp.merge_states([through_json(source.state_dict()) for source in loaders])
             if state["epoch"] == 0 and not all(lane["ended"] for lane in state["lanes"].values()):
                 continue
         break
@@ -153,9 +151,9 @@ def test_wrong_counts_are_refused_when_built(counted_urls):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_with_epoch_cuts_one_stream(workers, counted_urls):
-    whole = [keys(batch) for source in [loader(counted_urls, lanes=2)] for _ in range(4) for batch in source]
+    whole = [keys_of(batch) for source in [loader(counted_urls, lanes=2)] for _ in range(4) for batch in source]
     cut = loader(counted_urls, lanes=2, num_workers=workers).with_epoch(batches=7)
-    passes = [[keys(batch) for batch in cut] for _ in range(6)]
+    passes = [[keys_of(batch) for batch in cut] for _ in range(6)]
     assert [len(batches) for batches in passes] == [7] * 6
     assert len(cut) == 7
     assert [batch for batches in passes for batch in batches] == whole[:42]
@@ -169,9 +167,9 @@ def test_with_epoch_counts_samples(workers, counted_urls):
     """
     source = loader(counted_urls, lanes=2, batch_size=4, num_workers=workers).with_epoch(samples=16)
     stream = [
-        keys(batch) for plain in [loader(counted_urls, lanes=2, batch_size=4)] for _ in range(4) for batch in plain
+        keys_of(batch) for plain in [loader(counted_urls, lanes=2, batch_size=4)] for _ in range(4) for batch in plain
     ]
-    passes = [[keys(batch) for batch in source] for _ in range(5)]
+    passes = [[keys_of(batch) for batch in source] for _ in range(5)]
     source.close()
     assert [batch for batches in passes for batch in batches] == stream[: sum(map(len, passes))]
     assert all(16 <= sum(map(len, batches)) < 16 + 4 for batches in passes)
@@ -325,8 +323,7 @@ def test_progress_needs_tqdm_and_says_so(counted_urls, monkeypatch):
 
 
 def interleaved(urls, **options):
-    chain = wp.ShardList(urls, shuffle=True, seed=3, **options).open_shards().load_tar().group_by_key()
-    return chain.interleave_shards(2).shuffle_buffer(3)
+    return samples(urls, **options).interleave_shards(2).shuffle_buffer(3)
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
@@ -335,10 +332,10 @@ def test_interleaved_shards_resume_and_are_dealt_again(lanes, counted_urls):
     for cut in range(8):
         first = wp.PipeLoader(interleaved(counted_urls), batch_size=2, collate="list", lanes=lanes)
         items, got = iter(first), []
-        got += [key for _ in range(cut) for key in keys(next(items))]
+        got += keys_of(flat(itertools.islice(items, cut)))
         second = wp.PipeLoader(interleaved(counted_urls), batch_size=3, collate="list", lanes=2)
-        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-        got += [key for batch in second for key in keys(batch)]
+        second.load_state_dict(through_json(first.state_dict()))
+        got += keys_of(flat(second))
         assert sorted(got) == ALL
 
 
@@ -363,10 +360,10 @@ def test_a_mix_goes_on_lane_by_lane(counted_urls):
     for lanes in (1, 3):
         source = mixed(2)
         items = iter(source)
-        got = [key for _ in range(3) for key in keys(next(items))]
+        got = keys_of(flat(itertools.islice(items, 3)))
         again = mixed(lanes)
-        again.load_state_dict(json.loads(json.dumps(source.state_dict())))
-        got += [key for batch in again for key in keys(batch)]
+        again.load_state_dict(through_json(source.state_dict()))
+        got += keys_of(flat(again))
         assert sorted(got) == ALL
         assert again.counts()["delivered"] == len(ALL)
 
@@ -380,14 +377,14 @@ def test_with_epoch_goes_on_where_its_consumer_stopped_counting(counted_urls):
         return wp.PipeLoader(pipe(counted_urls), batch_size=2, collate="list", epoch_end="drop").with_epoch(batches=3)
 
     expected = [
-        [keys(batch) for batch in loader_pass] for loader in [make()] for loader_pass in (loader, loader, loader)
+        [keys_of(batch) for batch in loader_pass] for loader in [make()] for loader_pass in (loader, loader, loader)
     ]
     loader = make()
-    assert [[keys(batch) for _, batch in zip(range(3), loader, strict=False)] for _ in range(3)] == expected
+    assert [[keys_of(batch) for _, batch in zip(range(3), loader, strict=False)] for _ in range(3)] == expected
     loader, kept, found = make(), [], []
     for _ in range(3):
         kept.append(iter(loader))
-        found.append([keys(next(kept[-1])) for _ in range(3)])
+        found.append([keys_of(next(kept[-1])) for _ in range(3)])
     assert found == expected
     with pytest.raises(StopIteration):
         next(kept[0])
@@ -400,10 +397,10 @@ def test_with_epoch_goes_on_after_close(workers, counted_urls):
     """
     before = set(psutil.Process().children())
     source = loader(counted_urls, lanes=2, num_workers=workers).with_epoch(batches=3)
-    stream = [keys(batch) for plain in [loader(counted_urls, lanes=2)] for _ in range(2) for batch in plain]
+    stream = [keys_of(batch) for plain in [loader(counted_urls, lanes=2)] for _ in range(2) for batch in plain]
     items, found = iter(source), []
     for end in (True, False, True):
-        found += [keys(next(items)) for _ in range(3)]
+        found += [keys_of(next(items)) for _ in range(3)]
         if end:
             assert next(items, None) is None
         source.close()
@@ -437,7 +434,7 @@ def test_any_use_of_with_epoch_gives_one_stream(counted_urls, uses):
                 if batch is None:
                     items, given = iter(source), 0
                 else:
-                    found.append(keys(batch))
+                    found.append(keys_of(batch))
                     given += 1
         elif use == "ask":
             assert len(source) == size
@@ -451,7 +448,7 @@ def test_any_use_of_with_epoch_gives_one_stream(counted_urls, uses):
         elif use == "iter" and given == size:
             items, given = iter(source), 0
         elif use in ("close", "load", "fresh"):
-            state = json.loads(json.dumps(source.state_dict()))
+            state = through_json(source.state_dict())
             source.close() if use == "close" else None
             if use == "fresh":
                 source = loader(counted_urls, lanes=2).with_epoch(batches=size)
@@ -460,7 +457,7 @@ def test_any_use_of_with_epoch_gives_one_stream(counted_urls, uses):
             items, given = iter(source), given % size
     plain, stream = loader(counted_urls, lanes=2), []
     while len(stream) < len(found):
-        stream += map(keys, plain)
+        stream += map(keys_of, plain)
     assert found == stream[: len(found)]
 
 
@@ -469,7 +466,7 @@ def test_with_epoch_of_a_loader_that_is_used(batches, counted_urls):
     """It ends the iterator that is going on; what comes then is what would have come, and the
     new pass has its whole length.
     """
-    whole = [[keys(batch) for batch in plain] for plain in [loader(counted_urls, lanes=2)] for _ in range(2)]
+    whole = [[keys_of(batch) for batch in plain] for plain in [loader(counted_urls, lanes=2)] for _ in range(2)]
     source = loader(counted_urls, lanes=2)
     items = iter(source)
     for _ in range(batches):
@@ -480,9 +477,9 @@ def test_with_epoch_of_a_loader_that_is_used(batches, counted_urls):
             next(items)
     state = source.state_dict()
     assert state["given"] == 0
-    assert [keys(batch) for batch in source] == whole[1 if batches else 0][:4]  # after a break, the next epoch
+    assert [keys_of(batch) for batch in source] == whole[1 if batches else 0][:4]  # after a break, the next epoch
     source.load_state_dict(state)
-    assert [keys(batch) for batch in source] == [*whole[0], *whole[1]][batches : batches + 4]
+    assert [keys_of(batch) for batch in source] == [*whole[0], *whole[1]][batches : batches + 4]
 
 
 def test_how_an_epoch_ends_may_change_when_it_is_dealt_again(counted_urls):
@@ -491,8 +488,8 @@ def test_how_an_epoch_ends_may_change_when_it_is_dealt_again(counted_urls):
     """
     first = wp.PipeLoader(pipe(counted_urls), batch_size=2, collate="list")
     items = iter(first)
-    got = [key for _ in range(2) for key in keys(next(items))]
-    state = json.loads(json.dumps(first.state_dict()))
+    got = keys_of(flat(itertools.islice(items, 2)))
+    state = through_json(first.state_dict())
     second = [
         wp.PipeLoader(pipe(counted_urls), batch_size=3, collate="list", rank=rank, world_size=2) for rank in range(2)
     ]
@@ -500,7 +497,7 @@ def test_how_an_epoch_ends_may_change_when_it_is_dealt_again(counted_urls):
     for loader in second:
         loader.load_state_dict(state)
         left = loader.remaining()
-        batches.append([keys(batch) for batch in loader])
+        batches.append([keys_of(batch) for batch in loader])
         assert len(batches[-1]) == left
     assert len(batches[0]) == len(batches[1])
     got += [key for rank in batches for batch in rank for key in batch]
@@ -519,14 +516,14 @@ def test_other_numbers_of_samples_with_the_same_sum_are_noticed(counted_urls):
     other = [*COUNTS[:-1], COUNTS[-1] + 1]
     other[2] -= 1
     half = loader(counted_urls, lanes=2)
-    given = [key for _, batch in zip(range(3), half) for key in keys(batch)]
+    given = keys_of(flat(itertools.islice(half, 3)))
     state = half.state_dict()
     for lanes in (2, 3):
         with pytest.raises(wp.StateError, match="gave the shards other numbers of samples"):
             loader(counted_urls, lanes=lanes, pipe_options={"samples_per_shard": other}).load_state_dict(state)
     again = loader(counted_urls, lanes=2)
     again.load_state_dict(state)
-    assert sorted(given + [key for batch in again for key in keys(batch)]) == ALL
+    assert sorted(given + keys_of(flat(again))) == ALL
 
 
 def test_numbers_of_samples_from_an_index_are_the_same(counted_urls, tmp_path):
@@ -584,7 +581,7 @@ def test_equal_epochs_of_batches_that_are_shuffled_are_refused(hold, end, counte
     with pytest.raises(TypeError, match=r"put batch_samples\(\) last"):
         len(source)
     assert source.remaining() is None
-    assert sorted(key for batch in source for key in keys(batch)) == ALL
+    assert sorted(keys_of(flat(source))) == ALL
 
 
 def test_what_remains_is_known_after_the_batch_size_was_changed(counted_urls):
@@ -622,5 +619,5 @@ def test_samples_in_batches_before_a_step_that_holds_are_counted_once(kind, coun
         resumed = make(1)
         resumed.load_state_dict(source.state_dict())
         given += resumed
-        assert sorted(key for batch in given for key in keys(batch)) == ALL
+        assert sorted(keys_of(flat(given))) == ALL
         assert resumed.counts()["delivered"] == len(ALL)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts import run_file
 
 from wds_pipes.testing import make_shards
 
@@ -101,12 +102,8 @@ def run(urls, tmp_path):
     """What a script prints, to both streams, and its exit code; none of its processes is left."""
 
     def run(code, where):
-        path = tmp_path / "script.py"
-        path.write_text(SCRIPT + code)
-        ended = subprocess.run(
-            [sys.executable, str(path), urls, where], capture_output=True, text=True, timeout=300, check=False
-        )
-        return ended.returncode, ended.stdout, ended.stderr  # the streams have ended: workers would hold them
+        ended = run_file(tmp_path / "script.py", SCRIPT + code, urls, where)
+        return ended.returncode, ended.stdout, ended.stderr
 
     return run
 

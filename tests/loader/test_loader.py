@@ -19,6 +19,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from pipelines import after, draw, flat, key_of, keys_of, samples, shuffled, through_json, wanted
+from scripts import run_file
 from torch.utils.data._utils import worker as torch_worker
 from waiting import calls, wait_for
 
@@ -28,49 +30,9 @@ from wds_pipes.testing import check_resume, make_shards, same
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 
-def samples(urls, **options):
-    return wp.ShardList(urls, **{"shuffle": True, "seed": 5, **options}).open_shards().load_tar().group_by_key()
-
-
-def shuffled(urls):
-    return samples(urls).shuffle_buffer(3)
-
-
-def keys_of(batch):
-    return [sample["__key__"] for sample in batch]
-
-
-def key_of(sample):
-    return sample["__key__"]
-
-
-def wanted(sample):
-    return sample["__key__"][-1] not in "37"
-
-
-def draw(sample, rng):
-    return {**sample, "draw": int(rng.integers(1 << 30))}
-
-
 def loader(urls, **options):
     """Batches of two keys."""
     return wp.PipeLoader(shuffled(urls), **{"batch_size": 2, "collate": keys_of, "epoch_end": "exact", **options})
-
-
-def flat(batches):
-    return [key for batch in batches for key in batch]
-
-
-def after(source, count):
-    """An iterator that has given so many batches."""
-    items = iter(source)
-    for _ in range(count):
-        next(items)
-    return items
-
-
-def through_json(state):
-    return json.loads(json.dumps(state))
 
 
 EVERY = [f"{number:08d}" for number in range(14)]  # the keys of the fixture ``urls``
@@ -574,13 +536,13 @@ def test_a_batch_that_cannot_be_pickled_is_an_error(method, urls):
     assert type(error) is wp.WorkerError
     assert "cannot be sent" in str(error)
     assert "lambda" in str(error)
-    assert [sample["__key__"] for sample in given] == EVERY[:6]
+    assert keys_of(given) == EVERY[:6]
     with pytest.raises(wp.WorkerError, match="cannot be sent"):
         next(items)
     rest = wp.PipeLoader(samples(urls, shuffle=False).map_samples(dict))
     rest.load_state_dict(source.state_dict())
     source.close()
-    assert [sample["__key__"] for sample in rest] == EVERY[6:]
+    assert keys_of(rest) == EVERY[6:]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -854,24 +816,15 @@ if __name__ == "__main__" or sys.argv[3:] == ["unguarded"]:
 """
 
 
-def script(tmp_path, code, *arguments):
-    """What a script prints, to both streams, and its exit code."""
-    path = tmp_path / "script.py"
-    path.write_text(code)
-    return subprocess.run(
-        [sys.executable, str(path), *arguments], capture_output=True, text=True, timeout=300, check=False
-    )
-
-
 def test_a_script_ends_while_its_worker_is_busy(urls, tmp_path):
     """And says nothing of it."""
-    run = script(tmp_path, ENDS, urls[0], "fork")
+    run = run_file(tmp_path / "script.py", ENDS, urls[0], "fork")
     assert (run.returncode, run.stdout, run.stderr) == (0, "00000000\n", "")
 
 
 def test_a_script_without_a_main_guard(urls, tmp_path):
     """The worker imports it, and says what is missing; so does the error."""
-    run = script(tmp_path, ENDS, urls[0], "forkserver", "unguarded")
+    run = run_file(tmp_path / "script.py", ENDS, urls[0], "forkserver", "unguarded")
     said = (
         "A worker imports the main script when it starts, and this script then starts workers "
         "again: put what it runs into a function main(), and call that "

@@ -4,6 +4,7 @@ else the only one.
 
 import pytest
 import torch.distributed as dist
+from pipelines import key_of, samples
 from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
 
@@ -86,14 +87,7 @@ def test_wrong_values_in_the_environment_are_refused(rank, world_size, monkeypat
 
 
 def make(urls, **options):
-    pipe = (
-        wp.ShardList(urls, shuffle=True, seed=5)
-        .open_shards()
-        .load_tar()
-        .group_by_key()
-        .map_samples(lambda sample: sample["__key__"])
-    )
-    return wp.PipeLoader(pipe, epoch_end="exact", **options)
+    return wp.PipeLoader(samples(urls).map_samples(key_of), epoch_end="exact", **options)
 
 
 def test_a_loader_takes_its_rank_at_the_first_use(urls, monkeypatch):

@@ -2,7 +2,6 @@
 and in the same order where the lanes stay.
 """
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from launch import Topology, run_pairs
+from pipelines import keys_of, samples, shuffled, through_json
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
@@ -18,28 +18,13 @@ from wds_pipes.testing import make_shards
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 
-def keys_of(batch):
-    return [sample["__key__"] for sample in batch]
-
-
 def wanted(sample):
     return int(sample["__key__"]) % 5 != 2
 
 
 def loader(urls, size=2, **options):
-    pipe = (
-        wp.ShardList(urls, shuffle=True, seed=5)
-        .open_shards()
-        .load_tar()
-        .group_by_key()
-        .shuffle_buffer(4)
-        .filter_samples(wanted)
-    )
+    pipe = samples(urls).shuffle_buffer(4).filter_samples(wanted)
     return wp.PipeLoader(pipe, **{"batch_size": size, "collate": keys_of, "epoch_end": "exact", **options})
-
-
-def through_json(state):
-    return json.loads(json.dumps(state))
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +115,6 @@ def break_some(sample):
     return sample
 
 
-def base(urls, **options):
-    return wp.ShardList(urls, **{"shuffle": True, "seed": 3, **options}).open_shards().load_tar().group_by_key()
-
-
 def not_bad(number):
     return number % 7 != 3
 
@@ -142,7 +123,7 @@ def mixed(urls, fn=lambda pipe: pipe):
     """A mix of the even and the odd shards."""
     halves = {"even": urls[::2], "odd": urls[1::2]}
     return wp.mix(
-        {name: fn(base(half)) for name, half in halves.items() if half},
+        {name: fn(samples(half)) for name, half in halves.items() if half},
         weights=[2, 1][: len(urls)],
         exhausted="drop",
         seed=5,
@@ -152,27 +133,31 @@ def mixed(urls, fn=lambda pipe: pipe):
 # Pipes by name: the chain, which samples of the epoch it gives, and whether all of them (not those
 # of batches that are left out).
 PIPES = {
-    "plain": (base, lambda number: True, True),
-    "shuffle": (lambda urls: base(urls).shuffle_buffer(4), lambda number: True, True),
-    "large shuffle": (lambda urls: base(urls).shuffle_buffer(1000), lambda number: True, True),
-    "filter": (lambda urls: base(urls).shuffle_buffer(4).filter_samples(wanted), lambda number: number % 5 != 2, True),
-    "bad samples": (lambda urls: base(urls).shuffle_buffer(3).decode_by_ext(on_error="skip"), not_bad, True),
+    "plain": (samples, lambda number: True, True),
+    "shuffle": (lambda urls: samples(urls).shuffle_buffer(4), lambda number: True, True),
+    "large shuffle": (lambda urls: samples(urls).shuffle_buffer(1000), lambda number: True, True),
+    "filter": (
+        lambda urls: samples(urls).shuffle_buffer(4).filter_samples(wanted),
+        lambda number: number % 5 != 2,
+        True,
+    ),
+    "bad samples": (lambda urls: shuffled(urls).decode_by_ext(on_error="skip"), not_bad, True),
     "skipped": (
-        lambda urls: base(urls).filter_samples(wanted).map_samples(break_some, on_error="skip").shuffle_buffer(3),
+        lambda urls: samples(urls).filter_samples(wanted).map_samples(break_some, on_error="skip").shuffle_buffer(3),
         lambda number: number % 5 != 2 and number % 6 != 1,
         True,
     ),
     "batches": (
-        lambda urls: base(urls).shuffle_buffer(3).batch_samples(3, collate="list").map_samples(list),
+        lambda urls: shuffled(urls).batch_samples(3, collate="list").map_samples(list),
         lambda number: True,
         True,
     ),
     "full batches": (
-        lambda urls: base(urls).shuffle_buffer(3).batch_samples(3, collate="list", drop_last=True),
+        lambda urls: shuffled(urls).batch_samples(3, collate="list", drop_last=True),
         lambda number: True,
         False,
     ),
-    "torch": (lambda urls: base(urls).map(dict).shuffle_buffer(3), lambda number: True, True),
+    "torch": (lambda urls: samples(urls).map(dict).shuffle_buffer(3), lambda number: True, True),
     "mix": (lambda urls: mixed(urls).shuffle_buffer(3), lambda number: True, True),
     "mix of filtered": (
         lambda urls: mixed(urls, lambda pipe: pipe.shuffle_buffer(3).filter_samples(wanted)),
@@ -185,12 +170,12 @@ PIPES = {
         True,
     ),
     "counted": (
-        lambda urls: base(urls, samples_per_shard=counts_of(urls)).shuffle_buffer(4),
+        lambda urls: samples(urls, samples_per_shard=counts_of(urls)).shuffle_buffer(4),
         lambda number: True,
         True,
     ),
     "counted and filtered": (
-        lambda urls: base(urls, samples_per_shard=counts_of(urls)).filter_samples(wanted),
+        lambda urls: samples(urls, samples_per_shard=counts_of(urls)).filter_samples(wanted),
         lambda number: number % 5 != 2,
         True,
     ),
@@ -213,9 +198,9 @@ def counts_of(urls):
 @pytest.fixture(scope="session")
 def collections(tmp_path_factory):
     found = {}
-    for name, samples in SHARDS.items():
-        urls = make_shards(tmp_path_factory.mktemp(name), shards=len(samples), samples=samples, fields={"cls": bad})
-        counted[urls[0]] = samples
+    for name, counts in SHARDS.items():
+        urls = make_shards(tmp_path_factory.mktemp(name), shards=len(counts), samples=counts, fields={"cls": bad})
+        counted[urls[0]] = counts
         found[name] = urls
     return found
 

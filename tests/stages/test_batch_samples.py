@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from pipelines import samples, shuffled
 from sources import Given
 from torch.utils.data import DataLoader
 
@@ -14,20 +15,16 @@ from wds_pipes.stages import BatchSamples
 from wds_pipes.testing import check_resume, make_shards
 
 
-def shards(urls):
-    return wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key()
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"drop_last": True}, {"collate": "numpy"}, {"collate": "list"}, {"collate": len}], ids=str
 )
 @pytest.mark.parametrize("size", [1, 4, 7, 20])
 def test_resumes_exactly(urls, size, options):
-    check_resume(lambda: shards(urls).shuffle_buffer(3).decode_by_ext().batch_samples(size, **options))
+    check_resume(lambda: shuffled(urls).decode_by_ext().batch_samples(size, **options))
 
 
 def test_resumes_exactly_before_a_shuffle(urls):
-    check_resume(lambda: shards(urls).decode_by_ext().to_tuple("cls").batch_samples(2).shuffle_buffer(3))
+    check_resume(lambda: samples(urls).decode_by_ext().to_tuple("cls").batch_samples(2).shuffle_buffer(3))
 
 
 @pytest.mark.parametrize(("size", "sizes"), [(1, [1] * 7), (2, [2, 2, 2, 1]), (3, [3, 3, 1]), (7, [7]), (8, [7])])
@@ -119,7 +116,7 @@ def test_wrong_collates_are_refused_when_it_is_built(collate):
 
 
 def test_is_a_method_with_help_that_pickles(urls, capsys):
-    pipe = shards(urls).to_tuple("txt").batch_samples(3)
+    pipe = samples(urls).to_tuple("txt").batch_samples(3)
     again = pickle.loads(pickle.dumps(pipe))
     assert list(again) == list(pipe)
     help(pipe.batch_samples)

@@ -7,6 +7,7 @@ import os
 
 import fsspec
 import pytest
+from pipelines import keys_of
 
 import wds_pipes as wp
 from wds_pipes.stages import CacheShards, ShardList
@@ -28,10 +29,6 @@ def stored(store, shards):
     return urls
 
 
-def keys(pipe):
-    return [sample["__key__"] for sample in pipe]
-
-
 def test_the_second_epoch_comes_from_the_disk(remote, shards, tmp_path):
     urls = stored(remote, shards)
     pipe = (
@@ -41,10 +38,10 @@ def test_the_second_epoch_comes_from_the_disk(remote, shards, tmp_path):
         .load_tar()
         .group_by_key()
     )
-    first = keys(pipe)
+    first = keys_of(pipe)
     asked = len(remote.faults.stats(remote.reads))
     assert asked >= 3
-    assert keys(pipe) == first == keys(wp.ShardList(shards).open_shards().load_tar().group_by_key())
+    assert keys_of(pipe) == first == keys_of(wp.ShardList(shards).open_shards().load_tar().group_by_key())
     assert len(remote.faults.stats(remote.reads)) == asked
 
 
@@ -52,9 +49,9 @@ def test_by_the_environment(web, shards, tmp_path, monkeypatch):
     monkeypatch.setenv("WDS_PIPES_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("WDS_PIPES_CACHE_SIZE", "1GB")
     urls = stored(web, shards)
-    keys(wp.ShardList(urls).cache_shards().open_shards().load_tar().group_by_key())
+    keys_of(wp.ShardList(urls).cache_shards().open_shards().load_tar().group_by_key())
     asked = len(web.faults.stats(web.reads))
-    keys(wp.ShardList(urls).open_shards(cache=tmp_path / "cache").load_tar().group_by_key())
+    keys_of(wp.ShardList(urls).open_shards(cache=tmp_path / "cache").load_tar().group_by_key())
     assert len(web.faults.stats(web.reads)) == asked
 
 
@@ -80,13 +77,13 @@ def test_a_resume_asks_from_its_position_on_and_stores_nothing_of_that_shard(web
     for _ in range(40):
         next(items)
     state = pipe.state_dict()
-    rest = keys(items)
+    rest = keys_of(items)
     for name in os.listdir(tmp_path / "cache"):
         os.remove(tmp_path / "cache" / name)
     web.faults.clear()
     again = make()
     again.load_state_dict(state)
-    assert keys(again) == rest
+    assert keys_of(again) == rest
     assert [
         int(request.range.removeprefix("bytes=").partition("-")[0]) > 700_000 for request in web.faults.stats(web.reads)
     ] == [True]
@@ -121,12 +118,12 @@ def test_a_flipped_bit_is_not_kept(web, shards, tmp_path):
     pipe = wp.ShardList(urls, index=tmp_path / "local" / "index.json").open_shards(
         cache=wp.ShardCache(tmp_path / "cache", max_bytes="1GB")
     )
-    expected = keys(wp.ShardList(shards).open_shards().load_tar().group_by_key())
+    expected = keys_of(wp.ShardList(shards).open_shards().load_tar().group_by_key())
     pipe = pipe.load_tar().group_by_key()
     with contextlib.suppress(wp.ShardError):
-        assert keys(pipe) == expected
+        assert keys_of(pipe) == expected
     web.faults.rules()
-    assert keys(pipe) == expected
+    assert keys_of(pipe) == expected
 
 
 def test_wrong_arguments(tmp_path, monkeypatch):

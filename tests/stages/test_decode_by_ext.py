@@ -5,7 +5,6 @@ The formats are in test_codecs.py.
 
 import gzip
 import json
-import os
 import pickle
 import sys
 import tracemalloc
@@ -13,6 +12,8 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+from pickles import Creates
+from pipelines import samples, shuffled
 from sources import Given
 
 import wds_pipes as wp
@@ -21,10 +22,6 @@ from wds_pipes.stages import DecodeByExt, MapSamples
 from wds_pipes.testing import check_resume, make_shards
 
 URL = "https://me:secret@host/x.tar"
-
-
-def shards(urls):
-    return wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key()
 
 
 def decoded(samples, *specs, **options):
@@ -38,7 +35,7 @@ def numbered(*values, field="cls"):
 @pytest.mark.parametrize("samples", [4, [3, 0, 2]])
 def test_resumes_exactly(tmp_path, samples):
     urls = make_shards(tmp_path, shards=3, samples=samples, fields=("txt", "cls", "json", "jpg", "npy"))
-    epochs = check_resume(lambda: shards(urls).shuffle_buffer(3).decode_by_ext("torchrgb8"))
+    epochs = check_resume(lambda: shuffled(urls).decode_by_ext("torchrgb8"))
     assert {type(value) for value in epochs[0][0].values()} == {str, int, dict, torch.Tensor, np.ndarray}
 
 
@@ -132,16 +129,6 @@ def test_max_errors_is_the_number_that_may_be_skipped():
     with pytest.raises(wp.DecodeError, match="sample '2'") as caught:
         list(decoded(samples, on_error="skip", max_errors=1))
     assert caught.value.__notes__ == ["That is error 2 in this epoch, and max_errors=1."]
-
-
-class Creates:
-    """Unpickling it creates a folder."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
 
 
 @pytest.mark.parametrize("field", ["pkl", "pickle", "pyd", "a.pkl", "pkl.gz", "PKL"])
@@ -253,7 +240,7 @@ def test_every_extension_of_the_table_is_in_the_docstring():
 
 
 def test_is_a_method_with_help_that_pickles(urls, capsys):
-    pipe = shards(urls).decode_by_ext("rgb8", {"txt": bytes.decode, "json": json.loads})
+    pipe = samples(urls).decode_by_ext("rgb8", {"txt": bytes.decode, "json": json.loads})
     again = pickle.loads(pickle.dumps(pipe))
     assert list(again) == list(pipe)
     help(pipe.decode_by_ext)

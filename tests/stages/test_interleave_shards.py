@@ -7,6 +7,7 @@ import pickle
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pipelines import even, samples, through_json
 from sources import Given
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -27,11 +28,7 @@ GOLDEN = [
 ]
 
 
-def samples(urls, *, seed=5, **options):
-    return wp.ShardList(urls, shuffle=True, seed=seed, **options).open_shards().load_tar().group_by_key()
-
-
-def keys(pipe):
+def numbers_of(pipe):
     return [int(sample["__key__"]) for sample in pipe]
 
 
@@ -66,7 +63,7 @@ def test_resumes_exactly(urls, count):
     ]
     given_ = [check_resume(make, epochs=3) for make in hosts]
     assert all(one == given_[0] for one in given_)
-    assert all(sorted(keys(epoch)) == list(range(14)) for epoch in given_[0])
+    assert all(sorted(numbers_of(epoch)) == list(range(14)) for epoch in given_[0])
 
 
 @settings(
@@ -87,13 +84,13 @@ def test_random_shards_at_every_pair_of_cuts(tmp_path_factory, sizes, count, shu
         pipe = pipe.interleave_shards(count)
         return pipe.shuffle_buffer(3) if shuffle in ("behind", "both") else pipe
 
-    assert all(sorted(keys(epoch)) == list(range(sum(sizes))) for epoch in check_resume(make))
+    assert all(sorted(numbers_of(epoch)) == list(range(sum(sizes))) for epoch in check_resume(make))
 
 
 def test_golden_order(urls):
     """The order is part of the checkpoint format."""
     pipe = samples(urls).interleave_shards(3)
-    assert [keys(pipe), keys(pipe)] == GOLDEN
+    assert [numbers_of(pipe), numbers_of(pipe)] == GOLDEN
 
 
 @pytest.mark.parametrize("count", range(1, 9))
@@ -103,10 +100,10 @@ def test_takes_one_from_each_in_turn(tmp_path, count):
     urls = make_shards(tmp_path, shards=len(sizes), samples=sizes)
     ends = list(itertools.accumulate(sizes))
     numbers = {url: range(end - size, end) for url, end, size in zip(urls, ends, sizes, strict=True)}
-    interleaved = keys(samples(urls, seed=count).interleave_shards(count))
+    interleaved = numbers_of(samples(urls, seed=count).interleave_shards(count))
     assert interleaved == in_turn([numbers[url] for url in Stream(ShardList(urls, shuffle=True, seed=count))], count)
     if count == 1:
-        assert interleaved == keys(samples(urls, seed=count))
+        assert interleaved == numbers_of(samples(urls, seed=count))
 
 
 def test_nothing_but_empty_shards(tmp_path):
@@ -134,10 +131,10 @@ def test_what_comes_before_is_decided_by_the_shard_alone(urls):
 def test_epochs(urls):
     """Each is another order, and set_epoch() chooses one."""
     pipe = samples(urls).interleave_shards(2)
-    epochs = [keys(pipe) for _ in range(3)]
+    epochs = [numbers_of(pipe) for _ in range(3)]
     assert len(set(map(tuple, epochs))) == 3
     pipe.set_epoch(1)
-    assert keys(pipe) == epochs[1]
+    assert numbers_of(pipe) == epochs[1]
 
 
 def test_batches_of_one_shard_each(urls):
@@ -165,10 +162,6 @@ def test_counts_include_open_and_finished_shards(urls):
     assert pipe.counts() == {"delivered": 7, "filtered": 7, "skipped": 0, "dropped": 0}
 
 
-def even(sample):
-    return int(sample["__key__"]) % 2 == 0
-
-
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_broken_shards_are_skipped_and_counted(tmp_path, count):
     """One that is missing and one that is cut, at every cut; without on_error="skip" they are
@@ -189,7 +182,7 @@ def test_broken_shards_are_skipped_and_counted(tmp_path, count):
         )
 
     [epoch, _] = check_resume(lambda: make("skip"))
-    assert set(range(16)) - set(keys(epoch)) <= {4, 5, 6, 7}
+    assert set(range(16)) - set(numbers_of(epoch)) <= {4, 5, 6, 7}
     pipe = make("skip")
     assert len(list(pipe)) == len(epoch)
     assert pipe.counts()["skipped_shards"] == 1
@@ -216,17 +209,17 @@ def test_lanes_in_workers_resume_exactly(urls, workers):
         samples(urls).interleave_shards(2).as_dataset(), batch_size=None, num_workers=workers
     )
     loader = make()
-    whole = [keys(loader), keys(loader)]
+    whole = [numbers_of(loader), numbers_of(loader)]
     assert all(sorted(epoch) == list(range(14)) for epoch in whole)
     for cut in (1, 5, 13):
         first = make()
-        assert keys(itertools.islice(first, cut)) == whole[0][:cut]
-        state = json.loads(json.dumps(first.state_dict()))
+        assert numbers_of(itertools.islice(first, cut)) == whole[0][:cut]
+        state = through_json(first.state_dict())
         second = make()
         second.load_state_dict(state)
-        assert [keys(second), keys(second)] == [whole[0][cut:], whole[1]]
+        assert [numbers_of(second), numbers_of(second)] == [whole[0][cut:], whole[1]]
     plain = DataLoader(samples(urls).interleave_shards(2), batch_size=None, num_workers=workers)
-    assert sorted(keys(plain)) == list(range(14))
+    assert sorted(numbers_of(plain)) == list(range(14))
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+from pipelines import samples
 from sources import Given
 
 import wds_pipes as wp
@@ -17,13 +18,9 @@ SAMPLES = [
 ]
 
 
-def shards(urls):
-    return wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key()
-
-
 @pytest.mark.parametrize("fields", [("txt",), ("__key__", "png;json", "cls")])
 def test_resumes_exactly(urls, fields):
-    epochs = check_resume(lambda: shards(urls).shuffle_buffer(2).to_tuple(*fields))
+    epochs = check_resume(lambda: samples(urls).shuffle_buffer(2).to_tuple(*fields))
     assert {len(item) for item in epochs[0]} == {len(fields)}
 
 
@@ -87,7 +84,7 @@ def test_items_that_are_no_samples_are_refused():
 
 
 def test_is_a_method_with_help_that_pickles(urls, capsys):
-    pipe = shards(urls).to_tuple("txt", "cls")
+    pipe = samples(urls).to_tuple("txt", "cls")
     again = pickle.loads(pickle.dumps(pipe))
     assert list(again) == list(pipe)
     help(pipe.to_tuple)

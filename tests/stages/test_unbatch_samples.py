@@ -1,6 +1,5 @@
 """UnbatchSamples, and FlatMap, on which it stands: several items of one."""
 
-import json
 from collections import namedtuple
 from itertools import islice
 from typing import ClassVar
@@ -8,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from pipelines import samples, through_json
 from sources import Given
 
 import wds_pipes as wp
@@ -82,8 +82,7 @@ def test_resume_within_and_between_batches(tmp_path):
     urls = make_shards(tmp_path, shards=4, samples=5)
 
     def make():
-        samples = wp.ShardList(urls, shuffle=True, seed=1).open_shards().load_tar().group_by_key().decode_by_ext()
-        return samples.batch_samples(3).unbatch_samples().shuffle_buffer(4)
+        return samples(urls).decode_by_ext().batch_samples(3).unbatch_samples().shuffle_buffer(4)
 
     check_resume(make)
 
@@ -101,7 +100,7 @@ def test_a_flat_map_of_ones_own_resumes_at_every_item():
     stream = Stream(Repeat(Given([0, 3, 0, 1, 2, 0])))
     items = iter(stream)
     for _ in range(len(wanted) + 1):
-        states.append(json.loads(json.dumps(stream.state_dict())))
+        states.append(through_json(stream.state_dict()))
         next(items, None)
     for cut, state in enumerate(states):
         resumed = Stream(Repeat(Given([0, 3, 0, 1, 2, 0])))

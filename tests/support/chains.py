@@ -6,6 +6,8 @@ import os
 import tempfile
 from typing import Any
 
+from pipelines import draw, wanted
+
 import wds_pipes as wp
 from wds_pipes import stages
 
@@ -26,14 +28,6 @@ class Torch:
         wp.load_state_dict(self.pipe, state)
 
 
-def double(sample: dict[str, Any], rng: Any) -> dict[str, Any]:
-    return {**sample, "draw": int(rng.integers(1 << 30))}
-
-
-def keep(sample: dict[str, Any]) -> bool:
-    return sample["__key__"][-1] not in "37"
-
-
 def backwards(value: Any) -> Any:
     return value[::-1]
 
@@ -44,8 +38,8 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     # local shards are not kept
     "CacheShards": ((os.path.join(tempfile.gettempdir(), "never-made"),), {"max_bytes": "1GB"}),
     "ShuffleBuffer": ((3,), {}),
-    "MapSamples": ((double,), {}),
-    "FilterSamples": ((keep,), {}),
+    "MapSamples": ((draw,), {}),
+    "FilterSamples": ((wanted,), {}),
     "InterleaveShards": ((2,), {}),
     "BatchSamples": ((2,), {"collate": "list"}),
     "MapFields": (({"txt": backwards},), {}),

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import NamedTuple
 
 import torch.distributed as dist
+from pipelines import keys_of, samples
 
 import wds_pipes as wp
 
@@ -64,19 +65,8 @@ def wanted(sample):
     return sample["__key__"][-1] != "7"
 
 
-def keys_of(samples):
-    return [sample["__key__"] for sample in samples]
-
-
 def make(urls, workers):
-    pipe = (
-        wp.ShardList(urls, shuffle=True, seed=11)
-        .open_shards()
-        .load_tar()
-        .group_by_key()
-        .shuffle_buffer(6)
-        .filter_samples(wanted)
-    )
+    pipe = samples(urls).shuffle_buffer(6).filter_samples(wanted)
     return wp.PipeLoader(
         pipe,
         batch_size=3,

@@ -9,6 +9,7 @@ import random
 import warnings
 
 import chains
+from pipelines import samples, shuffled
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_pipes as wp
@@ -191,11 +192,10 @@ def subjects(directory):
                 Subject(f"dataset {name}", lambda steps=steps: chains.build(datapipes, steps, urls).as_dataset())
             )
 
-    def samples(urls=urls, **options):
-        return wp.ShardList(urls, **{"shuffle": True, "seed": 3, **options}).open_shards().load_tar().group_by_key()
-
     def mixed(exhausted, step=None):
-        pipe = wp.mix({"a": samples(), "b": samples(others).shuffle_buffer(2)}, {"a": 3, "b": 1}, exhausted=exhausted)
+        pipe = wp.mix(
+            {"a": samples(urls), "b": samples(others).shuffle_buffer(2)}, {"a": 3, "b": 1}, exhausted=exhausted
+        )
         return pipe if step is None else step(pipe)
 
     for exhausted in ("stop", "drop", "repeat"):
@@ -204,13 +204,15 @@ def subjects(directory):
             Subject(f"mix {exhausted}, shuffle", lambda exhausted=exhausted: mixed(exhausted).shuffle_buffer(3))
         )
     nested = lambda: wp.mix(  # noqa: E731
-        {"m": wp.mix({"a": samples(), "b": samples(others)}), "c": samples(others, seed=5)}, exhausted="drop"
+        {"m": wp.mix({"a": samples(urls), "b": samples(others)}), "c": samples(others, seed=5)}, exhausted="drop"
     )
     found.append(Subject("mix in mix", nested))
     found.append(
         Subject(
             "skip",
-            lambda: samples().map_samples(_fragile, on_error="skip").batch_samples(2, drop_last=True, collate="list"),
+            lambda: (
+                samples(urls).map_samples(_fragile, on_error="skip").batch_samples(2, drop_last=True, collate="list")
+            ),
         )
     )
     found.append(Subject("torch", lambda: IterableWrapper(urls).open_shards().load_tar().group_by_key()))
@@ -220,16 +222,18 @@ def subjects(directory):
 
     counted = {"samples_per_shard": COUNTS}
     loaders = {
-        "loader": lambda **options: loader(samples().shuffle_buffer(3), **{"lanes": 3, **options}),
-        "loader counted": lambda **options: loader(samples(**counted).shuffle_buffer(3), **{"lanes": 3, **options}),
-        "loader pad": lambda **options: loader(samples(**counted), epoch_end="pad", **{"lanes": 2, **options}),
-        "loader drop": lambda **options: loader(samples(**counted), epoch_end="drop", **{"lanes": 4, **options}),
+        "loader": lambda **options: loader(shuffled(urls), **{"lanes": 3, **options}),
+        "loader counted": lambda **options: loader(
+            samples(urls, **counted).shuffle_buffer(3), **{"lanes": 3, **options}
+        ),
+        "loader pad": lambda **options: loader(samples(urls, **counted), epoch_end="pad", **{"lanes": 2, **options}),
+        "loader drop": lambda **options: loader(samples(urls, **counted), epoch_end="drop", **{"lanes": 4, **options}),
         "loader mix": lambda **options: loader(mixed("stop"), **{"lanes": 2, **options}),
         "loader interleave": lambda **options: loader(
-            samples(**counted).interleave_shards(2).shuffle_buffer(2), **{"lanes": 2, **options}
+            samples(urls, **counted).interleave_shards(2).shuffle_buffer(2), **{"lanes": 2, **options}
         ),
         "loader with_epoch": lambda **options: loader(
-            samples(**counted), epoch_end="drop", **{"lanes": 2, **options}
+            samples(urls, **counted), epoch_end="drop", **{"lanes": 2, **options}
         ).with_epoch(batches=4),
     }
     for name, make in loaders.items():

@@ -17,6 +17,9 @@ import urllib.parse
 import fsspec
 import psutil
 import pytest
+from pipelines import keys_of
+from remote import bare, content
+from scripts import run_code
 from servers import Missing, moto, paced_web, plain_web
 from waiting import wait_for
 
@@ -33,17 +36,9 @@ def shard(tmp_path_factory):
     return path
 
 
-def content(path):
-    with open(path, "rb") as file:
-        return file.read()
-
-
 def samples(url, **options):
     """All of the samples but their URLs."""
-    return [
-        {name: value for name, value in sample.items() if name != "__url__"}
-        for sample in wp.ShardList(url).open_shards(**options).load_tar().group_by_key()
-    ]
+    return list(map(bare, wp.ShardList(url).open_shards(**options).load_tar().group_by_key()))
 
 
 def test_a_shard_is_what_it_was(remote, shard):
@@ -74,14 +69,8 @@ def test_environment_variables_say_the_same(s3, gcs, web, shard):
             print(*[sample["__key__"] for sample in wp.ShardList(url).open_shards().load_tar().group_by_key()])
     """
     environment = {**os.environ, **s3.environment, **gcs.environment, **web.environment}
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *urls],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.stdout.splitlines() == [" ".join(sample["__key__"] for sample in samples(shard))] * 3, run.stderr
+    found = run_code(code, *urls, environment=environment)
+    assert found.splitlines() == [" ".join(keys_of(samples(shard)))] * 3
     assert all(store.faults.stats(store.reads) for store in (s3, gcs, web))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pipelines import flat
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
@@ -95,10 +96,6 @@ def fit(data, *callbacks, model=None, load=None, **options):
 
 def keys(batches):
     return [list(batch[-1] if isinstance(batch, (tuple, list)) else batch["__key__"]) for batch in batches]
-
-
-def flat(batches):
-    return [key for batch in batches for key in batch]
 
 
 def test_urls_are_all_it_needs(shards, tmp_path):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import recipes
+from pipelines import flat
 from ranks import STOPS, TOTAL
 
 from wds_pipes.testing import make_shards
@@ -29,10 +30,6 @@ pytestmark = [
 @pytest.fixture
 def urls(tmp_path):
     return make_shards(tmp_path / "shards", shards=6, samples=6)
-
-
-def flat(batches):
-    return [key for batch in batches for key in batch]
 
 
 def check_epochs(whole):
