@@ -10,13 +10,11 @@ import sys
 import tempfile
 import time
 
-from pipelines import keys_of
-from remote import tasks
-
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "support"))
 
 import psutil
-from remote import content
+from pipelines import keys_of
+from remote import content, tasks
 from servers import nginx
 
 import wds_pipes as wp

@@ -4,12 +4,8 @@ process may be known to nobody.
 Each runs as a script, which must end: its error is Ctrl-C, and no process of it is left.
 """
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from scripts import run_file
+from scripts import run_bench, run_file
 
 from wds_pipes.testing import make_shards
 
@@ -156,12 +152,5 @@ def test_interrupts_at_random_moments():
 
     An interrupt may leave locks of Python held: they run in another process.
     """
-    script = Path(__file__).parents[1] / "bench" / "interrupts.py"
-    run = subprocess.run(
-        [sys.executable, str(script), "--trials", "4", "--seed", "3"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    run = run_bench("interrupts.py", "--trials", 4, "--seed", 3)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -2,15 +2,12 @@
 and in the same order where the lanes stay.
 """
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from launch import Topology, run_pairs
 from pipelines import keys_of, samples, shuffled, through_json
+from scripts import run_bench
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
@@ -293,17 +290,11 @@ def test_real_ranks_and_workers(tmp_path):
 
 def test_killed_for_real():
     """A round of tests/bench/kill.py: torchrun, and SIGKILL of a rank or a worker."""
-    script = Path(__file__).parents[1] / "bench" / "kill.py"
-    run = subprocess.run(
-        [sys.executable, str(script), "--rounds", "1"], capture_output=True, text=True, timeout=300, check=False
-    )
+    run = run_bench("kill.py", "--rounds", 1)
     assert run.stdout == "rounds=1 lost=0 repeated=0\n", run.stderr
 
 
 def test_ended_by_a_cluster():
     """A round of tests/bench/preempt.py: SIGTERM through torchrun."""
-    script = Path(__file__).parents[1] / "bench" / "preempt.py"
-    run = subprocess.run(
-        [sys.executable, str(script), "--rounds", "1"], capture_output=True, text=True, timeout=300, check=False
-    )
+    run = run_bench("preempt.py", "--rounds", 1)
     assert run.stdout == "rounds=1 bad=0\n", run.stderr

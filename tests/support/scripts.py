@@ -1,8 +1,11 @@
-"""Python code in a new process."""
+"""Python in a new process: code, a script, one of tests/bench."""
 
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
+
+BENCH = Path(__file__).parents[1] / "bench"
 
 
 def run_code(code: str, *arguments, environment=None) -> str:
@@ -25,6 +28,15 @@ def run_file(path, code: str, *arguments) -> subprocess.CompletedProcess:
     Returns when the streams have ended, so after all processes that the code has started.
     """
     path.write_text(code)
+    return _run(path, *arguments)
+
+
+def run_bench(name: str, *arguments) -> subprocess.CompletedProcess:
+    """Runs a script of tests/bench."""
+    return _run(BENCH / name, *arguments)
+
+
+def _run(path, *arguments):
     return subprocess.run(
         [sys.executable, str(path), *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False
     )
