@@ -207,9 +207,10 @@ def main(rounds, seed):
     return int(lost + repeated > 0)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20)
+def command(doc, train, main, rounds):
+    """The command line of this script, which torchrun also starts as a rank: with ``--train``."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
     parser.add_argument("--train", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -218,3 +219,7 @@ if __name__ == "__main__":
     else:
         print(f"seed {options.seed}", file=sys.stderr)
         sys.exit(main(options.rounds, options.seed))
+
+
+if __name__ == "__main__":
+    command(__doc__, train, main, rounds=20)

@@ -8,7 +8,6 @@ this is their only checkpoint. Each appends the keys that it has trained on to a
 no checkpoint is there, a process is left, or a sample was lost or came twice.
 """
 
-import argparse
 import os
 import pathlib
 import random
@@ -20,7 +19,7 @@ import threading
 import time
 from collections import Counter
 
-from kill import SAMPLES, SHARDS, SIZE, STEP_SECONDS, keys_of, start
+from kill import SAMPLES, SHARDS, SIZE, STEP_SECONDS, command, keys_of, start
 
 # What each rank runs
 
@@ -133,13 +132,4 @@ def main(rounds, seed):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
-    parser.add_argument("--train", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.train:
-        train(options.train[0], options.train[1:])
-    else:
-        print(f"seed {options.seed}", file=sys.stderr)
-        sys.exit(main(options.rounds, options.seed))
+    command(__doc__, train, main, rounds=10)

@@ -1,4 +1,4 @@
-"""torch's DataPipes and torchdata are hosts: the package goes on without them."""
+"""The package works without torch's DataPipes and without torchdata."""
 
 import textwrap
 
@@ -27,7 +27,7 @@ NO_TORCHDATA = """
 
 @pytest.fixture
 def run(tmp_path):
-    """What a script prints that is given shards."""
+    """Runs a script over shards and returns what it prints."""
     urls = make_shards(tmp_path / "shards", shards=4, samples=6)
 
     def run(*parts):
@@ -81,7 +81,7 @@ def test_without_both(run):
 
 
 def test_methods_without_datapipes(run):
-    """Help, TAB completion, a step of one's own, and what to use where the step was torch's."""
+    """Help, TAB completion, a user's own step, and what replaces a step of torch's."""
     code = """
         import wds_pipes as wp
 

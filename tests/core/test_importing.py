@@ -1,6 +1,4 @@
-"""The package imports quickly, and torch's pipes have the steps in whatever order things are
-imported.
-"""
+"""The package imports quickly, and torch's pipes have the steps whatever the order of imports."""
 
 import pytest
 from scripts import run_code
@@ -9,8 +7,8 @@ HEAVY = {"torch", "torchdata", "numpy", "fsspec", "s3fs", "PIL", "matplotlib", "
 
 
 def test_importing_is_lazy():
-    """Neither the package nor wds_pipes.tar nor any help of the command line imports what is
-    slow; nor does TAB.
+    """Nothing slow is imported by the package, wds_pipes.tar, the help of the command line, or TAB
+    completion.
     """
     code = f"""
         import os, sys
@@ -53,8 +51,8 @@ def test_torch_pipes_have_the_steps_in_any_order_of_imports(imports, urls):
     assert run_code(code, *urls) == "14 Read the regular files in the \n"
 
 
-def test_what_follows_an_import_follows_the_one_that_succeeds(tmp_path):
-    """An import that fails can be tried again, and finders of any age stand beside ours."""
+def test_after_import_waits_for_an_import_that_succeeds(tmp_path):
+    """An import that fails can be tried again, and our finder works beside any others."""
     (tmp_path / "host.py").write_text("import os\nif 'HOST' not in os.environ:\n    raise OSError('not yet')\n")
     (tmp_path / "then.py").write_text("import host\nprint('then', vars(host).keys() >= {'os'})\n")
     code = """
@@ -76,8 +74,8 @@ def test_what_follows_an_import_follows_the_one_that_succeeds(tmp_path):
     assert run_code(code, tmp_path) == "not yet\nthen True\nTrue\n"
 
 
-def test_a_module_that_is_only_looked_for():
-    """It stays unimported, and its loader still answers what loaders are asked."""
+def test_find_spec_does_not_import():
+    """The module stays unimported, and its loader still has the methods of a loader."""
     code = """
         import sys
         import wds_pipes

@@ -1,4 +1,6 @@
-"""States: what they hold, what is refused and in which words, and what epochs and iterators do."""
+"""States: what they hold, which are refused with which message, and how epochs and iterators
+behave.
+"""
 
 import copy
 import io
@@ -36,7 +38,7 @@ def test_state_is_plain_json_and_survives_torch_save(urls):
     assert keys_of(resumed) == rest
 
 
-def test_state_never_aliases_what_is_alive(urls):
+def test_a_state_shares_nothing_with_its_pipe(urls):
     pipe = decoded(urls)
     items = after(pipe, 2)
     state = pipe.state_dict()
@@ -98,7 +100,7 @@ def test_set_epoch_of_a_loaded_epoch_continues_it(urls):
 
 
 def test_iter_is_lazy(urls):
-    """An iter() that is never used takes no epoch, and leaves a loaded state to the next one."""
+    """An iter() that is never used takes no epoch and leaves a loaded state to the next one."""
     pipe = decoded(urls)
     iter(pipe)
     assert pipe.state_dict()["epoch"] == 0
@@ -194,10 +196,8 @@ class Opened(Stage):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("cannot")])
-def test_an_iterator_that_failed_when_it_began_does_not_go_on_with_the_next_epoch(error, urls, monkeypatch):
-    """Its further next() says what went wrong, and the state is still the beginning of the
-    epoch.
-    """
+def test_an_iterator_that_failed_at_its_start_does_not_begin_the_next_epoch(error, urls, monkeypatch):
+    """Its next() raises the same error again, and the state is still the beginning of the epoch."""
     stream = Stream(Opened(decoded(urls)._stream.stage))
     epochs = [list(stream) for _ in range(3)]
     stream.set_epoch(1)
@@ -262,7 +262,7 @@ def test_counts_add_up_to_the_epoch(urls):
 # What is refused
 
 
-def test_another_pipeline_is_refused_in_words(urls, tmp_path):
+def test_another_pipeline_is_refused_with_the_difference(urls, tmp_path):
     state = decoded(urls).state_dict()
     other = decoded(urls[:-1])
     with pytest.raises(wp.StateError, match="made over 5 shards, this pipeline has 4"):
@@ -289,8 +289,8 @@ def test_another_pipeline_is_refused_in_words(urls, tmp_path):
         decoded(urls).load_state_dict(wp.PipeLoader(decoded(urls)).state_dict())
 
 
-def test_another_batch_size_or_function_is_not(urls):
-    """What does not change which samples come in which order may change."""
+def test_another_batch_size_or_function_is_accepted(urls):
+    """All may change that does not decide which samples come in which order."""
     pipe = decoded(urls).map_samples(lambda sample: sample).batch_samples(2, collate="list")
     after(pipe, 2)
     other = decoded(urls).map_samples(lambda sample, rng: sample).batch_samples(5, collate="list")
@@ -389,6 +389,6 @@ def test_secrets_are_not_in_the_state():
 @pytest.mark.parametrize(
     "loads", [lambda pipe: pipe, wp.PipeLoader, lambda pipe: pipe.as_dataset()], ids=["pipe", "PipeLoader", "dataset"]
 )
-def test_what_is_no_state_is_told_as_what_it_is(loads, wrap, mend, urls):
+def test_an_object_that_is_no_state_is_named(loads, wrap, mend, urls):
     with pytest.raises(wp.StateError, match=f"this is not a state of a wds_pipes pipeline but .*{mend}"):
         loads(decoded(urls)).load_state_dict(wrap(decoded(urls).state_dict()))

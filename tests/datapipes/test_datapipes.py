@@ -1,6 +1,4 @@
-"""The IterDataPipe skin: registration, help, torch's own pipes around ours, and torch's
-DataLoader.
-"""
+"""IterDataPipes: registration, help, torch's own pipes around ours, and torch's DataLoader."""
 
 import inspect
 import pickle
@@ -41,7 +39,7 @@ def test_each_stage_is_a_method_a_pipe_and_a_node_of_one_name(name, urls):
 
 
 def test_importing_again_registers_again():
-    """In a process of its own, since the classes are others then."""
+    """In a new process, since reloading creates other classes."""
     code = (
         "import importlib, wds_pipes as wp; importlib.reload(wp.datapipes); "
         "importlib.reload(wp); wp.ShardList('x.tar').open_shards().load_tar().state_dict()"
@@ -49,9 +47,9 @@ def test_importing_again_registers_again():
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
-def test_a_name_that_somebody_else_took_is_an_error():
+def test_a_name_that_another_pipe_has_is_an_error():
     class Map(Stage):
-        """Takes a name of torch's."""
+        """Has a name of torch's."""
 
         def run(self):
             yield from self.source.items
@@ -69,7 +67,7 @@ class EveryOther(Stage):
                 yield item
 
 
-def test_a_stage_of_ones_own(urls):
+def test_a_users_own_stage(urls):
     wp.register_stage(EveryOther)
     wp.register_stage(EveryOther)
     try:
@@ -123,7 +121,7 @@ def test_two_pipes_over_one_source_do_not_disturb_each_other(urls):
     "build",
     [lambda pipe: pipe.as_dataset(), lambda pipe: pipe.as_node(), lambda pipe: pipe.batch_samples(2), wp.as_dataset],
 )
-def test_a_loaded_state_is_not_lost_in_what_is_built_upon_the_pipe(build, urls):
+def test_a_loaded_state_is_kept_by_steps_added_later(build, urls):
     pipe = shuffled(urls)
     next(iter(pipe))
     state = pipe.state_dict()
@@ -138,7 +136,7 @@ def test_a_loaded_state_is_not_lost_in_what_is_built_upon_the_pipe(build, urls):
 # torch's pipes
 
 
-def test_pipes_that_hold_something_are_named(urls):
+def test_pipes_of_torch_that_hold_items_are_named(urls):
     for chain, name in (
         (shuffled(urls).shuffle().batch_samples(2), "Shuffler"),
         (shuffled(urls).batch(2).unbatch().batch_samples(2), "UnBatcher"),
@@ -158,7 +156,7 @@ def test_pipes_that_hold_something_are_named(urls):
         wp.state_dict([1])
 
 
-def test_a_pipe_of_torchs_that_was_built_from_its_class_is_told_to_use_the_method(urls):
+def test_an_error_of_a_torch_pipe_built_by_its_class_names_the_method(urls):
     from torch.utils.data.datapipes.iter import Mapper
 
     with pytest.raises(wp.StateError, match=r"use the method, pipe.map\(\)"):
@@ -166,8 +164,8 @@ def test_a_pipe_of_torchs_that_was_built_from_its_class_is_told_to_use_the_metho
 
 
 @pytest.mark.parametrize("ending", ["map", "batch"])
-def test_after_an_exception_a_chain_that_ends_in_torchs_pipe_loses_nothing(ending, urls):
-    """What torch has pulled but not given is not part of the state."""
+def test_after_an_exception_a_chain_that_ends_in_a_torch_pipe_loses_nothing(ending, urls):
+    """An item that torch has pulled and not returned is not part of the state."""
     expected, bad = keys_of(shuffled(urls)), True
 
     def fragile(sample):
@@ -235,8 +233,8 @@ def test_graph_walk_finds_every_pipe(urls):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_bare_pipe_in_a_plain_dataloader_gives_each_sample_once(workers, urls):
-    """torch deals the workers; the pipes beneath take their lanes."""
+def test_a_bare_pipe_in_a_plain_dataloader_returns_each_sample_once(workers, urls):
+    """torch numbers the workers; each pipe takes its lane."""
     expected = sorted(keys_of(shuffled(urls)))
     assert sorted(keys_of(DataLoader(shuffled(urls), batch_size=None, num_workers=workers))) == expected
     from_torch = IterableWrapper(urls).open_shards().load_tar().group_by_key()
@@ -264,7 +262,7 @@ def test_a_bare_pipe_in_a_plain_dataloader_has_another_order_each_epoch(workers,
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("ending", [lambda pipe: pipe, lambda pipe: pipe.map(same_sample)])
-def test_a_bare_pipe_in_a_stateful_dataloader_fails_loudly_with_the_mend(workers, ending, urls):
+def test_a_bare_pipe_in_a_stateful_dataloader_is_an_error_with_the_mend(workers, ending, urls):
     loader = StatefulDataLoader(ending(shuffled(urls)), batch_size=None, num_workers=workers)
     with pytest.raises(wp.StateError, match=r"pipe.as_dataset\(\)"):
         list(loader)
@@ -272,7 +270,7 @@ def test_a_bare_pipe_in_a_stateful_dataloader_fails_loudly_with_the_mend(workers
     assert sorted(keys_of(mended)) == sorted(keys_of(shuffled(urls)))
 
 
-def test_a_state_of_another_number_of_workers_is_refused_in_words(urls):
+def test_a_state_of_another_number_of_workers_is_refused(urls):
     loader = StatefulDataLoader(shuffled(urls).as_dataset(), batch_size=None, num_workers=2)
     next(iter(loader))
     state = loader.state_dict()

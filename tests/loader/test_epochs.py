@@ -1,4 +1,4 @@
-"""How an epoch is dealt by samples, how it ends on all ranks, and where with_epoch cuts it."""
+"""How an epoch is partitioned by samples, how it ends on all ranks, and where with_epoch cuts it."""
 
 import itertools
 import json
@@ -35,7 +35,7 @@ def loader(urls, *, pipe_options=None, **options):
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 5, 8, 40])
-def test_lanes_are_equal_to_one_sample_also_more_lanes_than_shards(lanes, counted_urls):
+def test_lanes_differ_by_one_sample_at_most_also_with_more_lanes_than_shards(lanes, counted_urls):
     source = loader(counted_urls, lanes=lanes, batch_size=1)
     assert sorted(keys_of(flat(source))) == ALL
     taken = [lane["delivered"] for lane in source.state_dict()["lanes"].values()]
@@ -115,7 +115,7 @@ def test_any_history_of_topologies_keeps_ranks_together_and_each_sample_once(cou
     assert end == "drop" or real == ALL
 
 
-def test_without_counts_ranks_are_refused_in_words(counted_urls):
+def test_ranks_without_numbers_of_samples_are_refused(counted_urls):
     uncounted = wp.PipeLoader(pipe(counted_urls, samples_per_shard=None), rank=0, world_size=2)
     with pytest.raises(
         ValueError, match=r"would not get the same number of batches.*samples_per_shard=.*epoch_end='exact'"
@@ -162,8 +162,8 @@ def test_with_epoch_cuts_one_stream(workers, counted_urls):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_with_epoch_counts_samples(workers, counted_urls):
-    """The last batch of a lane may be smaller: it counts for what it has, also after a resume in
-    the middle of a pass.
+    """The last batch of a lane may be smaller: its own number of samples counts, also after a
+    resume in the middle of an epoch of with_epoch().
     """
     source = loader(counted_urls, lanes=2, batch_size=4, num_workers=workers).with_epoch(samples=16)
     stream = [
@@ -209,7 +209,7 @@ def test_batches_of_batches_are_counted(end, drop_last, counted_urls):
     assert counts["delivered"] + counts["dropped"] - counts.get("padded", 0) == len(ALL)
 
 
-def test_with_epoch_is_of_all_ranks_and_resumes(counted_urls):
+def test_with_epoch_counts_over_all_ranks_and_resumes(counted_urls):
     check_resume(lambda: loader(counted_urls, lanes=2).with_epoch(batches=7), epochs=4)
     ranks = [loader(counted_urls, rank=rank, world_size=2).with_epoch(samples=12) for rank in range(2)]
     assert [len(list(source)) for source in ranks] == [3, 3]
@@ -248,8 +248,8 @@ def test_statistics_are_flat_numbers(counted_urls):
 
 @pytest.mark.parametrize("samples", [5, 30])
 def test_shares_of_reading_and_of_stalls(samples, web, tmp_path):
-    """Also in short passes: a stall is part of reading, whichever sample it comes at, and what a
-    step after reading takes is not.
+    """Also when an epoch of with_epoch() is short: a stall is part of reading, whichever sample
+    waits, and the time of a step after reading is not.
     """
     for shard in make_shards(tmp_path, shards=2, samples=samples, fields={"bin": lambda rng, _: rng.randbytes(5_000)}):
         web.put(f"b/{os.path.basename(shard)}", Path(shard).read_bytes())
@@ -279,9 +279,9 @@ def test_shares_of_reading_and_of_stalls(samples, web, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_statistics_of_a_pass_over_several_epochs(workers, counted_urls):
-    """with_epoch(): what was given and read in all of its epochs of the data, and in none that
-    was before it.
+def test_statistics_of_with_epoch_over_several_epochs(workers, counted_urls):
+    """They count what was returned and read in all epochs of the data that the iterator took part
+    in, and nothing before it.
     """
     source = loader(counted_urls, lanes=2, num_workers=workers).with_epoch(batches=20)
     for _ in range(3):
@@ -297,7 +297,7 @@ def test_statistics_of_a_pass_over_several_epochs(workers, counted_urls):
     source.close()
 
 
-def test_statistics_are_of_the_last_pass_whatever_is_loaded(counted_urls):
+def test_statistics_are_of_the_last_iterator_whatever_is_loaded(counted_urls):
     source = loader(counted_urls, lanes=2)
     beginning = source.state_dict()
     for count in (3, 5):
@@ -327,7 +327,7 @@ def interleaved(urls, **options):
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
-def test_interleaved_shards_resume_and_are_dealt_again(lanes, counted_urls):
+def test_interleaved_shards_resume_and_are_repartitioned(lanes, counted_urls):
     check_resume(lambda: wp.PipeLoader(interleaved(counted_urls), batch_size=2, collate="list", lanes=lanes))
     for cut in range(8):
         first = wp.PipeLoader(interleaved(counted_urls), batch_size=2, collate="list", lanes=lanes)
@@ -339,10 +339,8 @@ def test_interleaved_shards_resume_and_are_dealt_again(lanes, counted_urls):
         assert sorted(got) == ALL
 
 
-def test_a_mix_goes_on_lane_by_lane(counted_urls):
-    """On another number of lanes the old ones go on whole: the proportions hold in each by
-    itself.
-    """
+def test_a_mix_resumes_lane_by_lane(counted_urls):
+    """On another number of lanes the old lanes stay whole: the proportions hold in each of them."""
 
     def mixed(lanes):
         sources = {
@@ -368,9 +366,9 @@ def test_a_mix_goes_on_lane_by_lane(counted_urls):
         assert again.counts()["delivered"] == len(ALL)
 
 
-def test_with_epoch_goes_on_where_its_consumer_stopped_counting(counted_urls):
-    """Who takes len(loader) batches and does not ask for the end, as sized loops do, loses
-    nothing; nor does who drops the iterator.
+def test_with_epoch_continues_after_a_consumer_that_counts_batches(counted_urls):
+    """A loop that takes len(loader) batches and does not request the end, or that drops the
+    iterator, loses nothing.
     """
 
     def make():
@@ -391,9 +389,9 @@ def test_with_epoch_goes_on_where_its_consumer_stopped_counting(counted_urls):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_with_epoch_goes_on_after_close(workers, counted_urls):
-    """With the end of a pass seen or not; close() ends the workers, also those that the cut pass
-    would go on with.
+def test_with_epoch_continues_after_close(workers, counted_urls):
+    """Whether or not the end was requested. close() ends the workers, also those that the next
+    epoch would use.
     """
     before = set(psutil.Process().children())
     source = loader(counted_urls, lanes=2, num_workers=workers).with_epoch(batches=3)
@@ -419,9 +417,9 @@ def test_with_epoch_goes_on_after_close(workers, counted_urls):
         max_size=14,
     )
 )
-def test_any_use_of_with_epoch_gives_one_stream(counted_urls, uses):
-    """Iterating, closing, loading, asking and cutting again in any order: no batch is lost or
-    repeated, and each pass has as many as it should.
+def test_any_use_of_with_epoch_returns_one_stream(counted_urls, uses):
+    """Iterate, close, load, call len() and cut again in any order: no batch is lost or repeated,
+    and each epoch has the right number of batches.
     """
     size, given, found = 3, 0, []
     source = loader(counted_urls, lanes=2).with_epoch(batches=size)
@@ -462,9 +460,9 @@ def test_any_use_of_with_epoch_gives_one_stream(counted_urls, uses):
 
 
 @pytest.mark.parametrize("batches", [0, 2, 3, 5])
-def test_with_epoch_of_a_loader_that_is_used(batches, counted_urls):
-    """It ends the iterator that is going on; what comes then is what would have come, and the
-    new pass has its whole length.
+def test_with_epoch_of_a_loader_in_use(batches, counted_urls):
+    """It ends the current iterator. The next batches are those that would have come, and the new
+    epoch has its whole length.
     """
     whole = [[keys_of(batch) for batch in plain] for plain in [loader(counted_urls, lanes=2)] for _ in range(2)]
     source = loader(counted_urls, lanes=2)
@@ -482,9 +480,9 @@ def test_with_epoch_of_a_loader_that_is_used(batches, counted_urls):
     assert [keys_of(batch) for batch in source] == [*whole[0], *whole[1]][batches : batches + 4]
 
 
-def test_how_an_epoch_ends_may_change_when_it_is_dealt_again(counted_urls):
-    """A run of one rank, which ends its epochs exactly, goes on as two whose batches are equal;
-    also with other batch sizes.
+def test_epoch_end_may_change_when_an_epoch_is_repartitioned(counted_urls):
+    """A run of one rank with epoch_end="exact" continues as two ranks with equal numbers of
+    batches, also with other batch sizes.
     """
     first = wp.PipeLoader(pipe(counted_urls), batch_size=2, collate="list")
     items = iter(first)
@@ -509,9 +507,9 @@ def test_how_an_epoch_ends_may_change_when_it_is_dealt_again(counted_urls):
         half.load_state_dict(second[0].state_dict())
 
 
-def test_other_numbers_of_samples_with_the_same_sum_are_noticed(counted_urls):
-    """Lanes are dealt by the number of each shard, not by their sum: a state fits the same
-    numbers only, wherever these come from.
+def test_other_numbers_of_samples_with_the_same_sum_are_refused(counted_urls):
+    """Lanes are partitioned by the number of each shard, not by their sum. A state fits the same
+    numbers only, whatever their source.
     """
     other = [*COUNTS[:-1], COUNTS[-1] + 1]
     other[2] -= 1
@@ -545,9 +543,9 @@ def test_numbers_of_samples_from_an_index_are_the_same(counted_urls, tmp_path):
         loader(counted_urls, lanes=2).load_state_dict(indexed(COUNTS[::-1]).state_dict())
 
 
-def test_numbers_of_samples_that_decide_nothing_may_change(counted_urls):
-    """A pipe by itself goes by whole shards; and a state of before, which does not tell the
-    numbers, is taken.
+def test_numbers_of_samples_may_change_where_lanes_do_not_depend_on_them(counted_urls):
+    """A pipe without a loader partitions whole shards. An older state without these numbers also
+    fits.
     """
     half = pipe(counted_urls)
     next(iter(half))
@@ -564,8 +562,8 @@ def test_numbers_of_samples_that_decide_nothing_may_change(counted_urls):
 
 @pytest.mark.parametrize("end", ["drop", "pad"])
 @pytest.mark.parametrize("hold", [lambda pipe: pipe.shuffle_buffer(3), lambda pipe: pipe.interleave_shards(2)])
-def test_equal_epochs_of_batches_that_are_shuffled_are_refused(hold, end, counted_urls):
-    """They were not full, their samples were all counted as dropped, and a resume on other lanes
+def test_equal_epochs_of_shuffled_batches_are_refused(hold, end, counted_urls):
+    """Their batches were not full, all samples counted as dropped, and a resume on other lanes
     blamed the shards.
     """
     batches = (
@@ -584,8 +582,8 @@ def test_equal_epochs_of_batches_that_are_shuffled_are_refused(hold, end, counte
     assert sorted(keys_of(flat(source))) == ALL
 
 
-def test_what_remains_is_known_after_the_batch_size_was_changed(counted_urls):
-    """The batches that were given were counted as ones of the new size."""
+def test_the_remaining_length_is_right_after_a_change_of_batch_size(counted_urls):
+    """Batches that were already returned were counted in the new size."""
     state, expected = None, len(ALL)
     for size in (2, 5, 1, 4):
         source = loader(counted_urls, lanes=2, batch_size=size)
@@ -600,8 +598,8 @@ def test_what_remains_is_known_after_the_batch_size_was_changed(counted_urls):
 
 
 @pytest.mark.parametrize("kind", ["shuffle", "interleave", "mix"])
-def test_samples_in_batches_before_a_step_that_holds_are_counted_once(kind, counted_urls):
-    """Before the first position after a batch, the number of batches stood for that of the
+def test_samples_in_batches_before_a_shuffle_are_counted_once(kind, counted_urls):
+    """Until the first position after a batch, the number of batches was counted as the number of
     samples, and stayed in the counts of a resume on other lanes.
     """
 

@@ -1,5 +1,5 @@
-"""len() of pipes and datasets: right, for every number of workers that DataLoader has, or a
-TypeError that says what to do.
+"""len() of pipes and datasets: right for every number of workers of a DataLoader, or a TypeError
+that says what to do.
 """
 
 import re
@@ -68,8 +68,8 @@ def test_len_is_the_number_of_items(counted, tmp_path):
         (lambda urls: decoded(urls, resampled=True, shuffle=False), "resampled=True draws other shards in each epoch"),
     ],
 )
-def test_where_it_is_not_known(build, mend, counted):
-    """A TypeError, which ``list()`` and truth do not mind."""
+def test_an_unknown_length_is_a_type_error(build, mend, counted):
+    """``list()`` and bool() work all the same."""
     pipe = build(counted)
     for each in (pipe, pipe.as_dataset()):
         with pytest.raises(TypeError, match=re.escape(mend)):
@@ -79,8 +79,8 @@ def test_where_it_is_not_known(build, mend, counted):
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_what_dataloader_says_is_what_it_gives(workers, counted):
-    """Or it says that it does not know: Lightning stops at ``len()``."""
+def test_len_of_a_dataloader_is_right(workers, counted):
+    """Or it raises a TypeError: Lightning stops at ``len()``."""
     known = 0
     for batch_size, drop_last, build in (
         (None, False, decoded),
