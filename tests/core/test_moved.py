@@ -147,7 +147,9 @@ def test_a_copy_in_a_store_resumes_exactly(here, web, s3):
 
 
 def test_data_and_lanes_may_change_together(here, there):
-    """An epoch is repartitioned when its data move, with worker processes: each sample comes once."""
+    """An epoch is repartitioned when its data move, with worker processes: each
+    sample comes once.
+    """
     for pipe, expected in ((shuffled, 25), (mixed, None)):
         whole = sorted(itertools.chain(*facts(loader(here, pipe, lanes=3))))
         given, state, _ = cut(loader(here, pipe, lanes=3), 3)

@@ -1,4 +1,6 @@
-"""The integer hash: known vectors, a bit-exact block form, values that never change, even spread."""
+"""The integer hash: known vectors, a bit-exact block form, values that never change,
+even spread.
+"""
 
 import statistics
 

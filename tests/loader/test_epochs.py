@@ -1,4 +1,6 @@
-"""How an epoch is partitioned by samples, how it ends on all ranks, and where with_epoch cuts it."""
+"""How an epoch is partitioned by samples, how it ends on all ranks, and where
+with_epoch cuts it.
+"""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""An epoch goes on from any number of ranks and workers to any other: each sample exactly once,
+"""An epoch continues from any number of ranks and workers on any other: each sample exactly once,
 and in the same order where the lanes stay.
 """
 
@@ -66,8 +66,8 @@ def steps(ranks):
 
 
 def test_order_in_each_lane_and_global_batches_are_the_same_on_any_number_of_ranks(many):
-    """4 lanes on 1, 2 and 4 ranks, also changed in the middle: R ranks x 1 step = 1 rank x R
-    steps, while no lane has ended.
+    """4 lanes on 1, 2 and 4 ranks, also changed in the middle: R ranks x 1 step = 1 rank x R steps,
+    while no lane has ended.
     """
     run = lambda world_size: [  # noqa: E731
         list(loader(many, lanes=4, rank=rank, world_size=world_size)) for rank in range(world_size)
@@ -215,8 +215,8 @@ TOPOLOGY = st.tuples(
     history=st.lists(TOPOLOGY, min_size=3, max_size=7),
 )
 def test_random_histories_of_topologies(pipe, shards, history, collections):
-    """Up to six changes: the union of what was delivered is the epoch exactly once, and at each
-    cut the counts are those of what was delivered.
+    """Up to six changes: all that was delivered is the epoch exactly once, and at each cut the
+    counts are those of the delivered samples.
     """
     make, given_by, whole = PIPES[pipe]
     urls, total = collections[shards], sum(SHARDS[shards])
@@ -288,7 +288,7 @@ def test_real_ranks_and_workers(tmp_path):
     assert (tally.pairs, tally.lost, tally.repeated) == (len(PAIRS), 0, 0)
 
 
-def test_killed_for_real():
+def test_killed_by_sigkill():
     """A round of tests/bench/kill.py: torchrun, and SIGKILL of a rank or a worker."""
     run = run_bench("kill.py", "--rounds", 1)
     assert run.stdout == "rounds=1 lost=0 repeated=0\n", run.stderr

@@ -1,4 +1,4 @@
-"""batch_samples: sizes, collating, counts. What a batch becomes is in test_collate.py."""
+"""batch_samples: sizes, collating, counts. What a batch becomes is in test_collating.py."""
 
 import pickle
 
@@ -49,8 +49,8 @@ def test_no_samples_give_no_batch():
     assert list(Stream(BatchSamples(Given([]), 3))) == []
 
 
-def test_a_batch_is_given_as_soon_as_it_is_full():
-    """So that nothing is read again."""
+def test_a_batch_is_returned_as_soon_as_it_is_full():
+    """So a resume reads nothing again."""
     source = Given(range(10))
     next(iter(Stream(BatchSamples(source, 4))))
     assert source.taken == [4]
@@ -71,7 +71,7 @@ def test_collate(collate, expected):
     assert type(batch) is expected
 
 
-def test_batches_given_to_the_caller_are_his():
+def test_a_batch_belongs_to_the_caller():
     """A list that the caller changes does not change the next one."""
     given = []
     for batch in Stream(BatchSamples(Given(range(6)), 2, collate="list")):
@@ -124,7 +124,7 @@ def test_is_a_method_with_help_that_pickles(urls, capsys):
 
 
 def test_batching_twice_warns(tmp_path):
-    """By a loader over a pipe of batches; what is written as two steps is meant, and so is
+    """A loader that batches a pipe of batches warns. Two explicit steps are meant, and so is
     batch_size=None.
     """
 

@@ -1,5 +1,5 @@
-"""cache_shards and open_shards(cache=...): the second epoch needs no store, and nothing about
-the samples changes.
+"""cache_shards and open_shards(cache=...): the second epoch needs no store, and the samples are the
+same.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ def test_by_the_environment(web, shards, tmp_path, monkeypatch):
     assert len(web.faults.stats(web.reads)) == asked
 
 
-def test_a_resume_asks_from_its_position_on_and_stores_nothing_of_that_shard(web, tmp_path):
+def test_a_resume_reads_from_its_position_and_does_not_cache_that_shard(web, tmp_path):
     [shard] = make_shards(
         tmp_path / "local", shards=1, samples=50, fields={"bin": lambda rng, _: rng.randbytes(20_000)}
     )
@@ -91,7 +91,7 @@ def test_a_resume_asks_from_its_position_on_and_stores_nothing_of_that_shard(web
 
 
 def test_resume_is_exact(shards, tmp_path):
-    """Over remote shards, at every cut, with the cache as it happens to be."""
+    """Over remote shards, at every cut, with whatever the cache holds."""
     urls = []
     for shard in shards:
         with open(shard, "rb") as file:
@@ -108,9 +108,9 @@ def test_resume_is_exact(shards, tmp_path):
     check_resume(make)
 
 
-def test_a_flipped_bit_is_not_kept(web, shards, tmp_path):
-    """With an index that knows the checksums, who has read the wrong byte gets an error; who has
-    not reads on in the shard that is fetched again.
+def test_a_flipped_bit_is_not_cached(web, shards, tmp_path):
+    """With an index that has the checksums: a reader of the wrong byte gets an error; any other
+    reader continues in the shard, which is downloaded again.
     """
     urls = stored(web, shards)
     index_shards(shards, tmp_path / "local" / "index.json")

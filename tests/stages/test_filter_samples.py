@@ -1,4 +1,4 @@
-"""filter_samples: keeps what the function wants and counts the rest."""
+"""filter_samples: keeps the samples that the function accepts and counts the rest."""
 
 import pickle
 
@@ -78,7 +78,7 @@ def wanted_url(url):
 
 @pytest.mark.parametrize("opened_by", ["pipe", "interleave_shards", "lanes"])
 def test_urls_that_are_dropped_are_counted(opened_by, tmp_path):
-    """Also those behind the last one that is wanted, and those of lanes that have no other."""
+    """Also those after the last URL that is kept, and those of lanes without any other."""
     urls = make_shards(tmp_path, shards=7, samples=2)
     pipe = wp.ShardList(urls).filter_samples(wanted_url).open_shards().load_tar().group_by_key()
     source = {

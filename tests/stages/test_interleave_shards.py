@@ -75,7 +75,7 @@ def test_resumes_exactly(urls, count):
     st.sampled_from(["", "before", "behind", "both"]),
 )
 def test_random_shards_at_every_pair_of_cuts(tmp_path_factory, sizes, count, shuffle):
-    """Also with a shuffle in each shard, or behind."""
+    """Also with a shuffle in each shard, or after interleaving."""
     urls = make_shards(tmp_path_factory.mktemp("random"), shards=len(sizes), samples=sizes)
 
     def make():
@@ -107,16 +107,16 @@ def test_takes_one_from_each_in_turn(tmp_path, count):
 
 
 def test_nothing_but_empty_shards(tmp_path):
-    """And fewer shards than lanes: an epoch without samples, not an endless one."""
+    """And fewer shards than lanes: an epoch without samples, not one without end."""
     urls = make_shards(tmp_path, shards=3, samples=0)
     assert check_resume(lambda: samples(urls).interleave_shards(2)) == [[], []]
     dataset = samples(urls[:1]).interleave_shards(2).as_dataset()
     assert list(DataLoader(dataset, batch_size=None, num_workers=2)) == []
 
 
-def test_what_comes_before_is_decided_by_the_shard_alone(urls):
-    """A shuffle in front of it gives a shard the same order whatever else is open, and different
-    orders to different shards.
+def test_steps_before_depend_on_the_shard_alone(urls):
+    """A shuffle before it orders a shard in the same way whatever other shards are open, and each
+    shard in another way.
     """
     orders = []
     for count in (1, 2, 5):
@@ -138,7 +138,7 @@ def test_epochs(urls):
 
 
 def test_batches_of_one_shard_each(urls):
-    """Behind batch_samples it takes turns by batches, and all samples are counted."""
+    """After batch_samples it takes batches in turn, and all samples are counted."""
     make = lambda: samples(urls).batch_samples(2, collate="list").interleave_shards(2)  # noqa: E731
     [epoch, _] = check_resume(make)
     assert all(len({sample["__url__"] for sample in batch}) == 1 for batch in epoch)
@@ -151,7 +151,7 @@ def test_batches_of_one_shard_each(urls):
 
 
 def test_counts_include_open_and_finished_shards(urls):
-    """At every place: what was given, and what was filtered on the way."""
+    """At every position: the delivered and the filtered samples."""
     pipe = samples(urls).filter_samples(even).interleave_shards(3)
     for number, _ in enumerate(pipe, 1):
         counts = pipe.counts()
@@ -202,8 +202,8 @@ def test_broken_shards_are_skipped_and_counted(tmp_path, count):
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_lanes_in_workers_resume_exactly(urls, workers):
-    """Each worker interleaves its own shards; together they give each sample once; a resumed
-    loader goes on.
+    """Each worker interleaves its own shards. Together they return each sample once. A resumed
+    loader continues.
     """
     make = lambda: StatefulDataLoader(  # noqa: E731
         samples(urls).interleave_shards(2).as_dataset(), batch_size=None, num_workers=workers
@@ -224,9 +224,8 @@ def test_lanes_in_workers_resume_exactly(urls, workers):
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_resume_opens_the_open_shards_again(tmp_path, counted, ahead):
-    """Each from its position on: not from its head, and none that is done.
-
-    Only the next one is requested from its beginning, ahead of its turn.
+    """Each from its position on, not from its start, and no finished shard. Only the next one is
+    requested from its start, ahead of its turn.
     """
     blob = bytes(50_000)
     urls = [
@@ -257,7 +256,7 @@ def test_a_resume_opens_the_open_shards_again(tmp_path, counted, ahead):
 
 
 def test_state_is_small(tmp_path):
-    """At most 70 bytes for an open shard behind group_by_key()."""
+    """At most 70 bytes for an open shard after group_by_key()."""
     urls = make_shards(tmp_path, shards=40, samples=30)
     for count in (4, 40):
         pipe = samples(urls).interleave_shards(count)
@@ -283,7 +282,7 @@ def test_wrong_counts_are_refused_when_it_is_built(urls, count, error, words):
 
 
 def test_other_sources_are_refused_when_it_is_built(urls):
-    """It deals the shards of ShardList, so nothing else can be first."""
+    """It partitions the shards of ShardList, so no other source can be first."""
     for source in (
         lambda: IterableWrapper(urls).open_shards().load_tar().group_by_key(),
         lambda: wp.mix({"a": samples(urls)}),

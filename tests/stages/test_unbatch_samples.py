@@ -1,4 +1,4 @@
-"""UnbatchSamples, and FlatMap, on which it stands: several items of one."""
+"""UnbatchSamples, and its base class FlatMap: several items from one."""
 
 from collections import namedtuple
 from itertools import islice
@@ -73,7 +73,7 @@ def test_rows_of_other_dtypes_keep_them():
         ({}, "it has no columns"),
     ],
 )
-def test_what_is_no_batch_is_told(item, message):
+def test_an_item_that_is_no_batch_is_named(item, message):
     with pytest.raises(wp.SampleError, match=message):
         list(Stream(UnbatchSamples(Given([item]))))
 
@@ -88,13 +88,13 @@ def test_resume_within_and_between_batches(tmp_path):
 
 
 class Repeat(wp.FlatMap):
-    """Each item as often as it says: none for 0."""
+    """Each item as often as its value: none for 0."""
 
     def expand(self, item):
         return [(item, number) for number in range(item)]
 
 
-def test_a_flat_map_of_ones_own_resumes_at_every_item():
+def test_a_users_own_flat_map_resumes_at_every_item():
     wanted = [(item, number) for item in (0, 3, 0, 1, 2, 0) for number in range(item)]
     states = []
     stream = Stream(Repeat(Given([0, 3, 0, 1, 2, 0])))
@@ -117,7 +117,7 @@ def test_expand_must_be_written():
         list(Stream(Nothing(Given([1]))))
 
 
-def test_what_was_taken_apart_counts_as_samples(tmp_path):
+def test_rows_of_a_batch_count_as_samples(tmp_path):
     """Not as the batches that they came in."""
     urls = make_shards(tmp_path, shards=3, samples=11)
 
@@ -147,7 +147,7 @@ class Random(wp.FlatMap):
         return [item] * self.made.pop(0)
 
 
-def test_an_item_that_is_made_again_must_give_the_same(tmp_path):
+def test_an_item_must_expand_in_the_same_way_after_a_resume(tmp_path):
     stream = Stream(Random(Given([5])))
     assert list(islice(iter(stream), 2)) == [5, 5]
     resumed = Stream(Random(Given([5])))
