@@ -1,5 +1,5 @@
-"""Damaged states of every kind of pipeline: a StateError, or a load that goes on; and what costs
-memory is refused before it does.
+"""Damaged states of every kind of pipeline: a StateError, or a load that continues. What costs
+memory is refused before it is allocated.
 """
 
 import copy
@@ -31,8 +31,8 @@ def a_state(urls, **options):
     return loader.state_dict()
 
 
-def dealt_again(urls):
-    """A state with a deal."""
+def repartitioned(urls):
+    """A state of a repartitioned epoch."""
     loader = make(urls, lanes=3)
     loader.load_state_dict(a_state(urls))
     next(iter(loader))
@@ -40,7 +40,7 @@ def dealt_again(urls):
 
 
 def test_mutated_states(tmp_path):
-    """Some hundred of the states that ``tests/bench/fuzz_states.py`` tries."""
+    """Some hundreds of the states of ``tests/bench/fuzz_states.py``."""
 
     def report(subject, state, error):
         raise AssertionError(f"{subject.name}: {reprlib.repr(state)}") from error
@@ -49,7 +49,7 @@ def test_mutated_states(tmp_path):
     assert 300 < refused < 590
 
 
-def test_all_of_these_states_load_untouched(tmp_path):
+def test_all_of_these_states_load_without_damage(tmp_path):
     for subject in subjects(tmp_path):
         for state in subject.states:
             subject.load(copy.deepcopy(state))
@@ -83,7 +83,7 @@ HUGE = {
 
 @pytest.mark.parametrize("what", HUGE)
 @pytest.mark.parametrize("merged", [False, True])
-def test_what_is_huge_is_refused_before_anything_is_built(what, merged, shards):
+def test_huge_values_are_refused_before_anything_is_built(what, merged, shards):
     if what == "ranks within the bound" and not merged:
         pytest.skip("all lanes are there, so the number of ranks does not matter")
     state = {**a_state(shards), **HUGE[what]}
@@ -109,7 +109,7 @@ def test_what_is_huge_is_refused_before_anything_is_built(what, merged, shards):
             wp.describe_state(state)
 
 
-def test_a_loader_with_more_lanes_than_a_state_can_tell_of_is_refused(shards):
+def test_a_loader_with_more_lanes_than_a_state_can_hold_is_refused(shards):
     with pytest.raises(ValueError, match="lanes must be at most 1000000"):
         make(shards, lanes=1_000_001)
 
@@ -129,8 +129,8 @@ def test_a_loader_with_more_lanes_than_a_state_can_tell_of_is_refused(shards):
         (lambda deal: deal["counts"].__setitem__("zzz", 1), "name 'zzz'"),
     ],
 )
-def test_a_damaged_deal(edit, message, shards):
-    state = through_json(dealt_again(shards))
+def test_a_damaged_partition(edit, message, shards):
+    state = through_json(repartitioned(shards))
     assert state["deal"]["tails"]
     edit(state["deal"])
     with pytest.raises(wp.StateError, match=message):
@@ -138,7 +138,7 @@ def test_a_damaged_deal(edit, message, shards):
 
 
 def test_lanes_of_ranks_may_not_be_swapped(shards):
-    """Each rank holds its own lanes, so that none is lost and none is there twice."""
+    """Each rank holds its own lanes, so that none is lost or held twice."""
     states = []
     for rank in range(2):
         loader = make(shards, rank=rank, world_size=2, epoch_end="exact")
@@ -154,11 +154,11 @@ def test_lanes_of_ranks_may_not_be_swapped(shards):
 
 
 def one(position, place, **values):
-    """A position with other values of the stage at a place."""
+    """A position with other values of one stage."""
     return [{**entry, **values} if number == place else entry for number, entry in enumerate(position)]
 
 
-def test_places_where_no_stage_can_stand(shards):
+def test_positions_that_no_stage_can_have(shards):
     pipe = wp.ShardList(shards).open_shards().load_tar().group_by_key().shuffle_buffer(3)
     items = iter(pipe)
     for _ in range(4):

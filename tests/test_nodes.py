@@ -1,4 +1,4 @@
-"""The torchdata.nodes skin: the traps of Loader, Prefetcher and ParallelMapper."""
+"""torchdata.nodes: the traps of Loader, Prefetcher and ParallelMapper."""
 
 import pickle
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def epochs(urls, count):
     return [keys_of(pipe) for _ in range(count)]
 
 
-def test_each_pass_of_a_loader_is_the_next_epoch(urls):
+def test_each_iteration_of_a_loader_is_the_next_epoch(urls):
     loader = Loader(node(urls))
     assert [keys_of(loader) for _ in range(3)] == epochs(urls, 3)
 
@@ -72,8 +72,8 @@ def test_a_node_by_itself(urls):
 )
 @pytest.mark.parametrize("cut", [3, 14])
 def test_a_second_resume_after_the_end_of_an_epoch_is_exact(cut, wrap, urls):
-    """Loader keeps an old state for the whole epoch after it has resumed at an end, if the node
-    below it says so once.
+    """Loader keeps an old state for the whole epoch after a resume at an end, if the node before it
+    raises StopIteration once.
     """
     expected = flat(epochs(urls, 3))
     first = Loader(wrap(node(urls)))
@@ -95,8 +95,8 @@ def test_a_second_resume_after_the_end_of_an_epoch_is_exact(cut, wrap, urls):
     "wrap", [lambda source: Prefetcher(source, 2), lambda source: ParallelMapper(source, dict, 2, method="thread")]
 )
 def test_a_resume_after_the_last_item_between_nodes_of_ours(wrap, urls):
-    """A node of ours below another's must not begin the next epoch by itself, as that of the one
-    above is still the old.
+    """A node of ours before a node of torchdata must not begin the next epoch by itself, since the
+    state of our node after it is still in the old epoch.
     """
 
     def graph():
@@ -126,7 +126,7 @@ def test_repr_reads_as_the_chain(urls):
 
 
 class Numbered(Stage):
-    """(epoch, number) from 0 on: a first stage that tells the epochs apart."""
+    """(epoch, number) from 0 on: a first stage whose items show their epoch."""
 
     @dataclass
     class At:
@@ -146,7 +146,7 @@ class Numbered(Stage):
 
 
 class Plain(torchdata_nodes.BaseNode):
-    """The same as a node of its own."""
+    """The same as a node without our code."""
 
     def __init__(self, count):
         super().__init__()
@@ -174,8 +174,8 @@ def ours(count):
 
 
 def ours_between(count):
-    """A node of ours over one of torchdata's over one of ours, each of which holds a partial
-    batch at the end.
+    """A node of ours after one of torchdata after one of ours, each with a partial batch at the
+    end.
     """
     return nodes.BatchSamples(Batcher(ours(count), 2, drop_last=False), 2, collate="list")
 
@@ -209,13 +209,13 @@ GRAPHS = {
 
 
 def slow(graph):
-    """Whether starting it takes a while, since it has threads."""
+    """Whether it takes a while to start, since it has threads."""
     return "parallel" in graph or "prefetcher" in graph
 
 
 def advance(loader, count, *, see_end=False):
-    """So many items, in as many epochs as it takes; ``see_end``: the epoch is over then, and its
-    end is requested too.
+    """That many items, in as many epochs as it takes; with ``see_end`` the end of the last epoch is
+    requested too.
     """
     got, items, end = [], iter(loader), object()
     while len(got) < count:
@@ -249,7 +249,7 @@ def test_every_cut_below_the_nodes_of_torchdata(graph, node):
             second = make()
             second.load_state_dict(pickle.loads(state))
             assert advance(second, step) == whole[cut : cut + step], (cut, see_end, step)
-            if node is Plain:  # Loader gives an old state for the epoch after one that was resumed at its end
+            if node is Plain:  # Loader returns an old state in the epoch after one that was resumed at its end
                 assert advance(second, 0) == []
                 continue
             third = make()
@@ -258,8 +258,8 @@ def test_every_cut_below_the_nodes_of_torchdata(graph, node):
 
 
 def test_a_node_at_its_end_stays_there(urls):
-    """As torchdata's contract has it: a state from the end gives nothing more, and a reset after
-    that the next epoch.
+    """By torchdata's contract: after a state from the end a node yields nothing more, and a reset
+    after that begins the next epoch.
     """
     expected = epochs(urls, 3)
     first = node(urls)
@@ -273,7 +273,7 @@ def test_a_node_at_its_end_stays_there(urls):
 
 
 def test_a_reset_before_the_first_item_leaves_the_loaded_epoch(urls):
-    """Unless nothing of it was given."""
+    """Unless none of its items was returned."""
     expected = epochs(urls, 2)
     first = node(urls)
     beginning = through_json(first.state_dict())
@@ -287,7 +287,7 @@ def test_a_reset_before_the_first_item_leaves_the_loaded_epoch(urls):
         assert keys_of(source) == rest
 
 
-def test_a_pipe_in_the_place_of_a_node_is_told(urls):
+def test_a_pipe_in_the_place_of_a_node_is_refused(urls):
     pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key()
     with pytest.raises(TypeError, match=r"takes nodes, and this is a pipe: pass pipe.as_node\(\)"):
         list(Loader(pipe))

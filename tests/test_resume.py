@@ -1,6 +1,4 @@
-"""Resume is exact: the matrix of stages and hosts, random pipelines, and processes that are
-killed for real.
-"""
+"""Resume is exact: the matrix of stages and hosts, random pipelines, and killed processes."""
 
 import itertools
 import json
@@ -80,13 +78,13 @@ def test_every_stage_is_in_the_matrix():
     assert set(ARGUMENTS) <= {*FIRST, *AFTER}
 
 
-PAIRED = [name for name in AFTER if name != "ToTuple"]  # what comes after it takes no tuples
+PAIRED = [name for name in AFTER if name != "ToTuple"]  # no later step takes tuples
 
 
 @pytest.mark.parametrize("first", [*PAIRED, "stop", "drop", "repeat"])
 def test_every_stage_before_every_other(first, tmp_path):
-    """At every cut, also of the partial batch that check_resume adds; ``first`` is a stage, or a
-    mix that ends so.
+    """At every cut, also of the partial batch that check_resume adds. ``first`` is a stage, or a
+    mix that ends before its sources.
     """
     urls = make_shards(tmp_path, shards=3, samples=[3, 1, 2])
 
@@ -118,7 +116,7 @@ def test_every_stage_before_every_other(first, tmp_path):
 
 
 def test_counts_before_a_shuffle_lag_until_the_end(urls):
-    """They are those of the position at which a resume would read again."""
+    """They are those of the position from which a resume reads."""
     pipe = build(datapipes, (*BASE, "FilterSamples", "ShuffleBuffer"), urls)
     items = iter(pipe)
     next(items)
@@ -138,7 +136,7 @@ def test_counts_before_a_shuffle_lag_until_the_end(urls):
 @pytest.mark.parametrize("exhausted", ["stop", "drop", "repeat"])
 @pytest.mark.parametrize("lanes", [None, 1, 2])
 def test_the_last_batch_of_a_mix(lanes, exhausted, after, tmp_path):
-    """A mix that ends before its sources does not go on with them; through PipeLoader too, on
+    """A mix that ends before its sources does not continue with them; through PipeLoader too, on
     one lane and on two.
     """
     urls = make_shards(tmp_path, shards=4, samples=[3, 2, 5, 6])
@@ -153,7 +151,9 @@ def test_the_last_batch_of_a_mix(lanes, exhausted, after, tmp_path):
 
 
 def test_hosts_agree(urls):
-    """One recipe gives the same samples in the same order as stream, pipe, node and dataset."""
+    """The same recipe yields the same samples in the same order as a stream, pipe, node and
+    dataset.
+    """
     expected = list(HOSTS["stream"](CHAINS["All"], urls))
     for host in ("pipe", "dataset", "loader", "as_node", "prefetcher"):
         assert same(list(HOSTS[host](CHAINS["All"], urls)), expected), host
@@ -168,7 +168,7 @@ def test_urls_from_torch(urls):
 
 
 def test_cuts_and_an_unseekable_host_state(urls):
-    """A node of somebody else's as the source keeps its own state inside ours."""
+    """A foreign node as the source keeps its own state inside ours."""
     check_resume(
         lambda: torchdata_nodes.Loader(
             nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(torchdata_nodes.IterableWrapper(urls))))
@@ -229,8 +229,8 @@ def test_stateful_dataloader(workers, cuts, batch_size, urls):
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_lanes_of_very_different_lengths_in_a_stateful_dataloader(persistent, tmp_path):
-    """One ends long before the other: states are taken while it waits, and again after a resume,
-    and at the beginning of the next epoch.
+    """One ends long before the other: states are taken while it waits, again after a resume, and at
+    the beginning of the next epoch.
     """
     urls = make_shards(tmp_path, shards=2, samples=[1, 5])
 
@@ -275,7 +275,7 @@ def slow_second(number):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("look", ["another number", "main process", "one batch", "no batch", "slow worker"])
 def test_workers_are_never_in_different_epochs(look, urls):
-    """Whoever looked at the data before, with however many workers, and however short."""
+    """Whatever has iterated the data before, with any number of workers and batches."""
     dataset = build(datapipes, BASE, urls).as_dataset()
     options = {"batch_size": None, "num_workers": 3, "worker_init_fn": slow_second if look == "slow worker" else None}
     source = DataLoader(dataset, **options)
@@ -293,7 +293,7 @@ def test_workers_are_never_in_different_epochs(look, urls):
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_see_epochs_where_torch_is_seeded_anew_for_each(persistent, urls):
-    """The workers then cannot tell the iterations apart by torch's seed."""
+    """Then workers cannot distinguish the iterations by torch's seed."""
     source = DataLoader(
         build(datapipes, BASE, urls).as_dataset(), batch_size=None, num_workers=2, persistent_workers=persistent
     )
@@ -350,7 +350,7 @@ def test_random_pipelines_at_every_pair_of_cuts(pipeline):
         check_resume(lambda: assemble(urls, steps, options))
 
 
-# Killed for real
+# SIGKILL
 
 CRASHING = """
 import json, os, sys, time
@@ -375,7 +375,7 @@ with open(log, "a") as keys:
 
 
 def test_killed_at_random_moments_up_to_five_times(tmp_path):
-    """The union of what was committed is the epoch, in order."""
+    """All that was committed is the epoch, in order."""
     urls = make_shards(tmp_path / "data", shards=6, samples=100)
     whole = [
         key
@@ -403,7 +403,7 @@ def test_killed_at_random_moments_up_to_five_times(tmp_path):
     assert log.read_text().split() == whole
 
 
-# What it costs
+# Costs
 
 
 def test_state_is_small_and_quick_at_any_cut(tmp_path):
@@ -433,8 +433,8 @@ def test_state_is_small_and_quick_at_any_cut(tmp_path):
 
 
 def test_resume_reads_from_its_position_on(tmp_path, counted):
-    """At 90 % of a 50 MB shard: what the shuffle holds, and the rest ahead; not the shard's
-    head, and nothing twice.
+    """At 90 % of a 50 MB shard: what the shuffle holds, and the rest after it; not the shard's
+    start, and nothing twice.
     """
     size, number, shuffle = 100_000, 500, 20
     blob = random.Random(0).randbytes(size)
@@ -456,7 +456,7 @@ def test_resume_reads_from_its_position_on(tmp_path, counted):
 
 
 def test_nothing_stays_open(urls):
-    """No file descriptor is left after a whole epoch, a broken-off one and an abandoned pipe."""
+    """No file descriptor is left after a whole epoch, a break and an abandoned pipe."""
     before = set(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else None
     if before is None:
         pytest.skip("needs /proc")

@@ -31,7 +31,7 @@ STEP_SECONDS = 0.004
 
 
 def train(directory, urls):
-    """Go on where the last run was, to the end of the epoch."""
+    """Resume from the last run and train to the end of the epoch."""
     import torch
     import torch.distributed as dist
 
@@ -74,7 +74,7 @@ def keys_of(samples):
 
 
 def write(path, content):
-    """All or nothing."""
+    """Replace the file as a whole."""
     with open(f"{path}.new", "w") as file:
         json.dump(content, file)
         file.flush()
@@ -129,13 +129,13 @@ def start(ranks, directory, urls, script=__file__):
 
 
 def logged(directory):
-    """How many keys the logs of all runs hold."""
+    """The keys in the logs of all runs."""
     return [key for log in pathlib.Path(directory).glob("run-*/log-*") for key in log.read_text().split()]
 
 
 def kill(process, directory, rng):
-    """Kill a rank or a worker once a random number of keys is logged; its kind (None: it ended
-    before), when all others are gone too.
+    """Kill a rank or a worker once a random number of keys is logged; returns its kind when all
+    other processes have ended, or None if training ended before.
     """
     import psutil
 
@@ -161,8 +161,8 @@ def kill(process, directory, rng):
 
 
 def play(directory, urls, rng):
-    """One round: whom it killed, how many keys were saved by then, and how many were lost and
-    repeated on 1 and on 3 ranks.
+    """One round: the kind of the killed process, how many keys were saved by then, and how many
+    were lost and repeated on 1 and on 3 ranks.
     """
     first, victim = pathlib.Path(directory) / "killed", None
     while victim is None:

@@ -83,7 +83,7 @@ def alternate(sources, spent, busy) -> None:
 
 
 def processor(processes) -> float:
-    """Processor seconds that processes have used."""
+    """The processor seconds that processes have used."""
     return sum(used.user + used.system for used in (process.cpu_times() for process in processes))
 
 

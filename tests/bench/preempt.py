@@ -25,7 +25,7 @@ from kill import SAMPLES, SHARDS, SIZE, STEP_SECONDS, command, keys_of, start
 
 
 def train(directory, urls):
-    """Go on from the checkpoint to the end of the epoch, or to SIGTERM."""
+    """Resume from the checkpoint and train to the end of the epoch, or to SIGTERM."""
     told = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: told.set())
 
@@ -69,8 +69,8 @@ def logged(directory):
 
 
 def end(process, directory, target):
-    """End a job once so many keys are logged; how many of its processes are left then, and what
-    it has printed.
+    """End a job once ``target`` keys are logged; returns how many of its processes are left, and
+    what it printed.
     """
     import psutil
 
@@ -86,9 +86,7 @@ def end(process, directory, target):
 
 
 def play(directory, urls, rng):
-    """One round: how many keys were logged when the job had ended, and what went wrong, in
-    words.
-    """
+    """One round: how many keys were logged when the job had ended, and what went wrong, as text."""
     first = pathlib.Path(directory) / "ended"
     first.mkdir()
     left, printed = end(start(2, first, urls, __file__), first, rng.randrange(1, SHARDS * SAMPLES * 9 // 10))

@@ -28,14 +28,14 @@ import wds_pipes as wp
 
 
 def rate(source) -> float:
-    """Samples per second of one pass."""
+    """Samples per second of one epoch."""
     start = time.perf_counter()
     count = sum(1 for _ in source)
     return count / (time.perf_counter() - start)
 
 
 def measure(makers, rounds: int) -> dict[str, float]:
-    """The median rate of each way, taken in turn."""
+    """The median rate of each reader, measured in turn."""
     rates = {name: [] for name in makers}
     for _ in range(rounds):
         for name, make in makers.items():

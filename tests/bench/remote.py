@@ -75,7 +75,7 @@ def processor() -> float:
 
 
 def memory(*, fresh: bool = False) -> float:
-    """Most MB that this process has had; ``fresh``: from now on."""
+    """The most MB that this process has had; ``fresh``: from now on."""
     if fresh:
         Path("/proc/self/clear_refs").write_text("5")
     return next(

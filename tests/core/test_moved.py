@@ -107,7 +107,7 @@ def test_the_same_data_at_another_place_resume_exactly(make, here, there, monkey
             resumed = make(root)
             resumed.load_state_dict(state)
             found = moves(caplog)
-            # of a mix, its position tells the data
+            # the position of a mix names its data
             assert len(found) == (any(lane["position"] for lane in state["lanes"].values()) or "data" in state)
             assert all(f"'{root}/birds/" in line for line in found)
             assert facts(resumed) == rest
@@ -166,7 +166,7 @@ def test_data_and_lanes_may_change_together(here, there):
         assert expected is None or len(whole) == expected
 
 
-# By what data are known
+# What identifies data
 
 
 def fits(saved, urls, **options):
@@ -247,7 +247,7 @@ def test_an_index_decides_before_names(here, there, tmp_path, caplog):
         match=r"does not fit this pipeline: the index gives its shards other MD5s.*Build the pipeline as it was.*moved=True",  # noqa: E501
     ):
         indexed(tmp_path / "other").load_state_dict(state)
-    samples(f"{tmp_path}/other/birds/*.tar").load_state_dict(state)  # without an index its names are all that is known
+    samples(f"{tmp_path}/other/birds/*.tar").load_state_dict(state)  # without an index only its names are known
     assert "an index would show" in moves(caplog)[0]
     for path in sorted((there / "birds").iterdir()):
         path.rename(path.with_name(path.name.replace("shard", "part")))
@@ -270,7 +270,7 @@ def test_an_index_decides_before_names(here, there, tmp_path, caplog):
     indexed(there).load_state_dict(state, moved=True)
 
 
-# The user says it
+# moved=True
 
 
 def renamed(there):
@@ -331,7 +331,9 @@ def test_moved_leaves_the_other_checks(here):
 
 
 def test_every_host_takes_moved(here, there, tmp_path):
-    """Functions that load a state take moved=True; where another library loads, ShardList takes it."""
+    """Functions that load a state take moved=True; where another library loads,
+    ShardList takes it.
+    """
     _, state, rest = cut(shuffled(here), 5)
     other = renamed(there)
     wrapped = [

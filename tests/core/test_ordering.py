@@ -74,7 +74,7 @@ def test_hash64_depends_on_values_their_order_and_their_number(values, other):
     assert 0 <= mix(*values) <= MASK
 
 
-# These values are in everybody's checkpoints: they never change.
+# These values are in the checkpoints of users: they never change.
 @pytest.mark.parametrize(
     ("function", "arguments", "expected"),
     [

@@ -53,7 +53,7 @@ def frames(text):
     return [f"wds_pipes.{name}" if "/wds_pipes/" in path else name for path, name in found]
 
 
-JSON = ["broken", "loads", "decode", "raw_decode"]  # from the caller's function on all is shown
+JSON = ["broken", "loads", "decode", "raw_decode"]  # all frames from the caller's function on are shown
 
 
 @pytest.mark.parametrize("workers", [None, 0, 1])

@@ -56,7 +56,7 @@ def test_no_sample_has_the_fields(host, workers, urls):
     }[host]
     with pytest.raises(SampleError, match=SEEN):
         list(make(pipe(urls, "jpeg")))
-    # Of some lanes that is no error, nor where a predicate drops the rest.
+    # An empty lane is no error, nor is an epoch whose rest a predicate drops.
     if workers:
         some = [*urls[:1], *make_shards(f"{urls[0]}-other", shards=1, samples=2, fields=("json",))]
         assert next(iter(make(pipe(some, "json"))))

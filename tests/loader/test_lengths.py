@@ -124,5 +124,5 @@ def lengths_on_a_rank(urls):
 
 
 def test_ranks(counted):
-    """DataLoader gives each rank its part of a pipe, and all of a dataset."""
+    """In a DataLoader each rank has its part of a pipe, and all of a dataset."""
     launch(2, lengths_on_a_rank, counted)

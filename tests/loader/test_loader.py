@@ -432,7 +432,7 @@ def test_state_is_small_and_quick_with_64_lanes(many_urls):
     assert largest <= 4096
     assert most < 2_000
     state = middle
-    # each of the 64 lanes that the first deal left half read takes some 45 bytes in all later
+    # each of the 64 lanes that the first repartition left half read takes 45 bytes in all later
     # states of the epoch
     for lanes in (48, 7, 1):
         again = make(lanes)

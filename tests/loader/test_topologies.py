@@ -127,7 +127,7 @@ def mixed(urls, fn=lambda pipe: pipe):
     )
 
 
-# Pipes by name: the chain, which samples of the epoch it gives, and whether all of them (not those
+# Pipes by name: the chain, which samples of the epoch it yields, and whether all of them (not those
 # of batches that are left out).
 PIPES = {
     "plain": (samples, lambda number: True, True),

@@ -20,8 +20,8 @@ from wds_pipes.core.stream import Stream
 from wds_pipes.stages import GroupByKey, InterleaveShards, LoadTar, OpenShards, ShardList
 from wds_pipes.testing import check_resume, make_shards
 
-# The samples that interleave_shards(3) gives of those shards in the order of seed 5, epochs 0 and
-# 1: never to change.
+# The samples of interleave_shards(3) over those shards in the order of seed 5, epochs 0 and 1:
+# they never change.
 GOLDEN = [
     [10, 8, 0, 11, 9, 1, 12, 3, 2, 13, 4, 5, 6, 7],
     [8, 0, 3, 9, 1, 4, 10, 2, 5, 11, 6, 12, 7, 13],
@@ -72,7 +72,7 @@ def test_resumes_exactly(urls, count):
 @given(
     st.lists(st.integers(0, 5), min_size=1, max_size=6),
     st.integers(1, 7),
-    st.sampled_from(["", "before", "behind", "both"]),
+    st.sampled_from(["", "before", "after", "both"]),
 )
 def test_random_shards_at_every_pair_of_cuts(tmp_path_factory, sizes, count, shuffle):
     """Also with a shuffle in each shard, or after interleaving."""
@@ -82,7 +82,7 @@ def test_random_shards_at_every_pair_of_cuts(tmp_path_factory, sizes, count, shu
         pipe = samples(urls)
         pipe = pipe.shuffle_buffer(2) if shuffle in ("before", "both") else pipe
         pipe = pipe.interleave_shards(count)
-        return pipe.shuffle_buffer(3) if shuffle in ("behind", "both") else pipe
+        return pipe.shuffle_buffer(3) if shuffle in ("after", "both") else pipe
 
     assert all(sorted(numbers_of(epoch)) == list(range(sum(sizes))) for epoch in check_resume(make))
 

@@ -30,7 +30,7 @@ from wds_pipes.stages import BatchSamples, FilterSamples, MapSamples, Mix, Shuff
 from wds_pipes.stages.proportions import turns
 from wds_pipes.testing import check_resume, make_shards
 
-# The first draws for weights and the hashes stream(7, 0, ...): never to change, see ordering.py.
+# The first draws for weights and the hashes stream(7, 0, ...): they never change, see ordering.py.
 GOLDEN = {
     (1,): [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
     (1, 1): [1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0],
@@ -185,7 +185,7 @@ def test_each_source_yields_the_samples_that_it_yields_alone(three):
 HOSTS = {
     "stream": lambda urls, **options: Stream(Mix({name: chain(stages, urls[name]) for name in urls}, **options)),
     "pipe": lambda urls, **options: wp.mix({name: samples(urls[name]) for name in urls}, **options),
-    "behind": lambda urls, **options: (
+    "after": lambda urls, **options: (
         wp.mix({name: samples(urls[name]).map_samples(draw) for name in urls}, **options)
         .shuffle_buffer(3)
         .map_samples(draw)
@@ -551,7 +551,7 @@ def test_hosts_agree(three):
 
 def test_maps_after_a_mix_draw_other_numbers_than_maps_in_its_sources(three):
     """Otherwise augmentation before and after the mix would be the same."""
-    for sample in HOSTS["behind"]({"a": three["a"]}):
+    for sample in HOSTS["after"]({"a": three["a"]}):
         assert all(part["draws"][0] != part["draws"][1] for part in sample)
 
 

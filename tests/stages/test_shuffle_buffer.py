@@ -14,7 +14,7 @@ from wds_pipes.core.stream import Stream
 from wds_pipes.stages import FilterSamples, MapSamples, ShuffleBuffer
 from wds_pipes.testing import check_resume
 
-# What shuffle_buffer(4) and shuffle_buffer(3, seed=11) make of 0 to 19 with seed 0: never to
+# The orders of 0 to 19 by shuffle_buffer(4) and shuffle_buffer(3, seed=11) with seed 0: they never
 # change, see ordering.py.
 GOLDEN = [0, 2, 1, 3, 7, 4, 5, 6, 8, 12, 9, 10, 11, 13, 15, 14, 19, 16, 18, 17]
 GOLDEN_OWN_SEED = [1, 0, 2, 4, 6, 3, 5, 7, 8, 9, 11, 10, 12, 13, 15, 14, 16, 18, 17, 19]

@@ -1,5 +1,5 @@
-"""The pipelines that the resume tests run: every registered stage takes part, but for mix, which
-has several sources and tests of its own.
+"""The pipelines of the resume tests. Every registered stage takes part except mix, which has
+several sources and its own tests.
 """
 
 import os
@@ -32,10 +32,9 @@ def backwards(value: Any) -> Any:
     return value[::-1]
 
 
-# The arguments that a stage is tried with; a stage that is registered later and needs none joins by
-# itself.
+# The arguments of the stages; a stage that is registered later and needs none joins by itself.
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    # local shards are not kept
+    # local shards are not cached
     "CacheShards": ((os.path.join(tempfile.gettempdir(), "never-made"),), {"max_bytes": "1GB"}),
     "ShuffleBuffer": ((3,), {}),
     "MapSamples": ((draw,), {}),
@@ -43,19 +42,19 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "InterleaveShards": ((2,), {}),
     "BatchSamples": ((2,), {"collate": "list"}),
     "MapFields": (({"txt": backwards},), {}),
-    "RenameFields": (({"txt": "text;txt"},), {}),  # the steps after it go by the names
+    "RenameFields": (({"txt": "text;txt"},), {}),  # later steps use the names
     "SelectFields": (("txt", "cls"), {}),
     "ToTuple": (("txt", "cls", "__key__"), {}),
 }
 BASE = ("OpenShards", "LoadTar", "GroupByKey")
 FIRST = ("CacheShards",)
-NEEDS = {"UnbatchSamples": ("BatchSamples",)}  # what a stage is to read from
+NEEDS = {"UnbatchSamples": ("BatchSamples",)}  # the stages that must be before a stage
 AFTER = tuple(name for name in stages.__all__ if name not in ("ShardList", "Mix", *FIRST, *BASE))
 
 
 def chains() -> dict[str, tuple[str, ...]]:
-    """Names of stages by the name of the chain: each prefix of the base, each stage behind it,
-    and long ones.
+    """Names of stages by the name of the chain: each prefix of the base, each stage after it, and
+    long ones.
     """
     found = {"ShardList": (), "OpenLoad": BASE[:2], "Group": BASE}
     found |= {name: (*BASE, *NEEDS.get(name, ()), name) for name in AFTER}

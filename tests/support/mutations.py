@@ -1,5 +1,5 @@
 """Pipelines of every kind with states of them, and ways to damage a state: for the tests and the
-bench of hostile states.
+benchmark of hostile states.
 """
 
 import copy
@@ -17,8 +17,8 @@ from wds_pipes import checkpoint, datapipes, nodes
 from wds_pipes.testing import make_shards
 
 COUNTS = [3, 0, 5, 2, 9, 4, 6]
-GIVEN = 40  # at most so many items are taken after a load
-# In the place of a value. The last ones are what JSON cannot hold, but torch.save can.
+GIVEN = 40  # items taken after a load, at most
+# Replacements of a value. JSON cannot hold the last ones, but torch.save can.
 ODD = [
     None,
     True,
@@ -146,7 +146,7 @@ class Merged(Subject):
 
 
 class Files:
-    """Files of checkpoints whose checksum is right, so that what they hold is looked at."""
+    """Files of checkpoints with a right checksum, so that load() reads their contents."""
 
     def __init__(self, make, directory):
         self.name, self.make, self.directory = "checkpoint", make, directory
@@ -240,7 +240,7 @@ def subjects(directory):
         found.append(Subject(name, make, (0, 3, 7, 60)))
     for name in ("loader", "loader counted", "loader mix", "loader interleave"):
         make, dealt = loaders[name], []
-        for cut in (2, 5):  # an epoch that is dealt again, twice
+        for cut in (2, 5):  # an epoch that is repartitioned twice
             state = make(lanes=2).state_dict()
             for lanes in (2, 3, 5):
                 made = make(lanes=lanes)
@@ -285,7 +285,7 @@ def get(value, path):
 
 
 def mutated(state, others, rng: random.Random):
-    """A damaged copy of a state, with parts of ``others`` perhaps."""
+    """A damaged copy of a state, in which values of ``others`` may stand."""
     state = copy.deepcopy(state)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         paths = list(places(state))
@@ -373,8 +373,8 @@ def _extend(state, others, parent, name, rng):
 
 
 def attack(found, rng: random.Random, *, count, report):
-    """Load so many damaged states; ``report(subject, state, error)`` is called for each error
-    that is none of the package's.
+    """Load ``count`` damaged states; calls ``report(subject, state, error)`` for each error that is
+    not one of the package.
     """
     refused = 0
     with warnings.catch_warnings():
