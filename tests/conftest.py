@@ -1,4 +1,4 @@
-"""What several tests share."""
+"""Fixtures that several tests share."""
 
 import multiprocessing
 import os
@@ -27,7 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Shards that nobody here wrote; a checkout without them skips."""
+    """Shards of other projects; a checkout without them skips."""
     path = Path(os.environ.get("WDS_PIPES_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
     if not path.is_dir():
         pytest.skip("needs the shards of other projects: set WDS_PIPES_TEST_DATA to a directory with them")
@@ -64,7 +64,7 @@ class Reads(list):
     """The reads (offset, bytes) from files with ``counted://`` URLs."""
 
     def clear(self):
-        """Forget them, once what a pipe that was dropped has requested is over."""
+        """Forget them, after the reads that a dropped pipe has requested."""
         wait_for(lambda: not tasks() and not CountedFileSystem.busy)
         super().clear()
 
@@ -91,8 +91,8 @@ def servers():
 
 @pytest.fixture
 def s3(servers):
-    """An S3 store behind its fault proxy: Ceph, or moto where that is not installed (``s3.real``
-    tells).
+    """An S3 store behind its fault proxy: Ceph, or moto where that is not installed (see
+    ``s3.real``).
     """
     yield from fresh(servers, "s3")
 

@@ -1,5 +1,5 @@
-"""Checkpoints: whole or not there, complete or passed over, right or refused; and exact onto any
-number of ranks.
+"""Checkpoints: complete or absent, skipped where incomplete, refused where damaged, and exact onto
+any number of ranks.
 """
 
 import hashlib
@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import random
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from pipelines import keys_of, samples, through_json
+from scripts import run_code
 
 import wds_pipes as wp
 from wds_pipes import checkpoint
@@ -34,13 +35,7 @@ def shards(tmp_path_factory) -> list[str]:
 
 
 def make_loader(urls, rank=0, ranks=1, *, seed=5, **options) -> wp.PipeLoader:
-    pipe = (
-        wp.ShardList(urls, shuffle=True, seed=seed, samples_per_shard=SAMPLES)
-        .open_shards()
-        .load_tar()
-        .group_by_key()
-        .shuffle_buffer(4)
-    )
+    pipe = samples(urls, seed=seed, samples_per_shard=SAMPLES).shuffle_buffer(4)
     return wp.PipeLoader(
         pipe, batch_size=2, collate="list", rank=rank, world_size=ranks, **{"epoch_end": "exact", **options}
     )
@@ -50,15 +45,15 @@ def take(batches, count=None) -> list[str]:
     """The keys of the next ``count`` batches; None: of all."""
     keys = []
     for number, batch in enumerate(batches, 1):
-        keys += [sample["__key__"] for sample in batch]
+        keys += keys_of(batch)
         if number == count:
             break
     return keys
 
 
 def run_ranks(urls, ranks, directory, batches, **options):
-    """Ranks that load if there is something, take so many batches each and save; the keys that
-    each gave.
+    """Ranks that load if a checkpoint exists, take ``batches`` batches each and save; returns the
+    keys of each.
     """
     given = []
     for rank in range(ranks):
@@ -70,14 +65,14 @@ def run_ranks(urls, ranks, directory, batches, **options):
     return [keys for _, keys in given]
 
 
-# Going on
+# Resume
 
 
 @pytest.mark.parametrize("batches", [0, 1, 5])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_same_ranks_go_on_exactly(shards, tmp_path, batches, workers):
-    """Each rank gives the batches that it would have given without the break; the state is its
-    own alone.
+def test_the_same_ranks_resume_exactly(shards, tmp_path, batches, workers):
+    """Each rank returns the batches that it would have returned without the break. The state of a
+    rank is its own.
     """
     for rank in range(2):
         loader = make_loader(shards, rank, 2, num_workers=workers, lanes=4)
@@ -92,8 +87,8 @@ def test_the_same_ranks_go_on_exactly(shards, tmp_path, batches, workers):
         assert take(loader) == straight[2 * batches :]
 
 
-def test_the_next_epoch_goes_on(shards, tmp_path):
-    """A checkpoint at the end of an epoch is the beginning of the next, and numbers grow over
+def test_the_next_epoch_follows(shards, tmp_path):
+    """A checkpoint at the end of an epoch is the beginning of the next, and step numbers grow over
     epochs.
     """
     loader = make_loader(shards)
@@ -113,9 +108,9 @@ def make_loader_at(urls, directory, step) -> wp.PipeLoader:
     return loader
 
 
-def test_ranks_in_different_epochs_go_on(shards, tmp_path):
-    """With epoch_end="exact" one rank has fewer batches in an epoch than the other: whatever
-    save() wrote at one step, load() takes on as many ranks.
+def test_ranks_in_different_epochs_resume(shards, tmp_path):
+    """With epoch_end="exact" one rank may have fewer batches in an epoch than the other. Whatever
+    save() wrote at one step, load() accepts on as many ranks.
     """
     given = [endless(make_unequal(shards, rank, 2)) for rank in range(2)]
     sizes = [len(list(make_unequal(shards, rank, 2))) for rank in range(2)]
@@ -145,7 +140,7 @@ def test_ranks_in_different_epochs_go_on(shards, tmp_path):
 
 
 def make_unequal(urls, rank, ranks) -> wp.PipeLoader:
-    pipe = wp.ShardList(urls[:7], shuffle=True, seed=5).open_shards().load_tar().group_by_key()
+    pipe = samples(urls[:7])
     return wp.PipeLoader(pipe, batch_size=2, collate="list", rank=rank, world_size=ranks, epoch_end="exact", lanes=2)
 
 
@@ -153,11 +148,11 @@ def endless(loader):
     """Batches of keys, over epochs."""
     while True:
         for batch in loader:
-            yield [sample["__key__"] for sample in batch]
+            yield keys_of(batch)
 
 
 @pytest.mark.parametrize("worlds", [(2, 1), (1, 2), (2, 3), (3, 2, 1), (2, 3, 2, 4), (4, 2, 4, 1)])
-def test_other_ranks_go_on(shards, tmp_path, worlds):
+def test_other_numbers_of_ranks_resume(shards, tmp_path, worlds):
     """Onto any number of ranks, several times: each sample once."""
     given = [
         keys
@@ -168,8 +163,8 @@ def test_other_ranks_go_on(shards, tmp_path, worlds):
 
 
 def test_step_chooses(shards, tmp_path, caplog):
-    """step= names the checkpoint and finds it again; from an older one save() goes on only where
-    no newer one would be taken instead.
+    """step= numbers the checkpoint and finds it again. After loading an older one, save() is
+    refused where a newer one would be loaded instead.
     """
     loader = make_loader(shards)
     live, keys = iter(loader), []
@@ -224,8 +219,8 @@ def test_the_file(shards, tmp_path):
 
 
 def test_the_last_k_are_kept(shards, tmp_path):
-    """Older ones go when enough newer ones are complete, with what crashes left of them; what
-    others put there stays.
+    """Older ones are removed when enough newer ones are complete, with what crashes left of them.
+    Other files stay.
     """
     others = [
         "notes.txt",
@@ -280,8 +275,8 @@ def test_ranks_save_at_their_own_pace(shards, tmp_path):
 
 
 def test_loading_while_a_faster_rank_saves(shards, tmp_path):
-    """What is found may be removed before it is read, since a rank that goes on already saves
-    newer ones: the newest is loaded then.
+    """A rank that has already continued may remove the checkpoint before it is read: the newest is
+    loaded then.
     """
     checkpoint.save(tmp_path, make_loader(shards), keep=1, step=0)
     stop = threading.Event()
@@ -301,9 +296,9 @@ def test_loading_while_a_faster_rank_saves(shards, tmp_path):
     assert steps == sorted(steps)
 
 
-def test_incomplete_newer_ones_are_passed_over(shards, tmp_path, caplog):
-    """A crash in the middle of saving: the one before counts, and the log says so; saving goes
-    on in its place.
+def test_incomplete_newer_checkpoints_are_skipped(shards, tmp_path, caplog):
+    """After a crash in the middle of saving the checkpoint before it counts, and the log says so.
+    The next save() replaces the incomplete one.
     """
     run_ranks(shards, 2, tmp_path, 1)
     shutil.copytree(tmp_path / "step-0000000001", tmp_path / "step-0000000002")
@@ -320,9 +315,9 @@ def test_incomplete_newer_ones_are_passed_over(shards, tmp_path, caplog):
     assert checkpoint.load(tmp_path, make_loader(shards)) == 3
 
 
-def test_what_is_left_by_other_ranks_is_passed_over(shards, tmp_path):
-    """Files of a checkpoint that another number of ranks did not finish do not disturb the one
-    that this number finished.
+def test_files_left_by_other_numbers_of_ranks_are_skipped(shards, tmp_path):
+    """Files that another number of ranks did not finish do not change the checkpoint that this
+    number finished.
     """
     run_ranks(shards, 2, tmp_path, 1)
     for name in (
@@ -405,8 +400,8 @@ DAMAGE = {
 
 @pytest.mark.parametrize("what", DAMAGE)
 def test_damage_is_named(shards, tmp_path, what):
-    """Whichever rank loads, and though an older checkpoint is whole: the error says what is
-    wrong with which file, and the loader stays as it was.
+    """On every rank that loads, also where an older checkpoint is complete: the error says what is
+    wrong with which file, and the loader is unchanged.
     """
     run_ranks(shards, 2, tmp_path, 1)
     shutil.copytree(tmp_path / "step-0000000001", tmp_path / "step-0000000000")
@@ -424,9 +419,7 @@ def test_damage_is_named(shards, tmp_path, what):
 
 @pytest.mark.parametrize("what", ["a pipe", "a device", "not text"])
 def test_saving_again_over_damage(shards, tmp_path, what):
-    """A file that is compared with what is to be saved is neither waited for nor read without an
-    end.
-    """
+    """save() neither waits for a damaged file of the same step nor reads it without end."""
     checkpoint.save(tmp_path, make_loader(shards))
     DAMAGE[what][0](tmp_path / "step-0000000001" / "rank-0000-of-0001.json")
     with pytest.raises(wp.StateError):
@@ -434,7 +427,7 @@ def test_saving_again_over_damage(shards, tmp_path, what):
 
 
 def test_any_changed_byte_is_found(shards, tmp_path):
-    """One bit anywhere in the file: an error, or, where it is white space, the same state."""
+    """One bit anywhere in the file: an error, or, in white space, the same state."""
     run_ranks(shards, 1, tmp_path, 3)
     path = tmp_path / "step-0000000001" / "rank-0000-of-0001.json"
     whole, loader, refused = path.read_bytes(), make_loader(shards), 0
@@ -458,7 +451,7 @@ def test_any_truncation_is_found(shards, tmp_path, length):
         checkpoint.load(tmp_path, make_loader(shards))
 
 
-def test_a_loader_that_does_not_fit_is_told_where_the_state_is_from(shards, tmp_path):
+def test_an_error_of_a_state_that_does_not_fit_names_its_file(shards, tmp_path):
     run_ranks(shards, 1, tmp_path, 1)
     with pytest.raises(wp.StateError) as error:
         checkpoint.load(tmp_path, make_loader(shards, seed=6))
@@ -466,7 +459,7 @@ def test_a_loader_that_does_not_fit_is_told_where_the_state_is_from(shards, tmp_
 
 
 def test_missing_ranks_are_named(shards, tmp_path):
-    """Where no checkpoint is complete, nothing starts again silently."""
+    """Without a complete checkpoint, no training silently starts from the beginning."""
     checkpoint.save(tmp_path, make_loader(shards, 2, 4))
     with pytest.raises(
         wp.StateError,
@@ -476,8 +469,8 @@ def test_missing_ranks_are_named(shards, tmp_path):
 
 
 def test_directories(shards, tmp_path):
-    """Nothing saved yet is None; a directory that is not there, or is none, is an error; URLs
-    are refused.
+    """An empty directory returns None. A missing directory, or a file in its place, is an error.
+    URLs are refused.
     """
     loader = make_loader(shards)
     assert checkpoint.load(tmp_path, loader) is None
@@ -505,8 +498,8 @@ def test_arguments(shards, tmp_path, options):
 
 
 def test_a_full_disk(shards, tmp_path):
-    """An error that says so, no file half written, the older checkpoint as it was, and the
-    numbers go on as on the other ranks.
+    """An error that says so, no half-written file, the older checkpoint unchanged, and step numbers
+    that stay those of the other ranks.
     """
     resource = pytest.importorskip("resource")
     loader = make_loader(shards)
@@ -524,7 +517,7 @@ def test_a_full_disk(shards, tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_without_leave_to_write(shards, tmp_path):
+def test_a_directory_without_permission_to_write(shards, tmp_path):
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(wp.StateError, match="cannot save a checkpoint to"):
@@ -537,8 +530,8 @@ def test_a_directory_without_leave_to_write(shards, tmp_path):
 
 
 def save_for_ever(urls, where, directory, connection, in_step):
-    """Load, then save after each batch, over epochs, and tell of each; in step with the other
-    ranks, as a training is.
+    """Load, then save after each batch, over epochs, and report each; in step with the other ranks,
+    as in a training.
     """
     loader = make_loader(urls, *where, epoch_end="drop")
     checkpoint.load(directory, loader)
@@ -574,10 +567,9 @@ def test_a_crash_after_a_crash_between_two_ranks(shards, tmp_path):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_at_any_moment(shards, tmp_path, ranks):
-    """SIGKILL at random moments of ranks that do nothing but save: the newest complete checkpoint
-    always loads, and no rank has told of more.
-
-    A rank may be ahead of another, so that what it left in one round is completed in the next one.
+    """SIGKILL at random moments of ranks that only save: the newest complete checkpoint always
+    loads, and no rank has reported a newer one. A rank may be ahead of another, so the files of one
+    round may be completed in the next one.
     """
     random_delay, last, most = random.Random(3), 0, [0] * ranks
     (tmp_path / "step-0000000000").mkdir()
@@ -625,7 +617,7 @@ def next_batches(loader, count):
     """The keys of the next batches, over epochs."""
     batches = []
     while len(batches) < count:
-        batches += [[sample["__key__"] for sample in batch] for batch in loader]
+        batches += [keys_of(batch) for batch in loader]
     return batches[:count]
 
 
@@ -633,8 +625,8 @@ def next_batches(loader, count):
 
 
 def test_gather_alone(shards, tmp_path):
-    """One rank needs no torch.distributed, and the state survives torch.save; several ranks
-    without it are told.
+    """One rank needs no torch.distributed, and the state survives torch.save. Several ranks without
+    it are an error.
     """
     loader = make_loader(shards)
     given = take(iter(loader), 4)
@@ -648,8 +640,8 @@ def test_gather_alone(shards, tmp_path):
 
 
 def on_ranks(ranks, function, *arguments):
-    """Run ``function(rank, ranks, *arguments)`` in so many processes of one gloo group; what
-    each returned.
+    """Run ``function(rank, ranks, *arguments)`` in that many processes of one gloo group; returns
+    what each returned.
     """
     results = CONTEXT.Queue()
     rendezvous = f"{arguments[-1]}/group-{random.randrange(1 << 40)}"
@@ -701,7 +693,7 @@ def test_gather_over_ranks(shards, tmp_path):
     too.
     """
     (state, first, same), (other, second, same_too) = on_ranks(2, gather_and_go_on, shards, tmp_path)
-    assert state == other == json.loads(json.dumps(state))
+    assert state == other == through_json(state)
     assert same
     assert same_too
     loader = make_loader(shards)
@@ -730,7 +722,7 @@ def test_where_a_checkpoint_does_not_fit_one_rank_all_say_so(shards, tmp_path):
 
 
 def load_what_this_rank_sees(rank, ranks, urls, path):
-    """What ``checkpoint.load`` does on ranks that see different directories, by what differs:
+    """What ``checkpoint.load`` returns on ranks that see different directories, by the difference:
     the step or the error.
     """
     found = {}
@@ -764,8 +756,8 @@ def load_what_this_rank_sees(rank, ranks, urls, path):
 
 
 def test_ranks_load_the_same_checkpoint(shards, tmp_path):
-    """Ranks that see different directories load what all of them see, or all say what is wrong,
-    and which rank sees less.
+    """Ranks that see different directories load the checkpoint that all of them see, or all raise
+    the same error, which names the rank that sees less.
     """
     saved = tmp_path / "saved"
     saved.mkdir()
@@ -833,7 +825,7 @@ def gather_with_tensor_parallel(rank, ranks, urls, path):
 
 
 def test_gather_of_processes_that_share_a_rank(shards, tmp_path):
-    """They give one state where they agree, and are refused where they do not."""
+    """Their states are merged into one where they agree, and refused where they differ."""
     results = on_ranks(4, gather_with_tensor_parallel, shards, tmp_path)
     assert len({json.dumps(state) for state, _ in results}) == 1
     assert sorted(results[0][0]["lanes"]) == ["0", "1"]
@@ -841,7 +833,7 @@ def test_gather_of_processes_that_share_a_rank(shards, tmp_path):
 
 
 def use_dcp(rank, ranks, urls, run, path):
-    """Load if there is something, take so many batches, and save beside a tensor."""
+    """Load if a checkpoint exists, take ``batches`` batches, and save beside a tensor."""
     import torch.distributed.checkpoint as dcp
 
     loads, batches = run
@@ -904,15 +896,12 @@ def test_dcp_in_one_process(shards, tmp_path):
         {"ranks": '{"dp_rank_0": 1}'},
     ],
 )
-def test_dcp_of_no_kind(shards, content):
+def test_a_foreign_dcp_state_is_refused(shards, content):
     with pytest.raises(wp.StateError, match=r"not what DCPState.state_dict\(\) gave|do not belong together"):
         checkpoint.DCPState(make_loader(shards)).load_state_dict(content)
 
 
 def test_importing_is_light():
-    """Nobody pays for torch.distributed.checkpoint who does not use it."""
+    """torch.distributed.checkpoint is imported only when it is used."""
     code = "import sys, wds_pipes.checkpoint; print('torch.distributed.checkpoint' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-        == "False"
-    )
+    assert run_code(code) == "False\n"

@@ -1,5 +1,5 @@
 """Decoders by extension, compared with the libraries that define the formats; encoders; limits;
-what is refused.
+refusals.
 """
 
 import bz2
@@ -8,7 +8,6 @@ import gzip
 import io
 import json
 import lzma
-import os
 import pickle
 import struct
 import tracemalloc
@@ -25,6 +24,7 @@ import webdataset.autodecode
 import webdataset.tenbin
 import yaml
 import zstandard
+from pickles import Creates
 from PIL import Image, features
 
 from wds_pipes.codecs import arrays, decoding
@@ -104,7 +104,7 @@ THEIRS = [case for case in CASES if case[0] in webdataset.autodecode.decoders an
 
 @pytest.mark.parametrize(("field", "data"), [case[:2] for case in THEIRS], ids=[case[0] for case in THEIRS])
 def test_fields_decode_as_webdataset_does(field, data):
-    """Where it knows the field; for cbor it needs a package that is not kept up."""
+    """Where it has a decoder; its decoder of cbor needs a package that is not maintained."""
     assert same(decode(field, data), webdataset.autodecode.decoders[field](data))
 
 
@@ -148,7 +148,7 @@ def test_merge_keys_of_yaml_are_bounded():
 
 
 @pytest.mark.parametrize("field", ["", "bin", "xyz", "jpg", "seg.png", "mp4", "wav", "tar", "py", "txt~"])
-def test_what_is_unknown_stays_bytes(field):
+def test_unknown_fields_stay_bytes(field):
     assert decode(field, b"\x00\xff") == b"\x00\xff"
 
 
@@ -194,7 +194,7 @@ DAMAGED = [
 
 @pytest.mark.parametrize(("field", "data"), DAMAGED, ids=[case[0] for case in DAMAGED])
 def test_damaged_fields_are_an_error(field, data):
-    """One that may be skipped: not NotAllowedError, and no crash of the interpreter."""
+    """The error may be skipped: it is not NotAllowedError, and the interpreter does not crash."""
     with pytest.raises(Exception) as caught:  # noqa: PT011 - each library has its own
         decode(field, data)
     assert not isinstance(caught.value, (NotAllowedError, ImportError))
@@ -248,8 +248,8 @@ def test_a_bomb_in_a_zip_is_an_error_and_does_not_take_the_memory(field, bomb, m
 
 
 @pytest.mark.parametrize("size", [0, 100])
-def test_a_zip_that_says_less_than_it_unpacks_to_takes_no_memory(size):
-    """Both places where it says the size of its entry."""
+def test_a_zip_that_declares_less_than_it_unpacks_to_takes_no_memory(size):
+    """In both places where it declares the size of its entry."""
     data = bytearray(written(np.savez_compressed, np.zeros(64 << 20, np.uint8)))
     entry = data.rindex(b"PK\1\2")
     data[22:26] = data[entry + 24 : entry + 28] = struct.pack("<I", size)
@@ -258,7 +258,7 @@ def test_a_zip_that_says_less_than_it_unpacks_to_takes_no_memory(size):
 
 @pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_a_zip_in_another_compression_is_refused(kind):
-    """numpy and torch write none, and what it unpacks to cannot be limited."""
+    """numpy and torch write none, and the size of its contents cannot be limited."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", kind) as archive:
         archive.writestr("a.npy", written(np.save, ARRAY))
@@ -278,16 +278,6 @@ def peak_bytes(call, message, kind=ValueError):
 
 
 # Pickles
-
-
-class Creates:
-    """Unpickling it creates a file."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
 
 
 def objects(value):
@@ -320,7 +310,7 @@ def test_pickles_are_refused_and_do_nothing(field, tmp_path):
 
 @pytest.mark.parametrize("field", [field for field in PICKLES if field != "x.pt"])
 def test_pickles_run_if_the_caller_allows_it(field, tmp_path):
-    """Which shows that the refusal above is what protects."""
+    """This shows that the refusal above is what protects."""
     path = tmp_path / "made"
     decode(field, PICKLES[field](Creates(path)), allow_pickle=True)
     assert path.exists()
@@ -333,7 +323,7 @@ def test_a_plain_pickle_in_an_npy_field_does_nothing(tmp_path):
 
 
 def test_torchscript_is_refused():
-    """It is code, in a zip that torch.load would hand to torch.jit.load."""
+    """It is code, in a zip that torch.load would pass to torch.jit.load."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for name in ("a/data.pkl", "a/constants.pkl", "a/version"):
@@ -345,7 +335,7 @@ def test_torchscript_is_refused():
 @pytest.mark.parametrize(
     ("field", "value"), [("pkl", {1, 2}), ("npy", np.array([1, 2])), ("npz", {"a": np.array([1])}), ("pt", {"a": 1})]
 )
-def test_allow_pickle_still_reads_what_is_harmless(field, value):
+def test_allow_pickle_still_reads_harmless_fields(field, value):
     data = {
         "pkl": pickle.dumps,
         "npy": lambda value: written(np.save, value),
@@ -358,7 +348,7 @@ def test_allow_pickle_still_reads_what_is_harmless(field, value):
 # Decoders of the caller's
 
 
-def test_own_decoders_go_by_the_longest_end_of_the_name():
+def test_decoders_of_the_caller_go_by_the_longest_end_of_the_name():
     """Before the table and before the image spec; in any case of the letters."""
     own = {"png": lambda data: "png", ".SEG.png": lambda data: "seg", "txt": len}
     assert [decode(name, b"abc", "rgb8", own) for name in ("png", "a.PNG", "seg.png", "left.seg.png", "txt")] == [
@@ -409,7 +399,7 @@ def png(mode="RGB", **options):
 
 @pytest.mark.parametrize("spec", IMAGE_SPECS)
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
-def test_image_specs_give_what_webdataset_gives(spec, mode):
+def test_image_specs_decode_as_in_webdataset(spec, mode):
     """The same numbers, dtype and shape for every mode of image; an L tensor of ours has its
     channel dimension.
     """
@@ -426,8 +416,8 @@ def test_image_specs_give_what_webdataset_gives(spec, mode):
 
 
 @pytest.mark.parametrize("spec", IMAGE_SPECS)
-def test_image_specs_give_what_their_names_say(spec):
-    """dtype, layout, range; memory that can be written to and, for tensors, without gaps."""
+def test_image_specs_decode_as_their_names_say(spec):
+    """dtype, layout and range; the memory is writable and, for tensors, contiguous."""
     value = decode("png", png("RGBA"), spec)
     channels = {"l": 1, "rgb": 3, "rgba": 4}[IMAGE_SPECS[spec][0].lower()]
     if spec.startswith("pil"):
@@ -546,7 +536,7 @@ def test_truncated_images_are_an_error(form, part):
 @pytest.mark.parametrize(
     "data", [b"", b"GIF", b"<html>404</html>", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"]
 )
-def test_what_is_no_image_is_an_error(data):
+def test_a_field_that_is_no_image_is_an_error(data):
     """EPS too, for which Pillow would start another program."""
     with pytest.raises(ValueError, match="the data are none of JPEG"):
         decode("jpg", data, "rgb8")
@@ -625,8 +615,8 @@ def png_of(pixels):
 
 
 def test_a_name_of_a_million_dots_costs_no_more_than_others():
-    """Only as many parts are looked at as the caller's names have; counted in calls, not in
-    time.
+    """Only as many parts are read as the names of the caller's decoders have; counted in calls, not
+    in time.
     """
     looked = []
 
@@ -655,8 +645,8 @@ def test_a_field_is_packed_twice_at_most():
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("field", ["npy", "npz"])
-def test_an_array_that_promises_more_than_there_is_takes_no_memory(field, version):
-    """Not a MemoryError, which would not be skipped."""
+def test_an_array_that_declares_more_than_it_has_takes_no_memory(field, version):
+    """The error is not a MemoryError, which would not be skipped."""
     text = b"{'descr': '<f8', 'fortran_order': False, 'shape': (%d, 1024)}" % (1 << 50)
     data = (
         b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(2 if version == 1 else 4, "little") + text + bytes(100)
@@ -678,7 +668,7 @@ def test_an_array_of_version_3_is_read():
 
 
 def test_an_array_with_a_hostile_header_is_an_error_of_its_sample():
-    """Python's parser says MemoryError of it, which would not be skipped."""
+    """Python's parser raises a MemoryError, which would not be skipped."""
     text = b"-" * 9000 + b"1"
     data = b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text
     with pytest.raises(ValueError, match="its header is nested too deeply"):
@@ -724,7 +714,7 @@ def test_a_missing_library_says_what_to_install(field, modules, package, monkeyp
         ("tif", PIXELS[..., :3].copy()),
     ],
 )
-def test_what_is_encoded_decodes_to_the_same(field, value):
+def test_encoded_values_decode_to_the_same(field, value):
     assert same(decode(field, encode(field, value), "rgb8"), value)
 
 
@@ -738,7 +728,7 @@ def test_bytes_are_encoded_as_they_are(field, data):
     ("field", "value"),
     [("txt", 3), ("cls", "3"), ("cls", True), ("cls", 3.0), ("json", {1, 2}), ("jpg", "x"), ("bin", "x"), ("pkl", 3)],
 )
-def test_values_that_do_not_suit_their_field_are_refused(field, value):
+def test_values_that_do_not_fit_their_field_are_refused(field, value):
     with pytest.raises(TypeError):
         encode(field, value)
 

@@ -1,4 +1,4 @@
-"""The public names: sorted, there, documented, and told where one is misspelt."""
+"""The public names: sorted, importable, documented, and suggested for a misspelt one."""
 
 import pydoc
 import re
@@ -41,13 +41,13 @@ def test_errors_survive_pickling():
         ("zebra", "module 'wds_pipes' has no attribute 'zebra'"),
     ],
 )
-def test_a_misspelt_name_says_which_was_meant(name, mend):
+def test_an_error_of_a_misspelt_name_suggests_the_right_one(name, mend):
     with pytest.raises(AttributeError, match=re.escape(mend) + "$" * (name != "OpenShards")):
         getattr(wp, name)
 
 
 def test_modules_are_attributes():
-    """Also without an import of their own."""
+    """Also without an import of the module."""
     assert wp.tar.TarWriter is wp.TarWriter
     assert wp.stages.ShardList.__name__ == wp.nodes.ShardList.__name__ == "ShardList"
     assert not hasattr(wp, "__wrapped__")

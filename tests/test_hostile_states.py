@@ -1,15 +1,15 @@
-"""Damaged states of every kind of pipeline: a StateError, or a load that goes on; and what costs
-memory is refused before it does.
+"""Damaged states of every kind of pipeline: a StateError, or a load that continues. What costs
+memory is refused before it is allocated.
 """
 
 import copy
-import json
 import random
 import reprlib
 import tracemalloc
 
 import pytest
 from mutations import COUNTS, attack, subjects
+from pipelines import samples, through_json
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
@@ -21,13 +21,7 @@ def shards(tmp_path_factory):
 
 
 def make(urls, **options):
-    pipe = (
-        wp.ShardList(urls, shuffle=True, seed=3, samples_per_shard=COUNTS)
-        .open_shards()
-        .load_tar()
-        .group_by_key()
-        .shuffle_buffer(2)
-    )
+    pipe = samples(urls, samples_per_shard=COUNTS).shuffle_buffer(2)
     return wp.PipeLoader(pipe, **{"batch_size": 2, "collate": "list", "lanes": 2, **options})
 
 
@@ -38,7 +32,7 @@ def a_state(urls, **options):
 
 
 def repartitioned(urls):
-    """A state with a partition."""
+    """A state of a repartitioned epoch."""
     loader = make(urls, lanes=3)
     loader.load_state_dict(a_state(urls))
     next(iter(loader))
@@ -46,7 +40,7 @@ def repartitioned(urls):
 
 
 def test_mutated_states(tmp_path):
-    """Some hundred of the states that ``tests/bench/fuzz_states.py`` tries."""
+    """Some hundreds of the states of ``tests/bench/fuzz_states.py``."""
 
     def report(subject, state, error):
         raise AssertionError(f"{subject.name}: {reprlib.repr(state)}") from error
@@ -55,7 +49,7 @@ def test_mutated_states(tmp_path):
     assert 300 < refused < 590
 
 
-def test_all_of_these_states_load_untouched(tmp_path):
+def test_all_of_these_states_load_without_damage(tmp_path):
     for subject in subjects(tmp_path):
         for state in subject.states:
             subject.load(copy.deepcopy(state))
@@ -99,7 +93,7 @@ HUGE = {
 
 @pytest.mark.parametrize("what", HUGE)
 @pytest.mark.parametrize("merged", [False, True])
-def test_what_is_huge_is_refused_before_anything_is_built(what, merged, shards):
+def test_huge_values_are_refused_before_anything_is_built(what, merged, shards):
     if what == "ranks within the bound" and not merged:
         pytest.skip("all lanes are there, so the number of ranks does not matter")
     state = {**a_state(shards), **HUGE[what]}
@@ -125,7 +119,7 @@ def test_what_is_huge_is_refused_before_anything_is_built(what, merged, shards):
             wp.describe_state(state)
 
 
-def test_a_loader_with_more_lanes_than_a_state_can_tell_of_is_refused(shards):
+def test_a_loader_with_more_lanes_than_a_state_can_hold_is_refused(shards):
     with pytest.raises(ValueError, match="lanes must be at most 1000000"):
         make(shards, lanes=1_000_001)
 
@@ -151,8 +145,8 @@ def test_a_loader_with_more_lanes_than_a_state_can_tell_of_is_refused(shards):
         (lambda partition: partition["counts"].__setitem__("zzz", 1), "name 'zzz'"),
     ],
 )
-def test_a_damaged_deal(edit, message, shards):
-    state = json.loads(json.dumps(repartitioned(shards)))
+def test_a_damaged_partition(edit, message, shards):
+    state = through_json(repartitioned(shards))
     assert state["partition"]["remainders"]
     edit(state["partition"])
     with pytest.raises(wp.StateError, match=message):
@@ -160,12 +154,12 @@ def test_a_damaged_deal(edit, message, shards):
 
 
 def test_lanes_of_ranks_may_not_be_swapped(shards):
-    """Each rank holds its own lanes, so that none is lost and none is there twice."""
+    """Each rank holds its own lanes, so that none is lost or held twice."""
     states = []
     for rank in range(2):
         loader = make(shards, rank=rank, world_size=2, epoch_end="exact")
         next(iter(loader))
-        states.append(json.loads(json.dumps(loader.state_dict())))
+        states.append(through_json(loader.state_dict()))
     for edit in (
         lambda: states[1]["lanes"].pop("1"),
         lambda: states[1]["lanes"].update({"0": states[0]["lanes"]["0"]}),
@@ -176,11 +170,11 @@ def test_lanes_of_ranks_may_not_be_swapped(shards):
 
 
 def one(position, place, **values):
-    """A position with other values of the stage at a place."""
+    """A position with other values of one stage."""
     return [{**entry, **values} if number == place else entry for number, entry in enumerate(position)]
 
 
-def test_places_where_no_stage_can_stand(shards):
+def test_positions_that_no_stage_can_have(shards):
     pipe = wp.ShardList(shards).open_shards().load_tar().group_by_key().shuffle_buffer(3)
     items = iter(pipe)
     for _ in range(4):

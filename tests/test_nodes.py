@@ -1,11 +1,11 @@
-"""The torchdata.nodes skin: the traps of Loader, Prefetcher and ParallelMapper."""
+"""torchdata.nodes: the traps of Loader, Prefetcher and ParallelMapper."""
 
-import json
 import pickle
 from dataclasses import dataclass
 from itertools import islice
 
 import pytest
+from pipelines import flat, key_of, keys_of, shuffled, through_json
 from torchdata import nodes as torchdata_nodes
 from torchdata.nodes import (
     Batcher,
@@ -37,32 +37,28 @@ def node(urls):
     )
 
 
-def keys(source):
-    return [sample["__key__"] for sample in source]
-
-
 def epochs(urls, count):
-    pipe = wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().shuffle_buffer(3)
-    return [keys(pipe) for _ in range(count)]
+    pipe = shuffled(urls)
+    return [keys_of(pipe) for _ in range(count)]
 
 
-def test_each_pass_of_a_loader_is_the_next_epoch(urls):
+def test_each_iteration_of_a_loader_is_the_next_epoch(urls):
     loader = Loader(node(urls))
-    assert [keys(loader) for _ in range(3)] == epochs(urls, 3)
+    assert [keys_of(loader) for _ in range(3)] == epochs(urls, 3)
 
 
 def test_a_node_by_itself(urls):
     source = node(urls)
     expected = epochs(urls, 2)
-    assert keys(source) == expected[0]
+    assert keys_of(source) == expected[0]
     source.reset()
     source.reset()
-    assert keys(source) == expected[1]
+    assert keys_of(source) == expected[1]
     with pytest.raises(StopIteration):
         next(source)
     source.set_epoch(0)
     source.reset()
-    assert keys(source) == expected[0]
+    assert keys_of(source) == expected[0]
     assert source.counts()["delivered"] == 14
 
 
@@ -76,15 +72,15 @@ def test_a_node_by_itself(urls):
 )
 @pytest.mark.parametrize("cut", [3, 14])
 def test_a_second_resume_after_the_end_of_an_epoch_is_exact(cut, wrap, urls):
-    """Loader keeps an old state for the whole epoch after it has resumed at an end, if the node
-    below it says so once.
+    """Loader keeps an old state for the whole epoch after a resume at an end, if the node before it
+    raises StopIteration once.
     """
-    expected = [key for epoch in epochs(urls, 3) for key in epoch]
+    expected = flat(epochs(urls, 3))
     first = Loader(wrap(node(urls)))
     items = iter(first)
     got = [next(items)["__key__"] for _ in range(cut)]
     for _ in range(4):
-        state = json.loads(json.dumps(first.state_dict()))
+        state = through_json(first.state_dict())
         first = Loader(wrap(node(urls)))
         first.load_state_dict(state)
         for number, item in enumerate(first, 1):
@@ -95,26 +91,22 @@ def test_a_second_resume_after_the_end_of_an_epoch_is_exact(cut, wrap, urls):
     assert len(got) > cut + 14
 
 
-def text(sample):
-    return sample["__key__"]
-
-
 @pytest.mark.parametrize(
     "wrap", [lambda source: Prefetcher(source, 2), lambda source: ParallelMapper(source, dict, 2, method="thread")]
 )
 def test_a_resume_after_the_last_item_between_nodes_of_ours(wrap, urls):
-    """A node of ours below another's must not begin the next epoch by itself, as that of the one
-    above is still the old.
+    """A node of ours before a node of torchdata must not begin the next epoch by itself, since the
+    state of our node after it is still in the old epoch.
     """
 
     def graph():
-        return Loader(nodes.MapSamples(wrap(node(urls)), text))
+        return Loader(nodes.MapSamples(wrap(node(urls)), key_of))
 
     first = graph()
     items = iter(first)
     assert len([next(items) for _ in range(14)]) == 14
     second = graph()
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    second.load_state_dict(through_json(first.state_dict()))
     assert [list(second), list(second)] == epochs(urls, 3)[1:]
 
 
@@ -134,7 +126,7 @@ def test_repr_reads_as_the_chain(urls):
 
 
 class Numbered(Stage):
-    """(epoch, number) from 0 on: a first stage that tells the epochs apart."""
+    """(epoch, number) from 0 on: a first stage whose items show their epoch."""
 
     @dataclass
     class At:
@@ -154,7 +146,7 @@ class Numbered(Stage):
 
 
 class Plain(torchdata_nodes.BaseNode):
-    """The same as a node of its own."""
+    """The same as a node without our code."""
 
     def __init__(self, count):
         super().__init__()
@@ -182,8 +174,8 @@ def ours(count):
 
 
 def ours_between(count):
-    """A node of ours over one of torchdata's over one of ours, each of which holds a partial
-    batch at the end.
+    """A node of ours after one of torchdata after one of ours, each with a partial batch at the
+    end.
     """
     return nodes.BatchSamples(Batcher(ours(count), 2, drop_last=False), 2, collate="list")
 
@@ -217,13 +209,13 @@ GRAPHS = {
 
 
 def slow(graph):
-    """Whether starting it takes a while, since it has threads."""
+    """Whether it takes a while to start, since it has threads."""
     return "parallel" in graph or "prefetcher" in graph
 
 
 def advance(loader, count, *, see_end=False):
-    """So many items, in as many epochs as it takes; ``see_end``: the epoch is over then, and its
-    end is requested too.
+    """That many items, in as many epochs as it takes; with ``see_end`` the end of the last epoch is
+    requested too.
     """
     got, items, end = [], iter(loader), object()
     while len(got) < count:
@@ -257,7 +249,7 @@ def test_every_cut_below_the_nodes_of_torchdata(graph, node):
             second = make()
             second.load_state_dict(pickle.loads(state))
             assert advance(second, step) == whole[cut : cut + step], (cut, see_end, step)
-            if node is Plain:  # Loader gives an old state for the epoch after one that was resumed at its end
+            if node is Plain:  # Loader returns an old state in the epoch after one that was resumed at its end
                 assert advance(second, 0) == []
                 continue
             third = make()
@@ -266,25 +258,25 @@ def test_every_cut_below_the_nodes_of_torchdata(graph, node):
 
 
 def test_a_node_at_its_end_stays_there(urls):
-    """As torchdata's contract has it: a state from the end gives nothing more, and a reset after
-    that the next epoch.
+    """By torchdata's contract: after a state from the end a node yields nothing more, and a reset
+    after that begins the next epoch.
     """
     expected = epochs(urls, 3)
     first = node(urls)
-    assert keys(first) == expected[0]
+    assert keys_of(first) == expected[0]
     for source in (node(urls), node(urls)):
-        source.reset(json.loads(json.dumps(first.state_dict())))
+        source.reset(through_json(first.state_dict()))
         assert source.state_dict() == first.state_dict()
-        assert keys(source) == []
+        assert keys_of(source) == []
         source.reset()
-        assert keys(source) == expected[1]
+        assert keys_of(source) == expected[1]
 
 
 def test_a_reset_before_the_first_item_leaves_the_loaded_epoch(urls):
-    """Unless nothing of it was given."""
+    """Unless none of its items was returned."""
     expected = epochs(urls, 2)
     first = node(urls)
-    beginning = json.loads(json.dumps(first.state_dict()))
+    beginning = through_json(first.state_dict())
     next(first)
     for state, rest in ((beginning, expected[0]), (first.state_dict(), expected[1])):
         source = node(urls)
@@ -292,10 +284,10 @@ def test_a_reset_before_the_first_item_leaves_the_loaded_epoch(urls):
         source.reset()
         source.reset()
         assert source.state_dict()["counts"]["delivered"] == 0
-        assert keys(source) == rest
+        assert keys_of(source) == rest
 
 
-def test_a_pipe_in_the_place_of_a_node_is_told(urls):
+def test_a_pipe_in_the_place_of_a_node_is_refused(urls):
     pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key()
     with pytest.raises(TypeError, match=r"takes nodes, and this is a pipe: pass pipe.as_node\(\)"):
         list(Loader(pipe))

@@ -1,4 +1,4 @@
-"""What the README shows runs, in one go, as it is printed."""
+"""The code of the README runs as printed, in one session."""
 
 import shutil
 from pathlib import Path
@@ -18,7 +18,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def here(data, tmp_path, monkeypatch):
-    """A working directory with a copy of that."""
+    """A working directory with a copy of the data."""
     shutil.copytree(data, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
 

@@ -1,6 +1,4 @@
-"""Resume is exact: the matrix of stages and hosts, random pipelines, and processes that are
-killed for real.
-"""
+"""Resume is exact: the matrix of stages and hosts, random pipelines, and killed processes."""
 
 import itertools
 import json
@@ -18,6 +16,7 @@ import torch
 from chains import AFTER, ARGUMENTS, BASE, FIRST, NEEDS, Torch, build, chains
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pipelines import flat, keys_of, through_json
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata import nodes as torchdata_nodes
@@ -88,13 +87,13 @@ def test_every_stage_is_in_the_matrix(urls):
         assert not same(before, after), f"{name} changes nothing here: choose other arguments in {where}"
 
 
-PAIRED = [name for name in AFTER if name != "ToTuple"]  # what comes after it takes no tuples
+PAIRED = [name for name in AFTER if name != "ToTuple"]  # no later step takes tuples
 
 
 @pytest.mark.parametrize("first", [*PAIRED, "stop", "drop", "repeat"])
 def test_every_stage_before_every_other(first, tmp_path):
-    """At every cut, also of the partial batch that check_resume adds; ``first`` is a stage, or a
-    mix that ends so.
+    """At every cut, also of the partial batch that check_resume adds. ``first`` is a stage, or a
+    mix that ends before its sources.
     """
     urls = make_shards(tmp_path, shards=3, samples=[3, 1, 2])
 
@@ -130,7 +129,7 @@ def test_every_stage_before_every_other(first, tmp_path):
 
 
 def test_counts_before_a_shuffle_lag_until_the_end(urls):
-    """They are those of the position at which a resume would read again."""
+    """They are those of the position from which a resume reads."""
     pipe = build(datapipes, (*BASE, "FilterSamples", "ShuffleBuffer"), urls)
     items = iter(pipe)
     next(items)
@@ -150,7 +149,7 @@ def test_counts_before_a_shuffle_lag_until_the_end(urls):
 @pytest.mark.parametrize("exhausted", ["stop", "drop", "repeat"])
 @pytest.mark.parametrize("lanes", [None, 1, 2])
 def test_the_last_batch_of_a_mix(lanes, exhausted, after, tmp_path):
-    """A mix that ends before its sources does not go on with them; through PipeLoader too, on
+    """A mix that ends before its sources does not continue with them; through PipeLoader too, on
     one lane and on two.
     """
     urls = make_shards(tmp_path, shards=4, samples=[3, 2, 5, 6])
@@ -165,7 +164,9 @@ def test_the_last_batch_of_a_mix(lanes, exhausted, after, tmp_path):
 
 
 def test_hosts_agree(urls):
-    """One recipe gives the same samples in the same order as stream, pipe, node and dataset."""
+    """The same recipe yields the same samples in the same order as a stream, pipe, node and
+    dataset.
+    """
     expected = list(HOSTS["stream"](CHAINS["All"], urls))
     for host in ("pipe", "dataset", "loader", "as_node", "prefetcher"):
         assert same(list(HOSTS[host](CHAINS["All"], urls)), expected), host
@@ -180,7 +181,7 @@ def test_urls_from_torch(urls):
 
 
 def test_cuts_and_an_unseekable_host_state(urls):
-    """A node of somebody else's as the source keeps its own state inside ours."""
+    """A foreign node as the source keeps its own state inside ours."""
     check_resume(
         lambda: torchdata_nodes.Loader(
             nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(torchdata_nodes.IterableWrapper(urls))))
@@ -219,7 +220,7 @@ def test_stateful_dataloader(workers, cuts, batch_size, urls):
         first = loader(urls, workers, batch_size=batch_size)
         items = iter(first)
         taken = [next(items) for _ in range(cut)]
-        state = json.loads(json.dumps(first.state_dict()))
+        state = through_json(first.state_dict())
         assert len(taken) == cut
         second = loader(urls, workers, batch_size=batch_size)
         second.load_state_dict(state)
@@ -228,7 +229,7 @@ def test_stateful_dataloader(workers, cuts, batch_size, urls):
         for number, item in enumerate(second, 1):
             rest.append([part["__key__"] for part in item] if batch_size else item["__key__"])
             if number == 2:
-                middle = json.loads(json.dumps(second.state_dict()))
+                middle = through_json(second.state_dict())
         if cut == len(whole[0]) and not rest:
             continue  # the epoch was over: its rest is empty
         assert rest == whole[0][cut:]
@@ -241,25 +242,25 @@ def test_stateful_dataloader(workers, cuts, batch_size, urls):
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_lanes_of_very_different_lengths_in_a_stateful_dataloader(persistent, tmp_path):
-    """One ends long before the other: states are taken while it waits, and again after a resume,
-    and at the beginning of the next epoch.
+    """One ends long before the other: states are taken while it waits, again after a resume, and at
+    the beginning of the next epoch.
     """
     urls = make_shards(tmp_path, shards=2, samples=[1, 5])
 
     def make():
         return loader(urls, 2, names=BASE, persistent_workers=persistent)
 
-    expected = [key for epoch in run(make(), epochs=4) for key in epoch]
+    expected = flat(run(make(), epochs=4))
     for cuts in ((4, 1), (4, 1, 1, 1), (7,), (5, 2, 4), (6, 1, 5)):
         source, got = make(), []
         for cut in cuts:
             end = len(got) + cut
             while len(got) < end:
-                got += [item["__key__"] for item in itertools.islice(source, end - len(got))]
-            state = json.loads(json.dumps(source.state_dict()))
+                got += keys_of(itertools.islice(source, end - len(got)))
+            state = through_json(source.state_dict())
             source = make()
             source.load_state_dict(state)
-        got += [key for epoch in run(source, epochs=2) for key in epoch]
+        got += flat(run(source, epochs=2))
         assert got == expected[: len(got)]
         assert len(got) >= sum(cuts) + 6
 
@@ -287,7 +288,7 @@ def slow_second(number):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("look", ["another number", "main process", "one batch", "no batch", "slow worker"])
 def test_workers_are_never_in_different_epochs(look, urls):
-    """Whoever looked at the data before, with however many workers, and however short."""
+    """Whatever has iterated the data before, with any number of workers and batches."""
     dataset = build(datapipes, BASE, urls).as_dataset()
     options = {"batch_size": None, "num_workers": 3, "worker_init_fn": slow_second if look == "slow worker" else None}
     source = DataLoader(dataset, **options)
@@ -305,7 +306,7 @@ def test_workers_are_never_in_different_epochs(look, urls):
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_see_epochs_where_torch_is_seeded_anew_for_each(persistent, urls):
-    """The workers then cannot tell the iterations apart by torch's seed."""
+    """Then workers cannot distinguish the iterations by torch's seed."""
     source = DataLoader(
         build(datapipes, BASE, urls).as_dataset(), batch_size=None, num_workers=2, persistent_workers=persistent
     )
@@ -362,7 +363,7 @@ def test_random_pipelines_at_every_pair_of_cuts(pipeline):
         check_resume(lambda: assemble(urls, steps, options))
 
 
-# Killed for real
+# SIGKILL
 
 CRASHING = """
 import json, os, sys, time
@@ -387,7 +388,7 @@ with open(log, "a") as keys:
 
 
 def test_killed_at_random_moments_up_to_five_times(tmp_path):
-    """The union of what was committed is the epoch, in order."""
+    """All that was committed is the epoch, in order."""
     urls = make_shards(tmp_path / "data", shards=6, samples=100)
     whole = [
         key
@@ -415,7 +416,7 @@ def test_killed_at_random_moments_up_to_five_times(tmp_path):
     assert log.read_text().split() == whole
 
 
-# What it costs
+# Costs
 
 
 def test_state_is_small_and_quick_at_any_cut(tmp_path):
@@ -445,8 +446,8 @@ def test_state_is_small_and_quick_at_any_cut(tmp_path):
 
 
 def test_resume_reads_from_its_position_on(tmp_path, counted):
-    """At 90 % of a 50 MB shard: what the shuffle holds, and the rest ahead; not the shard's
-    head, and nothing twice.
+    """At 90 % of a 50 MB shard: what the shuffle holds, and the rest after it; not the shard's
+    start, and nothing twice.
     """
     size, number, shuffle = 100_000, 500, 20
     blob = random.Random(0).randbytes(size)
@@ -468,7 +469,7 @@ def test_resume_reads_from_its_position_on(tmp_path, counted):
 
 
 def test_nothing_stays_open(urls):
-    """No file descriptor is left after a whole epoch, a broken-off one and an abandoned pipe."""
+    """No file descriptor is left after a whole epoch, a break and an abandoned pipe."""
     before = set(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else None
     if before is None:
         pytest.skip("needs /proc")

@@ -1,4 +1,4 @@
-"""The shape of the package: who imports whom, and what stands where."""
+"""The shape of the package: which module imports which, and where things are."""
 
 import ast
 from functools import cache
@@ -12,7 +12,7 @@ from wds_pipes import stages
 from wds_pipes.core.stage import functional_name
 
 ROOT = Path(wds_pipes.__file__).parent
-# What the modules of a folder may import when they are imported, besides their own folder.
+# The folders whose modules a folder may import at import time, besides its own.
 BELOW = {
     "core": {"errors"},
     "io": {"errors", "core"},
@@ -64,22 +64,22 @@ def test_the_top_level_is_small():
     assert len(files) <= 10, "more than 10 files at the top, where all is public: put yours into a folder"
 
 
-LARGE = {  # still to be cut; no others may come
+LARGE = {  # to be divided; no others may join them
     "wds_pipes.stages.group_by_key",
 }
 
 
-def test_files_can_be_read_in_one_sitting():
+def test_files_are_short():
     large = {module for module, path in MODULES.items() if len(path.read_text().splitlines()) > 400}
     assert large <= LARGE, f"over 400 lines, cut it in two by what it does: {sorted(large - LARGE)}"
     assert large >= LARGE, f"no longer over 400 lines, take it out of LARGE here: {sorted(LARGE - large)}"
 
 
-HOSTS = ("torchdata", "torch.utils.data.datapipes")  # frameworks that may go
+HOSTS = ("torchdata", "torch.utils.data.datapipes")  # frameworks that may disappear
 ON_HOSTS = {"wds_pipes.nodes", "wds_pipes.datapipes.base", "wds_pipes.cli.train"}
 
 
-def test_the_frameworks_are_met_in_their_places_only():
+def test_frameworks_are_imported_in_their_modules_only():
     for module, path in MODULES.items():
         for node in imports_of(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
@@ -98,7 +98,7 @@ def test_no_circle_of_imports():
 
 
 @pytest.mark.parametrize("folder", BELOW)
-def test_no_import_runs_up(folder):
+def test_no_folder_imports_one_above_it(folder):
     for module in MODULES:
         if folder_of(module) == folder:
             up = {folder_of(other) for other in needed(module)} - {folder} - BELOW[folder]
@@ -122,8 +122,8 @@ STEPS = {functional_name(getattr(stages, name)): name for name in stages.__all__
 ASK = "asks which stage this is: add what you need to know to StageFacts (core/facts.py), and ask for that, not for"
 
 
-def test_knowledge_of_a_stage_lies_in_the_stage():
-    """No other module asks which stage something is, or knows one by its name."""
+def test_other_modules_know_no_stage():
+    """No other module checks the class of a stage or knows one by its name."""
     for module, path in MODULES.items():
         if folder_of(module) in ("stages", "cli") or module == "wds_pipes":  # whose list of names has mix()
             continue

@@ -1,4 +1,4 @@
-"""The kit for tests of stages: what check_resume finds, and what it lets pass."""
+"""check_resume, the kit for tests of stages: which mistakes it finds and what it accepts."""
 
 import random
 import subprocess
@@ -20,9 +20,7 @@ from wds_pipes.testing import _check_lanes, check_resume, make_shards
 
 
 class First(Stage):
-    """The first samples of an epoch; how many came is in its position, and that it has ended is
-    not its affair.
-    """
+    """The first samples of an epoch. Its position has their number, but not that it has ended."""
 
     @dataclass
     class At:
@@ -39,7 +37,7 @@ class First(Stage):
 
 
 class UpTo(Stage):
-    """The samples up to a certain one: only the end itself says that it has come."""
+    """The samples up to a certain one; its position does not show that it has ended."""
 
     def __init__(self, source, last):
         super().__init__(source)
@@ -93,14 +91,12 @@ class Drawn(Stage):
             yield item, self.rng.random()
 
 
-GIVEN = [0, 1, 2, 3, 4, 9, 0, 1, 2]  # after the 9, there are again items that UpTo(5) would give
+GIVEN = [0, 1, 2, 3, 4, 9, 0, 1, 2]  # after the 9 come items that UpTo(5) would yield
 
 
 @pytest.mark.parametrize("stage", [lambda source: First(source, 4), lambda source: UpTo(source, 5)])
 def test_a_stage_may_end_before_its_source(stage):
-    """That it has ended is in the position of any stage, so that a partial batch after it can be
-    resumed.
-    """
+    """The position of every stage has its end, so that a partial batch after it can be resumed."""
     assert len(check_resume(lambda: Stream(stage(Given(GIVEN))))[0]) < 9
     check_resume(lambda: Stream(stages.BatchSamples(stages.ShuffleBuffer(stage(Given(GIVEN)), 3), 3, collate="list")))
     check_resume(lambda: Stream(stages.ShuffleBuffer(stages.BatchSamples(stage(Given(GIVEN)), 3, collate="list"), 2)))
@@ -121,8 +117,8 @@ def test_a_lost_end_is_found(monkeypatch):
 
 
 def test_lanes_have_containers_of_their_own():
-    """Sets, dicts and lists made in __init__ are those of one run, in this process as in
-    several; options are shared.
+    """Sets, dicts and lists made in __init__ belong to one run, also within one process; options
+    are shared.
     """
     check_resume(lambda: Stream(Unseen(Given([0, 1, 2, 3, 4]), set())), epochs=1)
     source, large = Given([0]), {number: [] for number in range(3)}
@@ -142,7 +138,7 @@ def test_lanes_have_containers_of_their_own():
 
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_a_set_of_a_stage_in_a_loader(lanes, tmp_path):
-    """All samples come, on one lane or two, in every epoch."""
+    """All samples come, on one lane and on two, in every epoch."""
     wp.register_stage(UnseenTexts)
     pipe = (
         wp.ShardList(make_shards(tmp_path, shards=2, samples=6, fields={"txt": lambda rng, number: str(number % 6)}))
@@ -211,14 +207,14 @@ except AssertionError as error:
 """
 
 
-def test_python_with_optimisation_checks_too():
-    """Where assert statements are left out."""
+def test_check_resume_works_without_assert_statements():
+    """Under ``python -O``, which leaves them out."""
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent / 'support')!r})\n{BROKEN}"
     done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("found: cut at 1: "), done.stdout
 
 
 def test_an_ended_mark_is_a_mark():
-    """So that what takes a mark apart need not know of it."""
+    """So code that unpacks a mark need not know its class."""
     own, before = Ended((1, 2), None)
     assert (own, before) == ((1, 2), None)

@@ -1,4 +1,4 @@
-"""Every tutorial runs, needs only what its first lines name, and has a notebook with the same
+"""Every tutorial runs, needs only what its first lines install, and has a notebook with the same
 cells.
 
 The notebooks are kept without outputs, which would hold times and paths. After a change: ``jupytext
@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 import wds_pipes as wp
 
 FOLDER = ROOT / "tutorials"
-# They start processes, which is to work where these are not forked, too. What 07 starts is
+# They start processes, which must also work where these are not forked. What 07 starts is
 # train_resnet.py.
 WITH_PROCESSES = [
     path
@@ -105,7 +105,7 @@ def installed_by(text):
 
 
 @pytest.mark.parametrize("path", named(TUTORIALS))
-def test_it_imports_only_what_it_says_to_install(path):
+def test_it_imports_only_what_it_installs(path):
     notebook = jupytext.read(path)
     head = notebook.cells[0].source
     assert "**You learn**" in head

@@ -1,8 +1,8 @@
-"""Writing, reading and the chain of stages work where torch is not installed."""
+"""Writing, reading and chains of stages work where torch is not installed."""
 
-import subprocess
-import sys
 import textwrap
+
+from scripts import run_code
 
 BLOCK = """
     import sys
@@ -17,18 +17,11 @@ BLOCK = """
 
 
 def run(code: str, *arguments) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(BLOCK) + textwrap.dedent(code), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_code(textwrap.dedent(BLOCK) + textwrap.dedent(code), *arguments)
 
 
 def test_shards_are_written_and_read(tmp_path):
-    """wds_pipes.tar, and the stages with a state round trip."""
+    """With wds_pipes.tar, and by stages whose state goes through JSON."""
     code = """
         import io, json
         import numpy as np
@@ -63,8 +56,8 @@ def test_shards_are_written_and_read(tmp_path):
     assert run(code, tmp_path) == "done\n"
 
 
-def test_the_pipes_say_what_they_need():
-    """An AttributeError with the mend; what needs no torch is there."""
+def test_an_error_of_a_pipe_says_what_to_install():
+    """An AttributeError with the mend; names that need no torch exist."""
     code = """
         import wds_pipes
         wds_pipes.TarWriter, wds_pipes.ShardError, wds_pipes.describe_state

@@ -35,8 +35,8 @@ SHARDS, SIZE, LIMIT = 24, 1_500_000, 9_000_000
 
 
 class FaultyStore(Store):
-    """One answer in twenty is wrong somewhere, if the shard has an MD5; others break off, also
-    without.
+    """One response in twenty has a wrong byte, if the shard has an MD5; others break off, also
+    without one.
     """
 
     def fetch(self, name):
@@ -80,7 +80,7 @@ def read(cache, store, seed, log):
             ) as stream:
                 got = stream.read(None if rng.random() < 0.7 else rng.randrange(len(data)))
                 if got != data[: len(got)]:
-                    outcome = "WRONG"  # unless the checksum tells at the end
+                    outcome = "WRONG"  # unless the checksum shows it at the end
                     stream.read()
         except ConnectionResetError:
             outcome = "reset"

@@ -41,7 +41,7 @@ def main(ways, only):
     failed = 0
     with tempfile.TemporaryDirectory() as directory:
         readme = pathlib.Path(directory, "README.py")
-        readme.write_text(snippets()[0])  # the others go on in the same session
+        readme.write_text(snippets()[0])  # the others continue in the same session
         for path in [readme, *TUTORIALS]:
             for way in ways if not only or any(path.name.startswith(start) for start in only) else ():
                 if path == readme and way == "notebook":

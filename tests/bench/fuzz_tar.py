@@ -109,7 +109,7 @@ def member(rng: random.Random) -> bytes:
 
 
 def mend(block: bytearray) -> None:
-    """Give a header block the checksum that fits."""
+    """Write the right checksum into a header block."""
     if block[257:262] == b"ustar":
         block[148:156] = b" " * 8
         block[148:156] = b"%06o\0 " % sum(block)

@@ -1,5 +1,5 @@
-"""How often half a sample is given silently: shards that are cut at random, or in which a page is
-zeroed.
+"""How often half a sample is returned silently: shards that are cut at random, or in which a page
+is zeroed.
 
     python tests/bench/half_samples.py [TRIALS]      (default 400 of each sort and size; takes a
     minute)
@@ -31,7 +31,9 @@ def shard(path: Path, image_bytes: int, rng: random.Random) -> bytes:
 
 
 def read(path: Path, on_error: str) -> tuple[int, int, bool]:
-    """How many samples came, how many of them are half, and whether anything was reported."""
+    """How many samples came, how many of them are half, and whether an error, a warning or a count
+    reported it.
+    """
     pipe = wp.ShardList(str(path)).open_shards().load_tar(on_error=on_error).group_by_key(on_error=on_error)
     came = half = 0
     reported = False

@@ -3,10 +3,10 @@ against the run that nothing interrupted.
 
     python tests/bench/histories.py [--histories 1000] [--seed N] [--kind same|ledger|equal]
 
-``same``: a pipe, a node, a dataset or a PipeLoader goes on with the same lanes: the same items in
+``same``: a pipe, a node, a dataset or a PipeLoader resumes on the same lanes: the same items in
 the same order. ``ledger``: PipeLoaders on changing numbers of ranks, lanes and workers: each sample
 of the epoch once, with the same draws, and counts that add up. ``equal``: epoch_end="drop" and
-"pad" likewise: ranks give equally many batches, all full. A failed history prints its number;
+"pad" likewise: ranks return equally many batches, all full. A failed history prints its number;
 ``--only NUMBER`` with the same seed repeats it. Exit code 1 if one failed.
 """
 
@@ -66,7 +66,7 @@ class Take(Stage):
 
 
 class Until(Stage):
-    """Takes an item that it does not give, and ends."""
+    """Takes an item that it does not yield, and ends."""
 
     @dataclass(slots=True)
     class At:
@@ -110,7 +110,7 @@ class Lag(Stage):
 
 
 class Twice(Stage):
-    """Gives each item twice."""
+    """Yields each item twice."""
 
     @dataclass(slots=True)
     class At:
@@ -459,8 +459,8 @@ def same_history(rng, data, told):
     told["epochs"] = [len(epoch) for epoch in epochs]
     loader, place, log = host.make(), 0, []
     told["log"] = log
-    # given: in the pass of with_epoch; fresh: a state was loaded and nothing was taken since; left:
-    # by break or close
+    # given: in this epoch of with_epoch; fresh: a state was loaded and nothing was taken since;
+    # left: by break or close
     given, fresh, left = 0, False, False
     if host.cut and not all(epochs):
         return "with_epoch over empty epochs"
@@ -570,7 +570,7 @@ def same_history(rng, data, told):
             epoch, now = rng.randrange(EPOCHS - 1), loader.state_dict()["epoch"]
             waits = fresh and place == begun and not ended
             loader.set_epoch(epoch)
-            if not waits or epoch != now:  # else the loaded state goes on
+            if not waits or epoch != now:  # else the loaded state continues
                 place, fresh = starts[epoch], False
             continue
         state = loader.state_dict()
@@ -621,7 +621,7 @@ def leaves(item):
 
 
 def ledger_chain(rng, data, form, exact):
-    """A chain that gives each sample by itself, and whether it gives them all, and the total of
+    """A chain that yields single samples, and whether it yields them all, and the total of
     its epoch.
     """
     choices = [entry for entry in data.found if entry[2] == form]
@@ -664,7 +664,7 @@ def ledger_chain(rng, data, form, exact):
         return pipe
 
     if exact and rng.random() < 0.25:
-        # sources over the same collection would give the same keys: told apart by url
+        # sources over the same collection have the same keys: distinguished by URL
         sources, total = {}, 0
         for name in rng.sample("abc", rng.randrange(1, 4)):
             pipe, size = base()

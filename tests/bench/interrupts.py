@@ -4,8 +4,9 @@ iterator says that it was interrupted.
     python tests/bench/interrupts.py [--trials 400] [--seed N]
 
 Each trial runs two epochs with 0 or 2 workers. A timer raises KeyboardInterrupt again and again.
-The loop goes on with the same iterator, which must raise RuntimeError or give the next batch, or
-with the state and a new iterator. Exit code 1 if a batch was lost, came twice or was another one.
+The loop continues with the same iterator, which must raise RuntimeError or return the next batch,
+or with the state and a new iterator. Exit code 1 if a batch was lost, came twice or was another
+one.
 """
 
 import argparse
@@ -37,7 +38,7 @@ def make(urls, workers, cut=None):
 
 
 def take(items, given, most):
-    """Take batches up to ``most`` in all; whether the iterator ended before."""
+    """Take batches up to ``most`` in all; returns whether the iterator ended before."""
     for batch in items:
         given.append(batch)
         if len(given) == most:
@@ -54,7 +55,7 @@ def interrupt(number, frame):
 
 
 def trial(urls, expected, workers, rng):
-    """One run through all of ``expected``; how often it was interrupted.
+    """One run through all of ``expected``; returns how often it was interrupted.
 
     Raises:
         AssertionError: a batch was lost, came twice or was another one.
@@ -92,7 +93,7 @@ def trial(urls, expected, workers, rng):
 
 
 def run(directory, trials, seed, *, workers=(0, 2)):
-    """So many trials for each number of workers; how often they were interrupted."""
+    """``trials`` trials for each number of workers; returns how often they were interrupted."""
     urls = make_shards(directory, shards=5, samples=[3, 0, 5, 2, 4])
     plain = make(urls, 0)
     expected = [batch for _ in range(2) for batch in plain]
@@ -109,7 +110,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     options = parser.parse_args()
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-    sys.unraisablehook = lambda _: None  # hooks around a fork are interrupted too, and Python tells of each
+    sys.unraisablehook = lambda _: None  # hooks around a fork are interrupted too, and Python reports each
     print(f"seed {options.seed}")
     with tempfile.TemporaryDirectory() as folder:
         found = 0

@@ -31,7 +31,7 @@ STEP_SECONDS = 0.004
 
 
 def train(directory, urls):
-    """Go on where the last run was, to the end of the epoch."""
+    """Resume from the last run and train to the end of the epoch."""
     import torch
     import torch.distributed as dist
 
@@ -74,7 +74,7 @@ def keys_of(samples):
 
 
 def write(path, content):
-    """All or nothing."""
+    """Replace the file as a whole."""
     with open(f"{path}.new", "w") as file:
         json.dump(content, file)
         file.flush()
@@ -129,13 +129,13 @@ def start(ranks, directory, urls, script=__file__):
 
 
 def logged(directory):
-    """How many keys the logs of all runs hold."""
+    """The keys in the logs of all runs."""
     return [key for log in pathlib.Path(directory).glob("run-*/log-*") for key in log.read_text().split()]
 
 
 def kill(process, directory, rng):
-    """Kill a rank or a worker once a random number of keys is logged; its kind (None: it ended
-    before), when all others are gone too.
+    """Kill a rank or a worker once a random number of keys is logged; returns its kind when all
+    other processes have ended, or None if training ended before.
     """
     import psutil
 
@@ -161,8 +161,8 @@ def kill(process, directory, rng):
 
 
 def play(directory, urls, rng):
-    """One round: whom it killed, how many keys were saved by then, and how many were lost and
-    repeated on 1 and on 3 ranks.
+    """One round: the kind of the killed process, how many keys were saved by then, and how many
+    were lost and repeated on 1 and on 3 ranks.
     """
     first, victim = pathlib.Path(directory) / "killed", None
     while victim is None:
@@ -207,9 +207,10 @@ def main(rounds, seed):
     return int(lost + repeated > 0)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20)
+def command(doc, train, main, rounds):
+    """The command line of this script, which torchrun also starts as a rank: with ``--train``."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
     parser.add_argument("--train", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -218,3 +219,7 @@ if __name__ == "__main__":
     else:
         print(f"seed {options.seed}", file=sys.stderr)
         sys.exit(main(options.rounds, options.seed))
+
+
+if __name__ == "__main__":
+    command(__doc__, train, main, rounds=20)

@@ -17,23 +17,15 @@ import warnings
 from pathlib import Path
 
 import psutil
+from bars import bar, exit_if_missed
 from data import tiny
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
 
-MISSED = []
 BATCH, WORKERS = 64, 2
 SLICES, SLICE = 60, 100  # of the 6 250 batches of an epoch
-
-
-def bar(what: str, value: float, bound: float, *, least: bool = False) -> None:
-    """Print a figure beside its bar."""
-    met = value >= bound if least else value <= bound
-    print(f"  {what}: {value:.3f} ({'at least' if least else 'at most'} {bound:g}){'' if met else '   MISSED'}")
-    if not met:
-        MISSED.append(what)
 
 
 def pipe(urls):
@@ -91,7 +83,7 @@ def alternate(sources, spent, busy) -> None:
 
 
 def processor(processes) -> float:
-    """Processor seconds that processes have used."""
+    """The processor seconds that processes have used."""
     return sum(used.user + used.system for used in (process.cpu_times() for process in processes))
 
 
@@ -150,8 +142,7 @@ def main() -> None:
         times = [statistics.median(values) for values in seconds.values()]
         print("  at 10, 50 and 90 %:", ", ".join(f"{value * 1e3:.1f} ms" for value in times))
         bar("slowest against fastest", max(times) / min(times), 1.5)
-    if MISSED:
-        sys.exit(f"missed: {', '.join(MISSED)}")
+    exit_if_missed()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ python tests/bench/many_shards.py --shards 10000 [--interleave 4]
 """
 
 import argparse
-import asyncio
 import os
 import sys
 import tempfile
@@ -14,27 +13,14 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "support"))
 
 import psutil
-from fsspec.asyn import get_loop
-from remote import content
+from pipelines import keys_of
+from remote import content, tasks
 from servers import nginx
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
 
 LATENCY = 0.05
-
-
-def tasks():
-    """How many tasks fsspec's loop has."""
-
-    async def count():
-        return len(asyncio.all_tasks()) - 1
-
-    return asyncio.run_coroutine_threadsafe(count(), get_loop()).result()
-
-
-def keys(samples):
-    return [sample["__key__"] for sample in samples]
 
 
 def main():
@@ -63,7 +49,7 @@ def main():
                         process.num_fds(),
                         sockets,
                         process.memory_info().rss / 1e6,
-                        tasks(),
+                        len(tasks()),
                         process.num_threads(),
                     )
                 )
@@ -87,10 +73,10 @@ def main():
             .load_tar()
             .group_by_key()
         )
-        loader = wp.PipeLoader(pipe, batch_size=32, collate=keys)
+        loader = wp.PipeLoader(pipe, batch_size=32, collate=keys_of)
         next(iter(loader))  # imports, connections to names
         loader.close()
-        loader = wp.PipeLoader(pipe, batch_size=32, collate=keys)
+        loader = wp.PipeLoader(pipe, batch_size=32, collate=keys_of)
         start = time.monotonic()
         next(iter(loader))
         trips = (time.monotonic() - start) / LATENCY

@@ -846,7 +846,7 @@ class Web(http.server.BaseHTTPRequestHandler):
 
 
 def script(chosen, path, web):
-    """Run a script as the main module, in a process of its own; what it prints goes beside it."""
+    """Run a script as the main module, in a new process; its output goes to a file beside it."""
     code = chosen.code
     if code.startswith("COMMAND"):
         code = f"import sys\nfrom wds_pipes.cli import main\nsys.argv = ['wds-pipes', *{code.split()[1:]!r}]\nmain()\n"
@@ -904,7 +904,7 @@ def last_lines(text):
 
 
 def run(chosen, directory, web):
-    """Run mistakes, a few at a time; gives what each has printed."""
+    """Run mistakes, a few at a time; returns what each has printed."""
     context, waiting, running, seen = multiprocessing.get_context("fork"), list(enumerate(chosen)), {}, {}
     while waiting or running:
         while waiting and len(running) < AT_ONCE:

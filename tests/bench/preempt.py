@@ -8,7 +8,6 @@ this is their only checkpoint. Each appends the keys that it has trained on to a
 no checkpoint is there, a process is left, or a sample was lost or came twice.
 """
 
-import argparse
 import os
 import pathlib
 import random
@@ -20,13 +19,13 @@ import threading
 import time
 from collections import Counter
 
-from kill import SAMPLES, SHARDS, SIZE, STEP_SECONDS, keys_of, start
+from kill import SAMPLES, SHARDS, SIZE, STEP_SECONDS, command, keys_of, start
 
 # What each rank runs
 
 
 def train(directory, urls):
-    """Go on from the checkpoint to the end of the epoch, or to SIGTERM."""
+    """Resume from the checkpoint and train to the end of the epoch, or to SIGTERM."""
     told = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: told.set())
 
@@ -70,8 +69,8 @@ def logged(directory):
 
 
 def end(process, directory, target):
-    """End a job once so many keys are logged; how many of its processes are left then, and what
-    it has printed.
+    """End a job once ``target`` keys are logged; returns how many of its processes are left, and
+    what it printed.
     """
     import psutil
 
@@ -87,9 +86,7 @@ def end(process, directory, target):
 
 
 def play(directory, urls, rng):
-    """One round: how many keys were logged when the job had ended, and what went wrong, in
-    words.
-    """
+    """One round: how many keys were logged when the job had ended, and what went wrong, as text."""
     first = pathlib.Path(directory) / "ended"
     first.mkdir()
     left, printed = end(start(2, first, urls, __file__), first, rng.randrange(1, SHARDS * SAMPLES * 9 // 10))
@@ -133,13 +130,4 @@ def main(rounds, seed):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
-    parser.add_argument("--train", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.train:
-        train(options.train[0], options.train[1:])
-    else:
-        print(f"seed {options.seed}", file=sys.stderr)
-        sys.exit(main(options.rounds, options.seed))
+    command(__doc__, train, main, rounds=10)

@@ -23,8 +23,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
+from bars import beside_bar, exit_if_missed
+
 RATE_MB, LATENCY = 50, 0.05
-MISSED = []
 
 
 def measure(job) -> None:
@@ -74,7 +75,7 @@ def processor() -> float:
 
 
 def memory(*, fresh: bool = False) -> float:
-    """Most MB that this process has had; ``fresh``: from now on."""
+    """The most MB that this process has had; ``fresh``: from now on."""
     if fresh:
         Path("/proc/self/clear_refs").write_text("5")
     return next(
@@ -117,23 +118,15 @@ def run(web, tiny, *, times=3, **job) -> dict:
     }
 
 
-def bar(what: str, value: float, bound: float, *, least: bool = False) -> str:
-    """A figure beside its bar."""
-    met = value >= bound if least else value <= bound
-    if not met:
-        MISSED.append(what)
-    return f"{what} {value:.2f} ({'at least' if least else 'at most'} {bound:g}){'' if met else ' MISSED'}"
-
-
 def report(title: str, found: dict, model: float, peer: float, most: float) -> None:
     """Print the figures of a run beside their bars; ``most``: how many times webdataset's
     connections ours are.
     """
     print(f"  {title}: {found['mb_per_s']:.0f} MB/s; " + "; ".join([
-        bar("of the model", found["mb_per_s"] / model, 0.9, least=True),
-        bar("times webdataset", found["mb_per_s"] / peer, min(5, 0.9 * most), least=True),
-        bar("CPU s/GB", found["cpu_s_per_gb"], 1.2),
-        bar("memory grew, MB", found["grew_mb"], 128),
+        beside_bar("of the model", found["mb_per_s"] / model, 0.9, least=True),
+        beside_bar("times webdataset", found["mb_per_s"] / peer, min(5, 0.9 * most), least=True),
+        beside_bar("CPU s/GB", found["cpu_s_per_gb"], 1.2),
+        beside_bar("memory grew, MB", found["grew_mb"], 128),
     ]), flush=True)  # fmt: skip
 
 
@@ -195,8 +188,7 @@ def main() -> None:
                     there = [f"{s3.url}/{name}" for name in names]
                     peers = [f"{slow.endpoint}/{s3.url.removeprefix('s3://')}/{name}" for name in names]
                     compare("S3", slow, there, peers, options)
-    if MISSED:
-        sys.exit(f"missed {len(MISSED)} bars")
+    exit_if_missed()
 
 
 ENVIRONMENT = {"AWS_EC2_METADATA_DISABLED": "true"}

@@ -1,5 +1,5 @@
 """All 81 pairs of topologies, ranks x workers in {1, 2, 3} x {0, 1, 3}, ranks as real processes
-with gloo: an epoch goes on from each to each, exactly.
+with gloo: an epoch resumes from each on each, exactly.
 
     python tests/bench/topologies.py
 

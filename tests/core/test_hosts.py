@@ -1,10 +1,9 @@
-"""torch's DataPipes and torchdata are hosts: the package goes on without them."""
+"""The package works without torch's DataPipes and without torchdata."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from scripts import run_file
 
 from wds_pipes.testing import make_shards
 
@@ -28,13 +27,12 @@ NO_TORCHDATA = """
 
 @pytest.fixture
 def run(tmp_path):
-    """What a script prints that is given shards."""
+    """Runs a script over shards and returns what it prints."""
     urls = make_shards(tmp_path / "shards", shards=4, samples=6)
 
     def run(*parts):
-        path = tmp_path / "script.py"
-        path.write_text("import sys\n" + "".join(map(textwrap.dedent, parts)))
-        done = subprocess.run([sys.executable, str(path), *urls], capture_output=True, text=True, check=False)
+        code = "import sys\n" + "".join(map(textwrap.dedent, parts))
+        done = run_file(tmp_path / "script.py", code, *urls)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -83,7 +81,7 @@ def test_without_both(run):
 
 
 def test_methods_without_datapipes(run):
-    """Help, TAB completion, a step of one's own, and what to use where the step was torch's."""
+    """Help, TAB completion, a user's own step, and what replaces a step of torch's."""
     code = """
         import wds_pipes as wp
 

@@ -1,32 +1,14 @@
-"""The package imports quickly, and torch's pipes have the steps in whatever order things are
-imported.
-"""
-
-import subprocess
-import sys
-import textwrap
+"""The package imports quickly, and torch's pipes have the steps whatever the order of imports."""
 
 import pytest
+from scripts import run_code
 
 HEAVY = {"torch", "torchdata", "numpy", "fsspec", "s3fs", "PIL", "matplotlib", "webdataset", "asyncio"}
 
 
-def run(code: str, *arguments) -> str:
-    """What a fresh process prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_importing_is_lazy():
-    """Neither the package nor wds_pipes.tar nor any help of the command line imports what is
-    slow; nor does TAB.
+    """Nothing slow is imported by the package, wds_pipes.tar, the help of the command line, or TAB
+    completion.
     """
     code = f"""
         import os, sys
@@ -44,7 +26,7 @@ def test_importing_is_lazy():
             assert end.code == 0
         print(sorted({HEAVY!r} & set(sys.modules)))
     """
-    first, *completed, last = run(code).splitlines()
+    first, *completed, last = run_code(code).splitlines()
     assert (first, last) == ("[]", "[]")
     assert "plain,--batch-size" in completed
 
@@ -66,11 +48,11 @@ def test_torch_pipes_have_the_steps_in_any_order_of_imports(imports, urls):
         assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("wds_pipes")]
         print(len(list(members.group_by_key())), members.load_tar.__doc__[:30])
     """
-    assert run(code, *urls) == "14 Read the regular files in the \n"
+    assert run_code(code, *urls) == "14 Read the regular files in the \n"
 
 
-def test_what_follows_an_import_follows_the_one_that_succeeds(tmp_path):
-    """An import that fails can be tried again, and finders of any age stand beside ours."""
+def test_after_import_waits_for_an_import_that_succeeds(tmp_path):
+    """An import that fails can be tried again, and our finder works beside any others."""
     (tmp_path / "host.py").write_text("import os\nif 'HOST' not in os.environ:\n    raise OSError('not yet')\n")
     (tmp_path / "then.py").write_text("import host\nprint('then', vars(host).keys() >= {'os'})\n")
     code = """
@@ -89,11 +71,11 @@ def test_what_follows_an_import_follows_the_one_that_succeeds(tmp_path):
         import host
         print(len(sys.meta_path) == finders)
     """
-    assert run(code, tmp_path) == "not yet\nthen True\nTrue\n"
+    assert run_code(code, tmp_path) == "not yet\nthen True\nTrue\n"
 
 
-def test_a_module_that_is_only_looked_for():
-    """It stays unimported, and its loader still answers what loaders are asked."""
+def test_find_spec_does_not_import():
+    """The module stays unimported, and its loader still has the methods of a loader."""
     code = """
         import sys
         import wds_pipes
@@ -103,7 +85,7 @@ def test_a_module_that_is_only_looked_for():
         import torch
         print("wds_pipes.datapipes" in sys.modules)
     """
-    assert run(code) == "False True True\nTrue\n"
+    assert run_code(code) == "False True True\nTrue\n"
 
 
 def test_modules_without_torch_can_be_imported_first():
@@ -118,4 +100,4 @@ def test_modules_without_torch_can_be_imported_first():
             importlib.import_module(name)
         print("torch" not in sys.modules and len(inner) > 10)
     """  # noqa: E501
-    assert run(code) == "True\n"
+    assert run_code(code) == "True\n"

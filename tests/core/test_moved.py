@@ -1,5 +1,5 @@
-"""Data that lie elsewhere when a state is loaded: the same data go on exactly, other data are
-refused, and the user has the last word.
+"""A state is loaded where the data lie at another place: the same data continue exactly, other data
+are refused, and the user has the last word.
 """
 
 import itertools
@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from pipelines import draw, samples, through_json
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -34,25 +35,17 @@ def here(tmp_path_factory):
 
 @pytest.fixture
 def there(here, tmp_path):
-    """A copy of it on another disk, as it were."""
+    """A copy of it in another directory."""
     shutil.copytree(here, tmp_path / "scratch" / "job-1")
     return tmp_path / "scratch" / "job-1"
 
 
-def draw(sample, rng):
-    return {**sample, "draw": int(rng.integers(1 << 30))}
-
-
 def facts(items):
-    """What is the same wherever a sample lies: its key, and what was drawn for it."""
+    """What is the same wherever a sample lies: its key and its random draw."""
     return [
         [(sample["__key__"], sample.get("draw")) for sample in (item if isinstance(item, list) else [item])]
         for item in items
     ]
-
-
-def samples(urls, **options):
-    return wp.ShardList(urls, **{"shuffle": True, "seed": 3, **options}).open_shards().load_tar().group_by_key()
 
 
 def listed(root, name):
@@ -84,15 +77,15 @@ def loader(root, pipe=shuffled, **options):
 
 
 def cut(source, count):
-    """What is given up to ``count`` items, a state from there, as JSON, and the rest."""
+    """The first ``count`` items, the state after them as JSON, and the rest."""
     items = iter(source)
     given = facts(itertools.islice(items, count))
-    state = json.loads(json.dumps(source.state_dict()))
+    state = through_json(source.state_dict())
     return given, state, facts(items)
 
 
 def moves(caplog):
-    """The lines of the log that speak of another place."""
+    """The lines of the log that mention another place."""
     found = [record.getMessage() for record in caplog.records if "another place" in record.getMessage()]
     caplog.clear()
     return found
@@ -103,9 +96,9 @@ def moves(caplog):
     [shuffled, interleaved, mixed, loader, lambda root: loader(root, mixed)],
     ids=["pipe", "interleave", "mix", "loader", "mix in loader"],
 )
-def test_the_same_data_at_another_place_go_on_exactly(make, here, there, monkeypatch, caplog):
-    """By a relative path, as a file:// URL, and as a copy: same samples, same order, same draws;
-    one line of the log says it. Back home it says nothing.
+def test_the_same_data_at_another_place_resume_exactly(make, here, there, monkeypatch, caplog):
+    """By a relative path, as a file:// URL, and as a copy: same samples, same order, same draws.
+    One line of the log reports the move; none does at the old place.
     """
     monkeypatch.chdir(here)
     for count in (0, 1, 7):
@@ -114,7 +107,7 @@ def test_the_same_data_at_another_place_go_on_exactly(make, here, there, monkeyp
             resumed = make(root)
             resumed.load_state_dict(state)
             found = moves(caplog)
-            # of a mix, its position tells the data
+            # the position of a mix names its data
             assert len(found) == (any(lane["position"] for lane in state["lanes"].values()) or "data" in state)
             assert all(f"'{root}/birds/" in line for line in found)
             assert facts(resumed) == rest
@@ -131,7 +124,7 @@ def cut_again(source, state, count, **options):
     return cut(source, count)
 
 
-def test_a_copy_in_a_store_goes_on_exactly(here, web, s3):
+def test_a_copy_in_a_store_resumes_exactly(here, web, s3):
     local = sorted((here / "birds").glob("*.tar"))
     stored = {store: [store.put(f"moved/{path.name}", path.read_bytes()) for path in local] for store in (web, s3)}
 
@@ -153,8 +146,10 @@ def test_a_copy_in_a_store_goes_on_exactly(here, web, s3):
         assert facts(home) == rest_there
 
 
-def test_lanes_and_workers_may_change_on_the_way(here, there):
-    """An epoch is divided again while its data move, with worker processes: each sample once."""
+def test_data_and_lanes_may_change_together(here, there):
+    """An epoch is repartitioned when its data move, with worker processes: each
+    sample comes once.
+    """
     for pipe, expected in ((shuffled, 25), (mixed, None)):
         whole = sorted(itertools.chain(*facts(loader(here, pipe, lanes=3))))
         given, state, _ = cut(loader(here, pipe, lanes=3), 3)
@@ -171,7 +166,7 @@ def test_lanes_and_workers_may_change_on_the_way(here, there):
         assert expected is None or len(whole) == expected
 
 
-# By what data are known
+# What identifies data
 
 
 def fits(saved, urls, **options):
@@ -218,22 +213,22 @@ OTHER = {
 
 
 @pytest.mark.parametrize("case", SAME)
-def test_names_below_the_common_directory_are_the_same(case):
+def test_the_same_names_below_the_common_directory_fit(case):
     saved, urls = SAME[case]
     assert fits(saved, urls)
     assert fits(urls, saved)
 
 
 @pytest.mark.parametrize("case", OTHER)
-def test_other_names_are_other_data_unless_the_user_says_so(case):
+def test_other_names_are_refused_without_moved(case):
     saved, urls = OTHER[case]
     assert not fits(saved, urls)
     assert fits(saved, urls, moved=True)
 
 
 def test_an_index_decides_before_names(here, there, tmp_path, caplog):
-    """The same MD5s are the same data under any name; others are other data under the same
-    names, also where these did not change.
+    """The same MD5s are the same data under any name. Other MD5s are other data, also under the
+    same names.
     """
 
     def indexed(root, **options):
@@ -252,7 +247,7 @@ def test_an_index_decides_before_names(here, there, tmp_path, caplog):
         match=r"does not fit this pipeline: the index gives its shards other MD5s.*Build the pipeline as it was.*moved=True",  # noqa: E501
     ):
         indexed(tmp_path / "other").load_state_dict(state)
-    samples(f"{tmp_path}/other/birds/*.tar").load_state_dict(state)  # without an index its names are all that is known
+    samples(f"{tmp_path}/other/birds/*.tar").load_state_dict(state)  # without an index only its names are known
     assert "an index would show" in moves(caplog)[0]
     for path in sorted((there / "birds").iterdir()):
         path.rename(path.with_name(path.name.replace("shard", "part")))
@@ -275,7 +270,7 @@ def test_an_index_decides_before_names(here, there, tmp_path, caplog):
     indexed(there).load_state_dict(state, moved=True)
 
 
-# The user says it
+# moved=True
 
 
 def renamed(there):
@@ -288,10 +283,9 @@ def renamed(there):
 @pytest.mark.parametrize(
     "make", [shuffled, mixed, loader, lambda root: loader(root, mixed)], ids=["pipe", "mix", "loader", "mix in loader"]
 )
-def test_what_was_renamed_goes_on_where_the_user_says_so(make, here, there, caplog):
-    """And is refused with both ways out otherwise; all else is checked as ever.
-
-    A state from there needs no word.
+def test_renamed_shards_fit_with_moved(make, here, there, caplog):
+    """Without it the error names both ways out. All else is checked as always. A state from there
+    needs no moved=True.
     """
     _, state, rest = cut(make(here), 5)
     renamed(there)
@@ -313,15 +307,13 @@ def test_what_was_renamed_goes_on_where_the_user_says_so(make, here, there, capl
     assert facts(resumed) == rest
 
 
-def test_all_else_is_checked_as_ever(here):
-    """Also with moved=True: the number of shards and of samples, the seed, the steps, and what a
-    lane holds.
-    """
+def test_moved_leaves_the_other_checks(here):
+    """The number of shards and of samples, the seed, the steps, and what a lane holds."""
     state = shuffled(here).state_dict()
     fewer = samples(sorted(map(str, (here / "birds").iterdir()))[:5]).shuffle_buffer(4).map_samples(draw)
     for other, message in (
         (fewer, "made over 6 shards, this pipeline has 5"),
-        (shuffled(here, seed=4), "seed=3, this pipeline has seed=4"),
+        (shuffled(here, seed=4), "seed=5, this pipeline has seed=4"),
         (interleaved(here), "its pipeline was"),
     ):
         with pytest.raises(wp.StateError, match=message):
@@ -331,15 +323,17 @@ def test_all_else_is_checked_as_ever(here):
     with pytest.raises(wp.StateError, match="other numbers of samples"):
         other.load_state_dict(wp.PipeLoader(shuffled(here, **counted), lanes=2).state_dict(), moved=True)
     state = mixed(here).state_dict()
-    with pytest.raises(wp.StateError, match="its seed was 3 and is 4"):
+    with pytest.raises(wp.StateError, match="its seed was 5 and is 4"):
         mixed(here, seed=4).load_state_dict(state, moved=True)
     one = lambda name: wp.mix({"source": samples(listed(here, name))})  # noqa: E731
     with pytest.raises(wp.StateError, match="it had 6 shards and has 3"):
         one("fish").load_state_dict(one("birds").state_dict(), moved=True)
 
 
-def test_every_host_can_be_told(here, there, tmp_path):
-    """Functions that load take moved=True; where another library loads, ShardList does."""
+def test_every_host_takes_moved(here, there, tmp_path):
+    """Functions that load a state take moved=True; where another library loads,
+    ShardList takes it.
+    """
     _, state, rest = cut(shuffled(here), 5)
     other = renamed(there)
     wrapped = [
@@ -389,8 +383,8 @@ def test_every_host_can_be_told(here, there, tmp_path):
     assert facts(resumed) == facts(expected)
 
 
-def test_ranks_may_see_the_data_at_places_of_their_own(here, there):
-    """On disks of their own; under other names, if the user says so."""
+def test_each_rank_may_have_its_own_copy_of_the_data(here, there):
+    """On disks of their own; under other names with moved=True."""
 
     def states(*roots):
         made = [loader(root, rank=rank, world_size=2) for rank, root in enumerate(roots)]
@@ -415,7 +409,7 @@ def test_ranks_may_see_the_data_at_places_of_their_own(here, there):
 
 
 def old(state):
-    """A state as the versions before wrote it."""
+    """A state as older versions wrote it."""
     del state["data"]
     for lane in state["lanes"].values():
         for entry in lane["position"] or ():
@@ -425,7 +419,7 @@ def old(state):
     return state
 
 
-def test_states_that_do_not_tell_their_data_fit_where_they_did(here, there):
+def test_old_states_without_an_id_of_the_data_fit_as_before(here, there):
     for make in (shuffled, mixed, loader, lambda root: loader(root, mixed)):
         _, state, rest = cut(make(here), 5)
         state = old({"data": "", **state})

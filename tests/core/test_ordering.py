@@ -1,4 +1,6 @@
-"""The integer hash: known vectors, bit-exact block form, lasting values, even spread."""
+"""The integer hash: known vectors, a bit-exact block form, values that never change,
+even spread.
+"""
 
 import statistics
 
@@ -67,12 +69,12 @@ def test_permutation_is_one(key, count):
     values=st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=5),
     other=st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=5),
 )
-def test_mix_tells_values_their_order_and_their_number_apart(values, other):
+def test_hash64_depends_on_values_their_order_and_their_number(values, other):
     assert (mix(*values) == mix(*other)) == (values == other)
     assert 0 <= mix(*values) <= MASK
 
 
-# These values are in everybody's checkpoints: they never change.
+# These values are in the checkpoints of users: they never change.
 @pytest.mark.parametrize(
     ("function", "arguments", "expected"),
     [

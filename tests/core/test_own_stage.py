@@ -1,5 +1,5 @@
-"""A stage of a user's gets what those of the package have: method, node, equal epochs, graph,
-description; and the test kit finds its mistakes.
+"""A user's own stage has all that the package's stages have: method, node, equal epochs, graph,
+description. check_resume finds its mistakes.
 """
 
 import copy
@@ -54,8 +54,8 @@ def pipe(urls, **options):
 
 
 def test_pipes_and_nodes_of_it_can_be_pickled(urls):
-    """They name the stage, so that whoever loads them imports its module first; also under a
-    process that is not forked.
+    """A pickle names the stage, so the process that loads it imports the stage's module first, also
+    one that is not forked.
     """
     tags = list(range(100, 120))
     again = pickle.loads(pickle.dumps(pipe(urls)))
@@ -71,10 +71,10 @@ def test_pipes_and_nodes_of_it_can_be_pickled(urls):
 
 
 class Louder(datapipes.ShuffleBuffer):
-    """A class of a user's upon one of the package."""
+    """A user's subclass of a pipe of the package."""
 
 
-def test_a_subclass_of_a_pipe_stays_one(urls):
+def test_a_subclass_of_a_pipe_keeps_its_class(urls):
     mine = Louder(wp.ShardList(urls).open_shards().load_tar().group_by_key(), 3)
     for again in (copy.copy(mine), copy.deepcopy(mine), pickle.loads(pickle.dumps(mine))):
         assert type(again) is Louder
@@ -91,8 +91,8 @@ def test_it_is_a_method_and_a_node(urls):
         nodes.TagSample(chain)
 
 
-def test_it_keeps_the_count(urls):
-    """So that epochs are equal on two ranks, and have a length."""
+def test_it_keeps_the_number_of_samples(urls):
+    """So epochs are equal on two ranks and have a length."""
     counted = pipe(urls, samples_per_shard=5)
     assert len(counted) == 20
     loaders = [wp.PipeLoader(counted, batch_size=3, rank=rank, world_size=2) for rank in (0, 1)]
@@ -161,7 +161,7 @@ class SharedTags(TagSamples):
 
 
 class LateMark(TagSamples):
-    """Mistake: it reads ahead, and gives the position of its source as it is then."""
+    """Mistake: it reads ahead and saves the position that its source has then."""
 
     def run(self):
         held = None
@@ -174,14 +174,14 @@ class LateMark(TagSamples):
 
 
 @pytest.mark.parametrize("kind", [HeldSamples, SharedTags, LateMark])
-def test_the_kit_finds_the_classical_mistakes(kind, urls):
+def test_check_resume_finds_the_classical_mistakes(kind, urls):
     pipe_of = wp.register_stage(kind)
     with pytest.raises((AssertionError, TypeError, wp.StateError)):
         check_resume(lambda: pipe_of(wp.ShardList(urls).open_shards().load_tar().group_by_key()))
 
 
 @pytest.mark.parametrize("name", ["start", "seed"])  # a method and a property
-def test_an_attribute_that_means_something_else_is_told(name, urls):
+def test_an_attribute_that_means_something_else_is_refused(name, urls):
     class SetName(wp.Stage):
         def __init__(self, source):
             super().__init__(source)
@@ -286,5 +286,5 @@ def test_what_a_stage_lacks_is_told_when_it_is_built(kind, said, urls):
             getattr(nodes, kind.__name__)(nodes.ShardList(urls))
 
 
-def test_the_kit_passes_a_right_one(urls):
+def test_check_resume_passes_a_right_stage(urls):
     check_resume(lambda: pipe(urls))

@@ -1,4 +1,6 @@
-"""States: what they hold, what is refused and in which words, and what epochs and iterators do."""
+"""States: what they hold, which are refused with which message, and how epochs and iterators
+behave.
+"""
 
 import copy
 import io
@@ -8,6 +10,7 @@ import threading
 
 import pytest
 import torch
+from pipelines import after, flat, keys_of, shuffled, through_json
 
 import wds_pipes as wp
 from wds_pipes.core.stage import Stage
@@ -15,46 +18,28 @@ from wds_pipes.core.state import STATE_VERSION
 from wds_pipes.core.stream import Stream
 
 
-def make(urls, **options):
-    return (
-        wp.ShardList(urls, **{"shuffle": True, "seed": 5, **options})
-        .open_shards()
-        .load_tar()
-        .group_by_key()
-        .shuffle_buffer(3)
-        .decode_by_ext()
-    )
-
-
-def keys(pipe):
-    return [sample["__key__"] for sample in pipe]
-
-
-def after(pipe, count):
-    items = iter(pipe)
-    for _ in range(count):
-        next(items)
-    return items
+def decoded(urls, **options):
+    return shuffled(urls, **options).decode_by_ext()
 
 
 def test_state_is_plain_json_and_survives_torch_save(urls):
-    pipe = make(urls)
+    pipe = decoded(urls)
     items = after(pipe, 5)
     state = pipe.state_dict()
-    assert json.loads(json.dumps(state)) == state
+    assert through_json(state) == state
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
     assert torch.load(file, weights_only=True) == state
     assert len(json.dumps(state)) < 700
-    rest = [sample["__key__"] for sample in items]
-    resumed = make(urls)
+    rest = keys_of(items)
+    resumed = decoded(urls)
     resumed.load_state_dict(state)
-    assert keys(resumed) == rest
+    assert keys_of(resumed) == rest
 
 
-def test_state_never_aliases_what_is_alive(urls):
-    pipe = make(urls)
+def test_a_state_shares_nothing_with_its_pipe(urls):
+    pipe = decoded(urls)
     items = after(pipe, 2)
     state = pipe.state_dict()
     kept = copy.deepcopy(state)
@@ -69,67 +54,67 @@ def test_state_never_aliases_what_is_alive(urls):
 
 def test_state_before_the_first_item_and_after_the_last(urls):
     """Before: the beginning. After the end: the beginning of the next epoch."""
-    pipe = make(urls)
+    pipe = decoded(urls)
     beginning = pipe.state_dict()
-    first, second = keys(pipe), None
+    first, second = keys_of(pipe), None
     end = pipe.state_dict()
     assert (beginning["epoch"], end["epoch"]) == (0, 1)
-    second = keys(pipe)
+    second = keys_of(pipe)
     for state, expected in ((beginning, first), (end, second)):
-        resumed = make(urls)
+        resumed = decoded(urls)
         resumed.load_state_dict(state)
         assert resumed.state_dict() == state
-        assert keys(resumed) == expected
+        assert keys_of(resumed) == expected
 
 
 def test_each_iter_is_the_next_epoch_and_set_epoch_chooses(urls):
-    pipe = make(urls)
-    epochs = [keys(pipe) for _ in range(3)]
+    pipe = decoded(urls)
+    epochs = [keys_of(pipe) for _ in range(3)]
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert {tuple(sorted(epoch)) for epoch in epochs} == {tuple(sorted(epochs[0]))}
     pipe.set_epoch(1)
-    assert keys(pipe) == epochs[1]
-    assert keys(pipe) == epochs[2]
-    fresh = make(urls)
+    assert keys_of(pipe) == epochs[1]
+    assert keys_of(pipe) == epochs[2]
+    fresh = decoded(urls)
     fresh.set_epoch(2)
     assert fresh.state_dict()["epoch"] == 2
-    assert keys(fresh) == epochs[2]
+    assert keys_of(fresh) == epochs[2]
     with pytest.raises(ValueError, match="epoch must be at least 0"):
         pipe.set_epoch(-1)
 
 
 def test_set_epoch_of_a_loaded_epoch_continues_it(urls):
-    pipe = make(urls)
-    rest = [sample["__key__"] for sample in after(pipe, 4)]
+    pipe = decoded(urls)
+    rest = keys_of(after(pipe, 4))
     pipe.set_epoch(0)
-    state = make(urls)
+    state = decoded(urls)
     after(state, 4)
-    resumed = make(urls)
+    resumed = decoded(urls)
     resumed.load_state_dict(state.state_dict())
     resumed.set_epoch(0)
-    assert keys(resumed) == rest
-    other = make(urls)
+    assert keys_of(resumed) == rest
+    other = decoded(urls)
     other.load_state_dict(state.state_dict())
     other.set_epoch(1)
-    assert keys(other) != rest
+    assert keys_of(other) != rest
 
 
 def test_iter_is_lazy(urls):
-    """An iter() that is never used takes no epoch, and leaves a loaded state to the next one."""
-    pipe = make(urls)
+    """An iter() that is never used takes no epoch and leaves a loaded state to the next one."""
+    pipe = decoded(urls)
     iter(pipe)
     assert pipe.state_dict()["epoch"] == 0
-    reference = make(urls)
-    rest = [sample["__key__"] for sample in after(reference, 3)]
-    half = make(urls)
+    reference = decoded(urls)
+    rest = keys_of(after(reference, 3))
+    half = decoded(urls)
     after(half, 3)
     pipe.load_state_dict(half.state_dict())
     iter(pipe)
-    assert keys(pipe) == rest
+    assert keys_of(pipe) == rest
 
 
 def test_a_new_iterator_ends_the_one_before(urls):
-    pipe = make(urls)
+    pipe = decoded(urls)
     old = after(pipe, 1)
     new = after(pipe, 1)
     with pytest.raises(wp.StateError, match="replaced"):
@@ -141,7 +126,7 @@ def test_a_new_iterator_ends_the_one_before(urls):
 
 
 def test_an_ended_iterator_stays_ended(urls):
-    pipe = make(urls)
+    pipe = decoded(urls)
     items = iter(pipe)
     list(items)
     after(pipe, 2)
@@ -160,8 +145,8 @@ def test_after_an_exception_the_state_is_before_the_item_that_failed(urls):
             raise ValueError("cannot")
         return sample
 
-    make_fragile = lambda: make(urls).map_samples(fragile).batch_samples(2, collate="list")  # noqa: E731
-    expected = keys(make(urls))
+    make_fragile = lambda: decoded(urls).map_samples(fragile).batch_samples(2, collate="list")  # noqa: E731
+    expected = keys_of(decoded(urls))
     pipe = make_fragile()
     items = iter(pipe)
     got = [next(items) for _ in range(3)]
@@ -174,7 +159,7 @@ def test_after_an_exception_the_state_is_before_the_item_that_failed(urls):
     bad = False
     for again in (pipe, make_fragile()):
         again.load_state_dict(state)
-        assert [sample["__key__"] for batch in (*got, *again) for sample in batch] == expected
+        assert keys_of(flat([*got, *again])) == expected
 
 
 def test_an_interrupted_iterator_says_so(urls):
@@ -185,7 +170,7 @@ def test_an_interrupted_iterator_says_so(urls):
             raise KeyboardInterrupt
         return sample
 
-    pipe = make(urls).map_samples(interrupt)
+    pipe = decoded(urls).map_samples(interrupt)
     items = iter(pipe)
     with pytest.raises(KeyboardInterrupt):
         next(items)
@@ -193,7 +178,7 @@ def test_an_interrupted_iterator_says_so(urls):
         next(items)
     stop = False
     pipe.load_state_dict(pipe.state_dict())
-    assert len(keys(pipe)) == 14
+    assert len(keys_of(pipe)) == 14
 
 
 class Opened(Stage):
@@ -211,11 +196,9 @@ class Opened(Stage):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("cannot")])
-def test_an_iterator_that_failed_when_it_began_does_not_go_on_with_the_next_epoch(error, urls, monkeypatch):
-    """Its further next() says what went wrong, and the state is still the beginning of the
-    epoch.
-    """
-    stream = Stream(Opened(make(urls)._stream.stage))
+def test_an_iterator_that_failed_at_its_start_does_not_begin_the_next_epoch(error, urls, monkeypatch):
+    """Its next() raises the same error again, and the state is still the beginning of the epoch."""
+    stream = Stream(Opened(decoded(urls)._stream.stage))
     epochs = [list(stream) for _ in range(3)]
     stream.set_epoch(1)
     items = iter(stream)
@@ -233,7 +216,7 @@ def test_an_iterator_that_failed_when_it_began_does_not_go_on_with_the_next_epoc
 
 def test_state_may_be_taken_from_another_thread(urls):
     """Each such state is one of the positions between items."""
-    pipe = make(urls)
+    pipe = decoded(urls)
     states, done = [], threading.Event()
 
     def take():
@@ -242,31 +225,33 @@ def test_state_may_be_taken_from_another_thread(urls):
 
     thread = threading.Thread(target=take)
     thread.start()
-    epochs = [keys(pipe) for _ in range(20)]
+    epochs = [keys_of(pipe) for _ in range(20)]
     done.set()
     thread.join()
     for state in states[:: max(1, len(states) // 50)]:
-        resumed = make(urls)
+        resumed = decoded(urls)
         resumed.load_state_dict(state)
         delivered = state["lanes"]["0"]["delivered"]
         if state["epoch"] < 20:
-            assert keys(resumed) == epochs[state["epoch"]][delivered:]
+            assert keys_of(resumed) == epochs[state["epoch"]][delivered:]
 
 
 def test_pickled_pipe_keeps_a_loaded_state_and_starts_afresh_otherwise(urls):
-    pipe = make(urls)
-    rest = [sample["__key__"] for sample in after(pipe, 4)]
-    half = make(urls)
+    pipe = decoded(urls)
+    rest = keys_of(after(pipe, 4))
+    half = decoded(urls)
     after(half, 4)
-    loaded = make(urls)
+    loaded = decoded(urls)
     loaded.load_state_dict(half.state_dict())
-    assert keys(pickle.loads(pickle.dumps(loaded))) == rest
+    assert keys_of(pickle.loads(pickle.dumps(loaded))) == rest
     copied = pickle.loads(pickle.dumps(half))
-    assert keys(copied) == keys(half)  # the next epoch
+    assert keys_of(copied) == keys_of(half)  # the next epoch
 
 
 def test_counts_add_up_to_the_epoch(urls):
-    pipe = make(urls).filter_samples(lambda sample: sample["cls"] % 2).batch_samples(4, drop_last=True, collate="list")
+    pipe = (
+        decoded(urls).filter_samples(lambda sample: sample["cls"] % 2).batch_samples(4, drop_last=True, collate="list")
+    )
     batches = list(pipe)
     counts = pipe.counts()
     assert counts["delivered"] == 4 * len(batches)
@@ -277,15 +262,15 @@ def test_counts_add_up_to_the_epoch(urls):
 # What is refused
 
 
-def test_another_pipeline_is_refused_in_words(urls, tmp_path):
-    state = make(urls).state_dict()
-    other = make(urls[:-1])
+def test_another_pipeline_is_refused_with_the_difference(urls, tmp_path):
+    state = decoded(urls).state_dict()
+    other = decoded(urls[:-1])
     with pytest.raises(wp.StateError, match="made over 5 shards, this pipeline has 4"):
         other.load_state_dict(state)
     with pytest.raises(wp.StateError, match="other URLs or another order"):
-        make([*urls[1:], urls[0]]).load_state_dict(state)
+        decoded([*urls[1:], urls[0]]).load_state_dict(state)
     with pytest.raises(wp.StateError, match="seed=5, this pipeline has seed=6"):
-        make(urls, seed=6).load_state_dict(state)
+        decoded(urls, seed=6).load_state_dict(state)
     with pytest.raises(
         wp.StateError,
         match=r"its pipeline was \.\.\. > group_by_key > shuffle_buffer\(size=3\) > \.\.\., this one is [^,]*size=4",
@@ -297,20 +282,20 @@ def test_another_pipeline_is_refused_in_words(urls, tmp_path):
         wp.StateError,
         match=r"its pipeline was \.\.\. > decode_by_ext, this one is \.\.\. > decode_by_ext > batch_samples\.",
     ):
-        make(urls).batch_samples(2).load_state_dict(state)
+        decoded(urls).batch_samples(2).load_state_dict(state)
     with pytest.raises(wp.StateError, match="it was made by a pipe, this is a PipeLoader"):
-        wp.PipeLoader(make(urls)).load_state_dict(state)
+        wp.PipeLoader(decoded(urls)).load_state_dict(state)
     with pytest.raises(wp.StateError, match="it was made by a PipeLoader, this is a pipe"):
-        make(urls).load_state_dict(wp.PipeLoader(make(urls)).state_dict())
+        decoded(urls).load_state_dict(wp.PipeLoader(decoded(urls)).state_dict())
 
 
-def test_another_batch_size_or_function_is_not(urls):
-    """What does not change which samples come in which order may change."""
-    pipe = make(urls).map_samples(lambda sample: sample).batch_samples(2, collate="list")
+def test_another_batch_size_or_function_is_accepted(urls):
+    """All may change that does not decide which samples come in which order."""
+    pipe = decoded(urls).map_samples(lambda sample: sample).batch_samples(2, collate="list")
     after(pipe, 2)
-    other = make(urls).map_samples(lambda sample, rng: sample).batch_samples(5, collate="list")
+    other = decoded(urls).map_samples(lambda sample, rng: sample).batch_samples(5, collate="list")
     other.load_state_dict(pipe.state_dict())
-    assert [sample["__key__"] for batch in other for sample in batch] == keys(make(urls))[4:]
+    assert keys_of(flat(other)) == keys_of(decoded(urls))[4:]
 
 
 @pytest.mark.parametrize(
@@ -340,10 +325,10 @@ def test_another_batch_size_or_function_is_not(urls):
     ],
 )
 def test_damaged_states_are_refused(edit, message, urls):
-    pipe = make(urls)
+    pipe = decoded(urls)
     items = after(pipe, 2)
     with pytest.raises(wp.StateError, match=message):
-        make(urls).load_state_dict(edit(pipe.state_dict()))
+        decoded(urls).load_state_dict(edit(pipe.state_dict()))
     with pytest.raises(wp.StateError, match=message):
         pipe.load_state_dict(edit(pipe.state_dict()))
     next(items)  # a refused state changes nothing
@@ -354,7 +339,7 @@ def lane(state, **changes):
 
 
 def test_describe_state_is_for_people(urls):
-    pipe = make(urls)
+    pipe = decoded(urls)
     after(pipe, 6)
     text = wp.describe_state(pipe.state_dict())
     assert "epoch 0" in text
@@ -363,7 +348,7 @@ def test_describe_state_is_for_people(urls):
     assert "6 items delivered" in text
     assert "shuffle at 6" in text
     assert "6 delivered, 0 filtered" in text
-    loader = wp.PipeLoader(make(urls), lanes=2)
+    loader = wp.PipeLoader(decoded(urls), lanes=2)
     assert "lane 1 of 2: not begun, 0 items delivered" in wp.describe_state(loader.state_dict())
     next(iter(loader))
     assert "lane 0 of 2: in " in wp.describe_state(loader.state_dict())
@@ -404,6 +389,6 @@ def test_secrets_are_not_in_the_state():
 @pytest.mark.parametrize(
     "loads", [lambda pipe: pipe, wp.PipeLoader, lambda pipe: pipe.as_dataset()], ids=["pipe", "PipeLoader", "dataset"]
 )
-def test_what_is_no_state_is_told_as_what_it_is(loads, wrap, mend, urls):
+def test_an_object_that_is_no_state_is_named(loads, wrap, mend, urls):
     with pytest.raises(wp.StateError, match=f"this is not a state of a wds_pipes pipeline but .*{mend}"):
-        loads(make(urls)).load_state_dict(wrap(make(urls).state_dict()))
+        loads(decoded(urls)).load_state_dict(wrap(decoded(urls).state_dict()))

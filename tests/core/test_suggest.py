@@ -1,5 +1,5 @@
-"""A misspelt step, option or name says which was meant, and a name of webdataset what it is
-here.
+"""An error for a misspelt step, option or name suggests the right one; for a name of webdataset it
+says what replaces it.
 """
 
 import re
@@ -41,9 +41,9 @@ def test_a_misspelt_step(pipe, name, mend):
     assert not hasattr(pipe, "_divides_items")
 
 
-def test_every_method_of_webdataset_says_what_it_is_here(pipe):
-    """Those that this package or torch does not have under the same name; the tutorial has the
-    same in its table.
+def test_every_method_of_webdataset_has_a_suggestion(pipe):
+    """Except those that this package or torch has under the same name. The table of the tutorial
+    has the same names.
     """
     webdataset = pytest.importorskip("webdataset")
     ours = {"map", "to_tuple", "shuffle"}

@@ -53,7 +53,7 @@ def frames(text):
     return [f"wds_pipes.{name}" if "/wds_pipes/" in path else name for path, name in found]
 
 
-JSON = ["broken", "loads", "decode", "raw_decode"]  # from the caller's function on all is shown
+JSON = ["broken", "loads", "decode", "raw_decode"]  # all frames from the caller's function on are shown
 
 
 @pytest.mark.parametrize("workers", [None, 0, 1])
@@ -93,7 +93,7 @@ def test_the_cause_of_an_error_shows_the_line(workers):
     assert (type(again), str(again), again.field) == (wp.DecodeError, str(error), "cls")
 
 
-def test_where_no_code_of_the_caller_is_to_blame_there_are_few_frames():
+def test_an_error_without_code_of_the_caller_has_few_frames():
     missing = error_of(samples(["gone.tar"]))
     assert isinstance(missing.__cause__, FileNotFoundError)
     assert frames(shown(missing)) == ["wds_pipes.open", "error_of", "wds_pipes.__next__"]

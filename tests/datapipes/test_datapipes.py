@@ -1,6 +1,4 @@
-"""The IterDataPipe skin: registration, help, torch's own pipes around ours, and torch's
-DataLoader.
-"""
+"""IterDataPipes: registration, help, torch's own pipes around ours, and torch's DataLoader."""
 
 import inspect
 import pickle
@@ -8,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from pipelines import keys_of, shuffled
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import traverse_dps
@@ -18,16 +17,8 @@ from wds_pipes import datapipes, nodes, stages
 from wds_pipes.core.stage import Stage, functional_name, shown_signature
 
 
-def make(urls):
-    return wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().shuffle_buffer(3)
-
-
 def same_sample(sample):
     return sample
-
-
-def keys(source):
-    return [sample["__key__"] for sample in source]
 
 
 NAMES = [name for name in stages.__all__ if name not in ("ShardList", "Mix")]
@@ -48,7 +39,7 @@ def test_each_stage_is_a_method_a_pipe_and_a_node_of_one_name(name, urls):
 
 
 def test_importing_again_registers_again():
-    """In a process of its own, since the classes are others then."""
+    """In a new process, since reloading creates other classes."""
     code = (
         "import importlib, wds_pipes as wp; importlib.reload(wp.datapipes); "
         "importlib.reload(wp); wp.ShardList('x.tar').open_shards().load_tar().state_dict()"
@@ -56,9 +47,9 @@ def test_importing_again_registers_again():
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
-def test_a_name_that_somebody_else_took_is_an_error():
+def test_a_name_that_another_pipe_has_is_an_error():
     class Map(Stage):
-        """Takes a name of torch's."""
+        """Has a name of torch's."""
 
         def run(self):
             yield from self.source.items
@@ -76,11 +67,11 @@ class EveryOther(Stage):
                 yield item
 
 
-def test_a_stage_of_ones_own(urls):
+def test_a_users_own_stage(urls):
     wp.register_stage(EveryOther)
     wp.register_stage(EveryOther)
     try:
-        assert keys(make(urls).every_other()) == keys(make(urls))[1::2]
+        assert keys_of(shuffled(urls).every_other()) == keys_of(shuffled(urls))[1::2]
     finally:
         del IterDataPipe.functions["every_other"]
 
@@ -91,11 +82,11 @@ def test_wrong_sources_and_arguments_fail_when_built(urls):
     with pytest.raises(TypeError, match="needs a node as its source"):
         nodes.LoadTar(urls)
     with pytest.raises(ValueError, match="size must be at least 1"):
-        make(urls).batch_samples(0)
+        shuffled(urls).batch_samples(0)
     with pytest.raises(ValueError, match="on_error must be one of"):
-        make(urls).decode_by_ext(on_error="ignore")
+        shuffled(urls).decode_by_ext(on_error="ignore")
     with pytest.raises(TypeError):
-        make(urls).shuffle_buffer(4, sede=1)
+        shuffled(urls).shuffle_buffer(4, sede=1)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +106,8 @@ def test_steps_in_the_wrong_order_say_so(chain, message, urls):
 
 def test_repr_reads_as_the_chain(urls):
     expected = ".open_shards().load_tar().group_by_key().shuffle_buffer(3)"
-    assert repr(make(urls)).startswith("ShardList([")
-    assert repr(make(urls)).endswith(f", ...] (5 shards), shuffle=True, seed=5){expected}")
+    assert repr(shuffled(urls)).startswith("ShardList([")
+    assert repr(shuffled(urls)).endswith(f", ...] (5 shards), shuffle=True, seed=5){expected}")
 
 
 def test_two_pipes_over_one_source_do_not_disturb_each_other(urls):
@@ -130,8 +121,8 @@ def test_two_pipes_over_one_source_do_not_disturb_each_other(urls):
     "build",
     [lambda pipe: pipe.as_dataset(), lambda pipe: pipe.as_node(), lambda pipe: pipe.batch_samples(2), wp.as_dataset],
 )
-def test_a_loaded_state_is_not_lost_in_what_is_built_upon_the_pipe(build, urls):
-    pipe = make(urls)
+def test_a_loaded_state_is_kept_by_steps_added_later(build, urls):
+    pipe = shuffled(urls)
     next(iter(pipe))
     state = pipe.state_dict()
     build(pipe)
@@ -145,18 +136,18 @@ def test_a_loaded_state_is_not_lost_in_what_is_built_upon_the_pipe(build, urls):
 # torch's pipes
 
 
-def test_pipes_that_hold_something_are_named(urls):
+def test_pipes_of_torch_that_hold_items_are_named(urls):
     for chain, name in (
-        (make(urls).shuffle().batch_samples(2), "Shuffler"),
-        (make(urls).batch(2).unbatch().batch_samples(2), "UnBatcher"),
-        (make(urls).sharding_filter().batch_samples(2), "ShardingFilter"),
-        (make(urls).zip(make(urls)).batch_samples(2, collate="list"), "Zipper"),
+        (shuffled(urls).shuffle().batch_samples(2), "Shuffler"),
+        (shuffled(urls).batch(2).unbatch().batch_samples(2), "UnBatcher"),
+        (shuffled(urls).sharding_filter().batch_samples(2), "ShardingFilter"),
+        (shuffled(urls).zip(shuffled(urls)).batch_samples(2, collate="list"), "Zipper"),
     ):
         assert len(list(chain)) > 0
         with pytest.raises(wp.StateError, match=f"torch's {name}"):
             chain.state_dict()
     with pytest.raises(wp.StateError, match=r"Shuffler.*use shuffle_buffer\(size\)"):
-        wp.state_dict(make(urls).shuffle())
+        wp.state_dict(shuffled(urls).shuffle())
     with pytest.raises(wp.StateError, match="no pipe of wds_pipes"):
         wp.state_dict(IterableWrapper([1]))
     with pytest.raises(wp.StateError, match="holds an iterator"):
@@ -165,17 +156,17 @@ def test_pipes_that_hold_something_are_named(urls):
         wp.state_dict([1])
 
 
-def test_a_pipe_of_torchs_that_was_built_from_its_class_is_told_to_use_the_method(urls):
+def test_an_error_of_a_torch_pipe_built_by_its_class_names_the_method(urls):
     from torch.utils.data.datapipes.iter import Mapper
 
     with pytest.raises(wp.StateError, match=r"use the method, pipe.map\(\)"):
-        wp.state_dict(Mapper(make(urls), same_sample))
+        wp.state_dict(Mapper(shuffled(urls), same_sample))
 
 
 @pytest.mark.parametrize("ending", ["map", "batch"])
-def test_after_an_exception_a_chain_that_ends_in_torchs_pipe_loses_nothing(ending, urls):
-    """What torch has pulled but not given is not part of the state."""
-    expected, bad = keys(make(urls)), True
+def test_after_an_exception_a_chain_that_ends_in_a_torch_pipe_loses_nothing(ending, urls):
+    """An item that torch has pulled and not returned is not part of the state."""
+    expected, bad = keys_of(shuffled(urls)), True
 
     def fragile(sample):
         if bad and sample["__key__"] == expected[6]:
@@ -183,7 +174,7 @@ def test_after_an_exception_a_chain_that_ends_in_torchs_pipe_loses_nothing(endin
         return sample
 
     def chain():
-        pipe = make(urls).map_samples(fragile)
+        pipe = shuffled(urls).map_samples(fragile)
         return pipe.map(same_sample) if ending == "map" else pipe.batch(4)
 
     pipe, got = chain(), []
@@ -201,15 +192,15 @@ def test_after_an_exception_a_chain_that_ends_in_torchs_pipe_loses_nothing(endin
 
 
 def test_help_shows_the_name_and_the_arguments(urls):
-    method = make(urls).shuffle_buffer
+    method = shuffled(urls).shuffle_buffer
     assert method.__name__ == "shuffle_buffer"
     assert list(inspect.signature(method).parameters) == ["size", "seed"]
 
 
 def test_a_batch_that_a_shuffle_counts_keeps_its_size(urls):
-    state = make(urls).batch_samples(2, collate="list").shuffle_buffer(4).state_dict()
+    state = shuffled(urls).batch_samples(2, collate="list").shuffle_buffer(4).state_dict()
     with pytest.raises(wp.StateError, match=r"batch_samples\(size=2.*batch_samples\(size=4"):
-        make(urls).batch_samples(4, collate="list").shuffle_buffer(4).load_state_dict(state)
+        shuffled(urls).batch_samples(4, collate="list").shuffle_buffer(4).load_state_dict(state)
 
 
 def test_a_state_of_other_urls_from_torch_is_refused(urls):
@@ -221,7 +212,7 @@ def test_a_state_of_other_urls_from_torch_is_refused(urls):
 
 
 def test_graph_walk_finds_every_pipe(urls):
-    pipe = make(urls).map(str).batch_samples(2)
+    pipe = shuffled(urls).map(str).batch_samples(2)
     found, graph = [], traverse_dps(pipe)
     while graph:
         [(_, (part, graph))] = graph.items()
@@ -242,49 +233,49 @@ def test_graph_walk_finds_every_pipe(urls):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_bare_pipe_in_a_plain_dataloader_gives_each_sample_once(workers, urls):
-    """torch divides the workers; the pipes beneath take their lanes."""
-    expected = sorted(keys(make(urls)))
-    assert sorted(keys(DataLoader(make(urls), batch_size=None, num_workers=workers))) == expected
+def test_a_bare_pipe_in_a_plain_dataloader_returns_each_sample_once(workers, urls):
+    """torch numbers the workers; each pipe takes its lane."""
+    expected = sorted(keys_of(shuffled(urls)))
+    assert sorted(keys_of(DataLoader(shuffled(urls), batch_size=None, num_workers=workers))) == expected
     from_torch = IterableWrapper(urls).open_shards().load_tar().group_by_key()
-    assert sorted(keys(DataLoader(from_torch, batch_size=None, num_workers=workers))) == expected
+    assert sorted(keys_of(DataLoader(from_torch, batch_size=None, num_workers=workers))) == expected
     filtered = IterableWrapper(urls).sharding_filter().open_shards().load_tar().group_by_key()
-    assert sorted(keys(DataLoader(filtered, batch_size=None, num_workers=workers))) == expected
-    ending = make(urls).map(same_sample)
-    assert sorted(keys(DataLoader(ending, batch_size=None, num_workers=workers))) == expected
+    assert sorted(keys_of(DataLoader(filtered, batch_size=None, num_workers=workers))) == expected
+    ending = shuffled(urls).map(same_sample)
+    assert sorted(keys_of(DataLoader(ending, batch_size=None, num_workers=workers))) == expected
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_bare_pipe_in_a_plain_dataloader_has_another_order_each_epoch(workers, persistent, urls):
-    pipe = make(urls)
+    pipe = shuffled(urls)
     loader = DataLoader(pipe, batch_size=None, num_workers=workers, persistent_workers=persistent and workers > 0)
-    epochs = [keys(loader) for _ in range(3)]
+    epochs = [keys_of(loader) for _ in range(3)]
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert all(sorted(epoch) == sorted(epochs[0]) for epoch in epochs)
     if not persistent:
         pipe.set_epoch(1)
-        assert keys(loader) == epochs[1]
+        assert keys_of(loader) == epochs[1]
         pipe.set_epoch(1)
-        assert keys(loader) == epochs[1]
+        assert keys_of(loader) == epochs[1]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("ending", [lambda pipe: pipe, lambda pipe: pipe.map(same_sample)])
-def test_a_bare_pipe_in_a_stateful_dataloader_fails_loudly_with_the_mend(workers, ending, urls):
-    loader = StatefulDataLoader(ending(make(urls)), batch_size=None, num_workers=workers)
+def test_a_bare_pipe_in_a_stateful_dataloader_is_an_error_with_the_mend(workers, ending, urls):
+    loader = StatefulDataLoader(ending(shuffled(urls)), batch_size=None, num_workers=workers)
     with pytest.raises(wp.StateError, match=r"pipe.as_dataset\(\)"):
         list(loader)
-    mended = StatefulDataLoader(wp.as_dataset(ending(make(urls))), batch_size=None, num_workers=workers)
-    assert sorted(keys(mended)) == sorted(keys(make(urls)))
+    mended = StatefulDataLoader(wp.as_dataset(ending(shuffled(urls))), batch_size=None, num_workers=workers)
+    assert sorted(keys_of(mended)) == sorted(keys_of(shuffled(urls)))
 
 
-def test_a_state_of_another_number_of_workers_is_refused_in_words(urls):
-    loader = StatefulDataLoader(make(urls).as_dataset(), batch_size=None, num_workers=2)
+def test_a_state_of_another_number_of_workers_is_refused(urls):
+    loader = StatefulDataLoader(shuffled(urls).as_dataset(), batch_size=None, num_workers=2)
     next(iter(loader))
     state = loader.state_dict()
     worker = state["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
     with pytest.raises(
         wp.StateError, match="holds lane 0 of 2, and this process gives lane 0 of 1: keep the number of workers"
     ):
-        make(urls).as_dataset().load_state_dict(worker)
+        shuffled(urls).as_dataset().load_state_dict(worker)

@@ -1,5 +1,5 @@
-"""What editors and type checkers know: they agree with what runs, and tell a user's right file
-from a wrong one.
+"""What editors and type checkers see agrees with what runs, and they find the mistakes in a user's
+file.
 """
 
 import inspect
@@ -36,7 +36,7 @@ def test_the_signatures_for_editors_are_those_of_the_steps():
     assert signatures() == PATH.read_text()
 
 
-def test_help_teaches_and_signatures_are_whole(urls, capsys):
+def test_steps_have_help_and_whole_signatures(urls, capsys):
     pipe = wp.ShardList(urls)
     help(pipe.shuffle_buffer)
     shown = capsys.readouterr().out
@@ -54,7 +54,7 @@ def test_help_teaches_and_signatures_are_whole(urls, capsys):
 
 @pytest.fixture
 def files(tmp_path):
-    """A directory with nothing but a user's files: the package is found where it is installed."""
+    """A directory with a user's files only: the package is found where it is installed."""
     for name in ("right.py", "wrong.py", "mypy.ini"):
         shutil.copy(FILES / name, tmp_path)
     return tmp_path

@@ -121,7 +121,7 @@ def test_repr_of_a_loader(pattern):
     )
 
 
-def test_repr_of_torchs_own_pipes_before_between_and_behind():
+def test_repr_of_torch_pipes_before_between_and_after_ours():
     pipe = IterableWrapper(["a.tar"], deepcopy=False).open_shards().map(double).load_tar().batch(4, drop_last=True)
     assert repr(pipe) == (
         "IterableWrapper(['a.tar'], deepcopy=False).open_shards().map(double).load_tar().batch(4, drop_last=True)"
@@ -170,7 +170,7 @@ def test_secrets_are_in_none_of_the_views_nor_in_what_is_pickled_for_them():
     assert b"SECRET" not in pickle.dumps(pipe._call)
 
 
-def test_objects_of_others_are_not_asked_for_their_repr(pattern):
+def test_repr_of_foreign_objects_is_not_called(pattern):
     class Loud:
         def __repr__(self):
             raise AssertionError
@@ -198,7 +198,7 @@ def test_nothing_is_iterated_or_opened():
     assert every_view(wp.ShardList("https://nowhere.invalid/a.tar").open_shards().load_tar())
 
 
-def test_a_stage_of_ones_own_is_shown_by_its_arguments(pattern):
+def test_a_users_own_stage_is_shown_with_its_arguments(pattern):
     class PickSome(wp.Stage):
         """Some. Not all."""
 
@@ -248,14 +248,14 @@ def test_mermaid(pattern):
     ]
 
 
-def test_a_pipe_that_two_others_read_from_stands_once_in_a_graph():
+def test_a_pipe_with_two_readers_is_one_node_of_a_graph():
     left, right = IterableWrapper(["a.tar"]).open_shards().fork(2)
     graph = left.zip(right).load_tar().to_dot()
     assert graph.count("IterableWrapper") == graph.count("open_shards") == 1
 
 
 @pytest.mark.skipif(shutil.which("dot") is None, reason="needs Graphviz")
-def test_graphviz_reads_what_is_written(pattern):
+def test_graphviz_reads_the_graph(pattern):
     name = 'a "b" <i> &amp; \\ {c}'
     graph = wp.mix({name: chain(pattern), "é": chain(pattern)}).map(double).batch_samples(2).to_dot()
     plain = subprocess.run(["dot", "-Tplain"], input=graph, capture_output=True, text=True, check=True).stdout
@@ -285,7 +285,7 @@ def encoded(array, form="PNG"):
     return file.getvalue()
 
 
-def test_a_sample_of_bytes_shows_its_image_and_tells_the_rest():
+def test_a_sample_of_bytes_shows_its_image_and_describes_the_rest():
     picture = np.zeros((600, 300, 3), np.uint8)
     picture[:, :, 0] = 255
     sample = {
@@ -372,7 +372,7 @@ def test_a_list_of_samples_is_a_grid():
     assert "and 4 more" in repr(view)
 
 
-def test_a_batch_shows_some_of_its_images_and_what_it_holds():
+def test_a_batch_shows_some_of_its_images_and_describes_its_fields():
     view = show((torch.zeros(64, 3, 32, 32, dtype=torch.uint8), torch.arange(64), ["a cat"] * 64, torch.tensor(0.5)))
     assert len(Parsed(view._repr_html_()).images) == 16
     assert repr(view).splitlines() == [
@@ -383,7 +383,7 @@ def test_a_batch_shows_some_of_its_images_and_what_it_holds():
     ]
 
 
-def test_what_is_not_an_image_is_told_by_its_shape():
+def test_a_tensor_that_is_no_image_is_described_by_its_shape():
     values = [
         np.zeros((3, 4)),
         np.zeros((2, 2, 3)),
@@ -399,7 +399,7 @@ def test_what_is_not_an_image_is_told_by_its_shape():
         assert len(Parsed(show([broken])._repr_html_()).images) == 1
 
 
-def test_what_is_shown_is_bounded_and_escaped():
+def test_output_is_bounded_and_escaped():
     noise = np.random.default_rng(0).integers(0, 256, (2000, 2000, 3), np.uint8)
     sample = {
         f"<field {number}>": noise if number < 20 else "<script>alert(1)</script>" * 10000 for number in range(200)
@@ -414,8 +414,8 @@ def test_what_is_shown_is_bounded_and_escaped():
     assert "and 151 more fields" in repr(view)
 
 
-def test_what_a_terminal_would_obey_is_written_out():
-    """Escape sequences could retitle a window or hide what follows; ordinary text of all
+def test_control_characters_are_written_out():
+    """Escape sequences could rename a window or hide the text after them. Ordinary text of all
     languages stays.
     """
     text = "cat \x1b]0;title\x07 \x9b2J \u202egpj.exe\r\n\tdog \udcff größe 日本 👩\u200d👧\xa0x"

@@ -1,4 +1,4 @@
-"""A notebook's kernel that is interrupted and runs the cell again."""
+"""A notebook's cell is interrupted and runs again."""
 
 from jupyter_client.manager import start_new_kernel
 
@@ -21,8 +21,8 @@ SAME = "loader.load_state_dict(loader.state_dict())\n" + CELL
 
 
 def run(client, manager, code, interrupt_after=None):
-    """The lines that a cell prints, and the name of its error (None: it has none); it is
-    interrupted after so many lines.
+    """The lines that a cell prints, and the name of its error or None. The cell is interrupted
+    after ``interrupt_after`` lines.
     """
     message, lines, error = client.execute(code), [], None
     while True:
@@ -43,7 +43,7 @@ def run(client, manager, code, interrupt_after=None):
 
 
 def test_an_interrupted_cell_runs_again(tmp_path):
-    """It goes on with the next epoch; or, with the loader's own state, at the next sample."""
+    """It continues with the next epoch, or with the loader's own state at the next sample."""
     urls = make_shards(tmp_path, shards=2, samples=20)
     manager, client = start_new_kernel()
     try:

@@ -1,5 +1,5 @@
-"""An epoch of which nothing is given since no sample has the fields that are kept is an error
-that names them; one that a filter empties is none.
+"""An epoch that yields nothing because no sample has the requested fields is an error that names
+them. One that a filter empties is not.
 """
 
 import logging
@@ -56,7 +56,7 @@ def test_no_sample_has_the_fields(host, workers, urls):
     }[host]
     with pytest.raises(SampleError, match=SEEN):
         list(make(pipe(urls, "jpeg")))
-    # Of some lanes that is no error, nor where a predicate drops the rest.
+    # An empty lane is no error, nor is an epoch whose rest a predicate drops.
     if workers:
         some = [*urls[:1], *make_shards(f"{urls[0]}-other", shards=1, samples=2, fields=("json",))]
         assert next(iter(make(pipe(some, "json"))))
@@ -68,7 +68,7 @@ def test_no_sample_has_the_fields(host, workers, urls):
     "host", [lambda pipe: pipe, lambda pipe: wp.PipeLoader(pipe, batch_size=2, lanes=2)], ids=["pipe", "PipeLoader"]
 )
 def test_the_state_stays_at_the_beginning_of_the_epoch(host, urls):
-    """It is the one before the epoch, the iterator goes on to raise, and the next iter() is the
+    """The state is the one before the epoch, the iterator raises again, and the next iter() is the
     next epoch.
     """
     source = host(pipe(urls, "jpeg", shuffle=True))
@@ -88,20 +88,20 @@ def test_the_state_stays_at_the_beginning_of_the_epoch(host, urls):
     assert source.state_dict()["epoch"] == 4
 
 
-def test_a_node_says_so(urls):
+def test_a_node_raises_the_same_error(urls):
     with pytest.raises(SampleError, match=SEEN):
         list(Loader(chain(urls, "jpeg", module=nodes)))
 
 
 @pytest.mark.parametrize("end", ["drop", "pad", "exact"])
-def test_equal_epochs_say_so_too(end, urls):
+def test_equal_epochs_raise_the_same_error(end, urls):
     loader = wp.PipeLoader(pipe(urls, "jpeg", samples_per_shard=[3, 0, 5, 2]), batch_size=2, epoch_end=end)
     with pytest.raises(SampleError, match=SEEN):
         list(loader)
 
 
 def test_a_source_of_a_mix(urls, caplog):
-    """Alone it is an error; beside others the warning names the fields."""
+    """A single source raises the error; beside other sources a warning names the fields."""
     with pytest.raises(SampleError, match=SEEN):
         list(wp.mix({"a": pipe(urls, "jpeg"), "b": pipe(urls, "jpeg")}, exhausted="drop"))
     with caplog.at_level(logging.WARNING, logger="wds_pipes"):
@@ -115,7 +115,7 @@ def test_an_epoch_that_is_empty_for_another_reason_is_a_warning(urls, caplog):
     assert caplog.text.count("this epoch gave nothing: 10 filtered") == 1
 
 
-def test_a_missing_field_lists_those_that_were_left_out(urls):
+def test_an_error_of_a_missing_field_lists_the_unselected_fields(urls):
     for steps in (lambda pipe: pipe, lambda pipe: pipe.interleave_shards(2), lambda pipe: wp.mix({"a": pipe})):
         with pytest.raises(
             SampleError, match=r"no field 'jpeg'; it has: 'cls'; group_by_key\(fields=...\) left out: 'txt'"

@@ -1,5 +1,8 @@
-"""How an epoch is divided by samples, how it ends on all ranks, and where with_epoch cuts it."""
+"""How an epoch is partitioned by samples, how it ends on all ranks, and where
+with_epoch cuts it.
+"""
 
+import itertools
 import json
 import os
 import random
@@ -10,6 +13,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pipelines import flat, keys_of, samples, shuffled, through_json
 
 import wds_pipes as wp
 from wds_pipes.testing import check_resume, make_shards
@@ -24,22 +28,18 @@ def counted_urls(tmp_path_factory):
 
 
 def pipe(urls, **options):
-    options = {"shuffle": True, "seed": 3, "samples_per_shard": COUNTS, **options}
-    return wp.ShardList(urls, **options).open_shards().load_tar().group_by_key().shuffle_buffer(3)
+    options = {"samples_per_shard": COUNTS, **options}
+    return shuffled(urls, **options)
 
 
 def loader(urls, *, pipe_options=None, **options):
     return wp.PipeLoader(pipe(urls, **(pipe_options or {})), **{"batch_size": 2, "collate": "list", **options})
 
 
-def keys(batch):
-    return [sample["__key__"] for sample in batch]
-
-
 @pytest.mark.parametrize("lanes", [1, 2, 3, 5, 8, 40])
-def test_lanes_are_equal_to_one_sample_also_more_lanes_than_shards(lanes, counted_urls):
+def test_lanes_differ_by_one_sample_at_most_also_with_more_lanes_than_shards(lanes, counted_urls):
     source = loader(counted_urls, lanes=lanes, batch_size=1)
-    assert sorted(key for batch in source for key in keys(batch)) == ALL
+    assert sorted(keys_of(flat(source))) == ALL
     taken = [lane["delivered"] for lane in source.state_dict()["lanes"].values()]
     assert len(source) == 29
     assert source.counts()["delivered"] == 29
@@ -59,15 +59,15 @@ def test_ranks_end_together_and_the_counts_add_up(end, ranks, batch_size, counte
     if end != "exact":
         assert len({len(batches) for batches in given}) == 1
         assert {len(batch) for batches in given for batch in batches} <= {batch_size}
-    samples = [sample for batches in given for batch in batches for sample in batch]
-    padded = [sample for sample in samples if sample.get("__padding__")]
+    every = flat(flat(given))
+    padded = [sample for sample in every if sample.get("__padding__")]
     counts = [source.counts() for source in loaders]
     total = {name: sum(count.get(name, 0) for count in counts) for name in ("delivered", "dropped", "padded")}
     assert total["padded"] == len(padded)
     assert total["delivered"] - total["padded"] + total["dropped"] == 29
-    real = sorted(sample["__key__"] for sample in samples if not sample.get("__padding__"))
+    real = sorted(keys_of(sample for sample in every if not sample.get("__padding__")))
     assert len(set(real)) == len(real) == 29 - total["dropped"]
-    assert all(("__padding__" in sample) == (end == "pad") for sample in samples)
+    assert all(("__padding__" in sample) == (end == "pad") for sample in every)
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
@@ -108,7 +108,7 @@ def test_any_history_of_topologies_keeps_ranks_together_and_each_sample_once(cou
             if not any(live):
                 break
         else:
-            state = wp.merge_states([json.loads(json.dumps(source.state_dict())) for source in loaders])
+            state = wp.merge_states([through_json(source.state_dict()) for source in loaders])
             if state["epoch"] == 0 and not all(lane["ended"] for lane in state["lanes"].values()):
                 continue
         break
@@ -117,7 +117,7 @@ def test_any_history_of_topologies_keeps_ranks_together_and_each_sample_once(cou
     assert end == "drop" or real == ALL
 
 
-def test_without_counts_ranks_are_refused_in_words(counted_urls):
+def test_ranks_without_numbers_of_samples_are_refused(counted_urls):
     uncounted = wp.PipeLoader(pipe(counted_urls, samples_per_shard=None), rank=0, world_size=2)
     with pytest.raises(
         ValueError, match=r"would not get the same number of batches.*samples_per_shard=.*epoch_end='exact'"
@@ -153,9 +153,9 @@ def test_wrong_counts_are_refused_when_built(counted_urls):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_with_epoch_cuts_one_stream(workers, counted_urls):
-    whole = [keys(batch) for source in [loader(counted_urls, lanes=2)] for _ in range(4) for batch in source]
+    whole = [keys_of(batch) for source in [loader(counted_urls, lanes=2)] for _ in range(4) for batch in source]
     cut = loader(counted_urls, lanes=2, num_workers=workers).with_epoch(batches=7)
-    passes = [[keys(batch) for batch in cut] for _ in range(6)]
+    passes = [[keys_of(batch) for batch in cut] for _ in range(6)]
     assert [len(batches) for batches in passes] == [7] * 6
     assert len(cut) == 7
     assert [batch for batches in passes for batch in batches] == whole[:42]
@@ -164,14 +164,14 @@ def test_with_epoch_cuts_one_stream(workers, counted_urls):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_with_epoch_counts_samples(workers, counted_urls):
-    """The last batch of a lane may be smaller: it counts for what it has, also after a resume in
-    the middle of a pass.
+    """The last batch of a lane may be smaller: its own number of samples counts, also after a
+    resume in the middle of an epoch of with_epoch().
     """
     source = loader(counted_urls, lanes=2, batch_size=4, num_workers=workers).with_epoch(samples=16)
     stream = [
-        keys(batch) for plain in [loader(counted_urls, lanes=2, batch_size=4)] for _ in range(4) for batch in plain
+        keys_of(batch) for plain in [loader(counted_urls, lanes=2, batch_size=4)] for _ in range(4) for batch in plain
     ]
-    passes = [[keys(batch) for batch in source] for _ in range(5)]
+    passes = [[keys_of(batch) for batch in source] for _ in range(5)]
     source.close()
     assert [batch for batches in passes for batch in batches] == stream[: sum(map(len, passes))]
     assert all(16 <= sum(map(len, batches)) < 16 + 4 for batches in passes)
@@ -211,7 +211,7 @@ def test_batches_of_batches_are_counted(end, drop_last, counted_urls):
     assert counts["delivered"] + counts["dropped"] - counts.get("padded", 0) == len(ALL)
 
 
-def test_with_epoch_is_of_all_ranks_and_resumes(counted_urls):
+def test_with_epoch_counts_over_all_ranks_and_resumes(counted_urls):
     check_resume(lambda: loader(counted_urls, lanes=2).with_epoch(batches=7), epochs=4)
     ranks = [loader(counted_urls, rank=rank, world_size=2).with_epoch(samples=12) for rank in range(2)]
     assert [len(list(source)) for source in ranks] == [3, 3]
@@ -250,8 +250,8 @@ def test_statistics_are_flat_numbers(counted_urls):
 
 @pytest.mark.parametrize("samples", [5, 30])
 def test_shares_of_reading_and_of_stalls(samples, web, tmp_path):
-    """Also in short passes: a stall is part of reading, whichever sample it comes at, and what a
-    step after reading takes is not.
+    """Also when an epoch of with_epoch() is short: a stall is part of reading, whichever sample
+    waits, and the time of a step after reading is not.
     """
     for shard in make_shards(tmp_path, shards=2, samples=samples, fields={"bin": lambda rng, _: rng.randbytes(5_000)}):
         web.put(f"b/{os.path.basename(shard)}", Path(shard).read_bytes())
@@ -281,9 +281,9 @@ def test_shares_of_reading_and_of_stalls(samples, web, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_statistics_of_a_pass_over_several_epochs(workers, counted_urls):
-    """with_epoch(): what was given and read in all of its epochs of the data, and in none that
-    was before it.
+def test_statistics_of_with_epoch_over_several_epochs(workers, counted_urls):
+    """They count what was returned and read in all epochs of the data that the iterator took part
+    in, and nothing before it.
     """
     source = loader(counted_urls, lanes=2, num_workers=workers).with_epoch(batches=20)
     for _ in range(3):
@@ -299,7 +299,7 @@ def test_statistics_of_a_pass_over_several_epochs(workers, counted_urls):
     source.close()
 
 
-def test_statistics_are_of_the_last_pass_whatever_is_loaded(counted_urls):
+def test_statistics_are_of_the_last_iterator_whatever_is_loaded(counted_urls):
     source = loader(counted_urls, lanes=2)
     beginning = source.state_dict()
     for count in (3, 5):
@@ -325,8 +325,7 @@ def test_progress_needs_tqdm_and_says_so(counted_urls, monkeypatch):
 
 
 def interleaved(urls, **options):
-    chain = wp.ShardList(urls, shuffle=True, seed=3, **options).open_shards().load_tar().group_by_key()
-    return chain.interleave_shards(2).shuffle_buffer(3)
+    return samples(urls, **options).interleave_shards(2).shuffle_buffer(3)
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
@@ -335,17 +334,15 @@ def test_interleaved_shards_resume_and_are_repartitioned(lanes, counted_urls):
     for cut in range(8):
         first = wp.PipeLoader(interleaved(counted_urls), batch_size=2, collate="list", lanes=lanes)
         items, got = iter(first), []
-        got += [key for _ in range(cut) for key in keys(next(items))]
+        got += keys_of(flat(itertools.islice(items, cut)))
         second = wp.PipeLoader(interleaved(counted_urls), batch_size=3, collate="list", lanes=2)
-        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-        got += [key for batch in second for key in keys(batch)]
+        second.load_state_dict(through_json(first.state_dict()))
+        got += keys_of(flat(second))
         assert sorted(got) == ALL
 
 
-def test_a_mix_goes_on_lane_by_lane(counted_urls):
-    """On another number of lanes the old ones go on whole: the proportions hold in each by
-    itself.
-    """
+def test_a_mix_resumes_lane_by_lane(counted_urls):
+    """On another number of lanes the old lanes stay whole: the proportions hold in each of them."""
 
     def mixed(lanes):
         sources = {
@@ -363,47 +360,47 @@ def test_a_mix_goes_on_lane_by_lane(counted_urls):
     for lanes in (1, 3):
         source = mixed(2)
         items = iter(source)
-        got = [key for _ in range(3) for key in keys(next(items))]
+        got = keys_of(flat(itertools.islice(items, 3)))
         again = mixed(lanes)
-        again.load_state_dict(json.loads(json.dumps(source.state_dict())))
-        got += [key for batch in again for key in keys(batch)]
+        again.load_state_dict(through_json(source.state_dict()))
+        got += keys_of(flat(again))
         assert sorted(got) == ALL
         assert again.counts()["delivered"] == len(ALL)
 
 
-def test_with_epoch_goes_on_where_its_consumer_stopped_counting(counted_urls):
-    """Who takes len(loader) batches and does not ask for the end, as sized loops do, loses
-    nothing; nor does who drops the iterator.
+def test_with_epoch_continues_after_a_consumer_that_counts_batches(counted_urls):
+    """A loop that takes len(loader) batches and does not request the end, or that drops the
+    iterator, loses nothing.
     """
 
     def make():
         return wp.PipeLoader(pipe(counted_urls), batch_size=2, collate="list", epoch_end="drop").with_epoch(batches=3)
 
     expected = [
-        [keys(batch) for batch in loader_pass] for loader in [make()] for loader_pass in (loader, loader, loader)
+        [keys_of(batch) for batch in loader_pass] for loader in [make()] for loader_pass in (loader, loader, loader)
     ]
     loader = make()
-    assert [[keys(batch) for _, batch in zip(range(3), loader, strict=False)] for _ in range(3)] == expected
+    assert [[keys_of(batch) for _, batch in zip(range(3), loader, strict=False)] for _ in range(3)] == expected
     loader, kept, found = make(), [], []
     for _ in range(3):
         kept.append(iter(loader))
-        found.append([keys(next(kept[-1])) for _ in range(3)])
+        found.append([keys_of(next(kept[-1])) for _ in range(3)])
     assert found == expected
     with pytest.raises(StopIteration):
         next(kept[0])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_with_epoch_goes_on_after_close(workers, counted_urls):
-    """With the end of a pass seen or not; close() ends the workers, also those that the cut pass
-    would go on with.
+def test_with_epoch_continues_after_close(workers, counted_urls):
+    """Whether or not the end was requested. close() ends the workers, also those that the next
+    epoch would use.
     """
     before = set(psutil.Process().children())
     source = loader(counted_urls, lanes=2, num_workers=workers).with_epoch(batches=3)
-    stream = [keys(batch) for plain in [loader(counted_urls, lanes=2)] for _ in range(2) for batch in plain]
+    stream = [keys_of(batch) for plain in [loader(counted_urls, lanes=2)] for _ in range(2) for batch in plain]
     items, found = iter(source), []
     for end in (True, False, True):
-        found += [keys(next(items)) for _ in range(3)]
+        found += [keys_of(next(items)) for _ in range(3)]
         if end:
             assert next(items, None) is None
         source.close()
@@ -422,9 +419,9 @@ def test_with_epoch_goes_on_after_close(workers, counted_urls):
         max_size=14,
     )
 )
-def test_any_use_of_with_epoch_gives_one_stream(counted_urls, uses):
-    """Iterating, closing, loading, asking and cutting again in any order: no batch is lost or
-    repeated, and each pass has as many as it should.
+def test_any_use_of_with_epoch_returns_one_stream(counted_urls, uses):
+    """Iterate, close, load, call len() and cut again in any order: no batch is lost or repeated,
+    and each epoch has the right number of batches.
     """
     size, given, found = 3, 0, []
     source = loader(counted_urls, lanes=2).with_epoch(batches=size)
@@ -437,7 +434,7 @@ def test_any_use_of_with_epoch_gives_one_stream(counted_urls, uses):
                 if batch is None:
                     items, given = iter(source), 0
                 else:
-                    found.append(keys(batch))
+                    found.append(keys_of(batch))
                     given += 1
         elif use == "ask":
             assert len(source) == size
@@ -451,7 +448,7 @@ def test_any_use_of_with_epoch_gives_one_stream(counted_urls, uses):
         elif use == "iter" and given == size:
             items, given = iter(source), 0
         elif use in ("close", "load", "fresh"):
-            state = json.loads(json.dumps(source.state_dict()))
+            state = through_json(source.state_dict())
             source.close() if use == "close" else None
             if use == "fresh":
                 source = loader(counted_urls, lanes=2).with_epoch(batches=size)
@@ -460,16 +457,16 @@ def test_any_use_of_with_epoch_gives_one_stream(counted_urls, uses):
             items, given = iter(source), given % size
     plain, stream = loader(counted_urls, lanes=2), []
     while len(stream) < len(found):
-        stream += map(keys, plain)
+        stream += map(keys_of, plain)
     assert found == stream[: len(found)]
 
 
 @pytest.mark.parametrize("batches", [0, 2, 3, 5])
-def test_with_epoch_of_a_loader_that_is_used(batches, counted_urls):
-    """It ends the iterator that is going on; what comes then is what would have come, and the
-    new pass has its whole length.
+def test_with_epoch_of_a_loader_in_use(batches, counted_urls):
+    """It ends the current iterator. The next batches are those that would have come, and the new
+    epoch has its whole length.
     """
-    whole = [[keys(batch) for batch in plain] for plain in [loader(counted_urls, lanes=2)] for _ in range(2)]
+    whole = [[keys_of(batch) for batch in plain] for plain in [loader(counted_urls, lanes=2)] for _ in range(2)]
     source = loader(counted_urls, lanes=2)
     items = iter(source)
     for _ in range(batches):
@@ -480,19 +477,19 @@ def test_with_epoch_of_a_loader_that_is_used(batches, counted_urls):
             next(items)
     state = source.state_dict()
     assert state["given"] == 0
-    assert [keys(batch) for batch in source] == whole[1 if batches else 0][:4]  # after a break, the next epoch
+    assert [keys_of(batch) for batch in source] == whole[1 if batches else 0][:4]  # after a break, the next epoch
     source.load_state_dict(state)
-    assert [keys(batch) for batch in source] == [*whole[0], *whole[1]][batches : batches + 4]
+    assert [keys_of(batch) for batch in source] == [*whole[0], *whole[1]][batches : batches + 4]
 
 
-def test_how_an_epoch_ends_may_change_when_it_is_repartitioned(counted_urls):
-    """A run of one rank, which ends its epochs exactly, goes on as two whose batches are equal;
-    also with other batch sizes.
+def test_epoch_end_may_change_when_an_epoch_is_repartitioned(counted_urls):
+    """A run of one rank with epoch_end="exact" continues as two ranks with equal numbers of
+    batches, also with other batch sizes.
     """
     first = wp.PipeLoader(pipe(counted_urls), batch_size=2, collate="list")
     items = iter(first)
-    got = [key for _ in range(2) for key in keys(next(items))]
-    state = json.loads(json.dumps(first.state_dict()))
+    got = keys_of(flat(itertools.islice(items, 2)))
+    state = through_json(first.state_dict())
     second = [
         wp.PipeLoader(pipe(counted_urls), batch_size=3, collate="list", rank=rank, world_size=2) for rank in range(2)
     ]
@@ -500,7 +497,7 @@ def test_how_an_epoch_ends_may_change_when_it_is_repartitioned(counted_urls):
     for loader in second:
         loader.load_state_dict(state)
         left = loader.remaining()
-        batches.append([keys(batch) for batch in loader])
+        batches.append([keys_of(batch) for batch in loader])
         assert len(batches[-1]) == left
     assert len(batches[0]) == len(batches[1])
     got += [key for rank in batches for batch in rank for key in batch]
@@ -512,21 +509,21 @@ def test_how_an_epoch_ends_may_change_when_it_is_repartitioned(counted_urls):
         half.load_state_dict(second[0].state_dict())
 
 
-def test_other_numbers_of_samples_with_the_same_sum_are_noticed(counted_urls):
-    """Lanes are divided by the number of each shard, not by their sum: a state fits the same
-    numbers only, wherever these come from.
+def test_other_numbers_of_samples_with_the_same_sum_are_refused(counted_urls):
+    """Lanes are partitioned by the number of each shard, not by their sum. A state fits the same
+    numbers only, whatever their source.
     """
     other = [*COUNTS[:-1], COUNTS[-1] + 1]
     other[2] -= 1
     half = loader(counted_urls, lanes=2)
-    given = [key for _, batch in zip(range(3), half) for key in keys(batch)]
+    given = keys_of(flat(itertools.islice(half, 3)))
     state = half.state_dict()
     for lanes in (2, 3):
         with pytest.raises(wp.StateError, match="gave the shards other numbers of samples"):
             loader(counted_urls, lanes=lanes, pipe_options={"samples_per_shard": other}).load_state_dict(state)
     again = loader(counted_urls, lanes=2)
     again.load_state_dict(state)
-    assert sorted(given + [key for batch in again for key in keys(batch)]) == ALL
+    assert sorted(given + keys_of(flat(again))) == ALL
 
 
 def test_numbers_of_samples_from_an_index_are_the_same(counted_urls, tmp_path):
@@ -548,9 +545,9 @@ def test_numbers_of_samples_from_an_index_are_the_same(counted_urls, tmp_path):
         loader(counted_urls, lanes=2).load_state_dict(indexed(COUNTS[::-1]).state_dict())
 
 
-def test_numbers_of_samples_that_decide_nothing_may_change(counted_urls):
-    """A pipe by itself goes by whole shards; and a state of before, which does not tell the
-    numbers, is taken.
+def test_numbers_of_samples_may_change_where_lanes_do_not_depend_on_them(counted_urls):
+    """A pipe without a loader partitions whole shards. An older state without these numbers also
+    fits.
     """
     half = pipe(counted_urls)
     next(iter(half))
@@ -567,8 +564,8 @@ def test_numbers_of_samples_that_decide_nothing_may_change(counted_urls):
 
 @pytest.mark.parametrize("end", ["drop", "pad"])
 @pytest.mark.parametrize("hold", [lambda pipe: pipe.shuffle_buffer(3), lambda pipe: pipe.interleave_shards(2)])
-def test_equal_epochs_of_batches_that_are_shuffled_are_refused(hold, end, counted_urls):
-    """They were not full, their samples were all counted as dropped, and a resume on other lanes
+def test_equal_epochs_of_shuffled_batches_are_refused(hold, end, counted_urls):
+    """Their batches were not full, all samples counted as dropped, and a resume on other lanes
     blamed the shards.
     """
     batches = (
@@ -584,11 +581,11 @@ def test_equal_epochs_of_batches_that_are_shuffled_are_refused(hold, end, counte
     with pytest.raises(TypeError, match=r"put batch_samples\(\) last"):
         len(source)
     assert source.remaining() is None
-    assert sorted(key for batch in source for key in keys(batch)) == ALL
+    assert sorted(keys_of(flat(source))) == ALL
 
 
-def test_what_remains_is_known_after_the_batch_size_was_changed(counted_urls):
-    """The batches that were given were counted as ones of the new size."""
+def test_the_remaining_length_is_right_after_a_change_of_batch_size(counted_urls):
+    """Batches that were already returned were counted in the new size."""
     state, expected = None, len(ALL)
     for size in (2, 5, 1, 4):
         source = loader(counted_urls, lanes=2, batch_size=size)
@@ -603,8 +600,8 @@ def test_what_remains_is_known_after_the_batch_size_was_changed(counted_urls):
 
 
 @pytest.mark.parametrize("kind", ["shuffle", "interleave", "mix"])
-def test_samples_in_batches_before_a_step_that_holds_are_counted_once(kind, counted_urls):
-    """Before the first position after a batch, the number of batches stood for that of the
+def test_samples_in_batches_before_a_shuffle_are_counted_once(kind, counted_urls):
+    """Until the first position after a batch, the number of batches was counted as the number of
     samples, and stayed in the counts of a resume on other lanes.
     """
 
@@ -622,5 +619,5 @@ def test_samples_in_batches_before_a_step_that_holds_are_counted_once(kind, coun
         resumed = make(1)
         resumed.load_state_dict(source.state_dict())
         given += resumed
-        assert sorted(key for batch in given for key in keys(batch)) == ALL
+        assert sorted(keys_of(flat(given))) == ALL
         assert resumed.counts()["delivered"] == len(ALL)

@@ -1,14 +1,11 @@
-"""Ctrl-C at the worst moments: within multiprocessing's own code, where a lock may stay held or a
-process may be known to nobody.
+"""Ctrl-C at the worst moments: inside multiprocessing, where a lock may stay held or a process may
+not be registered yet.
 
-Each runs as a script, which must end: its error is Ctrl-C, and no process of it is left.
+Each test runs a script, which must end: its error is Ctrl-C, and none of its processes is left.
 """
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from scripts import run_bench, run_file
 
 from wds_pipes.testing import make_shards
 
@@ -98,28 +95,24 @@ def urls(tmp_path_factory):
 
 @pytest.fixture
 def run(urls, tmp_path):
-    """What a script prints, to both streams, and its exit code; none of its processes is left."""
+    """The exit code and both streams of a script; none of its processes is left."""
 
     def run(code, where):
-        path = tmp_path / "script.py"
-        path.write_text(SCRIPT + code)
-        ended = subprocess.run(
-            [sys.executable, str(path), urls, where], capture_output=True, text=True, timeout=300, check=False
-        )
-        return ended.returncode, ended.stdout, ended.stderr  # the streams have ended: workers would hold them
+        ended = run_file(tmp_path / "script.py", SCRIPT + code, urls, where)
+        return ended.returncode, ended.stdout, ended.stderr
 
     return run
 
 
 def test_an_interrupt_while_workers_start(run):
-    """It waits until they have: then they are known, and end."""
+    """The interrupt waits until all have started: then they are known and can be ended."""
     code, _, errors = run(START, "interrupt")
     assert "KeyboardInterrupt" in errors
     assert code != 0
 
 
 def test_a_worker_that_cannot_be_started(run):
-    """Those before it end, and do not hold up the end of Python."""
+    """The workers before it end and do not delay the end of Python."""
     code, _, errors = run(START, "no process")
     assert "BlockingIOError: Resource temporarily unavailable" in errors
     assert code == 1
@@ -127,16 +120,16 @@ def test_a_worker_that_cannot_be_started(run):
 
 @pytest.mark.parametrize("where", ["end", "dropped"])
 def test_an_interrupt_that_leaves_a_lock_of_a_queue_held(where, run):
-    """Python ends, with the loader or after it."""
+    """Python ends, whether the loader ends with it or before."""
     assert run(COMMAND, where)[:2] == (0, "interrupted\n")
 
 
-def test_going_on_after_an_interrupt_that_left_a_lock_held(run):
+def test_a_new_iterator_after_an_interrupt_that_left_a_lock_held(run):
     assert run(COMMAND, "again")[:2] == (0, "interrupted\n24\n")
 
 
 def test_an_interrupt_while_workers_end(run):
-    """All was given; it comes after they have ended."""
+    """All batches were returned; the interrupt comes after the workers have ended."""
     assert run(END, "end")[:2] == (0, "interrupted\n")
 
 
@@ -157,14 +150,7 @@ def test_the_end_of_a_forked_child_leaves_the_workers_alone(run):
 def test_interrupts_at_random_moments():
     """A few rounds of tests/bench/interrupts.py, with 0 and 2 workers.
 
-    An interrupt may leave locks of Python held: they run in another process.
+    In a new process, since an interrupt may leave locks of Python held.
     """
-    script = Path(__file__).parents[1] / "bench" / "interrupts.py"
-    run = subprocess.run(
-        [sys.executable, str(script), "--trials", "4", "--seed", "3"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    run = run_bench("interrupts.py", "--trials", 4, "--seed", 3)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -1,11 +1,12 @@
-"""len() of pipes and datasets: right, for every number of workers that DataLoader has, or a
-TypeError that says what to do.
+"""len() of pipes and datasets: right for every number of workers of a DataLoader, or a TypeError
+that says what to do.
 """
 
 import re
 
 import pytest
 from launch import launch
+from pipelines import shuffled
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -24,8 +25,8 @@ def source(urls, **options):
     return wp.ShardList(urls, **{"shuffle": True, "samples_per_shard": COUNTS, **options})
 
 
-def samples(urls, **options):
-    return source(urls, **options).open_shards().load_tar().group_by_key().shuffle_buffer(3).decode_by_ext()
+def decoded(urls, **options):
+    return shuffled(urls, **{"samples_per_shard": COUNTS, **options}).decode_by_ext()
 
 
 def test_len_is_the_number_of_items(counted, tmp_path):
@@ -34,11 +35,11 @@ def test_len_is_the_number_of_items(counted, tmp_path):
         (source(counted), 5),
         (source(counted, samples_per_shard=None).open_shards(), 5),
         (cached, 5),
-        (samples(counted), 19),
-        (samples(counted).to_tuple("txt").interleave_shards(2).map_samples(str), 19),
+        (decoded(counted), 19),
+        (decoded(counted).to_tuple("txt").interleave_shards(2).map_samples(str), 19),
         (cached.open_shards().load_tar().group_by_key().batch_samples(4), 5),
-        (samples(counted).batch_samples(4, drop_last=True), 4),
-        (samples(counted).batch_samples(2).batch_samples(4, collate="list"), 3),
+        (decoded(counted).batch_samples(4, drop_last=True), 4),
+        (decoded(counted).batch_samples(2).batch_samples(4, collate="list"), 3),
     ):
         assert len(pipe) == len(pipe.as_dataset()) == len(list(pipe)) == expected
         assert len(pipe) == expected  # also after an epoch
@@ -49,26 +50,26 @@ def test_len_is_the_number_of_items(counted, tmp_path):
     ("build", "mend"),
     [
         (
-            lambda urls: samples(urls, samples_per_shard=None),
+            lambda urls: decoded(urls, samples_per_shard=None),
             "the samples of the shards are not counted: pass ShardList(index=...), or samples_per_shard=",
         ),
         (
             lambda urls: source(urls).open_shards().load_tar(),
             "the index counts samples, not members: add group_by_key()",
         ),
-        (lambda urls: samples(urls).filter_samples(bool), "filter_samples() may change their number"),
+        (lambda urls: decoded(urls).filter_samples(bool), "filter_samples() may change their number"),
         (
-            lambda urls: samples(urls).map_samples(str, on_error="skip"),
+            lambda urls: decoded(urls).map_samples(str, on_error="skip"),
             "map_samples(on_error='skip') changes their number",
         ),
         (lambda urls: source(urls).open_shards(on_error="skip"), "open_shards(on_error='skip') changes their number"),
-        (lambda urls: samples(urls).map(str), "torch.Mapper() may change their number"),
-        (lambda urls: wp.mix({"a": samples(urls)}), "how many samples a mix() gives is not known"),
-        (lambda urls: samples(urls, resampled=True, shuffle=False), "resampled=True draws other shards in each epoch"),
+        (lambda urls: decoded(urls).map(str), "torch.Mapper() may change their number"),
+        (lambda urls: wp.mix({"a": decoded(urls)}), "how many samples a mix() gives is not known"),
+        (lambda urls: decoded(urls, resampled=True, shuffle=False), "resampled=True draws other shards in each epoch"),
     ],
 )
-def test_where_it_is_not_known(build, mend, counted):
-    """A TypeError, which ``list()`` and truth do not mind."""
+def test_an_unknown_length_is_a_type_error(build, mend, counted):
+    """``list()`` and bool() work all the same."""
     pipe = build(counted)
     for each in (pipe, pipe.as_dataset()):
         with pytest.raises(TypeError, match=re.escape(mend)):
@@ -78,14 +79,14 @@ def test_where_it_is_not_known(build, mend, counted):
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_what_dataloader_says_is_what_it_gives(workers, counted):
-    """Or it says that it does not know: Lightning stops at ``len()``."""
+def test_len_of_a_dataloader_is_right(workers, counted):
+    """Or it raises a TypeError: Lightning stops at ``len()``."""
     known = 0
     for batch_size, drop_last, build in (
-        (None, False, samples),
-        (4, False, samples),
-        (4, True, samples),
-        (None, False, lambda urls: samples(urls).batch_samples(4)),
+        (None, False, decoded),
+        (4, False, decoded),
+        (4, True, decoded),
+        (None, False, lambda urls: decoded(urls).batch_samples(4)),
     ):
         for loader in (
             DataLoader(
@@ -99,7 +100,7 @@ def test_what_dataloader_says_is_what_it_gives(workers, counted):
                 collate_fn=list,
             ),
         ):
-            if workers == 2 and (batch_size or build is not samples):
+            if workers == 2 and (batch_size or build is not decoded):
                 with pytest.raises(TypeError):
                     len(loader)
             else:
@@ -109,7 +110,7 @@ def test_what_dataloader_says_is_what_it_gives(workers, counted):
 
 
 def lengths_on_a_rank(urls):
-    pipe = samples(urls)
+    pipe = decoded(urls)
     assert len(pipe) == 19
     loader = DataLoader(pipe, batch_size=None)
     with pytest.raises(TypeError):
@@ -118,10 +119,10 @@ def lengths_on_a_rank(urls):
     with pytest.raises(TypeError, match=r"this process gives part [01] of 2 of the epoch: use wds_pipes\.PipeLoader"):
         len(pipe)
     with pytest.warns(UserWarning, match="gives all samples of its shards to every rank"):
-        loader = DataLoader(samples(urls).as_dataset(), batch_size=None)
+        loader = DataLoader(decoded(urls).as_dataset(), batch_size=None)
     assert len(loader) == len(list(loader)) == 19
 
 
 def test_ranks(counted):
-    """DataLoader gives each rank its part of a pipe, and all of a dataset."""
+    """In a DataLoader each rank has its part of a pipe, and all of a dataset."""
     launch(2, lengths_on_a_rank, counted)

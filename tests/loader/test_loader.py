@@ -19,6 +19,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from pipelines import after, draw, flat, key_of, keys_of, samples, shuffled, through_json, wanted
+from scripts import run_file
 from torch.utils.data._utils import worker as torch_worker
 from waiting import calls, wait_for
 
@@ -28,49 +30,9 @@ from wds_pipes.testing import check_resume, make_shards, same
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 
-def samples(urls, **options):
-    return wp.ShardList(urls, **{"shuffle": True, "seed": 5, **options}).open_shards().load_tar().group_by_key()
-
-
-def shuffled(urls):
-    return samples(urls).shuffle_buffer(3)
-
-
-def keys_of(batch):
-    return [sample["__key__"] for sample in batch]
-
-
-def key_of(sample):
-    return sample["__key__"]
-
-
-def wanted(sample):
-    return sample["__key__"][-1] not in "37"
-
-
-def draw(sample, rng):
-    return {**sample, "draw": int(rng.integers(1 << 30))}
-
-
 def loader(urls, **options):
     """Batches of two keys."""
     return wp.PipeLoader(shuffled(urls), **{"batch_size": 2, "collate": keys_of, "epoch_end": "exact", **options})
-
-
-def flat(batches):
-    return [key for batch in batches for key in batch]
-
-
-def after(source, count):
-    """An iterator that has given so many batches."""
-    items = iter(source)
-    for _ in range(count):
-        next(items)
-    return items
-
-
-def through_json(state):
-    return json.loads(json.dumps(state))
 
 
 EVERY = [f"{number:08d}" for number in range(14)]  # the keys of the fixture ``urls``
@@ -113,7 +75,7 @@ def test_every_pair_of_cuts(pipe, lanes, urls):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_cuts_with_workers_up_to_a_third_resume(workers, tmp_path):
-    """In a shuffle, with half-filled batches in flight, before and after the last batch; each
+    """In a shuffle, with half-filled batches in the workers, before and after the last batch. Each
     resumed run is cut again, and that one too.
     """
     urls = make_shards(tmp_path, shards=5, samples=[6, 0, 9, 5, 8])
@@ -243,8 +205,8 @@ def test_set_epoch_chooses_the_next_and_leaves_a_loaded_one_alone(workers, urls)
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_start_methods(context, persistent, urls, monkeypatch):
-    """Epochs differ and are functions of (seed, epoch), also where nothing tells the workers of
-    a rank; a resume with workers of any kind is exact.
+    """Epochs differ and depend only on (seed, epoch), also where workers cannot find out a rank. A
+    resume with workers of any kind is exact.
     """
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -305,7 +267,7 @@ def test_the_items_of_a_pipe_are_its_batches_without_batch_size(urls):
     ]
 
 
-def test_one_lane_gives_the_order_of_the_pipe(urls):
+def test_one_lane_has_the_order_of_the_pipe(urls):
     assert list(wp.PipeLoader(shuffled(urls).map_samples(key_of))) == list(shuffled(urls).map_samples(key_of))
 
 
@@ -345,7 +307,7 @@ def test_state_survives_json_and_torch_save(urls):
     assert list(resumed) == list(items)
 
 
-def test_state_does_not_alias_what_is_alive(urls):
+def test_a_state_shares_nothing_with_its_loader(urls):
     source = loader(urls, lanes=3)
     items = after(source, 4)
     state = source.state_dict()
@@ -447,8 +409,8 @@ def many_urls(tmp_path_factory):
 
 
 def test_state_is_small_and_quick_with_64_lanes(many_urls):
-    """At most 4 KB a lane over 10 000 shards with a shuffle of 10 000, also repartitioned; it
-    costs as good as nothing.
+    """At most 4 KB a lane over 10 000 shards with a shuffle of 10 000, also after a repartition.
+    Taking it takes almost no time.
     """
     make = lambda lanes: wp.PipeLoader(  # noqa: E731
         samples(many_urls).shuffle_buffer(10_000), batch_size=16, collate=keys_of, lanes=lanes
@@ -470,7 +432,7 @@ def test_state_is_small_and_quick_with_64_lanes(many_urls):
     assert largest <= 4096
     assert most < 2_000
     state = middle
-    # each of the 64 lanes that the first partition left half read takes some 45 bytes in all later
+    # each of the 64 lanes that the first repartition left half read takes 45 bytes in all later
     # states of the epoch
     for lanes in (48, 7, 1):
         again = make(lanes)
@@ -517,7 +479,7 @@ def until_error(source):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_of_a_function_arrives_and_stays_and_the_state_is_before_it(workers, urls):
+def test_an_error_of_a_function_is_raised_again_and_the_state_is_before_it(workers, urls):
     make = lambda function: wp.PipeLoader(  # noqa: E731
         shuffled(urls).map_samples(function), batch_size=2, collate=keys_of, num_workers=workers, lanes=2
     )
@@ -548,7 +510,7 @@ def keep(sample):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_that_cannot_be_pickled_arrives_in_words(workers, urls):
+def test_an_error_that_cannot_be_pickled_arrives_as_text(workers, urls):
     source = wp.PipeLoader(samples(urls).map_samples(unpicklable), num_workers=workers)
     _, error, items = until_error(source)
     text = "\n".join([str(error), *getattr(error, "__notes__", [])])
@@ -574,13 +536,13 @@ def test_a_batch_that_cannot_be_pickled_is_an_error(method, urls):
     assert type(error) is wp.WorkerError
     assert "cannot be sent" in str(error)
     assert "lambda" in str(error)
-    assert [sample["__key__"] for sample in given] == EVERY[:6]
+    assert keys_of(given) == EVERY[:6]
     with pytest.raises(wp.WorkerError, match="cannot be sent"):
         next(items)
     rest = wp.PipeLoader(samples(urls, shuffle=False).map_samples(dict))
     rest.load_state_dict(source.state_dict())
     source.close()
-    assert [sample["__key__"] for sample in rest] == EVERY[6:]
+    assert keys_of(rest) == EVERY[6:]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -646,7 +608,7 @@ def odd(sample):
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_max_errors_is_for_all_lanes_of_a_rank(workers, interleaved, tmp_path):
-    """24 errors in 4 lanes, 6 in each: the error comes at the same batch whatever the workers,
+    """24 errors in 4 lanes, 6 in each: the limit is reached at the same batch whatever the workers,
     and again after a resume and on other lanes.
     """
     urls = make_shards(tmp_path, shards=8, samples=6)
@@ -690,8 +652,8 @@ def test_max_errors_is_for_all_lanes_of_a_rank(workers, interleaved, tmp_path):
 
 @pytest.mark.parametrize("limit", [3, 4])
 def test_max_errors_before_interleaved_shards(limit, tmp_path):
-    """A step runs for each shard by itself, and its errors are counted together; in each of
-    several steps by itself.
+    """A step has a copy for each shard, and their errors are counted together. Each step has its
+    own count.
     """
     urls = make_shards(tmp_path, shards=4, samples=2)
     chain = (
@@ -709,7 +671,7 @@ def test_max_errors_before_interleaved_shards(limit, tmp_path):
         assert "max_errors=3" in str(until_error(source)[1])
 
 
-def test_a_timeout_is_not_told_as_a_dead_worker(urls, tmp_path):
+def test_a_timeout_is_not_reported_as_a_dead_worker(urls, tmp_path):
     slow = shuffled(urls).map_samples(partial(waiting, tmp_path))
     source = wp.PipeLoader(
         slow, batch_size=2, collate=keys_of, num_workers=1, multiprocessing_context="fork", timeout_seconds=0.5
@@ -723,7 +685,7 @@ def test_a_timeout_is_not_told_as_a_dead_worker(urls, tmp_path):
     source.close()
 
 
-def test_a_loader_goes_on_after_its_worker_was_killed(tmp_path):
+def test_a_loader_continues_after_its_worker_was_killed(tmp_path):
     """The same loader: load its own state, and iterate again with new workers."""
     urls = make_shards(tmp_path, shards=4, samples=20)
     before = psutil.Process().children(recursive=True)
@@ -744,7 +706,7 @@ def test_a_loader_goes_on_after_its_worker_was_killed(tmp_path):
 
 
 def interrupted_at_the_first_fetch(source, directory):
-    """An iterator whose first next() was left by KeyboardInterrupt while the first batch was
+    """An iterator that KeyboardInterrupt interrupted in its first next(), while the first batch was
     made.
     """
     began, go_on = directory / "began", directory / "go on"
@@ -772,7 +734,7 @@ def interrupted_at_the_first_fetch(source, directory):
 
 
 def waiting(directory, sample):
-    """The sample, when a file says so."""
+    """Returns the sample once a file says so."""
     (directory / "began").touch()
     while not (directory / "go on").exists():
         time.sleep(0.01)
@@ -780,9 +742,9 @@ def waiting(directory, sample):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_interrupted_iterator_does_not_look_as_if_it_had_ended(workers, urls, tmp_path):
-    """It says how to go on; the state is the one before the interrupt, also where nothing had
-    been given.
+def test_an_interrupted_iterator_is_an_error_and_not_an_end(workers, urls, tmp_path):
+    """The error says how to continue. The state is the one before the interrupt, also where nothing
+    had been returned.
     """
     slow = shuffled(urls).map_samples(partial(waiting, tmp_path))
     source = wp.PipeLoader(
@@ -815,8 +777,8 @@ def key_and_process(sample):
 
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_signals_to_all_processes_are_for_the_main_process(context, urls):
-    """A terminal, torchrun or a cluster sends them to all; the workers stay, and the main
-    process may save and go on.
+    """A terminal, torchrun or a cluster sends them to all processes. The workers stay, so the main
+    process can save and continue.
     """
     pipe = shuffled(urls).map_samples(key_and_process)
     source = wp.PipeLoader(pipe, batch_size=2, collate="list", num_workers=2, multiprocessing_context=context)
@@ -854,24 +816,15 @@ if __name__ == "__main__" or sys.argv[3:] == ["unguarded"]:
 """
 
 
-def script(tmp_path, code, *arguments):
-    """What a script prints, to both streams, and its exit code."""
-    path = tmp_path / "script.py"
-    path.write_text(code)
-    return subprocess.run(
-        [sys.executable, str(path), *arguments], capture_output=True, text=True, timeout=300, check=False
-    )
-
-
 def test_a_script_ends_while_its_worker_is_busy(urls, tmp_path):
-    """And says nothing of it."""
-    run = script(tmp_path, ENDS, urls[0], "fork")
+    """And prints nothing about the worker."""
+    run = run_file(tmp_path / "script.py", ENDS, urls[0], "fork")
     assert (run.returncode, run.stdout, run.stderr) == (0, "00000000\n", "")
 
 
 def test_a_script_without_a_main_guard(urls, tmp_path):
     """The worker imports it, and says what is missing; so does the error."""
-    run = script(tmp_path, ENDS, urls[0], "forkserver", "unguarded")
+    run = run_file(tmp_path / "script.py", ENDS, urls[0], "forkserver", "unguarded")
     said = (
         "A worker imports the main script when it starts, and this script then starts workers "
         "again: put what it runs into a function main(), and call that "
@@ -906,7 +859,7 @@ def is_dead(process):
     """Whether multiprocessing can reap this child.
 
     A worker has threads. It counts as a zombie once its main thread has ended, but only after the
-    last of its threads has ended does the system send SIGCHLD, and is_alive() turn false.
+    last of its threads has ended does the system send SIGCHLD, and is_alive() become false.
     """
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
@@ -932,8 +885,8 @@ def test_a_new_iterator_replaces_dead_workers(tmp_path):
 
 @pytest.mark.parametrize("persistent", [True, False])
 def test_nothing_is_left(persistent, urls):
-    """No process and no file descriptor after a whole epoch, a broken-off one, an abandoned
-    iterator, an error and close().
+    """No process and no file descriptor, after a whole epoch, a break, an abandoned iterator, an
+    error and close().
     """
     make = lambda **options: loader(  # noqa: E731
         urls, num_workers=2, multiprocessing_context="fork", persistent_workers=persistent, **options
@@ -999,8 +952,8 @@ def test_workers_end_with_a_loader_that_was_cut(urls):
 )
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("cut", [None, 5])
-def test_a_copy_stands_where_the_loader_does(urls, workers, cut, make_copy):
-    """And neither disturbs the other, whatever was iterated."""
+def test_a_copy_has_the_position_of_its_loader(urls, workers, cut, make_copy):
+    """Neither changes the other, whatever was iterated."""
 
     def make():
         source = loader(urls, num_workers=workers, lanes=2, multiprocessing_context="fork" if workers else None)
@@ -1083,8 +1036,8 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("kind", ["fork", "forkserver", "dataset fork"])
 def test_workers_end_when_the_main_process_is_killed(kind, tmp_path):
-    """SIGKILL leaves it no time to tell them, and they are blocked in a pipe whose other end is
-    in each of them: the queue is full.
+    """SIGKILL leaves it no time to stop them. They are blocked in a full pipe whose other end is
+    open in each of them.
     """
     urls = make_shards(tmp_path / "shards", shards=2, samples=60)
     (tmp_path / "workers").mkdir()
@@ -1111,7 +1064,7 @@ def test_workers_end_when_the_main_process_is_killed(kind, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_closed_loader_keeps_its_state_and_may_go_on(workers, urls):
+def test_a_closed_loader_keeps_its_state_and_can_be_iterated(workers, urls):
     source = loader(urls, num_workers=workers)
     whole = [list(source) for _ in range(2)]
     source.set_epoch(0)
@@ -1137,7 +1090,7 @@ def even_urls(tmp_path_factory):
 
 
 def ranks_of(urls, world_size, cut=1, **options):
-    """The states of all ranks after so many batches."""
+    """The states of all ranks after ``count`` batches."""
     states = []
     for rank in range(world_size):
         source = loader(urls, rank=rank, world_size=world_size, **options)
@@ -1184,8 +1137,8 @@ def test_states_that_are_not_of_all_ranks_at_one_step_are_refused(edit, message,
 
 
 def test_merged_states_are_one_for_all_ranks(even_urls):
-    """In any order, and once for all: the counts are the sums, and the states that went in are
-    left alone.
+    """In any order, and merged once: the counts are the sums, and the states of the ranks are
+    unchanged.
     """
     states = ranks_of(even_urls, 3)
     kept = copy.deepcopy(states)
@@ -1205,7 +1158,7 @@ def test_the_state_of_one_rank_on_another_number_is_refused_with_what_to_do(urls
     loader(urls, rank=0, world_size=2).load_state_dict(states[0])
 
 
-def test_the_state_of_another_pipeline_is_refused_in_words(urls):
+def test_the_state_of_another_pipeline_is_refused_with_the_difference(urls):
     state = loader(urls).state_dict()
     for other, message in (
         (loader(urls[:-1]), "made over 5 shards, this pipeline has 4"),
@@ -1227,7 +1180,7 @@ def lane(state, **changes):
 
 
 def moved(state, number, **changes):
-    """The position of one stage is changed."""
+    """A state with another position of one stage."""
     position = [dict(entry) for entry in state["lanes"]["1"]["position"]]
     position[number] = {**position[number], **changes}
     return lane(state, position=position)
@@ -1263,9 +1216,7 @@ DAMAGE = {
 @pytest.mark.parametrize("lanes", [2, 3])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_state_is_refused_and_changes_nothing(damage, lanes, urls):
-    """When it is loaded, on the same lanes and on others; the iterator that is going on is left
-    alone.
-    """
+    """On the same lanes and on others, when it is loaded. The current iterator continues."""
     edit, message = DAMAGE[damage]
     source = loader(urls, lanes=2)
     after(source, 3)
@@ -1322,8 +1273,8 @@ DAMAGED_PARTITIONS = {
 
 @pytest.mark.parametrize("lanes", [3, 4])
 @pytest.mark.parametrize("damage", DAMAGED_PARTITIONS)
-def test_a_damaged_deal_is_refused_and_changes_nothing(damage, lanes, urls):
-    """A state of an epoch that was repartitioned; as above."""
+def test_a_damaged_partition_is_refused_and_changes_nothing(damage, lanes, urls):
+    """In a state of an epoch that was repartitioned; as above."""
     make = lambda lanes: wp.PipeLoader(  # noqa: E731
         samples(urls, samples_per_shard=[3, 0, 5, 2, 4]).shuffle_buffer(3), batch_size=2, collate=keys_of, lanes=lanes
     )
@@ -1363,7 +1314,7 @@ def test_wrong_arguments_are_refused_when_the_loader_is_built(options, kind, mes
         loader(urls, **options)
 
 
-def test_what_is_no_pipe_or_deals_no_shards_is_refused(urls):
+def test_an_object_that_is_no_pipe_or_has_no_shards_is_refused(urls):
     with pytest.raises(TypeError, match="takes a pipe, not list"):
         wp.PipeLoader(urls)
     with pytest.raises(TypeError, match="ShardList"):
@@ -1408,7 +1359,7 @@ def test_same_batches_for_the_same_arguments(urls):
 
 
 def held_up(directory, key, sample):
-    """Wait at a sample until the test says to go on; tell it so first."""
+    """Reports that a sample has come, and waits until the test lets it continue."""
     if sample["__key__"] == key:
         (directory / "waits").touch()
         wait_for((directory / "go on").exists)
@@ -1467,7 +1418,7 @@ def test_close_in_a_signal_handler(exits, urls, tmp_path):
 
 @pytest.mark.parametrize("make", [lambda pipe: pipe, lambda pipe: pipe.as_dataset()], ids=["pipe", "dataset"])
 def test_worker_threads_are_refused(make, urls, monkeypatch):
-    """A DataLoader of the future may have them; all would share one position."""
+    """A future DataLoader may have them; all would share one position."""
     info = torch_worker.WorkerInfo(id=0, num_workers=2, seed=0, dataset=None, worker_method="thread")
     source = make(shuffled(urls))
     monkeypatch.setattr(torch_worker, "_worker_info", info)

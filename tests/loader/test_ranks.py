@@ -1,9 +1,10 @@
-"""Which rank a process is: as given, else by torch.distributed, else by RANK and WORLD_SIZE,
+"""The rank of a process: as passed, else from torch.distributed, else from RANK and WORLD_SIZE,
 else the only one.
 """
 
 import pytest
 import torch.distributed as dist
+from pipelines import key_of, samples
 from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
 
@@ -47,7 +48,7 @@ def test_one_name_of_the_environment_is_not_enough(monkeypatch):
     assert find_rank() == Rank(0, 1)
 
 
-def test_slurm_is_not_asked(monkeypatch):
+def test_slurm_variables_are_ignored(monkeypatch):
     monkeypatch.setenv("SLURM_PROCID", "3")
     monkeypatch.setenv("SLURM_NTASKS", "5")
     assert find_rank() == Rank(0, 1)
@@ -57,7 +58,7 @@ def test_a_process_group_comes_before_the_environment(environment, group):
     assert find_rank() == Rank(0, 1)
 
 
-def test_given_comes_before_all(environment, group):
+def test_arguments_come_before_all(environment, group):
     assert find_rank(1, 2) == Rank(1, 2)
     assert find_rank(0, 1) == Rank(0, 1)
 
@@ -86,14 +87,7 @@ def test_wrong_values_in_the_environment_are_refused(rank, world_size, monkeypat
 
 
 def make(urls, **options):
-    pipe = (
-        wp.ShardList(urls, shuffle=True, seed=5)
-        .open_shards()
-        .load_tar()
-        .group_by_key()
-        .map_samples(lambda sample: sample["__key__"])
-    )
-    return wp.PipeLoader(pipe, epoch_end="exact", **options)
+    return wp.PipeLoader(samples(urls).map_samples(key_of), epoch_end="exact", **options)
 
 
 def test_a_loader_takes_its_rank_at_the_first_use(urls, monkeypatch):
@@ -125,9 +119,9 @@ def test_ranks_of_uncounted_shards_are_refused_unless_they_may_differ(urls):
         list(wp.PipeLoader(pipe, rank=0, world_size=2))
 
 
-def test_what_gives_all_to_every_rank_warns(environment, tmp_path):
-    """A pipe, a pipe in DataLoader, a node, a dataset; a PipeLoader divides, and a rank alone has
-    nothing to share.
+def test_a_source_that_gives_every_rank_all_samples_warns(environment, tmp_path):
+    """A pipe, a pipe in a DataLoader, a node and a dataset do; a PipeLoader partitions, and a
+    single rank has nothing to share.
     """
     urls = make_shards(tmp_path, shards=1, samples=2)
     for read in (

@@ -1,10 +1,11 @@
-"""batch_samples: sizes, collating, counts. What a batch becomes is in test_collate.py."""
+"""batch_samples: sizes, collating, counts. What a batch becomes is in test_collating.py."""
 
 import pickle
 
 import numpy as np
 import pytest
 import torch
+from pipelines import samples, shuffled
 from sources import Given
 from torch.utils.data import DataLoader
 
@@ -14,20 +15,16 @@ from wds_pipes.stages import BatchSamples
 from wds_pipes.testing import check_resume, make_shards
 
 
-def shards(urls):
-    return wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key()
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"drop_last": True}, {"collate": "numpy"}, {"collate": "list"}, {"collate": len}], ids=str
 )
 @pytest.mark.parametrize("size", [1, 4, 7, 20])
 def test_resumes_exactly(urls, size, options):
-    check_resume(lambda: shards(urls).shuffle_buffer(3).decode_by_ext().batch_samples(size, **options))
+    check_resume(lambda: shuffled(urls).decode_by_ext().batch_samples(size, **options))
 
 
 def test_resumes_exactly_before_a_shuffle(urls):
-    check_resume(lambda: shards(urls).decode_by_ext().to_tuple("cls").batch_samples(2).shuffle_buffer(3))
+    check_resume(lambda: samples(urls).decode_by_ext().to_tuple("cls").batch_samples(2).shuffle_buffer(3))
 
 
 @pytest.mark.parametrize(("size", "sizes"), [(1, [1] * 7), (2, [2, 2, 2, 1]), (3, [3, 3, 1]), (7, [7]), (8, [7])])
@@ -52,8 +49,8 @@ def test_no_samples_give_no_batch():
     assert list(Stream(BatchSamples(Given([]), 3))) == []
 
 
-def test_a_batch_is_given_as_soon_as_it_is_full():
-    """So that nothing is read again."""
+def test_a_batch_is_returned_as_soon_as_it_is_full():
+    """So a resume reads nothing again."""
     source = Given(range(10))
     next(iter(Stream(BatchSamples(source, 4))))
     assert source.taken == [4]
@@ -74,7 +71,7 @@ def test_collate(collate, expected):
     assert type(batch) is expected
 
 
-def test_batches_given_to_the_caller_are_his():
+def test_a_batch_belongs_to_the_caller():
     """A list that the caller changes does not change the next one."""
     given = []
     for batch in Stream(BatchSamples(Given(range(6)), 2, collate="list")):
@@ -119,7 +116,7 @@ def test_wrong_collates_are_refused_when_it_is_built(collate):
 
 
 def test_is_a_method_with_help_that_pickles(urls, capsys):
-    pipe = shards(urls).to_tuple("txt").batch_samples(3)
+    pipe = samples(urls).to_tuple("txt").batch_samples(3)
     again = pickle.loads(pickle.dumps(pipe))
     assert list(again) == list(pipe)
     help(pipe.batch_samples)
@@ -127,7 +124,7 @@ def test_is_a_method_with_help_that_pickles(urls, capsys):
 
 
 def test_batching_twice_warns(tmp_path):
-    """By a loader over a pipe of batches; what is written as two steps is meant, and so is
+    """A loader that batches a pipe of batches warns. Two explicit steps are meant, and so is
     batch_size=None.
     """
 

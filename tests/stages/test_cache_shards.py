@@ -1,5 +1,5 @@
-"""cache_shards and open_shards(cache=...): the second epoch needs no store, and nothing about
-the samples changes.
+"""cache_shards and open_shards(cache=...): the second epoch needs no store, and the samples are the
+same.
 """
 
 import contextlib
@@ -7,6 +7,7 @@ import os
 
 import fsspec
 import pytest
+from pipelines import keys_of
 
 import wds_pipes as wp
 from wds_pipes.stages import CacheShards, ShardList
@@ -28,10 +29,6 @@ def stored(store, shards):
     return urls
 
 
-def keys(pipe):
-    return [sample["__key__"] for sample in pipe]
-
-
 def test_the_second_epoch_comes_from_the_disk(remote, shards, tmp_path):
     urls = stored(remote, shards)
     pipe = (
@@ -41,10 +38,10 @@ def test_the_second_epoch_comes_from_the_disk(remote, shards, tmp_path):
         .load_tar()
         .group_by_key()
     )
-    first = keys(pipe)
+    first = keys_of(pipe)
     asked = len(remote.faults.stats(remote.reads))
     assert asked >= 3
-    assert keys(pipe) == first == keys(wp.ShardList(shards).open_shards().load_tar().group_by_key())
+    assert keys_of(pipe) == first == keys_of(wp.ShardList(shards).open_shards().load_tar().group_by_key())
     assert len(remote.faults.stats(remote.reads)) == asked
 
 
@@ -52,13 +49,13 @@ def test_by_the_environment(web, shards, tmp_path, monkeypatch):
     monkeypatch.setenv("WDS_PIPES_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("WDS_PIPES_CACHE_SIZE", "1GB")
     urls = stored(web, shards)
-    keys(wp.ShardList(urls).cache_shards().open_shards().load_tar().group_by_key())
+    keys_of(wp.ShardList(urls).cache_shards().open_shards().load_tar().group_by_key())
     asked = len(web.faults.stats(web.reads))
-    keys(wp.ShardList(urls).open_shards(cache=tmp_path / "cache").load_tar().group_by_key())
+    keys_of(wp.ShardList(urls).open_shards(cache=tmp_path / "cache").load_tar().group_by_key())
     assert len(web.faults.stats(web.reads)) == asked
 
 
-def test_a_resume_asks_from_its_position_on_and_stores_nothing_of_that_shard(web, tmp_path):
+def test_a_resume_reads_from_its_position_and_does_not_cache_that_shard(web, tmp_path):
     [shard] = make_shards(
         tmp_path / "local", shards=1, samples=50, fields={"bin": lambda rng, _: rng.randbytes(20_000)}
     )
@@ -80,13 +77,13 @@ def test_a_resume_asks_from_its_position_on_and_stores_nothing_of_that_shard(web
     for _ in range(40):
         next(items)
     state = pipe.state_dict()
-    rest = keys(items)
+    rest = keys_of(items)
     for name in os.listdir(tmp_path / "cache"):
         os.remove(tmp_path / "cache" / name)
     web.faults.clear()
     again = make()
     again.load_state_dict(state)
-    assert keys(again) == rest
+    assert keys_of(again) == rest
     assert [
         int(request.range.removeprefix("bytes=").partition("-")[0]) > 700_000 for request in web.faults.stats(web.reads)
     ] == [True]
@@ -94,7 +91,7 @@ def test_a_resume_asks_from_its_position_on_and_stores_nothing_of_that_shard(web
 
 
 def test_resume_is_exact(shards, tmp_path):
-    """Over remote shards, at every cut, with the cache as it happens to be."""
+    """Over remote shards, at every cut, with whatever the cache holds."""
     urls = []
     for shard in shards:
         with open(shard, "rb") as file:
@@ -111,9 +108,9 @@ def test_resume_is_exact(shards, tmp_path):
     check_resume(make)
 
 
-def test_a_flipped_bit_is_not_kept(web, shards, tmp_path):
-    """With an index that knows the checksums, who has read the wrong byte gets an error; who has
-    not reads on in the shard that is fetched again.
+def test_a_flipped_bit_is_not_cached(web, shards, tmp_path):
+    """With an index that has the checksums: a reader of the wrong byte gets an error; any other
+    reader continues in the shard, which is downloaded again.
     """
     urls = stored(web, shards)
     index_shards(shards, tmp_path / "local" / "index.json")
@@ -121,12 +118,12 @@ def test_a_flipped_bit_is_not_kept(web, shards, tmp_path):
     pipe = wp.ShardList(urls, index=tmp_path / "local" / "index.json").open_shards(
         cache=wp.ShardCache(tmp_path / "cache", max_bytes="1GB")
     )
-    expected = keys(wp.ShardList(shards).open_shards().load_tar().group_by_key())
+    expected = keys_of(wp.ShardList(shards).open_shards().load_tar().group_by_key())
     pipe = pipe.load_tar().group_by_key()
     with contextlib.suppress(wp.ShardError):
-        assert keys(pipe) == expected
+        assert keys_of(pipe) == expected
     web.faults.rules()
-    assert keys(pipe) == expected
+    assert keys_of(pipe) == expected
 
 
 def test_wrong_arguments(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a batch becomes: dtypes, forms, and what is said when a column does not stack."""
+"""What a batch becomes: dtypes, forms, and the error of a column that does not stack."""
 
 from collections import namedtuple
 from decimal import Decimal
@@ -54,7 +54,7 @@ def test_numbers_arrays_and_tensors_stack_into_a_tensor(values, dtype):
     ("values", "dtype"), [case for case in STACKS if getattr(case[0][0], "dtype", None) != np.dtype(">f4")]
 )
 def test_stacks_as_torch_does(values, dtype):
-    """Where torch's default_collate takes the values at all."""
+    """Where torch's default_collate accepts the values."""
     try:
         expected = default_collate(values)
     except (TypeError, RuntimeError) as error:
@@ -62,7 +62,7 @@ def test_stacks_as_torch_does(values, dtype):
     assert same(stack_samples(values), expected)
 
 
-def test_mixed_numbers_become_what_holds_them():
+def test_mixed_numbers_become_a_dtype_that_holds_them():
     assert same(stack_samples([1, 2.5, True]), torch.tensor([1, 2.5, 1], dtype=torch.float64))
     assert same(stack_samples([1, True]), torch.tensor([1, 1]))
     assert same(stack_samples([np.int64(1), 2]), torch.tensor([1, 2]))
@@ -83,7 +83,7 @@ def test_a_batch_does_not_share_memory_with_its_samples():
     assert stacked.tolist() == [[0, 0, 0]]
 
 
-def test_nothing_is_pickled_out_of_a_single_sample():
+def test_nothing_is_pickled_for_a_single_sample():
     assert same(stack_samples([{"a": 1, "b": "x"}]), {"a": torch.tensor([1]), "b": ["x"]})
 
 
@@ -193,12 +193,12 @@ def test_the_first_sample_that_does_not_fit_is_named():
 
 @pytest.mark.parametrize("values", [[1 << 63, 1], [1 << 70], [-1, 1 << 63]])
 def test_ints_that_int64_does_not_hold_are_an_error(values):
-    """Neither a list now and then, nor floats that are rounded."""
+    """They become neither a list in some batches nor rounded floats."""
     with pytest.raises(wp.SampleError, match="field 'id' cannot be stacked .* too large"):
         stack_samples([{"id": value} for value in values])
 
 
-def test_what_torch_or_numpy_do_not_have_is_an_error_of_ours():
+def test_dtypes_that_torch_or_numpy_lack_are_an_error_of_ours():
     with pytest.raises(wp.SampleError, match="longdouble|float128"):
         stack_samples([np.zeros(2, np.longdouble)])
     with pytest.raises(wp.SampleError, match="BFloat16"):

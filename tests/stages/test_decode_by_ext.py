@@ -1,11 +1,10 @@
-"""decode_by_ext: the stage around the codecs: which fields, errors, skipping, counts.
+"""decode_by_ext, the stage around the codecs: which fields, errors, skipping, counts.
 
 The formats are in test_codecs.py.
 """
 
 import gzip
 import json
-import os
 import pickle
 import sys
 import tracemalloc
@@ -13,6 +12,8 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+from pickles import Creates
+from pipelines import samples, shuffled
 from sources import Given
 
 import wds_pipes as wp
@@ -21,10 +22,6 @@ from wds_pipes.stages import DecodeByExt, MapSamples
 from wds_pipes.testing import check_resume, make_shards
 
 URL = "https://me:secret@host/x.tar"
-
-
-def shards(urls):
-    return wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key()
 
 
 def decoded(samples, *specs, **options):
@@ -38,7 +35,7 @@ def numbered(*values, field="cls"):
 @pytest.mark.parametrize("samples", [4, [3, 0, 2]])
 def test_resumes_exactly(tmp_path, samples):
     urls = make_shards(tmp_path, shards=3, samples=samples, fields=("txt", "cls", "json", "jpg", "npy"))
-    epochs = check_resume(lambda: shards(urls).shuffle_buffer(3).decode_by_ext("torchrgb8"))
+    epochs = check_resume(lambda: shuffled(urls).decode_by_ext("torchrgb8"))
     assert {type(value) for value in epochs[0][0].values()} == {str, int, dict, torch.Tensor, np.ndarray}
 
 
@@ -46,9 +43,9 @@ def test_resumes_exactly_with_skipped_samples():
     check_resume(lambda: decoded(numbered(b"1", b"x", b"2", b"x", b"x", b"3"), on_error="skip"))
 
 
-def test_each_field_goes_its_way_and_the_sample_stays_as_it_was():
-    """Key, URL and other names in double underscores are not touched; the order of the fields is
-    kept.
+def test_each_field_is_decoded_and_the_rest_of_the_sample_stays():
+    """Key, URL and other names in double underscores are not changed; the order of the fields
+    stays.
     """
     sample = {
         "__key__": "a.txt",
@@ -67,19 +64,21 @@ def test_each_field_goes_its_way_and_the_sample_stays_as_it_was():
     assert sample == before
 
 
-def test_own_decoders_come_first():
+def test_decoders_of_the_caller_come_first():
     samples = numbered(b"abc", field="seg.png")
     assert [sample["seg.png"] for sample in decoded(samples, "rgb8", {"png": len, "seg.png": bytes.decode})] == ["abc"]
 
 
-def test_many_different_fields_do_not_pile_up():
+def test_many_different_fields_take_no_memory():
     """A shard may name a new field in each sample."""
     samples = [{"__key__": str(number), f"{number}.cls": str(number).encode()} for number in range(9_000)]
     assert [sample[f"{number}.cls"] for number, sample in enumerate(decoded(samples))] == list(range(9_000))
 
 
 def test_an_error_names_url_key_field_and_cause():
-    """The URL without credentials; the same in the attributes; it survives pickling."""
+    """The URL has no credentials. The attributes hold the same facts. The error
+    survives pickling.
+    """
     with pytest.raises(wp.DecodeError) as caught:
         list(decoded(numbered(b"1", b"x")))
     error = caught.value
@@ -93,7 +92,7 @@ def test_an_error_names_url_key_field_and_cause():
     assert (str(again), again.field) == (str(error), "cls")
 
 
-def test_a_text_in_the_place_of_an_integer_names_both_ways_out():
+def test_an_error_of_text_in_place_of_an_integer_names_both_ways_out():
     cat = [{"__key__": "1", "__url__": "a.tar", "a.cls": b"cat"}]
     with pytest.raises(
         wp.DecodeError, match=r"pass decode_by_ext\(\{'a.cls': bytes.decode\}\), or write it as txt. Correct it"
@@ -102,7 +101,7 @@ def test_a_text_in_the_place_of_an_integer_names_both_ways_out():
     assert [sample["a.cls"] for sample in decoded(cat, {"a.cls": bytes.decode})] == ["cat"]
 
 
-def test_an_error_of_an_own_decoder_is_one_too():
+def test_an_error_of_the_callers_decoder_is_a_decode_error():
     def broken(data):
         raise KeyError("no such thing")
 
@@ -134,20 +133,10 @@ def test_max_errors_is_the_number_that_may_be_skipped():
     assert caught.value.__notes__ == ["That is error 2 in this epoch, and max_errors=1."]
 
 
-class Creates:
-    """Unpickling it creates a folder."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
-
-
 @pytest.mark.parametrize("field", ["pkl", "pickle", "pyd", "a.pkl", "pkl.gz", "PKL"])
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_refused_field_always_raises_and_nothing_runs(field, on_error, tmp_path):
-    """It is a choice of the caller's, not bad data, so it is not skipped."""
+    """The caller's choice refuses it, not bad data, so it is not skipped."""
     data = pickle.dumps(Creates(tmp_path / "made"))
     samples = numbered(gzip.compress(data) if field.endswith("gz") else data, field=field)
     with pytest.raises(wp.DecodeError, match=f"field '{field}' of sample '0' .*allow_pickle=True"):
@@ -160,9 +149,7 @@ def test_a_refused_field_always_raises_and_nothing_runs(field, on_error, tmp_pat
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize("step", ["decode_by_ext", "map_samples"])
 def test_a_lack_of_memory_always_raises(on_error, step):
-    """It is no fault of the sample's: as a bad sample it would be left out, and the next ones
-    too.
-    """
+    """It is not the sample's fault: as a bad sample it would be skipped, and the next ones too."""
 
     def starved(data):
         raise MemoryError
@@ -179,8 +166,8 @@ def test_a_lack_of_memory_always_raises(on_error, step):
     assert "secret" not in caught.value.__notes__[0]
 
 
-def test_long_names_of_fields_do_not_pile_up():
-    """A name may have 1 MiB, and each sample another one."""
+def test_long_names_of_fields_take_no_memory():
+    """A name may have 1 MiB, and each sample another name."""
     samples = MapSamples(Given(list(range(300))), lambda number: {f"{number}{'x' * 100_000}.bin": b""})
     stream = Stream(DecodeByExt(samples))
     tracemalloc.start()
@@ -198,7 +185,7 @@ def test_a_missing_package_always_raises(on_error, monkeypatch):
 
 
 def test_images_of_real_shards(tmp_path):
-    """Of the shape and type that the spec says; bytes without a spec."""
+    """They have the shape and dtype of the spec; without a spec they stay bytes."""
     urls = make_shards(tmp_path, shards=1, samples=3, fields=("jpg", "cls"))
     chain = wp.ShardList(urls).open_shards().load_tar().group_by_key()
     assert all(type(sample["jpg"]) is bytes for sample in chain.decode_by_ext())
@@ -244,7 +231,7 @@ def test_items_that_are_no_samples_are_refused():
 
 
 def test_every_extension_of_the_table_is_in_the_docstring():
-    """One place for people, one for the machine."""
+    """The table is for the code, the docstring for people."""
     from wds_pipes.codecs.decoding import DECODERS
     from wds_pipes.codecs.names import IMAGE, PICKLE
 
@@ -253,7 +240,7 @@ def test_every_extension_of_the_table_is_in_the_docstring():
 
 
 def test_is_a_method_with_help_that_pickles(urls, capsys):
-    pipe = shards(urls).decode_by_ext("rgb8", {"txt": bytes.decode, "json": json.loads})
+    pipe = samples(urls).decode_by_ext("rgb8", {"txt": bytes.decode, "json": json.loads})
     again = pickle.loads(pickle.dumps(pipe))
     assert list(again) == list(pipe)
     help(pipe.decode_by_ext)
@@ -261,8 +248,8 @@ def test_is_a_method_with_help_that_pickles(urls, capsys):
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_batch_is_told_as_what_it_is(urls, on_error):
-    """Not as bad data, which would be skipped."""
+def test_a_batch_is_named_as_a_batch(urls, on_error):
+    """It is not bad data, which would be skipped."""
     batches = (
         wp.ShardList(urls)
         .open_shards()

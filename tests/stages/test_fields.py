@@ -39,7 +39,7 @@ def test_rename_leaves_the_others_where_they_are():
     assert given(RenameFields, {"cls": "jpg;png", "jpg": "cls"})[0] == {"__key__": "0", "cls": 1, "jpg": 2}
 
 
-def test_map_changes_values_and_no_sample_of_others():
+def test_map_changes_values_and_not_the_samples_of_its_source():
     assert given(MapFields, {"jpg;png": str, "cls": float}) == [
         {"__key__": "0", "jpg": "1", "cls": 2.0},
         {"__key__": "1", "png": "3", "cls": 4.0},
@@ -50,7 +50,7 @@ def test_map_changes_values_and_no_sample_of_others():
 @pytest.mark.parametrize(
     ("kind", "argument"), [(SelectFields, "jpg"), (RenameFields, {"image": "jpg"}), (MapFields, {"jpg": str})]
 )
-def test_a_missing_field_is_an_error_that_lists_the_others_or_is_skipped(kind, argument, caplog):
+def test_a_missing_field_is_an_error_that_lists_the_other_fields_or_is_skipped(kind, argument, caplog):
     with pytest.raises(
         wp.SampleError, match="sample '1' of shard https://host/x.tar has no field 'jpg'; it has: 'png', 'cls'"
     ) as caught:

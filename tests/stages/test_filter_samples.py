@@ -1,9 +1,10 @@
-"""filter_samples: keeps what the function wants and counts the rest."""
+"""filter_samples: keeps the samples that the function accepts and counts the rest."""
 
 import pickle
 
 import numpy as np
 import pytest
+from pipelines import even, samples
 from sources import Given
 
 import wds_pipes as wp
@@ -12,22 +13,14 @@ from wds_pipes.stages import FilterSamples
 from wds_pipes.testing import check_resume, make_shards
 
 
-def even(sample):
-    return int(sample["__key__"]) % 2 == 0
-
-
-def shards(urls):
-    return wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key()
-
-
 @pytest.mark.parametrize("predicate", [even, bool, lambda sample: None], ids=["some", "all", "none"])
 def test_resumes_exactly(urls, predicate):
-    check_resume(lambda: shards(urls).filter_samples(predicate).shuffle_buffer(2))
+    check_resume(lambda: samples(urls).filter_samples(predicate).shuffle_buffer(2))
 
 
 def test_keeps_the_order_and_counts(urls):
     """Delivered and filtered together are the samples of the epoch; each epoch counts anew."""
-    pipe = shards(urls).filter_samples(even)
+    pipe = samples(urls).filter_samples(even)
     for _ in range(2):
         assert all(map(even, pipe))
         assert pipe.counts() == {"delivered": 7, "filtered": 7, "skipped": 0, "dropped": 0}
@@ -35,11 +28,11 @@ def test_keeps_the_order_and_counts(urls):
 
 
 def test_the_count_is_right_in_the_middle_and_after_a_resume(urls):
-    whole = shards(urls).filter_samples(even)
-    pipe = shards(urls).filter_samples(even)
+    whole = samples(urls).filter_samples(even)
+    pipe = samples(urls).filter_samples(even)
     items = iter(pipe)
     next(items)
-    resumed = shards(urls).filter_samples(even)
+    resumed = samples(urls).filter_samples(even)
     resumed.load_state_dict(pipe.state_dict())
     assert resumed.counts() == pipe.counts()
     assert len(list(resumed)) + 1 == len(list(whole))
@@ -69,14 +62,12 @@ def test_errors_are_raised_as_they_are_with_a_note(urls):
 
 def test_what_is_no_function_is_refused_when_it_is_built(urls):
     with pytest.raises(TypeError, match="filter_samples.* needs a function, not 'cls'"):
-        shards(urls).filter_samples("cls")
+        samples(urls).filter_samples("cls")
 
 
 def test_is_a_method_with_help_that_pickles(urls, capsys):
-    pipe = shards(urls).filter_samples(even)
-    assert list(pickle.loads(pickle.dumps(pipe))) == list(
-        wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().filter_samples(even)
-    )
+    pipe = samples(urls).filter_samples(even)
+    assert list(pickle.loads(pickle.dumps(pipe))) == list(samples(urls).filter_samples(even))
     help(pipe.filter_samples)
     assert "Keep the samples for which a function returns true" in capsys.readouterr().out
 
@@ -87,7 +78,7 @@ def wanted_url(url):
 
 @pytest.mark.parametrize("opened_by", ["pipe", "interleave_shards", "lanes"])
 def test_urls_that_are_dropped_are_counted(opened_by, tmp_path):
-    """Also those behind the last one that is wanted, and those of lanes that have no other."""
+    """Also those after the last URL that is kept, and those of lanes without any other."""
     urls = make_shards(tmp_path, shards=7, samples=2)
     pipe = wp.ShardList(urls).filter_samples(wanted_url).open_shards().load_tar().group_by_key()
     source = {

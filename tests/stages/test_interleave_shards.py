@@ -7,6 +7,7 @@ import pickle
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pipelines import even, samples, through_json
 from sources import Given
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -19,19 +20,15 @@ from wds_pipes.core.stream import Stream
 from wds_pipes.stages import GroupByKey, InterleaveShards, LoadTar, OpenShards, ShardList
 from wds_pipes.testing import check_resume, make_shards
 
-# The samples that interleave_shards(3) gives of those shards in the order of seed 5, epochs 0 and
-# 1: never to change.
+# The samples of interleave_shards(3) over those shards in the order of seed 5, epochs 0 and 1:
+# they never change.
 GOLDEN = [
     [10, 8, 0, 11, 9, 1, 12, 3, 2, 13, 4, 5, 6, 7],
     [8, 0, 3, 9, 1, 4, 10, 2, 5, 11, 6, 12, 7, 13],
 ]
 
 
-def samples(urls, *, seed=5, **options):
-    return wp.ShardList(urls, shuffle=True, seed=seed, **options).open_shards().load_tar().group_by_key()
-
-
-def keys(pipe):
+def numbers_of(pipe):
     return [int(sample["__key__"]) for sample in pipe]
 
 
@@ -66,7 +63,7 @@ def test_resumes_exactly(urls, count):
     ]
     given_ = [check_resume(make, epochs=3) for make in hosts]
     assert all(one == given_[0] for one in given_)
-    assert all(sorted(keys(epoch)) == list(range(14)) for epoch in given_[0])
+    assert all(sorted(numbers_of(epoch)) == list(range(14)) for epoch in given_[0])
 
 
 @settings(
@@ -75,25 +72,25 @@ def test_resumes_exactly(urls, count):
 @given(
     st.lists(st.integers(0, 5), min_size=1, max_size=6),
     st.integers(1, 7),
-    st.sampled_from(["", "before", "behind", "both"]),
+    st.sampled_from(["", "before", "after", "both"]),
 )
 def test_random_shards_at_every_pair_of_cuts(tmp_path_factory, sizes, count, shuffle):
-    """Also with a shuffle in each shard, or behind."""
+    """Also with a shuffle in each shard, or after interleaving."""
     urls = make_shards(tmp_path_factory.mktemp("random"), shards=len(sizes), samples=sizes)
 
     def make():
         pipe = samples(urls)
         pipe = pipe.shuffle_buffer(2) if shuffle in ("before", "both") else pipe
         pipe = pipe.interleave_shards(count)
-        return pipe.shuffle_buffer(3) if shuffle in ("behind", "both") else pipe
+        return pipe.shuffle_buffer(3) if shuffle in ("after", "both") else pipe
 
-    assert all(sorted(keys(epoch)) == list(range(sum(sizes))) for epoch in check_resume(make))
+    assert all(sorted(numbers_of(epoch)) == list(range(sum(sizes))) for epoch in check_resume(make))
 
 
 def test_golden_order(urls):
     """The order is part of the checkpoint format."""
     pipe = samples(urls).interleave_shards(3)
-    assert [keys(pipe), keys(pipe)] == GOLDEN
+    assert [numbers_of(pipe), numbers_of(pipe)] == GOLDEN
 
 
 @pytest.mark.parametrize("count", range(1, 9))
@@ -103,23 +100,23 @@ def test_takes_one_from_each_in_turn(tmp_path, count):
     urls = make_shards(tmp_path, shards=len(sizes), samples=sizes)
     ends = list(itertools.accumulate(sizes))
     numbers = {url: range(end - size, end) for url, end, size in zip(urls, ends, sizes, strict=True)}
-    interleaved = keys(samples(urls, seed=count).interleave_shards(count))
+    interleaved = numbers_of(samples(urls, seed=count).interleave_shards(count))
     assert interleaved == in_turn([numbers[url] for url in Stream(ShardList(urls, shuffle=True, seed=count))], count)
     if count == 1:
-        assert interleaved == keys(samples(urls, seed=count))
+        assert interleaved == numbers_of(samples(urls, seed=count))
 
 
 def test_nothing_but_empty_shards(tmp_path):
-    """And fewer shards than lanes: an epoch without samples, not an endless one."""
+    """And fewer shards than lanes: an epoch without samples, not one without end."""
     urls = make_shards(tmp_path, shards=3, samples=0)
     assert check_resume(lambda: samples(urls).interleave_shards(2)) == [[], []]
     dataset = samples(urls[:1]).interleave_shards(2).as_dataset()
     assert list(DataLoader(dataset, batch_size=None, num_workers=2)) == []
 
 
-def test_what_comes_before_is_decided_by_the_shard_alone(urls):
-    """A shuffle in front of it gives a shard the same order whatever else is open, and different
-    orders to different shards.
+def test_steps_before_depend_on_the_shard_alone(urls):
+    """A shuffle before it orders a shard in the same way whatever other shards are open, and each
+    shard in another way.
     """
     orders = []
     for count in (1, 2, 5):
@@ -134,14 +131,14 @@ def test_what_comes_before_is_decided_by_the_shard_alone(urls):
 def test_epochs(urls):
     """Each is another order, and set_epoch() chooses one."""
     pipe = samples(urls).interleave_shards(2)
-    epochs = [keys(pipe) for _ in range(3)]
+    epochs = [numbers_of(pipe) for _ in range(3)]
     assert len(set(map(tuple, epochs))) == 3
     pipe.set_epoch(1)
-    assert keys(pipe) == epochs[1]
+    assert numbers_of(pipe) == epochs[1]
 
 
 def test_batches_of_one_shard_each(urls):
-    """Behind batch_samples it takes turns by batches, and all samples are counted."""
+    """After batch_samples it takes batches in turn, and all samples are counted."""
     make = lambda: samples(urls).batch_samples(2, collate="list").interleave_shards(2)  # noqa: E731
     [epoch, _] = check_resume(make)
     assert all(len({sample["__url__"] for sample in batch}) == 1 for batch in epoch)
@@ -154,7 +151,7 @@ def test_batches_of_one_shard_each(urls):
 
 
 def test_counts_include_open_and_finished_shards(urls):
-    """At every place: what was given, and what was filtered on the way."""
+    """At every position: the delivered and the filtered samples."""
     pipe = samples(urls).filter_samples(even).interleave_shards(3)
     for number, _ in enumerate(pipe, 1):
         counts = pipe.counts()
@@ -163,10 +160,6 @@ def test_counts_include_open_and_finished_shards(urls):
         assert counts["delivered"] == number
         assert resumed.counts() == counts
     assert pipe.counts() == {"delivered": 7, "filtered": 7, "skipped": 0, "dropped": 0}
-
-
-def even(sample):
-    return int(sample["__key__"]) % 2 == 0
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -189,7 +182,7 @@ def test_broken_shards_are_skipped_and_counted(tmp_path, count):
         )
 
     [epoch, _] = check_resume(lambda: make("skip"))
-    assert set(range(16)) - set(keys(epoch)) <= {4, 5, 6, 7}
+    assert set(range(16)) - set(numbers_of(epoch)) <= {4, 5, 6, 7}
     pipe = make("skip")
     assert len(list(pipe)) == len(epoch)
     assert pipe.counts()["skipped_shards"] == 1
@@ -209,31 +202,30 @@ def test_broken_shards_are_skipped_and_counted(tmp_path, count):
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_lanes_in_workers_resume_exactly(urls, workers):
-    """Each worker interleaves its own shards; together they give each sample once; a resumed
-    loader goes on.
+    """Each worker interleaves its own shards. Together they return each sample once. A resumed
+    loader continues.
     """
     make = lambda: StatefulDataLoader(  # noqa: E731
         samples(urls).interleave_shards(2).as_dataset(), batch_size=None, num_workers=workers
     )
     loader = make()
-    whole = [keys(loader), keys(loader)]
+    whole = [numbers_of(loader), numbers_of(loader)]
     assert all(sorted(epoch) == list(range(14)) for epoch in whole)
     for cut in (1, 5, 13):
         first = make()
-        assert keys(itertools.islice(first, cut)) == whole[0][:cut]
-        state = json.loads(json.dumps(first.state_dict()))
+        assert numbers_of(itertools.islice(first, cut)) == whole[0][:cut]
+        state = through_json(first.state_dict())
         second = make()
         second.load_state_dict(state)
-        assert [keys(second), keys(second)] == [whole[0][cut:], whole[1]]
+        assert [numbers_of(second), numbers_of(second)] == [whole[0][cut:], whole[1]]
     plain = DataLoader(samples(urls).interleave_shards(2), batch_size=None, num_workers=workers)
-    assert sorted(keys(plain)) == list(range(14))
+    assert sorted(numbers_of(plain)) == list(range(14))
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_resume_opens_the_open_shards_again(tmp_path, counted, ahead):
-    """Each from its position on: not from its head, and none that is done.
-
-    Only the next one is requested from its beginning, ahead of its turn.
+    """Each from its position on, not from its start, and no finished shard. Only the next one is
+    requested from its start, ahead of its turn.
     """
     blob = bytes(50_000)
     urls = [
@@ -264,7 +256,7 @@ def test_a_resume_opens_the_open_shards_again(tmp_path, counted, ahead):
 
 
 def test_state_is_small(tmp_path):
-    """At most 70 bytes for an open shard behind group_by_key()."""
+    """At most 70 bytes for an open shard after group_by_key()."""
     urls = make_shards(tmp_path, shards=40, samples=30)
     for count in (4, 40):
         pipe = samples(urls).interleave_shards(count)
@@ -290,7 +282,7 @@ def test_wrong_counts_are_refused_when_it_is_built(urls, count, error, words):
 
 
 def test_other_sources_are_refused_when_it_is_built(urls):
-    """It divides the shards of ShardList, so nothing else can be first."""
+    """It partitions the shards of ShardList, so no other source can be first."""
     for source in (
         lambda: IterableWrapper(urls).open_shards().load_tar().group_by_key(),
         lambda: wp.mix({"a": samples(urls)}),

@@ -1,4 +1,4 @@
-"""Members in the middle of shards: resuming is exact in every kind of tar and compression."""
+"""Members in the middle of shards: a resume is exact in every kind of tar and compression."""
 
 import bz2
 import gzip
@@ -46,8 +46,8 @@ MIXED = (
 
 @pytest.mark.parametrize("kind", COMPRESS)
 def test_resume_is_exact(tmp_path, kind):
-    """Cut behind every member: concatenated tars, long names of both sorts, links, hidden files,
-    a global header, holes, an empty shard.
+    """Cut after every member: concatenated tars, long names of both kinds, links, hidden files, a
+    global header, holes, an empty shard.
     """
     urls = [
         put(tmp_path / f"{number}.tar", COMPRESS[kind](data))
@@ -60,7 +60,7 @@ def test_resume_is_exact(tmp_path, kind):
 
 @pytest.mark.parametrize("cut", [1, 300, 511, 512])
 def test_resume_is_exact_where_the_last_padding_is_missing(tmp_path, cut):
-    """The last member's data is there, so is its place behind it."""
+    """The data of the last member are there, and so is the position after them."""
     data = tar([("a.a", b"1" * 700), ("b.a", b"2")], end=False)
     urls = [put(tmp_path / "0.tar", data[: -cut if cut < 512 else None]), put(tmp_path / "1.tar", tar(pairs(1)))]
     epoch, _ = check_resume(lambda: Stream(load(urls, on_truncated="ignore")))
@@ -68,8 +68,8 @@ def test_resume_is_exact_where_the_last_padding_is_missing(tmp_path, cut):
 
 
 @pytest.mark.parametrize("kind", COMPRESS)
-def test_a_resume_goes_to_its_place(tmp_path, kind, counted):
-    """A plain shard is sought, not read again; a compressed one is read from its start."""
+def test_a_resume_seeks_its_position(tmp_path, kind, counted):
+    """A plain shard is not read again before it; a compressed one is read from its start."""
     data = COMPRESS[kind](
         tar(
             [
@@ -98,7 +98,7 @@ def test_a_resume_goes_to_its_place(tmp_path, kind, counted):
 
 @pytest.mark.parametrize("kind", COMPRESS)
 def test_a_shard_that_became_shorter_is_refused(tmp_path, kind):
-    """It is not the shard that the state was made with."""
+    """It is not the shard of the state."""
     path = put(tmp_path / "x.tar", COMPRESS[kind](tar(pairs(20))))
     stream = Stream(load([path]))
     iterator = iter(stream)
@@ -126,8 +126,8 @@ def test_a_state_far_beyond_the_end_is_refused(tmp_path):
         list(stream)
 
 
-def test_a_shard_that_was_changed_is_told_where_it_shows(tmp_path):
-    """No header is at the place any more."""
+def test_a_changed_shard_is_refused_where_the_change_shows(tmp_path):
+    """No header is at the position any more."""
     path = put(tmp_path / "x.tar", tar([("a.a", b""), ("b.a", b"")]))
     stream = Stream(load([path]))
     next(iter(stream))
@@ -141,9 +141,9 @@ def test_a_shard_that_was_changed_is_told_where_it_shows(tmp_path):
 
 
 @pytest.mark.parametrize("place", [512, 1024, 2048])
-def test_a_state_that_stands_inside_of_a_member_is_refused(tmp_path, place):
-    """Inside of data, of zeros in data, or behind both: the shard is not damaged, and no wrong
-    data is given.
+def test_a_position_inside_a_member_is_refused(tmp_path, place):
+    """Inside data, inside zeros in data, or after both: the shard is not damaged, and no wrong data
+    are returned.
     """
     path = put(tmp_path / "x.tar", tar([("a.a", b"x" * 600 + bytes(1200)), ("b.a", b"y")]))
     stream = Stream(load([path]))
@@ -161,7 +161,7 @@ def test_a_state_that_stands_inside_of_a_member_is_refused(tmp_path, place):
 
 @pytest.mark.parametrize("value", ["lzip", "gz"])
 def test_a_state_with_another_compression_is_refused(tmp_path, value):
-    """Not taken for bad data."""
+    """It is not reported as bad data."""
     path = put(tmp_path / "x.tar", tar(pairs(2)))
     stream = Stream(load([path]))
     next(iter(stream))
@@ -196,15 +196,15 @@ def test_each_shard_without_an_end_warns_once(tmp_path):
     assert [str(warning.message).split()[1] for warning in caught] == urls
 
 
-def test_what_is_no_shard_is_told():
+def test_a_file_that_is_no_shard_is_named():
     with pytest.raises(
         TypeError, match=r"load_tar\(\) takes open shards, and its source gave 'x.tar': put .open_shards\(\) before it"
     ):
         list(Stream(LoadTar(ShardList("x.tar"))))
 
 
-def test_a_broken_shard_does_not_look_as_if_it_had_ended(tmp_path):
-    """The iterator raises its error again, and the state stands before the damage."""
+def test_a_broken_shard_is_an_error_and_not_an_end(tmp_path):
+    """The iterator raises its error again, and the state is before the damage."""
     data = bytearray(tar(pairs(3)))
     data[2 * 512] ^= 1
     stream = Stream(load([put(tmp_path / "x.tar", bytes(data))]))

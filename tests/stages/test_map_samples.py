@@ -1,5 +1,5 @@
-"""map_samples: any function of a sample, and random draws that depend on (seed, epoch, sample)
-alone.
+"""map_samples: any function of a sample, and random draws that depend only on (seed, epoch,
+sample).
 """
 
 import functools
@@ -45,7 +45,7 @@ def test_resumes_exactly_with_skipped_samples(urls):
 
 
 def test_items_that_are_no_dicts_resume_exactly():
-    """They are told by their number in the lane."""
+    """Their random draws go by their number in the lane."""
     check_resume(lambda: Stream(MapSamples(Given(range(9)), draw_number)))
 
 
@@ -161,8 +161,10 @@ def test_other_items_draw_by_lane_and_number():
     assert len(set(drawn)) == 20
 
 
-def test_credentials_do_not_decide_what_is_drawn():
-    """They may be others after a resume, of the same shards. What selects a shard does."""
+def test_draws_do_not_depend_on_credentials():
+    """The same shards may have other credentials after a resume. The part of a URL that selects a
+    shard counts.
+    """
     queries = ("id=1&token=one", "id=1&sv=1&se=2&sig=other", "id=2&token=one")
     drawn = [
         list(Stream(MapSamples(Given([{"__key__": "a", "__url__": f"https://x/a.tar?{query}"}]), draw_number))).pop()[1]
@@ -171,10 +173,9 @@ def test_credentials_do_not_decide_what_is_drawn():
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_the_place_of_shards_does_not_decide_what_is_drawn(urls, tmp_path):
-    """Their number in the list does, under any name.
-
-    A position of an older version, which went by their URLs, goes on as it began.
+def test_draws_do_not_depend_on_the_place_of_shards(urls, tmp_path):
+    """They depend on the number of the shard in its list, under any name. A position of an older
+    version, which drew by URLs, continues so.
     """
     copies = [shutil.copy(url, f"{tmp_path}/{number}.tar") for number, url in enumerate(urls)]
     drawn = list(shards(urls).map_samples(draw))
@@ -257,7 +258,7 @@ def test_a_number_names_an_item_without_a_key():
 
 
 def test_stop_iteration_of_the_function_is_no_end_of_the_data():
-    """It would otherwise cut the epoch short silently."""
+    """Otherwise it would silently shorten the epoch."""
     with pytest.raises(RuntimeError):
         list(Stream(MapSamples(Given([1, 2]), lambda number: next(iter(())))))
 
@@ -290,7 +291,7 @@ def test_is_a_method_with_help_that_pickles(urls, capsys):
 
 
 def test_a_function_that_returns_nothing_is_named(tmp_path):
-    """A forgotten return is an error, and is skipped and counted as one that raises."""
+    """A forgotten return is an error, which is skipped and counted like any other."""
 
     def forgetful(sample):
         return sample if sample["__key__"] != "00000001" else None

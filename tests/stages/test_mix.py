@@ -1,5 +1,5 @@
-"""mix: exact proportions at every prefix, exhaustion, states by name that other weights and
-sources fit, and exact resume.
+"""mix: exact proportions at every prefix, exhaustion, states by name that fit other weights and
+sources, and exact resume.
 """
 
 import itertools
@@ -15,6 +15,7 @@ import pytest
 from chains import Torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pipelines import samples, through_json
 from sources import Given
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -29,7 +30,7 @@ from wds_pipes.stages import BatchSamples, FilterSamples, MapSamples, Mix, Shuff
 from wds_pipes.stages.proportions import turns
 from wds_pipes.testing import check_resume, make_shards
 
-# The first draws for weights and the hashes stream(7, 0, ...): never to change, see ordering.py.
+# The first draws for weights and the hashes stream(7, 0, ...): they never change, see ordering.py.
 GOLDEN = {
     (1,): [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
     (1, 1): [1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0],
@@ -56,10 +57,6 @@ def shards(directory, name, sizes):
     return make_shards(directory / name, shards=len(sizes), samples=sizes, seed=len(name))
 
 
-def samples(urls, *, seed=3):
-    return wp.ShardList(urls, shuffle=True, seed=seed).open_shards().load_tar().group_by_key()
-
-
 @pytest.fixture
 def three(tmp_path):
     """The shards of three sources: 10, 7 and no samples."""
@@ -71,7 +68,7 @@ def three(tmp_path):
 
 
 def numbers(weights, length=1000, **options):
-    """A stream over a source for each name that gives (name, 0), (name, 1) ..."""
+    """A stream over a source for each name that yields (name, 0), (name, 1) ..."""
     counts = length if isinstance(length, dict) else dict.fromkeys(weights, length)
     return Stream(
         Mix({name: Given([(name, number) for number in range(counts[name])]) for name in weights}, weights, **options)
@@ -83,9 +80,7 @@ def names(items):
 
 
 def deviation(drawn, weights):
-    """The largest distance from the ideal of any source at any prefix, exactly as a fraction of
-    integers.
-    """
+    """The largest distance of any source from its share at any prefix, as an exact fraction."""
     total, places = sum(weights), np.arange(1, len(drawn) + 1)
     return (
         max(
@@ -113,8 +108,8 @@ def test_proportions_hold_at_every_prefix_of_a_million_draws(weights):
     st.integers(0, (1 << 64) - 1),
 )
 def test_proportions_hold_at_every_prefix(weights, key):
-    """For 1 to 6 sources with weights up to 10^6, whatever the phases; and the draws go on from
-    any place as if it had not been one.
+    """For 1 to 6 sources with weights up to 10^6, whatever the phases. The draws continue from any
+    position as if they had not stopped.
     """
     drawn = np.fromiter(
         itertools.islice(turns(weights, hashes(len(weights), key), [0] * len(weights)), 3_000), np.int64, 3_000
@@ -128,7 +123,7 @@ def test_proportions_hold_at_every_prefix(weights, key):
 
 
 def test_many_sources():
-    """Exact also for a hundred sources of most unlike weights."""
+    """Exact also for a hundred sources with very different weights."""
     weights = [1 + number**4 for number in range(100)]
     drawn = np.fromiter(itertools.islice(turns(weights, hashes(100), [0] * 100), 20_000), np.int64, 20_000)
     assert deviation(drawn, weights) < 1
@@ -146,7 +141,7 @@ def test_golden_draws():
 
 
 def test_rare_sources_come_at_another_place_in_each_lane():
-    """Else all ranks would draw them in the same step."""
+    """Otherwise all ranks would draw them in the same step."""
     places = set()
     for lane in range(16):
         mixed = numbers({"a": 99, "b": 1}, 10_000)
@@ -157,15 +152,15 @@ def test_rare_sources_come_at_another_place_in_each_lane():
 
 
 def test_order_depends_on_names_not_on_their_order():
-    """A dict that is written in another order, or weights that are multiples, are the same mix."""
+    """A dict in another order, or multiples of the weights, are the same mix."""
     one = names(itertools.islice(numbers({"a": 5, "b": 2, "c": 1}), 200))
     assert names(itertools.islice(numbers({"c": 1, "a": 5, "b": 2}), 200)) == one
     assert names(itertools.islice(numbers({"a": 0.5, "b": 0.2, "c": 0.1}), 200)) == one
     assert names(itertools.islice(numbers({"a": 5, "b": 2, "c": 1}, seed=1), 200)) != one
 
 
-def test_weights_mean_what_is_written():
-    """Decimal numbers, fractions and numpy's numbers, exactly; none, or a list."""
+def test_weights_are_exact():
+    """Decimal numbers, fractions and numpy's numbers; none, or a list."""
     sources = {"a": Given([]), "b": Given([]), "c": Given([])}
     assert Mix(sources, {"a": 0.7, "b": 0.2, "c": 0.1}).weights == {"a": 7, "b": 2, "c": 1}
     assert Mix(sources, [1e-9, 1, 0.5]).weights == {"a": 1, "b": 10**9, "c": 5 * 10**8}
@@ -174,8 +169,8 @@ def test_weights_mean_what_is_written():
     assert Mix(sources).weights == {"a": 1, "b": 1, "c": 1}
 
 
-def test_each_source_gives_what_it_gives_by_itself(three):
-    """Same samples in the same order, in each epoch."""
+def test_each_source_yields_the_samples_that_it_yields_alone(three):
+    """In the same order, in each epoch."""
     mixed = wp.mix({name: samples(three[name]) for name in ("a", "b")}, exhausted="drop")
     alone = {name: samples(three[name]) for name in ("a", "b")}
     for _ in range(3):
@@ -190,7 +185,7 @@ def test_each_source_gives_what_it_gives_by_itself(three):
 HOSTS = {
     "stream": lambda urls, **options: Stream(Mix({name: chain(stages, urls[name]) for name in urls}, **options)),
     "pipe": lambda urls, **options: wp.mix({name: samples(urls[name]) for name in urls}, **options),
-    "behind": lambda urls, **options: (
+    "after": lambda urls, **options: (
         wp.mix({name: samples(urls[name]).map_samples(draw) for name in urls}, **options)
         .shuffle_buffer(3)
         .map_samples(draw)
@@ -220,7 +215,7 @@ HOSTS = {
 
 
 def chain(module, urls):
-    return module.GroupByKey(module.LoadTar(module.OpenShards(module.ShardList(urls, shuffle=True, seed=3))))
+    return module.GroupByKey(module.LoadTar(module.OpenShards(module.ShardList(urls, shuffle=True, seed=5))))
 
 
 def draw(sample, rng):
@@ -243,7 +238,7 @@ def test_resumes_exactly_over_threads(three):
 
 @pytest.mark.parametrize("exhausted", ["stop", "drop", "repeat"])
 def test_resumes_exactly_with_an_empty_source(three, exhausted):
-    """Which must not make an endless epoch either."""
+    """It must not make an epoch without end either."""
     for chosen in (("a", "none"), ("none",), ("a", "b", "none")):
         epochs = check_resume(
             lambda chosen=chosen: HOSTS["pipe"]({name: three[name] for name in chosen}, exhausted=exhausted)
@@ -295,8 +290,8 @@ def third(item):
 # Exhaustion
 
 
-def test_stop_ends_with_the_first_source_that_has_nothing_left():
-    """When it is to be drawn: the proportions hold to the end."""
+def test_stop_ends_with_the_first_exhausted_source():
+    """When it would be drawn next: the proportions hold to the end."""
     mixed = numbers({"a": 2, "b": 1}, {"a": 100, "b": 5})
     given_ = list(mixed)
     assert Counter(names(given_))["b"] == 5
@@ -305,7 +300,7 @@ def test_stop_ends_with_the_first_source_that_has_nothing_left():
     assert len(names(mixed)) > 10  # the next epoch begins anew
 
 
-def test_drop_goes_on_with_the_others_in_their_proportions():
+def test_drop_continues_with_the_other_sources_in_their_proportions():
     mixed = numbers({"a": 3, "b": 1, "c": 2}, {"a": 600, "b": 200, "c": 100}, exhausted="drop")
     given_ = names(mixed)
     assert Counter(given_) == {"a": 600, "b": 200, "c": 100}
@@ -316,17 +311,15 @@ def test_drop_goes_on_with_the_others_in_their_proportions():
 
 
 def mixed_from(given_, place, weights):
-    """Whether the proportions of a and b hold at every prefix from a place on, until one of them
+    """Whether the proportions of a and b hold at every prefix from a position on, until one of them
     ends.
     """
     rest = given_[place : min(given_.rindex("a"), given_.rindex("b")) + 1]
     return deviation(np.array(["ab".index(name) for name in rest]), weights) < 1
 
 
-def test_repeat_begins_sources_again_in_another_order_until_all_were_through(three):
-    """The proportions hold all along; a source that is through first is repeated as often as it
-    takes.
-    """
+def test_repeat_begins_sources_again_in_another_order_until_all_have_ended(three):
+    """The proportions hold throughout. A source that ends first is repeated as often as needed."""
     mixed = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, weights={"a": 1, "b": 3}, exhausted="repeat")
     given_ = [(sample["__url__"].split("/")[-2], sample["__key__"]) for sample in mixed]
     assert deviation(np.array(["ab".index(name) for name, _ in given_]), [1, 3]) < 1
@@ -338,7 +331,7 @@ def test_repeat_begins_sources_again_in_another_order_until_all_were_through(thr
     assert len({tuple(of_b[start : start + 7]) for start in (0, 7, 14, 21)}) > 1
 
 
-def test_an_empty_source_is_told_of(caplog):
+def test_an_empty_source_is_logged(caplog):
     for exhausted in ("stop", "drop", "repeat"):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "wds_pipes"):
@@ -351,13 +344,13 @@ def test_an_empty_source_is_told_of(caplog):
 
 def after(stream_, count):
     taken = list(itertools.islice(stream_, count))
-    return taken, json.loads(json.dumps(stream_.state_dict()))
+    return taken, through_json(stream_.state_dict())
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 50, 333])
 def test_weights_may_change(cut):
-    """The sources go on where they were, and the new proportions hold from there on, also over a
-    further resume.
+    """The sources continue at their positions, and the new proportions hold from there on, also
+    after a further resume.
     """
     before, state = after(numbers({"a": 5, "b": 1}), cut)
     changed = numbers({"a": 1, "b": 4})
@@ -375,7 +368,7 @@ def test_weights_may_change(cut):
 
 @pytest.mark.parametrize("cut", [1, 7, 50])
 def test_sources_may_be_added(cut):
-    """A new one begins at its beginning; the proportions of all hold from there on."""
+    """A new source begins at its beginning. The proportions of all hold from there on."""
     before, state = after(numbers({"a": 5, "b": 1}), cut)
     more = numbers({"a": 5, "new": 2, "b": 1})
     more.load_state_dict(state)
@@ -386,7 +379,7 @@ def test_sources_may_be_added(cut):
         assert given_ == list(range(len(given_)))
 
 
-def test_sources_may_be_left_out_if_that_is_meant():
+def test_sources_may_be_left_out_on_request():
     _, state = after(numbers({"a": 5, "b": 1, "c": 1}), 20)
     with pytest.raises(
         wp.StateError,
@@ -401,9 +394,9 @@ def test_sources_may_be_left_out_if_that_is_meant():
 
 
 @pytest.mark.parametrize("exhausted", ["stop", "drop", "repeat"])
-def test_changes_are_refused_while_a_step_behind_holds_samples(exhausted):
-    """They were drawn by the old weights, and a resume draws them again; also at the end, where
-    the buffer runs empty. Between epochs all is well.
+def test_changes_are_refused_while_a_later_step_holds_samples(exhausted):
+    """These samples were drawn by the old weights, and a resume draws them again; also at the end,
+    where the buffer empties. Between epochs changes are accepted.
     """
 
     def make(weights):
@@ -428,7 +421,7 @@ def test_changes_are_refused_while_a_step_behind_holds_samples(exhausted):
 
 
 def test_weights_and_sources_change_at_random():
-    """Twenty histories of cuts: every source gives each of its samples once, in order."""
+    """Twenty histories of cuts: every source yields each of its samples once, in order."""
     rng = random.Random(5)
     for _ in range(20):
         state, given_ = None, []
@@ -442,7 +435,7 @@ def test_weights_and_sources_change_at_random():
             given_ += itertools.islice(items, rng.randrange(1, 40))
             if len(chosen) < 5 and rng.random() < 0.5:
                 chosen.append("abcde"[len(chosen)])
-            state = json.loads(json.dumps(mixed.state_dict()))
+            state = through_json(mixed.state_dict())
             if len(given_) == sum(lengths[name] for name in chosen):
                 break
         for name in chosen:
@@ -450,9 +443,9 @@ def test_weights_and_sources_change_at_random():
             assert of == list(range(len(of)))
 
 
-def test_a_changed_source_is_refused_in_words(three, tmp_path):
-    """Other shards, another seed or other steps under the same name; the message names the
-    source.
+def test_a_changed_source_is_refused_by_name(three, tmp_path):
+    """Other shards, another seed or other steps under the same name: the message
+    names the source.
     """
     state = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}).state_dict()
     for other, words in (
@@ -462,7 +455,7 @@ def test_a_changed_source_is_refused_in_words(three, tmp_path):
             "'a' of this mix is not the one of the state: its list of shards has other URLs or "
             "another order.*moved=True",
         ),
-        (samples(three["a"], seed=4), "'a' of this mix is not the one of the state: its seed was 3 and is 4"),
+        (samples(three["a"], seed=4), "'a' of this mix is not the one of the state: its seed was 5 and is 4"),
         (samples(three["a"]).shuffle_buffer(2), "its steps were others than shard_list.* > shuffle_buffer"),
     ):
         with pytest.raises(wp.StateError, match=words):
@@ -515,8 +508,8 @@ def test_damaged_positions_are_refused(three, position):
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_lanes_in_workers_resume_exactly(three, workers):
-    """Each worker mixes its own shards; together they give each sample once; a resumed loader
-    goes on.
+    """Each worker mixes its own shards. Together they return each sample once. A resumed loader
+    continues.
     """
 
     def make():
@@ -530,13 +523,15 @@ def test_lanes_in_workers_resume_exactly(three, workers):
         first = make()
         assert list(itertools.islice(first, cut)) == whole[0][:cut]
         second = make()
-        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        second.load_state_dict(through_json(first.state_dict()))
         assert [list(second), list(second)] == [whole[0][cut:], whole[1]]
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_a_plain_dataloader_deals_a_bare_mix(three, context):
-    """torch divides the sources' shards over the workers; also sources that are torch's own."""
+def test_a_plain_dataloader_partitions_a_bare_mix(three, context):
+    """torch partitions the shards of the sources over the workers; also sources that are torch's
+    own.
+    """
     pipe = wp.mix(
         {"a": samples(three["a"]), "t": IterableWrapper(list(range(9))), "b": samples(three["b"])}, exhausted="drop"
     ).shuffle_buffer(2)
@@ -547,21 +542,21 @@ def test_a_plain_dataloader_deals_a_bare_mix(three, context):
 
 
 def test_hosts_agree(three):
-    """One recipe gives the same as stream, pipe, dataset and node."""
+    """The same recipe yields the same samples as a stream, pipe, dataset and node."""
     urls = {name: three[name] for name in ("a", "b")}
     expected = list(HOSTS["stream"](urls, exhausted="repeat"))
     for host in ("pipe", "dataset", "loader"):
         assert list(HOSTS[host](urls, exhausted="repeat")) == expected, host
 
 
-def test_maps_behind_draw_otherwise_than_maps_in_the_sources(three):
-    """Else augmentation before and behind would be one and the same."""
-    for sample in HOSTS["behind"]({"a": three["a"]}):
+def test_maps_after_a_mix_draw_other_numbers_than_maps_in_its_sources(three):
+    """Otherwise augmentation before and after the mix would be the same."""
+    for sample in HOSTS["after"]({"a": three["a"]}):
         assert all(part["draws"][0] != part["draws"][1] for part in sample)
 
 
 def test_counts_are_those_of_all_sources():
-    """Also over passes and dropped sources, and the same after a resume."""
+    """Also over several epochs and dropped sources, and the same after a resume."""
 
     def make(exhausted):
         sources = {
@@ -583,7 +578,7 @@ def test_counts_are_those_of_all_sources():
 
 
 def test_counts_of_batches():
-    """Samples, not batches, where a source gives batches."""
+    """Samples, not batches, where a source yields batches."""
     mixed = Stream(
         Mix(
             {"a": BatchSamples(Given(range(10)), 4, collate="list"), "b": Given([[number] for number in range(4)])},
@@ -597,8 +592,8 @@ def test_counts_of_batches():
     assert given_ == 14
 
 
-def test_an_error_of_a_source_comes_through():
-    """Nothing looks like an end, and the state stands before what failed."""
+def test_an_error_of_a_source_is_raised():
+    """Nothing looks like an end, and the state is before the item that failed."""
 
     def broken(item):
         if item == ("b", 3):
@@ -638,7 +633,7 @@ def test_state_is_small_and_by_name(three):
     assert mixed.state_dict()["lanes"]["0"]["url"].split("/")[-2] == entry["last"]
 
 
-def test_a_source_whose_state_cannot_be_known_is_named():
+def test_a_source_without_a_state_is_named():
     with pytest.raises(wp.StateError, match="torch's Shuffler"):
         wp.mix({"a": IterableWrapper([1, 2]).shuffle()}).state_dict()
 

@@ -1,4 +1,4 @@
-"""shuffle_buffer: a lasting order, bounded lateness, and a small exact position."""
+"""shuffle_buffer: an order that never changes, bounded lateness, and a small exact position."""
 
 import itertools
 import pickle
@@ -14,7 +14,7 @@ from wds_pipes.core.stream import Stream
 from wds_pipes.stages import FilterSamples, MapSamples, ShuffleBuffer
 from wds_pipes.testing import check_resume
 
-# What shuffle_buffer(4) and shuffle_buffer(3, seed=11) make of 0 to 19 with seed 0: never to
+# The orders of 0 to 19 by shuffle_buffer(4) and shuffle_buffer(3, seed=11) with seed 0: they never
 # change, see ordering.py.
 GOLDEN = [0, 2, 1, 3, 7, 4, 5, 6, 8, 12, 9, 10, 11, 13, 15, 14, 19, 16, 18, 17]
 GOLDEN_OWN_SEED = [1, 0, 2, 4, 6, 3, 5, 7, 8, 9, 11, 10, 12, 13, 15, 14, 16, 18, 17, 19]
@@ -42,7 +42,7 @@ def test_resumes_exactly_over_many_blocks(count, size):
 
 
 def test_two_in_a_chain_resume_and_differ():
-    """The second one has an order of its own, also behind a stage that leaves samples out."""
+    """The second one has an order of its own, also after a stage that leaves samples out."""
     check_resume(lambda: Stream(ShuffleBuffer(FilterSamples(ShuffleBuffer(Given(range(60)), 5), is_even), 4)))
     once = order(1000, 50)
     twice = list(Stream(ShuffleBuffer(ShuffleBuffer(Given(range(1000)), 50), 50)))
@@ -61,8 +61,8 @@ def test_golden_order():
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 100, 2_000, 100_000])
-def test_gives_a_permutation_that_is_late_at_most_by_the_window(size):
-    """Every item once, none more than 2 * size - 1 places later than it came; size 1 leaves the
+def test_output_is_a_permutation_that_is_late_at_most_by_the_window(size):
+    """Every item once, none more than 2 * size - 1 positions later than it came. Size 1 leaves the
     order as it is.
     """
     shuffled = order(5_000, size)
@@ -88,7 +88,7 @@ def test_own_seed_replaces_the_seed_of_the_shards():
 
 
 def test_lanes_have_orders_of_their_own():
-    """Places, not values, are shuffled otherwise in each lane."""
+    """Positions, not values, are shuffled differently in each lane."""
     orders = []
     for lane in (0, 1):
         source = Given(range(200))
@@ -99,15 +99,19 @@ def test_lanes_have_orders_of_their_own():
 
 
 def test_holds_about_size_and_at_most_twice_that():
-    """What the source has given minus what has left, in the middle of the data."""
+    """The items that the source has yielded minus those that have left, in the
+    middle of the data.
+    """
     source, size = Given(range(20_000)), 500
     held = [source.taken[0] - left for left, _ in enumerate(Stream(ShuffleBuffer(source, size)), 1)]
     assert max(held) + 1 <= 2 * size
     assert statistics.mean(held[2 * size : -2 * size]) == pytest.approx(size, rel=0.05)
 
 
-def test_lets_go_of_what_has_left():
-    """Only what waits is kept in memory: tensors that left are freed when the caller drops them."""
+def test_frees_the_items_that_have_left():
+    """Only waiting items are kept in memory: tensors that left are freed when the caller drops
+    them.
+    """
     source = [torch.zeros(1) for _ in range(300)]
     alive = [weakref.ref(item) for item in source]
     stream = Stream(ShuffleBuffer(Draining(source), 10))
@@ -117,7 +121,7 @@ def test_lets_go_of_what_has_left():
 
 
 class Draining(Given):
-    """Forgets what it gave."""
+    """Forgets the items that it has yielded."""
 
     def run(self):
         while self.given:
@@ -183,8 +187,8 @@ def test_wrong_sizes_are_refused_when_it_is_built(size, error):
 
 
 @pytest.mark.parametrize("size", [1, 4, 100])
-def test_counts_of_what_comes_before_are_whole_at_the_end(size):
-    """During the epoch they belong to the position that is kept."""
+def test_counts_of_earlier_steps_are_complete_at_the_end(size):
+    """During the epoch they belong to the position that is saved."""
     stream = Stream(ShuffleBuffer(FilterSamples(Given(range(50)), lambda number: number % 3), size))
     assert len(list(stream)) == 33
     assert stream.counts() == {"delivered": 33, "filtered": 17, "skipped": 0, "dropped": 0}
@@ -196,15 +200,15 @@ def test_a_wrong_seed_is_refused_when_it_is_built():
 
 
 def test_another_size_or_seed_does_not_fit_a_state():
-    """They decide the order, so a state of another one is refused."""
+    """They decide the order, so the state is refused."""
     state = Stream(ShuffleBuffer(Given(range(9)), 3)).state_dict()
     for other in (ShuffleBuffer(Given(range(9)), 4), ShuffleBuffer(Given(range(9)), 3, seed=0)):
         with pytest.raises(wp.StateError, match="shuffle_buffer"):
             Stream(other).load_state_dict(state)
 
 
-def test_an_error_of_the_source_comes_through():
-    """And nothing looks like an end of the data."""
+def test_an_error_of_the_source_is_raised():
+    """Nothing looks like an end of the data."""
 
     def broken(number):
         if number == 30:

@@ -1,8 +1,9 @@
-"""to_tuple: chosen fields, alternatives, and what is said when one is missing."""
+"""to_tuple: chosen fields, alternatives, and the error of a missing field."""
 
 import pickle
 
 import pytest
+from pipelines import samples
 from sources import Given
 
 import wds_pipes as wp
@@ -17,13 +18,9 @@ SAMPLES = [
 ]
 
 
-def shards(urls):
-    return wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key()
-
-
 @pytest.mark.parametrize("fields", [("txt",), ("__key__", "png;json", "cls")])
 def test_resumes_exactly(urls, fields):
-    epochs = check_resume(lambda: shards(urls).shuffle_buffer(2).to_tuple(*fields))
+    epochs = check_resume(lambda: samples(urls).shuffle_buffer(2).to_tuple(*fields))
     assert {len(item) for item in epochs[0]} == {len(fields)}
 
 
@@ -40,17 +37,17 @@ def test_resumes_exactly_with_skipped_samples():
         (("cls", "cls", "__key__"), [(b"2", b"2", "a"), (b"5", b"5", "b")]),
     ],
 )
-def test_takes_the_first_alternative_that_is_there(fields, expected):
+def test_takes_the_first_alternative_that_the_sample_has(fields, expected):
     assert list(Stream(ToTuple(Given(SAMPLES[:2]), *fields))) == expected
 
 
-def test_none_and_empty_values_are_there():
+def test_none_and_empty_values_are_not_missing():
     """A field is missing only if the sample does not have it."""
     assert list(Stream(ToTuple(Given([{"a": None, "b": b""}]), "a;c", "b;c"))) == [(None, b"")]
 
 
-def test_a_missing_field_is_named_with_what_is_there():
-    """And with key and shard, the latter without credentials."""
+def test_a_missing_field_is_named_with_the_fields_of_the_sample():
+    """And with key and shard, the shard without credentials."""
     with pytest.raises(wp.SampleError) as caught:
         list(Stream(ToTuple(Given(SAMPLES), "jpg;png", "cls")))
     assert str(caught.value) == "sample 'c' of shard https://host/x.tar has no field 'jpg;png'; it has: 'txt'"
@@ -87,7 +84,7 @@ def test_items_that_are_no_samples_are_refused():
 
 
 def test_is_a_method_with_help_that_pickles(urls, capsys):
-    pipe = shards(urls).to_tuple("txt", "cls")
+    pipe = samples(urls).to_tuple("txt", "cls")
     again = pickle.loads(pickle.dumps(pipe))
     assert list(again) == list(pipe)
     help(pipe.to_tuple)

@@ -1,6 +1,5 @@
-"""UnbatchSamples, and FlatMap, on which it stands: several items of one."""
+"""UnbatchSamples, and its base class FlatMap: several items from one."""
 
-import json
 from collections import namedtuple
 from itertools import islice
 from typing import ClassVar
@@ -8,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from pipelines import samples, through_json
 from sources import Given
 
 import wds_pipes as wp
@@ -73,7 +73,7 @@ def test_rows_of_other_dtypes_keep_them():
         ({}, "it has no columns"),
     ],
 )
-def test_what_is_no_batch_is_told(item, message):
+def test_an_item_that_is_no_batch_is_named(item, message):
     with pytest.raises(wp.SampleError, match=message):
         list(Stream(UnbatchSamples(Given([item]))))
 
@@ -82,26 +82,25 @@ def test_resume_within_and_between_batches(tmp_path):
     urls = make_shards(tmp_path, shards=4, samples=5)
 
     def make():
-        samples = wp.ShardList(urls, shuffle=True, seed=1).open_shards().load_tar().group_by_key().decode_by_ext()
-        return samples.batch_samples(3).unbatch_samples().shuffle_buffer(4)
+        return samples(urls).decode_by_ext().batch_samples(3).unbatch_samples().shuffle_buffer(4)
 
     check_resume(make)
 
 
 class Repeat(wp.FlatMap):
-    """Each item as often as it says: none for 0."""
+    """Each item as often as its value: none for 0."""
 
     def expand(self, item):
         return [(item, number) for number in range(item)]
 
 
-def test_a_flat_map_of_ones_own_resumes_at_every_item():
+def test_a_users_own_flat_map_resumes_at_every_item():
     wanted = [(item, number) for item in (0, 3, 0, 1, 2, 0) for number in range(item)]
     states = []
     stream = Stream(Repeat(Given([0, 3, 0, 1, 2, 0])))
     items = iter(stream)
     for _ in range(len(wanted) + 1):
-        states.append(json.loads(json.dumps(stream.state_dict())))
+        states.append(through_json(stream.state_dict()))
         next(items, None)
     for cut, state in enumerate(states):
         resumed = Stream(Repeat(Given([0, 3, 0, 1, 2, 0])))
@@ -118,7 +117,7 @@ def test_expand_must_be_written():
         list(Stream(Nothing(Given([1]))))
 
 
-def test_what_was_taken_apart_counts_as_samples(tmp_path):
+def test_rows_of_a_batch_count_as_samples(tmp_path):
     """Not as the batches that they came in."""
     urls = make_shards(tmp_path, shards=3, samples=11)
 
@@ -148,7 +147,7 @@ class Random(wp.FlatMap):
         return [item] * self.made.pop(0)
 
 
-def test_an_item_that_is_made_again_must_give_the_same(tmp_path):
+def test_an_item_must_expand_in_the_same_way_after_a_resume(tmp_path):
     stream = Stream(Random(Given([5])))
     assert list(islice(iter(stream), 2)) == [5, 5]
     resumed = Stream(Random(Given([5])))

@@ -1,10 +1,12 @@
-"""The pipelines that the resume tests run: every registered stage takes part, but for mix, which
-has several sources and tests of its own.
+"""The pipelines of the resume tests. Every registered stage takes part except mix, which has
+several sources and its own tests.
 """
 
 import os
 import tempfile
 from typing import Any
+
+from pipelines import draw, wanted
 
 import wds_pipes as wp
 from wds_pipes import stages
@@ -26,14 +28,6 @@ class Torch:
         wp.load_state_dict(self.pipe, state)
 
 
-def double(sample: dict[str, Any], rng: Any) -> dict[str, Any]:
-    return {**sample, "draw": int(rng.integers(1 << 30))}
-
-
-def keep(sample: dict[str, Any]) -> bool:
-    return sample["__key__"][-1] not in "37"
-
-
 def backwards(value: Any) -> Any:
     return value[::-1]
 
@@ -42,11 +36,11 @@ def backwards(value: Any) -> Any:
 # choose them so that the stage does something on 14 samples with distinct keys, in shards of about
 # 3. (A window of 1000, or a filter that lets all pass, tests nothing.)
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    # local shards are not kept
+    # local shards are not cached
     "CacheShards": ((os.path.join(tempfile.gettempdir(), "never-made"),), {"max_bytes": "1GB"}),
     "ShuffleBuffer": ((3,), {}),
-    "MapSamples": ((double,), {}),
-    "FilterSamples": ((keep,), {}),
+    "MapSamples": ((draw,), {}),
+    "FilterSamples": ((wanted,), {}),
     "InterleaveShards": ((2,), {}),
     "BatchSamples": ((2,), {"collate": "list"}),
     "MapFields": (({"text;txt": backwards},), {}),
@@ -60,13 +54,13 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 }
 BASE = ("OpenShards", "LoadTar", "GroupByKey")
 FIRST = ("CacheShards",)
-NEEDS = {"UnbatchSamples": ("BatchSamples",)}  # what a stage is to read from
+NEEDS = {"UnbatchSamples": ("BatchSamples",)}  # the stages that must be before a stage
 AFTER = tuple(name for name in stages.__all__ if name not in ("ShardList", "Mix", *FIRST, *BASE))
 
 
 def chains() -> dict[str, tuple[str, ...]]:
-    """Names of stages by the name of the chain: each prefix of the base, each stage behind it,
-    and long ones.
+    """Names of stages by the name of the chain: each prefix of the base, each stage after it, and
+    long ones.
     """
     found = {"ShardList": (), "OpenLoad": BASE[:2], "Group": BASE}
     found |= {name: (*BASE, *NEEDS.get(name, ()), name) for name in AFTER}

@@ -1,4 +1,4 @@
-"""What the documentation shows as code, and the ways in which people run it."""
+"""The code of the documentation, and the ways in which users run it."""
 
 import os
 import re
@@ -25,7 +25,7 @@ def snippets() -> list[str]:
 
 
 def write_data(directory: Path) -> None:
-    """What the README's snippets read: the shards of the demo, and a folder of photos of many
+    """The data that the README's code reads: the shards of the demo, and a folder of photos of many
     sizes.
     """
     (directory / "wds-pipes-demo").mkdir()
@@ -56,7 +56,7 @@ def run_script(path: Path, start_method: str, directory: str, *arguments: str) -
 
 
 def run_notebook(path: Path):
-    """Run a tutorial as a notebook beside its programs; gives it with what it printed.
+    """Run a tutorial as a notebook beside its programs; returns it with its outputs.
 
     A cell that fails raises CellExecutionError.
     """

@@ -1,5 +1,5 @@
-"""Ranks as real processes in one torch.distributed group, and what they do to show that an epoch
-goes on from any topology to any other.
+"""Ranks as real processes in one torch.distributed group, and a check that an epoch resumes from
+any topology on any other.
 """
 
 import json
@@ -10,13 +10,14 @@ from collections import Counter
 from typing import NamedTuple
 
 import torch.distributed as dist
+from pipelines import keys_of, samples
 
 import wds_pipes as wp
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     ["wds_pipes.loader.pipe_loader", "torch.distributed"]
-)  # here, since it counts only before the first process that anybody starts so
+)  # here, since it has no effect after the first process of a forkserver
 
 # in the middle of a shuffle, with half-filled batches in the workers; the same later; the end of
 # the epoch
@@ -25,7 +26,7 @@ STOP = 2  # the batches of each rank between the second start and the third
 
 
 def launch(ranks, function, *arguments, timeout_seconds=300):
-    """Run ``function(*arguments)`` on each of so many ranks."""
+    """Run ``function(*arguments)`` on ``ranks`` ranks."""
     with tempfile.TemporaryDirectory() as directory:
         processes = [
             CONTEXT.Process(target=_rank, args=(rank, ranks, f"file://{directory}/group", function, arguments))
@@ -64,19 +65,8 @@ def wanted(sample):
     return sample["__key__"][-1] != "7"
 
 
-def keys_of(samples):
-    return [sample["__key__"] for sample in samples]
-
-
 def make(urls, workers):
-    pipe = (
-        wp.ShardList(urls, shuffle=True, seed=11)
-        .open_shards()
-        .load_tar()
-        .group_by_key()
-        .shuffle_buffer(6)
-        .filter_samples(wanted)
-    )
+    pipe = samples(urls).shuffle_buffer(6).filter_samples(wanted)
     return wp.PipeLoader(
         pipe,
         batch_size=3,
@@ -88,13 +78,13 @@ def make(urls, workers):
 
 
 def save(directory, name, loader, batches):
-    """Leave this rank's state and the batches that it has had."""
+    """Write this rank's state and the batches that it has returned."""
     with open(f"{directory}/{name}-rank{dist.get_rank()}.json", "w") as file:
         json.dump({"state": loader.state_dict(), "batches": batches}, file)
 
 
 def read(directory, name, ranks):
-    """What each rank has left."""
+    """What each rank has written."""
     found = []
     for rank in range(ranks):
         with open(f"{directory}/{name}-rank{rank}.json") as file:
@@ -118,7 +108,7 @@ def begin(directory, urls, topology):
 
 
 def resume(directory, urls, topology, tasks):
-    """Go on from other states: (their name, of how many ranks, the name for what comes of it)."""
+    """Resume from other states: (their name, of how many ranks, the name for the results)."""
     for number, (name, ranks, target) in enumerate(tasks):
         states = [left["state"] for left in read(directory, name, ranks)]
         loader = make(urls, topology.workers)
@@ -144,8 +134,8 @@ class Tally(NamedTuple):
 
 
 def run_pairs(directory, urls, keys, pairs):
-    """Each pair (before, after) of topologies at each cut, and from there onto a third: how many
-    keys were lost and repeated.
+    """Each pair (before, after) of topologies at each cut, and from there on a third topology: how
+    many keys were lost and repeated.
 
     Raises:
         AssertionError: on the same topology the order differs from that of an uninterrupted run.
@@ -155,7 +145,7 @@ def run_pairs(directory, urls, keys, pairs):
         launch(topology.ranks, begin, directory, urls, topology)
     second = {topology: [] for topology in topologies}
     third = {topology: [] for topology in topologies}
-    checks = []  # the names of what makes up an epoch, each with its number of ranks
+    checks = []  # the names of the runs that make up an epoch, each with its number of ranks
     for number, (before, after) in enumerate(pairs):
         last = topologies[number % len(topologies)]
         for cut in CUTS:

@@ -1,4 +1,4 @@
-"""Read a shard from a lying server, and judge what came of it."""
+"""Read a shard from a lying server, and judge the outcome."""
 
 import itertools
 import json
@@ -29,8 +29,8 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a case: ``exact``, ``error``, ``warned`` (short, with a warning), or
-    ``WRONG``; with the words of the error, and the seconds it took.
+    """The outcome of a case: ``exact``, ``error``, ``warned`` (short, with a warning), or
+    ``WRONG``; with the text of the error, and the seconds it took.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class Trials:
         self._count = itertools.count()
 
     def pipe(self, case):
-        """The pipe that reads it; and the sizes that are told."""
+        """The pipe that reads it, and the sizes that it knows from the index."""
         url = self.server.url(case.lie)
         number, index = next(self._count), None
         if case.index is not None:
@@ -82,7 +82,7 @@ class Trials:
         )
 
     def read(self, case):
-        """What comes of a case."""
+        """The outcome of a case."""
         start, found = time.monotonic(), []
         try:
             for sample in self.pipe(case):
@@ -93,7 +93,7 @@ class Trials:
         if found != self.wanted[: len(found)]:
             kind = "WRONG"
         elif kind == "exact" and len(found) != SAMPLES:
-            # Where a length or an end mark vouches for an end between two samples, only the missing
+            # Where a length or an end mark confirms an end between two samples, only the missing
             # end-of-archive mark shows it.
             believed = (
                 case.lie.framing in ("sent", "chunked") or case.lie.ranges == "undersized" or case.index == "short"
@@ -102,7 +102,7 @@ class Trials:
         return Outcome(kind, words, time.monotonic() - start)
 
     def read_all(self, cases, *, threads, seconds):
-        """The outcomes of many cases by case, read in parallel; of one that hung there is none."""
+        """The outcomes of many cases by case, read in parallel; a case that hangs has none."""
         left, outcomes = iter(cases), {}
         lock = threading.Lock()
 

@@ -1,5 +1,5 @@
 """Pipelines of every kind with states of them, and ways to damage a state: for the tests and the
-bench of hostile states.
+benchmark of hostile states.
 """
 
 import copy
@@ -9,6 +9,7 @@ import random
 import warnings
 
 import chains
+from pipelines import samples, shuffled
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_pipes as wp
@@ -16,8 +17,8 @@ from wds_pipes import checkpoint, datapipes, nodes
 from wds_pipes.testing import make_shards
 
 COUNTS = [3, 0, 5, 2, 9, 4, 6]
-GIVEN = 40  # at most so many items are taken after a load
-# In the place of a value. The last ones are what JSON cannot hold, but torch.save can.
+GIVEN = 40  # items taken after a load, at most
+# Replacements of a value. JSON cannot hold the last ones, but torch.save can.
 ODD = [
     None,
     True,
@@ -145,7 +146,7 @@ class Merged(Subject):
 
 
 class Files:
-    """Files of checkpoints whose checksum is right, so that what they hold is looked at."""
+    """Files of checkpoints with a right checksum, so that load() reads their contents."""
 
     def __init__(self, make, directory):
         self.name, self.make, self.directory = "checkpoint", make, directory
@@ -191,11 +192,10 @@ def subjects(directory):
                 Subject(f"dataset {name}", lambda steps=steps: chains.build(datapipes, steps, urls).as_dataset())
             )
 
-    def samples(urls=urls, **options):
-        return wp.ShardList(urls, **{"shuffle": True, "seed": 3, **options}).open_shards().load_tar().group_by_key()
-
     def mixed(exhausted, step=None):
-        pipe = wp.mix({"a": samples(), "b": samples(others).shuffle_buffer(2)}, {"a": 3, "b": 1}, exhausted=exhausted)
+        pipe = wp.mix(
+            {"a": samples(urls), "b": samples(others).shuffle_buffer(2)}, {"a": 3, "b": 1}, exhausted=exhausted
+        )
         return pipe if step is None else step(pipe)
 
     for exhausted in ("stop", "drop", "repeat"):
@@ -204,13 +204,15 @@ def subjects(directory):
             Subject(f"mix {exhausted}, shuffle", lambda exhausted=exhausted: mixed(exhausted).shuffle_buffer(3))
         )
     nested = lambda: wp.mix(  # noqa: E731
-        {"m": wp.mix({"a": samples(), "b": samples(others)}), "c": samples(others, seed=5)}, exhausted="drop"
+        {"m": wp.mix({"a": samples(urls), "b": samples(others)}), "c": samples(others, seed=5)}, exhausted="drop"
     )
     found.append(Subject("mix in mix", nested))
     found.append(
         Subject(
             "skip",
-            lambda: samples().map_samples(_fragile, on_error="skip").batch_samples(2, drop_last=True, collate="list"),
+            lambda: (
+                samples(urls).map_samples(_fragile, on_error="skip").batch_samples(2, drop_last=True, collate="list")
+            ),
         )
     )
     found.append(Subject("torch", lambda: IterableWrapper(urls).open_shards().load_tar().group_by_key()))
@@ -220,23 +222,25 @@ def subjects(directory):
 
     counted = {"samples_per_shard": COUNTS}
     loaders = {
-        "loader": lambda **options: loader(samples().shuffle_buffer(3), **{"lanes": 3, **options}),
-        "loader counted": lambda **options: loader(samples(**counted).shuffle_buffer(3), **{"lanes": 3, **options}),
-        "loader pad": lambda **options: loader(samples(**counted), epoch_end="pad", **{"lanes": 2, **options}),
-        "loader drop": lambda **options: loader(samples(**counted), epoch_end="drop", **{"lanes": 4, **options}),
+        "loader": lambda **options: loader(shuffled(urls), **{"lanes": 3, **options}),
+        "loader counted": lambda **options: loader(
+            samples(urls, **counted).shuffle_buffer(3), **{"lanes": 3, **options}
+        ),
+        "loader pad": lambda **options: loader(samples(urls, **counted), epoch_end="pad", **{"lanes": 2, **options}),
+        "loader drop": lambda **options: loader(samples(urls, **counted), epoch_end="drop", **{"lanes": 4, **options}),
         "loader mix": lambda **options: loader(mixed("stop"), **{"lanes": 2, **options}),
         "loader interleave": lambda **options: loader(
-            samples(**counted).interleave_shards(2).shuffle_buffer(2), **{"lanes": 2, **options}
+            samples(urls, **counted).interleave_shards(2).shuffle_buffer(2), **{"lanes": 2, **options}
         ),
         "loader with_epoch": lambda **options: loader(
-            samples(**counted), epoch_end="drop", **{"lanes": 2, **options}
+            samples(urls, **counted), epoch_end="drop", **{"lanes": 2, **options}
         ).with_epoch(batches=4),
     }
     for name, make in loaders.items():
         found.append(Subject(name, make, (0, 3, 7, 60)))
     for name in ("loader", "loader counted", "loader mix", "loader interleave"):
         make, repartitioned = loaders[name], []
-        for cut in (2, 5):  # an epoch that is repartitioned, twice
+        for cut in (2, 5):  # an epoch that is repartitioned twice
             state = make(lanes=2).state_dict()
             for lanes in (2, 3, 5):
                 made = make(lanes=lanes)
@@ -281,7 +285,7 @@ def get(value, path):
 
 
 def mutated(state, others, rng: random.Random):
-    """A damaged copy of a state, with parts of ``others`` perhaps."""
+    """A damaged copy of a state, in which values of ``others`` may stand."""
     state = copy.deepcopy(state)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         paths = list(places(state))
@@ -369,8 +373,8 @@ def _extend(state, others, parent, name, rng):
 
 
 def attack(found, rng: random.Random, *, count, report):
-    """Load so many damaged states; ``report(subject, state, error)`` is called for each error
-    that is none of the package's.
+    """Load ``count`` damaged states; calls ``report(subject, state, error)`` for each error that is
+    not one of the package.
     """
     refused = 0
     with warnings.catch_warnings():

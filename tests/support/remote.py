@@ -1,4 +1,4 @@
-"""What the tests of remote shards share: pipes over them, and what was asked for."""
+"""Pipes over remote shards, and the requests that they made."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ def put_all(remote, local):
 
 
 def tasks():
-    """What still runs on fsspec's loop."""
+    """The tasks that still run on fsspec's loop."""
 
     async def others():
         return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -45,9 +45,7 @@ def tasks():
 
 
 def settle(remote):
-    """Wait until the requests of a pipe that was dropped are over, for the client and for the
-    server.
-    """
+    """Wait until the requests of a dropped pipe have ended, for the client and for the server."""
     wait_for(lambda: not tasks())
     before = None
     while before != (before := remote.faults.stats()) or not all(request.ended for request in before):
@@ -55,5 +53,5 @@ def settle(remote):
 
 
 def first_bytes(requests):
-    """The byte from which on each request asked."""
+    """The first byte of each request."""
     return [int(request.range.removeprefix("bytes=").split("-")[0]) for request in requests]

@@ -1,5 +1,5 @@
-"""A remote store for tests of the cache: files on this disk, and a log of who asked for what in
-which process.
+"""A remote store for tests of the cache: files on this disk, and a log of the requests of all
+processes.
 """
 
 import os
@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Store:
     """Objects by name; can be pickled. ``rate`` is in bytes per second.
 
-    The first ``flips`` answers have a wrong byte at ``flip_at``, the first ``cuts`` end in the
+    The first ``flips`` responses have a wrong byte at ``flip_at``, the first ``cuts`` end in the
     middle.
     """
 
@@ -37,7 +37,7 @@ class Store:
         return lambda offset: Answer(self, name, offset)
 
     def asked(self, name):
-        """The offsets that were asked for."""
+        """The requested offsets."""
         try:
             with open(f"{self.root}/{name}.log") as log:
                 return [int(line) for line in log]
@@ -77,7 +77,7 @@ class Answer:
 
 
 class WebStore:
-    """A web server over ``objects`` that notes the offsets asked for."""
+    """A web server over ``objects`` that notes the requested offsets."""
 
     def __init__(self, objects):
         asked = self.asked = []

@@ -1,5 +1,5 @@
-"""A first stage for tests that need other items than samples of shards, or need to know how many
-were taken.
+"""A first stage for tests that need other items than samples of shards, or the number of items
+taken.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from wds_pipes.core.stage import Stage
 
 
 class Given(Stage[Any]):
-    """Gives ``items`` in their order; ``taken`` counts them over all runs.
+    """Yields ``items`` in their order; ``taken`` counts them over all runs.
 
-    Lane l of n gives every n-th, from number l.
+    Lane l of n yields every n-th item, from number l.
     """
 
     @dataclass(slots=True)

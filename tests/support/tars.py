@@ -1,4 +1,6 @@
-"""Tars to test with, and what the standard library, the webdataset package and we make of them."""
+"""Tars to test with, and the samples that the standard library, the webdataset package and our
+chain read from them.
+"""
 
 import gc
 import io
@@ -127,7 +129,7 @@ def by_webdataset(url) -> list[dict]:
 
 
 def put(path: Path, data: bytes) -> str:
-    """Write a file and give its path as text."""
+    """Write a file and return its path as text."""
     path.write_bytes(data)
     return str(path)
 

@@ -1,5 +1,5 @@
-"""The servers that other tests read from: they serve shards as they are, by options and by
-environment variables, and make the faults that are asked for.
+"""The servers that other tests read from: they serve shards unchanged, by options and by
+environment variables, and make the requested faults.
 """
 
 import contextlib
@@ -17,6 +17,9 @@ import urllib.parse
 import fsspec
 import psutil
 import pytest
+from pipelines import keys_of
+from remote import bare, content
+from scripts import run_code
 from servers import Missing, moto, paced_web, plain_web
 from waiting import wait_for
 
@@ -33,20 +36,12 @@ def shard(tmp_path_factory):
     return path
 
 
-def content(path):
-    with open(path, "rb") as file:
-        return file.read()
-
-
 def samples(url, **options):
-    """All of the samples but their URLs."""
-    return [
-        {name: value for name, value in sample.items() if name != "__url__"}
-        for sample in wp.ShardList(url).open_shards(**options).load_tar().group_by_key()
-    ]
+    """All samples without their URLs."""
+    return list(map(bare, wp.ShardList(url).open_shards(**options).load_tar().group_by_key()))
 
 
-def test_a_shard_is_what_it_was(remote, shard):
+def test_a_shard_is_served_unchanged(remote, shard):
     """The proxy sees the requests that read it, and put() replaces it."""
     remote.put("a/x.tar", b"other")
     url = remote.put("a/x.tar", content(shard))
@@ -63,8 +58,8 @@ def test_a_shard_is_what_it_was(remote, shard):
     assert remote.faults.stats() == []
 
 
-def test_environment_variables_say_the_same(s3, gcs, web, shard):
-    """In a new process, without storage options."""
+def test_environment_variables_replace_storage_options(s3, gcs, web, shard):
+    """In a new process."""
     urls = [store.put("x.tar", content(shard)) for store in (s3, gcs, web)]
     code = """
         import sys
@@ -74,14 +69,8 @@ def test_environment_variables_say_the_same(s3, gcs, web, shard):
             print(*[sample["__key__"] for sample in wp.ShardList(url).open_shards().load_tar().group_by_key()])
     """
     environment = {**os.environ, **s3.environment, **gcs.environment, **web.environment}
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *urls],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.stdout.splitlines() == [" ".join(sample["__key__"] for sample in samples(shard))] * 3, run.stderr
+    found = run_code(code, *urls, environment=environment)
+    assert found.splitlines() == [" ".join(keys_of(samples(shard)))] * 3
     assert all(store.faults.stats(store.reads) for store in (s3, gcs, web))
 
 
@@ -97,7 +86,7 @@ def test_wrong_keys_are_refused(s3, shard):
 
 
 def test_an_error_of_the_server(remote, shard):
-    """A 503 is told to the client, or it asks again; both are seen."""
+    """The client gets a 503 or tries again; the proxy sees both."""
     url = remote.put("x.tar", content(shard))
     remote.faults.rules({"status": 503, "times": 1})
     with contextlib.suppress(wp.ShardError):
@@ -218,7 +207,7 @@ def test_which_requests_get_a_fault(web):
 
 
 def test_connections_are_kept(web):
-    """Also after an error of the server, and they are told apart."""
+    """Also after an error of the server; each connection has its own number."""
     web.put("x.bin", DATA)
     with contextlib.closing(http.client.HTTPConnection(urllib.parse.urlsplit(web.endpoint).netloc)) as connection:
         web.faults.rules({"skip": 1, "times": 1, "status": 503})
@@ -230,8 +219,8 @@ def test_connections_are_kept(web):
 
 
 def test_a_changed_object_has_another_etag(remote):
-    """Also where it changes within a second and keeps its size; clients that ask for the old one
-    are told.
+    """Also where it changes within a second and keeps its size. A client that requests the old one
+    gets an error.
     """
     fs, path = fsspec.core.url_to_fs(remote.put("x.bin", DATA), **remote.storage_options, use_listings_cache=False)
     tags = [fs.info(path).get("ETag") or fs.info(path).get("etag")]
@@ -315,7 +304,9 @@ def test_servers_die_with_their_process(tmp_path):
 
 
 def running(process):
-    """Whether it does anything: a dead one may stay in the table until its new parent looks."""
+    """Whether the process runs: a dead one may stay in the table until its new parent has reaped
+    it.
+    """
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE
     return False

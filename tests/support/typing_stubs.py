@@ -27,7 +27,7 @@ class _Renamed(ast.NodeTransformer):
 
 
 def given(kind: type[Stage]) -> str:
-    """The type of what a stage gives."""
+    """The type of a stage's items."""
     [base] = kind.__orig_bases__
     [gives] = typing.get_args(base)
     if isinstance(gives, typing.TypeVar):

@@ -1,4 +1,4 @@
-"""How tests wait, and how they measure a cost: by conditions and counts, never by the clock."""
+"""Tests wait for conditions and measure costs in counts, never by the clock."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ def wait_for(condition, seconds=120):
 
 
 def calls(function):
-    """How many functions, in Python and in C, a call of ``function`` calls."""
+    """How many calls of functions, in Python and in C, ``function()`` makes."""
     count = 0
 
     def note(frame, event, argument):

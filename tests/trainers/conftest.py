@@ -1,4 +1,4 @@
-"""What trainers leave behind, other tests in the same process are not to find."""
+"""Tests in the same process must not find what a trainer has left."""
 
 import pytest
 from torch.utils.data import DataLoader

@@ -1,5 +1,5 @@
-"""Trainings with Lightning as they are told by a file: rounds of ranks as real processes, each with
-several runs. What was trained on is in files.
+"""Trainings with Lightning by a plan in a file: rounds of ranks as real processes, each with
+several runs. The keys that were trained on are written to files.
 
     python lightning_runs.py plan.json
 
@@ -53,7 +53,7 @@ class Model(pl.LightningModule):
 
 
 class Save(pl.Callback):
-    """Saves when hooks are called for the first time behind so many batches."""
+    """Saves when hooks are called for the first time after a number of batches."""
 
     def __init__(self, saves):
         self.saves = saves  # names of files by "hook-batches"

@@ -14,7 +14,7 @@ import recipes
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
-KILLED = (4, 9)  # behind these steps, which are trained on again
+KILLED = (4, 9)  # after these steps, which are trained on again
 
 
 def note(directory, rank, steps, keys):

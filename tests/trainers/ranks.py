@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node=2 --max-restarts=1 ranks.py DIRECTORY NAME...
 
 First own_loop, killed by SIGKILL at its fourth step; then torchrun starts everything again,
-own_loop goes on, and each recipe by name is run without a break, and stopped and resumed twice.
+own_loop resumes, and each recipe by name is run without a break, and stopped and resumed twice.
 """
 
 import json

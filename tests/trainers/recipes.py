@@ -1,7 +1,7 @@
-"""How to use a PipeLoader with other trainers: each function trains, leaves checkpoints in
-``directory``, and goes on from what it finds there.
+"""PipeLoader with other trainers: each function trains, leaves checkpoints in ``directory``, and
+resumes from those that it finds there.
 
-Each stops after ``stop`` steps (None: at the end of the second epoch) and gives the keys of the
+Each stops after ``stop`` steps (None: at the end of the second epoch) and returns the keys of the
 batches that it trained on. A loader has its own rank, so the same functions run on one rank and on
 several (``ranks.py``).
 """

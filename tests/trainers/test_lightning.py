@@ -1,5 +1,5 @@
-"""WdsDataModule with the real Trainer: what is trained on behind a checkpoint is what an
-uninterrupted run would have been trained on.
+"""WdsDataModule with the real Trainer: after a resume it trains on what an uninterrupted run would
+have trained on.
 """
 
 import json
@@ -124,7 +124,7 @@ def matrix(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "sized", "estimate"), CELLS)
 def test_a_resumed_run_is_trained_on_what_the_uninterrupted_one_was(ranks, sized, estimate, matrix):
-    """Saved in mid-epoch, behind the last batch, inside validation, and at the end of the epoch."""
+    """Saved in mid-epoch, after the last batch, inside validation, and at the end of the epoch."""
     name = name_of(ranks, sized, estimate)
     whole = matrix.keys(name, ranks)
     assert [len(batches) for batches in whole] == [2 * STEPS[ranks]] * ranks
@@ -157,8 +157,8 @@ def test_on_another_number_of_ranks_each_remaining_sample_comes_once(ranks, size
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "sized"), KILLED)
 def test_killed_by_sigkill_twice(ranks, sized, matrix):
-    """In mid-epoch, and inside validation; each time it goes on from ckpt_path="last", as saved
-    every two steps.
+    """In mid-epoch, and inside validation; each time it resumes from ckpt_path="last", which is
+    saved every two steps.
     """
     name = f"killed-{ranks}-{sized}"
     first, second, third = (matrix.keys(f"{name}-{part}", ranks) for part in ("first", "second", "third"))

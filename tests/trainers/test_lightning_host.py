@@ -1,5 +1,5 @@
-"""WdsDataModule as people meet it: from a command line, on their own DataModule, with the older
-package, and what it says when something is wrong.
+"""WdsDataModule as users meet it: from a command line, on their own DataModule, with the older
+package, and its error messages.
 """
 
 import json
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pipelines import flat
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
@@ -57,7 +58,7 @@ class Model(pl.LightningModule):
 
 
 class Save(pl.Callback):
-    """Saves behind the batches of these numbers, and at the end of epochs that end there."""
+    """Saves after the batches of these numbers, and at the end of epochs that end there."""
 
     def __init__(self, directory, *numbers):
         self.directory, self.numbers = directory, numbers
@@ -95,10 +96,6 @@ def fit(data, *callbacks, model=None, load=None, **options):
 
 def keys(batches):
     return [list(batch[-1] if isinstance(batch, (tuple, list)) else batch["__key__"]) for batch in batches]
-
-
-def flat(batches):
-    return [key for batch in batches for key in batch]
 
 
 def test_urls_are_all_it_needs(shards, tmp_path):
@@ -139,7 +136,7 @@ def test_urls_are_all_it_needs(shards, tmp_path):
 
 
 class Own(ResumableData, pl.LightningDataModule):
-    """A DataModule of somebody's own, that builds its loader anew at each call."""
+    """A user's own DataModule, which builds its loader anew at each call."""
 
     def __init__(self, urls, **options):
         super().__init__()
@@ -158,8 +155,8 @@ class Own(ResumableData, pl.LightningDataModule):
         return self.resumable(loader, **self.options)
 
 
-def test_data_that_moved_go_on_exactly(shards, tmp_path):
-    """A copy does by itself; what was renamed where the DataModule is told."""
+def test_moved_data_resume_exactly(shards, tmp_path):
+    """A copy needs no option; renamed shards need moved=True on the DataModule."""
     model, _ = fit(Own(shards), Save(tmp_path, 3), max_epochs=1)
     for name in ("shard", "renamed"):
         (tmp_path / name).mkdir()
@@ -176,8 +173,8 @@ def test_data_that_moved_go_on_exactly(shards, tmp_path):
 @pytest.mark.parametrize("reload", [0, 1, 2])
 @pytest.mark.parametrize("limit", [1.0, 3])
 def test_the_mixin(shards, tmp_path, reload, limit):
-    """With loaders that are built anew every few epochs, epochs that are cut short, and a second
-    resume.
+    """With loaders that are built anew every few epochs, epochs that are cut, and a
+    second resume.
     """
     options = {"reload_dataloaders_every_n_epochs": reload, "limit_train_batches": limit, "max_epochs": 4}
     model, _ = fit(Own(shards), Save(tmp_path, 2, 3, 8), **options)
@@ -192,7 +189,7 @@ def test_the_mixin(shards, tmp_path, reload, limit):
 
 @pytest.mark.parametrize("counts", [None, SAMPLES])
 def test_the_end_of_an_epoch_with_max_steps(shards, tmp_path, counts):
-    """From there Lightning goes on in the epoch that is over."""
+    """From there Lightning continues in the epoch that has ended."""
 
     def run(*callbacks, **options):
         data = WdsDataModule(
@@ -211,7 +208,7 @@ def test_the_end_of_an_epoch_with_max_steps(shards, tmp_path, counts):
 
 @pytest.mark.parametrize("batches", [3, 8, 11])
 def test_one_stream_cut_into_epochs(shards, tmp_path, batches):
-    """with_epoch(): the Trainer's epochs end where it says, and go on in the data from there."""
+    """with_epoch(): the Trainer's epochs end where it says, and continue in the data from there."""
 
     def run(*callbacks, **options):
         pipe = (
@@ -246,7 +243,7 @@ class Estimating(Model):
 
 
 def test_a_checkpoint_that_is_loaded_late(shards, tmp_path):
-    """Lightning has fetched a batch of the new run by then."""
+    """Lightning has already fetched a batch of the new run."""
     model, _ = fit(Own(shards), Save(tmp_path, 3))
     again, _ = fit(Own(shards), model=Estimating(), load=tmp_path / "3.ckpt", strategy=Late(device=torch.device("cpu")))
     assert keys(again.batches) == keys(model.batches[3:])
@@ -256,7 +253,7 @@ def test_a_checkpoint_that_is_loaded_late(shards, tmp_path):
     "ignore:Found `dataloader_iter` argument", "ignore:You are using the `dataloader_iter` step flavor"
 )
 def test_a_step_that_takes_the_iterator(shards, tmp_path):
-    """training_step(dataloader_iter) fetches batches itself: all that it took count."""
+    """training_step(dataloader_iter) fetches batches itself: all that it took are counted."""
 
     class Taking(Model):
         def training_step(self, dataloader_iter):
@@ -278,7 +275,7 @@ def test_evaluating_a_checkpoint_leaves_the_training_data_alone(shards, tmp_path
     assert keys(again.batches) != keys(model.batches)
 
 
-def test_a_checkpoint_without_a_state_is_told(shards, tmp_path):
+def test_a_checkpoint_without_a_state_is_an_error(shards, tmp_path):
     class Other(Own):
         pass
 
@@ -340,7 +337,7 @@ def test_wrong_arguments(build, error, message):
 
 
 def test_without_a_trainer(shards):
-    """Its loaders can be iterated, and what they gave counts."""
+    """Its loaders can be iterated, and the batches that they returned count."""
     data = Own(shards)
     batches = iter(data.train_dataloader())
     given = [next(batches) for _ in range(3)]
@@ -400,7 +397,7 @@ trainer:
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_lightning_cli(package, s3, tmp_path):
-    """URLs in a store of one's own, with a cache and an augmentation; a function from the
+    """URLs in a user's own store, with a cache and an augmentation; a function from the
     configuration, and a resume; with both packages.
     """
     pytest.importorskip("jsonargparse")

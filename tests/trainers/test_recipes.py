@@ -1,5 +1,5 @@
-"""The recipes for other trainers, with the real libraries: stopped and resumed twice, they train
-on what an uninterrupted run trains on.
+"""The recipes for other trainers, with the real libraries: stopped and resumed twice, they train on
+the batches of an uninterrupted run.
 """
 
 import json
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import recipes
+from pipelines import flat
 from ranks import STOPS, TOTAL
 
 from wds_pipes.testing import make_shards
@@ -29,10 +30,6 @@ pytestmark = [
 @pytest.fixture
 def urls(tmp_path):
     return make_shards(tmp_path / "shards", shards=6, samples=6)
-
-
-def flat(batches):
-    return [key for batch in batches for key in batch]
 
 
 def check_epochs(whole):
@@ -75,8 +72,8 @@ def test_a_second_resume_on_one_rank(name, package, urls, tmp_path):
 
 @pytest.mark.slow
 def test_on_two_ranks(urls, tmp_path):
-    """Started by torchrun, which starts both again after one is killed by SIGKILL; then each
-    recipe is resumed twice.
+    """Started by torchrun, which starts both again after one is killed by SIGKILL. Then each recipe
+    is resumed twice.
     """
     names = ["own_loop", "distributed_checkpoint"]
     names += [
@@ -112,14 +109,14 @@ def test_on_two_ranks(urls, tmp_path):
         assert sorted(flat(batch for rank in ranks for batch in rank[name][0][:6])) == KEYS
     for rank in ranks:
         whole, resumed = rank["own_loop"][0], rank["killed"][1]
-        assert len(resumed) in (9, 10)  # a checkpoint does not count where the other rank was ended before it had saved
+        assert len(resumed) in (9, 10)  # a checkpoint does not count if the other rank was killed before it saved
         assert resumed == whole[-len(resumed) :]
 
 
 @pytest.mark.slow
 def test_ray_train(urls, tmp_path):
-    """A worker is killed by SIGKILL twice; Ray starts both again, and each step trains on what
-    it would have.
+    """A worker is killed by SIGKILL twice. Ray starts both again, and each step trains on the batch
+    that it would have had.
     """
     if not find_spec("ray"):
         pytest.skip("needs Ray, which is half a gigabyte: pip install 'ray[train]'")

@@ -1,4 +1,4 @@
-"""What a user writes, with nothing to complain of. After each ``reveal_type``: what it must be."""
+"""A user's file without mistakes. After each ``reveal_type``: the type it must have."""
 
 from collections.abc import Iterator
 from typing import Any, reveal_type

@@ -1,4 +1,4 @@
-"""What a user gets wrong, each line with the codes that mypy and pyright must give for it."""
+"""A user's file with mistakes: each line with the error codes that mypy and pyright must report."""
 
 import wds_pipes as wp
 

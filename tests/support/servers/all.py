@@ -1,4 +1,4 @@
-"""Every server, each started when it is first asked for."""
+"""Every server, each started when it is first used."""
 
 from contextlib import ExitStack
 from functools import cached_property

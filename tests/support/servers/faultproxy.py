@@ -68,7 +68,7 @@ LINE = 1 << 20  # the longest head of a request or an answer
 
 
 class Cut(Exception):
-    """The connection is to be closed here; as a reset if that is its argument."""
+    """Closes the connection here; as a reset if that is its argument."""
 
 
 class Rules:
@@ -88,7 +88,7 @@ class Rules:
         self.gathered = False
 
     def faults(self, request):
-        """What is to become of this request."""
+        """The faults of this request."""
         found = {}
         for number, rule in enumerate(self.rules):
             if not re.search(rule.get("match", ""), request):
@@ -208,7 +208,7 @@ class Proxy:
 
 
 class Exchange:
-    """One request and its answer, with its faults; ``entry`` is what is told of it."""
+    """One request and its answer, with its faults; ``entry`` is its record."""
 
     def __init__(self, writer, entry, faults):
         self.writer = writer
@@ -253,7 +253,7 @@ class Exchange:
             up.close()
 
     async def pass_on(self, status, headers, upstream):
-        """Give the server's answer to the client."""
+        """Send the server's answer to the client."""
         faults, entry = self.faults, self.entry
         others = faults.get("headers", {})
         headers = Headers([*headers.without(*map(str.lower, others)), *others.items()])
@@ -312,12 +312,12 @@ class Exchange:
             if 0 <= place < len(data):
                 data = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
             if entry["sent"] + len(data) == length:
-                entry["ended"] = time.time()  # first, since the client may go on at once
+                entry["ended"] = time.time()  # first, since the client may continue at once
             await self.send(data)
             await asyncio.sleep(pause)
 
     async def send(self, data):
-        self.entry["sent"] += len(data)  # first, so that who has the data finds it told
+        self.entry["sent"] += len(data)  # first, so that a client that has the data finds its record
         self.writer.write(data)
         await self.writer.drain()
 
@@ -332,7 +332,7 @@ def changed_request(headers, faults):
         changed = headers.replaced("range", f"bytes={start}-{end}")
     else:
         return headers
-    # S3's signature covers Range: ask as nobody instead.
+    # S3's signature covers Range: so it is sent without a key instead.
     return Headers(
         pair for pair in changed if pair[0].lower() != "authorization" and not pair[0].lower().startswith("x-amz-")
     )

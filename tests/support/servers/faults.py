@@ -1,4 +1,4 @@
-"""The test's side of the fault proxy: which faults are to come, and which requests came."""
+"""The test's side of the fault proxy: the coming faults, and the requests that came."""
 
 import contextlib
 import http.client
@@ -28,7 +28,7 @@ class Request(NamedTuple):
         ended: when its last bytes were sent, or it was done with otherwise, in seconds, or None.
         live: how many requests were being answered then, with this one; None where that is not
             known.
-        faults: the names of the faults that it was to get.
+        faults: the names of its faults.
     """
 
     method: str

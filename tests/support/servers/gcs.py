@@ -1,6 +1,5 @@
-"""GCS: an emulator in Python.
-
-Its answers to suffix ranges and to ranges behind the end are wrong; keep objects to a few MB.
+"""GCS: an emulator in Python. Its responses to suffix ranges and to ranges after the end are wrong;
+keep objects to a few MB.
 """
 
 import contextlib

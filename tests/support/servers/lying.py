@@ -21,7 +21,7 @@ class Lie(NamedTuple):
     """How a shard is answered.
 
     Attributes:
-        framing: how the length of a body is told. ``right``: as promised; ``sent``: of what is
+        framing: how the length of a body is sent. ``right``: as promised; ``sent``: of what is
             really sent; ``long``: too many; ``close``, ``1.0``: not at all, by HTTP/1.1 or 1.0;
             ``chunked``: with an end mark; ``unended``: without one.
         end: ``whole``; cut ``inside`` a member or at a ``boundary`` of two samples; ``late``: with

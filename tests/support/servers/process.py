@@ -28,7 +28,7 @@ def need(program, package):
 
 
 def free_port():
-    """A port where nobody listens, below those that the kernel gives to outgoing connections."""
+    """A port that is not in use, below those that the kernel gives to outgoing connections."""
     numbers = random.Random()
     while True:
         port = numbers.randrange(15000, 32000)

@@ -56,8 +56,8 @@ class S3Store(Store):
         }
 
     def write(self, name, data):
-        # Public, since the fault proxy cannot sign: with another Range than the client's it asks as
-        # nobody.
+        # Public, since the fault proxy cannot sign: with another Range than the client's it sends
+        # no key.
         self.client.put_object(Bucket=BUCKET, Key=name, Body=data, ACL="public-read")
 
 
@@ -142,45 +142,13 @@ def ceph():
             ), output
 
         do("ceph-authtool", "-C", "keyring", "--gen-key", "-n", "mon.", "--cap", "mon", "allow *")
-        do(
-            "ceph-authtool",
-            "keyring",
-            "--gen-key",
-            "-n",
-            "client.admin",
-            "--cap",
-            "mon",
-            "allow *",
-            "--cap",
-            "osd",
-            "allow *",
-        )
-        do(
-            "ceph-authtool",
-            "keyring",
-            "--gen-key",
-            "-n",
-            "osd.0",
-            "--cap",
-            "mon",
-            "allow profile osd",
-            "--cap",
-            "osd",
-            "allow *",
-        )
-        do(
-            "ceph-authtool",
-            "keyring",
-            "--gen-key",
-            "-n",
-            "client.rgw",
-            "--cap",
-            "mon",
-            "allow rwx",
-            "--cap",
-            "osd",
-            "allow rwx",
-        )
+        for name, mon, osd_caps in (
+            ("client.admin", "allow *", "allow *"),
+            ("osd.0", "allow profile osd", "allow *"),
+            ("client.rgw", "allow rwx", "allow rwx"),
+        ):
+            caps = ("--cap", "mon", mon, "--cap", "osd", osd_caps)
+            do("ceph-authtool", "keyring", "--gen-key", "-n", name, *caps)
         do("monmaptool", "--create", "--fsid", fsid, "--addv", "a", monitor, "monmap")
         do("ceph-mon", "-c", "ceph.conf", "--mkfs", "-i", "a", "--monmap", "monmap", "--keyring", "keyring")
         serve("ceph-mon", "-i", "a")

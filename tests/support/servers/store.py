@@ -37,7 +37,7 @@ class Store:
         return store
 
     def put(self, name, data):
-        """Store ``data`` as a whole, in place of what had this name, and give its URL."""
+        """Store ``data`` as a whole, in place of what had this name, and return its URL."""
         self.direct.write(name, data)
         return f"{self.url}/{name}"
 
