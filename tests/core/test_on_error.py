@@ -1,0 +1,163 @@
+"""on_error= by word, by the class of the error, and by a function."""
+
+import pickle
+import tarfile
+
+import pytest
+from pipelines import keys_of, samples
+
+import wds_pipes as wp
+from wds_pipes.testing import make_shards
+
+BROKEN = ["00000002", "00000005", "00000008"]
+
+
+class OddError(Exception):
+    """An error of a user's function."""
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("errors"), shards=2, samples=6)
+
+
+def failing(kind, sample):
+    if sample["__key__"] in BROKEN:
+        raise kind("it is odd")
+    return sample
+
+
+def mapped(urls, kind, on_error, **options):
+    return samples(urls, shuffle=False).map_samples(lambda sample: failing(kind, sample), on_error=on_error, **options)
+
+
+KEPT = [f"{number:08d}" for number in range(12) if f"{number:08d}" not in BROKEN]
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyError, OSError, OddError, wp.SampleError])
+def test_skip_skips_errors_of_the_data(kind, urls):
+    pipe = mapped(urls, kind, "skip")
+    assert keys_of(pipe) == KEPT
+    assert pipe.counts()["skipped"] == 3
+
+
+@pytest.mark.parametrize("kind", [NameError, TypeError, AttributeError, ImportError, NotImplementedError])
+def test_skip_does_not_swallow_mistakes_in_the_code(kind, urls):
+    with pytest.raises(kind, match="it is odd") as caught:
+        list(mapped(urls, kind, "skip"))
+    assert any("pass on_error={Exception: 'skip'}" in note for note in caught.value.__notes__)
+    for rule in ({Exception: "skip"}, {kind: "skip"}, lambda error: "skip"):
+        assert keys_of(mapped(urls, kind, rule)) == KEPT
+
+
+def test_memory_errors_are_always_raised(urls):
+    for rule in ("skip", {Exception: "skip"}, lambda error: "skip"):
+        with pytest.raises(MemoryError):
+            list(mapped(urls, MemoryError, rule))
+
+
+def test_a_class_that_is_not_listed_is_raised(urls):
+    with pytest.raises(OddError):
+        list(mapped(urls, OddError, {ValueError: "skip", OSError: "skip"}))
+    with pytest.raises(UnicodeError):  # the nearest class decides
+        list(mapped(urls, UnicodeError, {ValueError: "skip", UnicodeError: "raise"}))
+    assert keys_of(mapped(urls, UnicodeError, {ValueError: "skip"})) == KEPT
+
+
+def test_a_function_decides_by_the_error(urls):
+    seen = []
+
+    def rule(error):
+        seen.append(error)
+        return "raise" if len(seen) == 3 else "skip"
+
+    with pytest.raises(OddError):
+        list(mapped(urls, OddError, rule))
+    assert [type(error) for error in seen] == [OddError] * 3
+
+
+def test_a_function_that_returns_something_else(urls):
+    with pytest.raises(TypeError, match=r"on_error= of map_samples\(\) must return 'raise' or 'skip'.*returned True"):
+        list(mapped(urls, OddError, lambda error: True))
+
+
+def test_errors_of_the_package_and_their_causes(urls, tmp_path):
+    missing = str(tmp_path / "gone.tar")
+    for rule in ({wp.ShardError: "skip"}, {FileNotFoundError: "skip"}, {OSError: "skip"}):
+        shards = wp.ShardList([*urls, missing]).open_shards(on_error=rule)
+        assert len(list(shards.load_tar().group_by_key())) == 12
+    with pytest.raises(wp.ShardError):
+        list(wp.ShardList([missing]).open_shards(on_error={PermissionError: "skip"}))
+
+    bad = make_shards(tmp_path / "bad", shards=1, samples=3, fields=lambda number: {"jpg": b"no image"})
+    assert list(samples(bad).decode_by_ext("rgb8", on_error={wp.DecodeError: "skip"})) == []
+    with pytest.raises(wp.DecodeError):
+        list(samples(bad).decode_by_ext("rgb8", on_error={KeyError: "skip"}))
+
+
+def test_max_errors_counts_with_each_form(urls):
+    for rule in ("skip", {OddError: "skip"}, lambda error: "skip"):
+        assert keys_of(mapped(urls, OddError, rule, max_errors=3)) == KEPT
+        with pytest.raises(wp.SampleError, match="it is odd") as caught:
+            list(mapped(urls, OddError, rule, max_errors=2))
+        assert "max_errors=2" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "message"),
+    [
+        ("ignore", ValueError, "on_error must be one of 'raise', 'skip', not 'ignore'"),
+        (None, TypeError, "on_error must be 'raise', 'skip', a dict such as"),
+        ({"DecodeError": "skip"}, TypeError, "takes classes of errors, as {DecodeError: 'skip'}, not 'DecodeError'"),
+        ({int: "skip"}, TypeError, "takes classes of errors"),
+        ({ValueError: "drop"}, ValueError, r"on_error\[ValueError\] must be one of 'raise', 'skip', not 'drop'"),
+    ],
+)
+def test_wrong_rules_are_refused_when_the_pipe_is_built(rule, error, message, urls):
+    with pytest.raises(error, match=message):
+        samples(urls).map_samples(len, on_error=rule)
+
+
+def test_the_count_is_not_known_with_a_rule(urls):
+    pipe = samples(urls, samples_per_shard=6).map_samples(len, on_error={OddError: "skip"})
+    with pytest.raises(ValueError, match=r"map_samples\(on_error=...\) changes their number"):
+        wp.PipeLoader(pipe, batch_size=2, epoch_end="drop")
+
+
+def only_odd(error):
+    return "skip" if isinstance(error, OddError) else "raise"
+
+
+def odd(sample):
+    return failing(OddError, sample)
+
+
+@pytest.mark.parametrize("rule", [only_odd, {OddError: "skip"}])
+def test_rules_in_workers(rule, urls):
+    pipe = samples(urls, shuffle=False).map_samples(odd, on_error=rule)
+    loader = wp.PipeLoader(pipe, batch_size=1, collate="list", num_workers=1)
+    assert [key for batch in loader for key in keys_of(batch)] == KEPT
+    loader.close()
+
+
+def test_classes_of_errors():
+    """Who expects Python's own classes catches ours, too; pickled as before."""
+    shard, sample = wp.ShardError("gone", url="a.tar", offset=512), wp.SampleError("bad", url="a.tar", key="k")
+    assert isinstance(shard, OSError)
+    assert isinstance(sample, ValueError)
+    assert issubclass(wp.DecodeError, ValueError)
+    for error in (shard, sample):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), again.url, again.offset) == (type(error), str(error), "a.tar", error.offset)
+    assert str(shard) == "gone"
+
+
+def test_a_shard_error_of_a_stream_stays_as_it_is(tmp_path):
+    """Although it is an OSError, as are errors of the disk."""
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        tar.add(__file__, "a.txt")
+    path.write_bytes(path.read_bytes()[:700])
+    with pytest.raises(wp.ShardError) as caught:
+        list(samples([str(path)]))
+    assert not isinstance(caught.value.__cause__, wp.ShardError)
