@@ -67,7 +67,6 @@ LARGE = {  # still to be cut; no others may come
     "wds_pipes.cli.demo",
     "wds_pipes.core.stage",
     "wds_pipes.io.remote.fetch",
-    "wds_pipes.stages.group_by_key",
     "wds_pipes.stages.mix",
     "wds_pipes.tar.reader",
 }
