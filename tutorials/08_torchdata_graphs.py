@@ -57,6 +57,26 @@ assert list(resumed) == list(iterator)
 print(resumed)
 
 # %% [markdown]
+# `ShardList` yields `ShardRef` objects: a URL, and what is known of the shard. To read a copy of the
+# shards elsewhere, return `ref.with_url(...)`. A step that returned a str would lose the rest, such
+# as which samples of the shard to read, so `open_shards` refuses it:
+
+
+# %%
+def elsewhere(ref):
+    return ref.with_url(ref.url.replace("original", "data"))
+
+
+moved = wp.ShardList([url.replace("data", "original") for url in urls]).map(elsewhere)
+assert len(list(moved.open_shards().load_tar().group_by_key())) == 100
+try:
+    next(iter(moved.map(str).open_shards()))
+except TypeError as error:
+    print(error)
+else:
+    raise AssertionError
+
+# %% [markdown]
 # torch's `.shuffle()` and some other pipes do not expose the samples that they hold, so their state
 # cannot be exact. They run, but requesting a state raises an error that says what to use instead:
 

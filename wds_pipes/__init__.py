@@ -42,6 +42,7 @@ if _TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
     from wds_pipes.loader.merging import merge_states
     from wds_pipes.loader.pipe_loader import PipeLoader
+    from wds_pipes.stages.shard_ref import ShardRef
     from wds_pipes.tar import ShardWriter, TarWriter
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "ShardCache",
     "ShardError",
     "ShardList",
+    "ShardRef",
     "ShardWarning",
     "ShardWriter",
     "Stage",
@@ -90,6 +92,7 @@ _NAMES = {
     "display.states": ("describe_state",),
     "core.flat_map": ("FlatMap",),
     "core.stage": ("Stage",),
+    "stages.shard_ref": ("ShardRef",),
     "tar": ("ShardWriter", "TarWriter"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}

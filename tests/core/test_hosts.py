@@ -94,7 +94,7 @@ def test_methods_without_datapipes(run):
         pipe = wp.ShardList(sys.argv[1:])
         assert {"add_one", "shuffle_buffer"} <= set(dir(pipe))
         assert "how many samples are held" in pipe.shuffle_buffer.__doc__
-        assert list(pipe.map_samples(len).add_one()) == [len(url) + 1 for url in sys.argv[1:]]
+        assert list(pipe.map_samples(lambda ref: len(ref.url)).add_one()) == [len(url) + 1 for url in sys.argv[1:]]
         for call in (lambda: pipe.map(len), lambda: pipe.shufle_buffer(3)):
             try:
                 call()

@@ -89,7 +89,7 @@ def test_errors_of_the_package_and_their_causes(urls, tmp_path):
     with pytest.raises(wp.ShardError):
         list(wp.ShardList([missing]).open_shards(on_error={PermissionError: "skip"}))
 
-    bad = make_shards(tmp_path / "bad", shards=1, samples=3, fields=lambda number: {"jpg": b"no image"})
+    bad = make_shards(tmp_path / "bad", shards=1, samples=3, fields={"jpg": lambda chance, number: b"no image"})
     assert list(samples(bad).decode_by_ext("rgb8", on_error={wp.DecodeError: "skip"})) == []
     with pytest.raises(wp.DecodeError):
         list(samples(bad).decode_by_ext("rgb8", on_error={KeyError: "skip"}))

@@ -228,7 +228,7 @@ def test_resampled_shards_come_with_replacement(counted_urls):
     epochs = [list(source) for _ in range(20)]
     assert all(len(epoch) == 7 for epoch in epochs)
     assert any(len(set(epoch)) < 7 for epoch in epochs)
-    assert {url for epoch in epochs for url in epoch} == set(counted_urls)
+    assert {ref.url for epoch in epochs for ref in epoch} == set(counted_urls)
     check_resume(lambda: wp.ShardList(counted_urls, resampled=True, seed=1).open_shards().load_tar().group_by_key())
 
 

@@ -145,6 +145,6 @@ def test_batching_twice_warns(tmp_path):
         wp.PipeLoader(pipe().batch_samples(2)),
         DataLoader(pipe(), batch_size=None),
         DataLoader(pipe().as_dataset(), batch_size=None),
-        DataLoader(wp.ShardList(urls), batch_size=2),
+        DataLoader(wp.ShardList(urls).map_samples(str), batch_size=2),
     ):
         assert list(right)

@@ -72,15 +72,15 @@ def test_is_a_method_with_help_that_pickles(urls, capsys):
     assert "Keep the samples for which a function returns true" in capsys.readouterr().out
 
 
-def wanted_url(url):
-    return url[-5] in "14"
+def wanted_shard(ref):
+    return ref.url[-5] in "14"
 
 
 @pytest.mark.parametrize("opened_by", ["pipe", "interleave_shards", "lanes"])
 def test_urls_that_are_dropped_are_counted(opened_by, tmp_path):
     """Also those after the last URL that is kept, and those of lanes without any other."""
     urls = make_shards(tmp_path, shards=7, samples=2)
-    pipe = wp.ShardList(urls).filter_samples(wanted_url).open_shards().load_tar().group_by_key()
+    pipe = wp.ShardList(urls).filter_samples(wanted_shard).open_shards().load_tar().group_by_key()
     source = {
         "pipe": lambda: pipe,
         "interleave_shards": lambda: pipe.interleave_shards(2),

@@ -101,7 +101,9 @@ def test_takes_one_from_each_in_turn(tmp_path, count):
     ends = list(itertools.accumulate(sizes))
     numbers = {url: range(end - size, end) for url, end, size in zip(urls, ends, sizes, strict=True)}
     interleaved = numbers_of(samples(urls, seed=count).interleave_shards(count))
-    assert interleaved == in_turn([numbers[url] for url in Stream(ShardList(urls, shuffle=True, seed=count))], count)
+    assert interleaved == in_turn(
+        [numbers[ref.url] for ref in Stream(ShardList(urls, shuffle=True, seed=count))], count
+    )
     if count == 1:
         assert interleaved == numbers_of(samples(urls, seed=count))
 

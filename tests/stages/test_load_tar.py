@@ -198,7 +198,8 @@ def test_each_shard_without_an_end_warns_once(tmp_path):
 
 def test_a_file_that_is_no_shard_is_named():
     with pytest.raises(
-        TypeError, match=r"load_tar\(\) takes open shards, and its source gave 'x.tar': put .open_shards\(\) before it"
+        TypeError,
+        match=r"load_tar\(\) takes open shards, and its source gave ShardRef.*: put .open_shards\(\) before it",
     ):
         list(Stream(LoadTar(ShardList("x.tar"))))
 

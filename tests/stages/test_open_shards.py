@@ -18,8 +18,8 @@ from wds_pipes.testing import check_resume
 class Listed(ShardList):
     """Items that are no URLs."""
 
-    def order(self, lane):
-        return [5]
+    def ref(self, shard_range):
+        return 5
 
 
 @pytest.fixture

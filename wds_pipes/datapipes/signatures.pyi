@@ -16,7 +16,8 @@ from wds_pipes.datapipes.base import IterDataPipe
 from wds_pipes.datapipes.pipe import WdsPipe
 from wds_pipes.io.cache.shard_cache import ShardCache
 from wds_pipes.io.urls import Urls
-from wds_pipes.stages.open_shards import Shard
+from wds_pipes.stages.shard import Shard
+from wds_pipes.stages.shard_ref import ShardRef
 from wds_pipes.tar import TarMember
 from wds_pipes.tar.keys import KeySplit
 
@@ -36,7 +37,7 @@ class Methods(Generic[T_co]):
         *,
         max_bytes: int | str | None = None,
         verify: bool = True,
-    ) -> WdsPipe[str]:
+    ) -> WdsPipe[T_co]:
         """Keep remote shards on a local disk, for the ``open_shards`` after it."""
 
     def decode_by_ext(
@@ -138,7 +139,7 @@ class Methods(Generic[T_co]):
 class BatchSamples(WdsPipe[Any]):
     """Collect samples into batches."""
 
-class CacheShards(WdsPipe[str]):
+class CacheShards(WdsPipe[T_co]):
     """Keep remote shards on a local disk, for the ``open_shards`` after it."""
 
 class DecodeByExt(WdsPipe[dict[str, Any]]):
@@ -184,8 +185,8 @@ class RenameFields(WdsPipe[dict[str, Any]]):
 class SelectFields(WdsPipe[dict[str, Any]]):
     """Keep only some fields of each sample, in the given order."""
 
-class ShardList(WdsPipe[str]):
-    """The source of a pipeline: the URLs of its shards, as str."""
+class ShardList(WdsPipe[ShardRef]):
+    """The source of a pipeline: its shards, each as a ``ShardRef``, whose ``url`` is a str."""
 
     def __init__(
         self,

@@ -96,13 +96,25 @@ class Opener:
 
         return stalled
 
-    def open(self, url: str, start: int = 0, queue: ReadQueue | None = None, *, wait: bool = True) -> BinaryIO:
+    def open(
+        self,
+        url: str,
+        start: int = 0,
+        queue: ReadQueue | None = None,
+        *,
+        size: int | None = None,
+        md5: str | None = None,
+        wait: bool = True,
+    ) -> BinaryIO:
         """A buffered stream of the object at ``url``, from byte ``start`` on.
 
         Args:
             url: the URL or path; ``"-"`` is standard input.
             start: the first byte, for remote shards only; other streams start at their beginning.
             queue: the queue in which a remote shard is read; None: its own.
+            size: how many bytes a remote shard must have; None: as many as it has.
+            md5: what a remote shard that is read from beginning to end is compared with; None: with
+                nothing.
             wait: wait for the first bytes, so that an error of the store is raised here.
 
         Raises:
@@ -116,7 +128,7 @@ class Opener:
             path = local_path(url)
             if path is not None:
                 return open(at_home(path), "rb", buffering=self._buffer_bytes)
-            return self._remote(url, start, queue, wait)
+            return self._remote(url, start, queue, size=size, md5=md5 if self._verify else None, wait=wait)
         except (ShardError, StateError, CacheError):
             raise
         except Exception as error:
@@ -152,11 +164,12 @@ class Opener:
             )
         return io.BufferedReader(CommandOutput(url), self._buffer_bytes)
 
-    def _remote(self, url: str, start: int, queue: ReadQueue | None, wait: bool) -> BinaryIO:
-        size, md5 = getattr(url, "size", None), getattr(url, "md5", None) if self._verify else None
+    def _remote(
+        self, url: str, start: int, queue: ReadQueue | None, *, size: int | None, md5: str | None, wait: bool
+    ) -> BinaryIO:
         if self._cache is not None:
             return self._cache.open(
-                str(url),
+                url,
                 lambda start: self._fetch_stored(url, start, size),
                 start=start,
                 size=size,
@@ -187,7 +200,7 @@ class Opener:
         queue = queue or ReadQueue(self.client)
         shard: RemoteShard | None = None
         try:
-            shard = RemoteShard(queue, str(url), start=start, size=size, whole_queue=own)
+            shard = RemoteShard(queue, url, start=start, size=size, whole_queue=own)
             if wait:
                 shard.wait()
         except BaseException:

@@ -13,6 +13,7 @@ from wds_pipes.lightning.host import pl
 from wds_pipes.lightning.loaders import EvalLoader
 from wds_pipes.lightning.resumable import ResumableData
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
+from wds_pipes.stages.shard_ref import ShardRef
 
 Source = Callable[[], Any] | IterDataPipe[Any] | list[str] | str | None
 
@@ -158,7 +159,7 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
             raise TypeError(f"{name} must be URLs, a pipe or a function that makes one, not {source!r:.80}")
         counts = self._samples_per_shard if train else None
         store = self._storage_options
-        shards: WdsPipe[str] = ShardList(
+        shards: WdsPipe[ShardRef] = ShardList(
             source,
             shuffle=train,
             seed=self._seed,

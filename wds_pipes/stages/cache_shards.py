@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Stage
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
 
 
-class CacheShards(Stage[str]):
+class CacheShards(Stage[Out]):
     """Keep remote shards on a local disk, for the ``open_shards`` after it (functional name:
     ``cache_shards``).
 
@@ -25,7 +26,7 @@ class CacheShards(Stage[str]):
     not in the cache reads it from the store, from its position on, and stores nothing of it.
 
     Args:
-        source: a pipe of URLs.
+        source: a pipe of shards: ``ShardList``, or a pipe of URLs.
         directory: the directory of the cache, on a local disk; it is created if it does not exist.
             None: the value of the environment variable WDS_PIPES_CACHE_DIR.
         max_bytes: the size limit: an int, or a string such as ``"200GB"`` or ``"50GiB"``. None: the
@@ -47,7 +48,7 @@ class CacheShards(Stage[str]):
 
     def __init__(
         self,
-        source: Stage[Any],
+        source: Stage[Out],
         directory: str | os.PathLike[str] | None = None,
         *,
         max_bytes: int | str | None = None,
@@ -58,6 +59,6 @@ class CacheShards(Stage[str]):
         super().__init__(source)
         self.cache: ShardCache = ShardCache(directory, max_bytes=max_bytes, verify=verify)
 
-    def run(self) -> Iterator[str]:
+    def run(self) -> Iterator[Out]:
         assert self.source is not None
         yield from self.source.items

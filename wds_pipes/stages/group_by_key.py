@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,50 +14,24 @@ from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_choice
 from wds_pipes.core.running import Mark
 from wds_pipes.core.stage import Stage
-from wds_pipes.core.state import damaged
-from wds_pipes.core.suggest import nearest
 from wds_pipes.core.tolerant import OnError, Tolerant
-from wds_pipes.core.words import plural
-from wds_pipes.errors import SampleError, ShardError, ShardWarning
-from wds_pipes.io.urls import redact
+from wds_pipes.errors import ShardWarning
 from wds_pipes.stages.load_tar import LoadTar
-from wds_pipes.stages.shard_list import PartOfShard, ShardList
-from wds_pipes.tar.keys import KeySplit, has_field, lacks, splitter, with_field
+from wds_pipes.stages.open_shards import OpenShards
+from wds_pipes.stages.sample_errors import (
+    check_enough,
+    check_more,
+    field_twice,
+    key_again,
+    last_lacks,
+    unknown_shard,
+)
+from wds_pipes.stages.sample_fields import VARIED, Doubt, KeptFields, SeenFields
+from wds_pipes.stages.shard_ref import ShardRef
+from wds_pipes.tar.keys import KeySplit, has_field, splitter, with_field
 from wds_pipes.tar.members import EMPTY, END, MARK, TarMember, half_sample
 
 Sample = dict[str, Any]
-
-ENOUGH, VARIED = 3, 4
-_MOST_MET = 200  # how many names of fields are kept for messages
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What was seen of a shard up to a place.
-
-    Attributes:
-        fields: all fields of its samples, see ``tar.keys``.
-        alike: how many whole samples it had, up to ENOUGH, if all have the same fields; VARIED if
-            they differ.
-        lost: 1: samples were lost, or were not counted; 2: also, what follows may lie inside
-            another member.
-    """
-
-    fields: str = ""
-    alike: int = 0
-    lost: int = 0
-
-    @classmethod
-    def parse(cls, text: str) -> _Seen:
-        """Return the value that ``str`` wrote."""
-        if not text:
-            return cls()
-        if len(text) < 2 or text[0] not in "01234" or text[1] not in "012":
-            raise damaged(f"group_by_key cannot stand at shard={text!r:.80}")
-        return cls(text[2:], int(text[0]), int(text[1]))
-
-    def __str__(self) -> str:
-        return f"{self.alike}{self.lost}{self.fields}"
 
 
 class GroupByKey(Tolerant[Sample]):
@@ -115,8 +90,8 @@ class GroupByKey(Tolerant[Sample]):
         # how many samples of the shard came before this place, if the source gave a range of its
         # samples
         number: int = 0
-        # what was seen of the shard up to here, see _Seen; one str, since a mark is taken for each
-        # item
+        # what was seen of the shard up to here, see SeenFields; one str, since a mark is taken for
+        # each item
         shard: str = ""
 
     keeps_count = True
@@ -148,52 +123,47 @@ class GroupByKey(Tolerant[Sample]):
         # shard if that is enough, else a mark.
         self._offset = -1
         self._before: Mark | None = None
-        self._seen = _Seen()  # while running, at.shard as values
-        self._tar: LoadTar | None = None  # while running, the stage that the members come from
+        self._seen = SeenFields()  # while running, at.shard as values
+        self._kept = KeptFields(self.fields)
+        # while running, the steps that the members come from; None: there is no such step
+        self._tar: LoadTar | None = None
+        self._opened: OpenShards | None = None
         self._resumed = False  # while running, whether it was opened at a mark
-        self._fits = False  # while running, whether a sample had one of the fields to keep
-        self._met: set[str] = set()  # while running, fields of the samples, if not all are kept
-        # while running, the last doubtful place: its offset, its kind, the fields of the shard up
-        # to it
-        self._doubt: tuple[int, bytes, str] = -1, MARK, ""
+        self._doubt = Doubt(-1, MARK, "")  # while running, the last doubtful place
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Sample]:
         group = copy.copy(self)
+        group._kept = KeptFields(self.fields)
+        group._resumed = mark is not None
         if isinstance(self.source, LoadTar):
             group.source = load = copy.copy(self.source)
             load.named = False
-            load.want = self._wants(set(self.fields)) if self.fields else None
+            load.want = self._kept.wants(self.split)
         running = super(GroupByKey, group).open(lane, mark)
-        stage = running.source
-        while stage is not None and not isinstance(stage, LoadTar):
-            stage = stage.source
-        if stage is not None:
-            stage.doubts = True
-            if isinstance(stage.root, ShardList):
-                stage.root.counted = True
-        running._tar = stage  # type: ignore[attr-defined]
-        running._resumed = mark is not None  # type: ignore[attr-defined]
+        assert isinstance(running, GroupByKey)
+        assert running.source is not None
+        for step in running.source.chain:
+            if isinstance(step, LoadTar) and running._tar is None:
+                running._tar = step
+                step.doubts = True
+            elif isinstance(step, OpenShards):
+                running._opened = step
+                break
         return running
 
-    def _wants(self, fields: set[str]) -> Callable[[str], bool]:
-        split = splitter(self.split)
-
-        def want(name: str) -> bool:
-            parts = split(name)
-            return parts is not None and parts[1].lower() in fields
-
-        return want
-
     def run(self) -> Iterator[Sample]:
+        # One loop over the members, since a call for each member would cost more than the rest of
+        # the step. For each member:
+        # 1. The first member of another shard: end the sample and the shard before it.
+        # 2. The key of the sample and a known field: nearly all members; go to 5.
+        # 3. No member of a sample: note a gap or a doubtful place, or leave it out.
+        # 4. Another key: yield the sample before it and begin one. A new field: note it.
+        # 5. Add the field to the sample.
         source = self.source
         assert source is not None
-        split, by_stem, wanted = (
-            splitter(self.split),
-            self.split == "first-dot",
-            set(self.fields) if self.fields else None,
-        )
-        at = self.at
-        here = self._seen = _Seen.parse(at.shard)
+        at, kept, split, by_stem = self.at, self._kept, splitter(self.split), self.split == "first-dot"
+        wanted = kept.names
+        here = self._seen = SeenFields.parse(at.shard)
         mark = None if isinstance(source, LoadTar) else source.mark
         names: dict[str, str] = {}  # from a field as it is written to its name in lower case: one str for all samples
         seen: set[str] = set()  # the keys of this shard
@@ -207,7 +177,9 @@ class GroupByKey(Tolerant[Sample]):
         look, width = True, 0
         simple = False  # whole samples are yielded as they are
         flags = {} if self.lane.padding is None else {"__padding__": self.lane.padding}
-        part: PartOfShard | None = None
+        others = 2 + len(flags)  # the entries of a sample that are not fields
+        ref: ShardRef | None = None  # of this shard, if its number of samples is known
+        stop = sys.maxsize  # the number of the sample at which to leave the shard
         first = True
         passing = False  # all requested samples of this shard have come
         before: Mark | None = None if mark is None else mark()
@@ -216,21 +188,21 @@ class GroupByKey(Tolerant[Sample]):
                 shard, name, data, offset = member
             except (TypeError, ValueError):
                 raise _no_member(member) from None
-            if (shard is not url and shard != url) or offset <= last:
+            if (shard is not url and shard != url) or offset <= last:  # 1
                 if mark and not isinstance(member, TarMember):
                     raise _no_member(member)
-                ready = self._last(sample, bad, part)
+                ready = self._last(sample, bad, ref)
                 if not first:
-                    self._end_shard(part)
+                    self._end_shard(ref)
                 if ready is not None:
                     self._offset, self._before = offset if mark is None else -1, before
                     yield ready
-                # without the attributes that a URL may carry for the stages
                 sample, key, stem, url, shown = None, "", "", shard, str(shard)
-                part = shard if isinstance(shard, PartOfShard) else None
-                simple = wanted is None and part is None
+                ref = self._ref_of(shard)
+                stop = sys.maxsize if ref is None or ref.stop is None else ref.stop
+                simple = wanted is None and ref is None
                 here = self._seen  # a new object if a shard has ended
-                if part is None:
+                if ref is None:
                     at.number = 0
                 elif first and self._resumed and offset and not at.number:
                     # the saved pipe did not know samples_per_shard
@@ -238,22 +210,22 @@ class GroupByKey(Tolerant[Sample]):
                     at.shard = str(here)
                 first = passing = False
                 bad = suspect = 0
-                look, width = self._look(wanted)
+                look, width = here.compares(wanted, others)
                 seen.clear()
                 names.clear()
             last = offset
             if passing:
                 continue
-            # The common case first: the key of the sample, followed by a known field.
+            # 2. The common case first: the key of the sample, followed by a known field.
             field = names.get(name[length:]) if stem and name[:length] == stem else None
             if field is None:
                 parts = split(name) if name else None
-                if parts is None:
+                if parts is None:  # 3
                     if not name:  # a gap or a doubtful place, see tar.reader; the sample may continue after it
                         stem = ""
                         if data in (MARK, END):
                             bad, suspect = bad or 1, suspect or 1
-                            self._doubt = offset, data, here.fields
+                            self._doubt = Doubt(offset, data, here.fields)
                         elif data != EMPTY:
                             bad = suspect = 2
                             here.lost = max(here.lost, 1 if data is None else 2)
@@ -262,19 +234,21 @@ class GroupByKey(Tolerant[Sample]):
                     if mark and (suspect != 1 or (not name and data == END)):
                         before = mark()
                     continue
-                if parts[0] != key or sample is None:
+                if parts[0] != key or sample is None:  # 4
                     if bad:
-                        bad = self._judge(sample, bad, part)
+                        bad = self._judge(sample, bad, ref)
                     if look and sample is not None and len(sample) != width and not bad:
-                        look, width = self._compare(sample, wanted)
-                    ready = sample if simple and not bad else self._finish(sample, bad, part)
+                        here.add(sample, wanted)
+                        at.shard = str(here)
+                        look, width = here.compares(wanted, others)
+                    ready = sample if simple and not bad else self._finish(sample, bad, ref)
                     if ready is not None:
                         # If the next sample is doubtful, a resume must meet the doubtful place
                         # again.
-                        self._offset, self._before = -1 if mark else self._doubt[0] if suspect else offset, before
+                        self._offset, self._before = -1 if mark else self._doubt.offset if suspect else offset, before
                         yield ready
-                    if part is not None and self.at.number >= part.stop:
-                        self._leave(part, offset)
+                    if ref is not None and at.number >= stop:
+                        self._leave(ref, offset)
                         sample, stem, passing = None, "", True
                         continue
                     key, bad, suspect = parts[0], suspect, 0
@@ -295,14 +269,13 @@ class GroupByKey(Tolerant[Sample]):
                         if len(names) > 4096:
                             names.clear()
                         names[parts[1]] = field
-                        if wanted is not None and len(self._met) < _MOST_MET:
-                            self._met.add(field)
+                        kept.meet(field)
                         if not has_field(here.fields, field):
                             here.fields = with_field(here.fields, field)
                             if here.alike:
                                 here.alike, look = VARIED, False
                             at.shard = str(here)
-            if field in sample:  # type: ignore[operator]
+            if field in sample:  # type: ignore[operator]  # 5
                 if bad != 2:
                     self._twice(sample, field, name, offset)  # type: ignore[arg-type]
                 bad = 2
@@ -310,94 +283,63 @@ class GroupByKey(Tolerant[Sample]):
                 sample[field] = data  # type: ignore[index]
             if mark and suspect != 1:
                 before = mark()
-        ready = self._last(sample, bad, part)
+        ready = self._last(sample, bad, ref)
         if not first:
-            self._end_shard(part)
-        if self._fits:
-            self._tell_misspelt()
+            self._end_shard(ref)
+        if kept.found:
+            kept.tell_misspelt()
         self._offset, self._before = -1, source.mark()
         if ready is not None:
             yield ready
 
-    def _tell_misspelt(self) -> None:
-        """Warn of each field to keep that no sample had, if a field of nearly the same name was
-        left out.
-        """
-        lack = self.lack
-        for field in sorted(lack.wanted - self._met) if len(self._met) < _MOST_MET else ():
-            if (found := nearest(field, lack.left_out)) is not None:
-                warnings.warn(
-                    f"no sample had {field!r} of group_by_key(fields=...). Did you mean {found!r}, which is left out?",
-                    stacklevel=2,
-                )
+    def _ref_of(self, url: object) -> ShardRef | None:
+        """Return the reference to the shard whose members have this ``url``; None if its number of
+        samples is unknown.
 
-    def _look(self, wanted: set[str] | None) -> tuple[bool, int]:
-        """Return whether to compare the next whole sample with those before it in its shard, and
-        the number of entries at which no comparison is needed.
+        Raises:
+            TypeError: the shard cannot be found, although ShardList knows the numbers of samples.
         """
-        here = self._seen
-        if here.alike != ENOUGH:
-            return here.alike != VARIED, 0
-        return True, sum(wanted is None or field in wanted for field in here.fields.split(" ")) + 2 + (
-            self.lane.padding is not None
-        )
+        ref = url if isinstance(url, ShardRef) else None  # from an opening step of the user's
+        if ref is None and self._opened is not None:
+            ref = self._opened.ref_of(str(url))
+        if ref is None and self.root.sample_counts is not None:
+            raise unknown_shard(str(url))
+        return ref if ref is not None and ref.stop is not None else None
 
-    def _compare(self, sample: Sample, wanted: set[str] | None) -> tuple[bool, int]:
-        """Note whether the whole samples of a shard have the same fields, and return the values of
-        ``_look``.
-        """
-        here = self._seen
-        here.alike = here.alike + 1 if here.alike < ENOUGH and not lacks(sample, here.fields, wanted) else VARIED
-        self.at.shard = str(here)
-        return self._look(wanted)
-
-    def _judge(self, sample: Sample | None, bad: int, part: PartOfShard | None) -> int:
+    def _judge(self, sample: Sample | None, bad: int, ref: ShardRef | None) -> int:
         """Return 0 if a sample next to a doubtful place is whole. If it may be incomplete, raise an
         error or return 2.
         """
         if sample is None or bad != 1:
             return bad
-        at, here, (offset, place, fields) = self.at, self._seen, self._doubt
-        # the first sample of a shard: the next one is compared with it
-        alone = not here.alike and place == MARK and fields and not here.lost
-        if alone or (
-            here.alike and not lacks(sample, here.fields, self.fields) and (place == END or here.fields == fields)
-        ):
+        at, here, doubt = self.at, self._seen, self._doubt
+        if here.is_whole(sample, doubt, self.fields):
             return 0
-        if part is None or at.number >= part.start:
+        if ref is None or at.number >= ref.start:
             assert self._tar is not None
-            self._tar.refuse(half_sample(sample["__url__"], sample["__key__"], offset, place), cut=place == END)
+            error = half_sample(sample["__url__"], sample["__key__"], doubt.offset, doubt.place)
+            self._tar.refuse(error, cut=doubt.place == END)
         here.lost = max(here.lost, 1)
         at.shard = str(here)
         return 2
 
-    def _last(self, sample: Sample | None, bad: int, part: PartOfShard | None) -> Sample | None:
+    def _last(self, sample: Sample | None, bad: int, ref: ShardRef | None) -> Sample | None:
         """Return the last sample of a shard if it will be yielded; otherwise count it and return
         None.
         """
-        bad = self._judge(sample, bad, part)
-        ready = self._finish(sample, bad, part)
-        if (
-            ready is not None
-            and self._seen.alike == ENOUGH
-            and (missing := lacks(ready, self._seen.fields, self.fields))
-        ):
-            message = (
-                f"the last sample of shard {redact(ready['__url__'])}, {ready['__key__']!r}, "
-                f"has no {', '.join(missing)}, unlike all samples before it. If it "
-                "should have it, the end of the shard is damaged (a zeroed page looks like "
-                "its end): fetch the shard again."
-            )
-            warnings.warn(message, ShardWarning, stacklevel=2)
+        bad = self._judge(sample, bad, ref)
+        ready = self._finish(sample, bad, ref)
+        if ready is not None and (missing := self._seen.missing(ready, self.fields)):
+            warnings.warn(last_lacks(ready, missing), ShardWarning, stacklevel=2)
         return ready
 
-    def _finish(self, sample: Sample | None, bad: int, part: PartOfShard | None) -> Sample | None:
+    def _finish(self, sample: Sample | None, bad: int, ref: ShardRef | None) -> Sample | None:
         """Return the sample if it will be yielded; otherwise count it and return None."""
         if sample is None:
             return None
-        if part is not None:
+        if ref is not None:
             self.at.number += 1
-            if self.at.number <= part.start:
+            if self.at.number <= ref.start:
                 return None
         if bad:
             self.at.skipped += 1
@@ -406,65 +348,42 @@ class GroupByKey(Tolerant[Sample]):
             if all(name[:2] == "__" for name in sample):
                 self.at.filtered += 1
                 return None
-            self._fits = True
+            self._kept.found = True
         return sample
 
     @property
     def lack(self) -> Lack:
-        wanted = frozenset(self.fields or ())
-        return Lack(self.at.filtered, self._fits or self.fields is None, wanted, frozenset(self._met - wanted))
+        return self._kept.lack(self.at.filtered)
 
-    def _leave(self, part: PartOfShard, offset: int) -> None:
-        """Leave a shard, of which all requested samples have come and another one follows. Raise
-        ShardError if the shard should not have that one.
-        """
-        if part.stop == part.of:
-            url = redact(part)
-            said = f"the {part.of} that samples_per_shard or the index says"
-            raise ShardError(
-                f"shard {url} has more samples than {said}, from byte {offset} on.", url=url, offset=offset
-            )
+    def _leave(self, ref: ShardRef, offset: int) -> None:
+        """Leave a shard, of which all requested samples have come, and another one follows."""
+        check_more(ref, offset)
         if isinstance(self.source, LoadTar):
             self.source.leave = True
 
-    def _end_shard(self, part: PartOfShard | None) -> None:
+    def _end_shard(self, ref: ShardRef | None) -> None:
         """End a shard: check that it had the expected number of samples, unless some were lost at
         damage that was skipped.
         """
         at = self.at
         number, lost = at.number, self._seen.lost
-        at.number, at.shard, self._seen = 0, "", _Seen()
-        if part is not None and number < part.stop and not lost:
-            url = redact(part)
-            raise ShardError(
-                f"shard {url} has only {plural(number, 'sample')}, and samples_per_shard or "
-                f"the index says {part.of}. Correct it, or make the index again.",
-                url=url,
-            )
+        at.number, at.shard, self._seen = 0, "", SeenFields()
+        if ref is not None and not lost:
+            check_enough(ref, number)
 
     def _twice(self, sample: Sample, field: str, name: str, offset: int) -> None:
         """Raise the error for a field that a sample has twice, unless the sample may be skipped."""
-        url, key = redact(sample["__url__"]), sample["__key__"]
-        message = (
-            f"sample {key!r} of shard {url} has field {field!r} twice (again at byte {offset}, as "
-            f"{name!r}). Rename or remove one."
-        )
-        self.skip(SampleError(message, url=url, key=key, offset=offset))
+        self.skip(field_twice(sample, field, name, offset))
         self.at.skipped -= 1  # _finish counts the sample, once
 
     def _repeated(self, sample: Sample, offset: int) -> None:
         """Raise or warn because of a key that was seen before in this shard."""
-        url = redact(sample["__url__"])
-        message = (
-            f"key {sample['__key__']!r} comes again in shard {url} at byte {offset}, apart "
-            "from its other members, so that its sample is in pieces. Sort the "
-            "shard by name, or pass on_repeated_key='ignore' to take the pieces as samples. "
-            "(A resume from here on does not see what came before.)"
-        )
+        if self.on_repeated_key == "ignore":
+            return
+        error = key_again(sample, offset)
         if self.on_repeated_key == "raise":
-            raise SampleError(message, url=url, key=sample["__key__"], offset=offset)
-        if self.on_repeated_key == "warn":
-            warnings.warn(message, ShardWarning, stacklevel=2)
+            raise error
+        warnings.warn(str(error), ShardWarning, stacklevel=2)
 
     def mark(self) -> Mark:
         at = self.at

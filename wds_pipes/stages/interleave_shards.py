@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -130,13 +130,11 @@ class InterleaveShards(Composite[Out]):
         return [*self._chains, *([] if self._ahead is None else [self._ahead])]
 
     @cached_property
-    def _ranges(self) -> tuple[ShardRange, ...]:
+    def _ranges(self) -> Sequence[ShardRange]:
         """The shards of this lane, or ranges of them."""
-        lane, first = self.lane, self.root
+        first = self.root
         assert isinstance(first, ShardList)
-        if lane.shards is not None:
-            return lane.shards
-        return tuple(first.epoch_shards(lane.seed, lane.epoch)[lane.number :: lane.of])
+        return first.order(self.lane)
 
     def _next(self, *, ahead: bool = False) -> Stage[Out]:
         """Return the chain of the next unopened shard."""

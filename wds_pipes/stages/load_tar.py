@@ -17,8 +17,7 @@ from wds_pipes.errors import ShardError, ShardWarning, StateError
 from wds_pipes.io.compression import KINDS, unreadable
 from wds_pipes.io.secret import hide
 from wds_pipes.io.urls import redact
-from wds_pipes.stages.open_shards import Shard
-from wds_pipes.stages.shard_list import PartOfShard
+from wds_pipes.stages.shard import Shard
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
 from wds_pipes.tar.members import EMPTY, TarMember
 from wds_pipes.tar.reader import TarReader
@@ -146,7 +145,7 @@ class LoadTar(Tolerant[TarMember]):
                     doubts=self.doubts,
                     named=self.named,
                 )
-                if isinstance(shard.url, PartOfShard):
+                if shard.ref.of is not None:
                     empty = not resumed
                     for member in self._reader:
                         empty = False

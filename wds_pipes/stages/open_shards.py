@@ -15,135 +15,21 @@ from wds_pipes.core.options import check_count
 from wds_pipes.core.running import Mark
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
-from wds_pipes.errors import ShardError, StateError
-from wds_pipes.io import compression
+from wds_pipes.errors import ShardError
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.secret import hide
 from wds_pipes.io.urls import redact
 from wds_pipes.stages.cache_shards import CacheShards
-from wds_pipes.tar.headers import BLOCK
+from wds_pipes.stages.shard import Shard
+from wds_pipes.stages.shard_list import ShardList
+from wds_pipes.stages.shard_ref import ShardRef
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
 
-
-class Shard:
-    """A shard that opens when it is read.
-
-    Attributes:
-        url: its URL or path.
-        refuse: a function that takes the ShardError of a shard that cannot be opened, and raises or
-            counts it, depending on ``open_shards(on_error=...)``.
-    """
-
-    def __init__(
-        self, url: str, opening: Callable[[int, bool], BinaryIO], refuse: Callable[[ShardError], None]
-    ) -> None:
-        self.url = url
-        self.refuse = refuse
-        self._opening = opening  # takes the first byte (for remote shards), and whether to wait for it
-        self._opened: list[BinaryIO] = []
-        self._ahead: int | None = None  # requested from this byte on, without waiting
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it was requested."""
-        return bool(self._opened)
-
-    @property
-    def raw(self) -> BinaryIO:
-        """Its bytes as they are stored: a buffered binary stream, at the beginning if nothing was
-        read yet.
-        """
-        return self._begin(0)
-
-    def read_ahead(self, start: int = 0) -> None:
-        """Request its bytes from ``start`` on, without waiting for them."""
-        try:
-            self._opened.append(self._opening(start, False))
-            self._ahead = start
-        except ShardError:
-            pass  # it will be raised when the shard is read
-
-    def _begin(self, start: int) -> BinaryIO:
-        # this position was of another shard, which a step in between has dropped
-        if self._ahead is not None and self._ahead != start:
-            self._ahead = None
-            self.close()
-            self._opened.clear()
-        if not self._opened:
-            self._opened.append(self._opening(start, True))
-        elif self._ahead is not None:
-            self._ahead = None
-            self._opened[0].raw.wait()  # type: ignore[attr-defined]
-        return self._opened[0]
-
-    def tar(self, offset: int = 0, kind: str | None = None) -> tuple[BinaryIO, str]:
-        """Return the tar in the shard as a stream at ``offset`` (in decompressed bytes), and its
-        compression: gz, bz2, xz, zst or ``""``.
-
-        Args:
-            offset: the position of the stream. An uncompressed shard is opened or sought there if
-                it can be; any other is read or decompressed up to there.
-            kind: the compression, if it is known. If a remote shard is known to be uncompressed,
-                nothing is read to find that out.
-
-        Raises:
-            ShardError: the shard cannot be opened. Pass the error to ``refuse``, which raises or
-                counts it.
-            StateError: the shard ends before ``offset``, or has another compression.
-        """
-        left = offset
-        if kind == "" and is_remote(self.url):
-            stream, left = self._begin(offset), 0
-        else:
-            stream = self._begin(0)
-            found = compression.detect(stream.peek(compression.MAGIC_BYTES)[: compression.MAGIC_BYTES])  # type: ignore[attr-defined]
-            if kind not in (None, found):
-                then, now = kind or "not compressed", found or "not compressed"
-                raise StateError(
-                    f"by the state, shard {redact(self.url)} was read as {then}, and is {now} "
-                    "now: it was changed since."
-                )
-            kind = found
-        if kind:
-            stream = compression.decompress(stream, kind)
-            self._opened.append(stream)
-        if left and not kind and stream.seekable():
-            left -= min(stream.seek(0, os.SEEK_END), offset)
-            if left < BLOCK:
-                stream.seek(offset)
-        else:
-            while left and (got := len(stream.read(min(left, 1 << 20)))):
-                left -= got
-        if left >= BLOCK:  # only the padding of the last block may be missing
-            raise StateError(
-                f"the state stands at byte {offset} of shard {redact(self.url)}, which has only "
-                f"{offset - left}: it was changed since."
-            )
-        return stream, kind
-
-    def doubt(self, error: ShardError) -> None:
-        """Report damage in the shard: a cache removes its file when it is closed, and a note in
-        ``error`` says so.
-        """
-        forget = getattr(getattr(self._opened[0], "raw", None), "doubt", None) if self._opened else None
-        path = forget() if forget is not None else None
-        if path is not None:
-            error.add_note(
-                f"It was read from the cache, file {path}, which is removed when no process reads "
-                "it: then the shard is fetched again."
-            )
-
-    def close(self) -> None:
-        """Close its streams. This also happens when the object is deleted."""
-        for stream in reversed(self._opened):
-            stream.close()
-
-    def __del__(self) -> None:
-        self.close()
+_MOST_AHEAD = 64  # how many shards the steps between open_shards and group_by_key may have read ahead
 
 
 class OpenShards(Tolerant[Shard]):
@@ -166,8 +52,9 @@ class OpenShards(Tolerant[Shard]):
     the response: the shard may have been cut there.
 
     Args:
-        source: a pipe of URLs: ``ShardList``, or one of torch's own, such as
-            ``IterableWrapper(urls)``.
+        source: a pipe of shards: ``ShardList``, or one of torch's own that yields URLs or paths,
+            such as ``IterableWrapper(urls)``. After a ``ShardList``, every step before this one
+            must yield ``ShardRef`` objects.
         storage_options: how to reach the storage: a dict, as fsspec takes it (``{"anon": True}``,
             ``{"endpoint_url": ...}``); None: the options of ``ShardList``. Headers, cookies and
             passwords in it for http(s) follow redirects only to the same scheme, host and port.
@@ -201,6 +88,8 @@ class OpenShards(Tolerant[Shard]):
     Raises:
         ShardError: during iteration, if a shard does not exist, may not be read, does not arrive,
             or needs a package that is missing.
+        TypeError: during iteration, if a step between ``ShardList`` and this one has lost what
+            ``ShardList`` knows of a shard.
 
     Checkpoint: the number of skipped shards. A resume opens only the shard that was being read, and
     requests its bytes from the position on.
@@ -258,6 +147,7 @@ class OpenShards(Tolerant[Shard]):
         self._next: deque[tuple[Shard, Mark | None]] = deque()
         # while running, the position of the source after the shard that was yielded last
         self._behind: Mark | None = None
+        self._yielded: deque[tuple[str, ShardRef]] = deque(maxlen=_MOST_AHEAD)  # while running: see ref_of
 
     def open(self, lane: Lane, mark: Mark | None = None) -> OpenShards:
         running = super().open(lane, mark)
@@ -283,6 +173,7 @@ class OpenShards(Tolerant[Shard]):
                         self._read_ahead()
                 elif not self._open_now(shard):
                     continue
+                self._yielded.append((shard.url, shard.ref))
                 yield shard
         except GeneratorExit:
             if shard is not None:
@@ -326,22 +217,51 @@ class OpenShards(Tolerant[Shard]):
         """Take URLs from the source until ``count`` shards are ahead, if there are that many."""
         assert self.source is not None
         while len(self._next) < count and (url := next(self.source.items, None)) is not None:
-            if not isinstance(url, (str, os.PathLike)):
-                raise TypeError(
-                    "open_shards() takes URLs and paths, and its source gave "
-                    f"{hide(repr(url)):.200}: put it after ShardList(...) or "
-                    "IterableWrapper(urls)"
-                )
-            name = url if isinstance(url, str) else os.fspath(url)
-            self._next.append((Shard(name, partial(self._opening, name), self._refuse), self.source.mark()))
+            ref = self._ref(url)
+            self._next.append((Shard(ref, partial(self._opening, ref), self._refuse), self.source.mark()))
 
-    def _opening(self, url: str, start: int, wait: bool) -> BinaryIO:
-        if self.cache is not None or not is_remote(url):
-            return self.opener.open(url, start)
+    def _ref(self, item: Any) -> ShardRef:
+        """Return what the source yielded as a ShardRef.
+
+        Raises:
+            TypeError: it is not a shard, or a step in between has lost what ShardList knows of it.
+        """
+        first = self.root
+        if isinstance(item, ShardRef):
+            if item.stop is not None or first.sample_counts is None:
+                return item
+        elif not isinstance(item, (str, os.PathLike)):
+            raise TypeError(
+                f"open_shards() takes URLs and paths, and its source gave {hide(repr(item)):.200}: "
+                "put it after ShardList(...) or IterableWrapper(urls)"
+            )
+        elif not isinstance(first, ShardList):
+            return ShardRef(os.fspath(item))
+        raise TypeError(
+            f"a step between ShardList and open_shards() returned {type(item).__name__} {redact(str(item))!r:.200}, "
+            "and lost what ShardList knows of the shard: which of its samples to read, its size and its MD5. Samples "
+            "could come twice. Let the step return the ShardRef that it takes, or ref.with_url(url) to change the URL."
+        )
+
+    def ref_of(self, url: str) -> ShardRef | None:
+        """Return the reference to the shard with members of this ``url``; None if it is not one of
+        those that were yielded last.
+
+        Usually it is the last one. A step after this one may have read further, and a shard may
+        come several times, with different ranges of samples. So the same str object is looked for
+        first, and an equal one only if a step has made it anew.
+        """
+        found = next((ref for text, ref in reversed(self._yielded) if text is url), None)
+        return found or next((ref for text, ref in reversed(self._yielded) if text == url), None)
+
+    def _opening(self, ref: ShardRef, start: int, wait: bool) -> BinaryIO:
+        open_url = partial(self.opener.open, ref.url, start, size=ref.size, md5=ref.md5)
+        if self.cache is not None or not is_remote(ref.url):
+            return open_url()
         if self._ended:
-            return self.opener.open(url, start, wait=wait)
+            return open_url(wait=wait)
         self._queue = self._queue or ReadQueue(self.opener.client)
-        stream = self.opener.open(url, start, self._queue, wait=wait)
+        stream = open_url(queue=self._queue, wait=wait)
         if wait:
             self._read_ahead()
         return stream

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Self
+from typing import Any
 
 from wds_pipes.core.lane import Host, Lane, LaneFacts
 from wds_pipes.core.moved import BY_MD5, BY_SIZE, NAMES, Data
@@ -19,6 +19,7 @@ from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.words import plural
 from wds_pipes.io.expand import expand
 from wds_pipes.io.urls import Urls, identify, redact, relative_names
+from wds_pipes.stages.shard_ref import ShardRef
 from wds_pipes.tar.index import find_facts, is_index, listed_shards
 from wds_pipes.tar.index_formats import ShardFacts
 
@@ -29,43 +30,6 @@ ShardRange = tuple[int, int, int]
 _ORDER = 1  # the salt of the shard order; shuffle_buffer and map_samples have their own
 
 
-class KnownShard(str):
-    """The URL of a shard, with the stored ``size`` in bytes and the ``md5`` of these bytes in lower
-    case, as an index has them; None if unknown.
-    """
-
-    __slots__ = ("md5", "size")
-
-    size: int | None
-    md5: str | None
-
-    @classmethod
-    def of_facts(cls, url: str, facts: ShardFacts | None) -> Self:
-        """Return the URL with these facts."""
-        known = cls(url)
-        known.size, known.md5 = (None, None) if facts is None else facts[1:]
-        return known
-
-
-class PartOfShard(KnownShard):
-    """The URL of a shard of which only a range of samples is meant: ``start`` to ``stop - 1`` of
-    ``of``.
-    """
-
-    __slots__ = ("of", "start", "stop")
-
-    start: int
-    stop: int
-    of: int
-
-    @classmethod
-    def make(cls, url: str, start: int, stop: int, of: int, facts: ShardFacts | None = None) -> PartOfShard:
-        """Return the URL for samples ``start`` to ``stop - 1`` of the shard at ``url``."""
-        part = cls.of_facts(url, facts)
-        part.start, part.stop, part.of = start, stop, of
-        return part
-
-
 @dataclass(slots=True)
 class _Asked:
     """The lane whose order was requested last, this order, and the URL at one place of it as it is
@@ -73,12 +37,16 @@ class _Asked:
     """
 
     lane: Lane | None
-    order: list[str]
+    order: Sequence[ShardRange]
     shown: dict[int, str | None] = field(default_factory=dict)
 
 
-class ShardList(Stage[str]):
-    """The source of a pipeline: the URLs of its shards, as str.
+class ShardList(Stage[ShardRef]):
+    """The source of a pipeline: its shards, each as a ``ShardRef``, whose ``url`` is a str.
+
+    A ShardRef also has what is known of the shard: its size and MD5, and which of its samples are
+    meant. A step between ShardList and ``open_shards`` that changes URLs, such as torch's ``.map``,
+    must return ``ref.with_url(url)``. If it returns a str, ``open_shards`` raises a TypeError.
 
     Each epoch yields every shard once. With ``shuffle``, the order is a function of (seed, epoch)
     alone, and differs from epoch to epoch. Each new ``iter()`` of a pipeline is the next epoch,
@@ -169,7 +137,6 @@ class ShardList(Stage[str]):
         self._seed = check_count("seed", seed, least=-(1 << 63))
         if seed >= 1 << 63:
             raise ValueError(f"seed must fit into 64 bits, unlike {seed}")
-        self.counted = False  # set by a group_by_key after this stage: URLs carry the expected numbers of samples
         self._host = Host()
         self._numbers: dict[str, str] = {}  # of the shards by their URLs, filled when a number is first requested
         self._asked = _Asked(None, [])
@@ -211,7 +178,7 @@ class ShardList(Stage[str]):
     def storage_options(self) -> dict[str, Any] | None:
         return self.options
 
-    def run(self) -> Iterator[str]:
+    def run(self) -> Iterator[ShardRef]:
         at = self.at
         order = self.order(self.lane)
         if at.next > len(order):
@@ -221,29 +188,21 @@ class ShardList(Stage[str]):
             )
         while at.next < len(order):
             at.next += 1
-            yield order[at.next - 1]
+            yield self.ref(order[at.next - 1])
 
-    def order(self, lane: Lane) -> list[str]:
-        """Return the URLs of a lane, in order."""
-        if lane.shards is None:
-            return [self._url(number) for number in self.epoch_order(lane.seed, lane.epoch)[lane.number :: lane.of]]
-        counts = self.samples
-        if counts is None:
-            return [self._url(number) for number, _, _ in lane.shards]
-        return [
-            PartOfShard.make(self.urls[number], start, stop, counts[number], self._facts(number))
-            for number, start, stop in lane.shards
-        ]
+    def order(self, lane: Lane) -> Sequence[ShardRange]:
+        """Return the shards of a lane, or ranges of them, in order."""
+        if lane.shards is not None:
+            return lane.shards
+        return self._whole(self.epoch_order(lane.seed, lane.epoch)[lane.number :: lane.of])
 
-    def _facts(self, number: int) -> ShardFacts | None:
-        return None if self.facts is None else self.facts[number]
-
-    def _url(self, number: int) -> str:
-        """Return the URL of a shard, with its known facts."""
-        url, facts = self.urls[number], self._facts(number)
-        if self.counted and self.samples is not None:
-            return PartOfShard.make(url, 0, self.samples[number], self.samples[number], facts)
-        return url if facts is None or facts[1:] == (None, None) else KnownShard.of_facts(url, facts)
+    def ref(self, shard_range: ShardRange) -> ShardRef:
+        """Return a shard, or a range of it, with all that is known of it."""
+        number, start, stop = shard_range
+        size, md5 = (None, None) if self.facts is None else self.facts[number][1:]
+        if self.samples is None:
+            return ShardRef(self.urls[number], size, md5)
+        return ShardRef(self.urls[number], size, md5, start, stop, self.samples[number])
 
     @property
     def sample_counts(self) -> Sequence[int] | None:
@@ -269,8 +228,12 @@ class ShardList(Stage[str]):
         return f"shard {min(read_count(entry.get('next', 0), repr('next')) + 1, per_lane)} of {per_lane} ({lane.url})"
 
     def epoch_shards(self, seed: int, epoch: int) -> list[ShardRange]:
+        return self._whole(self.epoch_order(seed, epoch))
+
+    def _whole(self, numbers: Iterable[int]) -> list[ShardRange]:
+        """Return these shards as ranges of all their samples."""
         counts = self.samples
-        return [(shard, 0, -1 if counts is None else counts[shard]) for shard in self.epoch_order(seed, epoch)]
+        return [(number, 0, -1 if counts is None else counts[number]) for number in numbers]
 
     def epoch_order(self, seed: int, epoch: int) -> list[int]:
         """Return the numbers of all shards in the order of an epoch."""
@@ -317,7 +280,8 @@ class ShardList(Stage[str]):
         if asked.lane is not lane and asked.lane != lane:
             asked = self._asked = _Asked(lane, self.order(lane))
         if place not in asked.shown:
-            asked.shown = {place: _shorten(redact(asked.order[place])) if place < len(asked.order) else None}
+            url = self.urls[asked.order[place][0]] if place < len(asked.order) else None
+            asked.shown = {place: None if url is None else _shorten(redact(url))}
         return asked.shown[place]
 
 

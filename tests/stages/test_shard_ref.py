@@ -1,0 +1,220 @@
+"""What is known of a shard travels with it, and is not lost silently on the way."""
+
+import os
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+import wds_pipes as wp
+from wds_pipes.stages.shard_ref import ShardRef
+from wds_pipes.tar import TarMember
+from wds_pipes.testing import make_shards
+
+FULL = ShardRef("s3://b/x.tar", 51200, "0" * 32, 2, 4, 5)
+
+
+def samples(shards):
+    return shards.open_shards().load_tar().group_by_key()
+
+
+def keys(source):
+    return [sample["__key__"] for sample in source]
+
+
+def in_two_lanes(pipe):
+    return wp.PipeLoader(pipe, batch_size=None, lanes=2, epoch_end="exact")
+
+
+def again(ref):
+    return ref.with_url(Path(ref))
+
+
+def forget(ref):
+    return ShardRef(ref.url)
+
+
+def as_path(ref):
+    return Path(ref)
+
+
+def replaced(url):
+    return url.replace("a", "b")
+
+
+# The reference itself
+
+
+def test_it_is_a_value():
+    assert wp.ShardRef is ShardRef
+    assert ShardRef("s3://b/x.tar", size=51200, md5="0" * 32, start=2, stop=4, of=5) == FULL
+    assert FULL != ShardRef("s3://b/x.tar") != "s3://b/x.tar"
+    assert len({FULL, pickle.loads(pickle.dumps(FULL)), ShardRef("s3://b/x.tar")}) == 2
+    with pytest.raises(AttributeError):
+        FULL.url = "y.tar"
+    assert not hasattr(FULL, "__dict__")
+
+
+def test_it_is_its_url_as_text_and_as_a_path():
+    assert str(FULL) == os.fspath(FULL) == f"{FULL}" == "s3://b/x.tar"
+    assert Path(ShardRef("a/x.tar")) == Path("a/x.tar")
+
+
+def test_with_url_keeps_everything_else():
+    assert FULL.with_url("/disk/x.tar") == ShardRef("/disk/x.tar", 51200, "0" * 32, 2, 4, 5)
+    assert ShardRef("x.tar").with_url(Path("/disk/x.tar")).url == "/disk/x.tar"
+
+
+def test_its_repr_has_what_is_known_and_no_secret():
+    assert repr(FULL) == f"ShardRef('s3://b/x.tar', size=51200, md5='{'0' * 32}', start=2, stop=4, of=5)"
+    assert repr(ShardRef("x.tar")) == "ShardRef('x.tar')"
+    shown = repr(ShardRef("https://user:hunter22@host/x.tar?token=abcdefgh"))
+    assert shown == "ShardRef('https://host/x.tar?...')"
+
+
+@pytest.mark.parametrize("values", [{"stop": 4}, {"of": 4}, {"start": 2}])
+def test_half_a_range_is_refused(values):
+    with pytest.raises(ValueError, match="pass all of them, or none"):
+        ShardRef("x.tar", **values)
+
+
+@pytest.mark.parametrize("url", [None, b"x.tar", Path("x.tar")])
+def test_a_url_is_a_str(url):
+    with pytest.raises(TypeError, match="must be a str, not"):
+        ShardRef(url)
+
+
+def test_code_that_expects_a_str_is_told_what_to_write():
+    with pytest.raises(AttributeError, match=r"not a str: write ref\.url\.replace\(\.\.\.\).*ref\.with_url"):
+        replaced(FULL)
+    with pytest.raises(AttributeError, match="has no attribute 'zebra'$"):
+        FULL.zebra  # noqa: B018
+
+
+# On its way through a pipeline
+
+
+def test_a_step_that_keeps_the_reference_changes_nothing(tmp_path):
+    """Two lanes share a shard, and each reads its own samples of it."""
+    shards = wp.ShardList(make_shards(tmp_path, shards=3, samples=7), samples_per_shard=7)
+    expected = keys(in_two_lanes(samples(shards)))
+    assert keys(in_two_lanes(samples(shards.map(again)))) == expected
+    assert set(Counter(expected).values()) == {1}
+    assert len(expected) == 21
+
+
+@pytest.mark.parametrize("lossy", [str, as_path, forget])
+@pytest.mark.parametrize("open_it", [in_two_lanes, iter])
+def test_a_step_that_loses_the_facts_is_refused(tmp_path, lossy, open_it):
+    """Before, both lanes read the shared shard as a whole: of 21 samples, 7 came twice."""
+    shards = wp.ShardList(make_shards(tmp_path, shards=3, samples=7), samples_per_shard=7)
+    with pytest.raises(TypeError, match=r"lost what ShardList knows.*ref\.with_url\(url\)"):
+        keys(open_it(samples(shards.map(lossy))))
+
+
+def test_a_str_after_shard_list_is_refused_without_facts_too(tmp_path):
+    """So a pipeline does not break on the day on which it gets an index."""
+    urls = make_shards(tmp_path, shards=1, samples=2)
+    with pytest.raises(TypeError, match=r"ref\.with_url\(url\)"):
+        keys(samples(wp.ShardList(urls).map(str)))
+    assert len(keys(samples(wp.ShardList(urls).map(forget)))) == 2  # there are no facts
+
+
+def test_the_message_has_no_credentials():
+    with pytest.raises(TypeError, match="returned str 'https://host/x.tar'") as caught:
+        keys(samples(wp.ShardList("https://user:hunter22@host/x.tar").map(str)))
+    assert "hunter22" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [str, Path, ShardRef])
+def test_the_lists_of_others_may_have_strings_paths_and_references(tmp_path, kind):
+    urls = make_shards(tmp_path, shards=2, samples=2)
+    got = list(samples(IterableWrapper([kind(url) for url in urls])))
+    assert [sample["__url__"] for sample in got] == [url for url in urls for _ in range(2)]
+
+
+def test_members_and_samples_have_plain_urls(tmp_path):
+    urls = make_shards(tmp_path, shards=1, samples=2)
+    opened = wp.ShardList(urls, samples_per_shard=2).open_shards()
+    [shard] = list(opened)
+    assert (type(shard.url), shard.url, shard.ref) == (str, urls[0], ShardRef(urls[0], start=0, stop=2, of=2))
+    assert {(type(member.url), member.url) for member in opened.load_tar()} == {(str, urls[0])}
+    assert {(type(sample["__url__"]), sample["__url__"]) for sample in opened.load_tar().group_by_key()} == {
+        (str, urls[0])
+    }
+
+
+# From the members back to their shard
+
+
+class ReadFurther(wp.Stage):
+    """A step between load_tar and group_by_key that holds members. Checkpoint: none."""
+
+    keeps_count = True
+
+    def run(self):
+        held = []
+        for member in self.source.items:
+            held.append(member)
+            if len(held) > 40:
+                yield held.pop(0)
+        yield from held
+
+
+wp.register_stage(ReadFurther)
+
+
+def renamed(member):
+    return member._replace(url="elsewhere.tar")
+
+
+def test_members_find_their_shard_when_a_step_has_read_further(tmp_path):
+    """Also two ranges of one shard, one after another: only the str object tells them apart."""
+    url = make_shards(tmp_path, shards=1, samples=7)[0]
+    shards = IterableWrapper([ShardRef(url, start=start, stop=stop, of=7) for start, stop in ((0, 2), (3, 5), (5, 7))])
+    direct = keys(samples(shards))
+    assert len(direct) == 6
+    assert keys(shards.open_shards().load_tar().read_further().group_by_key()) == direct
+
+
+@pytest.mark.parametrize("open_it", [in_two_lanes, iter])
+def test_members_of_unknown_shards_are_refused(tmp_path, open_it):
+    urls = make_shards(tmp_path, shards=3, samples=7)
+    members = wp.ShardList(urls, samples_per_shard=7).open_shards().load_tar()
+    for pipe in (members.map(renamed), members.interleave_shards(2)):
+        with pytest.raises(TypeError, match="put it after group_by_key"):
+            keys(open_it(pipe.group_by_key()))
+    assert keys(wp.ShardList(urls).open_shards().load_tar().map(renamed).group_by_key()) == keys(
+        samples(wp.ShardList(urls))
+    )
+
+
+class ReadLines(wp.Stage):
+    """Open and read the shards in one step of the user's. Checkpoint: none."""
+
+    keeps_count = True
+
+    def __init__(self, source, with_ref):
+        super().__init__(source)
+        self.with_ref = with_ref
+
+    def run(self):
+        for ref in self.source.items:
+            for number, line in enumerate(Path(ref).read_text().split()):
+                yield TarMember(ref if self.with_ref else str(ref), f"{line}.txt", b"", 512 * number)
+
+
+wp.register_stage(ReadLines)
+
+
+def test_a_step_that_opens_shards_itself_passes_the_reference_on(tmp_path):
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(" ".join(f"{number}-{line}" for line in range(7)))
+    shards = wp.ShardList([tmp_path / f"{number}.txt" for number in range(3)], samples_per_shard=7)
+    got = list(in_two_lanes(shards.read_lines(True).group_by_key()))
+    assert len(set(keys(got))) == len(got) == 21
+    assert {type(sample["__url__"]) for sample in got} == {str}
+    with pytest.raises(TypeError, match="whose url is the ShardRef"):
+        keys(in_two_lanes(shards.read_lines(False).group_by_key()))

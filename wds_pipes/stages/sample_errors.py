@@ -1,0 +1,87 @@
+"""What group_by_key says of the samples of a shard: too many, too few, in pieces, incomplete.
+
+The number of samples is known from ``samples_per_shard`` or an index. It is judged only where
+nothing was lost at damage that the caller chose to skip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from wds_pipes.core.words import plural
+from wds_pipes.errors import SampleError, ShardError
+from wds_pipes.io.urls import redact
+from wds_pipes.stages.shard_ref import ShardRef
+
+
+def check_more(ref: ShardRef, offset: int) -> None:
+    """Check that a shard may have a sample at ``offset``, after all samples that ``ref`` means:
+    ``ref`` must mean only the first ones.
+
+    Raises:
+        ShardError: the shard has more samples than are known.
+    """
+    if ref.stop == ref.of:
+        url = redact(ref.url)
+        said = f"the {ref.of} that samples_per_shard or the index says"
+        raise ShardError(f"shard {url} has more samples than {said}, from byte {offset} on.", url=url, offset=offset)
+
+
+def check_enough(ref: ShardRef, number: int) -> None:
+    """Check that a shard that ended after ``number`` samples had all that ``ref`` means.
+
+    Raises:
+        ShardError: it had fewer.
+    """
+    if ref.stop is not None and number < ref.stop:
+        url = redact(ref.url)
+        raise ShardError(
+            f"shard {url} has only {plural(number, 'sample')}, and samples_per_shard or "
+            f"the index says {ref.of}. Correct it, or make the index again.",
+            url=url,
+        )
+
+
+def unknown_shard(url: str) -> TypeError:
+    """Return the error for members whose shard cannot be found, although its number of samples is
+    known.
+    """
+    return TypeError(
+        f"group_by_key() got members of {redact(url)}, which is not one of the shards that open_shards() yielded "
+        "last, so it is not known which samples of the shard to yield. A step between open_shards() and "
+        "group_by_key() changes the url of members, or mixes several shards: put it after group_by_key(). A step "
+        "that opens shards itself must yield members whose url is the ShardRef."
+    )
+
+
+def field_twice(sample: dict[str, Any], field: str, name: str, offset: int) -> SampleError:
+    """Return the error for a field that comes again as member ``name``."""
+    url, key = redact(sample["__url__"]), sample["__key__"]
+    message = (
+        f"sample {key!r} of shard {url} has field {field!r} twice (again at byte {offset}, as "
+        f"{name!r}). Rename or remove one."
+    )
+    return SampleError(message, url=url, key=key, offset=offset)
+
+
+def key_again(sample: dict[str, Any], offset: int) -> SampleError:
+    """Return the error for a key that was seen before in this shard."""
+    url, key = redact(sample["__url__"]), sample["__key__"]
+    message = (
+        f"key {key!r} comes again in shard {url} at byte {offset}, apart "
+        "from its other members, so that its sample is in pieces. Sort the "
+        "shard by name, or pass on_repeated_key='ignore' to take the pieces as samples. "
+        "(A resume from here on does not see what came before.)"
+    )
+    return SampleError(message, url=url, key=key, offset=offset)
+
+
+def last_lacks(sample: dict[str, Any], missing: Sequence[str]) -> str:
+    """Return the warning for the last sample of a shard that lacks fields."""
+    return (
+        f"the last sample of shard {redact(sample['__url__'])}, {sample['__key__']!r}, "
+        f"has no {', '.join(missing)}, unlike all samples before it. If it "
+        "should have it, the end of the shard is damaged (a zeroed page looks like "
+        "its end): fetch the shard again."
+    )

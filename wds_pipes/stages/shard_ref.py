@@ -1,0 +1,76 @@
+"""ShardRef: a shard to read, and what is known of it before it is opened."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from wds_pipes.io.urls import redact
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ShardRef:
+    """A shard to read: its URL, and what is known of it before it is opened.
+
+    ``ShardList`` yields these. ``str(ref)`` and ``os.fspath(ref)`` are the URL, so ``open(ref)``
+    and ``pathlib.Path(ref)`` work with local shards. A ShardRef is not a str: a step that changes
+    the URL must keep the rest, or samples could come twice, and damaged shards could pass::
+
+        ShardList(urls).map(lambda ref: ref.with_url(ref.url.replace("s3://bucket", "/data")))
+
+    It cannot be changed, it can be pickled, and two of them are equal if all their values are.
+
+    Attributes:
+        url: the URL or path, with credentials if it has any.
+        size: the stored size in bytes; None: unknown.
+        md5: the MD5 of the stored bytes in hexadecimal digits, in lower case; None: unknown.
+        start: the number of the first sample to yield.
+        stop: the number of the sample after the last one to yield; None: all samples, whose number
+            is unknown.
+        of: how many samples the shard has; None: unknown.
+    """
+
+    url: str
+    size: int | None = None
+    md5: str | None = None
+    start: int = 0
+    stop: int | None = None
+    of: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.url, str):
+            raise TypeError(f"the url of a ShardRef must be a str, not {type(self.url).__name__}: write str(path)")
+        if (self.stop is None) is not (self.of is None) or (self.start and self.stop is None):
+            raise ValueError("start, stop and of describe a range of samples together: pass all of them, or none")
+
+    def with_url(self, url: str | os.PathLike[str]) -> ShardRef:
+        """Return a reference to the same shard at another URL or path: to a copy with the same
+        bytes. The other values are kept.
+        """
+        return replace(self, url=os.fspath(url))
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __fspath__(self) -> str:
+        return self.url
+
+    def __repr__(self) -> str:
+        """Return the values that are known, with the URL as messages show it."""
+        known = [f"{name}={value!r}" for name, value in (("size", self.size), ("md5", self.md5)) if value is not None]
+        if self.stop is not None:
+            known.append(f"start={self.start}, stop={self.stop}, of={self.of}")
+        return f"ShardRef({', '.join([repr(redact(self.url)), *known])})"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise the error for a missing attribute, with the mend for code that needs a str."""
+            problem = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if hasattr(str, name) and not name.startswith("__"):
+                problem += (
+                    f". A ShardRef is not a str: write ref.url.{name}(...). "
+                    "To change the URL, write ref.with_url(...), which keeps what else is known of the shard"
+                )
+            raise AttributeError(problem, name=name, obj=self)
