@@ -42,10 +42,12 @@ if _TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
     from wds_pipes.loader.merging import merge_states
     from wds_pipes.loader.pipe_loader import PipeLoader
+    from wds_pipes.stages.map_samples import DROP
     from wds_pipes.stages.shard_ref import ShardRef
     from wds_pipes.tar import ShardWriter, TarWriter
 
 __all__ = [
+    "DROP",
     "CacheError",
     "DecodeError",
     "FlatMap",
@@ -92,6 +94,7 @@ _NAMES = {
     "display.states": ("describe_state",),
     "core.flat_map": ("FlatMap",),
     "core.stage": ("Stage",),
+    "stages.map_samples": ("DROP",),
     "stages.shard_ref": ("ShardRef",),
     "tar": ("ShardWriter", "TarWriter"),
 }

@@ -174,24 +174,13 @@ def test_draws_do_not_depend_on_credentials():
 
 
 def test_draws_do_not_depend_on_the_place_of_shards(urls, tmp_path):
-    """They depend on the number of the shard in its list, under any name. A position of an older
-    version, which drew by URLs, continues so.
-    """
+    """They depend on the number of the shard in its list, under any name."""
     copies = [shutil.copy(url, f"{tmp_path}/{number}.tar") for number, url in enumerate(urls)]
     drawn = list(shards(urls).map_samples(draw))
     assert list(shards(copies).map_samples(draw)) == drawn
     assert list(shards([copies[0], copies[0]]).map_samples(draw)) == drawn[:3] * 2
     listed = [IterableWrapper(of).open_shards().load_tar().group_by_key().map_samples(draw) for of in (urls, copies)]
     assert list(listed[0]) == list(listed[1])
-
-    pipe = shards(urls).map_samples(draw)
-    next(iter(pipe))
-    state = pipe.state_dict()
-    assert state["lanes"]["0"]["position"][-1].pop("listed") == 1
-    older = shards(urls).map_samples(draw)
-    older.load_state_dict(state)
-    by_url = Stream(MapSamples(Given(list(shards(urls)), seed=5), draw))
-    assert list(older) == list(by_url)[1:] != drawn[1:]
 
 
 def test_golden_key():

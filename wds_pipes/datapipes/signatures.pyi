@@ -50,7 +50,7 @@ class Methods(Generic[T_co]):
     ) -> WdsPipe[dict[str, Any]]:
         """Decode the fields of samples by their extensions."""
 
-    def filter_samples(self, predicate: Callable[[T_co], Any]) -> WdsPipe[T_co]:
+    def filter_samples(self, predicate: Callable[..., Any]) -> WdsPipe[T_co]:
         """Keep the samples for which a function returns true."""
 
     def group_by_key(
@@ -87,7 +87,13 @@ class Methods(Generic[T_co]):
         """Apply functions to single fields of each sample."""
 
     def map_samples(
-        self, fn: Callable[..., Any], *, on_error: OnError = "raise", max_errors: int | None = None
+        self,
+        fn: Callable[..., Any],
+        *,
+        may_drop: bool = False,
+        seed_all: bool = False,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
     ) -> WdsPipe[Any]:
         """Apply a function to each sample."""
 

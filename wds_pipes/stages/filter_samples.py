@@ -9,6 +9,9 @@ from typing import Any
 from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Stage
 from wds_pipes.stages.collating import identity
+from wds_pipes.stages.draws import Draws, takes_rng
+
+_RNG = 5  # the salt of the generators
 
 
 class FilterSamples(Stage[Out]):
@@ -16,29 +19,38 @@ class FilterSamples(Stage[Out]):
 
     Args:
         source: any pipe.
-        predicate: a function of a sample; any true value keeps the sample.
+        predicate: ``predicate(sample)``, or ``predicate(sample, rng)`` with a random generator for
+            this sample alone, as in ``map_samples``. Any true value keeps the sample.
 
-    Checkpoint: the number of samples that were filtered out. A resume reads nothing again.
+    Checkpoint: the number of samples so far, and of those that were filtered out. A resume reads
+    nothing again.
     """
 
     @dataclass(slots=True)
     class At:
         filtered: int = 0
+        number: int = 0
 
     holds_nothing = True
 
-    def __init__(self, source: Stage[Out], predicate: Callable[[Out], Any]) -> None:
+    def __init__(self, source: Stage[Out], predicate: Callable[..., Any]) -> None:
         super().__init__(source)
         if not callable(predicate):
             raise TypeError(f"filter_samples() needs a function, not {predicate!r}")
         self.predicate = predicate
+        self.takes_rng = self.counts_items = takes_rng(predicate, "filter_samples")
 
     def run(self) -> Iterator[Out]:
         assert self.source is not None
         at, predicate = self.at, self.predicate
+        draws = Draws(self, FilterSamples, _RNG) if self.takes_rng else None
         for sample in self.source.items:
             try:
-                keep = predicate(sample)
+                if draws is None:
+                    keep = predicate(sample)
+                else:
+                    at.number += 1
+                    keep = predicate(sample, draws.rng(sample, at.number))
             except Exception as error:
                 key, url = identity(sample)
                 name = f"{sample!r:.80}" if key is None else f"sample {key!r} of shard {url}"

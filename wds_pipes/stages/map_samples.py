@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import inspect
+import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from wds_pipes.core.order import mix, mix_text
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import SampleError, WdsError
-from wds_pipes.io.urls import identify
 from wds_pipes.stages.collating import identity
+from wds_pipes.stages.draws import Draws, GlobalGenerators, takes_rng
 
 _RNG = 3  # the salt of the generators
+
+
+class _Drop:
+    """The class of ``DROP``."""
+
+    def __repr__(self) -> str:
+        return "wds_pipes.DROP"
+
+    def __reduce__(self) -> str:
+        return "DROP"
+
+
+DROP = _Drop()  # what the function of map_samples() returns to drop a sample
 _OF_CODE = (NameError, TypeError, AttributeError, ImportError, NotImplementedError)  # "skip" does not skip these
 
 
@@ -33,7 +43,13 @@ class MapSamples(Tolerant[Any]):
     Args:
         source: any pipe.
         fn: ``fn(sample)`` or ``fn(sample, rng)``. It returns the new sample, and never None. Draw
-            from ``rng``, not from global generators: their state is not saved.
+            from ``rng``, not from global generators, whose state is not saved; or pass
+            ``seed_all=True``.
+        may_drop: whether ``fn`` may return ``wds_pipes.DROP``, to drop a sample and count it as
+            filtered. Then the length of an epoch is not known.
+        seed_all: for functions that draw from global generators, such as torchvision's transforms:
+            seed those of ``random``, numpy and torch (on the CPU) for each sample, by what also
+            decides ``rng``, and restore them after it. In worker processes they are not restored.
         on_error: what to do if ``fn`` raises or returns None: ``"raise"``, or ``"skip"`` the sample
             and count it. ``"skip"`` raises what is a mistake in the code and not in a sample:
             NameError, TypeError, AttributeError, ImportError, NotImplementedError. A dict such as
@@ -53,32 +69,40 @@ class MapSamples(Tolerant[Any]):
     class At:
         number: int = 0
         skipped: int = 0
-        # 1: samples are identified by the numbers of their shards; 0 in states of an older version:
-        # by URLs
-        listed: int = 0
+        filtered: int = 0
 
     keeps_count = True
     holds_nothing = True
 
     def __init__(
-        self, source: Stage[Any], fn: Callable[..., Any], *, on_error: OnError = "raise", max_errors: int | None = None
+        self,
+        source: Stage[Any],
+        fn: Callable[..., Any],
+        *,
+        may_drop: bool = False,
+        seed_all: bool = False,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
     ) -> None:
         super().__init__(source, on_error, max_errors)
         if not callable(fn):
             raise TypeError(f"map_samples() needs a function, not {fn!r}")
-        self.fn = fn
-        self.takes_rng = self.counts_items = _takes_rng(fn)
+        self.fn, self.seed_all = fn, bool(seed_all)
+        self.keeps_count = not may_drop  # type: ignore[misc]
+        self.takes_rng = takes_rng(fn, functional_name(type(self)))
+        self.counts_items = self.takes_rng or self.seed_all
 
     def run(self) -> Iterator[Any]:
         assert self.source is not None
         at, fn, takes_rng, step = self.at, self.fn, self.takes_rng, functional_name(type(self))
-        self._place, self._root = _maps(self.source), self.root
-        if takes_rng and not at.number:
-            at.listed = 1
+        if self.counts_items:
+            draws = Draws(self, MapSamples, _RNG)
+        if self.seed_all:
+            fn = _seeded(fn, draws, at)
         for sample in self.source.items:
             at.number += 1
             try:
-                result = fn(sample, self._rng(sample)) if takes_rng else fn(sample)
+                result = fn(sample, draws.rng(sample, at.number)) if takes_rng else fn(sample)
             except Exception as error:
                 if not self.skips(error):
                     error.add_note(f"raised by the function of {step}() on {_name(sample, at.number)}")
@@ -91,6 +115,11 @@ class MapSamples(Tolerant[Any]):
                     raise
                 self.count_skip(_wrapped(step, sample, at.number, error))
                 continue
+            if result is DROP and not self.keeps_count:
+                at.filtered += 1
+                continue
+            if result is DROP:
+                raise _dropped(sample, at.number)
             if result is None:
                 self.skip(_nothing(sample, at.number))
                 continue
@@ -101,45 +130,19 @@ class MapSamples(Tolerant[Any]):
             return False
         return super().skips(error)
 
-    def _rng(self, sample: Any) -> np.random.Generator:
-        lane = self.lane
-        if isinstance(sample, dict) and "__key__" in sample:
-            url = sample.get("__url__")
-            shard = None
-            if isinstance(url, str):  # shards may have moved before a resume, and credentials may differ
-                shard = (self._root.number_of(url) if self.at.listed else None) or identify(url)
-            key = mix(lane.seed, lane.epoch, self._place, _RNG, mix_text(f"{shard}\0{sample['__key__']}"))
-        else:
-            key = lane.key(self._place, _RNG, self.at.number)
-        return np.random.Generator(np.random.Philox(key=key))
 
+def _seeded(fn: Callable[..., Any], draws: Draws, at: Any) -> Callable[..., Any]:
+    """Return a function that calls ``fn`` with global generators that are seeded for the sample."""
+    generators = GlobalGenerators(restore=multiprocessing.parent_process() is None)
 
-def _maps(stage: Stage[Any] | None) -> int:
-    """Return how many steps of this kind a chain has. This number keeps the generators of one step
-    distinct from those of another, and it does not depend on the chain's other steps.
-    """
-    if stage is not None and stage.branches:
-        return max(map(_maps, stage.branches.values()))
-    return 0 if stage is None else _maps(stage.source) + isinstance(stage, MapSamples)
+    def call(sample: Any, *rng: Any) -> Any:
+        generators.seed(draws.key(sample, at.number))
+        try:
+            return fn(sample, *rng)
+        finally:
+            generators.restore()
 
-
-def _takes_rng(fn: Callable[..., Any]) -> bool:
-    """Return whether ``fn`` takes ``rng``: its second parameter is required, or is named rng."""
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):
-        return False
-    places = [
-        parameter
-        for parameter in signature.parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    takes = len(places) > 1 and (places[1].name == "rng" or places[1].default is inspect.Parameter.empty)
-    try:
-        signature.bind(*["sample", "rng"][: 1 + takes])
-    except TypeError as error:
-        raise TypeError(f"map_samples() needs fn(sample) or fn(sample, rng), not {fn!r}: {error}") from error
-    return takes
+    return call
 
 
 def _name(sample: Any, number: int) -> str:
@@ -149,9 +152,19 @@ def _name(sample: Any, number: int) -> str:
 
 def _nothing(sample: Any, number: int) -> SampleError:
     key, url = identity(sample)
-    mend = "let it return the sample; to leave samples out, use filter_samples()"
+    mend = "let it return the sample; to leave samples out, use filter_samples(), or may_drop=True and wds_pipes.DROP"
     return SampleError(
         f"the function of map_samples() returned None for {_name(sample, number)}: {mend}.", url=url, key=key
+    )
+
+
+def _dropped(sample: Any, number: int) -> SampleError:
+    key, url = identity(sample)
+    return SampleError(
+        f"the function of map_samples() returned DROP for {_name(sample, number)}: pass may_drop=True, as the length "
+        "of an epoch is then not known.",
+        url=url,
+        key=key,
     )
 
 

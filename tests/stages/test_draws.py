@@ -1,0 +1,121 @@
+"""Random numbers of single samples: rng of map_samples and filter_samples, and seed_all."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from pipelines import keys_of, samples
+
+import wds_pipes as wp
+from wds_pipes.testing import check_resume, make_shards
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("draws"), shards=3, samples=5)
+
+
+def draw_all(sample):
+    """One number of each global generator, as augmentations draw them."""
+    return {
+        **sample,
+        "draws": (random.random(), float(np.random.rand()), float(np.random.randn()), float(torch.rand(()))),
+    }
+
+
+def by_key(samples):
+    return {sample["__key__"]: sample["draws"] for sample in samples}
+
+
+def test_global_generators_are_seeded_by_sample(urls):
+    """The same numbers in another order, on other lanes and in workers; others in another epoch."""
+    make = lambda **options: samples(urls, **options).map_samples(draw_all, seed_all=True)  # noqa: E731
+    pipe = make()
+    expected, second = by_key(pipe), by_key(pipe)
+    assert len({number for draws in expected.values() for number in draws}) == 4 * 15
+    assert not set(expected.values()) & set(second.values())
+    assert by_key(make(shuffle=False)) == expected
+    for workers in (0, 1, 2):
+        loader = wp.PipeLoader(make().map_samples(dict), batch_size=2, collate="list", num_workers=workers)
+        assert by_key(sample for batch in loader for sample in batch) == expected
+        loader.close()
+
+
+def test_each_cut_resumes_with_the_same_draws(urls):
+    check_resume(lambda: samples(urls).map_samples(draw_all, seed_all=True).shuffle_buffer(3))
+
+
+def test_the_generators_are_restored_in_the_main_process(urls):
+    def run(pipe):
+        random.seed(1), np.random.seed(2), torch.manual_seed(3)
+        found = []
+        for _ in pipe:
+            found.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
+        return found
+
+    assert run(samples(urls).map_samples(draw_all, seed_all=True)) == run(samples(urls))
+
+    def fails(sample):
+        draw_all(sample)
+        raise ValueError("odd")
+
+    random.seed(1), np.random.seed(2), torch.manual_seed(3)
+    expected = random.random(), np.random.rand(), float(torch.rand(()))
+    random.seed(1), np.random.seed(2), torch.manual_seed(3)
+    with pytest.raises(ValueError, match="odd"):
+        list(samples(urls).map_samples(fails, seed_all=True))
+    assert (random.random(), np.random.rand(), float(torch.rand(()))) == expected
+
+
+def test_two_steps_draw_different_numbers(urls):
+    pipe = samples(urls).map_samples(draw_all, seed_all=True)
+    first = by_key(pipe)
+    twice = by_key(samples(urls).map_samples(draw_all, seed_all=True).map_samples(draw_all, seed_all=True))
+    assert not set(first.values()) & set(twice.values())
+    both = samples(urls).map_samples(lambda sample, rng: {**sample, "draws": rng.random()}, seed_all=True)
+    assert len(set(by_key(both).values())) == 15
+
+
+def half(sample, rng):
+    return rng.random() < 0.5
+
+
+def test_a_filter_that_draws(urls):
+    """Another half in each epoch, the same in any order and after any resume."""
+    pipe = samples(urls).filter_samples(half)
+    epochs = [set(keys_of(pipe)) for _ in range(6)]
+    assert all(2 < len(kept) < 14 for kept in epochs)
+    assert len({frozenset(kept) for kept in epochs}) == 6
+    assert pipe.counts()["filtered"] == 15 - len(epochs[-1])
+    assert set(keys_of(samples(urls, shuffle=False).filter_samples(half))) == epochs[0]
+    check_resume(lambda: samples(urls).filter_samples(half).shuffle_buffer(2))
+    with pytest.raises(TypeError, match=r"filter_samples\(\) needs fn\(sample\) or fn\(sample, rng\)"):
+        samples(urls).filter_samples(lambda: True)
+
+
+def odd_ones(sample):
+    return wp.DROP if int(sample["__key__"]) % 2 else sample
+
+
+def test_a_function_may_drop_samples(urls):
+    pipe = samples(urls).map_samples(odd_ones, may_drop=True)
+    assert sorted(keys_of(pipe)) == [f"{number:08d}" for number in range(0, 15, 2)]
+    assert pipe.counts() == {"delivered": 8, "filtered": 7, "skipped": 0, "dropped": 0}
+    check_resume(lambda: samples(urls).map_samples(odd_ones, may_drop=True).shuffle_buffer(2))
+    loader = wp.PipeLoader(
+        samples(urls).map_samples(odd_ones, may_drop=True), batch_size=2, collate="list", num_workers=1
+    )
+    assert sorted(key for batch in loader for key in keys_of(batch)) == sorted(keys_of(pipe))
+    assert loader.counts()["filtered"] == 7
+    loader.close()
+    assert repr(wp.DROP) == "wds_pipes.DROP"
+
+
+def test_drop_must_be_allowed(urls):
+    """So that ranks know whether the length of an epoch is known."""
+    with pytest.raises(wp.SampleError, match="returned DROP for sample.*pass may_drop=True"):
+        list(samples(urls).map_samples(odd_ones, on_error="skip"))
+    pipe = samples(urls, samples_per_shard=5).map_samples(odd_ones, may_drop=True)
+    with pytest.raises(ValueError, match=r"map_samples\(\) may change their number"):
+        wp.PipeLoader(pipe, batch_size=2, epoch_end="drop")
