@@ -171,8 +171,9 @@ assert len(set(origins[1000:1050])) >= 3
 #
 # `map_samples(fn)` and `filter_samples(fn)` take functions. A function with a second parameter,
 # `fn(sample, rng)`, receives a random generator that is made for this sample and epoch. If it draws
-# from `rng`, augmentation is the same after a resume. (With global generators such as `random` it
-# would not be the same.)
+# from `rng`, augmentation is the same after a resume. torchvision and albumentations draw from global
+# generators (torch's, numpy's, `random`): with `map_samples(fn, seed_all=True)` these are seeded for
+# each sample, so what they draw is the same, too.
 
 
 # %%

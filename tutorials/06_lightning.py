@@ -178,7 +178,9 @@ print("after the crash:", len(resumed.trained_on), "samples, the same as without
 #
 # ## A pipeline of your own
 #
-# `train`, `val` and `test` may also be pipes, or functions without arguments that return pipes.
+# `train`, `val` and `test` may also be pipes, or functions without arguments that return pipes. A
+# transform that draws from global generators, as torchvision's do, needs such a pipe with
+# `map_samples(transform, seed_all=True)`.
 
 
 # %%

@@ -32,7 +32,7 @@
 # | `RandomMix([a, b], probs=[3, 1])` | `mix({"a": a, "b": b}, weights={"a": 3, "b": 1})` | Exact proportions at every place, not on average. |
 # | `cache_dir=...` | `.open_shards(cache=...)` | Each shard is downloaded once for all processes of a machine. |
 # | `pipe:aws s3 cp ... -` | `s3://...` | Several concurrent requests, with retries. `pipe:` needs `allow_pipe=True`, because it runs a shell. |
-# | `handler=wds.warn_and_continue` | `on_error="skip", max_errors=100` | Bad data is counted; too much is an error. Half a sample is never returned. |
+# | `handler=wds.warn_and_continue` | `on_error="skip", max_errors=100`; or `on_error={wp.DecodeError: "skip"}`, or a function of the error | Bad data is counted; too much is an error. Half a sample is never returned. |
 # | `ShardWriter("x-%06d.tar", maxcount=...)` | `ShardWriter("x-%06d.tar", max_samples=...)` | A shard gets its name when complete. Can also write the index. |
 # | `TarWriter` | `TarWriter` | The same samples always produce the same bytes. A key that could not be read back is refused. |
 # | `wids.ShardListDataset("index.json")` | `ShardList("index.json")` | The same index, but read as a stream. For access by number keep using wids. |
