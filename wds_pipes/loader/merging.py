@@ -73,6 +73,10 @@ def merge_states(states: list[State], *, moved: bool = False) -> State:
         "lanes": {number: lanes[number] for number in sorted(lanes, key=int)},
         "counts": counts,
     }
+    if "given" in first:  # of all ranks together, as world_size says
+        merged["given"] = sum(state.given for state in saved)
+    if "given_samples" in first:
+        merged["given_samples"] = sum(state.given_samples or 0 for state in saved)
     try:
         return copy.deepcopy(merged)
     except RecursionError as error:

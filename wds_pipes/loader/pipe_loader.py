@@ -272,7 +272,7 @@ class PipeLoader:
             state["given"] = at.given
         if self._progress.cut_in_samples:
             state["given_samples"] = at.samples
-        if at.partition.history:
+        if at.partition.history or at.partition.later:
             state["partition"] = at.partition.as_json()
         return state
 
