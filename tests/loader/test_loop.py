@@ -432,6 +432,7 @@ def test_lanes_that_are_far_apart(tmp_path):
     low = min(epochs_of(source.state_dict()))
     assert low > 3
     assert all(sum(at == epoch for at, _ in seen) == 41 for epoch in range(low))
+    state = source.state_dict()
     position(state)["epoch"] = 10**9
     with pytest.raises(wp.StateError, match="epochs of the data apart, too many"):
         make(5).load_state_dict(state)
