@@ -155,6 +155,7 @@ def play(directory, urls, chance, runs, worlds=(1, 2, 3, 4)):
                 os.killpg(process.pid, signal.SIGKILL)
             except ProcessLookupError:
                 process.kill()
+        for process in processes:
             process.join()
         if codes != [0] * ranks:
             raise RuntimeError(f"the ranks of run {run} ended with {codes}; None is one that hangs")

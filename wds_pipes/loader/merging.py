@@ -83,6 +83,24 @@ def merge_states(states: list[State], *, moved: bool = False) -> State:
         raise damaged("it is nested too deeply") from error
 
 
+def differs(own: State, other: State) -> str | None:
+    """Return why the states of two ranks do not belong to one checkpoint; ``""`` if they are in
+    different epochs, so that it fits this number of ranks only; None if they belong together.
+    """
+    for name in _OF_A_RUN:
+        if own.get(name) != other.get(name):
+            return f"they differ in {name!r} ({shown(own.get(name))} and {shown(other.get(name))})"
+    alone = own["epoch_end"] == "exact" and max(own["epoch"], other["epoch"]) > 0
+    if own["epoch"] != other["epoch"] or own.get("partition") != other.get("partition"):
+        epochs = f"they are in different epochs ({own['epoch']} and {other['epoch']}), or were loaded from other states"
+        return "" if alone else epochs
+    going = [state["step"] for state in (own, other) if not all(lane["ended"] for lane in state["lanes"].values())]
+    if going and max(own["step"], other["step"]) > min(going):
+        steps = f"they are at different steps of their epoch ({own['step']} and {other['step']})"
+        return "" if alone else steps
+    return None
+
+
 _OF_A_RUN = ("version", "seed", "shards", "graph", "samples", "lane_count", "world_size", "epoch_end", "batch_size")
 
 
@@ -140,6 +158,6 @@ def state_for(states: list[State], rank: Rank, *, moved: bool = False) -> State:
         if len(states) != rank.of:
             raise StateError(
                 f"{error} With epoch_end='exact' that may be meant: on {len(states)} ranks each "
-                "continues from its own state."
+                "continues from its own state. With epoch_end='loop' ranks stay together, and a state fits any number."
             ) from None
         return next(state for state, of in zip(states, saved, strict=True) if of.rank == rank.number)
