@@ -1,5 +1,5 @@
-"""Training with epoch_end="loop" that is killed for real: gloo ranks under DistributedDataParallel, a
-mix of two sources with uncounted shards, a filter that keeps another share on each rank, broken
+"""Training with epoch_end="loop" that is killed for real: gloo ranks under DistributedDataParallel,
+a mix of two sources with uncounted shards, a filter that keeps another share on each rank, broken
 samples that are skipped, and with_epoch(). All ranks get SIGKILL at random moments, and training
 resumes from checkpoint.load on any number of ranks and workers.
 
@@ -8,7 +8,7 @@ resumes from checkpoint.load on any number of ranks and workers.
 Each rank appends what it trains on, with its step, to a file of its own. Steps after the checkpoint
 from which the next run resumes do not count. Exit code 1 if a sample of an epoch of the data was
 lost or came twice, if ranks had another number of steps, a batch was not full, or a run did not end
-in time (the gradients are averaged at each step, so ranks with other numbers of steps wait for ever).
+in time (gradients are averaged at each step, so ranks with other numbers of steps wait for ever).
 """
 
 import argparse

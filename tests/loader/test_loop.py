@@ -491,8 +491,7 @@ def test_a_worker_that_is_killed_loses_nothing(context, persistent, urls):
         if worker.name() == "pt_data_worker":
             worker.kill()
     with pytest.raises(wp.WorkerError):
-        for batch in batches:
-            found += keys([batch])
+        found.extend(keys([batch])[0] for batch in batches)
     found += keys(itertools.islice(source, 40 - len(found)))
     source.close()
     assert found == expected

@@ -71,7 +71,7 @@ def make_loader(urls, workers, seed):
     return loader.with_epoch(samples=EPOCH)
 
 
-def train(rank, ranks, directory, run, urls, workers, seed, steps):
+def train(rank, ranks, directory, run, urls, workers, seed, steps):  # noqa: PLR0917 - passed by Process
     """Train on one rank: from the newest checkpoint, up to a number of steps."""
     import torch
     import torch.distributed as dist

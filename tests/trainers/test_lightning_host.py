@@ -236,7 +236,7 @@ def test_one_stream_cut_into_epochs(shards, tmp_path, batches):
 @pytest.mark.parametrize("limit", [1.0, 3])
 @pytest.mark.parametrize(("end", "workers"), [(None, 0), ("loop", 0), ("loop", 2)])
 def test_epochs_of_so_many_samples(shards, tmp_path, end, workers, limit):
-    """epoch_samples= with steps that drop samples, and without counts: full batches over the ends of
+    """epoch_samples= with steps that drop samples, without counts: full batches over the ends of
     epochs of the data, also where the Trainer stops earlier, and a resume at any step is exact.
     """
 

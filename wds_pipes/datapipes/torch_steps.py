@@ -115,11 +115,11 @@ class TorchBatch(TorchStep):
 
     @property
     def items_per_batch(self) -> int:
-        return int(self.pipe.batch_size)  # type: ignore[attr-defined]
+        return int(self.pipe.batch_size)
 
     def batches_of(self, count: int) -> int:
         size = self.items_per_batch
-        return count // size if self.pipe.drop_last else -(-count // size)  # type: ignore[attr-defined]
+        return count // size if self.pipe.drop_last else -(-count // size)
 
     def _size(self) -> str:
         return f"({self.items_per_batch})"

@@ -64,8 +64,9 @@ class Plan:
             )
         held = batching(segments_of(self.stage).source)
         if epoch_end == "loop" and any(step.batches_of(1) for step in held if step.items_per_batch != 1):
+            holding = _holding(segments_of(self.stage).source)
             raise ValueError(
-                f"with epoch_end='loop' all batches are full, and {_holding(segments_of(self.stage).source)}() after batch_samples() may "
+                f"with epoch_end='loop' all batches are full, and {holding}() after batch_samples() may "
                 "hold batches at the end of an epoch: put batch_samples() last, or pass drop_last=True to it. A step "
                 "of your own that holds nothing when it yields says so with holds_nothing = True."
             )

@@ -95,8 +95,9 @@ class Progress:
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration start ``epoch`` from its beginning, unless it resumes within this
-        epoch. Endless epochs follow each other by themselves: then this counts only before the first
-        iteration.
+        epoch.
+
+        Endless epochs follow each other by themselves: then only the first iteration can start one.
         """
         if self.plan.endless and self._begun:
             return
