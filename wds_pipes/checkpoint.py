@@ -58,20 +58,16 @@ from wds_pipes.loader.checkpoint_files import (
     step_directory,
     sync_directory,
     write_file,
-    written_since,
 )
 from wds_pipes.loader.gathering import View, agreeing, all_gather, gather_states, has_group, place_in
-from wds_pipes.loader.merging import differs, merge_states
+from wds_pipes.loader.merging import merge_states
+from wds_pipes.loader.other_ranks import check_others, note_saved
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 
 WAIT_SECONDS = 10.0  # network file systems may show a new name only after some seconds
 LOOK_AGAIN_SECONDS = 0.5
 _MOST_LOOKS = 10  # how often a rank without a group lists the directory; other ranks save once in minutes
 
-_last_saved: weakref.WeakKeyDictionary[PipeLoader, int] = (
-    weakref.WeakKeyDictionary()
-)  # when, by the file system's clock
-_warned: weakref.WeakSet[PipeLoader] = weakref.WeakSet()
 _last_steps: weakref.WeakKeyDictionary[PipeLoader, int] = weakref.WeakKeyDictionary()
 
 
@@ -115,10 +111,10 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
                 f"{root} holds checkpoint {newest}, and this one would be {number}: load() would not take it. "
                 "Continue from the newest with load(), save to another directory, or remove what you do not want."
             )
-        _check_others(root, loader, state, number)
+        check_others(root, loader, state, number)
         path.parent.mkdir(exist_ok=True)
         write_file(path, text)
-        _last_saved[loader] = path.stat().st_mtime_ns
+        note_saved(loader, path)
         sync_directory(root)
         remove_old(root, keep)
     except OSError as error:
@@ -127,30 +123,6 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
             "written to, with room; older checkpoints there are untouched."
         ) from error
     return path.parent
-
-
-def _check_others(root: Path, loader: PipeLoader, state: State, number: int) -> None:
-    """Raise StateError if the state of another rank, saved in this run, does not belong to this
-    one: rule 6.
-    """
-    rank, world = state["rank"], state["world_size"]
-    if world == 1 or loader not in _last_saved:
-        return
-    other = written_since(root, number, rank, world, _last_saved[loader])
-    if other is None or (why := differs(state, other)) is None:
-        return
-    mend = "With epoch_end='loop' all ranks have the same number of batches, and a checkpoint fits any number of ranks."
-    if why:
-        raise StateError(
-            f"load() would refuse checkpoint {number}: the states of ranks {rank} and {other['rank']} do not belong "
-            f"together, since {why}. Let all ranks save after the same batch of the same run. {mend}"
-        )
-    if loader not in _warned:
-        _warned.add(loader)
-        logger.warning(
-            "checkpoint %d fits %d ranks only, since with epoch_end='exact' ranks are in different epochs now. %s",
-            number, world, mend,
-        )  # fmt: skip
 
 
 @shortened

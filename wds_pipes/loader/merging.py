@@ -46,7 +46,7 @@ def merge_states(states: list[State], *, moved: bool = False) -> State:
             f"these are not the states of ranks 0 to {world - 1}: {' and '.join(facts)}. Collect "
             "the state of each rank once."
         )
-    _check_alike(states, *_OF_A_RUN, "partition", "epoch")
+    _check_alike(states, *OF_A_RUN, "partition", "epoch")
     _check_data(saved, moved)
     for state in saved:
         if not are_all(state.lanes, range(state.rank or 0, state.lane_count, world)):
@@ -83,25 +83,7 @@ def merge_states(states: list[State], *, moved: bool = False) -> State:
         raise damaged("it is nested too deeply") from error
 
 
-def differs(own: State, other: State) -> str | None:
-    """Return why the states of two ranks do not belong to one checkpoint; ``""`` if they are in
-    different epochs, so that it fits this number of ranks only; None if they belong together.
-    """
-    for name in _OF_A_RUN:
-        if own.get(name) != other.get(name):
-            return f"they differ in {name!r} ({shown(own.get(name))} and {shown(other.get(name))})"
-    alone = own["epoch_end"] == "exact" and max(own["epoch"], other["epoch"]) > 0
-    if own["epoch"] != other["epoch"] or own.get("partition") != other.get("partition"):
-        epochs = f"they are in different epochs ({own['epoch']} and {other['epoch']}), or were loaded from other states"
-        return "" if alone else epochs
-    going = [state["step"] for state in (own, other) if not all(lane["ended"] for lane in state["lanes"].values())]
-    if going and max(own["step"], other["step"]) > min(going):
-        steps = f"they are at different steps of their epoch ({own['step']} and {other['step']})"
-        return "" if alone else steps
-    return None
-
-
-_OF_A_RUN = ("version", "seed", "shards", "graph", "samples", "lane_count", "world_size", "epoch_end", "batch_size")
+OF_A_RUN = ("version", "seed", "shards", "graph", "samples", "lane_count", "world_size", "epoch_end", "batch_size")
 
 
 def _check_alike(states: list[State], *names: str) -> None:
@@ -153,7 +135,7 @@ def state_for(states: list[State], rank: Rank, *, moved: bool = False) -> State:
             or any(state.epoch_end != "exact" for state in saved)
         ):
             raise
-        _check_alike(states, *_OF_A_RUN)
+        _check_alike(states, *OF_A_RUN)
         _check_data(saved, moved)
         if len(states) != rank.of:
             raise StateError(
