@@ -139,6 +139,41 @@ def test_ranks_in_different_epochs_resume(shards, tmp_path):
         checkpoint.load(tmp_path, make_unequal(shards, 0, 1))
 
 
+def test_what_load_would_refuse_is_not_saved(shards, tmp_path):
+    """A rank that is one batch ahead of another; the files of a run that crashed do not count."""
+    for end in ("exact", "loop"):
+        root = tmp_path / end
+        loaders = [make_loader(shards, rank, 2, epoch_end=end) for rank in range(2)]
+        running = [iter(loader) for loader in loaders]
+        for step in (1, 2):
+            for loader, batches in zip(loaders, running, strict=True):
+                next(batches)
+                checkpoint.save(root, loader, step=step)
+        next(running[0])
+        checkpoint.save(root, loaders[0], step=3)
+        with pytest.raises(wp.StateError, match="refuse checkpoint 3: .* different steps .*epoch_end='loop'"):
+            checkpoint.save(root, loaders[1], step=3)
+        again = [make_loader(shards, rank, 2, epoch_end=end) for rank in range(2)]
+        for loader in again:
+            assert checkpoint.load(root, loader) == 2
+        for loader in reversed(again):  # rank 1 before rank 0 replaces the file of the run that failed
+            take(iter(loader), 2)
+            checkpoint.save(root, loader, step=3)
+        assert checkpoint.load(root, make_loader(shards, 0, 1, epoch_end=end)) == 3
+
+
+def test_a_checkpoint_for_one_number_of_ranks_is_told_when_saved(shards, tmp_path, caplog):
+    loaders = [make_unequal(shards, rank, 2) for rank in range(2)]
+    running = [endless(loader) for loader in loaders]
+    for step in range(1, 40):
+        for loader, batches in zip(loaders, running, strict=True):
+            next(batches)
+            checkpoint.save(tmp_path, loader, step=step)
+    told = [record.getMessage() for record in caplog.records if "fits 2 ranks only" in record.getMessage()]
+    assert len(told) == 1
+    assert "epoch_end='loop'" in told[0]
+
+
 def make_unequal(urls, rank, ranks) -> wp.PipeLoader:
     pipe = samples(urls[:7])
     return wp.PipeLoader(pipe, batch_size=2, collate="list", rank=rank, world_size=ranks, epoch_end="exact", lanes=2)

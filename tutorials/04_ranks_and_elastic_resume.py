@@ -102,8 +102,55 @@ else:
     raise AssertionError
 
 # %% [markdown]
-# `loader.with_epoch(batches=1000)` is another way to get equal epochs: it cuts one endless stream
-# into epochs, and each continues where the one before it ended.
+# ## Equal epochs with any steps: `epoch_end="loop"`
+#
+# `"drop"` and `"pad"` need to know how many samples each lane yields. Nobody knows that if samples
+# are filtered, skipped because they are broken, mixed, or not counted. Then use `"loop"`: each lane
+# goes on to its next epoch of the data by itself, without end, and `with_epoch()` cuts this stream.
+# So every rank gets the same number of batches, and each batch is full.
+
+
+# %%
+def is_kept(sample):
+    return int(sample["__key__"]) % 100 < 70  # the shards differ in how many samples they keep
+
+
+def make_endless(**options):
+    pipe = wp.ShardList("shards/*.tar", shuffle=True, seed=3).open_shards().load_tar().group_by_key()
+    pipe = pipe.filter_samples(is_kept).shuffle_buffer(20).to_tuple("__key__", "cls")
+    return wp.PipeLoader(pipe, batch_size=8, epoch_end="loop", **options).with_epoch(samples=320)
+
+
+ranks = [make_endless(rank=rank, world_size=2) for rank in range(2)]
+for _ in range(2):
+    batches = [list(loader) for loader in ranks]
+    print([len(given) for given in batches], "batches, with", {len(keys) for given in batches for keys, _ in given})
+    assert [len(given) for given in batches] == [20, 20]
+
+# %% [markdown]
+# A lane with fewer samples is then in a later epoch of the data than the others, but of each epoch
+# of the data each sample comes once. That holds on any number of ranks and workers: what is left of
+# the epochs that were begun comes before new ones. The rest of an epoch of `with_epoch()` is that
+# of all ranks together.
+
+# %%
+begun = make_endless(rank=0, world_size=2), make_endless(rank=1, world_size=2)
+seen = [key for loader in begun for _, (keys, _) in zip(range(13), loader) for key in keys]
+one = make_endless()
+one.load_state_dict([loader.state_dict() for loader in begun])
+rest = keys_of(one)
+assert len(seen) + len(rest) == 320
+kept = {key for key in everything if is_kept({"__key__": key})}
+assert len({*seen, *rest}) == 320 < len(kept), "a sample came twice within an epoch of the data"
+print(f"two ranks: {len(seen)} samples, then one rank: {len(rest)}, all different")
+
+# %% [markdown]
+# Use `"loop"` for training by steps, with any steps in the pipeline, also with
+# `ShardList(resampled=True)` and `wp.mix`. Use `"drop"` if an epoch of the training must be an
+# epoch of the data, `"pad"` for evaluation under DDP, and `"exact"` in one process.
+#
+# With `"drop"` and `"pad"`, `loader.with_epoch(batches=1000)` cuts the stream of the epochs in the
+# same way.
 #
 # ## A real run of two ranks
 #

@@ -12,7 +12,7 @@
 # |---|---|---|
 # | `WebDataset(urls)` | `ShardList(urls).open_shards().load_tar().group_by_key()` | Each step has its own options, and its position is saved. |
 # | `SimpleShardList`, `shardlists`, braces | `ShardList(urls)` | Also globs, directories, `@list.txt`, and an index. |
-# | `ResampledShards`, `resampled=True` | `ShardList(resampled=True)` | An epoch has as many draws as there are shards. It ends, and its position is saved. |
+# | `ResampledShards`, `resampled=True` | `ShardList(resampled=True)` | An epoch has as many draws as there are shards. It ends, and its position is saved. On several ranks, use it with `epoch_end="loop"` and `with_epoch()`. |
 # | `shardshuffle=100`, `detshuffle` | `ShardList(shuffle=True, seed=7)` | All shards are permuted, differently in each epoch, by (seed, epoch). |
 # | `split_by_node`, `split_by_worker` | nothing: `PipeLoader` partitions the data | Several ranks without equal epochs raise an error instead of hanging. |
 # | `.shuffle(1000)` | `.shuffle_buffer(1000)` | Yields its first sample at once. Resumes exactly, with two numbers as its state. |
@@ -27,7 +27,7 @@
 # | `.slice(100)`, `.slice(100, 200)` | `.take_samples(100)`, `.slice_samples(100, 200)` | The numbers count for all workers and ranks together, not for each. Reading ends after the last sample. |
 # | `.batched(64)` | `.batch_samples(64)` | Yields tensors, or with `collate="numpy"` or `"list"` arrays or lists. `partial=False` is `drop_last=True`. |
 # | `WebLoader(...)`, `DataLoader` | `PipeLoader(pipe, batch_size=64, num_workers=8)` | Has a state, for any number of workers and ranks. |
-# | `.with_epoch(10_000)` | `loader.with_epoch(samples=10_000)` | The number counts for all ranks together, not for each worker. The next epoch continues where this one ended; after `take_samples` it begins anew. |
+# | `.with_epoch(10_000)` | `PipeLoader(..., epoch_end="loop").with_epoch(samples=10_000)` | The number counts for all ranks together, not for each worker. Each rank gets the same number of full batches, whatever the steps filter or skip. |
 # | `.with_length(n)` | `ShardList(index=...)` | The length is counted, not set by hand. |
 # | `RandomMix([a, b], probs=[3, 1])` | `mix({"a": a, "b": b}, weights={"a": 3, "b": 1})` | Exact proportions at every place, not on average. |
 # | `cache_dir=...` | `.open_shards(cache=...)` | Each shard is downloaded once for all processes of a machine. |

@@ -21,6 +21,9 @@ Rules:
    ``keep`` newer checkpoints are complete.
 5. When loading with torch.distributed, ranks compare what they see: all read the same checkpoint,
    or all raise. See ``load``.
+6. A rank does not save what ``load`` would refuse, as far as it sees: it compares its state with
+   that of another rank at the same step. A file counts if it is newer than this loader's last one:
+   older ones may be left from a run that crashed, and will be replaced.
 """
 
 from __future__ import annotations
@@ -58,6 +61,7 @@ from wds_pipes.loader.checkpoint_files import (
 )
 from wds_pipes.loader.gathering import View, agreeing, all_gather, gather_states, has_group, place_in
 from wds_pipes.loader.merging import merge_states
+from wds_pipes.loader.other_ranks import check_others, note_saved
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 
 WAIT_SECONDS = 10.0  # network file systems may show a new name only after some seconds
@@ -85,7 +89,8 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
 
     Raises:
         StateError: the file cannot be written, or the directory holds a newer checkpoint, which
-            ``load`` would load instead of this one.
+            ``load`` would load instead of this one, or another rank has saved a state that does not
+            belong to this one, so that ``load`` would refuse both.
     """
     root = local_directory(directory)
     check_count("keep", keep)
@@ -106,8 +111,10 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
                 f"{root} holds checkpoint {newest}, and this one would be {number}: load() would not take it. "
                 "Continue from the newest with load(), save to another directory, or remove what you do not want."
             )
+        check_others(root, loader, state, number)
         path.parent.mkdir(exist_ok=True)
         write_file(path, text)
+        note_saved(loader, path)
         sync_directory(root)
         remove_old(root, keep)
     except OSError as error:

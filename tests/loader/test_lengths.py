@@ -40,6 +40,9 @@ def test_len_is_the_number_of_items(counted, tmp_path):
         (cached.open_shards().load_tar().group_by_key().batch_samples(4), 5),
         (decoded(counted).batch_samples(4, drop_last=True), 4),
         (decoded(counted).batch_samples(2).batch_samples(4, collate="list"), 3),
+        (decoded(counted).map(str), 19),
+        (decoded(counted).batch(4).collate(list).map(str), 5),
+        (decoded(counted).batch(4, drop_last=True), 4),
     ):
         assert len(pipe) == len(pipe.as_dataset()) == len(list(pipe)) == expected
         assert len(pipe) == expected  # also after an epoch
@@ -63,7 +66,7 @@ def test_len_is_the_number_of_items(counted, tmp_path):
             "map_samples(on_error='skip') changes their number",
         ),
         (lambda urls: source(urls).open_shards(on_error="skip"), "open_shards(on_error='skip') changes their number"),
-        (lambda urls: decoded(urls).map(str), "torch.Mapper() may change their number"),
+        (lambda urls: decoded(urls).filter(bool), "torch.Filter() may change their number"),
         (lambda urls: wp.mix({"a": decoded(urls)}), "how many samples a mix() gives is not known"),
         (lambda urls: decoded(urls, resampled=True, shuffle=False), "resampled=True draws other shards in each epoch"),
     ],
@@ -76,6 +79,21 @@ def test_an_unknown_length_is_a_type_error(build, mend, counted):
             len(each)
         assert each
     assert list(pipe)
+
+
+@pytest.mark.parametrize("end", ["drop", "pad"])
+def test_torchs_steps_keep_the_samples_counted(end, counted):
+    """map, collate and batch: ranks have the same number of full batches, and samples count."""
+    for lanes in (1, 2):
+        pipe = decoded(counted).map(dict).batch(2).collate(list)
+        ranks = [wp.PipeLoader(pipe, epoch_end=end, rank=rank, world_size=2, lanes=2 * lanes) for rank in range(2)]
+        found = [[len(batch) for batch in loader] for loader in ranks]
+        assert found[0] == found[1] == [2] * len(ranks[0])
+        counts = [loader.counts() for loader in ranks]
+        assert sum(count["delivered"] for count in counts) == 2 * 2 * len(ranks[0])
+        assert sum(count["delivered"] + count["dropped"] - count.get("padded", 0) for count in counts) == sum(COUNTS)
+    with pytest.raises(ValueError, match=r"torch.Filter\(\) may change their number"):
+        wp.PipeLoader(decoded(counted).filter(bool), batch_size=2, epoch_end=end)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

@@ -5,6 +5,7 @@ import json
 import random
 from collections import Counter
 
+import psutil
 import pytest
 
 import wds_pipes as wp
@@ -247,7 +248,7 @@ def test_without_samples_it_is_an_error(urls):
 
 def test_batches_that_would_not_be_full_are_refused(urls):
     pipe = samples(urls).batch_samples(4).shuffle_buffer(3)
-    with pytest.raises(ValueError, match=r"put batch_samples\(\) last, or pass drop_last=True"):
+    with pytest.raises(ValueError, match=r"shuffle_buffer\(\) after batch_samples.* last, or pass drop_last=True"):
         wp.PipeLoader(pipe, epoch_end="loop")
     pipe = samples(urls).batch_samples(4, drop_last=True, collate="list").shuffle_buffer(3)
     assert {len(batch) for batch in taken(wp.PipeLoader(pipe, epoch_end="loop"), 50)} == {4}
@@ -296,3 +297,201 @@ def test_a_later_epoch_with_more_lanes_than_can_be_is_refused_at_once(urls):
     state["partition"]["later"] = [one] * 1000
     with pytest.raises(wp.StateError, match="at most 1000000 can be"):
         loader(urls, lanes=2).load_state_dict(state)
+
+
+BATCHING = {
+    "torch's batch": lambda pipe: pipe.batch(4).map(stamps),
+    "torch's batch and collate": lambda pipe: pipe.map(dict).batch(4).collate(stamps),
+    "batches taken apart": lambda pipe: (
+        pipe.batch_samples(3, collate="list").unbatch_samples().batch_samples(4, collate="list").map_samples(stamps)
+    ),
+    "batches of batches": lambda pipe: (
+        pipe.batch_samples(2, collate="list").batch_samples(2, collate="list").map_samples(flat)
+    ),
+}
+
+
+def flat(batches):
+    return [stamp for batch in batches for stamp in stamps(batch)]
+
+
+@pytest.mark.parametrize("kind", BATCHING)
+def test_batches_are_full_whatever_makes_them(kind, urls):
+    """Also over the ends of epochs, and after a repartition; the ledger balances."""
+
+    def make(lanes):
+        return wp.PipeLoader(BATCHING[kind](samples(urls).stamp_epoch()), epoch_end="loop", lanes=lanes)
+
+    state, seen = None, Counter()
+    for lanes, steps in ((2, 11), (3, 9), (1, 17), (2, 20)):
+        source = make(lanes).with_epoch(samples=4 * steps)
+        if state is not None:
+            source.load_state_dict(state)
+        batches = list(source) if state is None else taken(source, steps)
+        assert [len(batch) for batch in batches] == [4] * steps
+        seen.update(itertools.chain(*batches))
+        state = json.loads(json.dumps(source.state_dict()))
+        source.close()
+    assert set(seen.values()) == {1}
+    assert {key for epoch, key in seen if epoch == 0} == set(KEYS)
+
+
+def never(batch):
+    return False
+
+
+@pytest.mark.parametrize("leave_out", ["filter_samples", "filter", "map_samples"])
+def test_steps_after_batches_that_leave_nothing_are_an_error(leave_out, urls):
+    pipe = samples(urls).batch_samples(4, collate="list")
+    if leave_out == "map_samples":
+        pipe = pipe.map_samples(lambda batch: 1 / 0, on_error="skip")
+    else:
+        pipe = getattr(pipe, leave_out)(never)
+    with pytest.raises(wp.ShardError, match=r"made no batch in 1\d epochs.*the steps after batch_samples"):
+        taken(wp.PipeLoader(pipe, epoch_end="loop"), 1)
+    rare = samples(urls).batch_samples(500, collate="list").filter_samples(lambda batch: True)
+    assert len(taken(wp.PipeLoader(rare, epoch_end="loop"), 1)[0]) == 500  # of nine epochs
+
+
+@pytest.mark.parametrize("cut", [None, 4])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_iterations_continue_the_stream_after_a_break_and_a_close(workers, cut, urls):
+    """There is no other epoch to begin: the lanes have begun the next ones already."""
+    expected = taken(loader(urls), 30)
+    source = loader(urls, num_workers=workers, multiprocessing_context="fork" if workers else None)
+    if cut:
+        source.with_epoch(batches=cut)
+    found = []
+    for count in (3, 4, 0, 1, 7, 4):
+        found += itertools.islice(source, count)
+        if count == 7:
+            source.close()
+    source.set_epoch(9)  # only before the first iteration
+    found += itertools.islice(source, 3)
+    source.close()
+    assert found == expected[: len(found)]
+    assert len(found) == (19 if cut else 22)
+    late = loader(urls)
+    late.set_epoch(9)
+    assert {epoch for batch in itertools.islice(late, 3) for epoch, _ in batch} == {9}
+
+
+def test_set_epoch_does_not_leave_a_loaded_state(urls):
+    """Trainers call it with the number of their own epoch."""
+    source = loader(urls)
+    taken(source, 20)
+    state = source.state_dict()
+    expected = taken(source, 3)
+    for lanes in (2, 3):
+        again = loader(urls, lanes=lanes)
+        again.load_state_dict(state)
+        again.set_epoch(7)
+        batches = taken(again, 3)
+        assert batches == expected or (lanes == 3 and max(epoch for batch in batches for epoch, _ in batch) < 7)
+
+
+@pytest.mark.parametrize(("before", "after"), [((2, 4), (1, 4)), ((1, 4), (2, 4)), ((2, 4), (4, 2)), ((4, 2), (2, 3))])
+def test_the_rest_of_an_epoch_on_other_ranks_and_batches(before, after, urls):
+    """with_epoch(samples=96), stopped in its middle, has 48 samples left, on any ranks."""
+    (ranks, size), state = before, []
+    for rank in range(ranks):
+        source = loader(urls, rank=rank, world_size=ranks, lanes=ranks, batch_size=size).with_epoch(samples=96)
+        assert len(list(itertools.islice(source, 48 // ranks // size))) == 48 // ranks // size
+        state.append(source.state_dict())
+    for states in (state, wp.merge_states(state)):
+        (ranks, size), left = after, 0
+        for rank in range(ranks):
+            source = loader(urls, rank=rank, world_size=ranks, lanes=ranks, batch_size=size).with_epoch(samples=96)
+            source.load_state_dict(states)
+            assert source.remaining() == 48 // ranks // size
+            left += sum(map(len, source))
+            assert sum(map(len, source)) == 96 // ranks
+        assert left == 48
+
+
+def test_lanes_that_are_far_apart(tmp_path):
+    """One lane has a shard of one sample, in each epoch again: the other lanes catch up after a
+    repartition, and a lane that has nothing in repartitioned epochs is no error.
+    """
+    urls = make_shards(tmp_path, shards=2, samples=[1, 40])
+
+    def make(lanes):
+        pipe = samples(urls, shuffle=False).stamp_epoch()
+        return wp.PipeLoader(pipe, batch_size=2, collate=stamps, epoch_end="loop", lanes=lanes)
+
+    source, seen = make(2), Counter()
+    seen.update(itertools.chain(*taken(source, 60)))
+    assert max(epochs_of(source.state_dict())) > 50
+    for step in range(12):
+        state = json.loads(json.dumps(source.state_dict()))
+        assert len(json.dumps(state)) < 20000
+        source = make(1 + step % 2)
+        source.load_state_dict(state)
+        seen.update(itertools.chain(*taken(source, 15)))
+    assert set(seen.values()) == {1}
+    low = min(epochs_of(source.state_dict()))
+    assert low > 3
+    assert all(sum(at == epoch for at, _ in seen) == 41 for epoch in range(low))
+    state = source.state_dict()
+    position(state)["epoch"] = 10**9
+    with pytest.raises(wp.StateError, match="epochs of the data apart, too many"):
+        make(5).load_state_dict(state)
+
+
+def test_a_loop_of_counted_samples_that_ends_as_drop(urls):
+    """What is left of a remainder is known, though the counts of a lane are of all its epochs."""
+
+    def make(end, lanes):
+        return loader(urls, "counted", epoch_end=end, lanes=lanes, batch_size=2)
+
+    source, begun = make("loop", 2), []
+    for lanes, steps in ((3, 6), (2, 4)):
+        begun += taken(source, steps)
+        state = source.state_dict()
+        source = make("loop", lanes)
+        source.load_state_dict(state)
+    last = make("drop", 2)
+    last.load_state_dict(source.state_dict())
+    given = Counter(itertools.chain(*begun, *last))
+    assert set(given.values()) == {1}
+    assert last.counts()["dropped"] == len(KEYS) - len(given)
+
+
+def test_many_repartitions_of_epochs_that_no_lane_has_begun_leave_no_trace(urls):
+    source = loader(urls, lanes=3)
+    taken(source, 40)
+    sizes = []
+    for step in range(40):
+        state = json.loads(json.dumps(source.state_dict()))
+        sizes.append(len(json.dumps(state)))
+        source = loader(urls, lanes=2 + step % 2)
+        source.load_state_dict(state)
+    assert sizes[-1] < 2 * sizes[2]
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_worker_that_is_killed_loses_nothing(context, persistent, urls):
+    def make(workers):
+        pipe = samples(urls).shuffle_buffer(3)
+        options = {"multiprocessing_context": context, "persistent_workers": persistent} if workers else {}
+        source = wp.PipeLoader(
+            pipe, batch_size=4, collate="list", epoch_end="loop", lanes=2, num_workers=workers, **options
+        )
+        return source.with_epoch(batches=40)
+
+    def keys(batches):
+        return [[sample["__key__"] for sample in batch] for batch in batches]
+
+    expected, before = keys(make(0)), set(psutil.Process().children(recursive=True))
+    source, found = make(2), []
+    batches = iter(source)
+    found += keys(itertools.islice(batches, 5))
+    for worker in set(psutil.Process().children(recursive=True)) - before:
+        if worker.name() == "pt_data_worker":
+            worker.kill()
+    with pytest.raises(wp.WorkerError):
+        found.extend(keys([batch])[0] for batch in batches)
+    found += keys(itertools.islice(source, 40 - len(found)))
+    source.close()
+    assert found == expected

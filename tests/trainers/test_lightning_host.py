@@ -230,6 +230,52 @@ def test_one_stream_cut_into_epochs(shards, tmp_path, batches):
         ), name
 
 
+@pytest.mark.parametrize("limit", [1.0, 3])
+@pytest.mark.parametrize(("end", "workers"), [(None, 0), ("loop", 0), ("loop", 2)])
+def test_epochs_of_so_many_samples(shards, tmp_path, end, workers, limit):
+    """epoch_samples= with steps that drop samples, without counts: full batches over the ends of
+    epochs of the data, also where the Trainer stops earlier, and a resume at any step is exact.
+    """
+
+    def run(*callbacks, **options):
+        def pipe():
+            samples = wp.ShardList(shards, shuffle=True, seed=3).open_shards().load_tar().group_by_key(fields=["cls"])
+            return samples.shuffle_buffer(4).filter_samples(is_wanted)
+
+        data = WdsDataModule(
+            train=pipe,
+            batch_size=BATCH,
+            num_workers=workers,
+            lanes=2,
+            epoch_end=end,
+            epoch_samples=15,
+            multiprocessing_context="fork" if workers else None,
+        )
+        return fit(data, *callbacks, max_epochs=4, limit_train_batches=limit, **options)
+
+    each = 5 if limit == 1.0 else limit
+    model, trainer = run(Save(tmp_path, 2, each, each + 1))
+    given = keys(model.batches)
+    assert [len(batch) for batch in given] == [BATCH] * 4 * each
+    assert trainer.current_epoch == 4
+    assert len(set(flat(given[:6]))) == 18  # the 18 samples that are wanted, before any comes again
+    for name in ("2", f"{each}", f"end-{each}", f"{each + 1}"):
+        again, _ = run(load=tmp_path / f"{name}.ckpt")
+        assert keys(again.batches) == given[int(name.rpartition("-")[2]) :], name
+
+
+def is_wanted(sample):
+    return int(sample["__key__"]) % 4 != 1
+
+
+def test_counted_samples_are_dropped_at_the_end_of_an_epoch(shards):
+    """epoch_samples= with known counts: epoch_end None is "drop", as without it."""
+    data = WdsDataModule(train=shards, batch_size=BATCH, samples_per_shard=SAMPLES, epoch_samples=9, shuffle_buffer=0)
+    model, trainer = fit(data, max_epochs=3)
+    assert trainer.num_training_batches == 3
+    assert len(set(flat(keys(model.batches[:8])))) == 24
+
+
 class Late(pl.strategies.SingleDeviceStrategy):
     """Loads the checkpoint when the training data are set up already, as FSDP and DeepSpeed do."""
 
@@ -321,6 +367,16 @@ def test_stats_are_logged(shards, tmp_path):
             lambda: WdsDataModule(train=lambda: 3, batch_size=2).train_dataloader(),
             TypeError,
             "PipeLoader takes a pipe, not int",
+        ),
+        (
+            lambda: WdsDataModule(train=["x.tar"], batch_size=2, epoch_end="loop").train_dataloader(),
+            ValueError,
+            "pass epoch_samples=, how many samples of all devices together",
+        ),
+        (
+            lambda: WdsDataModule(train=["x.tar"], batch_size=2, epoch_samples=7).train_dataloader(),
+            ValueError,
+            "samples=7 cannot be divided by 1 ranks x 2 samples",
         ),
         (lambda: StatsCallback(every_n_steps=0), ValueError, "at least 1"),
         (lambda: Own([]).resumable([1]), TypeError, "takes a PipeLoader, not list"),

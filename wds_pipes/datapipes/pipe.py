@@ -24,7 +24,7 @@ from wds_pipes.core.stream import Stream
 from wds_pipes.core.suggest import build, no_method
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.datapipes.base import IterDataPipe, below_stateful_dataloader, torch_kinds
-from wds_pipes.datapipes.torch_steps import HOLD_NOTHING, TorchSource, TorchStep, walk
+from wds_pipes.datapipes.torch_steps import HOLD_NOTHING, TorchSource, torch_step, walk
 from wds_pipes.dataset import LaneEnds, WdsDataset, as_dataset, warn_of_batches
 from wds_pipes.display import graph
 from wds_pipes.display.text import shown
@@ -354,7 +354,7 @@ def as_stage(pipe: IterDataPipe[Any]) -> Stage[Any]:
     if isinstance(pipe, WdsPipe):
         return pipe._stream.stage
     if type(pipe) in HOLD_NOTHING and find_ours(pipe) is not None:
-        return TorchStep(as_stage(pipe.datapipe), pipe)
+        return torch_step(as_stage(pipe.datapipe), pipe)
     return TorchSource(pipe, find_ours(pipe) is not None)
 
 

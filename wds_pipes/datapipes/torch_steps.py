@@ -34,6 +34,7 @@ _BATCHER, _SHARDING_FILTER, _WRAPPER = (
     torch_kinds("ShardingFilter"),
     torch_kinds("IterableWrapper"),
 )
+_ONE_OF_EACH = torch_kinds("Mapper", "Collator")
 _REPEATABLE = (*HOLD_NOTHING, *_WRAPPER, *_SHARDING_FILTER, *torch_kinds("FileLister", "UnBatcher", "Concater"))
 _INSTEAD = {
     "Shuffler": "use shuffle_buffer(size), or ShardList(urls, shuffle=True) for the shards",
@@ -81,8 +82,53 @@ class TorchStep(Stage[Any]):
 
     def graph(self, *, counted: bool = False) -> list[str]:
         assert self.source is not None
-        size = f"({self.pipe.batch_size})" if counted and isinstance(self.pipe, _BATCHER) else ""
-        return [*self.source.graph(counted=counted), f"torch.{_name(self.pipe)}{size}"]
+        return [*self.source.graph(counted=counted), f"torch.{_name(self.pipe)}{self._size() if counted else ''}"]
+
+    def _size(self) -> str:
+        return ""
+
+
+class TorchMap(TorchStep):
+    """torch's map or collate, which make one item of each."""
+
+    keeps_count = True
+
+
+class TorchBatch(TorchStep):
+    """torch's batch, which makes batches of all items."""
+
+    @dataclass(slots=True)
+    class At:  # noqa: D106 - see Stage
+        delivered: int = 0
+        dropped: int = 0
+
+    keeps_count = True
+
+    def run(self) -> Iterator[Any]:
+        assert self.source is not None
+        at, pipe, taken = self.at, copy.copy(self.pipe), _Counted(self.source.items)
+        pipe.datapipe = taken  # type: ignore[attr-defined]
+        for batch in pipe:  # which holds nothing now: all items that were taken are in batches
+            at.delivered, taken.count = at.delivered + taken.count, 0
+            yield batch
+        at.dropped += taken.count
+
+    @property
+    def items_per_batch(self) -> int:
+        return int(self.pipe.batch_size)
+
+    def batches_of(self, count: int) -> int:
+        size = self.items_per_batch
+        return count // size if self.pipe.drop_last else -(-count // size)
+
+    def _size(self) -> str:
+        return f"({self.items_per_batch})"
+
+
+def torch_step(source: Stage[Any], pipe: IterDataPipe[Any]) -> TorchStep:
+    """Return a pipe of torch's, one of HOLD_NOTHING, as a stage over ``source``."""
+    kind = TorchBatch if isinstance(pipe, _BATCHER) else TorchMap if isinstance(pipe, _ONE_OF_EACH) else TorchStep
+    return kind(source, pipe)
 
 
 class _Once:
@@ -93,6 +139,17 @@ class _Once:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._items)
+
+
+class _Counted(_Once):
+    """The same, with how many of the items were taken."""
+
+    count = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            self.count += 1
+            yield item
 
 
 class TorchSource(Stage[Any]):

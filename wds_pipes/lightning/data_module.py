@@ -53,8 +53,11 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
             YAML file: its import path.
         eval_transform: the same for validation and tests.
         epoch_end: in training, as in ``PipeLoader``; None: ``"drop"`` if the number of samples is
-            known, on any number of devices, so that a checkpoint fits all of them. Validation and
-            tests yield each sample once.
+            known, on any number of devices, so that a checkpoint fits all of them; else, with
+            ``epoch_samples``, ``"loop"``. Validation and tests yield each sample once.
+        epoch_samples: in training, the number of samples of an epoch of the Trainer, of all devices
+            together, as ``PipeLoader.with_epoch`` takes it; None: all samples. ``epoch_end="loop"``
+            needs it. The next epoch continues where this one ends.
         drop_last: in training, leave out a last batch that is smaller.
         lanes: in training, the number of lanes, as in ``PipeLoader``.
         prefetch_factor: how many batches each worker reads ahead.
@@ -89,6 +92,7 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         transform: Callable[..., Any] | None = None,
         eval_transform: Callable[..., Any] | None = None,
         epoch_end: str | None = None,
+        epoch_samples: int | None = None,
         drop_last: bool = False,
         lanes: int | None = None,
         prefetch_factor: int = 2,
@@ -118,6 +122,7 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
             "multiprocessing_context": multiprocessing_context,
             "persistent_workers": persistent_workers,
         }
+        self._epoch_samples = epoch_samples
         self._train_options: dict[str, Any] = {"epoch_end": epoch_end, "drop_last": drop_last, "lanes": lanes}
         self._built: dict[str, PipeLoader] = {}
 
@@ -142,10 +147,19 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         """Return the loader of ``train``, ``val`` or ``test``, which is made once."""
         if name not in self._built:
             made, options = self._pipe(name), self._loader_options(name)
+            samples = self._epoch_samples if name == "train" else None
             if not isinstance(made, PipeLoader):
                 pipe, made = made, PipeLoader(made, **options)
-                if options["epoch_end"] is None and progress_of(made).plan.uncounted is None:
-                    made = PipeLoader(pipe, **options | {"epoch_end": "drop"})
+                counted = progress_of(made).plan.uncounted is None
+                if options["epoch_end"] is None and (counted or samples is not None):
+                    made = PipeLoader(pipe, **options | {"epoch_end": "drop" if counted else "loop"})
+            if samples is not None:
+                made.with_epoch(samples=samples)
+            elif progress_of(made).plan.endless and progress_of(made).cut is None:
+                raise ValueError(
+                    "with epoch_end='loop' the data have no end: pass epoch_samples=, how many samples of all devices "
+                    "together make an epoch of the Trainer"
+                )
             self._built[name] = made
         return self._built[name]
 

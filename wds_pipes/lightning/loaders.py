@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from wds_pipes.checkpoint import gather
 from wds_pipes.core.stage import State
-from wds_pipes.loader.pipe_loader import PipeLoader
+from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 
 if TYPE_CHECKING:
     from wds_pipes.lightning.resumable import ResumableData
@@ -74,7 +74,7 @@ class TrainLoader:
                 loader.set_epoch(epoch)
             elif self._at is not None:
                 # Lightning stopped before StopIteration: the loader does not know of the end
-                loader.load_state_dict(self._at)
+                loader.load_state_dict(self._at | {"given": 0})
         elif self._base is not None:
             loader.load_state_dict(self._base)
         self._base = self._at = loader.state_dict()
@@ -89,10 +89,13 @@ class TrainLoader:
     def _next_epoch(self) -> int | None:
         """Return the epoch of the data that follows the iteration that the Trainer has ended.
 
-        None: with_epoch() was at its cut, and the data continue from there.
+        None: with_epoch() was at its cut, or epochs follow each other by themselves; the data
+        continue from there.
         """
         assert self._at is not None
         assert self._base is not None
+        if progress_of(self.loader).plan.endless:
+            return None
         if "given" not in self._at:
             return int(self._base["epoch"]) + 1
         return int(self._at["epoch"]) + 1 if self._at["given"] else None
@@ -115,7 +118,10 @@ class TrainLoader:
         If the Trainer's epoch ends there, the state also has the next epoch of the data.
         """
         over = self._over or (last_batch and self._begun and not self._flying)
-        ranks = gather(cast(PipeLoader, _Fixed(self._at or self.loader.state_dict())))
+        at = self._at or self.loader.state_dict()
+        if over and "given" in at and self._next_epoch() is None:
+            at = at | {"given": 0}  # the Trainer's epoch may end before the cut (limit_train_batches)
+        ranks = gather(cast(PipeLoader, _Fixed(at)))
         ended = over or self._ended
         return {
             "ranks": ranks,

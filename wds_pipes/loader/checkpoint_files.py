@@ -56,6 +56,18 @@ def states_of_step(root: Path, number: int) -> list[State]:
         raise StateError(f"cannot read the checkpoint {place}: {error}.") from error
 
 
+def written_since(root: Path, number: int, rank: int, world: int, since: int) -> State | None:
+    """Return the state of another rank of a checkpoint, the first that was written after the time
+    ``since``; None: there is none.
+    """
+    place = step_directory(root, number)
+    for other in sorted(find_steps(root).get(number, {}).get(world, set()) - {rank}):
+        with contextlib.suppress(OSError, StateError):  # another rank may be writing it again
+            if (place / rank_file(other, world)).stat().st_mtime_ns > since:
+                return _read(place / rank_file(other, world), number, other, world)
+    return None
+
+
 def local_directory(directory: str | os.PathLike[str]) -> Path:
     """Return the path of a directory of this machine, with ``~`` expanded; ValueError for a URL."""
     if "://" in os.fspath(directory):

@@ -46,7 +46,7 @@ def merge_states(states: list[State], *, moved: bool = False) -> State:
             f"these are not the states of ranks 0 to {world - 1}: {' and '.join(facts)}. Collect "
             "the state of each rank once."
         )
-    _check_alike(states, *_OF_A_RUN, "partition", "epoch")
+    _check_alike(states, *OF_A_RUN, "partition", "epoch")
     _check_data(saved, moved)
     for state in saved:
         if not are_all(state.lanes, range(state.rank or 0, state.lane_count, world)):
@@ -73,13 +73,17 @@ def merge_states(states: list[State], *, moved: bool = False) -> State:
         "lanes": {number: lanes[number] for number in sorted(lanes, key=int)},
         "counts": counts,
     }
+    if "given" in first:  # of all ranks together, as world_size says
+        merged["given"] = sum(state.given for state in saved)
+    if "given_samples" in first:
+        merged["given_samples"] = sum(state.given_samples or 0 for state in saved)
     try:
         return copy.deepcopy(merged)
     except RecursionError as error:
         raise damaged("it is nested too deeply") from error
 
 
-_OF_A_RUN = ("version", "seed", "shards", "graph", "samples", "lane_count", "world_size", "epoch_end", "batch_size")
+OF_A_RUN = ("version", "seed", "shards", "graph", "samples", "lane_count", "world_size", "epoch_end", "batch_size")
 
 
 def _check_alike(states: list[State], *names: str) -> None:
@@ -131,11 +135,11 @@ def state_for(states: list[State], rank: Rank, *, moved: bool = False) -> State:
             or any(state.epoch_end != "exact" for state in saved)
         ):
             raise
-        _check_alike(states, *_OF_A_RUN)
+        _check_alike(states, *OF_A_RUN)
         _check_data(saved, moved)
         if len(states) != rank.of:
             raise StateError(
                 f"{error} With epoch_end='exact' that may be meant: on {len(states)} ranks each "
-                "continues from its own state."
+                "continues from its own state. With epoch_end='loop' ranks stay together, and a state fits any number."
             ) from None
         return next(state for state, of in zip(states, saved, strict=True) if of.rank == rank.number)

@@ -274,7 +274,7 @@ class Partition:
         stages = len(recipe.dump(None))
         history: list[tuple[Sizes, tuple[int, ...]]] = []
         earlier, lanes_so_far = read_list(entry.get("history"), "the history of its partition"), lanes
-        if not 0 < len(earlier) <= MOST_PARTITIONS:
+        if not len(earlier) <= MOST_PARTITIONS:
             raise damaged(f"its epoch was repartitioned {len(earlier)} times, and at most {MOST_PARTITIONS} can be")
         for one in earlier:
             sizes, runs = _fields_of(one, 2)

@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 
 
 class PipeLoader:
-    """Batches of a pipeline from worker processes, with a state for any number of workers and
-    ranks.
+    """Batches of a pipeline from workers, with a state for any number of workers and ranks.
 
     An epoch is partitioned into lanes. By default there are ranks x workers lanes at the first
     start; later, their number comes from the state. Ranks and workers only run the lanes, one batch
@@ -56,9 +55,10 @@ class PipeLoader:
     warning in the log says how many. To prevent this, set ``lanes`` to a common multiple of all
     values of ranks x workers that will be used.
 
-    Each ``iter(loader)`` is the next epoch, also after a ``break`` out of a loop; after a state was
-    loaded, the next ``iter(loader)`` continues the epoch of the state. ``iter()`` does nothing
-    until the first ``next()``. A state that is taken after the last batch of an epoch stands at the
+    Each ``iter(loader)`` is the next epoch, also after a ``break`` out of a loop (with
+    ``epoch_end="loop"`` it continues the stream); after a state was loaded, the next
+    ``iter(loader)`` continues the epoch of the state. ``iter()`` does nothing until the first
+    ``next()``. A state that is taken after the last batch of an epoch stands at the
     beginning of the next epoch.
 
     Args:
@@ -183,7 +183,8 @@ class PipeLoader:
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``iter()`` start ``epoch`` from its beginning.
 
-        After a state of the same epoch was loaded, ``iter()`` still continues from that state.
+        After a state of the same epoch was loaded, ``iter()`` still continues from that state. With
+        ``epoch_end="loop"``, only the first ``iter()`` of a new loader can start at an epoch.
         """
         check_count("epoch", epoch, least=0, most=MOST)
         self._progress.set_epoch(epoch)
@@ -193,7 +194,8 @@ class PipeLoader:
 
         The next ``iter()`` continues where the one before was cut. The order of the samples does
         not change: the epochs of the data follow each other without a break. With
-        ``epoch_end="loop"``, batches are filled over the ends of epochs.
+        ``epoch_end="loop"``, batches are filled over the ends of epochs. On other ranks, a state
+        continues with the number that all ranks together had left.
 
         With ``epoch_end="exact"`` and no ``drop_last``, the last batch of a lane may be smaller. An
         iteration over ``samples`` then ends with the batch that reaches the number: it yields at
@@ -272,7 +274,7 @@ class PipeLoader:
             state["given"] = at.given
         if self._progress.cut_in_samples:
             state["given_samples"] = at.samples
-        if at.partition.history:
+        if at.partition.history or at.partition.later:
             state["partition"] = at.partition.as_json()
         return state
 
@@ -298,10 +300,7 @@ class PipeLoader:
         self._progress.go_to(self._plan.restore(state, moved=moved))
 
     def counts(self) -> dict[str, int]:
-        """Count this rank's samples of the current or just ended epoch by what became of them.
-
-        See ``Stream.counts``.
-        """
+        """Count this rank's samples of the current or just ended epoch: see ``Stream.counts``."""
         return self._plan.counts(self._progress.at or self._progress.position)
 
     def stats(self) -> dict[str, float]:
@@ -321,9 +320,8 @@ class PipeLoader:
          - ``requests``, ``retries``, ``bytes_fetched``, ``stall_seconds``: the use of the network;
            the last is the time for which workers waited for bytes.
          - ``held_samples``: samples in shuffle buffers.
-         - ``epoch``, ``filtered``, ``skipped``: the epoch, and samples of it by what became of
-           them; with ``epoch_end="loop"``, the epoch of the last lane of this rank, and the samples
-           of all epochs.
+         - ``epoch``, ``filtered``, ``skipped``: the epoch (with ``"loop"``, of this rank's last
+           lane, and samples of all epochs), and samples of it by what became of them.
          - ``lane_imbalance``: by how many batches the first lane is ahead of the last.
         """
         progress = self._progress

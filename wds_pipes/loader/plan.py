@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from wds_pipes.core.counts import COUNTED, logger
 from wds_pipes.core.moved import Move
 from wds_pipes.core.options import check_choice, check_count
-from wds_pipes.core.stage import Stage, State
+from wds_pipes.core.stage import Stage, State, functional_name
 from wds_pipes.core.state import MOST_LANES, SavedLane, are_all, damaged
 from wds_pipes.core.stream import Recipe, Stream, check_lane, check_recipe
 from wds_pipes.core.words import shown, some
@@ -64,9 +64,11 @@ class Plan:
             )
         held = batching(segments_of(self.stage).source)
         if epoch_end == "loop" and any(step.batches_of(1) for step in held if step.items_per_batch != 1):
+            holding = _holding(segments_of(self.stage).source)
             raise ValueError(
-                "with epoch_end='loop' all batches are full, and a step after batch_samples() holds batches at the end "
-                "of an epoch: put batch_samples() last, or pass drop_last=True to it"
+                f"with epoch_end='loop' all batches are full, and {holding}() after batch_samples() may "
+                "hold batches at the end of an epoch: put batch_samples() last, or pass drop_last=True to it. A step "
+                "of your own that holds nothing when it yields says so with holds_nothing = True."
             )
         self._num_workers = check_count("num_workers", num_workers, least=0)
         self._lanes = None if lanes is None else check_count("lanes", lanes, most=MOST_LANES)
@@ -99,7 +101,7 @@ class Plan:
     @property
     def endless(self) -> bool:
         """Whether epochs of the data follow each other without end."""
-        return self.mode == "loop"
+        return self._epoch_end == "loop"
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -248,8 +250,12 @@ class Plan:
             at = self.beginning(epoch, count)._replace(partition=partition)
             self._warn_of_dropped(at.partition)
         move.log()
-        samples = saved.given * self.batch_size if saved.given_samples is None else saved.given_samples
-        return at._replace(given=saved.given, samples=samples)
+        # Of what all ranks gave since the cut of with_epoch(), each now counts its share.
+        given, samples = saved.given * saved.world_size, saved.given_samples
+        samples = given * saved.batch_size if samples is None else samples * saved.world_size
+        if saved.batch_size != self.batch_size:
+            given = samples // self.batch_size
+        return at._replace(given=given // rank.of, samples=samples // rank.of)
 
     def _new_lanes(self) -> int:
         """How many lanes a new epoch has, unless a state says otherwise."""
@@ -303,6 +309,11 @@ class Plan:
         for number, lane in lanes.items():
             left[number % self.rank.of] += 0 if lane["ended"] else batches - lane["delivered"]
         return len(set(left)) == 1
+
+
+def _holding(stage: Stage[Any]) -> str:
+    """Return the name of the last step of a chain that may hold something when it yields."""
+    return next(functional_name(type(step)) for step in stage.chain if not step.holds_nothing)
 
 
 class Limit(NamedTuple):

@@ -79,6 +79,12 @@ class Progress:
         return self.cut is not None and at is not None and (at.samples if self.cut_in_samples else at.given) >= self.cut
 
     @property
+    def _begun(self) -> bool:
+        """Whether a batch was returned, or the position is that of a state."""
+        at = self.at
+        return at is not None and (self.resume or at.step > 0 or bool(at.partition.history))
+
+    @property
     def _lanes(self) -> int | None:
         """How many lanes the current epoch has; None: no epoch has begun."""
         return None if self.at is None else self.at.partition.lanes
@@ -90,7 +96,11 @@ class Progress:
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration start ``epoch`` from its beginning, unless it resumes within this
         epoch.
+
+        Endless epochs follow each other by themselves: then only the first iteration can start one.
         """
+        if self.plan.endless and self._begun:
+            return
         if not (self.resume and self.position.epoch == epoch):
             self.epoch, self.at, self.resume = epoch, self.plan.beginning(epoch, self._lanes), False
 
@@ -122,7 +132,12 @@ class Progress:
             the position where the run begins, its number, and the results of the workers.
         """
         plan = self.plan
-        at = self.position if self.resume or self.is_over(self.at) else plan.beginning(self.epoch, self._lanes)
+        if plan.endless and self.at is not None and not self.resume:
+            at = self.position.counted_from(None)  # also after a break: there is no other epoch to begin
+        elif self.resume or self.is_over(self.at):
+            at = self.position
+        else:
+            at = plan.beginning(self.epoch, self._lanes)
         at = at if before is None else at.counted_from(before)
         self.at, self.epoch, self.resume = at, at.epoch + 1, False
         self._runs += 1

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.counts import COUNTED, public_counts
-from wds_pipes.core.state import damaged
+from wds_pipes.core.state import MOST_LANES, damaged
+from wds_pipes.errors import StateError
 from wds_pipes.loader.partition import Partition, Segment
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ def repartition(
                     remainder = replace(remainder, samples=max(0, old.samples()[number] - done - sum(later)))  # type: ignore[index]
                 remainders.append(remainder)
             remainders += handed[place + 1 :]
-    history = (*old.history, (old.sizes, tuple(opened)))
+    # If nothing of this partition was opened, the next one takes its place.
+    untouched = bool(old.history) and not any(opened)
+    history = old.history if untouched else (*old.history, (old.sizes, tuple(opened)))
     if old.sizes is None:
         return Partition(lanes, None, history, tuple(remainders), counts)
     rest = sum(stop - start for share, count in zip(shares, opened, strict=True) for _, start, stop in share[count:])
@@ -96,16 +99,25 @@ def repartition_loop(
         for number, state in states.items()
     }
     first, last = min(ahead.values()), max(len(old.later), *ahead.values())
-    partitions = [
-        repartition(
-            old.of_epoch(place, stage.root, epoch + place),
-            lanes,
-            {number: _in_epoch(state, ahead[number] - place) for number, state in states.items()},
-            stage,
-            epoch + place,
+    spread, whole = last - first, old.of_epoch(len(old.later) + 1, stage.root, epoch).samples()
+    partitions: list[Partition] = []
+    if spread * lanes <= MOST_LANES:
+        known = [one.samples() for one in (old, *old.later)]
+        for place in range(first, last + 1):
+            entries = {}
+            for number, state in states.items():
+                done = 0
+                if whole is not None:  # in the epochs of the lane before this one
+                    done = sum(samples[number] for samples in known[:place] if samples)
+                    done += max(0, place - len(known)) * whole[number]
+                entries[number] = _in_epoch(state, ahead[number] - place, done)
+            one = old.of_epoch(place, stage.root, epoch + place)
+            partitions.append(_of_epoch(one, lanes, entries, stage, epoch + place))
+    if not partitions or (spread and sum(one.lanes_so_far for one in partitions) > MOST_LANES):
+        raise StateError(
+            f"the lanes of this state are {spread} epochs of the data apart, too many to divide them anew: load it "
+            f"with lanes={old.lanes}. Lanes stay together with ShardList(shuffle=True), or if samples are counted."
         )
-        for place in range(first, last + 1)
-    ]
     counts = dict(old.counts)
     for state in states.values():
         for name, count in public_counts(state["counts"]).items():
@@ -113,12 +125,26 @@ def repartition_loop(
     return epoch + first, replace(partitions[0], later=tuple(partitions[1:]), counts=counts)
 
 
-def _in_epoch(state: dict[str, Any], ahead: int) -> dict[str, Any]:
-    """Return the state of a lane in an epoch, if the lane stands ``ahead`` epochs after it; without
-    counts, which are of all its epochs.
+def _in_epoch(state: dict[str, Any], ahead: int, done: int) -> dict[str, Any]:
+    """Return the state of a lane in an epoch, if the lane stands ``ahead`` epochs after it.
+
+    Its counts, which are of all its epochs, become those of this one: without the ``done`` samples
+    of earlier ones.
     """
     position, ended = (None, ahead > 0) if ahead else (state["position"], state["ended"])
-    return {**state, "position": position, "ended": ended, "counts": {}}
+    counts = sum(state["counts"].get(name, 0) for name in COUNTED)
+    return {**state, "position": position, "ended": ended, "counts": {"delivered": max(0, counts - done)}}
+
+
+def _of_epoch(
+    old: Partition, lanes: int, states: dict[int, dict[str, Any]], stage: Segments[Any], epoch: int
+) -> Partition:
+    """Repartition one of several epochs, without counts; from the beginning if no lane has begun
+    it.
+    """
+    if not old.history and all(state["position"] is None and not state["ended"] for state in states.values()):
+        return Partition.first(lanes, stage.root, epoch)
+    return replace(repartition(old, lanes, states, stage, epoch), counts={}, later=())
 
 
 def _level(loads: list[int], rest: int) -> list[int]:

@@ -1,9 +1,9 @@
 """The chain of a lane: it runs the segments of the lane (``partition.Segment``) one after another.
 
-A chain is cut in two before its first step that makes batches. The steps before the cut run for
-each segment separately. The steps after it, which hold nothing between items, run over all segments
-as one stream, so that no batch is cut short where a segment ends. If a step after the cut holds
-something between items, or needs whole lanes (``Stage.whole_lanes``), the cut is at the end of the
+A chain is cut in two before a step that makes batches: the first one after which no step holds
+anything between items, or needs whole lanes (``Stage.whole_lanes``). The steps before the cut run
+for each segment separately. The steps after it run over all segments as one stream, so that no
+batch is cut short where a segment ends. If there is no such step, the cut is at the end of the
 chain.
 
 With ``epoch_end="loop"``, the segments of the lane's next epoch of the data follow, without end.
@@ -25,7 +25,7 @@ from wds_pipes.errors import ShardError
 from wds_pipes.loader.partition import Partition
 
 _NONE = object()
-_MOST_EMPTY = 10  # epochs of a lane in a row without a sample
+MOST_EMPTY = 10  # epochs of a lane in a row without a sample
 
 OfLane = list[tuple[Lane, list[dict[str, Any]] | None]]  # each segment with the position where it begins
 
@@ -61,8 +61,10 @@ class Segments(Composite[Out]):
         self.of_epoch: Callable[[int], OfLane] | None = None
         self.padding: Lane | None = None
         self.watch: Callable[[Stage[Out]], None] | None = None  # called with each segment's chain before that starts
+        self.after_epoch: Callable[[], None] | None = None  # called before the lane goes on to its next epoch
         self._inner: Stage[Out] | None = None
         self._resume: Mark | None = None
+        self.divided = -1  # the last epoch that was repartitioned, in which a lane may have nothing
         self._empty = 0  # how many epochs in a row had no sample
         self._found = False  # whether this one had
 
@@ -118,14 +120,16 @@ class Segments(Composite[Out]):
     def _next_epoch(self) -> None:
         """Go on to the next epoch of the data, in which ``max_errors`` counts anew."""
         at = self.at
-        self._empty = 0 if self._found else self._empty + 1
+        self._empty = 0 if self._found or at.epoch <= self.divided else self._empty + 1
         if self._empty and self._lack_before.explains({"filtered": at.filtered, "skipped": at.skipped}):
             raise self._lack_before.error(f"lane {self.lane.number} of {self.lane.of}")
-        if self._empty >= _MOST_EMPTY:
+        if self._empty >= MOST_EMPTY:
             raise ShardError(
                 f"lane {self.lane.number} of {self.lane.of} found no sample in {self._empty} epochs in a row: has the "
                 "list fewer shards than lanes, or do filters and on_error='skip' leave nothing of its shards?"
             )
+        if self.after_epoch is not None:
+            self.after_epoch()
         assert self.of_epoch is not None
         at.epoch, at.segment, at.limited, self._found = at.epoch + 1, 0, None, False
         self.segments = self.of_epoch(at.epoch)
@@ -201,9 +205,9 @@ def lay_out(stage: Stage[Any]) -> Stage[Any]:
     chain: list[Stage[Any]] = [stage]
     while chain[0].source is not None:
         chain.insert(0, chain[0].source)
-    cut = next((place for place, step in enumerate(chain) if step.items_per_batch is not None), len(chain))
-    if not all(step.holds_nothing and not step.whole_lanes for step in chain[cut:]):
-        cut = len(chain)
+    streams = [step.holds_nothing and not step.whole_lanes for step in chain]
+    batching = [place for place, step in enumerate(chain) if step.items_per_batch is not None]
+    cut = next((place for place in batching if all(streams[place:])), len(chain))
     laid: Stage[Any] = Segments(chain[cut - 1])
     for step in chain[cut:]:
         again = copy.copy(step)
@@ -227,6 +231,7 @@ def with_segments(stage: Stage[Any], partition: Partition, number: int, epoch: i
 
         again.of_epoch = of_epoch
         again.segments = of_epoch(0)
+        again.divided = len(partition.later) if partition.history or partition.later else -1
         if again.pads and source.divides_shards:
             whole = Partition.first(partition.lanes, source, epoch).shares(source, again.seed, epoch)
             again.padding = replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 import traceback
@@ -17,9 +18,10 @@ from wds_pipes.core.tracebacks import in_words, shorten
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, WorkerError
 from wds_pipes.io.secret import hide
+from wds_pipes.loader.lengths import batching
 from wds_pipes.loader.parent import begin_worker, worker_info
 from wds_pipes.loader.protocol import Begin, Command, LaneState, Result, pack
-from wds_pipes.loader.segments import segments_of, with_segments
+from wds_pipes.loader.segments import MOST_EMPTY, segments_of, with_segments
 from wds_pipes.loader.stats import Meter
 
 
@@ -77,7 +79,12 @@ class _Running:
         self._end: Result | None = None
         self._meter = Meter()
         self._stalled = self.stage.stall_clock()
-        segments_of(self.stage).watch = self._meter.watch
+        segments = segments_of(self.stage)
+        segments.watch = self._meter.watch
+        self._epochs, self._counted = 0, begin.state["counts"].get("delivered", 0)  # since and at the last batch
+        self._most = MOST_EMPTY * math.prod(step.items_per_batch or 1 for step in batching(recipe))
+        if segments is not self.stage:
+            segments.after_epoch = self._after_epoch
 
     def __del__(self) -> None:
         # The chain is a reference cycle of stages and generators. Without this, what it has open
@@ -89,6 +96,18 @@ class _Running:
         """Begin to fetch what the lane reads first."""
         if self._batches is None or self._delivered < self._batches:
             self.stage.start()
+
+    def _after_epoch(self) -> None:
+        """Raise ShardError if the steps after batch_samples() leave nothing, so that the lane would
+        go on for ever.
+        """
+        self._epochs += 1
+        counts = self.stage.counts(self.stage.mark(), self._delivered)
+        if self._epochs >= MOST_EMPTY and counts["delivered"] - self._counted >= self._most:
+            raise ShardError(
+                f"lane {self._number} of {self._lane.of} made no batch in {self._epochs} epochs of the data, since the "
+                "steps after batch_samples() leave all batches out."
+            )
 
     def next(self, run: int) -> Result:
         """Return the next batch and the lane's state after it; from the end on, no batch and the
@@ -105,6 +124,7 @@ class _Running:
         self._delivered += not ended
         mark = self.stage.mark()
         counts = self.stage.counts(mark, self._delivered)
+        self._epochs, self._counted = 0, counts["delivered"]
         lack = self.stage.lack if ended and not self._delivered else None
         if ended and self._batches is not None and not full:
             if lack is not None and lack.explains(counts):

@@ -1,0 +1,73 @@
+"""Whether the states that several ranks save belong to one checkpoint, as far as a rank sees when
+it saves.
+"""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+
+from wds_pipes.core.counts import logger
+from wds_pipes.core.stage import State
+from wds_pipes.core.words import shown
+from wds_pipes.errors import StateError
+from wds_pipes.loader.checkpoint_files import written_since
+from wds_pipes.loader.merging import OF_A_RUN
+from wds_pipes.loader.pipe_loader import PipeLoader
+
+_MEND = "With epoch_end='loop' all ranks have the same number of batches, and a checkpoint fits any number of ranks."
+
+# when each loader last saved, by the clock of the file system
+_last_saved: weakref.WeakKeyDictionary[PipeLoader, int] = weakref.WeakKeyDictionary()
+_warned: weakref.WeakSet[PipeLoader] = weakref.WeakSet()
+
+
+def note_saved(loader: PipeLoader, path: Path) -> None:
+    """Note that a loader has saved the file at ``path``."""
+    _last_saved[loader] = path.stat().st_mtime_ns
+
+
+def check_others(root: Path, loader: PipeLoader, state: State, number: int) -> None:
+    """Check that the state of another rank at this step, saved in this run, belongs to this one.
+
+    Only files that are newer than the last one of this loader count: older ones may be left from a
+    run that crashed, and will be replaced.
+
+    Raises:
+        StateError: it does not, so that ``load`` would refuse both.
+    """
+    rank, world = state["rank"], state["world_size"]
+    if world == 1 or loader not in _last_saved:
+        return
+    other = written_since(root, number, rank, world, _last_saved[loader])
+    if other is None or (why := _differs(state, other)) is None:
+        return
+    if why:
+        raise StateError(
+            f"load() would refuse checkpoint {number}: the states of ranks {rank} and {other['rank']} do not belong "
+            f"together, since {why}. Let all ranks save after the same batch of the same run. {_MEND}"
+        )
+    if loader not in _warned:
+        _warned.add(loader)
+        logger.warning(
+            "checkpoint %d fits %d ranks only, since with epoch_end='exact' ranks are in different epochs now. %s",
+            number, world, _MEND,
+        )  # fmt: skip
+
+
+def _differs(own: State, other: State) -> str | None:
+    """Return why the states of two ranks do not belong to one checkpoint; ``""`` if they are in
+    different epochs, so that it fits this number of ranks only; None if they belong together.
+    """
+    for name in OF_A_RUN:
+        if own.get(name) != other.get(name):
+            return f"they differ in {name!r} ({shown(own.get(name))} and {shown(other.get(name))})"
+    alone = own["epoch_end"] == "exact" and max(own["epoch"], other["epoch"]) > 0
+    if own["epoch"] != other["epoch"] or own.get("partition") != other.get("partition"):
+        epochs = f"they are in different epochs ({own['epoch']} and {other['epoch']}), or were loaded from other states"
+        return "" if alone else epochs
+    going = [state["step"] for state in (own, other) if not all(lane["ended"] for lane in state["lanes"].values())]
+    if going and max(own["step"], other["step"]) > min(going):
+        steps = f"they are at different steps of their epoch ({own['step']} and {other['step']})"
+        return "" if alone else steps
+    return None
