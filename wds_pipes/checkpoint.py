@@ -114,7 +114,7 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
         check_others(root, loader, state, number)
         path.parent.mkdir(exist_ok=True)
         write_file(path, text)
-        note_saved(loader, path)
+        note_saved(loader, path, number)
         sync_directory(root)
         remove_old(root, keep)
     except OSError as error:

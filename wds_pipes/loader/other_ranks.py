@@ -17,29 +17,31 @@ from wds_pipes.loader.pipe_loader import PipeLoader
 
 _MEND = "With epoch_end='loop' all ranks have the same number of batches, and a checkpoint fits any number of ranks."
 
-# when each loader last saved, by the clock of the file system
-_last_saved: weakref.WeakKeyDictionary[PipeLoader, int] = weakref.WeakKeyDictionary()
+# of the last file that each loader saved: the number of its checkpoint, and its time by the clock
+# of the file system
+_last_saved: weakref.WeakKeyDictionary[PipeLoader, tuple[int, int]] = weakref.WeakKeyDictionary()
 _warned: weakref.WeakSet[PipeLoader] = weakref.WeakSet()
 
 
-def note_saved(loader: PipeLoader, path: Path) -> None:
-    """Note that a loader has saved the file at ``path``."""
-    _last_saved[loader] = path.stat().st_mtime_ns
+def note_saved(loader: PipeLoader, path: Path, number: int) -> None:
+    """Note that a loader has saved the file at ``path``, of checkpoint ``number``."""
+    _last_saved[loader] = number, path.stat().st_mtime_ns
 
 
 def check_others(root: Path, loader: PipeLoader, state: State, number: int) -> None:
     """Check that the state of another rank at this step, saved in this run, belongs to this one.
 
     Only files that are newer than the last one of this loader count: older ones may be left from a
-    run that crashed, and will be replaced.
+    run that crashed, or from before this one went back to an earlier step, and will be replaced.
 
     Raises:
         StateError: it does not, so that ``load`` would refuse both.
     """
     rank, world = state["rank"], state["world_size"]
-    if world == 1 or loader not in _last_saved:
+    last, since = _last_saved.get(loader, (number, 0))
+    if world == 1 or number <= last:
         return
-    other = written_since(root, number, rank, world, _last_saved[loader])
+    other = written_since(root, number, rank, world, since)
     if other is None or (why := _differs(state, other)) is None:
         return
     if why:
