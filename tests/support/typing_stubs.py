@@ -6,6 +6,7 @@ wds_pipes/datapipes/signatures.pyi.
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 import textwrap
@@ -55,6 +56,14 @@ def summary(kind: type[Stage]) -> str:
     )
 
 
+def overloads(said: str) -> list[str]:
+    """The forms of parameters of which one may be a function of two kinds: type checkers infer the
+    arguments of a lambda only from one.
+    """
+    found = re.search(r"(Callable\[\[[^]]*\], \w+\]) \| (Callable\[\[[^]]*\], \w+\])", said)
+    return [said] if found is None else [said.replace(found[0], kind) for kind in found.groups()]
+
+
 def methods() -> str:
     """The methods of ``WdsPipe``."""
     lines = [
@@ -65,8 +74,11 @@ def methods() -> str:
     for name in stages.__all__:
         if name not in SOURCES:
             kind = getattr(stages, name)
-            lines.append(f"    def {functional_name(kind)}({parameters(kind, method=True)}) -> WdsPipe[{given(kind)}]:")
-            lines += [f'        """{summary(kind)}."""', ""]
+            said = parameters(kind, method=True)
+            for form in overloads(said):
+                lines += ["    @overload"] if form != said else []
+                lines.append(f"    def {functional_name(kind)}({form}) -> WdsPipe[{given(kind)}]:")
+                lines += [f'        """{summary(kind)}."""', ""]
     return "\n".join(lines)
 
 
@@ -89,7 +101,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Generic
+from typing import Any, Generic, overload
 
 from typing_extensions import TypeVar
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Generic
+from typing import Any, Generic, overload
 
 from typing_extensions import TypeVar
 
@@ -50,7 +50,12 @@ class Methods(Generic[T_co]):
     ) -> WdsPipe[dict[str, Any]]:
         """Decode the fields of samples by their extensions."""
 
-    def filter_samples(self, predicate: Callable[..., Any]) -> WdsPipe[T_co]:
+    @overload
+    def filter_samples(self, predicate: Callable[[T_co], Any]) -> WdsPipe[T_co]:
+        """Keep the samples for which a function returns true."""
+
+    @overload
+    def filter_samples(self, predicate: Callable[[T_co, Any], Any]) -> WdsPipe[T_co]:
         """Keep the samples for which a function returns true."""
 
     def group_by_key(

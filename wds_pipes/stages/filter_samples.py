@@ -33,11 +33,11 @@ class FilterSamples(Stage[Out]):
 
     holds_nothing = True
 
-    def __init__(self, source: Stage[Out], predicate: Callable[..., Any]) -> None:
+    def __init__(self, source: Stage[Out], predicate: Callable[[Out], Any] | Callable[[Out, Any], Any]) -> None:
         super().__init__(source)
         if not callable(predicate):
             raise TypeError(f"filter_samples() needs a function, not {predicate!r}")
-        self.predicate = predicate
+        self.predicate: Callable[..., Any] = predicate
         self.takes_rng = self.counts_items = takes_rng(predicate, "filter_samples")
 
     def run(self) -> Iterator[Out]:

@@ -17,7 +17,7 @@ _RNG = 3  # the salt of the generators
 
 
 class _Drop:
-    """The class of ``DROP``."""
+    """What the function of ``map_samples(fn, may_drop=True)`` returns to drop a sample."""
 
     def __repr__(self) -> str:
         return "wds_pipes.DROP"
@@ -26,7 +26,7 @@ class _Drop:
         return "DROP"
 
 
-DROP = _Drop()  # what the function of map_samples() returns to drop a sample
+DROP = _Drop()
 _OF_CODE = (NameError, TypeError, AttributeError, ImportError, NotImplementedError)  # "skip" does not skip these
 
 
