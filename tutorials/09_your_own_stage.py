@@ -335,7 +335,7 @@ print(len(rest), "batches are equal after the resume;", resumed.counts())
 #   all ranks get equally many batches. `check_resume` counts.
 # - `holds_nothing = True`: when the stage yields, it has yielded or dropped for good all that it took.
 #   It remembers no sample, and has no `mark` of its own. Then, after `batch_samples`, PipeLoader fills
-#   batches across the parts of a lane. `RepeatSamples` and `DropRepeats` must not set it.
+#   batches across the segments of a lane. `RepeatSamples` and `DropRepeats` must not set it.
 #
 # One more you must set where it is true:
 #

@@ -17,7 +17,7 @@ from torch.utils.data._utils.fetch import _BaseDatasetFetcher
 
 from wds_pipes.core.hosts import stage_of
 from wds_pipes.core.options import check_count
-from wds_pipes.core.order import mix
+from wds_pipes.core.order import hash64
 from wds_pipes.core.stage import Stage, State
 from wds_pipes.core.state import damaged, read_state
 from wds_pipes.core.stream import Position, Stream
@@ -242,4 +242,4 @@ class _WorkerStream(Stream[Any]):
 
 def _key(*values: int) -> int:
     """Return a hash of 31 bits that is not zero."""
-    return mix(*values) >> 33 or 1
+    return hash64(*values) >> 33 or 1

@@ -64,6 +64,41 @@ def test_a_class_that_is_not_listed_is_raised(urls):
     assert keys_of(mapped(urls, UnicodeError, {ValueError: "skip"})) == KEPT
 
 
+def test_the_most_special_class_decides(tmp_path):
+    """Also if it is that of a cause: a ShardError is an OSError itself."""
+    missing = str(tmp_path / "gone.tar")
+    pipe = lambda rule: wp.ShardList([missing]).open_shards(on_error=rule)  # noqa: E731
+    for general in (OSError, Exception):
+        assert list(pipe({general: "raise", FileNotFoundError: "skip"})) == []
+        with pytest.raises(wp.ShardError):
+            list(pipe({general: "skip", FileNotFoundError: "raise"}))
+    with pytest.raises(wp.ShardError):
+        list(pipe({FileNotFoundError: "skip", wp.ShardError: "raise"}))
+
+
+def test_a_rule_that_skips_nothing_keeps_the_count(urls):
+    pipe = samples(urls, samples_per_shard=6).map_samples(dict, on_error={OddError: "raise"})
+    assert len(list(wp.PipeLoader(pipe, batch_size=2, epoch_end="drop"))) == 6
+
+
+@pytest.mark.parametrize("rule", ["raise", {FileNotFoundError: "skip"}, lambda error: "raise"])
+def test_a_shard_that_was_changed_is_a_state_error_with_any_rule(rule, tmp_path):
+    [url] = make_shards(tmp_path, shards=1, samples=6)
+    make = lambda: wp.ShardList([url]).open_shards().load_tar(on_error=rule)  # noqa: E731
+    pipe = make()
+    items = iter(pipe)
+    next(items), next(items)
+    state = pipe.state_dict()
+    place = state["lanes"]["0"]["position"][-1]["offset"]
+    with open(url, "r+b") as file:
+        file.seek(place)
+        file.write(b"\xff" * 512)
+    again = make()
+    again.load_state_dict(state)
+    with pytest.raises(wp.StateError, match="no member starts there"):
+        list(again)
+
+
 def test_a_function_decides_by_the_error(urls):
     seen = []
 

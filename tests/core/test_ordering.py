@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_pipes.core.order import _finalize, below, mix, mix_text, permutation, stream
+from wds_pipes.core.order import _finalize, below, hash64, hash_text, permutation, stream
 
 MASK = (1 << 64) - 1
 ANY = st.integers(-(1 << 80), 1 << 80)
@@ -70,22 +70,22 @@ def test_permutation_is_one(key, count):
     other=st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=5),
 )
 def test_hash64_depends_on_values_their_order_and_their_number(values, other):
-    assert (mix(*values) == mix(*other)) == (values == other)
-    assert 0 <= mix(*values) <= MASK
+    assert (hash64(*values) == hash64(*other)) == (values == other)
+    assert 0 <= hash64(*values) <= MASK
 
 
 # These values are in the checkpoints of users: they never change.
 @pytest.mark.parametrize(
     ("function", "arguments", "expected"),
     [
-        (mix, (), 0),
-        (mix, (0,), 10451216379200822465),
-        (mix, (0, 0), 7235116703822611636),
-        (mix, (7, 3, 0, 8, 2), 2531801254268113662),
-        (mix, (-1, 1 << 63), 6042585880545627880),
-        (mix_text, ("",), 13020603013274838756),
-        (mix_text, ("s3://bucket/train-000000.tar\0ab/0001",), 8046245364486432166),
-        (mix_text, ("ä\udcff",), 13579915517529340007),
+        (hash64, (), 0),
+        (hash64, (0,), 10451216379200822465),
+        (hash64, (0, 0), 7235116703822611636),
+        (hash64, (7, 3, 0, 8, 2), 2531801254268113662),
+        (hash64, (-1, 1 << 63), 6042585880545627880),
+        (hash_text, ("",), 13020603013274838756),
+        (hash_text, ("s3://bucket/train-000000.tar\0ab/0001",), 8046245364486432166),
+        (hash_text, ("ä\udcff",), 13579915517529340007),
         (permutation, (10, 0), [2, 4, 6, 8, 5, 1, 7, 0, 9, 3]),
         (permutation, (10, -5), [6, 0, 5, 7, 8, 1, 4, 3, 9, 2]),
         (below, (1000, 42, 0, 6), [741, 159, 278, 344, 38, 868]),
@@ -101,18 +101,18 @@ def test_values_are_even():
     """Sixteen classes of 160 000 draws: chi square within what one in a thousand good generators
     exceeds, for several keys.
     """
-    for key in (0, 1, mix(0, 0), mix(0, 1)):
+    for key in (0, 1, hash64(0, 0), hash64(0, 1)):
         counts = np.bincount(below(16, key, 0, 160_000), minlength=16)
         assert ((counts - 10_000) ** 2 / 10_000).sum() < 37.7
 
 
 def test_neighbouring_keys_are_not_alike():
     """Epochs and lanes differ in one bit of one value; half the bits of the hash change."""
-    changed = [(mix(7, epoch, 0, 1) ^ mix(7, epoch + 1, 0, 1)).bit_count() for epoch in range(2_000)]
+    changed = [(hash64(7, epoch, 0, 1) ^ hash64(7, epoch + 1, 0, 1)).bit_count() for epoch in range(2_000)]
     assert statistics.mean(changed) == pytest.approx(32, abs=0.4)
     assert min(changed) > 8
 
 
 def test_every_place_of_a_permutation_is_equally_likely():
-    firsts = np.bincount([permutation(8, mix(0, epoch))[0] for epoch in range(8_000)], minlength=8)
+    firsts = np.bincount([permutation(8, hash64(0, epoch))[0] for epoch in range(8_000)], minlength=8)
     assert ((firsts - 1_000) ** 2 / 1_000).sum() < 24.3

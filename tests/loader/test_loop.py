@@ -495,3 +495,8 @@ def test_a_worker_that_is_killed_loses_nothing(context, persistent, urls):
     found += keys(itertools.islice(source, 40 - len(found)))
     source.close()
     assert found == expected
+
+
+def test_the_step_that_ends_batches_is_named(urls):
+    with pytest.raises(ValueError, match=r"take_samples\(\) after batch_samples\(\) ends with each epoch"):
+        wp.PipeLoader(samples(urls).batch_samples(4).take_samples(3), epoch_end="loop")

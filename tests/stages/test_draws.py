@@ -1,5 +1,7 @@
 """Random numbers of single samples: rng of map_samples and filter_samples, and seed_all."""
 
+import concurrent.futures
+import multiprocessing
 import random
 
 import numpy as np
@@ -66,6 +68,40 @@ def test_the_generators_are_restored_in_the_main_process(urls):
     with pytest.raises(ValueError, match="odd"):
         list(samples(urls).map_samples(fails, seed_all=True))
     assert (random.random(), np.random.rand(), float(torch.rand(()))) == expected
+
+
+def in_a_process(urls, queue):
+    torch.manual_seed(0)
+    found = []
+    for _ in range(2):
+        next(iter(wp.PipeLoader(samples(urls).map_samples(draw_all, seed_all=True), batch_size=2, collate="list")))
+        found.append(float(torch.rand(())))
+    queue.put(found)
+
+
+def test_the_generators_are_restored_in_a_rank_that_is_a_child_process(urls):
+    """It is no worker: its model draws from them."""
+    context = multiprocessing.get_context("forkserver")
+    queue = context.SimpleQueue()
+    process = context.Process(target=in_a_process, args=(urls, queue))
+    process.start()
+    found = queue.get()
+    process.join()
+    torch.manual_seed(0)
+    assert found == [float(torch.rand(())), float(torch.rand(()))]
+
+
+def test_threads_are_refused(urls):
+    """What they draw would depend on the time."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        run = pool.submit(list, samples(urls).map_samples(draw_all, seed_all=True))
+        with pytest.raises(RuntimeError, match="runs in a thread.*let the function draw from rng"):
+            run.result()
+
+
+def test_rng_and_the_global_generators_differ(urls):
+    pipe = samples(urls).map_samples(lambda sample, rng: (rng.random(), np.random.rand()), seed_all=True)
+    assert all(one != other for one, other in pipe)
 
 
 def test_two_steps_draw_different_numbers(urls):

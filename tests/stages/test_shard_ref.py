@@ -50,7 +50,7 @@ def replaced(url):
 def test_it_is_a_value():
     assert wp.ShardRef is ShardRef
     assert ShardRef("s3://b/x.tar", size=51200, md5="0" * 32, start=2, stop=4, of=5) == FULL
-    assert FULL != ShardRef("s3://b/x.tar") != "s3://b/x.tar"
+    assert ShardRef("s3://b/x.tar") != FULL
     assert len({FULL, pickle.loads(pickle.dumps(FULL)), ShardRef("s3://b/x.tar")}) == 2
     with pytest.raises(AttributeError):
         FULL.url = "y.tar"
@@ -218,3 +218,42 @@ def test_a_step_that_opens_shards_itself_passes_the_reference_on(tmp_path):
     assert {type(sample["__url__"]) for sample in got} == {str}
     with pytest.raises(TypeError, match="whose url is the ShardRef"):
         keys(in_two_lanes(shards.read_lines(False).group_by_key()))
+
+
+def test_a_shard_ref_and_a_str_are_not_compared():
+    """Such a filter would keep or drop all shards without a word."""
+    ref = wp.ShardRef("a.tar")
+    for compare in (
+        lambda: ref == "a.tar",
+        lambda: ref != "a.tar",
+        lambda: ref in {"a.tar"},
+        lambda: {"a.tar": 1}.get(ref),
+    ):
+        with pytest.raises(TypeError, match=r"a ShardRef is not a str: compare ref.url with 'a.tar'"):
+            compare()
+    assert ref == wp.ShardRef("a.tar") != wp.ShardRef("a.tar", size=1)
+    assert ref != 5
+
+
+@pytest.mark.parametrize(("start", "stop", "of"), [(3, 1, 5), (0, 9, 5), (-1, 2, 5)])
+def test_a_range_that_a_shard_cannot_have_is_refused(start, stop, of):
+    with pytest.raises(ValueError, match=f"samples {start} to {stop} are not a range of the {of} samples"):
+        wp.ShardRef("a.tar", start=start, stop=stop, of=of)
+
+
+def test_a_lost_reference_is_refused_through_a_mix_too(tmp_path):
+    urls = make_shards(tmp_path, shards=2, samples=3)
+    lost = wp.ShardList(urls).map(str)
+    with pytest.raises(TypeError, match="lost what ShardList knows of the shard"):
+        list(wp.mix({"a": lost, "b": wp.ShardList(urls)}).open_shards())
+
+
+def test_torchs_source_of_references_or_paths_has_a_fingerprint(tmp_path):
+    """So that a state does not fit other shards."""
+    urls = make_shards(tmp_path, shards=2, samples=3)
+    for kind in (str, wp.ShardRef, Path):
+        pipe = IterableWrapper([kind(url) for url in urls]).open_shards().load_tar().group_by_key()
+        next(iter(pipe))
+        other = IterableWrapper([kind(url) for url in urls[::-1]]).open_shards().load_tar().group_by_key()
+        with pytest.raises(wp.StateError, match="does not fit this pipeline"):
+            other.load_state_dict(pipe.state_dict())

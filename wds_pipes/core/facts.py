@@ -31,8 +31,8 @@ class StageFacts:
         holds_nothing: whether the stage, when it yields, has yielded or dropped for good all that
             it took: it remembers no item, and its ``mark`` returns the source's current position.
             Then it may run over several sources in a row: after ``batch_samples``, PipeLoader fills
-            batches across the parts of a lane. False where it could be True costs only this; True
-            where it should be False loses or repeats samples when an epoch is repartitioned.
+            batches across the segments of a lane. False where it could be True costs only this;
+            True where it should be False loses or repeats samples when an epoch is repartitioned.
         whole_lanes: whether what the stage yields depends on the samples that its lane has had, so
             that PipeLoader may not divide the rest of the lane.
         shared: names of attributes with a large list, dict or set that never changes: the running

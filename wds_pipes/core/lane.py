@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wds_pipes.core.order import mix
+from wds_pipes.core.order import hash64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Lane:
         another.
         """
         again = (self.generation,) if self.generation else ()
-        return mix(self.seed, self.epoch, self.number, self.of, *again, *salt)
+        return hash64(self.seed, self.epoch, self.number, self.of, *again, *salt)
 
 
 @dataclass(slots=True)

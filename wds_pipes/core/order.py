@@ -31,7 +31,7 @@ def _finalize(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def mix(*values: int) -> int:
+def hash64(*values: int) -> int:
     """Return one 64-bit hash of several integers, each taken modulo 2**64; their order and number
     matter.
     """
@@ -41,7 +41,7 @@ def mix(*values: int) -> int:
     return state
 
 
-def mix_text(text: str) -> int:
+def hash_text(text: str) -> int:
     """Return a 64-bit hash of a text."""
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "little")
 

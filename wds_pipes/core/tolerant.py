@@ -16,8 +16,8 @@ from wds_pipes.errors import WdsError
 LOGGED = 20  # how many skips are logged for each stage and epoch
 _CHOICES = ("raise", "skip")
 
-# "raise" or "skip"; or by the class of the error, where what is not listed is raised; or a function
-# of the error.
+# "raise" or "skip"; or by the class of the error or of a cause of it, where the most special class
+# decides, and what is not listed is raised; or a function of the error.
 OnError = str | Mapping[type[BaseException], str] | Callable[[Exception], str]
 
 
@@ -43,7 +43,8 @@ class Tolerant(Stage[Out]):
     @property
     def may_skip(self) -> bool:
         """Whether any error may be skipped."""
-        return bool(self.on_error != "raise")
+        rule = self.on_error
+        return "skip" in rule.values() if isinstance(rule, Mapping) else bool(rule != "raise")
 
     def changes_count(self) -> str | None:
         if not self.may_skip:
@@ -59,8 +60,10 @@ class Tolerant(Stage[Out]):
         if isinstance(rule, str):
             return rule == "skip"
         if isinstance(rule, Mapping):
-            kinds = (kind for one in causes(error) for kind in type(one).__mro__)
-            return next((rule[kind] for kind in kinds if kind in rule), "raise") == "skip"
+            listed = [kind for one in causes(error) for kind in type(one).__mro__ if kind in rule]
+            # the most special; if several are, that of the error goes before that of its cause
+            bases = {base for kind in listed for base in kind.__mro__[1:]}
+            return next((rule[kind] for kind in listed if kind not in bases), "raise") == "skip"
         choice = rule(error)
         if choice not in _CHOICES:
             raise TypeError(

@@ -12,6 +12,7 @@ Rules:
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -198,13 +199,10 @@ class TorchSource(Stage[Any]):
     def _urls(self) -> Sequence[str] | None:
         """The list of URLs at the beginning of the chain; None: there is none."""
         listed = [pipe.iterable for pipe in walk(self.pipe) if isinstance(pipe, _WRAPPER)]
-        return (
-            listed[0]
-            if len(listed) == 1
-            and isinstance(listed[0], (list, tuple))
-            and all(isinstance(url, str) for url in listed[0])
-            else None
-        )
+        if len(listed) != 1 or not isinstance(listed[0], (list, tuple)):
+            return None
+        urls = [os.fspath(url) for url in listed[0] if isinstance(url, (str, os.PathLike))]
+        return urls if len(urls) == len(listed[0]) else None
 
     def shards(self) -> tuple[int | None, str]:
         urls = self._urls

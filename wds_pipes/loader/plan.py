@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -64,11 +65,11 @@ class Plan:
             )
         held = batching(segments_of(self.stage).source)
         if epoch_end == "loop" and any(step.batches_of(1) for step in held if step.items_per_batch != 1):
-            holding = _holding(segments_of(self.stage).source)
+            holding = _holding(held[-1], segments_of(self.stage).source)
             raise ValueError(
-                f"with epoch_end='loop' all batches are full, and {holding}() after batch_samples() may "
-                "hold batches at the end of an epoch: put batch_samples() last, or pass drop_last=True to it. A step "
-                "of your own that holds nothing when it yields says so with holds_nothing = True."
+                f"with epoch_end='loop' all batches are full, and {holding}() after batch_samples() ends "
+                "with each epoch, or holds batches at its end: put batch_samples() last, or pass drop_last=True to it. "
+                "A step of your own that holds nothing when it yields says so with holds_nothing = True."
             )
         self._num_workers = check_count("num_workers", num_workers, least=0)
         self._lanes = None if lanes is None else check_count("lanes", lanes, most=MOST_LANES)
@@ -311,9 +312,12 @@ class Plan:
         return len(set(left)) == 1
 
 
-def _holding(stage: Stage[Any]) -> str:
-    """Return the name of the last step of a chain that may hold something when it yields."""
-    return next(functional_name(type(step)) for step in stage.chain if not step.holds_nothing)
+def _holding(batches: Stage[Any], stage: Stage[Any]) -> str:
+    """Return the name of the last step after ``batches`` that does not take several streams for
+    one.
+    """
+    after = itertools.takewhile(lambda step: step is not batches, stage.chain)
+    return next(functional_name(type(step)) for step in after if not step.holds_nothing or step.whole_lanes)
 
 
 class Limit(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from wds_pipes.core.counts import Network
-from wds_pipes.core.order import mix
+from wds_pipes.core.order import hash64
 from wds_pipes.errors import StateError
 from wds_pipes.loader.plan import Plan
 from wds_pipes.loader.position import LoaderPosition, Paused
@@ -150,7 +150,7 @@ class Progress:
         if self.workers.count:
             _with_workers.add(self)
         # differs on each rank, and after a resume
-        seed = mix(plan.recipe.seed, plan.rank.number, at.epoch, len(at.partition.history), at.step)
+        seed = hash64(plan.recipe.seed, plan.rank.number, at.epoch, len(at.partition.history), at.step)
         return at, self._runs, self.workers.start(self._runs, begins, seed)
 
     @property

@@ -5,14 +5,17 @@ from __future__ import annotations
 import inspect
 import random
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from wds_pipes.core.order import mix, mix_text
+from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.stage import Stage
 from wds_pipes.io.urls import identify
+
+_GLOBAL = 6  # the salt of the global generators
 
 
 class Draws:
@@ -41,7 +44,7 @@ class Draws:
         url, shard = sample.get("__url__"), None
         if isinstance(url, str):  # shards may have moved before a resume, and credentials may differ
             shard = self._root.number_of(url) or identify(url)
-        return mix(lane.seed, lane.epoch, self._place, self._salt, mix_text(f"{shard}\0{sample['__key__']}"))
+        return hash64(lane.seed, lane.epoch, self._place, self._salt, hash_text(f"{shard}\0{sample['__key__']}"))
 
     def rng(self, sample: Any, number: int) -> np.random.Generator:
         """Return a generator for a sample alone."""
@@ -83,15 +86,22 @@ class GlobalGenerators:
     than most augmentations. In a worker process of DataLoader nothing else draws from these
     generators, so there they are only seeded.
 
-    Args:
-        restore: whether to restore the generators after each sample.
+    Raises:
+        RuntimeError: this is a thread. Threads share the generators, so what each draws would
+            depend on the time.
     """
 
-    def __init__(self, *, restore: bool) -> None:
-        self._restore = restore
+    def __init__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "map_samples(seed_all=True) seeds the generators of this process, and runs in a thread, while others "
+                "may draw from them: let the function draw from rng, as fn(sample, rng), or use worker processes"
+            )
+        self._torch = sys.modules.get("torch")
+        data = sys.modules.get("torch.utils.data")
+        self._restore = data is None or data.get_worker_info() is None
         self._philox = np.random.Philox(key=0)
         self._start = self._philox.state
-        self._torch = sys.modules.get("torch")
         self._saved: tuple[Any, Any, Any] | None = None
 
     def seed(self, key: int) -> None:
@@ -103,6 +113,7 @@ class GlobalGenerators:
                 np.random.get_bit_generator(),  # type: ignore[attr-defined]
                 None if torch is None else torch.default_generator.get_state(),
             )
+        key = hash64(key, _GLOBAL)  # other numbers than those of rng
         random.seed(key)
         self._start["state"]["key"][0] = key
         self._philox.state = self._start

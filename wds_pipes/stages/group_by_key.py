@@ -168,7 +168,8 @@ class GroupByKey(Tolerant[Sample]):
         names: dict[str, str] = {}  # from a field as it is written to its name in lower case: one str for all samples
         seen: set[str] = set()  # the keys of this shard
         sample: Sample | None = None
-        key = stem = url = shown = ""
+        key = stem = shown = ""
+        url: object = None
         last, length = -1, 0
         bad = 0  # the sample being built is next to a doubtful place (1), or will not be yielded (2)
         suspect = 0  # the next sample may have lost its first members (1), or has lost them (2)

@@ -187,7 +187,8 @@ class LoadTar(Tolerant[TarMember]):
     def _damaged(self, error: ShardError) -> None:
         self._shard.doubt(error)  # type: ignore[union-attr]
         offset, url = getattr(error, "offset", None), getattr(error, "url", None)
-        if not self.may_skip and offset == self._began > 0 and error.__cause__ is None:
+        skips = self.skips(error)
+        if not skips and offset == self._began > 0 and error.__cause__ is None:
             # If the shard were unchanged, this header would have been valid when the state was
             # saved.
             raise StateError(
@@ -195,7 +196,9 @@ class LoadTar(Tolerant[TarMember]):
                 "there: the shard was changed or damaged since, or the "
                 f"state is damaged. ({error})"
             )
-        self.skip(error)
+        if not skips:
+            raise error
+        self.count_skip(error)
         self._damage_at = self._reader.offset  # type: ignore[union-attr]
 
     def refuse(self, error: ShardError, *, cut: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +48,9 @@ class MapSamples(Tolerant[Any]):
             filtered. Then the length of an epoch is not known.
         seed_all: for functions that draw from global generators, such as torchvision's transforms:
             seed those of ``random``, numpy and torch (on the CPU) for each sample, by what also
-            decides ``rng``, and restore them after it. In worker processes they are not restored.
+            decides ``rng``, and restore them after it; of numpy's, the kept half of a pair of
+            ``np.random.randn`` is dropped. In worker processes they are not restored. Not in
+            threads, which share these generators.
         on_error: what to do if ``fn`` raises or returns None: ``"raise"``, or ``"skip"`` the sample
             and count it. ``"skip"`` raises what is a mistake in the code and not in a sample:
             NameError, TypeError, AttributeError, ImportError, NotImplementedError. A dict such as
@@ -133,7 +134,7 @@ class MapSamples(Tolerant[Any]):
 
 def _seeded(fn: Callable[..., Any], draws: Draws, at: Any) -> Callable[..., Any]:
     """Return a function that calls ``fn`` with global generators that are seeded for the sample."""
-    generators = GlobalGenerators(restore=multiprocessing.parent_process() is None)
+    generators = GlobalGenerators()
 
     def call(sample: Any, *rng: Any) -> Any:
         generators.seed(draws.key(sample, at.number))

@@ -14,7 +14,7 @@ from wds_pipes.core.counts import Network
 from wds_pipes.core.lane import Host, Lane
 from wds_pipes.core.moved import Data, Move
 from wds_pipes.core.options import check_choice, check_count
-from wds_pipes.core.order import mix, mix_text
+from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.running import Mark, begin, running_copy
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged, read_count, read_dict, read_text
@@ -214,12 +214,12 @@ class Mix(Composite[Any]):
         """Return the lane of a source: with the seed of the source, and with another epoch for each
         further pass.
         """
-        return replace(lane, seed=source.seed, epoch=mix(lane.epoch, passes) >> 1 if passes else lane.epoch)
+        return replace(lane, seed=source.seed, epoch=hash64(lane.epoch, passes) >> 1 if passes else lane.epoch)
 
     def run(self) -> Iterator[Any]:
         self.start()
         at, running, key = self.at, self._running, self.lane.key(TURNS)
-        weights, hashes = list(self.weights.values()), [mix(key, mix_text(name)) for name in self.sources]
+        weights, hashes = list(self.weights.values()), [hash64(key, hash_text(name)) for name in self.sources]
         draws, marks, reached = self._draws, self._marks, self._reached
         total = sum(draws)
         while live := [number for number, place in enumerate(at.rest) if not place.ended]:

@@ -235,7 +235,7 @@ class OpenShards(Tolerant[Shard]):
                 f"open_shards() takes URLs and paths, and its source gave {hide(repr(item)):.200}: "
                 "put it after ShardList(...) or IterableWrapper(urls)"
             )
-        elif not isinstance(first, ShardList):
+        elif not _lists(first):
             return ShardRef(os.fspath(item))
         raise TypeError(
             f"a step between ShardList and open_shards() returned {type(item).__name__} {redact(str(item))!r:.200}, "
@@ -297,6 +297,12 @@ class OpenShards(Tolerant[Shard]):
 
     def mark(self) -> Mark:
         return self._own(self.at), self._behind or (self.source.mark() if self.source is not None else None)
+
+
+def _lists(root: Stage[Any]) -> bool:
+    """Return whether all shards of a chain come from ShardLists, also through a mix."""
+    branches = [branch.root for branch in root.branches.values()]
+    return isinstance(root, ShardList) or (bool(branches) and all(map(_lists, branches)))
 
 
 def _cache(given: ShardCache | str | os.PathLike[str] | None, source: Stage[Any] | None) -> ShardCache | None:

@@ -12,7 +12,7 @@ from typing import Any
 from wds_pipes.core.lane import Host, Lane, LaneFacts
 from wds_pipes.core.moved import BY_MD5, BY_SIZE, NAMES, Data
 from wds_pipes.core.options import check_count
-from wds_pipes.core.order import below, mix, permutation
+from wds_pipes.core.order import below, hash64, permutation
 from wds_pipes.core.running import Mark
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged, read_count
@@ -237,7 +237,7 @@ class ShardList(Stage[ShardRef]):
 
     def epoch_order(self, seed: int, epoch: int) -> list[int]:
         """Return the numbers of all shards in the order of an epoch."""
-        count, key = len(self.urls), mix(seed, epoch, _ORDER)
+        count, key = len(self.urls), hash64(seed, epoch, _ORDER)
         order: list[int] = list(range(count))
         if self.resampled:
             order = below(count, key, 0, count).tolist()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from wds_pipes.io.urls import redact
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class ShardRef:
     """A shard to read: its URL, and what is known of it before it is opened.
 
@@ -19,7 +19,8 @@ class ShardRef:
 
         ShardList(urls).map(lambda ref: ref.with_url(ref.url.replace("s3://bucket", "/data")))
 
-    It cannot be changed, it can be pickled, and two of them are equal if all their values are.
+    It cannot be changed, it can be pickled, and two of them are equal if all their values are. To
+    compare one with a str is an error: compare ``ref.url``.
 
     Attributes:
         url: the URL or path, with credentials if it has any.
@@ -43,12 +44,25 @@ class ShardRef:
             raise TypeError(f"the url of a ShardRef must be a str, not {type(self.url).__name__}: write str(path)")
         if (self.stop is None) is not (self.of is None) or (self.start and self.stop is None):
             raise ValueError("start, stop and of describe a range of samples together: pass all of them, or none")
+        if self.stop is not None and not 0 <= self.start <= self.stop <= (self.of or 0):
+            raise ValueError(f"samples {self.start} to {self.stop} are not a range of the {self.of} samples of a shard")
 
     def with_url(self, url: str | os.PathLike[str]) -> ShardRef:
         """Return a reference to the same shard at another URL or path: to a copy with the same
         bytes. The other values are kept.
         """
         return replace(self, url=os.fspath(url))
+
+    def _values(self) -> tuple[Any, ...]:
+        return self.url, self.size, self.md5, self.start, self.stop, self.of
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            raise TypeError(f"a ShardRef is not a str: compare ref.url with {redact(other)!r:.200}")
+        return self._values() == other._values() if isinstance(other, ShardRef) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.url)  # as of the str, so that looking for one among str is an error, too
 
     def __str__(self) -> str:
         return self.url

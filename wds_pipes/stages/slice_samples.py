@@ -31,7 +31,7 @@ class SliceSamples(Stage[Out]):
     ``slice_samples(1, step=2)``. On another number of lanes a slice has other samples. No lane
     makes up for another that has too few samples: the total is smaller if there are fewer shards
     than lanes, unless the samples of the shards are counted. On several ranks, PipeLoader needs
-    ``epoch_end="exact"``.
+    ``epoch_end="exact"`` or ``"loop"``.
 
     The slice is taken anew in each epoch. If ``ShardList`` shuffles the shards or resamples them,
     it has other samples in each epoch. Before ``shuffle_buffer``, only samples of the slice are

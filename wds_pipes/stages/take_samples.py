@@ -18,7 +18,7 @@ class TakeSamples(SliceSamples[Out]):
     share of ``n``, the first n % L of L lanes one more than the others, so that all lanes together
     yield at most ``n`` samples. No lane makes up for another that has too few samples: the total is
     smaller if there are fewer shards than lanes, unless the samples of the shards are counted. On
-    several ranks, PipeLoader needs ``epoch_end="exact"``.
+    several ranks, PipeLoader needs ``epoch_end="exact"`` or ``"loop"``.
 
     Each epoch yields ``n`` samples anew. If ``ShardList`` shuffles the shards or resamples them,
     they are others in each epoch. Before ``shuffle_buffer``, only these ``n`` samples are read, and
