@@ -215,13 +215,11 @@ class PipeLoader:
             raise ValueError("with_epoch() takes samples= or batches=, one of them")
         plan = self._plan
         ranks, size = self.rank.of, 1 if samples is None else plan.batch_size
-        count = check_count("samples" if batches is None else "batches", samples if batches is None else batches)
+        what, given = ("samples", samples) if batches is None else ("batches", batches)
+        count = check_count(what, given)
         if count % (ranks * size):
             each = f"{ranks} ranks{f' x {size} samples in a batch' if size > 1 else ''}"
-            raise ValueError(
-                f"{'batches' if samples is None else 'samples'}={count} cannot be divided by {each}: pass a multiple "
-                f"of {ranks * size}"
-            )
+            raise ValueError(f"{what}={count} cannot be divided by {each}: pass a multiple of {ranks * size}")
         if ranks > 1 and plan.mode == "exact":
             raise ValueError(
                 "with several ranks, with_epoch() needs epoch_end='loop', or 'drop' or 'pad', so that all "

@@ -391,10 +391,5 @@ class Mix(Composite[Any]):
                 )
             places = [place._replace(since=drawn) for place, drawn in zip(places, draws, strict=True)]
         names = list(self.sources)
-        return (
-            names.index(last) if last in names else -1,
-            tuple(draws),
-            tuple(marks),
-            tuple(places),
-            [sum(draws) + ahead],
-        ), None
+        number = names.index(last) if last in names else -1
+        return (number, tuple(draws), tuple(marks), tuple(places), [sum(draws) + ahead]), None
