@@ -78,7 +78,8 @@ def test_several_shards_share_them(remote, large, local, connections):
     alone = wp.ShardList(paths).open_shards().load_tar().group_by_key().interleave_shards(4)
     assert list(map(bare, pipe)) == list(map(bare, alone))
     most = max(request.live for request in remote.faults.stats(remote.reads))
-    assert 2 <= most <= 4
+    # The first shard may still use all connections when each of the others gets its first one.
+    assert 2 <= most <= connections + 3
 
 
 def test_the_first_sample_needs_one_request(remote, local):
