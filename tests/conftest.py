@@ -9,6 +9,7 @@ from typing import ClassVar
 import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from pipelines import FIFTY
 from remote import tasks
 from servers import Missing, Servers
 from waiting import wait_for
@@ -40,6 +41,12 @@ def urls(tmp_path_factory) -> list[str]:
     return make_shards(
         tmp_path_factory.mktemp("shards"), shards=5, samples=[3, 0, 5, 2, 4], fields=("txt", "cls", "json")
     )
+
+
+@pytest.fixture(scope="session")
+def fifty(tmp_path_factory) -> list[str]:
+    """Eight shards, one of them empty: 50 samples."""
+    return make_shards(tmp_path_factory.mktemp("fifty"), shards=len(FIFTY), samples=FIFTY)
 
 
 class CountedFileSystem(LocalFileSystem):

@@ -500,3 +500,24 @@ def test_a_worker_that_is_killed_loses_nothing(context, persistent, urls):
 def test_the_step_that_ends_batches_is_named(urls):
     with pytest.raises(ValueError, match=r"take_samples\(\) after batch_samples\(\) ends with each epoch"):
         wp.PipeLoader(samples(urls).batch_samples(4).take_samples(3), epoch_end="loop")
+
+
+class PairSamples(wp.Stage):
+    """Batches of two (functional name: ``pair_samples``)."""
+
+    items_per_batch = 2
+
+    def batches_of(self, count):
+        return -(-count // 2)
+
+    def run(self):
+        while pair := list(itertools.islice(self.source.items, 2)):
+            yield pair
+
+
+wp.register_stage(PairSamples)
+
+
+def test_a_batching_step_of_the_users_that_may_hold_samples_is_named(urls):
+    with pytest.raises(ValueError, match=r"full, and pair_samples\(\) ends with each epoch.*holds_nothing = True"):
+        wp.PipeLoader(samples(urls).pair_samples(), epoch_end="loop")

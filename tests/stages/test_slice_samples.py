@@ -6,29 +6,14 @@ import logging
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pipelines import FIFTY, keys_of, samples
 from sources import Given
 
 import wds_pipes as wp
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import SliceSamples
-from wds_pipes.testing import check_resume, make_shards
-
-SAMPLES = [7, 5, 8, 0, 9, 6, 7, 8]  # 50
-
-
-@pytest.fixture(scope="module")
-def many(tmp_path_factory):
-    return make_shards(tmp_path_factory.mktemp("many"), shards=len(SAMPLES), samples=SAMPLES)
-
-
-def samples(urls, **options):
-    return wp.ShardList(urls, shuffle=True, seed=5, **options).open_shards().load_tar().group_by_key()
-
-
-def keys(items):
-    return [item["__key__"] for item in items]
-
+from wds_pipes.testing import check_resume
 
 SLICES = st.tuples(st.integers(0, 12), st.none() | st.integers(1, 20), st.integers(1, 5)).filter(
     lambda given: given[1] is None or given[0] < given[1]
@@ -85,38 +70,38 @@ def test_slices_by_step_are_a_partition_on_any_lanes(step, lanes, length):
 
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("lanes", [1, 2, 3, 4])
-def test_folds_of_a_loader(lanes, counted, many):
+def test_folds_of_a_loader(lanes, counted, fifty):
     """A training and a validation part of the same data, in each epoch."""
 
     def load(*given):
-        pipe = samples(many, samples_per_shard=SAMPLES if counted else None).slice_samples(*given)
+        pipe = samples(fifty, samples_per_shard=FIFTY if counted else None).slice_samples(*given)
         return wp.PipeLoader(pipe.shuffle_buffer(3), lanes=lanes, epoch_end="exact")
 
     head, tail = load(0, 10), load(10)
     for _ in range(2):
-        first, rest = keys(head), keys(tail)
+        first, rest = keys_of(head), keys_of(tail)
         assert len(first) == 10
         assert sorted([*first, *rest]) == [f"{number:08d}" for number in range(50)]
     assert (tail.counts()["delivered"], tail.counts()["filtered"]) == (40, 10)
 
 
-def test_samples_that_are_left_out_are_counted_as_filtered(many):
+def test_samples_that_are_left_out_are_counted_as_filtered(fifty):
     """Up to the last one that is yielded: the others are not read."""
-    pipe = samples(many).slice_samples(4, 14, 3)
-    assert keys(pipe) == keys(samples(many))[4:14:3]
+    pipe = samples(fifty).slice_samples(4, 14, 3)
+    assert keys_of(pipe) == keys_of(samples(fifty))[4:14:3]
     assert pipe.counts() == {"delivered": 4, "filtered": 10, "skipped": 0, "dropped": 0}
     items = iter(pipe)
     next(items)
-    resumed = samples(many).slice_samples(4, 14, 3)
+    resumed = samples(fifty).slice_samples(4, 14, 3)
     resumed.load_state_dict(pipe.state_dict())
     assert resumed.counts() == {"delivered": 1, "filtered": 4, "skipped": 0, "dropped": 0}
     assert len(list(resumed)) == 3
     assert resumed.counts() == {"delivered": 4, "filtered": 10, "skipped": 0, "dropped": 0}
 
 
-def test_a_slice_after_the_end_is_told(many, caplog):
+def test_a_slice_after_the_end_is_told(fifty, caplog):
     with caplog.at_level(logging.WARNING, logger="wds_pipes"):
-        assert list(samples(many).slice_samples(50)) == []
+        assert list(samples(fifty).slice_samples(50)) == []
     assert "this epoch gave nothing: 50 filtered. See what group_by_key(fields=...), filters, slices" in caplog.text
 
 
@@ -144,9 +129,9 @@ def test_other_numbers_are_another_pipeline(urls):
         samples(urls).slice_samples(1, 9, 2).load_state_dict(pipe.state_dict())
 
 
-def test_before_interleave_shards_it_is_refused(many):
+def test_before_interleave_shards_it_is_refused(fifty):
     with pytest.raises(TypeError, match=r"put slice_samples\(\) after it"):
-        samples(many).slice_samples(1).interleave_shards(2)
+        samples(fifty).slice_samples(1).interleave_shards(2)
 
 
 def test_a_position_that_cannot_be_is_refused(urls):

@@ -3,7 +3,6 @@ them.
 """
 
 import itertools
-import json
 import logging
 import os
 import pickle
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pipelines import FIFTY, flat, keys_of, samples, through_json
 from sources import Given
 from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
@@ -23,29 +23,6 @@ from wds_pipes.core.stream import Stream
 from wds_pipes.stages import BatchSamples, ShuffleBuffer, TakeSamples
 from wds_pipes.testing import check_resume, make_shards
 
-SAMPLES = [7, 5, 8, 0, 9, 6, 7, 8]  # 50
-
-
-@pytest.fixture(scope="module")
-def many(tmp_path_factory):
-    return make_shards(tmp_path_factory.mktemp("many"), shards=len(SAMPLES), samples=SAMPLES)
-
-
-def samples(urls, **options):
-    return wp.ShardList(urls, shuffle=True, seed=5, **options).open_shards().load_tar().group_by_key()
-
-
-def keys(items):
-    return [item["__key__"] for item in items]
-
-
-def flat(batches):
-    return [key for batch in batches for key in batch]
-
-
-def through_json(state):
-    return json.loads(json.dumps(state))
-
 
 @pytest.mark.parametrize("n", [1, 3, 13, 14, 99])
 def test_resumes_exactly(n, urls):
@@ -54,23 +31,23 @@ def test_resumes_exactly(n, urls):
     check_resume(lambda: samples(urls).interleave_shards(2).take_samples(n).batch_samples(2, collate="list"))
 
 
-def test_the_first_of_each_epoch(many):
-    pipe, whole = samples(many).take_samples(12), samples(many)
+def test_the_first_of_each_epoch(fifty):
+    pipe, whole = samples(fifty).take_samples(12), samples(fifty)
     for _ in range(3):
-        assert keys(pipe) == keys(whole)[:12]
+        assert keys_of(pipe) == keys_of(whole)[:12]
         assert pipe.counts() == {"delivered": 12, "filtered": 0, "skipped": 0, "dropped": 0}
-    assert keys(samples(many).take_samples(1000)) == keys(samples(many))
+    assert keys_of(samples(fifty).take_samples(1000)) == keys_of(samples(fifty))
 
 
-def test_in_all_hosts(many):
-    expected = keys(samples(many))[:9]
-    shards = nodes.ShardList(many, shuffle=True, seed=5)
+def test_in_all_hosts(fifty):
+    expected = keys_of(samples(fifty))[:9]
+    shards = nodes.ShardList(fifty, shuffle=True, seed=5)
     node = nodes.TakeSamples(nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(shards))), 9)
-    assert keys(Loader(node)) == expected
-    assert keys(samples(many).take_samples(9).as_dataset()) == expected
-    pipe = samples(many).take_samples(9)
-    assert keys(pickle.loads(pickle.dumps(pipe))) == expected
-    assert len(keys(DataLoader(pipe.as_dataset(), batch_size=None, num_workers=2))) == 9
+    assert keys_of(Loader(node)) == expected
+    assert keys_of(samples(fifty).take_samples(9).as_dataset()) == expected
+    pipe = samples(fifty).take_samples(9)
+    assert keys_of(pickle.loads(pickle.dumps(pipe))) == expected
+    assert len(keys_of(DataLoader(pipe.as_dataset(), batch_size=None, num_workers=2))) == 9
 
 
 @pytest.mark.parametrize(
@@ -171,7 +148,7 @@ def test_after_the_end_nothing_is_requested():
 def test_files_are_not_read_to_their_end(tmp_path, counted):
     [path] = make_shards(tmp_path, shards=1, samples=40, fields={"bin": lambda rng, number: rng.randbytes(1 << 20)})
     pipe = wp.ShardList(f"counted://{path}").open_shards(readahead_bytes=2 << 20).load_tar().group_by_key()
-    assert keys(pipe.take_samples(2)) == ["00000000", "00000001"]
+    assert keys_of(pipe.take_samples(2)) == ["00000000", "00000001"]
     taken = sum(size for _, size in counted)
     assert 2 << 20 <= taken < os.path.getsize(path) // 2
     counted.clear()
@@ -183,16 +160,16 @@ def test_files_are_not_read_to_their_end(tmp_path, counted):
 
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("lanes", [1, 2, 3, 4])
-def test_all_lanes_together(lanes, counted, many):
+def test_all_lanes_together(lanes, counted, fifty):
     """Each lane yields the first of what it yields without the step."""
 
     def run(n):
-        pipe = samples(many, samples_per_shard=SAMPLES if counted else None).interleave_shards(2)
+        pipe = samples(fifty, samples_per_shard=FIFTY if counted else None).interleave_shards(2)
         pipe = pipe if n is None else pipe.take_samples(n)
         loaders = [
             wp.PipeLoader(pipe, lanes=lanes, rank=rank, world_size=lanes, epoch_end="exact") for rank in range(lanes)
         ]
-        return [keys(loader) for loader in loaders]
+        return [keys_of(loader) for loader in loaders]
 
     whole = run(None)
     for n in (1, 2, 3, 10, 23):
@@ -210,8 +187,8 @@ def test_fewer_shards_than_lanes(tmp_path):
         assert len(list(wp.PipeLoader(pipe, lanes=4, epoch_end="exact"))) == total
 
 
-def test_equal_epochs_are_refused(many):
-    pipe = samples(many, samples_per_shard=SAMPLES).take_samples(12)
+def test_equal_epochs_are_refused(fifty):
+    pipe = samples(fifty, samples_per_shard=FIFTY).take_samples(12)
     for end in ("drop", "pad"):
         with pytest.raises(ValueError, match=r"take_samples\(\) may change their number"):
             wp.PipeLoader(pipe, epoch_end=end)
@@ -219,33 +196,33 @@ def test_equal_epochs_are_refused(many):
         len(pipe)
 
 
-def test_before_interleave_shards_it_is_refused(many):
+def test_before_interleave_shards_it_is_refused(fifty):
     """There it would run for each shard."""
     with pytest.raises(TypeError, match=r"for each shard: put take_samples\(\) after it"):
-        samples(many).take_samples(12).interleave_shards(2)
+        samples(fifty).take_samples(12).interleave_shards(2)
 
 
 def in_mix(urls):
     return wp.mix({"a": samples(urls[4:]).take_samples(3), "b": samples(urls[:4])}, exhausted="drop")
 
 
-def test_in_a_mix(many, caplog):
+def test_in_a_mix(fifty, caplog):
     """A source of three samples beside others; lanes without a share say so."""
-    alone = set(keys(samples(many[4:]).take_samples(3)))
-    assert sorted(keys(in_mix(many))) == sorted([*alone, *keys(samples(many[:4]))])
-    check_resume(lambda: in_mix(many).batch_samples(4, collate="list"))
+    alone = set(keys_of(samples(fifty[4:]).take_samples(3)))
+    assert sorted(keys_of(in_mix(fifty))) == sorted([*alone, *keys_of(samples(fifty[:4]))])
+    check_resume(lambda: in_mix(fifty).batch_samples(4, collate="list"))
     with caplog.at_level(logging.WARNING, logger="wds_pipes"):
-        assert len(list(wp.PipeLoader(in_mix(many), lanes=4))) == 23
+        assert len(list(wp.PipeLoader(in_mix(fifty), lanes=4))) == 23
     assert "'a' of mix() gives nothing in lane 3 of 4: has it fewer shards or samples than lanes?" in caplog.text
 
 
-# Each of these yields as many samples as given, whatever the lanes; and how many a pass reads.
+# Each of these yields as fifty samples as given, whatever the lanes; and how fifty a pass reads.
 PIPES = {
     "plain": lambda urls: samples(urls).take_samples(24),
     "before a shuffle": lambda urls: samples(urls).take_samples(24).shuffle_buffer(4),
     "after a shuffle": lambda urls: samples(urls).shuffle_buffer(4).take_samples(24),
     "between shuffles": lambda urls: samples(urls).shuffle_buffer(4).take_samples(24).shuffle_buffer(100),
-    "counted": lambda urls: samples(urls, samples_per_shard=SAMPLES).shuffle_buffer(3).take_samples(24),
+    "counted": lambda urls: samples(urls, samples_per_shard=FIFTY).shuffle_buffer(3).take_samples(24),
     "interleaved": lambda urls: samples(urls).interleave_shards(2).take_samples(24).shuffle_buffer(4),
     "of the mix": lambda urls: wp.mix({"a": samples(urls[::2]), "b": samples(urls[1::2])}).take_samples(24),
     "in a mix": in_mix,
@@ -263,7 +240,7 @@ def run(make, history):
     """
     got, state, counts = [], None, {}
     for lanes, cut in history:
-        loader = wp.PipeLoader(make(), batch_size=2, collate=keys, lanes=lanes, epoch_end="exact")
+        loader = wp.PipeLoader(make(), batch_size=2, collate=keys_of, lanes=lanes, epoch_end="exact")
         if state is not None:
             loader.load_state_dict(state)
             if state["epoch"] or loader.state_dict()["epoch"]:
@@ -275,11 +252,11 @@ def run(make, history):
 
 @pytest.mark.parametrize("new", [1, 2, 5])
 @pytest.mark.parametrize("pipe", PIPES)
-def test_the_epoch_goes_on_on_other_lanes(pipe, new, many):
+def test_the_epoch_goes_on_on_other_lanes(pipe, new, fifty):
     """From 3 lanes at every second batch, and at once to another number again: the samples of the
     3 lanes, each exactly once, and their counts.
     """
-    make = lambda: PIPES[pipe](many)  # noqa: E731
+    make = lambda: PIPES[pipe](fifty)  # noqa: E731
     expected, counts = run(make, [(3, None)])
     for cut in range(1, len(expected) // 2, 2):
         for history in ([(3, cut), (new, None)], [(3, cut), (new, 2), (3 if new == 2 else 2, None)]):
@@ -288,22 +265,22 @@ def test_the_epoch_goes_on_on_other_lanes(pipe, new, many):
             assert found == counts, history
 
 
-def test_batches_are_whole_lanes_too(many):
+def test_batches_are_whole_lanes_too(fifty):
     """After batch_samples() it takes batches, and each lane keeps its own."""
 
     def make():
-        return samples(many).batch_samples(3, collate="list").take_samples(7)
+        return samples(fifty).batch_samples(3, collate="list").take_samples(7)
 
     def load(lanes):
         return wp.PipeLoader(make(), lanes=lanes, epoch_end="exact", collate=None)
 
-    expected = sorted(flat(map(keys, load(3))))
+    expected = sorted(flat(map(keys_of, load(3))))
     for cut in range(7):
         first = load(3)
-        got = flat(map(keys, itertools.islice(first, cut)))
+        got = flat(map(keys_of, itertools.islice(first, cut)))
         second = load(2)
         second.load_state_dict(through_json(first.state_dict()))
-        assert sorted([*got, *flat(map(keys, second))]) == expected
+        assert sorted([*got, *flat(map(keys_of, second))]) == expected
     assert list(Stream(BatchSamples(TakeSamples(BatchSamples(Given(range(20)), 3, collate="list"), 2), 9)))
 
 
@@ -312,8 +289,8 @@ def test_batches_are_whole_lanes_too(many):
     pipe=st.sampled_from(sorted(PIPES)),
     history=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 8)), min_size=2, max_size=5),
 )
-def test_random_histories(pipe, history, many):
-    make = lambda: PIPES[pipe](many)  # noqa: E731
+def test_random_histories(pipe, history, fifty):
+    make = lambda: PIPES[pipe](fifty)  # noqa: E731
     lanes, _ = history[0]
     expected, counts = run(make, [(lanes, None)])
     got, found = run(make, [*history, (2, None)])
@@ -356,11 +333,11 @@ wp.register_stage(Numbered)
 
 @pytest.mark.parametrize("new", [1, 2, 5])
 @pytest.mark.parametrize("end", ["exact", "pad", "drop"])
-def test_a_step_of_ones_own_that_needs_whole_lanes(end, new, many):
+def test_a_step_of_ones_own_that_needs_whole_lanes(end, new, fifty):
     """It also works in equal epochs."""
 
     def load(lanes, end=end):
-        pipe = samples(many, samples_per_shard=SAMPLES).shuffle_buffer(3).numbered()
+        pipe = samples(fifty, samples_per_shard=FIFTY).shuffle_buffer(3).numbered()
         return wp.PipeLoader(pipe, lanes=lanes, epoch_end=end, batch_size=1, collate=list)
 
     def numbers(batches):

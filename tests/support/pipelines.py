@@ -4,6 +4,8 @@ import json
 
 import wds_pipes as wp
 
+FIFTY = [7, 5, 8, 0, 9, 6, 7, 8]  # samples in each shard of the fixture ``fifty``
+
 
 def samples(urls, **options):
     """A pipe of raw samples from shards in random order; ``options`` are those of ShardList."""

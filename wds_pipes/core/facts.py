@@ -20,40 +20,7 @@ if TYPE_CHECKING:
 
 
 class StageFacts:
-    """The base of ``Stage``.
-
-    Attributes:
-        order_options: names of the options that decide which items come in which order. A state is
-            refused if they differ.
-        counts_items: whether the position or the random numbers of the stage count the items of its
-            source. Then a state is refused if an item was another number of samples when it was
-            saved, such as after another size of ``batch_samples`` before this stage.
-        holds_nothing: whether the stage, when it yields, has yielded or dropped for good all that
-            it took: it remembers no item, and its ``mark`` returns the source's current position.
-            Then it may run over several sources in a row: after ``batch_samples``, PipeLoader fills
-            batches across the segments of a lane. False where it could be True costs only this;
-            True where it should be False loses or repeats samples when an epoch is repartitioned.
-        whole_lanes: whether what the stage yields depends on the samples that its lane has had, so
-            that PipeLoader may not divide the rest of the lane.
-        shared: names of attributes with a large list, dict or set that never changes: the running
-            copies share it. Of any other list, dict or set, each copy has its own.
-        expands: whether it makes several items of one: see ``FlatMap``.
-        keeps_count: whether the stage yields as many items as it takes (or batches of all of them),
-            so that the length of an epoch stays known. ``check_resume`` counts.
-        gives: what its items are: ``"shards"``, ``"members"`` or ``"samples"``; None: the same as
-            the items of its source.
-        ends_reading: whether the time of this stage and of the stages before it counts as reading
-            in ``PipeLoader.stats``.
-        runs_chains: whether its running copy runs chains of its own, so that its source is only a
-            recipe.
-        is_source: whether it is the first stage of a chain, and takes no source.
-        divides: whether PipeLoader can divide its epochs into lanes.
-        divides_shards: whether PipeLoader divides them by the shards that ``epoch_shards`` lists.
-        on_error, max_errors: see ``Tolerant``.
-        error_kind: the error that it raises for bad data.
-        counts_itself: whether it overrides ``counts``, because it runs chains of its own.
-        limited: the name of the count that ``max_errors`` limits; None if there is no limit.
-    """
+    """The base of ``Stage``, which documents these attributes."""
 
     order_options: ClassVar[tuple[str, ...]] = ()
     shared: ClassVar[tuple[str, ...]] = ()

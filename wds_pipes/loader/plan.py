@@ -67,8 +67,8 @@ class Plan:
         if epoch_end == "loop" and any(step.batches_of(1) for step in held if step.items_per_batch != 1):
             holding = _holding(held[-1], segments_of(self.stage).source)
             raise ValueError(
-                f"with epoch_end='loop' all batches are full, and {holding}() after batch_samples() ends "
-                "with each epoch, or holds batches at its end: put batch_samples() last, or pass drop_last=True to it. "
+                f"with epoch_end='loop' all batches are full, and {holding} ends with each epoch, or holds items at "
+                "its end: put batch_samples() last, or pass drop_last=True to it. "
                 "A step of your own that holds nothing when it yields says so with holds_nothing = True."
             )
         self._num_workers = check_count("num_workers", num_workers, least=0)
@@ -313,11 +313,13 @@ class Plan:
 
 
 def _holding(batches: Stage[Any], stage: Stage[Any]) -> str:
-    """Return the name of the last step after ``batches`` that does not take several streams for
-    one.
+    """Return the last step after ``batches`` that does not take several streams for one, for a
+    message; if there is none, ``batches``.
     """
+    name = f"{functional_name(type(batches))}()"
     after = itertools.takewhile(lambda step: step is not batches, stage.chain)
-    return next(functional_name(type(step)) for step in after if not step.holds_nothing or step.whole_lanes)
+    holding = (step for step in after if not step.holds_nothing or step.whole_lanes)
+    return next((f"{functional_name(type(step))}() after {name}" for step in holding), name)
 
 
 class Limit(NamedTuple):

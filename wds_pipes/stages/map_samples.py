@@ -116,11 +116,11 @@ class MapSamples(Tolerant[Any]):
                     raise
                 self.count_skip(_wrapped(step, sample, at.number, error))
                 continue
-            if result is DROP and not self.keeps_count:
+            if result is DROP:
+                if self.keeps_count:
+                    raise _dropped(sample, at.number)
                 at.filtered += 1
                 continue
-            if result is DROP:
-                raise _dropped(sample, at.number)
             if result is None:
                 self.skip(_nothing(sample, at.number))
                 continue

@@ -146,7 +146,7 @@ class OpenShards(Tolerant[Shard]):
         # while running, the shards ahead, each with the position of the source after it
         self._next: deque[tuple[Shard, Mark | None]] = deque()
         # while running, the position of the source after the shard that was yielded last
-        self._behind: Mark | None = None
+        self._after: Mark | None = None
         self._yielded: deque[tuple[str, ShardRef]] = deque(maxlen=_MOST_AHEAD)  # while running: see ref_of
 
     def open(self, lane: Lane, mark: Mark | None = None) -> OpenShards:
@@ -163,10 +163,10 @@ class OpenShards(Tolerant[Shard]):
                 if not self._next:
                     # so that the mark is that of the source, which has passed any URLs that a step
                     # before this one dropped
-                    self._behind = None
+                    self._after = None
                     self._end()
                     return
-                shard, self._behind = self._next.popleft()
+                shard, self._after = self._next.popleft()
                 if is_remote(shard.url):  # opens when its first byte is known
                     self._look_ahead(0 if self.cache is not None else self.shards_ahead)
                     if shard.is_open:
@@ -186,7 +186,7 @@ class OpenShards(Tolerant[Shard]):
         assert self.source is not None
         if self.cache is not None or self._next or (ahead and not self.shards_ahead):
             return
-        self._behind = self.source.mark()
+        self._after = self.source.mark()
         self._look_ahead(1)
         if self._next and is_remote(self._next[0][0].url):
             self._queue = ReadQueue(self.opener.client, ahead=ahead)
@@ -296,7 +296,7 @@ class OpenShards(Tolerant[Shard]):
         return self.opener.stall_clock()
 
     def mark(self) -> Mark:
-        return self._own(self.at), self._behind or (self.source.mark() if self.source is not None else None)
+        return self._own(self.at), self._after or (self.source.mark() if self.source is not None else None)
 
 
 def _lists(root: Stage[Any]) -> bool:
