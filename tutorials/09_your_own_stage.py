@@ -30,9 +30,34 @@ def samples(urls=urls):
 # ## Do you need one?
 #
 # If each output depends on one sample, a function is enough: `map_samples(fn)`, where
-# `fn(sample, rng)` may draw random numbers, `filter_samples(fn)`, or torch's `.map(fn)`. You need a
-# stage if the output depends on **more than one sample**: windows, pairs, packing, repeating,
-# leaving out the first n.
+# `fn(sample, rng)` may draw random numbers, `filter_samples(fn)`, or torch's `.map(fn)`.
+#
+# If it makes several items of one sample, or depends on **more than one sample**, a generator
+# function may be enough: `then(fn)`. Whenever it takes a sample after a yield, it may remember at
+# most the last `holds` samples that it took. A resume gives it these again.
+
+
+# %%
+def sorted_by_length(samples):
+    """Chunks of four samples, each sorted: it remembers nothing when it takes the next chunk."""
+    while chunk := list(islice(samples, 4)):
+        yield from sorted(chunk, key=lambda sample: len(sample["txt"]))
+
+
+def pairs(samples):
+    """Each sample with the one before it, which it remembers."""
+    before = next(samples, None)
+    for sample in samples:
+        yield before["txt"], sample["txt"]
+        before = sample
+
+
+check_resume(lambda: samples().then(sorted_by_length, holds=0, keeps_count=True))
+check_resume(lambda: samples().shuffle_buffer(3).then(pairs, holds=1))
+
+# %% [markdown]
+# You need a stage if it must remember what the last few samples do not tell: how many there were, a
+# part of a sample, or random numbers.
 #
 # ## The contract
 #

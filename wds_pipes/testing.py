@@ -191,7 +191,8 @@ def _resume(
 
 _HELP = (
     "What the stage needs to continue is not in its position: was something made in __init__ changed, or "
-    f"mark() taken after it had read ahead? {SEE}"
+    "mark() taken after it had read ahead? Does the function of then(fn) remember more items than its holds says? "
+    f"{SEE}"
 )
 
 

@@ -32,6 +32,14 @@ def backwards(value: Any) -> Any:
     return value[::-1]
 
 
+def pairs_of(items: Any) -> Any:
+    """Each sample with the one before it, for samples whose neighbours differ in a digit."""
+    before = next(items, None)
+    for item in items:
+        yield {**item, "before": before["__key__"]}
+        before = item
+
+
 # The arguments that a stage is tried with. Each stage has an entry, also one without arguments:
 # choose them so that the stage does something on 14 samples with distinct keys, in shards of about
 # 3. (A window of 1000, or a filter that lets all pass, tests nothing.)
@@ -46,6 +54,7 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "MapFields": (({"text;txt": backwards},), {}),
     "RenameFields": (({"text": "text;txt"},), {}),
     "SelectFields": (("text;txt", "cls"), {}),
+    "Then": ((pairs_of,), {"holds": 1}),
     "ToTuple": (("text;txt", "cls", "__key__"), {}),
     "SliceSamples": ((1, 9, 2), {}),
     "TakeSamples": ((7,), {}),

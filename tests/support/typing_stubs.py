@@ -99,7 +99,7 @@ HEAD = """# Written by tests/support/typing_stubs.py: do not edit.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Generic, overload
 

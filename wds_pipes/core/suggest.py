@@ -14,9 +14,9 @@ Built = TypeVar("Built")
 
 # The equivalents of webdataset's methods: see tutorials/10_moving_from_webdataset.
 _METHODS = {
-    "append": "a method for each step, or register_stage() for a step of your own",
+    "append": "a method for each step, or .then(fn) for a generator function",
     "batched": ".batch_samples(size)",
-    "compose": "a method for each step, or register_stage() for a step of your own",
+    "compose": ".then(fn)",
     "decode": '.decode_by_ext("rgb8")',
     "extract_keys": '.to_tuple("jpg;png", "cls")',
     "listed": '.batch_samples(size, collate="list")',

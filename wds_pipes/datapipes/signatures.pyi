@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Generic, overload
 
@@ -139,6 +139,11 @@ class Methods(Generic[T_co]):
     def take_samples(self, n: int) -> WdsPipe[T_co]:
         """End each epoch after its first ``n`` samples."""
 
+    def then(
+        self, fn: Callable[[Iterator[Any]], Iterable[Any]], *, holds: int | None = None, keeps_count: bool = False
+    ) -> WdsPipe[Any]:
+        """Let a generator function make the items of the items before it."""
+
     def to_tuple(
         self, *fields: str, on_error: OnError = "raise", max_errors: int | None = None
     ) -> WdsPipe[tuple[Any, ...]]:
@@ -220,6 +225,9 @@ class SliceSamples(WdsPipe[T_co]):
 
 class TakeSamples(WdsPipe[T_co]):
     """End each epoch after its first ``n`` samples."""
+
+class Then(WdsPipe[Any]):
+    """Let a generator function make the items of the items before it."""
 
 class ToTuple(WdsPipe[tuple[Any, ...]]):
     """Turn each sample into a tuple of selected fields."""

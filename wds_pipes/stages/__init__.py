@@ -25,6 +25,7 @@ from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shuffle_buffer import ShuffleBuffer
 from wds_pipes.stages.slice_samples import SliceSamples
 from wds_pipes.stages.take_samples import TakeSamples
+from wds_pipes.stages.then import Then
 from wds_pipes.stages.to_tuple import ToTuple
 from wds_pipes.stages.unbatch_samples import UnbatchSamples
 
@@ -46,6 +47,7 @@ __all__ = [
     "ShuffleBuffer",
     "SliceSamples",
     "TakeSamples",
+    "Then",
     "ToTuple",
     "UnbatchSamples",
 ]
