@@ -68,6 +68,7 @@ class Saved(NamedTuple):
     given_samples: int | None
     epoch_end: str
     batch_size: int
+    mix_lanes: int
     samples: str | None
     partition: dict[str, Any] | None
     data: str
@@ -201,6 +202,7 @@ def read_state(state: object) -> Saved:
         given_samples=count("given_samples", 0) if "given_samples" in state else None,
         epoch_end=read_text(state.get("epoch_end", ""), "'epoch_end'"),
         batch_size=count("batch_size", 1),
+        mix_lanes=count("mix_lanes", 1),
         samples=read_text(state["samples"], "'samples'") if "samples" in state else None,
         partition=read_dict(state["partition"], "'partition'") if "partition" in state else None,
         data=read_data(state["data"]) if "data" in state else "",

@@ -60,6 +60,8 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
             needs it. The next epoch continues where this one ends.
         drop_last: in training, leave out a last batch that is smaller.
         lanes: in training, the number of lanes, as in ``PipeLoader``.
+        mix_lanes: in training, from how many lanes each batch takes its samples, as in
+            ``PipeLoader``.
         prefetch_factor: how many batches each worker reads ahead.
         pin_memory: copy tensors into pinned memory.
         multiprocessing_context: how workers are started: ``"fork"``, ``"spawn"`` or
@@ -95,6 +97,7 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         epoch_samples: int | None = None,
         drop_last: bool = False,
         lanes: int | None = None,
+        mix_lanes: int = 1,
         prefetch_factor: int = 2,
         pin_memory: bool = False,
         multiprocessing_context: str | None = None,
@@ -123,7 +126,12 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
             "persistent_workers": persistent_workers,
         }
         self._epoch_samples = epoch_samples
-        self._train_options: dict[str, Any] = {"epoch_end": epoch_end, "drop_last": drop_last, "lanes": lanes}
+        self._train_options: dict[str, Any] = {
+            "epoch_end": epoch_end,
+            "drop_last": drop_last,
+            "lanes": lanes,
+            "mix_lanes": mix_lanes,
+        }
         self._built: dict[str, PipeLoader] = {}
 
     def train_dataloader(self) -> Any:

@@ -14,6 +14,7 @@ from wds_pipes.core.counts import LIMITED, Lack, warn_of_nothing
 from wds_pipes.core.tracebacks import shorten
 from wds_pipes.core.words import plural
 from wds_pipes.errors import StateError
+from wds_pipes.loader.joining import Joining
 from wds_pipes.loader.position import LoaderPosition, Paused
 from wds_pipes.loader.progress import Progress
 from wds_pipes.loader.protocol import AT_END, Result, delivered_in, total_counts, unpack
@@ -26,11 +27,12 @@ class LoaderIterator:
 
     Args:
         progress: the progress of the loader.
+        join: makes a batch of its parts.
         bar: makes a progress bar that starts at ``initial``; None: show none.
     """
 
-    def __init__(self, progress: Progress, bar: Callable[..., Any] | None) -> None:
-        self._progress, self._plan, self._new_bar = progress, progress.plan, bar
+    def __init__(self, progress: Progress, join: Joining, bar: Callable[..., Any] | None) -> None:
+        self._progress, self._plan, self._join, self._new_bar = progress, progress.plan, join, bar
         self._started = False
         self._error: Exception | None = None
         self._trace: TracebackType | None = None  # of the error before it is raised: each raise adds frames
@@ -130,21 +132,26 @@ class LoaderIterator:
             at = self._go_on(at)  # the next epoch of the data, without a break
             self._samples_before += self._plan.counts(at)["delivered"]
             self.tally.stands = at, self._samples_before
-        _, lane, batch, state, _, error, _ = self._ahead or AT_END
-        if state is None:
-            if error is None and (lacking := self._all_lacking(at)) is not None:
-                return self.stop(lacking)  # the state remains at the beginning of the epoch
-            if self._plan.limits and error is None:
-                error = self._too_many(at, {**at.lanes, **self._ended})
-            self._commit_ends(at)
-            return self.stop(error or StopIteration())
-        self._ahead = self._fetch()  # rule 5 of ``pipe_loader``; the next call raises its error
-        if self._plan.limits and (many := self._too_many(at, {**at.lanes, lane: state, **self._ended})) is not None:
-            return self.stop(many)
-        samples = at.samples + (delivered_in(state) - delivered_in(at.lanes[lane]) if progress.cut_in_samples else 0)
-        return batch, LoaderPosition(
-            at.epoch, at.partition, {**at.lanes, lane: state, **self._ended}, at.step + 1, at.given + 1, samples
-        )
+        parts: list[Any] = []
+        after = at
+        while not parts or (len(parts) < self._join.parts and self._ahead is not None and not progress.is_over(after)):
+            _, lane, part, state, _, error, _ = self._ahead or AT_END
+            if state is None:
+                if error is None and (lacking := self._all_lacking(at)) is not None:
+                    return self.stop(lacking)  # the state remains at the beginning of the epoch
+                if self._plan.limits and error is None:
+                    error = self._too_many(at, {**at.lanes, **self._ended})
+                if not parts:
+                    self._commit_ends(at)
+                return self.stop(error or StopIteration())
+            self._ahead = self._fetch()  # rule 5 of ``pipe_loader``; the next call raises its error
+            lanes = {**after.lanes, lane: state, **self._ended}
+            if self._plan.limits and (many := self._too_many(after, lanes)) is not None:
+                return self.stop(many)
+            samples = delivered_in(state) - delivered_in(after.lanes[lane]) if progress.cut_in_samples else 0
+            after = after._replace(lanes=lanes, samples=after.samples + samples)
+            parts.append(part)
+        return self._join(parts), after._replace(step=at.step + 1, given=at.given + 1)
 
     def _too_many(self, at: LoaderPosition, lanes: dict[int, bytes]) -> Exception | None:
         """Return an error if the lanes of this rank together skipped more than max_errors of a

@@ -83,7 +83,18 @@ def merge_states(states: list[State], *, moved: bool = False) -> State:
         raise damaged("it is nested too deeply") from error
 
 
-OF_A_RUN = ("version", "seed", "shards", "graph", "samples", "lane_count", "world_size", "epoch_end", "batch_size")
+OF_A_RUN = (
+    "version",
+    "seed",
+    "shards",
+    "graph",
+    "samples",
+    "lane_count",
+    "world_size",
+    "epoch_end",
+    "batch_size",
+    "mix_lanes",
+)
 
 
 def _check_alike(states: list[State], *names: str) -> None:

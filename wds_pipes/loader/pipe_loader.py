@@ -31,6 +31,7 @@ from wds_pipes.core.suggest import checks_options
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.display import graph
 from wds_pipes.loader.iterator import LoaderIterator
+from wds_pipes.loader.joining import Joining
 from wds_pipes.loader.plan import Plan
 from wds_pipes.loader.progress import Progress
 from wds_pipes.loader.protocol import total_counts, unpack
@@ -71,6 +72,11 @@ class PipeLoader:
             at least as many shards as lanes, unless the samples are counted
             (``ShardList(index=...)`` or ``samples_per_shard=``): then the sizes of lanes differ
             by at most one sample.
+        mix_lanes: from how many lanes each batch takes its samples, an equal part from each. By
+            default a batch is of one lane, and so of the few shards that this lane has open.
+            ``batch_size`` must be a multiple of it, and ``lanes`` a multiple of it times the ranks.
+            The parts are joined in this process, column by column. A function for ``collate`` is
+            called in this process, too.
         epoch_end: how an epoch ends. ``"drop"``: every rank yields the same number of batches, all
             of them full; the samples that are left over are counted as dropped. ``"pad"``: every
             rank yields the same number of batches, and samples are repeated to fill the last ones.
@@ -120,6 +126,7 @@ class PipeLoader:
         batch_size: int | None = None,
         num_workers: int = 0,
         lanes: int | None = None,
+        mix_lanes: int = 1,
         epoch_end: str | None = None,
         drop_last: bool = False,
         collate: Callable[[list[Any]], Any] | str | None = None,
@@ -145,23 +152,30 @@ class PipeLoader:
                     f".batch_samples({batch_size}), too.",
                     stacklevel=4,
                 )
-            stage = BatchSamples(stage, check_count("batch_size", batch_size), drop_last=drop_last, collate=collate)
-        elif drop_last or collate is not None:
+            size, mixed = check_count("batch_size", batch_size), check_count("mix_lanes", mix_lanes) > 1
+            if size % mix_lanes:
+                raise ValueError(f"batch_size={size} must be a multiple of mix_lanes={mix_lanes}")
+            in_lane = "list" if mixed and callable(collate) else collate
+            stage = BatchSamples(stage, size // mix_lanes, drop_last=drop_last, collate=in_lane)
+        elif drop_last or collate is not None or mix_lanes != 1:
             raise ValueError(
-                "drop_last and collate go with batch_size; without it the items of the pipe are the batches"
+                "drop_last, collate and mix_lanes go with batch_size; without it the items of the pipe are the batches"
             )
-        plan = Plan(stage, epoch_end=epoch_end, lanes=lanes, num_workers=num_workers, rank=(rank, world_size))
+        plan = Plan(
+            stage, epoch_end=epoch_end, lanes=lanes, num_workers=num_workers, parts=mix_lanes, rank=(rank, world_size)
+        )
         check_count("prefetch_factor", prefetch_factor)
         workers = Workers(
             plan.stage,
             num_workers,
             persistent=bool(persistent_workers),
-            prefetch_factor=prefetch_factor if num_workers else None,
-            pin_memory=pin_memory,
+            prefetch_factor=prefetch_factor * mix_lanes if num_workers else None,
+            pin_memory=pin_memory and mix_lanes == 1,
             multiprocessing_context=multiprocessing_context if num_workers else None,
             timeout=timeout_seconds,
         )
         self._plan, self._progress = plan, Progress(plan, workers)
+        self._join = Joining(mix_lanes, collate if callable(collate) else None, pin=pin_memory)
         self._tqdm = library("tqdm", "tqdm", "progress=True").tqdm if progress else None
 
     @property
@@ -173,7 +187,7 @@ class PipeLoader:
         return self._plan.rank
 
     def __iter__(self) -> LoaderIterator:
-        return LoaderIterator(self._progress, None if self._tqdm is None else self._bar)
+        return LoaderIterator(self._progress, self._join, None if self._tqdm is None else self._bar)
 
     def _bar(self, initial: int) -> Any:
         """A progress bar."""
@@ -266,6 +280,8 @@ class PipeLoader:
             "lanes": lanes,
             "counts": total_counts(lanes.values(), at.partition.counts if self.rank.number == 0 else {}),
         }
+        if plan.parts > 1:
+            state["mix_lanes"] = plan.parts
         if recipe.samples is not None:
             state["samples"] = recipe.samples
         if self._progress.cut is not None:
@@ -332,25 +348,10 @@ class PipeLoader:
         }
         if live is None:
             return found
-        seconds, total, network = live.seconds, live.total, live.used()
         at, before = live.stands or (progress.at or progress.position, None)
         delivered = [lane["delivered"] for lane in at.states.values()]
         samples = 0 if before is None else self._plan.counts(at)["delivered"] - before
-        return found | {
-            "batches": float(live.batches),
-            "samples": float(samples),
-            "batches_per_second": live.batches / seconds,
-            "samples_per_second": samples / seconds,
-            "bytes_per_second": total.bytes_read / seconds,
-            "wait_seconds": live.waited,
-            "wait_share": live.waited / seconds,
-            "read_share": total.reading / total.busy if total.busy else 0.0,
-            "decode_share": 1 - total.reading / total.busy if total.busy else 0.0,
-            "stall_share": min(network.stall_seconds, total.reading) / total.busy if total.busy else 0.0,
-            **{name: float(value) for name, value in network._asdict().items()},
-            "held_samples": float(total.held),
-            "lane_imbalance": float(max(delivered) - min(delivered)),
-        }
+        return found | live.figures(samples) | {"lane_imbalance": float(max(delivered) - min(delivered))}
 
     def remaining(self) -> int | None:
         """Return how many batches the next iteration yields on this rank; None: not known.

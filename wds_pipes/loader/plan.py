@@ -33,11 +33,13 @@ class Plan:
         epoch_end: an option of PipeLoader.
         lanes: an option of PipeLoader.
         num_workers: an option of PipeLoader.
+        parts: of how many parts, each from another lane, a batch consists.
         rank: the rank and the number of ranks; (None, None): they are determined at the first use.
 
     Attributes:
         stage: the pipeline with a ``Segments`` stage in it, see ``wds_pipes.loader.segments``.
         uncounted: why the number of samples of a lane is not known; None if it is known.
+        parts: as above.
         limits: the limits of the steps that have ``max_errors``, by the names of their counts.
     """
 
@@ -48,6 +50,7 @@ class Plan:
         epoch_end: str | None,
         lanes: int | None,
         num_workers: int,
+        parts: int = 1,
         rank: tuple[int | None, int | None],
     ) -> None:
         if rank != (None, None):
@@ -72,6 +75,7 @@ class Plan:
                 "A step of your own that holds nothing when it yields says so with holds_nothing = True."
             )
         self._num_workers = check_count("num_workers", num_workers, least=0)
+        self.parts = parts
         self._lanes = None if lanes is None else check_count("lanes", lanes, most=MOST_LANES)
         self._given = rank
 
@@ -79,8 +83,9 @@ class Plan:
     def rank(self) -> Rank:
         """The data-parallel rank, determined at the first use."""
         rank = find_rank(*self._given)
-        if self._lanes is not None and self._lanes % rank.of:
-            raise ValueError(f"lanes={self._lanes} must be a multiple of the {rank.of} ranks")
+        if self._lanes is not None and self._lanes % (rank.of * self.parts):
+            times = f", times mix_lanes={self.parts}" if self.parts > 1 else ""
+            raise ValueError(f"lanes={self._lanes} must be a multiple of the {rank.of} ranks{times}")
         if self._epoch_end is None and rank.of > 1 and self.uncounted:
             raise ValueError(
                 f"the {rank.of} ranks would not get the same number of batches, which lets "
@@ -123,6 +128,11 @@ class Plan:
     @property
     def batch_size(self) -> int:
         """How many samples a full batch has."""
+        return self._part_size * self.parts
+
+    @property
+    def _part_size(self) -> int:
+        """How many samples a full batch of a lane has, which is a part of a batch of the loader."""
         return math.prod(step.items_per_batch or 1 for step in self.batching)
 
     def batches(self, partition: Partition) -> int | None:
@@ -130,7 +140,8 @@ class Plan:
         samples = partition.samples()
         if self.mode in ("exact", "loop") or samples is None:
             return None
-        return min(samples) // self.batch_size if self.mode == "drop" else -(-max(samples) // self.batch_size)
+        size = self._part_size
+        return min(samples) // size if self.mode == "drop" else -(-max(samples) // size)
 
     def length(self, epoch: int, lanes: int | None) -> int:
         """How many batches this rank yields in a whole epoch of ``lanes`` lanes.
@@ -139,7 +150,8 @@ class Plan:
         """
         partition = Partition.first(lanes or self._new_lanes(), self.source, epoch)
         mine, batches = (partition.samples() or [])[self.rank.number :: self.rank.of], self.batches(partition)
-        return sum(batches_of(self.batching, samples) for samples in mine) if batches is None else batches * len(mine)
+        parts = sum(batches_of(self.batching, samples) for samples in mine) if batches is None else batches * len(mine)
+        return -(-parts // self.parts)
 
     def left(self, at: LoaderPosition) -> int | None:
         """How many batches this rank yields from a position to its epoch's end; None: not known."""
@@ -148,12 +160,14 @@ class Plan:
             return None
         going = {number: lane for number, lane in at.states.items() if not lane["ended"]}
         if batches is not None:
-            return sum(int(batches - lane["delivered"]) for lane in going.values())
-        # Count by samples, since earlier batches may have had another size.
-        return sum(
-            batches_of(self.batching, samples[number] - sum(lane["counts"].get(name, 0) for name in COUNTED))
-            for number, lane in going.items()
-        )
+            parts = sum(int(batches - lane["delivered"]) for lane in going.values())
+        else:
+            # Count by samples, since earlier batches may have had another size.
+            parts = sum(
+                batches_of(self.batching, samples[number] - sum(lane["counts"].get(name, 0) for name in COUNTED))
+                for number, lane in going.items()
+            )
+        return -(-parts // self.parts)
 
     def beginning(self, epoch: int, lanes: int | None = None) -> LoaderPosition:
         """The beginning of an epoch."""
@@ -208,7 +222,9 @@ class Plan:
                 "collect the states of all ranks and load merge_states(states) on each."
             )
         ends = saved.epoch_end, saved.batch_size
-        alike = ends[0] == self.mode and (self.mode in ("exact", "loop") or ends[1] == self.batch_size)
+        alike = ends[0] == self.mode and (
+            self.mode in ("exact", "loop") or (saved.batch_size, saved.mix_lanes) == (self.batch_size, self.parts)
+        )
         if not alike and not whole:
             raise StateError(
                 f"this is the state of one rank, of an epoch with epoch_end={shown(ends[0])} "
@@ -226,16 +242,11 @@ class Plan:
         batches = self.batches(partition) if alike else None
         if batches is not None and any(lane["delivered"] > batches for lane in lanes.values()):
             raise damaged(f"it has a lane that gave more than its {batches} batches")
-        hosts = self._new_lanes()
+        hosts, unit = self._new_lanes(), rank.of * self.parts
+        fits = count % unit == 0 and count >= hosts
         if (whole or self.mode != "exact") and all(lane["ended"] for lane in lanes.values()):
-            at = self.beginning(epoch + 1, count if count % rank.of == 0 and count >= hosts else None)
-        elif not whole or (
-            alike
-            and count % rank.of == 0
-            and count >= hosts
-            and self._lanes in (None, count)
-            and self._even(partition, lanes)
-        ):
+            at = self.beginning(epoch + 1, count if fits else None)
+        elif not whole or (alike and fits and self._lanes in (None, count) and self._even(partition, lanes)):
             at = LoaderPosition(
                 epoch,
                 partition,
@@ -243,7 +254,7 @@ class Plan:
                 saved.step,
             )
         else:
-            count = self._lanes or max(hosts, count // rank.of * rank.of)
+            count = self._lanes or max(hosts, count // unit * unit)
             if self.endless:
                 epoch, partition = repartition_loop(partition, count, lanes, segments_of(self.stage), epoch)
             else:
@@ -260,14 +271,14 @@ class Plan:
 
     def _new_lanes(self) -> int:
         """How many lanes a new epoch has, unless a state says otherwise."""
-        return self._lanes or self.rank.of * max(1, self._num_workers)
+        return self._lanes or self.rank.of * self.parts * max(1, -(-self._num_workers // self.parts))
 
     def _warn_of_dropped(self, partition: Partition) -> None:
         """Warn if more than a quarter of the rest of a repartitioned epoch would be dropped."""
         samples, batches = partition.samples(), self.batches(partition)
         if self.mode != "drop" or samples is None or batches is None:
             return
-        left, total = sum(samples) - batches * self.batch_size * partition.lanes, sum(samples)
+        left, total = sum(samples) - batches * self._part_size * partition.lanes, sum(samples)
         if left * 4 > total:
             logger.warning(
                 "on %d lanes, %d of the %d samples that are left of the epoch do not make a "
@@ -300,8 +311,8 @@ class Plan:
             )
 
     def _even(self, partition: Partition, lanes: dict[int, LaneState]) -> bool:
-        """Whether all ranks have the same number of batches left in these lanes; True where this
-        does not matter.
+        """Whether all ranks have the same number of full batches left in these lanes; True where
+        this does not matter.
         """
         batches = self.batches(partition)
         if batches is None:
@@ -309,7 +320,7 @@ class Plan:
         left = [0] * self.rank.of
         for number, lane in lanes.items():
             left[number % self.rank.of] += 0 if lane["ended"] else batches - lane["delivered"]
-        return len(set(left)) == 1
+        return len(set(left)) == 1 and left[0] % self.parts == 0
 
 
 def _holding(batches: Stage[Any], stage: Stage[Any]) -> str:

@@ -163,6 +163,25 @@ class Tally:
         self.batches += 1
         self.waited += time.perf_counter() - asked
 
+    def figures(self, samples: int) -> dict[str, float]:
+        """Return the measurements, for an iteration that yielded this number of samples."""
+        seconds, total, network = self.seconds, self.total, self.used()
+        busy = total.busy
+        return {
+            "batches": float(self.batches),
+            "samples": float(samples),
+            "batches_per_second": self.batches / seconds,
+            "samples_per_second": samples / seconds,
+            "bytes_per_second": total.bytes_read / seconds,
+            "wait_seconds": self.waited,
+            "wait_share": self.waited / seconds,
+            "read_share": total.reading / busy if busy else 0.0,
+            "decode_share": 1 - total.reading / busy if busy else 0.0,
+            "stall_share": min(network.stall_seconds, total.reading) / busy if busy else 0.0,
+            **{name: float(value) for name, value in network._asdict().items()},
+            "held_samples": float(total.held),
+        }
+
     def end(self) -> None:
         """Note the time at which the iteration ends."""
         self._until = time.perf_counter()

@@ -1,0 +1,235 @@
+"""Batches with an equal part from each of several lanes: which samples they have, and that their
+state is exact.
+"""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipelines import FIFTY, flat, keys_of, samples, through_json
+
+import wds_pipes as wp
+from wds_pipes.stages.collating import stack_samples
+from wds_pipes.testing import make_shards, same
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+def pipe(urls, **options):
+    return samples(urls, **{"samples_per_shard": FIFTY, **options}).shuffle_buffer(3).decode_by_ext()
+
+
+def load(urls, **options):
+    return wp.PipeLoader(
+        pipe(urls), **{"batch_size": 4, "mix_lanes": 2, "collate": keys_of, "epoch_end": "exact", **options}
+    )
+
+
+def test_a_batch_has_a_part_of_each_lane(fifty):
+    """In the order of the lanes, and the parts are those of a loader that does not mix."""
+    parts = list(load(fifty, batch_size=2, mix_lanes=1, lanes=4, epoch_end="drop"))
+    for mixed in (2, 4):
+        expected = [flat(parts[place : place + mixed]) for place in range(0, len(parts), mixed)]
+        source = load(fifty, batch_size=2 * mixed, mix_lanes=mixed, lanes=4, epoch_end="drop")
+        assert list(source) == expected
+        assert len(source) == len(expected)
+        assert source.stats()["batches"] == len(expected)
+
+
+@pytest.mark.parametrize("epoch_end", ["exact", "drop", "pad"])
+def test_len_counts_and_remaining(epoch_end, fifty):
+    source = load(fifty, epoch_end=epoch_end, lanes=6, collate=None)
+    batches = []
+    for left, batch in zip(reversed(range(len(source))), source, strict=True):
+        assert source.remaining() == (left or len(source)), "after the last batch, of the next epoch"
+        batches.append(batch["__key__"])
+    keys, counts = flat(batches), source.counts()
+    assert {len(batch) for batch in batches[:-1]} == {4}
+    if epoch_end == "exact":
+        assert sorted(keys) == [f"{number:08d}" for number in range(50)]
+    else:
+        assert len(batches[-1]) == 4
+        assert counts["delivered"] == len(keys) == 50 - counts["dropped"] + counts.get("padded", 0)
+
+
+@pytest.mark.parametrize("epoch_end", ["exact", "drop", "pad", "loop"])
+@pytest.mark.parametrize("mixed", [2, 4])
+def test_resumes_exactly_at_every_place(epoch_end, mixed, fifty):
+    def make():
+        source = load(fifty, epoch_end=epoch_end, lanes=4, mix_lanes=mixed)
+        return source.with_epoch(batches=9) if epoch_end == "loop" else source
+
+    source = make()
+    batches, states = [], [source.state_dict()]
+    for _ in range(2):
+        for batch in source:
+            batches.append(batch)
+            states.append(through_json(source.state_dict()))
+    for place, state in enumerate(states):
+        again = make()
+        again.load_state_dict(state)
+        assert again.state_dict() == state
+        assert list(itertools.islice(itertools.chain(again, again, again), len(batches) - place)) == batches[place:]
+
+
+def test_any_number_of_workers(fifty):
+    expected = list(load(fifty, lanes=4))
+    for workers in (1, 3):
+        source = load(fifty, lanes=4, num_workers=workers)
+        batches = iter(source)
+        assert list(itertools.islice(batches, 5)) == expected[:5]
+        state = source.state_dict()
+        source.close()
+        again = load(fifty, lanes=4, num_workers=4 - workers)
+        again.load_state_dict(state)
+        assert list(again) == expected[5:]
+        again.close()
+
+
+def all_ranks(urls, world, **options):
+    return [load(urls, rank=rank, world_size=world, **options) for rank in range(world)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    mode=st.sampled_from(["exact", "loop"]),
+    parts=st.lists(
+        st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 3]), st.integers(1, 3)), min_size=2, max_size=4
+    ),
+)
+def test_the_epoch_goes_on_on_others(seed, mode, parts, fifty):
+    """Other ranks, lanes, parts: each sample of the epoch once."""
+    draw, got, states = random.Random(seed), [], None
+    for number, (world, mixed, lanes) in enumerate(parts):
+        ranks = all_ranks(
+            fifty, world, epoch_end=mode, mix_lanes=mixed, batch_size=2 * mixed, lanes=world * mixed * lanes
+        )
+        if mode == "loop":
+            for each in ranks:
+                each.with_epoch(batches=1000 * world)
+        if states is not None:
+            for each in ranks:
+                each.load_state_dict(states)
+            if mode == "exact" and {each.state_dict()["epoch"] for each in ranks} != {0}:
+                break
+        # all ranks are cut at one step, and none after its end
+        most = draw.randrange(1, 6) if mode == "loop" or number < len(parts) - 1 else 1000
+        if mode == "exact":
+            most = min([most, *(each.remaining() or 0 for each in ranks)]) if number < len(parts) - 1 else most
+        for each in ranks:
+            got += flat(itertools.islice(each, most))
+        states = through_json([each.state_dict() for each in ranks])
+    times = [got.count(f"{number:08d}") for number in range(50)]
+    if mode == "exact":
+        assert max(times) <= 1
+        if number == len(parts) - 1:
+            assert min(times) == 1
+    else:
+        assert sum(times) == len(got)
+        assert max(times) - min(times) <= 3, "lanes may be in several epochs"
+
+
+def test_ranks_have_equal_steps_and_full_batches_also_after_a_change(fifty):
+    for before, after in ((2, 1), (1, 2), (2, 4), (4, 2)):
+        for cut in (1, 2, 3):
+            first = all_ranks(fifty, before, epoch_end="drop", lanes=8)
+            states = [[*itertools.islice(each, cut)] and through_json(each.state_dict()) for each in first]
+            second = all_ranks(fifty, after, epoch_end="drop", lanes=8)
+            for each in second:
+                each.load_state_dict(states)
+            batches = [list(each) for each in second]
+            assert len(set(map(len, batches))) == 1
+            assert all(len(batch) == 4 for batch in flat(batches))
+
+
+def test_batches_are_joined_as_if_they_were_made_at_once(tmp_path):
+    urls = make_shards(tmp_path, shards=4, samples=8, fields=("cls", "txt", "npy"))
+
+    def batches(mixed, convert, collate):
+        source = samples(urls, samples_per_shard=8).decode_by_ext().map_samples(convert)
+        return list(wp.PipeLoader(source, batch_size=8, mix_lanes=mixed, lanes=4, collate=collate))
+
+    forms = {
+        "dict": lambda sample: sample,
+        "tuple": lambda sample: (sample["npy"], sample["cls"], sample["txt"]),
+        "tensor": lambda sample: torch.tensor(sample["npy"]),
+        "text": lambda sample: sample["txt"],
+        "number": lambda sample: sample["cls"] / 3,
+    }
+    for convert in forms.values():
+        for collate in (None, "numpy", "list", lambda batch: ("mine", batch)):
+            parts = batches(1, convert, "list")
+            rows = [flat(part[2 * place : 2 * place + 2] for part in parts[:4]) for place in range(4)]
+            expected = [
+                row
+                if collate == "list"
+                else collate(row)
+                if callable(collate)
+                else stack_samples(row, tensors=collate is None)
+                for row in rows
+            ]
+            assert same(batches(4, convert, collate), expected)
+
+
+def test_columns_that_do_not_fit_are_named(fifty):
+    def uneven(sample):
+        return {"x": np.zeros(2 + int(sample["__key__"]) % 7)}
+
+    source = wp.PipeLoader(pipe(fifty).map_samples(uneven), batch_size=2, mix_lanes=2, lanes=2)
+    with pytest.raises(wp.SampleError, match=r"field 'x' of several lanes cannot be joined.*shape \(\d,\).*shape"):
+        list(source)
+    state = source.state_dict()
+    assert state["step"] < 25, "the state is that before the batch"
+    mixed_kinds = wp.PipeLoader(
+        pipe(fifty).map_samples(lambda sample: sample["cls"] if int(sample["__key__"]) % 2 else "text"),
+        batch_size=2,
+        mix_lanes=2,
+    )
+    with pytest.raises(wp.SampleError, match="the samples of several lanes cannot be joined"):
+        list(mixed_kinds)
+
+
+def test_an_error_in_a_lane_loses_nothing(fifty):
+    """The state after the error is before the batch that had a part of that lane."""
+    broken = ["00000020"]
+
+    def careful(sample):
+        if sample["__key__"] in broken:
+            raise ValueError("broken")
+        return sample
+
+    def make():
+        return wp.PipeLoader(
+            pipe(fifty).map_samples(careful), batch_size=4, mix_lanes=4, lanes=4, collate=keys_of, epoch_end="exact"
+        )
+
+    source, got = make(), []
+    with pytest.raises(ValueError, match="broken"):
+        got.extend(source)
+    state = source.state_dict()
+    broken.clear()
+    again = make()
+    again.load_state_dict(state)
+    assert got + list(again) == list(make())
+
+
+def test_wrong_arguments(fifty):
+    for options, match in (
+        ({"mix_lanes": 3}, "batch_size=4 must be a multiple of mix_lanes=3"),
+        ({"mix_lanes": 0}, "mix_lanes must be at least 1"),
+        ({"batch_size": None, "collate": None}, "mix_lanes go with batch_size"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            load(fifty, **options)
+    with pytest.raises(ValueError, match=r"lanes=3 must be a multiple of the 1 ranks, times mix_lanes=2"):
+        next(iter(load(fifty, lanes=3)))
+    source, other = load(fifty, epoch_end="drop"), load(fifty, epoch_end="drop", batch_size=8, rank=0, world_size=2)
+    next(iter(other))
+    with pytest.raises(wp.StateError):
+        source.load_state_dict(other.state_dict())
+    assert load(fifty, num_workers=3, mix_lanes=2).state_dict()["lane_count"] == 4

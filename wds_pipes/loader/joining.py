@@ -1,0 +1,72 @@
+"""Join the parts of a batch that come from several lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from wds_pipes.errors import SampleError
+
+
+class Joining:
+    """How the parts of a batch become one batch.
+
+    Args:
+        parts: how many parts a full batch has.
+        collate: makes the batch of the list of samples in all parts; None: the parts are batches
+            themselves, as ``batch_samples`` makes them, and are joined column by column.
+        pin: copy tensors into pinned memory.
+    """
+
+    def __init__(self, parts: int = 1, collate: Callable[[list[Any]], Any] | None = None, *, pin: bool = False) -> None:
+        self.parts, self._collate, self._pin = parts, collate, pin
+
+    def __call__(self, parts: list[Any]) -> Any:
+        """Return the batch that parts make.
+
+        Raises:
+            SampleError: a column differs in kind, shape or dtype.
+        """
+        if self.parts == 1:
+            return parts[0]
+        batch = _join(parts, "the samples")
+        if self._collate is not None:
+            batch = self._collate(batch)
+        return pin_memory(batch) if self._pin else batch  # type: ignore[no-untyped-call]
+
+
+def _join(parts: list[Any], what: str) -> Any:
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if any(_kind(part) != _kind(first) for part in parts):
+        raise _unlike(parts, what)
+    if isinstance(first, dict):
+        return {name: _join([part[name] for part in parts], f"field {name!r}") for name in first}
+    if isinstance(first, tuple):
+        columns = [_join(list(values), f"place {place} of the tuples") for place, values in enumerate(zip(*parts))]
+        return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
+    if isinstance(first, torch.Tensor):
+        return torch.cat(parts)
+    return np.concatenate(parts) if isinstance(first, np.ndarray) else [item for part in parts for item in part]
+
+
+def _kind(part: Any) -> str:
+    """Return what parts must have in common, as text for a message."""
+    if isinstance(part, (torch.Tensor, np.ndarray)):
+        return f"samples of shape {tuple(part.shape[1:])}, {part.dtype}"
+    if isinstance(part, dict):
+        return f"the fields {', '.join(map(str, part))}"
+    return f"a {type(part).__name__} of {len(part)} columns" if isinstance(part, tuple) else "a list"
+
+
+def _unlike(parts: list[Any], what: str) -> SampleError:
+    other = next(part for part in parts if _kind(part) != _kind(parts[0]))
+    return SampleError(
+        f"{what} of several lanes cannot be joined into a batch: {_kind(parts[0])} in one lane, and {_kind(other)} in "
+        "another. Bring them to one shape and type with map_samples(), or pass collate=."
+    )
