@@ -706,6 +706,13 @@ def test_a_missing_library_says_what_to_install(field, modules, package, monkeyp
         ("cls", -3),
         ("json", OBJECT),
         ("jsonl", [OBJECT, 1, "x"]),
+        ("html", "<p>ü"),
+        ("transcript", ""),
+        ("txt.gz", "Grüße\n"),
+        ("cls.bz2", 7),
+        ("left.json.xz", OBJECT),
+        ("npy.zst", ARRAY),
+        ("txt.gz.zst", "Grüße\n"),
         ("npy", ARRAY),
         ("npz", {"a": ARRAY, "b": np.arange(2)}),
         ("left.png", PIXELS[..., :3].copy()),
@@ -716,6 +723,30 @@ def test_a_missing_library_says_what_to_install(field, modules, package, monkeyp
 )
 def test_encoded_values_decode_to_the_same(field, value):
     assert same(decode(field, encode(field, value), "rgb8"), value)
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "value"),
+    [
+        ("json", '{"a":  [1, "ü"]}\n', {"a": [1, "ü"]}),
+        ("json.gz", "[1]", [1]),
+        ("json", json.dumps("a text"), "a text"),
+        ("json", "7", 7),
+        ("jsonl", '{"a": 1}\n\n"ü\u2028"\n', [{"a": 1}, "ü\u2028"]),
+        ("csv", 'a,"b\n"\r\n', [["a", "b\n"]]),
+        ("yaml", "a: [1, ü]", {"a": [1, "ü"]}),
+    ],
+)
+def test_a_str_is_the_text_of_its_format(field, text, value):
+    """It is written as it is, not encoded once more."""
+    data = encode(field, text)
+    assert (gzip.decompress(data) if field.endswith("gz") else data) == text.encode()
+    assert decode(field, data, "csv", "yaml") == value
+
+
+def test_a_compressed_field_has_the_same_bytes_at_any_time():
+    assert encode("txt.gz", "x" * 100)[4:8] == bytes(4)
+    assert encode("txt.gz", gzip.compress(b"x", mtime=7)) == gzip.compress(b"x", mtime=7)
 
 
 @pytest.mark.parametrize("data", [b"\xff", bytearray(b"\xff"), memoryview(b"\xff")])
