@@ -79,7 +79,8 @@ ENCODERS: dict[str, Encoder] = {
     "jsonl": _encode_lines,
     "npy": _encode_npy,
     "npz": _encode_npz,
-    **{extension: image_encoder(extension) for extension in IMAGE},
+    # Pillow would write several sizes of an icon, and none above 256 pixels.
+    **{extension: image_encoder(extension) for extension in IMAGE - {"ico"}},
 }
 
 
