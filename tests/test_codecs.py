@@ -383,7 +383,8 @@ def test_wrong_specs_are_refused(specs, error, message):
 # Images
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, 7, 4), np.uint8)
-LOSSLESS = {"png": "PNG", "bmp": "BMP", "tif": "TIFF", "tiff": "TIFF", "ppm": "PPM"}
+NAMED = ("tga", "pcx", "sgi", "dds", "ico")
+LOSSLESS = {"png": "PNG", "apng": "PNG", "bmp": "BMP", "tif": "TIFF", "tiff": "TIFF", "ppm": "PPM", "pnm": "PPM"}
 
 
 def image_bytes(image, form, **options):
@@ -441,6 +442,26 @@ def test_image_specs_decode_as_their_names_say(spec):
 def test_lossless_images_keep_their_pixels(extension):
     data = image_bytes(PIXELS[..., :3].copy(), LOSSLESS[extension])
     assert same(decode(f"seg.{extension}", data, "rgb8"), PIXELS[..., :3].copy())
+
+
+@pytest.mark.parametrize("extension", NAMED)
+def test_formats_without_sure_first_bytes_are_decoded_under_their_name(extension):
+    """They may be those of anything else."""
+    data = image_bytes(SQUARE, extension)
+    assert same(decode(f"seg.{extension.upper()}", data, "rgb8"), SQUARE)
+    with pytest.raises(ValueError, match="the data are none of JPEG, PNG, WEBP, TIFF, GIF, BMP, PPM$"):
+        decode("jpg", data, "rgb8")
+
+
+@pytest.mark.parametrize("form", ["bmp", "png"])
+def test_of_an_icon_the_largest_image_is_decoded(form):
+    """As Pillow does, whatever the images in it are stored as."""
+    data = image_bytes(Image.fromarray(PIXELS).resize((32, 32)), "ICO", bitmap_format=form)
+    expected = Image.open(io.BytesIO(data))
+    assert (data[4], expected.size) == (3, (32, 32))
+    assert same(decode("ico", data, "rgba8"), np.array(expected.convert("RGBA")))
+    with pytest.raises(ValueError, match="the icon is cut short"):
+        decode("ico", data[:-1], "rgba8")
 
 
 @pytest.mark.parametrize("extension", sorted(IMAGE))
@@ -503,6 +524,57 @@ def large_png(width, height):
     )
 
 
+def lie(data, pattern, *changes):
+    """``data`` with other numbers in its header."""
+    data = bytearray(data)
+    for place, value in changes:
+        struct.pack_into(pattern, data, place, value)
+    return bytes(data)
+
+
+SQUARE = np.random.default_rng(1).integers(0, 256, (32, 32, 3), np.uint8)
+DDS = image_bytes(SQUARE, "DDS")
+ICON = struct.pack("<3H4B2HII", 0, 1, 1, 16, 16, 0, 0, 1, 32, 1 << 14, 22)
+LIES = {  # images of 32 x 32 pixels that claim to have 8192 x 8192
+    "tga": lie(image_bytes(SQUARE, "TGA"), "<H", (12, 8192), (14, 8192)),
+    "tga, packed": lie(image_bytes(SQUARE, "TGA", compression="tga_rle"), "<H", (12, 8192), (14, 8192)),
+    "pcx": lie(image_bytes(SQUARE, "PCX"), "<H", (8, 8191), (10, 8191)),
+    "sgi": lie(image_bytes(SQUARE, "SGI"), ">H", (6, 8192), (8, 8192)),
+    "sgi, packed": lie(image_bytes(SQUARE, "SGI"), ">H", (2, 0x0101), (6, 8192), (8, 8192)),
+    "dds": lie(DDS, "<I", (12, 8192), (16, 8192)),
+    "dds, packed": lie(DDS, "<I", (12, 8192), (16, 8192), (80, 4), (84, 0x31545844)),
+    "ico": ICON + lie(image_bytes(SQUARE, "BMP")[14:], "<i", (4, 8192), (8, 2 * 8192)).ljust(1 << 14, b"\0"),
+    "ico of a png": ICON + large_png(8192, 8192).ljust(1 << 14, b"\0"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_an_image_that_claims_to_be_larger_than_it_is_takes_no_memory(name):
+    """Neither within the limit, where its data end early, nor above it."""
+    extension = name[:3]
+    with pytest.raises(ValueError, match="8192 x 8192 pixels, more than max_image_pixels"):
+        decode(extension, LIES[name], "rgb8", max_image_pixels=(1 << 26) - 1)
+    tracemalloc.start()
+    try:
+        with pytest.raises((OSError, ValueError), match=r"truncated|cut short|large enough|overrun|Truncated"):
+            decode(extension, LIES[name], "rgb8", max_image_pixels=1 << 26)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_image_that_stays_bytes_is_warned_of_once(monkeypatch):
+    """Once in a process; not without an image spec, and not if the caller decodes it."""
+    monkeypatch.setattr(decoding, "_warned", set())
+    assert decode("heic", b"x") == b"x"
+    assert decode("left.heic", b"x", "rgb8", {"heic": len}) == 1
+    with pytest.warns(UserWarning, match=r"'left\.HEIC' looks like an image .* decode_by_ext\('rgb8', \{'heic': fun"):
+        assert decode("left.HEIC", b"x", "rgb8") == b"x"
+    assert decode("heic", b"x", "rgb8") == b"x"
+    with pytest.warns(UserWarning, match=r"'svg\.gz' looks like an image"):
+        assert decode("svg.gz", gzip.compress(b"x"), "rgb8") == b"x"
+
+
 @pytest.mark.parametrize("size", [(10_000, 10_000), (13_000, 13_000), (60_000, 60_000), (2_000_000_000, 2)])
 def test_too_large_images_are_refused_before_they_are_decoded(size):
     """Without Pillow's own warning, which the test run would make an error."""
@@ -524,13 +596,13 @@ def test_an_image_below_the_limit_decodes_without_pillows_warning(monkeypatch):
         decode("png", png(), "rgb8", max_image_pixels=34)
 
 
-@pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP", "GIF", "TIFF", "PPM", "WEBP"])
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP", "GIF", "TIFF", "PPM", "WEBP", *map(str.upper, NAMED)])
 @pytest.mark.parametrize("part", [0.02, 0.5, 0.9])
 def test_truncated_images_are_an_error(form, part):
     """Not an image that is grey below."""
     data = image_bytes(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8), form)
     with pytest.raises((OSError, ValueError, SyntaxError, IndexError, struct.error, UserWarning)):
-        decode("jpg", data[: int(len(data) * part)], "rgb8")
+        decode(form.lower(), data[: int(len(data) * part)], "rgb8")
 
 
 @pytest.mark.parametrize(
@@ -706,16 +778,48 @@ def test_a_missing_library_says_what_to_install(field, modules, package, monkeyp
         ("cls", -3),
         ("json", OBJECT),
         ("jsonl", [OBJECT, 1, "x"]),
+        ("html", "<p>ü"),
+        ("transcript", ""),
+        ("txt.gz", "Grüße\n"),
+        ("cls.bz2", 7),
+        ("left.json.xz", OBJECT),
+        ("npy.zst", ARRAY),
+        ("txt.gz.zst", "Grüße\n"),
         ("npy", ARRAY),
         ("npz", {"a": ARRAY, "b": np.arange(2)}),
         ("left.png", PIXELS[..., :3].copy()),
         ("bmp", PIXELS[..., :3].copy()),
         ("ppm", PIXELS[..., :3].copy()),
         ("tif", PIXELS[..., :3].copy()),
+        *[(field, PIXELS[..., :3].copy()) for field in ("apng", "pnm", "tga", "pcx", "sgi", "dds")],
     ],
 )
 def test_encoded_values_decode_to_the_same(field, value):
     assert same(decode(field, encode(field, value), "rgb8"), value)
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "value"),
+    [
+        ("json", '{"a":  [1, "ü"]}\n', {"a": [1, "ü"]}),
+        ("json.gz", "[1]", [1]),
+        ("json", json.dumps("a text"), "a text"),
+        ("json", "7", 7),
+        ("jsonl", '{"a": 1}\n\n"ü\u2028"\n', [{"a": 1}, "ü\u2028"]),
+        ("csv", 'a,"b\n"\r\n', [["a", "b\n"]]),
+        ("yaml", "a: [1, ü]", {"a": [1, "ü"]}),
+    ],
+)
+def test_a_str_is_the_text_of_its_format(field, text, value):
+    """It is written as it is, not encoded once more."""
+    data = encode(field, text)
+    assert (gzip.decompress(data) if field.endswith("gz") else data) == text.encode()
+    assert decode(field, data, "csv", "yaml") == value
+
+
+def test_a_compressed_field_has_the_same_bytes_at_any_time():
+    assert encode("txt.gz", "x" * 100)[4:8] == bytes(4)
+    assert encode("txt.gz", gzip.compress(b"x", mtime=7)) == gzip.compress(b"x", mtime=7)
 
 
 @pytest.mark.parametrize("data", [b"\xff", bytearray(b"\xff"), memoryview(b"\xff")])
@@ -726,7 +830,17 @@ def test_bytes_are_encoded_as_they_are(field, data):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("txt", 3), ("cls", "3"), ("cls", True), ("cls", 3.0), ("json", {1, 2}), ("jpg", "x"), ("bin", "x"), ("pkl", 3)],
+    [
+        ("txt", 3),
+        ("cls", "3"),
+        ("cls", True),
+        ("cls", 3.0),
+        ("json", {1, 2}),
+        ("jpg", "x"),
+        ("bin", "x"),
+        ("pkl", 3),
+        ("ico", PIXELS),
+    ],
 )
 def test_values_that_do_not_fit_their_field_are_refused(field, value):
     with pytest.raises(TypeError):

@@ -1,27 +1,34 @@
 """What TarWriter and ShardWriter write, refuse and leave behind."""
 
+import bz2
 import contextlib
 import gc
+import gzip
 import hashlib
 import io
 import json
+import lzma
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from tars import by_reader, by_tarfile, by_webdataset, samples
 
-from wds_pipes import SampleError, ShardWriter, TarWriter
-from wds_pipes.tar import split_key
+from wds_pipes import SampleError, ShardList, ShardWriter, TarWriter
+from wds_pipes.codecs.names import PACKED
+from wds_pipes.tar import index_shards, split_key
 
 GOLDEN = "47a2ed20336a15709acd5e8c3a972f21d5d44cb147ae6c79c979292deadf7554"
 HUNDRED = [{"__key__": f"{number:06d}", "txt": f"text {number}", "cls": number % 10} for number in range(100)]
@@ -156,6 +163,7 @@ def test_values_are_encoded_by_their_field(tmp_path):
         ({"__key__": "dir/", "txt": "x"}, "must not end with '/'"),
         ({"__key__": "__x__/a", "txt": "x"}, "double underscores are kept for metadata"),
         ({"__key__": "a", "JPG": b"x"}, "write 'jpg'"),
+        ({"__key__": "a", "cls": 1, "Cls": 2}, "write 'cls'"),
         ({"__key__": "a", "": b"x"}, "a field must not be empty"),
         ({"__key__": "a", "x/y": b"x"}, "a field must not be empty or hold '/'"),
         ({"__key__": "a", 1: b"x"}, "a field's name is a string"),
@@ -168,7 +176,14 @@ def test_values_are_encoded_by_their_field(tmp_path):
         ({"__key__": "a", "txt": 5}, "field 'txt' of sample 'a' cannot be encoded: text must be str, not int"),
         ({"__key__": "a", "cls": "7"}, "field 'cls' of sample 'a' cannot be encoded"),
         ({"__key__": "a", "json": {1, 2}}, "field 'json' of sample 'a' cannot be encoded"),
-        ({"__key__": "a", "xyz": "text"}, "there is no encoder for 'xyz' and str"),
+        ({"__key__": "a", "xyz": "text"}, "there is no encoder for 'xyz' and str: pass bytes (text.encode())"),
+        ({"__key__": "a", "json": "{1}"}, "this one does not parse (Expecting property name"),
+        ({"__key__": "a", "jsonl": "{}\n{1}"}, "this one does not parse"),
+        ({"__key__": "a", "jsonl": {"a": 1}}, "it must be a list of objects"),
+        ({"__key__": "a", "txt.gz": b"text"}, "its bytes are not compressed as gz, which its name promises"),
+        ({"__key__": "a", "txt.xz.gz": lzma.compress(b"")}, "its bytes are not compressed as gz"),
+        ({"__key__": "a", "gz": b""}, "its bytes are not compressed as gz"),
+        ({"__key__": "a", "txt.gz.gz.gz": "text"}, "packed more than 2 times"),
         ({"__key__": "good", "txt": "x"}, "key 'good' was written to this shard before"),
         ({"__key__": "first", "txt": "x"}, "key 'first' was written to this shard before"),
     ],
@@ -246,17 +261,110 @@ def test_nothing_can_be_written_behind_half_a_sample():
         writer.write({"__key__": "d", "txt": "z"})
 
 
-@pytest.mark.parametrize(
-    ("target", "mend"),
-    [("missing/x.tar", "make its directory first"), ("s3://bucket/x.tar", "only local files are written")],
-)
-def test_a_place_where_no_file_can_be_made(tmp_path, monkeypatch, target, mend):
+def test_a_place_where_no_file_can_be_made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError) as caught:
-        TarWriter(target)
+        TarWriter("missing/x.tar")
     [note] = caught.value.__notes__
-    assert target in note
-    assert mend in note
+    assert "missing/x.tar" in note
+    assert "make its directory first" in note
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("s3://bucket/x-%d.tar", "not to 's3://bucket/x-%d.tar': write them to a directory and copy them"),
+        ("gs://bucket/x-%d.tar", "on_shard="),
+        ("https://user:secret@host/x-%d.tar", "not to 'https://host/x-%d.tar'"),
+        ("simplecache::s3://bucket/x-%d.tar", "local files"),
+        ("memory://x-%d.tar", "local files"),
+        (Path("s3://bucket/x-%d.tar"), "local files"),
+        ("pipe:cat > secret-%d.tar", "not to 'pipe:cat ...'"),
+        ("x-%d.tar.lz4", "not written as .lz4, which is not read either"),
+        ("x-%d.zip", "not written as .zip"),
+    ],
+)
+def test_a_target_that_is_no_local_tar_is_refused_at_once(tmp_path, monkeypatch, target, message):
+    """Not written under an odd name, or in another format than the name says."""
+    monkeypatch.chdir(tmp_path)
+    for make in (TarWriter, ShardWriter):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            make(target)
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_is_neither_a_path_nor_a_stream_is_refused(tmp_path):
+    """A local stream of fsspec also has a path, and is a stream."""
+    with pytest.raises(ValueError, match=r"sys\.stdout\.buffer"):
+        TarWriter("-")
+    with pytest.raises(TypeError, match="a path or an open binary stream"):
+        TarWriter(fsspec.open(f"{tmp_path}/x.tar", "wb"))
+    with fsspec.open(f"{tmp_path}/x.tar", "wb") as stream, TarWriter(stream) as writer:
+        writer.write(HUNDRED[0])
+    with TarWriter(f"file://{tmp_path}/y.tar") as writer:
+        writer.write(HUNDRED[0])
+    assert sorted(os.listdir(tmp_path)) == ["x.tar", "y.tar"]
+    assert (tmp_path / "x.tar").read_bytes() == (tmp_path / "y.tar").read_bytes() == written(HUNDRED[:1])
+
+
+UNPACK = {
+    "gz": gzip.decompress,
+    "tgz": gzip.decompress,
+    "bz2": bz2.decompress,
+    "xz": lzma.decompress,
+    "TXZ": lzma.decompress,
+    "zst": lambda data: zstandard.ZstdDecompressor().decompressobj().decompress(data),
+}
+
+
+@pytest.mark.parametrize("ending", UNPACK)
+def test_a_name_that_promises_compression_gets_it(tmp_path, ending):
+    """The tar inside is the same, nothing of the moment or the path gets in, and the index has
+    the size and the MD5 of the file.
+    """
+    paths = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        index = tmp_path / folder / "index.json"
+        with ShardWriter(tmp_path / folder / f"s-%d.tar.{ending}", max_samples=60, index=index) as writer:
+            for sample in HUNDRED:
+                writer.write(sample)
+        paths.append(list(writer.shards))
+        stored = {
+            url: (facts.samples, facts.size, facts.md5) for url, facts in index_shards(list(writer.shards)).items()
+        }
+        assert {os.path.basename(url): facts[0] for url, facts in stored.items()} == {
+            f"s-0.tar.{ending}": 60,
+            f"s-1.tar.{ending}": 40,
+        }
+        assert [
+            (entry["nsamples"], entry["filesize"], entry["md5sum"])
+            for entry in json.loads(index.read_text())["shardlist"]
+        ] == list(stored.values())
+    first, again = (Path(shards[0]).read_bytes() for shards in paths)
+    assert first == again
+    assert UNPACK[ending](first) == written(HUNDRED[:60])
+    assert len(first) < 10_000
+    read = list(ShardList(str(index)).open_shards().load_tar().group_by_key().decode_by_ext())
+    assert [(sample["__key__"], sample["txt"]) for sample in read] == [
+        (sample["__key__"], sample["txt"]) for sample in HUNDRED
+    ]
+
+
+def test_of_a_compressed_shard_the_bytes_before_compression_count(tmp_path):
+    """So the number of samples in a shard does not depend on the library."""
+    for ending in ("tar", "tar.gz"):
+        with ShardWriter(tmp_path / f"s-%d.{ending}", max_bytes=40_960) as writer:
+            for sample in HUNDRED:
+                writer.write(sample)
+        counts = list(writer.shards.values())
+        assert counts == [19, 19, 19, 19, 19, 5]
+
+
+def test_half_a_compressed_shard_gets_no_name(tmp_path):
+    with pytest.raises(KeyError):
+        write_and_fail(TarWriter(tmp_path / "x.tgz"), HUNDRED)
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_failed_close_leaves_nothing_open(tmp_path):
@@ -621,7 +729,12 @@ def test_a_name_is_refused_where_no_reader_takes_it(tmp_path):
 
 KEYS = st.text(min_size=1, max_size=150).filter(lambda key: split_key(f"{key}.x") == (key, "x") and "\0" not in key)
 FIELDS = st.text(min_size=1, max_size=20).filter(
-    lambda field: split_key(f"a.{field}") == ("a", field) and "\0" not in field and not field.startswith("__")
+    lambda field: (
+        split_key(f"a.{field}") == ("a", field)
+        and "\0" not in field
+        and not field.startswith("__")
+        and field.rpartition(".")[2] not in PACKED
+    )
 )
 
 

@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import pickle
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ from wds_pipes.codecs.names import (
     MAX_DECODED_BYTES,
     MAX_MERGED,
     MAX_PACKED,
+    NOT_DECODED,
     ON_REQUEST,
     PACKED,
     PICKLE,
@@ -112,6 +114,20 @@ def unpack(data: bytes, kind: str) -> bytes:
     return content
 
 
+_warned: set[str] = set()  # extensions, in this process
+
+
+def _warn_of_bytes(field: str, extension: str, spec: str) -> None:
+    """Warn once that a field that looks like an image stays bytes."""
+    if extension not in _warned:
+        _warned.add(extension)
+        warnings.warn(
+            f"field {field!r} looks like an image and stays bytes: there is no decoder for {extension}. Pass a "
+            f"function of the bytes, decode_by_ext({spec!r}, {{{extension!r}: function}}), or leave the field out.",
+            stacklevel=2,
+        )
+
+
 class Decoding:
     """Chooses the decoder of a field, by the specs of ``decode_by_ext``.
 
@@ -149,7 +165,8 @@ class Decoding:
                 )
         self._parts = max((name.count(".") + 1 for name in self._own), default=0)
         if images is not None:
-            self._known.update(dict.fromkeys(IMAGE, image_decoder(images, max_image_pixels)))
+            self._known.update({name: image_decoder(images, max_image_pixels, name) for name in IMAGE})
+        self._images = images
         if allow_pickle:
             self._known.update(
                 {
@@ -183,6 +200,8 @@ class Decoding:
                 raise ValueError(f"it is packed more than {MAX_PACKED} times by its name")
             name = name[: -len(last) - 1]
         decode = own or self._known.get(last)
+        if decode is None and self._images is not None and last in NOT_DECODED:
+            _warn_of_bytes(field, last, self._images)
         if not packed:
             return decode
 

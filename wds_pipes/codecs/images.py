@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import struct
 from typing import Any
 
 import numpy as np
 
-from wds_pipes.codecs.names import IMAGE_FORMATS, MAX_SCANS, Decoder, Encoder
+from wds_pipes.codecs.names import IMAGE_FORMATS, MAX_SCANS, NAMED_FORMATS, Decoder, Encoder
 
 # The result of an image spec: Pillow's mode, floats in 0..1 instead of uint8, the kind of object.
 IMAGE_SPECS: dict[str, tuple[str, bool, str]] = {
@@ -25,12 +26,12 @@ IMAGE_SPECS: dict[str, tuple[str, bool, str]] = {
 }
 
 
-def image_decoder(spec: str, max_pixels: int) -> Decoder:
+def image_decoder(spec: str, max_pixels: int, extension: str) -> Decoder:
     """A decoder of images with Pillow; ``spec`` names the kind of result, see ``decode_by_ext``."""
     mode, floats, kind = IMAGE_SPECS[spec]
 
     def decode(data: bytes) -> Any:
-        with open_image(data, max_pixels) as image:
+        with open_image(data, max_pixels, extension) as image:
             converted = _in_8_bits(image).convert(mode)
         del image  # free its memory before the next copy is made
         if kind == "pil":
@@ -50,7 +51,7 @@ def image_decoder(spec: str, max_pixels: int) -> Decoder:
     return decode
 
 
-def open_image(data: bytes, max_pixels: int) -> Any:
+def open_image(data: bytes, max_pixels: int, extension: str) -> Any:
     """Open the image in ``data`` with Pillow, and check its limits. It is not decoded yet.
 
     Pillow's own ``open`` would warn of large images before their size can be checked, and try
@@ -62,20 +63,29 @@ def open_image(data: bytes, max_pixels: int) -> Any:
     from PIL import Image, TiffImagePlugin, WebPImagePlugin  # noqa: F401 - these two register their formats
 
     Image.preinit()
-    for name in IMAGE_FORMATS:
+    formats: tuple[str, ...] = IMAGE_FORMATS
+    if extension in NAMED_FORMATS:
+        named = NAMED_FORMATS[extension]
+        importlib.import_module(f"PIL.{named.title()}ImagePlugin")  # registers it
+        formats = (*formats, named)
+    for name in formats:
         factory, accept = Image.OPEN[name]
         if accept is None or accept(data[:16]) is True:
+            if name == "ICO":
+                return _open_icon(data, max_pixels)
             if name == "WEBP":  # Pillow allocates memory for all pixels when it opens one
                 _check_pixels(*webp_size(data), max_pixels)
             image = factory(io.BytesIO(data), "")
             _check_pixels(image.width, image.height, max_pixels)
+            if name == "DDS":
+                _check_dds(image, len(data))
             if name == "JPEG" and (scans := _count_scans(data)) > MAX_SCANS:
                 raise ValueError(
                     f"the JPEG has {scans} scans, more than {MAX_SCANS}, each of which costs as "
                     "much time as a whole image"
                 )
             return image
-    raise ValueError(f"the data are none of {', '.join(IMAGE_FORMATS)}")
+    raise ValueError(f"the data are none of {', '.join(formats)}")
 
 
 def _check_pixels(width: int, height: int, most: int) -> None:
@@ -91,6 +101,43 @@ def _count_scans(data: bytes) -> int:
     return sum(
         int(np.count_nonzero(np.frombuffer(data, "<u2", (len(data) - start) // 2, start) == 0xDAFF)) for start in (0, 1)
     )
+
+
+def _open_icon(data: bytes, max_pixels: int) -> Any:
+    """Open the largest image of an icon.
+
+    Pillow would decode it when it opens the icon, and trust the size in the icon's directory.
+    """
+    from PIL import BmpImagePlugin, IcoImagePlugin
+
+    count = int.from_bytes(data[4:6], "little")
+    entries = list(struct.iter_unpack("<4B2H2I", data[6 : 6 + 16 * count]))
+    if not entries:
+        raise ValueError("the icon has no image")
+    # width, height, colours, 0, planes, bits, size, offset; a width or height of 0 is 256
+    entry = max(entries, key=lambda entry: ((entry[0] or 256) * (entry[1] or 256), entry[5]))
+    size, offset = entry[6:]
+    content = data[offset : offset + size]
+    if len(content) < size:
+        raise ValueError("the icon is cut short")
+    if content.startswith(b"\x89PNG"):
+        return open_image(content, max_pixels, "")
+    width, height = BmpImagePlugin.DibImageFile(io.BytesIO(content)).size
+    _check_pixels(width, height // 2, max_pixels)  # a mask of as many pixels follows the colours
+    if width * height > 8 * len(content):  # both take at least one bit a pixel
+        raise ValueError("the icon is cut short")
+    alone = struct.pack("<3H4B2H2I", 0, 1, 1, *entry[:6], len(content), 22) + content
+    return IcoImagePlugin.IcoFile(io.BytesIO(alone)).frame(0)
+
+
+def _check_dds(image: Any, size: int) -> None:
+    """Raise ValueError if uncompressed pixels are missing.
+
+    Pillow would take them as zeros, one by one in Python.
+    """
+    decoder, _, _, options = image.tile[0]
+    if decoder == "dds_rgb" and image.width * image.height * (options[0] // 8) > size - 128:
+        raise ValueError(f"it is cut short: its header promises {image.width} x {image.height} pixels")
 
 
 def webp_size(data: bytes) -> tuple[int, int]:
@@ -131,7 +178,12 @@ def _in_8_bits(image: Any) -> Any:
 
 def image_encoder(extension: str) -> Encoder:
     """An encoder of arrays and PIL images to the format of an extension."""
-    formats = {"jpg": "JPEG", "tif": "TIFF", "ppm": "PPM", "pgm": "PPM", "pbm": "PPM"}
+    formats = {
+        **dict.fromkeys(("jpg", "jpe", "jfif"), "JPEG"),
+        **dict.fromkeys(("ppm", "pgm", "pbm", "pnm"), "PPM"),
+        "apng": "PNG",
+        "tif": "TIFF",
+    }
     name = formats.get(extension, extension.upper())
 
     def encode(value: Any) -> bytes:

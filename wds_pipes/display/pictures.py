@@ -33,9 +33,10 @@ def pictures_of(name: str, value: Any, most: int) -> list[str]:
         if is_pil(value):
             return [_png(value)]
         if isinstance(value, (bytes, bytearray)):
+            extension = name.rpartition(".")[2].lower()
             return (
-                [_png(image_decoder("pilrgba", MAX_IMAGE_PIXELS)(bytes(value)))]
-                if name.rpartition(".")[2].lower() in IMAGE
+                [_png(image_decoder("pilrgba", MAX_IMAGE_PIXELS, extension)(bytes(value)))]
+                if extension in IMAGE
                 else []
             )
         if isinstance(value, (list, tuple)) and value and all(map(is_pil, value[:most])):

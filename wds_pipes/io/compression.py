@@ -1,4 +1,4 @@
-"""Compressed shards and fields. The format is detected by content, not by name.
+"""Compressed shards and fields. Readers detect the format by content, writers choose it by name.
 
 Rules:
 1. A stream that ends before its end mark raises ``EOFError``; it is not taken as complete.
@@ -6,6 +6,8 @@ Rules:
    one, or zeros up to the end; anything else is damage.
 3. One step reads a few compressed bytes and returns a bounded number of bytes, however many they
    unpack to.
+4. What is written contains no time and no file name: the same content and the same version of the
+   compression library always produce the same bytes.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ _MAGICS = (
     ("zst", re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")),
 )
 KINDS = tuple(name for name, _ in _MAGICS)
+# Endings of file names, besides the names of the formats.
+_ENDINGS = {"tgz": "gz", "tbz": "bz2", "tbz2": "bz2", "txz": "xz", "tzst": "zst", "zstd": "zst"}
+_OTHERS = frozenset(("7z", "br", "lz", "lz4", "lzma", "lzo", "rar", "tlz", "z", "zip"))  # not read, so not written
 MAX_WINDOW_BYTES = 1 << 27  # of a dictionary (xz) or a window (zstd); xz -9 needs half of it
 _ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"  # the same library
 
@@ -135,12 +140,60 @@ def _decompressors(kind: str) -> Callable[[], Any]:
         return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_WINDOW_BYTES)
     if kind != "zst":
         raise ValueError(f"unknown compression {kind!r}")
+    return _zstd().ZstdDecompressor  # type: ignore[no-any-return]
+
+
+def _zstd() -> Any:
     try:
-        return importlib.import_module(_ZSTD).ZstdDecompressor  # type: ignore[no-any-return]
+        return importlib.import_module(_ZSTD)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"a zstd stream needs the module {_ZSTD}: pip install 'wds_pipes[formats]'"
         ) from error
+
+
+class Compressor(Protocol):
+    """Compresses one stream, with the interface of bz2, lzma, zlib and compression.zstd."""
+
+    def compress(self, data: bytes, /) -> bytes: ...
+    def flush(self) -> bytes: ...
+
+
+def compressor(kind: str) -> Compressor:
+    """A compressor of one stream, at the usual level of its library.
+
+    Raises:
+        ModuleNotFoundError: ``kind`` is ``"zst"``, and the library is not installed.
+    """
+    if kind == "gz":
+        return zlib.compressobj(wbits=31)  # a gzip header with time 0 and no name
+    if kind == "bz2":
+        return bz2.BZ2Compressor()
+    if kind == "xz":
+        return lzma.LZMACompressor(lzma.FORMAT_XZ)
+    zstd = _zstd()
+    return zstd.ZstdCompressor(options={zstd.CompressionParameter.checksum_flag: 1})  # type: ignore[no-any-return]
+
+
+def compress_bytes(data: bytes, kind: str) -> bytes:
+    """The compressed ``data``."""
+    one = compressor(kind)
+    return one.compress(data) + one.flush()
+
+
+def kind_of_name(path: str) -> str:
+    """The compression that the name of a file promises, as ``detect`` returns it.
+
+    Raises:
+        ValueError: the name promises a format that is not read.
+    """
+    ending = path.rpartition(".")[2].lower()
+    if ending in _OTHERS:
+        raise ValueError(
+            f"shards are not written as .{ending}, which is not read either: use .tar, or .tar.gz, .tar.bz2, .tar.xz "
+            "or .tar.zst"
+        )
+    return ending if ending in KINDS else _ENDINGS.get(ending, "")
 
 
 class _Gzip:

@@ -31,8 +31,9 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
     mp msg msgpack; cbor; safetensors       object; object; dict of tensors (each needs its package)
     pt pth                                  what torch.load(weights_only=True) returns
     csv; yaml yml                           list of rows; object: only if named in the call
-    jpg jpeg png ppm pgm pbm bmp tif tiff
-    webp gif                                by the image spec; bytes without one
+    jpg jpeg jpe jfif png apng webp gif
+    bmp tif tiff ppm pgm pbm pnm tga ico
+    pcx dds sgi                             by the image spec; bytes without one
     pyd pkl pickle                          refused, unless allow_pickle
     anything else                           bytes
     ======================================  =======================================================
@@ -47,7 +48,8 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
             ``torchl8 torchrgb8 torchrgba8 torchl torchrgb torchrgba`` return tensors of shape
             (C, H, W). ``pill pil pilrgba`` return PIL images. Of 16-bit images only the upper 8
             bits are kept, and of animations only the first frame. EXIF is ignored, so photos are
-            not rotated.
+            not rotated. A field that looks like an image but has no decoder (``heic``, ``svg``)
+            stays bytes, with a warning, once in a process.
         allow_pickle: also decode pickles, object arrays and whole pickled models. They can run any
             code: use this only for data that you wrote.
         max_image_pixels: refuse a larger image before decoding it. Decoding takes up to 20 bytes

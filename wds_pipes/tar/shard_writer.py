@@ -11,11 +11,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from wds_pipes.core.suggest import checks_options
-from wds_pipes.io.urls import at_home, redact
+from wds_pipes.io.compression import compressor, kind_of_name
+from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import listed_shards
 from wds_pipes.tar.index_formats import ShardFacts
 from wds_pipes.tar.indexing import check_output, write_index
-from wds_pipes.tar.writer import Encoded, TarWriter, whole
+from wds_pipes.tar.writer import Encoded, TarWriter, local_target, whole
 
 # Not "%20d": a name may contain "%20" (a quoted space).
 _PLACE = re.compile(r"%0\d+d|%d|\{(:0?\d*d?)?\}")
@@ -34,9 +35,12 @@ class ShardWriter:
 
     Args:
         pattern: the path of the shards with one place for their number: ``"train-%06d.tar"`` or
-            ``"train-{:06d}.tar"``. The directory must exist.
+            ``"train-{:06d}.tar"``. The directory must exist. Names such as ``train-%06d.tar.gz``
+            are written compressed, as ``TarWriter`` does.
         max_samples: the maximum number of samples in a shard.
-        max_bytes: the maximum size of a shard in bytes. A shard with a single sample may be larger.
+        max_bytes: the maximum size of a shard in bytes, with headers and padding. A shard with a
+            single sample may be larger. Of a compressed shard the bytes before compression count,
+            so its file is usually smaller.
         start: the number of the first shard.
         index: the path of an index to write: the samples, bytes and MD5 of each shard, in the wids
             format (``index.json``), for ``ShardList(index=...)``. It is rewritten each time a shard
@@ -51,8 +55,10 @@ class ShardWriter:
         FileExistsError: a shard exists, and ``overwrite`` is not set: at once for the first shard,
             from ``write`` for a later one.
         SampleError: from ``write``, as for ``TarWriter``. The writer can still be used.
-        ValueError: from the constructor: the pattern has no place for a number, a limit is not
-            positive, or the index cannot be written or is damaged.
+        ValueError: from the constructor: the pattern has no place for a number, is a URL or a
+            command, or promises a compression that is not read; a limit is not positive; the index
+            cannot be written or is damaged.
+        ModuleNotFoundError: the pattern ends in ``.zst``, and the library of zstd is not installed.
 
     Attributes:
         shards: the paths of the complete shards, with the number of samples in each.
@@ -71,7 +77,7 @@ class ShardWriter:
         on_shard: Callable[[str], None] | None = None,
         overwrite: bool = False,
     ) -> None:
-        self.pattern = at_home(os.fspath(pattern))
+        self.pattern = local_target(pattern)
         if max_samples < 1 or max_bytes < 1 or start < 0:
             raise ValueError(
                 "max_samples and max_bytes must be positive and start not negative, not "
@@ -84,6 +90,8 @@ class ShardWriter:
                 f"not {redact(self.pattern)!r}"
             )
         self._place = places[0]
+        if kind := kind_of_name(self.pattern):
+            compressor(kind)  # an error now, if its library is missing
         self.max_samples, self.max_bytes, self.on_shard = max_samples, max_bytes, on_shard
         self.overwrite = overwrite
         self.shards: dict[str, int] = {}
@@ -137,7 +145,7 @@ class ShardWriter:
             self.shards[path] = self._writer.samples
             if self._index is not None:
                 self._facts[path] = ShardFacts(
-                    self._writer.samples, whole(self._writer.size), self._writer._digest.hexdigest()
+                    self._writer.samples, self._writer._stored, self._writer._digest.hexdigest()
                 )
             self._writer, self._told = None, False
             self._number += 1

@@ -6,13 +6,17 @@ Rules:
 2. The header of a member is in ustar format if the name fits; otherwise in pax format.
 3. A shard gets its name only when it is complete: it is written to another name in the same
    directory and renamed. ShardWriter never leaves a shard without samples.
+4. Only local files are written, and a file contains what its name promises: ``x.tar.gz`` is
+   compressed. Everything else is refused before anything is written.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
+import re
 import sys
 import tarfile
 from collections.abc import Mapping
@@ -20,8 +24,9 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from wds_pipes.errors import SampleError
+from wds_pipes.io.compression import Compressor, compressor, kind_of_name
 from wds_pipes.io.partial import PartialFile
-from wds_pipes.io.urls import at_home, redact
+from wds_pipes.io.urls import at_home, local_path, redact
 from wds_pipes.tar.headers import MAX_HEADER_BYTES
 from wds_pipes.tar.keys import split_key
 
@@ -37,7 +42,15 @@ class TarWriter:
 
     A sample is a dict with ``"__key__"`` and its fields. A field of bytes is written unchanged;
     other values are encoded by the extension of the field (text, integers, JSON, npy, npz, images
-    from uint8 arrays or PIL). Other names that start with a double underscore are left out.
+    from uint8 arrays or PIL). A str in a ``json``, ``jsonl``, ``csv`` or ``yaml`` field is written
+    as it is, since it is the text of that format; JSON that does not parse is refused. For a JSON
+    string pass ``json.dumps(text)``. A field such as ``txt.gz`` takes bytes that are compressed
+    already, or another value, which is encoded and then compressed. Fields are in lower case. Other
+    names that start with a double underscore are left out.
+
+    The name of a file decides about compression: ``.tar.gz`` or ``.tgz``, ``.tar.bz2``,
+    ``.tar.xz``, ``.tar.zst``. The bytes of a compressed shard also depend on the version of the
+    compression library. A stream is written uncompressed.
 
     Use it as a context manager: the file gets its name if the block ends without an error, and is
     discarded if the block raises. Until then its name is ``.NAME.partial``, in the same directory.
@@ -52,7 +65,8 @@ class TarWriter:
     ``write()`` and ``close()`` raise ValueError.
 
     Args:
-        target: a path, or a binary stream to write to.
+        target: the path of a local file, or a binary stream to write to. For a store, write a local
+            file and copy it, or pass a stream.
         overwrite: replace an existing file at this path. By default that is an error.
 
     Raises:
@@ -62,11 +76,14 @@ class TarWriter:
             a key or a field would not be read back unchanged, or needs more than 1 MiB of headers
             for its name; a value cannot be encoded. Nothing of the sample is written, and the
             writer can still be used.
-        ValueError: from ``write`` and ``close``: the writer is closed, or failed before.
+        ValueError: from the constructor: the target is a URL or a command, or its name promises a
+            compression that is not read. From ``write`` and ``close``: the writer is closed, or
+            failed before.
+        ModuleNotFoundError: the name ends in ``.zst``, and the library of zstd is not installed.
 
     Attributes:
         samples: the number of samples written.
-        size: the bytes written so far, without the zeros at the end.
+        size: the bytes of the tar so far, before compression and without the zeros at the end.
     """
 
     def __init__(self, target: str | os.PathLike[str] | BinaryIO, *, overwrite: bool = False) -> None:
@@ -74,11 +91,17 @@ class TarWriter:
         self._process = os.getpid()
         self._failed: BaseException | None = None
         self.samples = self.size = 0
+        self._stored = 0  # bytes written to the target
         self._keys: set[str] = set()
         self._digest: Any = None  # the MD5 of the bytes written, set by a ShardWriter with an index
-        self._name = at_home(os.fspath(target)) if isinstance(target, (str, os.PathLike)) else ""
+        self._name = ""
+        self._compressor: Compressor | None = None
         self._partial: PartialFile | None = None
-        if isinstance(target, (str, os.PathLike)):
+        # A local stream of fsspec is also a PathLike.
+        if isinstance(target, (str, os.PathLike)) and not isinstance(target, io.IOBase):
+            self._name = local_target(target)
+            kind = kind_of_name(self._name)
+            self._compressor = compressor(kind) if kind else None
             try:
                 self._partial = PartialFile(self._name, overwrite=overwrite)
             except (FileExistsError, BlockingIOError) as error:
@@ -90,8 +113,10 @@ class TarWriter:
                     error.filename = shown
                 error.add_note(f"raised when shard {shown} was to be written: {_cannot_write(self._name)}")
                 raise
-        else:
+        elif callable(getattr(target, "write", None)):
             self._stream = target
+        else:
+            raise TypeError(f"a shard is written to a path or an open binary stream, not to {target!r:.80}")
         self._closed = False
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -117,6 +142,10 @@ class TarWriter:
         self.samples += 1
 
     def _put(self, data: bytes) -> None:
+        self._store(data if self._compressor is None else self._compressor.compress(data))
+
+    def _store(self, data: bytes) -> None:
+        self._stored += len(data)
         if self._digest is not None:
             self._digest.update(data)
         while data:
@@ -153,6 +182,8 @@ class TarWriter:
         self._check()
         try:
             self._put(bytes(whole(self.size) - self.size))
+            if self._compressor is not None:
+                self._store(self._compressor.flush())
             if self._partial is not None:
                 self._partial.commit()
             else:
@@ -191,6 +222,21 @@ class TarWriter:
             self.discard()  # before the stream itself is collected, which would commit its bytes
 
 
+def local_target(target: str | os.PathLike[str]) -> str:
+    """The path of a shard to write; ValueError if it is not a local file."""
+    name = at_home(os.fspath(target))
+    path = local_path(name)
+    if name == "-":
+        raise ValueError("a shard is not written to '-': for standard output pass the stream sys.stdout.buffer")
+    # Path("s3://bucket/x.tar") is "s3:/bucket/x.tar".
+    if path is None or (re.match(r"[a-zA-Z][\w+.-]+:/", path) and not os.path.isdir(os.path.dirname(path))):
+        raise ValueError(
+            f"shards are written to local files, not to {redact(name)!r}: write them to a directory and copy them, for "
+            "example each complete one with ShardWriter(on_shard=...), or pass an open binary stream to TarWriter"
+        )
+    return path
+
+
 def _abort(stream: Any) -> None:
     """Abort the upload of a stream, if that is possible.
 
@@ -212,8 +258,6 @@ def _abort(stream: Any) -> None:
 
 def _cannot_write(target: str) -> str:
     """The advice for a file that cannot be created."""
-    if "://" in target:
-        return "only local files are written; write it to a directory and copy it, or pass an open binary stream"
     return (
         "make its directory first"
         if not os.path.isdir(os.path.dirname(target) or ".")
