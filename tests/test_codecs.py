@@ -398,6 +398,10 @@ def png(mode="RGB", **options):
     return image_bytes((image.convert("RGB") if mode == "P" else image).convert(mode), "PNG", **options)
 
 
+def test_every_image_spec_of_webdataset_is_known():
+    assert webdataset.autodecode.imagespecs.keys() <= IMAGE_SPECS.keys()
+
+
 @pytest.mark.parametrize("spec", IMAGE_SPECS)
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
 def test_image_specs_decode_as_in_webdataset(spec, mode):

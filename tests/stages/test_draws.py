@@ -48,6 +48,17 @@ def test_each_cut_resumes_with_the_same_draws(urls):
     check_resume(lambda: samples(urls).map_samples(draw_all, seed_all=True).shuffle_buffer(3))
 
 
+def test_functions_of_fields_draw_from_seeded_generators(urls):
+    """What map_samples draws, at each cut, and not what the process has drawn before."""
+
+    def draw(_):
+        return random.random(), float(np.random.rand()), float(np.random.randn()), float(torch.rand(()))
+
+    make = lambda: samples(urls).rename_fields({"draws": "txt"}).map_fields({"draws": draw}, seed_all=True)  # noqa: E731
+    assert by_key(make()) == by_key(samples(urls).map_samples(draw_all, seed_all=True))
+    check_resume(make)
+
+
 def test_the_generators_are_restored_in_the_main_process(urls):
     def run(pipe):
         random.seed(1), np.random.seed(2), torch.manual_seed(3)

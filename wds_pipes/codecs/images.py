@@ -18,6 +18,7 @@ IMAGE_SPECS: dict[str, tuple[str, bool, str]] = {
     **{f"torch{name}8": (mode, False, "torch") for name, mode in (("l", "L"), ("rgb", "RGB"), ("rgba", "RGBA"))},
     **{f"torch{name}": (mode, True, "torch") for name, mode in (("l", "L"), ("rgb", "RGB"), ("rgba", "RGBA"))},
     **{
+        "torch": ("RGB", True, "torch"),  # webdataset's other name of torchrgb
         "pill": ("L", False, "pil"),
         "pil": ("RGB", False, "pil"),
         "pilrgb": ("RGB", False, "pil"),

@@ -86,6 +86,7 @@ class Methods(Generic[T_co]):
         self,
         functions: Mapping[str, Callable[[Any], Any]],
         *,
+        seed_all: bool = False,
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> WdsPipe[Any]:

@@ -46,8 +46,9 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
             Image specs: ``l8 rgb8 rgba8`` return uint8 arrays of shape (H, W) or (H, W, C).
             ``l rgb rgba`` return the same as float32 from 0 to 1.
             ``torchl8 torchrgb8 torchrgba8 torchl torchrgb torchrgba`` return tensors of shape
-            (C, H, W). ``pill pil pilrgba`` return PIL images. Of 16-bit images only the upper 8
-            bits are kept, and of animations only the first frame. EXIF is ignored, so photos are
+            (C, H, W), with C = 1 for the first and fourth; ``torch`` is ``torchrgb``. ``pill pil
+            pilrgba`` return PIL images, and ``pilrgb`` is ``pil``. Of 16-bit images only the upper
+            8 bits are kept, and of animations only the first frame. EXIF is ignored, so photos are
             not rotated. A field that looks like an image but has no decoder (``heic``, ``svg``)
             stays bytes, with a warning, once in a process.
         allow_pickle: also decode pickles, object arrays and whole pickled models. They can run any

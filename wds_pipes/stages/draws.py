@@ -94,8 +94,8 @@ class GlobalGenerators:
     def __init__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
-                "map_samples(seed_all=True) seeds the generators of this process, and runs in a thread, while others "
-                "may draw from them: let the function draw from rng, as fn(sample, rng), or use worker processes"
+                "seed_all=True seeds the generators of this process, and runs in a thread, while others may draw from "
+                "them: let the function draw from rng, as fn(sample, rng) of map_samples(), or use worker processes"
             )
         self._torch = sys.modules.get("torch")
         data = sys.modules.get("torch.utils.data")

@@ -14,13 +14,15 @@ from wds_pipes.stages.map_samples import MapSamples
 class MapFields(MapSamples):
     """Apply functions to single fields of each sample (functional name: ``map_fields``).
 
-    If a function needs random numbers or several fields, use ``map_samples``.
+    If a function draws from ``rng`` or needs several fields, use ``map_samples``.
 
     Args:
         source: a pipe of samples as dicts.
         functions: a function for each field, which takes the value and returns the new one. A key
             may name several fields: the first that the sample has is changed, as in
             ``{"jpg;png": resize}``.
+        seed_all: for functions that draw from global generators, as in ``map_samples``: they are
+            seeded once for each sample, before the first function.
         on_error: what to do if a sample lacks one of the fields, or a function raises: ``"raise"``,
             or ``"skip"`` the sample and count it. A MemoryError is always raised: it is not the
             fault of the sample.
@@ -38,12 +40,13 @@ class MapFields(MapSamples):
         source: Stage[Any],
         functions: Mapping[str, Callable[[Any], Any]],
         *,
+        seed_all: bool = False,
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> None:
         if not isinstance(functions, Mapping) or not functions or not all(map(callable, functions.values())):
             raise TypeError(f"map_fields() takes functions by field, such as {{'jpg': resize}}, not {functions!r:.80}")
-        super().__init__(source, _OnFields(functions), on_error=on_error, max_errors=max_errors)
+        super().__init__(source, _OnFields(functions), seed_all=seed_all, on_error=on_error, max_errors=max_errors)
 
 
 class _OnFields:
