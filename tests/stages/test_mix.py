@@ -339,6 +339,34 @@ def test_an_empty_source_is_logged(caplog):
         assert "source 'b' of mix() gives nothing in lane 0 of 1" in caplog.text
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("lanes", [2, 4, 8])
+def test_a_source_with_fewer_shards_than_lanes_keeps_its_share(shuffle, lanes, fifty, caplog):
+    """If it repeats: its few shards go to the lanes in turn."""
+
+    def make():
+        sources = {
+            name: wp.ShardList(urls, shuffle=shuffle, seed=2).open_shards().load_tar().group_by_key()
+            for name, urls in (("a", fifty), ("b", fifty[1:2]))
+        }
+        for name, source in sources.items():
+            sources[name] = source.map_samples(lambda sample, name=name: (name, sample["__key__"]))
+        mixed = wp.mix(sources, exhausted="repeat")
+        return wp.PipeLoader(mixed, batch_size=2, lanes=lanes, collate="list", epoch_end="loop").with_epoch(batches=200)
+
+    loader, batches, states = make(), [], []
+    for batch in loader:
+        batches.append(batch)
+        states.append(loader.state_dict())
+    of_b = sum(name == "b" for batch in batches for name, _ in batch)
+    assert abs(of_b - 200) <= 20, "each lane starts the proportions anew in each epoch of the data"
+    assert not caplog.records
+    for cut in (3, 50, 120, 199):
+        again = make()
+        again.load_state_dict(json.loads(json.dumps(states[cut - 1])))
+        assert list(again) == batches[cut:]
+
+
 # Other weights, other sources
 
 

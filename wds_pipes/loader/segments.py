@@ -126,8 +126,8 @@ class Segments(Composite[Out]):
         if self._empty >= MOST_EMPTY:
             raise ShardError(
                 f"lane {self.lane.number} of {self.lane.of} found no sample in {self._empty} epochs in a row: has the "
-                "list fewer shards than lanes, has take_samples() or slice_samples() fewer samples, or do filters and "
-                "on_error='skip' leave nothing of its shards?"
+                "list fewer shards than lanes (then let ShardList(index=...) count the samples), has take_samples() or "
+                "slice_samples() fewer samples, or do filters and on_error='skip' leave nothing of its shards?"
             )
         if self.after_epoch is not None:
             self.after_epoch()

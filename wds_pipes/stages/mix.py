@@ -20,11 +20,14 @@ from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged, read_count, read_dict, read_text
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
-from wds_pipes.stages.mix_position import Place, Rest, add_counts, check_source, position_of, recipe_of
+from wds_pipes.stages.mix_position import Place, Rest, add_counts, check_source, check_sources, position_of, recipe_of
 from wds_pipes.stages.proportions import TURNS, in_proportion, turns, whole_weights
 
 logger = logging.getLogger("wds_pipes")
 _NONE = object()
+# After this many passes times the number of lanes in which a source had no shard in a lane, it is
+# left out there: with one shard, the chance of that is e**-20.
+_PASSES = 20
 
 
 # The own values of a mark: the fields of Mix.At, and the number of draws so far. That number is in
@@ -42,7 +45,8 @@ class Mix(Composite[Any]):
     epoch, lane) decides which of them does. Each source yields what it would yield alone, by its
     own seed; its epoch is that of the mix. Each lane (worker, rank) keeps the proportions by
     itself, so each lane needs samples of every source: give each source at least as many shards as
-    there are lanes.
+    there are lanes, or pass ``exhausted="repeat"``: then lanes of a source with fewer shards read
+    these in turn.
 
     Args:
         sources: the pipelines by name.
@@ -92,20 +96,7 @@ class Mix(Composite[Any]):
         without: Iterable[str] = (),
     ) -> None:
         super().__init__()
-        if not isinstance(sources, Mapping):
-            raise TypeError(f"mix() takes its sources by name, as a dict, not {sources!r:.80}")
-        if not sources:
-            raise ValueError("mix() needs at least one source")
-        for name, source in sources.items():
-            if not isinstance(name, str):
-                raise TypeError(f"the names of the sources of mix() must be str, not {name!r}")
-            if not isinstance(source, Stage):
-                raise TypeError(f"mix() cannot take {source!r:.80} as source {name!r}")
-            if not source.root.divides_items and not isinstance(source.root, Mix):
-                raise ValueError(
-                    f"mix() cannot take source {name!r}: torch's pipes distribute it over the "
-                    "workers; leave out sharding_filter() and the like"
-                )
+        check_sources(sources)
         self.sources = dict(sources)
         self.weights = whole_weights(list(sources), weights)
         self.exhausted = check_choice("exhausted", exhausted, "stop", "drop", "repeat")
@@ -119,6 +110,7 @@ class Mix(Composite[Any]):
         # that all marks share.
         self._running: list[Stage[Any]] = []
         self._draws: list[int] = []
+        self._empty: list[int] = []  # how many passes in a row the source had no shard in this lane
         self._marks: list[Mark | None] = []
         self._reached = [0]
 
@@ -178,6 +170,7 @@ class Mix(Composite[Any]):
         running = running_copy(self)
         running.lane, running.at = lane, self.At(last, draws, marks, rest)
         running._draws, running._marks, running._reached = list(draws), list(marks), list(reached)
+        running._empty = [0] * len(marks)
         running._running = [
             source.open(self._lane(lane, source, place.passes), before)
             for source, before, place in zip(self.sources.values(), marks, rest, strict=True)
@@ -211,10 +204,13 @@ class Mix(Composite[Any]):
 
     @staticmethod
     def _lane(lane: Lane, source: Stage[Any], passes: int) -> Lane:
-        """Return the lane of a source: with the seed of the source, and with another epoch for each
-        further pass.
+        """Return the lane of a source: with the seed of the source, and for each further pass with
+        another epoch and the next lane's shards, since a lane may have none of its own.
         """
-        return replace(lane, seed=source.seed, epoch=hash64(lane.epoch, passes) >> 1 if passes else lane.epoch)
+        if not passes:
+            return replace(lane, seed=source.seed)
+        epoch, number = hash64(lane.epoch, passes) >> 1, (lane.number + passes) % lane.of
+        return replace(lane, seed=source.seed, epoch=epoch, number=number)
 
     def run(self) -> Iterator[Any]:
         self.start()
@@ -231,6 +227,7 @@ class Mix(Composite[Any]):
                     item = next(running[number].items, _NONE)
                 if item is _NONE:
                     break
+                self._empty[number] = 0
                 draws[number] += 1
                 total += 1
                 reached[0] = max(reached[0], total)
@@ -247,6 +244,9 @@ class Mix(Composite[Any]):
         """
         at, source, running = self.at, list(self.sources.values())[number], self._running[number]
         place, empty = at.rest[number], self._marks[number] is None
+        if empty and self.exhausted == "repeat" and self._has_no_shard(running):
+            self._empty[number] += 1
+            empty = self._empty[number] >= _PASSES * self.lane.of
         if empty:
             name, lane = list(self.sources)[number], self.lane
             lack, where = running.lack, f"in lane {lane.number} of {lane.of}"
@@ -275,6 +275,10 @@ class Mix(Composite[Any]):
             return False
         self._running[number] = source.open(self._lane(self.lane, source, passes))
         return True
+
+    def _has_no_shard(self, running: Stage[Any]) -> bool:
+        """Whether a source yielded nothing in a lane because the lane has none of its shards."""
+        return self.lane.of > 1 and not running.bytes_so_far and not any(running.counts(running.mark(), 0).values())
 
     def mark(self) -> Mark:
         at = self.at

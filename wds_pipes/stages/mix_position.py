@@ -115,3 +115,21 @@ class Place(NamedTuple):
 def add_counts(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     """Return the sums of two sets of counts."""
     return {what: one.get(what, 0) + other.get(what, 0) for what in {**one, **other}}
+
+
+def check_sources(sources: object) -> None:
+    """Raise if these are not pipelines by name that mix() can take."""
+    if not isinstance(sources, Mapping):
+        raise TypeError(f"mix() takes its sources by name, as a dict, not {sources!r:.80}")
+    if not sources:
+        raise ValueError("mix() needs at least one source")
+    for name, source in sources.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the names of the sources of mix() must be str, not {name!r}")
+        if not isinstance(source, Stage):
+            raise TypeError(f"mix() cannot take {source!r:.80} as source {name!r}")
+        if not source.root.divides_items and not source.root.branches:
+            raise ValueError(
+                f"mix() cannot take source {name!r}: torch's pipes distribute it over the "
+                "workers; leave out sharding_filter() and the like"
+            )
