@@ -86,21 +86,45 @@ def whole_weights(names: list[str], weights: Any) -> dict[str, int]:
             raise ValueError(
                 f"mix() got {what} {', '.join(sorted(map(repr, which)))}; its sources are {', '.join(map(repr, names))}"
             )
-    exact = {name: _fraction(name, weights[name]) for name in names}
-    common = lcm(*(weight.denominator for weight in exact.values()))
-    whole = {name: int(weight * common) for name, weight in exact.items()}
-    divisor = gcd(*whole.values())
-    return {name: weight // divisor for name, weight in whole.items()}
+    return dict(zip(names, _whole([_fraction(repr(name), weights[name]) for name in names]), strict=True))
 
 
-def _fraction(name: str, weight: Any) -> Fraction:
+def shard_weights(weights: Any, names: Sequence[str]) -> list[int]:
+    """Return the weights of ``ShardList`` as the smallest whole numbers with the same ratios;
+    ``names`` are the URLs that each has a weight, for messages.
+    """
+    if isinstance(weights, str):
+        weights = [_number(weight) for weight in weights.split("::")]
+    if not isinstance(weights, Sequence):
+        raise TypeError(f"weights must be a list, or a text such as '1::3', not {weights!r:.80}")
+    if len(weights) != len(names):
+        raise ValueError(
+            f"there are {len(weights)} weights and {len(names)} URLs, in a list or joined by '::': give one for each"
+        )
+    return _whole([_fraction(f"URL {name!r}", weight) for name, weight in zip(names, weights, strict=True)])
+
+
+def _number(text: str) -> Any:
+    try:
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        return text
+
+
+def _whole(weights: list[Fraction]) -> list[int]:
+    common = lcm(*(weight.denominator for weight in weights))
+    whole = [int(weight * common) for weight in weights]
+    divisor = gcd(*whole)
+    return [weight // divisor for weight in whole]
+
+
+def _fraction(whose: str, weight: Any) -> Fraction:
     """Return a weight as the exact number that is meant: 0.1 as 1/10."""
     if isinstance(weight, bool) or not isinstance(weight, Real):
-        raise TypeError(f"the weight of {name!r} must be a number, not {weight!r}")
+        raise TypeError(f"the weight of {whose} must be a number, not {weight!r}")
     if not isfinite(weight) or weight <= 0:
         raise ValueError(
-            f"the weight of {name!r} must be above 0 and finite, not {weight!r}: leave out a "
-            "source that is not to be drawn"
+            f"the weight of {whose} must be above 0 and finite, not {weight!r}: leave out what is not to be drawn"
         )
     if isinstance(weight, Integral):
         return Fraction(int(weight))
