@@ -6,14 +6,46 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
+from wds_pipes.stages import BatchSamples
+
+
+def in_batches(
+    stage: Stage[Any],
+    batch_size: int | None,
+    *,
+    drop_last: bool,
+    collate: Callable[[list[Any]], Any] | str | None,
+    mix_lanes: int,
+) -> Stage[Any]:
+    """Return the chain with the batches that these options of PipeLoader request."""
+    if batch_size is None:
+        if drop_last or collate is not None or mix_lanes != 1:
+            raise ValueError(
+                "drop_last, collate and mix_lanes go with batch_size; without it the items of the pipe are the batches"
+            )
+        return stage
+    if stage.batches is not None:
+        warnings.warn(
+            f"the pipe gives batches of {stage.batches} already, and batch_size={batch_size} makes batches of "
+            "these: leave one of the two out. If it is meant, write the second one as "
+            f".batch_samples({batch_size}), too.",
+            stacklevel=5,
+        )
+    size, mixed = check_count("batch_size", batch_size), check_count("mix_lanes", mix_lanes) > 1
+    if size % mix_lanes:
+        raise ValueError(f"batch_size={size} must be a multiple of mix_lanes={mix_lanes}")
+    in_lane = "list" if mixed and callable(collate) else collate
+    return BatchSamples(stage, size // mix_lanes, drop_last=drop_last, collate=in_lane)
 
 
 def batching(stage: Stage[Any]) -> list[Stage[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -26,6 +27,12 @@ class Selecting(Tolerant[Out]):
         if not fields:
             step = functional_name(type(self))
             raise ValueError(f"{step}() needs the names of fields, such as {step}('jpg;png', 'cls')")
+        if len(fields) == 1 and isinstance(fields[0], str) and len(fields[0].split()) > 1:
+            apart = ", ".join(map(repr, re.sub(r"\s*;\s*", ";", fields[0]).split()))
+            raise ValueError(
+                f"{functional_name(type(self))}({fields[0]!r}) is webdataset's form: write "
+                f"{functional_name(type(self))}({apart}), one string for each place"
+            )
         self.choices = read_choices(fields)
 
 
