@@ -82,6 +82,7 @@ def folder(tmp_path, monkeypatch):
             ["tar://x.tar::zip://y.tar::simplecache::s3://b/z.zip", "c.tar"],
         ),
         ("myzip://x.tar::/a.zip::c.tar", ["myzip://x.tar::/a.zip", "c.tar"]),
+        ("{simplecache::s3://b/x,y}.tar::z.tar", ["simplecache::s3://b/x.tar", "y.tar", "z.tar"]),
         # environment variables
         ("${DATA}/x-{0..1}.tar", ["/data/x-0.tar", "/data/x-1.tar"]),
         (Path("${DATA}/$DATA/${X y}.tar"), ["/data/$DATA/${X y}.tar"]),

@@ -81,8 +81,8 @@ def bounds(weights: Iterable[int]) -> npt.NDArray[np.uint64]:
 
 
 def weighted(shares: npt.NDArray[np.uint64], key: int, start: int, count: int) -> npt.NDArray[np.int64]:
-    """Return ``count`` numbers of weights, each as likely as its weight says, which ``bounds`` made
-    ``shares`` of: of outputs ``start`` and on of the stream ``key``.
+    """Return ``count`` places in a list of weights, drawn in proportion to the weights. Outputs
+    ``start`` and on of the stream ``key`` decide; ``shares`` are the ``bounds`` of the weights.
     """
     import numpy as np
 

@@ -68,8 +68,7 @@ _ARGUMENTS = {
 
 # And for options of torch's DataLoader, and of its samplers, that PipeLoader does not have.
 _OF_DATALOADER = {
-    "batch_sampler": "the steps of the pipe choose the samples: .filter_samples(fn), mix({...}); and batch_size= "
-    "the batches",
+    "batch_sampler": "the steps of the pipe choose the samples, and batch_size= is their number in a batch",
     "dataset": "the pipe is the first argument: PipeLoader(pipe)",
     "distributed": "each rank gets its part of an epoch by itself: see rank= and world_size=",
     "generator": "all random decisions derive from ShardList(seed=...)",

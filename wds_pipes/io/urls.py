@@ -94,7 +94,7 @@ def split_joined(url: str) -> list[str]:
     """The URLs that ``::`` joins, ``a.tar::b.tar``.
 
     A chained URL of fsspec, ``simplecache::s3://...`` or ``zip://a.tar::b.zip``, is one of them,
-    and so is a command, up to the next command.
+    and so is a command, up to the next command. ``::`` in braces does not join.
     """
     if "::" not in url:
         return [url]
@@ -105,7 +105,7 @@ def split_joined(url: str) -> list[str]:
             joined[-1] += f"::{link}"
         else:
             joined.append(link)
-        within = _reads_from_another(link)
+        within = _reads_from_another(link) or joined[-1].count("{") > joined[-1].count("}")
     return joined
 
 

@@ -22,7 +22,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from math import gcd, inf, isfinite, lcm
 from numbers import Integral, Rational, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from wds_pipes.core.order import bounds, hash_text
+from wds_pipes.io.urls import redact
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 TURNS = 4  # the salt of the order of draws
 _PHASES = 1 << 16  # phases are multiples of 1 / (m * _PHASES)
@@ -89,19 +96,30 @@ def whole_weights(names: list[str], weights: Any) -> dict[str, int]:
     return dict(zip(names, _whole([_fraction(repr(name), weights[name]) for name in names]), strict=True))
 
 
-def shard_weights(weights: Any, names: Sequence[str]) -> list[int]:
-    """Return the weights of ``ShardList`` as the smallest whole numbers with the same ratios;
-    ``names`` are the URLs that each has a weight, for messages.
+def weigh(
+    weights: str | Sequence[float], each: Sequence[Sequence[str]]
+) -> tuple[str, npt.NDArray[np.uint64]] | tuple[None, None]:
+    """Return the weights of all shards of ``ShardList`` as a short text, and their ``bounds``;
+    (None, None) if they are equal.
+
+    Args:
+        weights: one for each list of shards; or a text such as ``"1::3"``.
+        each: these lists, of URLs.
     """
-    if isinstance(weights, str):
-        weights = [_number(weight) for weight in weights.split("::")]
-    if not isinstance(weights, Sequence):
+    given = [_number(weight) for weight in weights.split("::")] if isinstance(weights, str) else weights
+    if not isinstance(given, Sequence):
         raise TypeError(f"weights must be a list, or a text such as '1::3', not {weights!r:.80}")
-    if len(weights) != len(names):
+    if len(given) != len(each):
         raise ValueError(
-            f"there are {len(weights)} weights and {len(names)} URLs, in a list or joined by '::': give one for each"
+            f"there are {len(given)} weights and {len(each)} URLs, in a list or joined by '::': give one for each"
         )
-    return _whole([_fraction(f"URL {name!r}", weight) for name, weight in zip(names, weights, strict=True)])
+    names = [f"URL {redact(urls[0])!r}" if urls else "a list without a URL" for urls in each]
+    whole = _whole([_fraction(name, weight) for name, weight in zip(names, given, strict=True)])
+    of_shards = [weight for weight, urls in zip(whole, each, strict=True) for _ in urls]
+    if len(set(of_shards)) == 1:
+        return None, None
+    text = ", ".join(f"{len(urls)} x {weight}" for weight, urls in zip(whole, each, strict=True))
+    return text if len(text) <= 80 else f"{hash_text(text):016x}", bounds(of_shards)
 
 
 def _number(text: str) -> Any:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from wds_pipes.core.lane import Host, Lane, LaneFacts
 from wds_pipes.core.moved import BY_MD5, BY_SIZE, NAMES, Data
 from wds_pipes.core.options import check_count
-from wds_pipes.core.order import below, bounds, hash64, permutation, weighted
+from wds_pipes.core.order import below, hash64, permutation, weighted
 from wds_pipes.core.running import Mark
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.words import plural
 from wds_pipes.io.expand import expand_each
 from wds_pipes.io.urls import Urls, identify, redact, relative_names
-from wds_pipes.stages.proportions import shard_weights
+from wds_pipes.stages.proportions import weigh
 from wds_pipes.stages.shard_ref import ShardRef
 from wds_pipes.tar.index import find_facts, is_index, listed_shards
 from wds_pipes.tar.index_formats import ShardFacts
@@ -76,8 +76,8 @@ class ShardList(Stage[ShardRef]):
             some come twice, others not at all.
         weights: with ``resampled``, one weight for each URL in the list or joined by ``::``: a list
             of numbers, or a text such as ``"1::3"``. Each shard of the second URL is then drawn
-            three times as often as each of the first, whatever their numbers. To mix samples of
-            several sources in exact proportions use ``mix``.
+            three times as often as each shard of the first, on average. To mix the samples of
+            several sources in exact proportions, use ``mix``.
         samples_per_shard: how many samples each shard has: one number, or a list with one number
             for each shard. ``PipeLoader`` can then partition the epoch by samples instead of whole
             shards, so that all ranks get the same number of batches, and its length is known. A
@@ -157,7 +157,7 @@ class ShardList(Stage[ShardRef]):
         self.weights: str | None = None
         self._bounds: npt.NDArray[np.uint64] | None = None
         if weights is not None:
-            self.weights, self._bounds = _weigh(weights, each)
+            self.weights, self._bounds = weigh(weights, each)
         self._seed = check_count("seed", seed, least=-(1 << 63))
         if seed >= 1 << 63:
             raise ValueError(f"seed must fit into 64 bits, unlike {seed}")
@@ -362,24 +362,6 @@ def _samples(given: int | Sequence[int] | None, shards: int) -> list[int] | None
     if len(counts) != shards:
         raise ValueError(f"samples_per_shard has {len(counts)} numbers, and there are {shards} shards")
     return counts
-
-
-def _weigh(
-    weights: str | Sequence[float], each: Sequence[Sequence[str]]
-) -> tuple[str, npt.NDArray[np.uint64]] | tuple[None, None]:
-    """Return the weights of all shards as a short text, and their ``bounds``; (None, None) if they
-    are equal.
-
-    Args:
-        weights: one for each list of shards.
-        each: these lists.
-    """
-    whole = shard_weights(weights, [redact(shards[0]) if shards else "" for shards in each])
-    shards = [weight for weight, part in zip(whole, each, strict=True) for _ in part]
-    if len(set(shards)) == 1:
-        return None, None
-    text = ", ".join(f"{len(part)} x {weight}" for weight, part in zip(whole, each, strict=True))
-    return text if len(text) <= 80 else _digest([text], 16), bounds(shards)
 
 
 def _shorten(url: str) -> str:
