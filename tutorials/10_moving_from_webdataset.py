@@ -15,7 +15,7 @@
 # | webdataset | wds_pipes | what is different, and why |
 # |---|---|---|
 # | `WebDataset(urls)`, `tarfile_to_samples()` | `ShardList(urls).open_shards().load_tar().group_by_key()` | Each step has its own options, and its position is saved. |
-# | `SimpleShardList`, `shardlists`, braces | `ShardList(urls)` | Also globs, directories, `@list.txt`, and an index. |
+# | `SimpleShardList`, `shardlists`, braces, `a::b` | `ShardList(urls)` | Also globs, directories, `@list.txt`, and an index. |
 # | `ResampledShards`, `resampled=True` | `ShardList(resampled=True)` | An epoch has as many draws as there are shards. It ends, and its position is saved. On several ranks, use it with `epoch_end="loop"` and `with_epoch()`. |
 # | `shardshuffle=100`, `detshuffle` | `ShardList(shuffle=True, seed=7)` | All shards are permuted, differently in each epoch, by (seed, epoch). |
 # | `split_by_node`, `split_by_worker`, `nodesplitter=` | nothing: `PipeLoader` partitions the data | Several ranks without equal epochs raise an error instead of hanging. |
@@ -211,7 +211,7 @@ def read(urls, **options):
 #
 # | open_clip 3.3.0, `data.py` | here |
 # |---|---|
-# | `ResampledShards2(...)`, upsampling factors | `ShardList(resampled=True)` for each source, and `mix` |
+# | `ResampledShards2("a::b", weights="1::3")`, upsampling factors | `ShardList("a::b", resampled=True, weights="1::3")`; or, as below, a ShardList for each source and `mix`, whose proportions are exact |
 # | `SimpleShardList`, `detshuffle2`, `split_by_node`, `split_by_worker` | `ShardList(shuffle=True)` |
 # | `tarfile_to_samples_nothrow`, `log_and_continue` | `read`, above |
 # | `select(filter_no_caption_or_no_image)` | `filter_samples(has_caption_and_image)` |

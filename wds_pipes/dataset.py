@@ -21,6 +21,7 @@ from wds_pipes.core.order import hash64
 from wds_pipes.core.stage import Stage, State
 from wds_pipes.core.state import damaged, read_state
 from wds_pipes.core.stream import Position, Stream
+from wds_pipes.loader.lengths import Countable, length
 from wds_pipes.loader.parent import end_with_parent, worker_info
 from wds_pipes.loader.ranks import warn_of_ranks
 
@@ -35,7 +36,7 @@ def as_dataset(pipe: object) -> WdsDataset:
     return WdsDataset(stage_of(pipe, "as_dataset()"))
 
 
-class WdsDataset(IterableDataset[Any]):
+class WdsDataset(Countable, IterableDataset[Any]):
     """A pipeline as a plain IterableDataset with a state.
 
     It is for torch's DataLoader and torchdata's StatefulDataLoader.
@@ -49,6 +50,8 @@ class WdsDataset(IterableDataset[Any]):
         StateError: from ``load_state_dict``: the state does not fit this pipeline or this number of
             workers.
     """
+
+    _stream: _WorkerStream
 
     def __init__(self, stage: Stage[Any]) -> None:
         super().__init__()
@@ -77,8 +80,6 @@ class WdsDataset(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Return how many items an epoch has, as ``len()`` of the pipe does."""
-        from wds_pipes.loader.lengths import length
-
         return length(self._stream.stage, ranks_are_divided=False)
 
     def __bool__(self) -> bool:

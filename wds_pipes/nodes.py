@@ -37,10 +37,11 @@ from wds_pipes.core.stream import Stream
 from wds_pipes.core.suggest import build, no_name
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.errors import StateError, WdsError
+from wds_pipes.loader.lengths import Countable
 from wds_pipes.loader.ranks import warn_of_ranks
 
 
-class WdsNode(BaseNode[Any]):
+class WdsNode(Countable, BaseNode[Any]):
     """The base of all nodes of this package: a node with a position of a few hundred bytes.
 
     Iterate it through ``torchdata.nodes.Loader``, and take the state from there.
@@ -105,13 +106,6 @@ class WdsNode(BaseNode[Any]):
         After a state of the same epoch was loaded, the iteration still continues from that state.
         """
         self._stream.set_epoch(epoch)
-
-    def counts(self) -> dict[str, int]:
-        """Count the samples of the current or just ended epoch by what became of them.
-
-        See ``Stream.counts``.
-        """
-        return self._stream.counts()
 
     def __repr__(self) -> str:
         return " > ".join(self._stream.stage.graph())

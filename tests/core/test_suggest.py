@@ -2,10 +2,13 @@
 says what replaces it.
 """
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader, DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
 from wds_pipes import nodes
@@ -104,6 +107,24 @@ def test_misspelt_options(urls, pipe, tmp_path):
         with pytest.raises(TypeError) as caught:
             build()
         assert str(caught.value) == message
+
+
+def test_options_of_dataloader(pipe):
+    """PipeLoader has each, or says what does the same."""
+    for kind in (DataLoader, StatefulDataLoader, DistributedSampler):
+        for option in inspect.signature(kind).parameters:
+            if option not in inspect.signature(wp.PipeLoader).parameters:
+                with pytest.raises(TypeError, match=rf"^PipeLoader\(\) has no option '{option}'(: |\. Did you mean )"):
+                    wp.PipeLoader(pipe, **{option: None})
+    for option, mend in (
+        ("shuffle", ": the order is that of the pipe: ShardList(shuffle=True), .shuffle_buffer(size)."),
+        ("collate_fn", ". Did you mean collate=?"),
+        ("timeout", ": that is timeout_seconds=."),
+        ("shufle", ". It has: "),
+    ):
+        with pytest.raises(TypeError) as caught:
+            wp.PipeLoader(pipe, **{option: True})
+        assert str(caught.value).startswith(f"PipeLoader() has no option {option!r}{mend}")
 
 
 def test_names_of_nodes():

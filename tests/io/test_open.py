@@ -1,6 +1,7 @@
 """Opening shards: what can be opened, and what is said where it cannot."""
 
 import gzip
+import io
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import fsspec
 import pytest
 from tars import pairs, put, samples, tar
 
+import wds_pipes as wp
 from wds_pipes import ShardError
 from wds_pipes.core.stream import Stream
 from wds_pipes.io import open_url
@@ -146,6 +148,38 @@ def test_standard_input():
             [sys.executable, "-c", textwrap.dedent(code)], input=data, capture_output=True, check=False
         )
         assert done.stdout.decode().strip() == "['0000', '0001', '0002']", done.stderr.decode()
+
+
+@pytest.mark.parametrize("replaced", [io.StringIO(), None, "closed"], ids=str)
+def test_standard_input_without_a_descriptor(replaced, monkeypatch):
+    """As in a notebook."""
+    if replaced == "closed":
+        replaced = open(os.devnull)
+        replaced.close()
+    monkeypatch.setattr(sys, "stdin", replaced)
+    for build in (lambda: open_url("-"), lambda: list(wp.ShardList("-").open_shards().load_tar())):
+        with pytest.raises(
+            ShardError, match=r"standard input \('-'\) has no file descriptor.*name this file"
+        ) as caught:
+            build()
+        assert caught.value.url == "-"
+
+
+def test_standard_input_in_a_worker():
+    loader = wp.PipeLoader(wp.ShardList("-").open_shards().load_tar().group_by_key(), num_workers=1)
+    with pytest.raises(ShardError, match=r"standard input \('-'\) cannot be read in a worker process"):
+        list(loader)
+
+
+def test_variables_and_the_home_directory(monkeypatch, tmp_path):
+    put(tmp_path / "x.tar", b"1")
+    monkeypatch.setenv("DATA", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for url in ("${DATA}/x.tar", "~/x.tar", f"file:{tmp_path}/x.tar", "file:~/x.tar"):
+        with open_url(url) as stream:
+            assert stream.read() == b"1"
+    with pytest.raises(ValueError, match="NONE is not set"):
+        open_url("${NONE}/x.tar")
 
 
 def test_a_command_that_does_not_end_when_it_is_told_to_is_killed():

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.zip import ZipFileSystem
+from fsspec.registry import _registry, known_implementations
 
 import wds_pipes as wp
 from wds_pipes import checkpoint
 from wds_pipes.io.expand import expand
 from wds_pipes.io.secret import hide
-from wds_pipes.io.urls import identify, local_path, redact
+from wds_pipes.io.urls import identify, local_path, redact, split_joined, takes_another
 
 
 @pytest.fixture
@@ -30,6 +32,8 @@ def folder(tmp_path, monkeypatch):
         "f%20g.tar",
         "h{0,1}.tar",
         "i j.tar",
+        "${DATA}.tar",
+        "pipe:m.tar",
         "notes.txt",
     ):
         (tmp_path / name).write_bytes(b"")
@@ -57,6 +61,33 @@ def folder(tmp_path, monkeypatch):
         (Path("dir") / "x.tar", [os.path.join("dir", "x.tar")]),
         ([Path("x.tar"), "y.tar"], ["x.tar", "y.tar"]),
         ("x{y}.tar", ["x{y}.tar"]),
+        (Path("dir/x-{0..1}.tar"), ["dir/x-0.tar", "dir/x-1.tar"]),
+        ("file:/a/x-{0..1}.tar", ["file:/a/x-0.tar", "file:/a/x-1.tar"]),
+        ("/a/{0..1}.tar::/b/{08..09}.tar", ["/a/0.tar", "/a/1.tar", "/b/08.tar", "/b/09.tar"]),
+        (["a.tar::b.tar", Path("c.tar::d.tar")], ["a.tar", "b.tar", "c.tar", "d.tar"]),
+        ("train::val::s3://b/x.tar::-", ["train", "val", "s3://b/x.tar", "-"]),
+        ("http://[::1]/a.tar::https://[fe80::1]/b.tar", ["http://[::1]/a.tar", "https://[fe80::1]/b.tar"]),
+        (
+            "pipe:ssh h 'cat {a::b,c}' -::pipe:cat x::s3://y",
+            ["pipe:ssh h 'cat a::b' -", "pipe:ssh h 'cat c' -", "pipe:cat x::s3://y"],
+        ),
+        # chained URLs of fsspec
+        ("simplecache::s3://b/{0..1}.tar", ["simplecache::s3://b/0.tar", "simplecache::s3://b/1.tar"]),
+        (
+            "simplecache::s3://b/x.tar::filecache::a.tar::c.tar",
+            ["simplecache::s3://b/x.tar", "filecache::a.tar", "c.tar"],
+        ),
+        (
+            "tar://x.tar::zip://y.tar::simplecache::s3://b/z.zip::c.tar",
+            ["tar://x.tar::zip://y.tar::simplecache::s3://b/z.zip", "c.tar"],
+        ),
+        ("myzip://x.tar::/a.zip::c.tar", ["myzip://x.tar::/a.zip", "c.tar"]),
+        ("{simplecache::s3://b/x,y}.tar::z.tar", ["simplecache::s3://b/x.tar", "y.tar", "z.tar"]),
+        # environment variables
+        ("${DATA}/x-{0..1}.tar", ["/data/x-0.tar", "/data/x-1.tar"]),
+        (Path("${DATA}/$DATA/${X y}.tar"), ["/data/$DATA/${X y}.tar"]),
+        ("${TWO}::${DATA}.tar", ["/a/0.tar", "/a/1.tar", "s3://b/c.tar", "/data.tar"]),
+        ("pipe:cat ${NONE}", ["pipe:cat ${NONE}"]),
         ("C:\\data\\x.tar", ["C:\\data\\x.tar"]),
         ("C:\\data\\x-{0..1}.tar", ["C:\\data\\x-0.tar", "C:\\data\\x-1.tar"]),
         ("a%20b.tar", ["a%20b.tar"]),
@@ -68,7 +99,21 @@ def folder(tmp_path, monkeypatch):
 )
 def test_names_need_not_exist_to_be_expanded(tmp_path, monkeypatch, urls, expected):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATA", "/data")
+    monkeypatch.setenv("TWO", "/a/{0..1}.tar::s3://b/c.tar")
+    monkeypatch.setitem(_registry, "myzip", ZipFileSystem)  # a protocol of the program's own
     assert expand(urls) == expected
+
+
+def test_which_protocols_of_fsspec_read_from_another():
+    """All of the installed version, so that ``::`` after them does not join."""
+    for protocol in known_implementations:
+        try:
+            kind = fsspec.get_filesystem_class(protocol)
+        except ImportError:
+            continue
+        chained = split_joined(f"{protocol}://x::y.tar") == [f"{protocol}://x::y.tar"]
+        assert chained == takes_another(kind), protocol
 
 
 @pytest.mark.parametrize(
@@ -90,6 +135,9 @@ def test_names_need_not_exist_to_be_expanded(tmp_path, monkeypatch, urls, expect
         ("h{0,1}.tar", ["h{0,1}.tar"]),
         (Path("h{0,1}.tar"), ["h{0,1}.tar"]),
         ("i j.tar", ["i j.tar"]),
+        ("k::l.tar", ["k", "l.tar"]),
+        ("${DATA}.tar", ["${DATA}.tar"]),
+        ("pipe*", ["./pipe:m.tar"]),
     ],
     ids=str,
 )
@@ -141,6 +189,15 @@ def test_a_pattern_of_remote_shards():
         ("@empty.txt", ValueError, "the list of shards is empty"),
         ("@missing.txt", ValueError, "missing.txt"),
         ("@loop.txt", ValueError, "names another list"),
+        ("a.tar::", ValueError, "'::' joins URLs, and one before or after it is missing in 'a.tar::'"),
+        ("::https://u:secret@h/x.tar", ValueError, "missing in '::https://h/x.tar'"),
+        ("${NONE}/a.tar", ValueError, r"the environment variable NONE is not set: a URL contains \$\{NONE\}"),
+        ("${COMMAND}", ValueError, "an environment variable names a command"),
+        ("a.tar::${COMMANDS}", ValueError, "an environment variable names a command"),
+        ("${HALF}pe:secret,b}", ValueError, "names a command"),
+        ("@commands.txt", ValueError, "the list 'commands.txt' names a command"),
+        ("@braces.txt", ValueError, "names a command"),
+        ("@variable.txt", ValueError, r"the list 'variable.txt' contains \$\{DATA\}"),
         ("empty", ValueError, r"no shard matches 'empty', a directory without \*.tar\* files: it is empty"),
         (
             "photos",
@@ -156,8 +213,14 @@ def test_a_pattern_of_remote_shards():
     ],
     ids=str,
 )
-def test_what_names_nothing_is_told(folder, urls, error, message):
+def test_what_names_nothing_is_told(folder, monkeypatch, urls, error, message):
+    for name, value in {"COMMAND": "pipe:secret", "COMMANDS": "a.tar::pipe:secret", "HALF": "{pi"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NONE", raising=False)
     (folder / "empty.txt").write_text("\n")
+    (folder / "commands.txt").write_text("a.tar::pipe:secret\n")
+    (folder / "braces.txt").write_text("pi{pe:secret,x}\n")
+    (folder / "variable.txt").write_text("${DATA}/x.tar\n")
     (folder / "loop.txt").write_text("@loop.txt\n")
     (folder / "empty").mkdir()
     (folder / "photos" / "cat").mkdir(parents=True)
@@ -329,6 +392,8 @@ def test_long_texts_are_looked_through_in_linear_time():
         ("a.tar", "a.tar"),
         ("/a b#c?d%20.tar", "/a b#c?d%20.tar"),
         ("file:///a.tar", "/a.tar"),
+        ("file:/a.tar", "/a.tar"),
+        ("file:a.tar", "a.tar"),
         ("local:///a.tar", "/a.tar"),
         ("C:\\a.tar", "C:\\a.tar"),
         ("c:/a.tar", "c:/a.tar"),

@@ -115,6 +115,30 @@ def test_an_epoch_that_is_empty_for_another_reason_is_a_warning(urls, caplog):
     assert caplog.text.count("this epoch gave nothing: 10 filtered") == 1
 
 
+def test_the_warning_of_an_empty_epoch_names_the_first_error_that_was_skipped(urls, caplog):
+    """The field that no sample has, or the shard; a pipe and PipeLoader say the same."""
+    why = (
+        f"this epoch gave nothing: 10 skipped. The first error that was skipped: sample '00000000' of shard {urls[0]} "
+        "has no field 'jpeg'; it has: 'cls', 'txt'. See what group_by_key"
+    )
+    for build in (
+        lambda: wp.PipeLoader(pipe(urls, "cls", "txt").to_tuple("jpeg", on_error="skip"), batch_size=2, num_workers=1),
+        lambda: wp.PipeLoader(
+            pipe(urls, "cls", "txt").interleave_shards(2).select_fields("jpeg", on_error="skip").shuffle_buffer(3),
+            lanes=2,
+        ),
+        lambda: pipe(urls, "cls", "txt").to_tuple("jpeg", on_error="skip").shuffle_buffer(3),
+        lambda: pipe(urls, "cls", "txt").to_tuple("jpeg", on_error="skip").as_dataset(),
+    ):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="wds_pipes"):
+            assert list(build()) == []
+        assert [line.getMessage().startswith(why) for line in caplog.records].count(True) == 1
+    some = wp.PipeLoader(pipe(urls, "cls").to_tuple("jpeg", on_error="skip"), batch_size=2, epoch_end="loop")
+    with pytest.raises(wp.ShardError, match="found no sample in .*The first error that was skipped: .*no field 'jpeg'"):
+        next(iter(some.with_epoch(batches=1)))
+
+
 def test_an_error_of_a_missing_field_lists_the_unselected_fields(urls):
     for steps in (lambda pipe: pipe, lambda pipe: pipe.interleave_shards(2), lambda pipe: wp.mix({"a": pipe})):
         with pytest.raises(
@@ -138,4 +162,4 @@ def test_a_misspelt_field_beside_others_is_a_warning(urls):
 def test_an_epoch_without_a_shard_names_what_was_skipped(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="wds_pipes"):
         assert list(wp.ShardList(tmp_path / "none.tar").open_shards(on_error="skip").load_tar().group_by_key()) == []
-    assert "this epoch gave nothing: 1 skipped shards." in caplog.text
+    assert "this epoch gave nothing: 1 skipped shards. The first error that was skipped: shard " in caplog.text

@@ -8,9 +8,12 @@ import pytest
 from launch import launch
 from pipelines import shuffled
 from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
+from wds_pipes import nodes
+from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
 COUNTS = [3, 0, 5, 2, 9]
@@ -79,6 +82,39 @@ def test_an_unknown_length_is_a_type_error(build, mend, counted):
             len(each)
         assert each
     assert list(pipe)
+
+
+def test_sample_count_is_of_the_shards(counted, tmp_path):
+    """Of all ranks, in samples also after batches, and from an index."""
+    index_shards(counted, tmp_path / "index.json")
+    indexed = wp.ShardList(str(tmp_path / "index.json"))
+    node = nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(counted, samples_per_shard=COUNTS))))
+    for pipe in (
+        indexed,
+        indexed.open_shards().load_tar(),
+        decoded(counted).shuffle_buffer(3).to_tuple("txt").batch_samples(4, drop_last=True),
+        decoded(counted).batch(4).map(len),
+        decoded(counted).as_dataset(),
+        wp.ShardList(counted, resampled=True, samples_per_shard=4).open_shards(),
+        node,
+    ):
+        assert pipe.sample_count() == (20 if "resampled" in str(pipe) else sum(COUNTS))
+    for pipe, why in (
+        (source(counted, samples_per_shard=None), "not counted: pass ShardList(index=...).*wds-pipes index SHARDS"),
+        (
+            decoded(counted).filter_samples(bool),
+            "filter_samples() may change their number. Before this step, .* 19 samples",
+        ),
+        (decoded(counted).to_tuple("txt", on_error="skip"), "to_tuple(on_error='skip') changes their number. Before"),
+        (decoded(counted, resampled=True), "resampled=True draws other shards .*with_epoch(samples=...)"),
+        (
+            wp.mix({"a": decoded(counted)}),
+            "how many samples a mix() gives is not known; a pipe that begins with ShardList",
+        ),
+        (IterableWrapper(counted).open_shards(), "a pipe that begins with ShardList"),
+    ):
+        with pytest.raises(TypeError, match=re.escape(why).replace(r"\.\*", ".*")):
+            pipe.sample_count()
 
 
 @pytest.mark.parametrize("end", ["drop", "pad"])

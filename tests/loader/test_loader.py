@@ -202,11 +202,16 @@ def test_set_epoch_chooses_the_next_and_leaves_a_loaded_one_alone(workers, urls)
         resumed.set_epoch(-1)
 
 
+def note_start(path, worker):
+    with open(path, "a") as file:
+        file.write(f"{worker}\n")
+
+
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-def test_start_methods(context, persistent, urls, monkeypatch):
+def test_start_methods(context, persistent, urls, monkeypatch, tmp_path):
     """Epochs differ and depend only on (seed, epoch), also where workers cannot find out a rank. A
-    resume with workers of any kind is exact.
+    resume with workers of any kind is exact. ``worker_init_fn`` is called where each starts.
     """
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -215,11 +220,30 @@ def test_start_methods(context, persistent, urls, monkeypatch):
     assert epochs[0] != epochs[1]
     half = loader(urls, lanes=2)
     after(half, 3)
-    source = loader(urls, lanes=2, num_workers=1, multiprocessing_context=context, persistent_workers=persistent)
+    source = loader(
+        urls,
+        lanes=2,
+        num_workers=1,
+        multiprocessing_context=context,
+        persistent_workers=persistent,
+        worker_init_fn=partial(note_start, tmp_path / "starts"),
+        prefetch_factor=None,
+    )
     source.load_state_dict(half.state_dict())
     assert list(source) == epochs[0][3:]
     assert list(source) == epochs[1]
     source.close()
+    assert (tmp_path / "starts").read_text() == "0\n" * (1 if persistent else 2)
+
+
+def test_worker_init_fn_that_fails_or_is_no_function(urls):
+    """Without workers it is not called, as in DataLoader."""
+    source = loader(urls, num_workers=1, worker_init_fn=partial(note_start, "/no/such/folder"))
+    with pytest.raises(FileNotFoundError, match="/no/such/folder"):
+        next(iter(source))
+    assert next(iter(loader(urls, worker_init_fn=partial(note_start, "/no/such/folder"))))
+    with pytest.raises(TypeError, match="worker_init_fn must be a function of the number of a worker, not 3"):
+        loader(urls, worker_init_fn=3)
 
 
 # Batches

@@ -109,6 +109,49 @@ def test_patterns_are_expanded(tmp_path):
     )
 
 
+def test_weights_of_resampled_shards():
+    """As open_clip's upsampling factors: by shard, whatever the number of shards of each URL."""
+    joined = "/a/{0..9}.tar::/b/{0..4}.tar"
+    stage = ShardList(joined, resampled=True, weights="1::2.5", seed=3)
+    drawn = [url for epoch in range(400) for url in order(stage, epoch)]
+    assert len(drawn) == 400 * 15
+    counts = [drawn.count(url) for url in stage.urls]
+    assert all(
+        abs(count - 6000 * weight / 22.5) < 75 for count, weight in zip(counts, [1] * 10 + [2.5] * 5, strict=True)
+    )
+    # golden: the order never changes
+    assert order(stage, 1)[:6] == ["/b/4.tar", "/a/3.tar", "/b/3.tar", "/a/5.tar", "/a/1.tar", "/b/1.tar"]
+    for same in (
+        ShardList(joined.split("::"), resampled=True, weights=[2, 5], seed=3),
+        ShardList(["/a/{0..9}.tar", "/b/{0..1}.tar::/b/{2..4}.tar"], resampled=True, weights=[0.4, 1, 1.0], seed=3),
+    ):
+        assert order(same, 1) == order(stage, 1)
+    plain = ShardList(joined, resampled=True, seed=3)
+    equal = ShardList(joined, resampled=True, weights="3::3", seed=3)
+    assert (order(equal), equal.graph()) == (order(plain), plain.graph())
+    many = ShardList([f"{number}.tar" for number in range(500)], resampled=True, weights=range(1, 501))
+    assert len(many.graph()[0]) < 120
+    check_resume(lambda: Stream(ShardList(joined, resampled=True, weights="1::3")))
+    state = Stream(stage).state_dict()
+    with pytest.raises(wp.StateError, match="weights='10 x 2, 5 x 5'.*weights='10 x 1, 5 x 3'"):
+        Stream(ShardList(joined, resampled=True, weights="1::3", seed=3)).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("weights", "resampled", "message"),
+    [
+        ("1::3", False, "weights go with resampled=True.*use mix"),
+        ("1::3::5", True, "there are 3 weights and 2 URLs"),
+        ("1::x", True, "the weight of URL 'b.tar' must be a number, not 'x'"),
+        ([1, 0], True, "the weight of URL 'b.tar' must be above 0"),
+        (3, True, "weights must be a list, or a text such as '1::3'"),
+    ],
+)
+def test_wrong_weights(weights, resampled, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        ShardList("a.tar::b.tar", resampled=resampled, weights=weights)
+
+
 # An index
 
 
@@ -177,6 +220,17 @@ def test_dali_s_index_of_each_shard(name, tmp_path):
     assert ShardList(URLS, index=paths).samples == list(COUNTS.values())
     assert ShardList(URLS[3], index=paths[3]).samples == [9]
     assert ShardList(URLS, index=str(tmp_path / name.format("{0..6}"))).samples == list(COUNTS.values())
+
+
+def test_joined_indexes(tmp_path, monkeypatch):
+    """Also with weights, and by environment variables."""
+    for name, counts in (("a", [1, 2]), ("b", [3])):
+        put(tmp_path / f"{name}.json", wids({f"{name}-{number}.tar": count for number, count in enumerate(counts)}))
+    monkeypatch.setenv("DATA", str(tmp_path))
+    stage = ShardList("${DATA}/a.json::${DATA}/b.json", resampled=True, weights="1::3")
+    assert (stage.samples, stage.weights) == ([1, 2, 3], "2 x 1, 1 x 3")
+    shards = "${DATA}/a-{0..1}.tar::${DATA}/b-0.tar"
+    assert ShardList(shards, index="${DATA}/a.json::${DATA}/b.json").samples == [1, 2, 3]
 
 
 def test_the_total_is_enough_for_one_shard(tmp_path):
@@ -365,6 +419,7 @@ def test_an_index_names_no_commands(tmp_path):
 
 REFUSED = [
     "file:///etc/passwd",
+    "file:/etc/passwd",
     "local:///etc/passwd",
     "FILE:///etc/passwd",
     "simplecache::file:///etc/passwd",
@@ -423,7 +478,6 @@ def test_a_remote_index_names_no_other_protocol(name):
         ("//elsewhere/etc/passwd", "memory://bucket//elsewhere/etc/passwd"),
         (" file:///etc/passwd", "memory://bucket/data/ file:/etc/passwd"),
         ("file%3A///etc/passwd", "memory://bucket/data/file%3A/etc/passwd"),
-        ("file:/etc/passwd", "memory://bucket/data/file:/etc/passwd"),
         ("-", "memory://bucket/data/-"),
         ("memory://other/x.tar", "memory://other/x.tar"),
         ("https://host/x.tar", "https://host/x.tar"),

@@ -1,6 +1,7 @@
 """to_tuple: chosen fields, alternatives, and the error of a missing field."""
 
 import pickle
+import re
 
 import pytest
 from pipelines import samples
@@ -76,6 +77,20 @@ def test_max_errors_is_the_number_that_may_be_skipped():
 def test_wrong_fields_are_refused_when_it_is_built(fields):
     with pytest.raises((TypeError, ValueError), match=r"to_tuple\('jpg;png', 'cls'\)|such as 'jpg;png'"):
         ToTuple(Given(SAMPLES), *fields)
+
+
+@pytest.mark.parametrize(
+    ("written", "form"),
+    [
+        ("jpg cls", "to_tuple('jpg', 'cls')"),
+        ("jpg;png  cls", "to_tuple('jpg;png', 'cls')"),
+        ("jpg; png cls", "to_tuple('jpg;png', 'cls')"),
+    ],
+)
+def test_the_form_of_webdataset_with_blanks(written, form, urls):
+    with pytest.raises(ValueError, match=re.escape(f"to_tuple({written!r}) is webdataset's form: write {form}")):
+        samples(urls).to_tuple(written)
+    assert samples(urls).to_tuple("jpg ; png", "cls")._stream.stage.choices == [["jpg", "png"], ["cls"]]
 
 
 def test_items_that_are_no_samples_are_refused():

@@ -19,19 +19,22 @@ LIMITED = "errors in "
 
 
 class Lack(NamedTuple):
-    """How the samples of a running chain fit the fields that ``group_by_key(fields=...)`` keeps.
+    """Why a running chain yielded nothing: how its samples fit the fields that
+    ``group_by_key(fields=...)`` keeps, and what was skipped.
 
     Attributes:
         samples: how many samples had none of these fields.
         fits: whether any other sample had some of them.
         wanted: the fields to keep.
         left_out: other fields that were seen; only some of them if there are many.
+        skipped: the message of the first error that was skipped; empty: none was.
     """
 
     samples: int = 0
     fits: bool = False
     wanted: frozenset[str] = frozenset()
     left_out: frozenset[str] = frozenset()
+    skipped: str = ""
 
     @classmethod
     def of_all(cls, lacks: Iterable[Lack]) -> Lack:
@@ -43,6 +46,7 @@ class Lack(NamedTuple):
                 both.fits or lack.fits,
                 both.wanted | lack.wanted,
                 both.left_out | lack.left_out,
+                both.skipped or lack.skipped,
             )
         return both
 
@@ -51,6 +55,11 @@ class Lack(NamedTuple):
         none of the fields.
         """
         return not self.fits and self.samples > 0 and self.samples == sum(counts.get(name, 0) for name in COUNTED)
+
+    @property
+    def first_skip(self) -> str:
+        """A sentence for messages; empty if nothing was skipped."""
+        return self.skipped and f" The first error that was skipped: {self.skipped.rstrip('.')}."
 
     def error(self, whose: str = "this epoch") -> SampleError:
         """Return the error to raise if this explains why nothing was yielded."""
@@ -116,12 +125,13 @@ def without_counts(value: Any) -> Any:
     return [without_counts(part) for part in value] if isinstance(value, list) else value
 
 
-def warn_of_nothing(counts: dict[str, int]) -> None:
-    """Log a warning if samples were read, but none was yielded."""
+def warn_of_nothing(counts: dict[str, int], lack: Lack) -> None:
+    """Log a warning if samples were read, but none was yielded; ``lack`` may say why."""
     lost = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
     if lost and not counts["delivered"]:
         logger.warning(
-            "this epoch gave nothing: %s. "
+            "this epoch gave nothing: %s.%s "
             "See what group_by_key(fields=...), filters, slices and on_error='skip' leave.",
             lost,
+            lack.first_skip,
         )

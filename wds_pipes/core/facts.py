@@ -202,7 +202,7 @@ class StageFacts:
 
     @property
     def lack(self) -> Lack:
-        """How the samples of a running chain fit the fields that it keeps, since it was opened."""
+        """Why a running chain yielded nothing, since it was opened."""
         return Lack() if self.source is None else self.source.lack
 
     def stall_clock(self) -> Callable[[], float]:

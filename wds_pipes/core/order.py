@@ -14,6 +14,8 @@ Rules:
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -66,6 +68,25 @@ def below(limit: int, key: int, start: int, count: int) -> npt.NDArray[np.int64]
 
     high = stream(key, start, count) >> np.uint64(32)
     return ((high * np.uint64(limit)) >> np.uint64(32)).astype(np.int64)
+
+
+def bounds(weights: Iterable[int]) -> npt.NDArray[np.uint64]:
+    """Return where the share of each weight but the first begins, if [0, 2**64) is divided in their
+    proportion: uint64, shape (number of weights - 1,).
+    """
+    import numpy as np
+
+    *sums, total = itertools.accumulate(weights)
+    return np.array([(before << 64) // total for before in sums], dtype=np.uint64)
+
+
+def weighted(shares: npt.NDArray[np.uint64], key: int, start: int, count: int) -> npt.NDArray[np.int64]:
+    """Return ``count`` places in a list of weights, drawn in proportion to the weights. Outputs
+    ``start`` and on of the stream ``key`` decide; ``shares`` are the ``bounds`` of the weights.
+    """
+    import numpy as np
+
+    return np.searchsorted(shares, stream(key, start, count), side="right").astype(np.int64)
 
 
 def permutation(count: int, key: int) -> npt.NDArray[np.int64]:

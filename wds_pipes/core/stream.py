@@ -269,7 +269,7 @@ class Pass(Generic[Out]):
             self.stop(error)
             return error
         if host.lanes == 1:
-            warn_of_nothing(counts)
+            warn_of_nothing(counts, lack)
         self._stream.at = Position(self._epoch, self._delivered, mark, ended=True)
         self.stop(StopIteration())
         return None

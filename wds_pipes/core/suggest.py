@@ -66,6 +66,24 @@ _ARGUMENTS = {
 }
 
 
+# And for options of torch's DataLoader, and of its samplers, that PipeLoader does not have.
+_OF_DATALOADER = {
+    "batch_sampler": "the steps of the pipe choose the samples, and batch_size= is their number in a batch",
+    "dataset": "the pipe is the first argument: PipeLoader(pipe)",
+    "distributed": "each rank gets its part of an epoch by itself: see rank= and world_size=",
+    "generator": "all random decisions derive from ShardList(seed=...)",
+    "in_order": "batches always come in order",
+    "num_replicas": "that is world_size=, together with rank=",
+    "pin_memory_device": "pin_memory=True pins for the current accelerator",
+    "sampler": "the order is that of the pipe: ShardList(shuffle=True), .shuffle_buffer(size). Each rank gets its "
+    "part of an epoch by itself: leave DistributedSampler out",
+    "seed": "all random decisions derive from ShardList(seed=...)",
+    "shuffle": "the order is that of the pipe: ShardList(shuffle=True), .shuffle_buffer(size)",
+    "snapshot_every_n_steps": "state_dict() is that of the last batch, at any time",
+    "timeout": "that is timeout_seconds=",
+}
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is nearest to ``name``, apart from case and underscores; None if
     none is near.
@@ -166,6 +184,8 @@ def _check(name: str, options: Iterable[str], known: Iterable[str]) -> None:
     for option in options:
         if option not in known:
             known = [each for each in known if each not in ("self", "source")]
+            if name == "PipeLoader" and option in _OF_DATALOADER:
+                raise TypeError(f"PipeLoader() has no option {option!r}: {_OF_DATALOADER[option]}.")
             meant = _ARGUMENTS.get(option)
             meant = meant if meant in known else nearest(option, known)
             mend = (

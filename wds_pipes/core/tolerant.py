@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from wds_pipes.core.counts import LIMITED, logger
+from wds_pipes.core.counts import LIMITED, Lack, logger
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Stage, functional_name
@@ -14,6 +14,7 @@ from wds_pipes.core.tracebacks import causes
 from wds_pipes.errors import WdsError
 
 LOGGED = 20  # how many skips are logged for each stage and epoch
+_MOST_TEXT = 500  # how much of the message of the first one is kept
 _CHOICES = ("raise", "skip")
 
 # "raise" or "skip"; or by the class of the error or of a cause of it, where the most special class
@@ -53,6 +54,12 @@ class Tolerant(Stage[Out]):
         return f"{functional_name(type(self))}({shown}) changes their number"
 
     counter: ClassVar[str] = "skipped"
+    _first_skip = ""  # while running: the message of the first error that was skipped
+
+    @property
+    def lack(self) -> Lack:
+        before = super().lack
+        return before if before.skipped else before._replace(skipped=self._first_skip)
 
     def skips(self, error: Exception) -> bool:
         """Return whether ``on_error`` says to skip an error."""
@@ -82,6 +89,7 @@ class Tolerant(Stage[Out]):
         """Count an error that is skipped; raise it if there are too many."""
         count = getattr(self.at, self.counter) + 1
         setattr(self.at, self.counter, count)
+        self._first_skip = self._first_skip or str(error)[:_MOST_TEXT]
         if self.max_errors is not None and count > self.max_errors:
             error.add_note(f"That is error {count} in this epoch, and max_errors={self.max_errors}.")
             raise error

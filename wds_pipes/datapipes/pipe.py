@@ -29,6 +29,7 @@ from wds_pipes.dataset import LaneEnds, WdsDataset, as_dataset, warn_of_batches
 from wds_pipes.display import graph
 from wds_pipes.display.text import shown
 from wds_pipes.errors import StateError
+from wds_pipes.loader.lengths import Countable, length
 from wds_pipes.loader.parent import worker_info
 from wds_pipes.loader.ranks import warn_of_ranks
 
@@ -53,7 +54,7 @@ _COPIERS = (copyreg.__newobj__, copyreg._reconstructor)  # type: ignore[attr-def
 _MODULE = "wds_pipes.datapipes"  # the module of all classes of pipes
 
 
-class WdsPipe(Base[T_co]):
+class WdsPipe(Countable, Base[T_co]):
     """The base of all pipes of this package: an IterDataPipe with a state.
 
     ``repr(pipe)`` is the chain as it was written; a notebook shows the chain as a list.
@@ -129,13 +130,6 @@ class WdsPipe(Base[T_co]):
         """
         self._stream.set_epoch(epoch)
 
-    def counts(self) -> dict[str, int]:
-        """Count the samples of the current or just ended epoch by what became of them.
-
-        See ``Stream.counts``.
-        """
-        return self._stream.counts()
-
     def __len__(self) -> int:
         """Return how many items an epoch has.
 
@@ -146,8 +140,6 @@ class WdsPipe(Base[T_co]):
             TypeError: the number is not known, or depends on the workers or ranks of the DataLoader
                 that calls ``len()``; the message says what to do.
         """
-        from wds_pipes.loader.lengths import length
-
         return length(self._stream.stage, ranks_are_divided=True)
 
     def __bool__(self) -> bool:

@@ -212,6 +212,7 @@ class ShardList(WdsPipe[ShardRef]):
         shuffle: bool = False,
         seed: int = 0,
         resampled: bool = False,
+        weights: str | Sequence[float] | None = None,
         samples_per_shard: int | Sequence[int] | None = None,
         index: Urls | bool | None = None,
         storage_options: dict[str, Any] | None = None,

@@ -11,7 +11,17 @@ from typing import Any
 import braceexpand
 
 from wds_pipes.io.secret import hide
-from wds_pipes.io.urls import IPV6_HOST, Urls, at_home, links_of, local_path, redact
+from wds_pipes.io.urls import (
+    IPV6_HOST,
+    VARIABLE,
+    Urls,
+    at_home,
+    links_of,
+    local_path,
+    redact,
+    split_joined,
+    with_variables,
+)
 
 _BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}|\{\d+\.\.")
 
@@ -20,60 +30,116 @@ def expand(urls: Urls, storage_options: dict[str, Any] | None = None) -> list[st
     """The URLs of all shards that ``urls`` names, in order.
 
     Args:
-        urls: a URL or path, or several. Each may contain braces (``{000..011}``, ``{a,b}``, nested,
-            with steps), or ``*``, ``?`` and ``[...]`` (the matches are sorted). A directory means
-            the ``*.tar*`` files in it (one in a store ends in ``/``), ``@list.txt`` the lines of a
-            local text file. The path of an existing file is not expanded.
+        urls: a URL or path, or several, in a list or joined by ``::``. Each may contain braces
+            (``{000..011}``, ``{a,b}``, nested, with steps), or ``*``, ``?`` and ``[...]`` (the
+            matches are sorted). A directory means the ``*.tar*`` files in it (one in a store ends
+            in ``/``), ``@list.txt`` the lines of a local text file. ``${NAME}`` is an environment
+            variable. The path of an existing file is not expanded.
         storage_options: options for fsspec, to list patterns in a store.
 
     Raises:
-        ValueError: nothing matches, or the list is empty.
+        ValueError: nothing matches, the list is empty, or an environment variable is not set.
         ShardError: a store cannot be listed.
         TypeError: an item is neither a string nor a path.
     """
+    return [shard for shards in expand_each(urls, storage_options) for shard in shards]
+
+
+def expand_each(urls: Urls, storage_options: dict[str, Any] | None = None) -> list[list[str]]:
+    """The result of ``expand``, with a list for each of the URLs that ``urls`` lists or joins."""
     if isinstance(urls, (str, os.PathLike)):
         urls = [urls]
     if not isinstance(urls, Iterable) or isinstance(urls, (bytes, dict)):
         raise TypeError(f"shards are named by a URL, a path or a list of them, not {hide(repr(urls)):.200}")
-    found = [shard for url in urls for shard in _expand_one(url, storage_options)]
-    if not found:
+    found = [list(_expand_one(url, storage_options)) for item in urls for url in urls_of(item)]
+    if not any(found):
         raise ValueError("the list of shards is empty: name at least one")
     return found
 
 
-def _expand_one(item: str | os.PathLike[str], storage_options: dict[str, Any] | None) -> Sequence[str]:
+def urls_of(item: str | os.PathLike[str]) -> list[str]:
+    """The URLs that an item joins, with environment variables replaced."""
     if not isinstance(item, (str, os.PathLike)):
         raise TypeError(f"a shard is named by a string or a path, not {hide(repr(item)):.200}")
     url = os.fspath(item)
     if not isinstance(url, str) or not url:
         raise ValueError(f"a shard needs a name, not {url!r}")
+    if ("::" not in url and "${" not in url) or _exists(url):
+        return [url]
+    urls = []
+    for part in _joined(url):
+        whole = with_variables(part)
+        if whole == part:
+            urls.append(part)
+        else:
+            parts = _joined(whole)
+            _without_commands(parts, "an environment variable")
+            urls += parts
+    return urls
+
+
+def _joined(url: str) -> list[str]:
+    parts = split_joined(url)
+    if not all(parts):
+        raise ValueError(f"'::' joins URLs, and one before or after it is missing in {hide(url)!r}")
+    return parts
+
+
+def _without_commands(urls: list[str], where: str) -> None:
+    """Raise ValueError if a command is among ``urls``, which come from ``where``."""
+    if any(url.startswith("pipe:") for url in urls):
+        raise ValueError(f"{where} names a command: write it into the program, since it is run there")
+
+
+def _exists(url: str) -> bool:
+    path = local_path(at_home(url))
+    return path is not None and os.path.exists(path)
+
+
+def _expand_one(url: str, storage_options: dict[str, Any] | None) -> Sequence[str]:
     if url == "-":
         return [url]
     url = at_home(url)
     if url.startswith("@"):
-        if not os.path.isfile(at_home(url[1:])):
-            raise ValueError(f"the list of shards {url[1:]!r} does not exist; after '@' comes the path of a text file")
-        with open(at_home(url[1:]), encoding="utf-8") as lines:
-            names = [line.strip() for line in lines if line.strip()]
-        if any(name.startswith("@") for name in names):
-            raise ValueError(f"the list {url[1:]!r} names another list: name the shards themselves")
-        if any(name.startswith("pipe:") for name in names):
-            raise ValueError(f"the list {url[1:]!r} names a command: write it into the program, since it is run there")
-        return [shard for name in names for shard in _expand_one(name, storage_options)]
+        return _listed(at_home(url[1:]), storage_options)
     path = local_path(url)
     if path is not None and os.path.isfile(path):
         return [url]
     if path is not None and os.path.isdir(path):
         return sorted(glob.glob(os.path.join(glob.escape(path), "*.tar*"))) or _no_tars(url, path)
-    if isinstance(item, str) and _BRACES.search(url):
+    if _BRACES.search(url):
         try:
             patterns = list(braceexpand.braceexpand(url, escape=False))
         except ValueError as error:
             raise ValueError(
                 f"the braces in {redact(url)!r} do not match: write a range as {{000000..000011}}"
             ) from error
-        return [shard for pattern in patterns for shard in _expand_glob(pattern, storage_options)]
+        if not url.startswith("pipe:"):
+            _without_commands(patterns, "a URL with braces")
+        return [shard for pattern in patterns for shard in _expand_glob(at_home(pattern), storage_options)]
     return _expand_glob(url, storage_options)
+
+
+def _listed(path: str, storage_options: dict[str, Any] | None) -> list[str]:
+    """The shards that the lines of a text file name. The file may come from elsewhere: it names no
+    command, and reads no environment variable.
+    """
+    if not os.path.isfile(path):
+        raise ValueError(f"the list of shards {path!r} does not exist; after '@' comes the path of a text file")
+    with open(path, encoding="utf-8") as lines:
+        names = [line.strip() for line in lines if line.strip()]
+    found: list[str] = []
+    for url in (url for name in names for url in ([name] if _exists(name) else _joined(name))):
+        if url.startswith("@"):
+            raise ValueError(f"the list {path!r} names another list: name the shards themselves")
+        if (variable := VARIABLE.search(url)) is not None and not _exists(url):
+            raise ValueError(
+                f"the list {path!r} contains {variable[0]}: environment variables are replaced only in URLs "
+                "of the program, since a list may come from elsewhere"
+            )
+        _without_commands([url], f"the list {path!r}")
+        found += _expand_one(url, storage_options)
+    return found
 
 
 def _expand_glob(url: str, storage_options: dict[str, Any] | None) -> Sequence[str]:
@@ -81,7 +147,9 @@ def _expand_glob(url: str, storage_options: dict[str, Any] | None) -> Sequence[s
     if path is not None:
         if not glob.has_magic(path) or os.path.exists(path):
             return [url]
-        return _found(url, sorted(glob.glob(path, recursive=True)))
+        found = sorted(glob.glob(path, recursive=True))
+        # a file may be named like a URL, such as "pipe:x.tar"
+        return _found(url, [name if local_path(name) == name else os.path.join(os.curdir, name) for name in found])
     # In a URL, "?" starts a query: only the part before it can be a pattern.
     named = IPV6_HOST.sub("", url.partition("?")[0])
     folder = url.endswith("/") and "?" not in url and len(links_of(url)) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from wds_pipes.io.remote.file_systems import missing_package
 from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.remote.shard import RemoteShard
 from wds_pipes.io.secret import clean, hide
-from wds_pipes.io.urls import at_home, local_path, redact
+from wds_pipes.io.urls import at_home, local_path, redact, with_variables
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
@@ -122,7 +123,7 @@ class Opener:
         """
         try:
             if url == "-":
-                return io.BufferedReader(io.FileIO(sys.stdin.fileno(), closefd=False), self._buffer_bytes)
+                return io.BufferedReader(io.FileIO(_standard_input(), closefd=False), self._buffer_bytes)
             if url.startswith("pipe:"):
                 return self._command(url)
             path = local_path(url)
@@ -212,6 +213,25 @@ class Opener:
         return shard
 
 
+def _standard_input() -> int:
+    """The file descriptor of standard input."""
+    if multiprocessing.parent_process() is not None:
+        raise ShardError(
+            "standard input ('-') cannot be read in a worker process: pass num_workers=0, or write the bytes to "
+            "a file, and name this file.",
+            url="-",
+        )
+    try:
+        return sys.stdin.fileno()
+    except (OSError, ValueError, AttributeError) as error:  # replaced, closed, or None
+        raise ShardError(
+            "standard input ('-') has no file descriptor in this program, since sys.stdin is "
+            f"{type(sys.stdin).__name__}{' and closed' if getattr(sys.stdin, 'closed', False) else ''}: notebooks and "
+            "test runners replace it. Write the bytes to a file, and name this file.",
+            url="-",
+        ) from error
+
+
 def _kind(url: str) -> tuple[str, ...]:
     """The parts of a URL that identify its store."""
     return (*protocols_of(url), user_of(url))
@@ -249,8 +269,9 @@ class _Verified(io.RawIOBase):
 def open_url(url: str, *, storage_options: dict[str, Any] | None = None, buffer_bytes: int = 1 << 20) -> BinaryIO:
     """A buffered stream of the object at ``url``, from its beginning.
 
-    The read-ahead is small (2 MiB). See ``Opener.open``.
+    In ``url``, ``~`` and environment variables, ``${NAME}``, are replaced. The read-ahead is small
+    (2 MiB). See ``Opener.open``.
     """
     return Opener(
         Reading(storage_options or {}, readahead_bytes=2 << 20, connections=2), buffer_bytes=buffer_bytes
-    ).open(url)
+    ).open(with_variables(url))

@@ -12,6 +12,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -56,15 +57,19 @@ _SIGNING_WITH = {
 _USER_IS_A_PLACE = re.compile(r"(?i)(abfss?|wasbs?|az|adl)://")  # container@account
 # A URL in a text; the lookbehind keeps the search linear.
 LINK = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]*)(://[^\s'\"<>]+)")
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+# The protocols of fsspec that read from the file or store that the next part of a chained URL
+# names, and the options by which a class for such a protocol takes it.
+_CHAINED = re.compile(r"async_?wrapper|blockcache|cached|dask|dir|filecache|libarchive|reference|simplecache|tar|zip")
+_CHAINS = frozenset(("fo", "target_protocol"))
 _SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation"))
 
 
 def local_path(url: str) -> str | None:
     """The path of a local URL; None for any other URL."""
-    if url.startswith("file://"):
-        return url.removeprefix("file://")
-    if url.startswith("local://"):
-        return url.removeprefix("local://")
+    for scheme in ("file://", "local://", "file:"):
+        if url.startswith(scheme):
+            return url.removeprefix(scheme)
     return None if _SCHEME.match(url) or url.startswith("pipe:") else url
 
 
@@ -83,6 +88,62 @@ def links_of(url: str) -> list[str]:
     ]
     starts, stops = [0, *(stop for _, stop in cuts)], [*(start for start, _ in cuts), len(url)]
     return [url[start:stop] for start, stop in zip(starts, stops, strict=True)]
+
+
+def split_joined(url: str) -> list[str]:
+    """The URLs that ``::`` joins, ``a.tar::b.tar``.
+
+    A chained URL of fsspec, ``simplecache::s3://...`` or ``zip://a.tar::b.zip``, is one of them,
+    and so is a command, up to the next command. ``::`` in braces does not join.
+    """
+    if "::" not in url:
+        return [url]
+    joined: list[str] = []
+    within = False
+    for link in links_of(url):
+        if within or (joined and joined[-1].startswith("pipe:") and not link.startswith("pipe:")):
+            joined[-1] += f"::{link}"
+        else:
+            joined.append(link)
+        within = _reads_from_another(link) or joined[-1].count("{") > joined[-1].count("}")
+    return joined
+
+
+def _reads_from_another(link: str) -> bool:
+    """Whether a part of a chained URL needs the next part."""
+    protocol = link.partition("://")[0]
+    if _CHAINED.fullmatch(protocol):
+        return True
+    from fsspec.registry import registry
+
+    kind = registry.get(protocol)  # a class that the program has registered itself
+    return kind is not None and takes_another(kind)
+
+
+def takes_another(kind: type) -> bool:
+    """Whether a class of file systems of fsspec reads from another one."""
+    inits = (vars(base).get("__init__") for base in kind.__mro__)
+    return any(init is not None and not _CHAINS.isdisjoint(inspect.signature(init).parameters) for init in inits)
+
+
+def with_variables(url: str) -> str:
+    """``url`` with each ``${NAME}`` replaced by this environment variable. A command is not
+    changed: its shell does the same.
+
+    Raises:
+        ValueError: a variable is not set.
+    """
+    return url if url.startswith("pipe:") else VARIABLE.sub(_value, url)
+
+
+def _value(variable: re.Match[str]) -> str:
+    value = os.environ.get(variable[1])
+    if value is None:
+        raise ValueError(
+            f"the environment variable {variable[1]} is not set: a URL contains {variable[0]}. "
+            "Set it before the program starts, or write the path itself."
+        )
+    return value
 
 
 def redact(url: str) -> str:

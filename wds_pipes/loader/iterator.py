@@ -185,7 +185,7 @@ class LoaderIterator:
         counts = total_counts(map(unpack, self._ended.values()), {})
         if self._lack.explains(counts):
             return self._lack.error()
-        warn_of_nothing(counts)
+        warn_of_nothing(counts, self._lack)
         return None
 
     def _commit_ends(self, at: LoaderPosition) -> None:

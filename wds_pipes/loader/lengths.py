@@ -6,14 +6,47 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
+from wds_pipes.core.stream import Stream
+from wds_pipes.stages import BatchSamples
+
+
+def in_batches(
+    stage: Stage[Any],
+    batch_size: int | None,
+    *,
+    drop_last: bool,
+    collate: Callable[[list[Any]], Any] | str | None,
+    mix_lanes: int,
+) -> Stage[Any]:
+    """Return the chain with the batches that these options of PipeLoader request."""
+    if batch_size is None:
+        if drop_last or collate is not None or mix_lanes != 1:
+            raise ValueError(
+                "drop_last, collate and mix_lanes go with batch_size; without it the items of the pipe are the batches"
+            )
+        return stage
+    if stage.batches is not None:
+        warnings.warn(
+            f"the pipe gives batches of {stage.batches} already, and batch_size={batch_size} makes batches of "
+            "these: leave one of the two out. If it is meant, write the second one as "
+            f".batch_samples({batch_size}), too.",
+            stacklevel=5,
+        )
+    size, mixed = check_count("batch_size", batch_size), check_count("mix_lanes", mix_lanes) > 1
+    if size % mix_lanes:
+        raise ValueError(f"batch_size={size} must be a multiple of mix_lanes={mix_lanes}")
+    in_lane = "list" if mixed and callable(collate) else collate
+    return BatchSamples(stage, size // mix_lanes, drop_last=drop_last, collate=in_lane)
 
 
 def batching(stage: Stage[Any]) -> list[Stage[Any]]:
@@ -40,6 +73,50 @@ def why_uncounted(stage: Stage[Any]) -> str | None:
             "samples_per_shard=, a number or a list of them"
         )
     return None
+
+
+class Countable:
+    """The base of what runs a chain of stages and knows its number of samples: pipes, nodes and
+    datasets.
+    """
+
+    _stream: Stream[Any]
+
+    def counts(self) -> dict[str, int]:
+        """Count the samples of the current or just ended epoch by what became of them.
+
+        See ``Stream.counts``.
+        """
+        return self._stream.counts()
+
+    def sample_count(self) -> int:
+        """Return how many samples an epoch has, of all ranks and workers together.
+
+        It is the sum of the numbers that ``ShardList(index=...)`` or ``samples_per_shard=`` says
+        for the shards. Unlike ``len()`` it counts samples, not batches, and samples that
+        ``drop_last`` leaves out are among them.
+
+        Raises:
+            TypeError: the number is not known, since the shards are not counted, or a step may
+                change it; the message says what to do.
+        """
+        return _sample_count(self._stream.stage)
+
+
+def _sample_count(stage: Stage[Any]) -> int:
+    source = stage.root
+    counts = source.sample_counts
+    if not source.divides_shards:
+        why = f"{source.changes_count()}; a pipe that begins with ShardList(index=...) has a sample_count()"
+    elif counts is None:
+        why = f"{why_uncounted(source)}. To write an index: wds-pipes index SHARDS -o index.json"
+    elif differ := source.epochs_differ():
+        why = f"{differ}. To set the length of an epoch: PipeLoader(...).with_epoch(samples=...)"
+    elif changes := why_uncounted(stage):
+        why = f"{changes}. Before this step, an epoch has {sum(counts):,} samples"
+    else:
+        return sum(counts)
+    raise TypeError(f"sample_count() is not known: {why}.")
 
 
 def length(stage: Stage[Any], *, ranks_are_divided: bool) -> int:

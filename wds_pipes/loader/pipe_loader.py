@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +31,12 @@ from wds_pipes.core.tracebacks import shortened
 from wds_pipes.display import graph
 from wds_pipes.loader.iterator import LoaderIterator
 from wds_pipes.loader.joining import Joining
+from wds_pipes.loader.lengths import in_batches
 from wds_pipes.loader.plan import Plan
 from wds_pipes.loader.progress import Progress
 from wds_pipes.loader.protocol import total_counts, unpack
 from wds_pipes.loader.ranks import Rank
 from wds_pipes.loader.workers import Workers
-from wds_pipes.stages import BatchSamples
 
 if TYPE_CHECKING:
     from torch.utils.data import IterDataPipe
@@ -92,11 +91,13 @@ class PipeLoader:
             change the number of samples.
         drop_last: with ``batch_size``, leave out the last batch of each lane if it is smaller.
         collate: with ``batch_size``, as in ``batch_samples``.
-        prefetch_factor: how many batches each worker reads ahead.
+        prefetch_factor: how many batches each worker reads ahead; None: 2.
         pin_memory: copy tensors into pinned memory; needs an accelerator.
         multiprocessing_context: ``"fork"``, ``"spawn"`` or ``"forkserver"``; None: Python's
             default.
         persistent_workers: keep the workers from one epoch to the next.
+        worker_init_fn: called with the number of the worker, 0 to ``num_workers - 1``, in each
+            worker process when it starts; workers that are not forked get it by pickling.
         rank: the data-parallel rank of this process, together with ``world_size``. None: the rank
             in torch.distributed if that is initialised when the loader is first used, else the
             environment variables RANK and WORLD_SIZE, else rank 0 of 1.
@@ -130,10 +131,11 @@ class PipeLoader:
         epoch_end: str | None = None,
         drop_last: bool = False,
         collate: Callable[[list[Any]], Any] | str | None = None,
-        prefetch_factor: int = 2,
+        prefetch_factor: int | None = 2,
         pin_memory: bool = False,
         multiprocessing_context: str | None = None,
         persistent_workers: bool = True,
+        worker_init_fn: Callable[[int], Any] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         progress: bool = False,
@@ -144,31 +146,16 @@ class PipeLoader:
         call = graph.Call.of("PipeLoader", inspect.signature(PipeLoader), options)
         self._text = str(call._replace(arguments=(graph.to_text(pipe), *call.arguments)))
         stage.check_resumable()
-        if batch_size is not None:
-            if stage.batches is not None:
-                warnings.warn(
-                    f"the pipe gives batches of {stage.batches} already, and batch_size={batch_size} makes batches of "
-                    "these: leave one of the two out. If it is meant, write the second one as "
-                    f".batch_samples({batch_size}), too.",
-                    stacklevel=4,
-                )
-            size, mixed = check_count("batch_size", batch_size), check_count("mix_lanes", mix_lanes) > 1
-            if size % mix_lanes:
-                raise ValueError(f"batch_size={size} must be a multiple of mix_lanes={mix_lanes}")
-            in_lane = "list" if mixed and callable(collate) else collate
-            stage = BatchSamples(stage, size // mix_lanes, drop_last=drop_last, collate=in_lane)
-        elif drop_last or collate is not None or mix_lanes != 1:
-            raise ValueError(
-                "drop_last, collate and mix_lanes go with batch_size; without it the items of the pipe are the batches"
-            )
+        stage = in_batches(stage, batch_size, drop_last=drop_last, collate=collate, mix_lanes=mix_lanes)
         plan = Plan(
             stage, epoch_end=epoch_end, lanes=lanes, num_workers=num_workers, parts=mix_lanes, rank=(rank, world_size)
         )
-        check_count("prefetch_factor", prefetch_factor)
+        prefetch_factor = 2 if prefetch_factor is None else check_count("prefetch_factor", prefetch_factor)
         workers = Workers(
             plan.stage,
             num_workers,
             persistent=bool(persistent_workers),
+            on_start=worker_init_fn,
             prefetch_factor=prefetch_factor * mix_lanes if num_workers else None,
             pin_memory=pin_memory and mix_lanes == 1,
             multiprocessing_context=multiprocessing_context if num_workers else None,

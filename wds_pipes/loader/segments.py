@@ -112,7 +112,7 @@ class Segments(Composite[Out]):
                     raise self._lack_before.error(f"lane {self.lane.number} of {self.lane.of}")
                 raise ShardError(
                     "there are no samples to fill up the epoch with: use epoch_end='drop', or "
-                    "find out why the shards yield none."
+                    f"find out why the shards yield none.{self._lack_before.first_skip}"
                 )
             at.segment, at.opened = at.segment + 1, 0
             self._resume = None
@@ -128,6 +128,7 @@ class Segments(Composite[Out]):
                 f"lane {self.lane.number} of {self.lane.of} found no sample in {self._empty} epochs in a row: has the "
                 "list fewer shards than lanes (then let ShardList(index=...) count the samples), has take_samples() or "
                 "slice_samples() fewer samples, or do filters and on_error='skip' leave nothing of its shards?"
+                f"{self._lack_before.first_skip}"
             )
         if self.after_epoch is not None:
             self.after_epoch()

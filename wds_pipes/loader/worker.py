@@ -6,6 +6,7 @@ import math
 import pickle
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing import queues
 from typing import Any, NamedTuple
 
@@ -191,10 +192,12 @@ def _arrived(error: Exception, notes: list[str]) -> Exception:
     return error
 
 
-def start_worker(worker: int) -> None:
-    """Set up a worker process; the first function that it runs."""
+def start_worker(worker: int, on_start: Callable[[int], Any] | None = None) -> None:
+    """Set up a worker process; the first function that it runs. Then call ``on_start``."""
     begin_worker(worker)
     queues.Queue._on_queue_feeder_error = _not_sent  # type: ignore[attr-defined]
+    if on_start is not None:
+        on_start(worker)
 
 
 _log_not_sent = queues.Queue._on_queue_feeder_error  # type: ignore[attr-defined]

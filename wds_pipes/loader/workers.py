@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,10 +34,21 @@ class Workers:
         stage: the pipeline, as ``lay_out`` made it.
         count: how many processes; 0: the lanes run in this process.
         persistent: keep the processes from one run to the next.
+        on_start: called with its number in each process that starts.
         options: options of DataLoader.
     """
 
-    def __init__(self, stage: Stage[Any], count: int, *, persistent: bool, **options: Any) -> None:
+    def __init__(
+        self,
+        stage: Stage[Any],
+        count: int,
+        *,
+        persistent: bool,
+        on_start: Callable[[int], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        if on_start is not None and not callable(on_start):
+            raise TypeError(f"worker_init_fn must be a function of the number of a worker, not {on_start!r:.80}")
         self.count = count
         self.persistent = persistent
         self._host = LaneHost(stage)
@@ -47,7 +59,7 @@ class Workers:
             sampler=self._commands,
             num_workers=count,
             collate_fn=_as_it_is,  # type: ignore[arg-type]
-            worker_init_fn=start_worker if count else None,
+            worker_init_fn=partial(start_worker, on_start=on_start) if count else None,
             generator=torch.Generator(),  # its own: the global one is for the model
             **options,
         )

@@ -27,6 +27,10 @@ class Selecting(Tolerant[Out]):
             step = functional_name(type(self))
             raise ValueError(f"{step}() needs the names of fields, such as {step}('jpg;png', 'cls')")
         self.choices = read_choices(fields)
+        written = ";".join(self.choices[0])
+        if len(fields) == 1 and len(written.split()) > 1:
+            step, apart = functional_name(type(self)), ", ".join(map(repr, written.split()))
+            raise ValueError(f"{step}({fields[0]!r}) is webdataset's form: write {step}({apart})")
 
 
 def read_choices(fields: Iterable[Any]) -> list[list[str]]:
@@ -36,9 +40,9 @@ def read_choices(fields: Iterable[Any]) -> list[list[str]]:
         TypeError: a name is not a string, or is empty.
     """
     for field in fields:
-        if not isinstance(field, str) or not all(field.split(";")):
+        if not isinstance(field, str) or not all(map(str.strip, field.split(";"))):
             raise TypeError(f"a field is named by a string such as 'jpg;png', not {field!r}")
-    return [field.split(";") for field in fields]
+    return [list(map(str.strip, field.split(";"))) for field in fields]
 
 
 def check_sample(sample: Any, step: str, mend: str = "before to_tuple()") -> None:

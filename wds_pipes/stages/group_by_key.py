@@ -354,7 +354,7 @@ class GroupByKey(Tolerant[Sample]):
 
     @property
     def lack(self) -> Lack:
-        return self._kept.lack(self.at.filtered)
+        return self._kept.lack(self.at.filtered)._replace(skipped=super().lack.skipped)
 
     def _leave(self, ref: ShardRef, offset: int) -> None:
         """Leave a shard, of which all requested samples have come, and another one follows."""

@@ -22,7 +22,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from math import gcd, inf, isfinite, lcm
 from numbers import Integral, Rational, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from wds_pipes.core.order import bounds, hash_text
+from wds_pipes.io.urls import redact
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 TURNS = 4  # the salt of the order of draws
 _PHASES = 1 << 16  # phases are multiples of 1 / (m * _PHASES)
@@ -86,21 +93,56 @@ def whole_weights(names: list[str], weights: Any) -> dict[str, int]:
             raise ValueError(
                 f"mix() got {what} {', '.join(sorted(map(repr, which)))}; its sources are {', '.join(map(repr, names))}"
             )
-    exact = {name: _fraction(name, weights[name]) for name in names}
-    common = lcm(*(weight.denominator for weight in exact.values()))
-    whole = {name: int(weight * common) for name, weight in exact.items()}
-    divisor = gcd(*whole.values())
-    return {name: weight // divisor for name, weight in whole.items()}
+    return dict(zip(names, _whole([_fraction(repr(name), weights[name]) for name in names]), strict=True))
 
 
-def _fraction(name: str, weight: Any) -> Fraction:
+def weigh(
+    weights: str | Sequence[float], each: Sequence[Sequence[str]]
+) -> tuple[str, npt.NDArray[np.uint64]] | tuple[None, None]:
+    """Return the weights of all shards of ``ShardList`` as a short text, and their ``bounds``;
+    (None, None) if they are equal.
+
+    Args:
+        weights: one for each list of shards; or a text such as ``"1::3"``.
+        each: these lists, of URLs.
+    """
+    given = [_number(weight) for weight in weights.split("::")] if isinstance(weights, str) else weights
+    if not isinstance(given, Sequence):
+        raise TypeError(f"weights must be a list, or a text such as '1::3', not {weights!r:.80}")
+    if len(given) != len(each):
+        raise ValueError(
+            f"there are {len(given)} weights and {len(each)} URLs, in a list or joined by '::': give one for each"
+        )
+    names = [f"URL {redact(urls[0])!r}" if urls else "a list without a URL" for urls in each]
+    whole = _whole([_fraction(name, weight) for name, weight in zip(names, given, strict=True)])
+    of_shards = [weight for weight, urls in zip(whole, each, strict=True) for _ in urls]
+    if len(set(of_shards)) == 1:
+        return None, None
+    text = ", ".join(f"{len(urls)} x {weight}" for weight, urls in zip(whole, each, strict=True))
+    return text if len(text) <= 80 else f"{hash_text(text):016x}", bounds(of_shards)
+
+
+def _number(text: str) -> Any:
+    try:
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        return text
+
+
+def _whole(weights: list[Fraction]) -> list[int]:
+    common = lcm(*(weight.denominator for weight in weights))
+    whole = [int(weight * common) for weight in weights]
+    divisor = gcd(*whole)
+    return [weight // divisor for weight in whole]
+
+
+def _fraction(whose: str, weight: Any) -> Fraction:
     """Return a weight as the exact number that is meant: 0.1 as 1/10."""
     if isinstance(weight, bool) or not isinstance(weight, Real):
-        raise TypeError(f"the weight of {name!r} must be a number, not {weight!r}")
+        raise TypeError(f"the weight of {whose} must be a number, not {weight!r}")
     if not isfinite(weight) or weight <= 0:
         raise ValueError(
-            f"the weight of {name!r} must be above 0 and finite, not {weight!r}: leave out a "
-            "source that is not to be drawn"
+            f"the weight of {whose} must be above 0 and finite, not {weight!r}: leave out what is not to be drawn"
         )
     if isinstance(weight, Integral):
         return Fraction(int(weight))

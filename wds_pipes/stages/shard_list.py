@@ -7,21 +7,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.lane import Host, Lane, LaneFacts
 from wds_pipes.core.moved import BY_MD5, BY_SIZE, NAMES, Data
 from wds_pipes.core.options import check_count
-from wds_pipes.core.order import below, hash64, permutation
+from wds_pipes.core.order import below, hash64, permutation, weighted
 from wds_pipes.core.running import Mark
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.words import plural
-from wds_pipes.io.expand import expand
+from wds_pipes.io.expand import expand_each
 from wds_pipes.io.urls import Urls, identify, redact, relative_names
+from wds_pipes.stages.proportions import weigh
 from wds_pipes.stages.shard_ref import ShardRef
 from wds_pipes.tar.index import find_facts, is_index, listed_shards
 from wds_pipes.tar.index_formats import ShardFacts
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 # a shard range: the number of the shard, its first sample, and the sample after the last; -1: to
 # the end of the shard
@@ -53,11 +58,14 @@ class ShardList(Stage[ShardRef]):
     ``set_epoch(n)`` selects one, and a loaded state continues its own.
 
     Args:
-        urls: a URL or path, or a list of them. Each may contain braces
+        urls: a URL or path, or several, in a list or joined by ``::``
+            (``/a/{00..03}.tar::/b/{00..09}.tar``). Each may contain braces
             (``train-{000000..000999}.tar``, ``{a,b}``), or the wildcards ``*``, ``?`` and
             ``[...]``, local or remote, whose matches are sorted. A directory means the ``*.tar*``
             files in it (a directory in a store ends in ``/``), ``@list.txt`` means the lines of a
-            text file, and ``-`` is standard input. A name that ends in ``.json`` is an index
+            text file, and ``-`` is standard input. ``~`` is the home directory, and ``${NAME}`` an
+            environment variable. A chained URL of fsspec, such as ``simplecache::s3://...``, is one
+            URL. A name that ends in ``.json`` is an index
             (see below): it means the shards that it lists, with the facts in it. The shards in an
             index may be next to it, elsewhere in its store, or at http(s), S3 or GCS. An index on
             this machine may also name local files, and shards in the stores that ``open_shards``
@@ -66,6 +74,10 @@ class ShardList(Stage[ShardRef]):
         seed: the integer, of 64 bits, from which all random decisions of the pipeline derive.
         resampled: draw the shards of an epoch at random with replacement, as many as there are:
             some come twice, others not at all.
+        weights: with ``resampled``, one weight for each URL in the list or joined by ``::``: a list
+            of numbers, or a text such as ``"1::3"``. Each shard of the second URL is then drawn
+            three times as often as each shard of the first, on average. To mix the samples of
+            several sources in exact proportions, use ``mix``.
         samples_per_shard: how many samples each shard has: one number, or a list with one number
             for each shard. ``PipeLoader`` can then partition the epoch by samples instead of whole
             shards, so that all ranks get the same number of batches, and its length is known. A
@@ -88,8 +100,9 @@ class ShardList(Stage[ShardRef]):
             shards.
 
     Raises:
-        ValueError: nothing matches, the list is empty, ``samples_per_shard`` has another length, or
-            the index is damaged or does not belong to these shards.
+        ValueError: nothing matches, the list is empty, an environment variable is not set,
+            ``samples_per_shard`` or ``weights`` has another length, ``weights`` are passed without
+            ``resampled``, or the index is damaged or does not belong to these shards.
         TypeError: ``urls`` contains something other than strings and paths.
         ShardError: a store cannot be listed, or the index cannot be read.
 
@@ -103,7 +116,7 @@ class ShardList(Stage[ShardRef]):
     keeps_count = True
     gives = "shards"
     is_source = divides = divides_shards = True
-    order_options = ("shuffle", "resampled")
+    order_options = ("shuffle", "resampled", "weights")
     shared = ("urls", "facts", "samples", "options", "_numbers")
 
     def __init__(
@@ -113,6 +126,7 @@ class ShardList(Stage[ShardRef]):
         shuffle: bool = False,
         seed: int = 0,
         resampled: bool = False,
+        weights: str | Sequence[float] | None = None,
         samples_per_shard: int | Sequence[int] | None = None,
         index: Urls | bool | None = None,
         storage_options: dict[str, Any] | None = None,
@@ -122,8 +136,9 @@ class ShardList(Stage[ShardRef]):
         if storage_options is not None and not isinstance(storage_options, dict):
             raise TypeError(f"storage_options must be a dict, not {type(storage_options).__name__}")
         self.options = storage_options
-        self.urls = expand(urls, storage_options)
-        self.facts = self._known(samples_per_shard, index, storage_options)
+        each = expand_each(urls, storage_options)
+        self.urls = [url for shards in each for url in shards]
+        self.facts = self._known(each, samples_per_shard, index, storage_options)
         self.samples = (
             _samples(samples_per_shard, len(self.urls))
             if self.facts is None
@@ -134,6 +149,15 @@ class ShardList(Stage[ShardRef]):
                 "shuffle and resampled must be True or False; a window of samples is shuffled by shuffle_buffer(size)"
             )
         self.shuffle, self.resampled, self.moved = shuffle, resampled, bool(moved)
+        if weights is not None and not resampled:
+            raise ValueError(
+                "weights go with resampled=True, which draws shards with replacement. To mix samples of several "
+                'sources in proportion, use mix({"a": pipe_a, "b": pipe_b}, weights={"a": 1, "b": 3})'
+            )
+        self.weights: str | None = None
+        self._bounds: npt.NDArray[np.uint64] | None = None
+        if weights is not None:
+            self.weights, self._bounds = weigh(weights, each)
         self._seed = check_count("seed", seed, least=-(1 << 63))
         if seed >= 1 << 63:
             raise ValueError(f"seed must fit into 64 bits, unlike {seed}")
@@ -142,10 +166,14 @@ class ShardList(Stage[ShardRef]):
         self._asked = _Asked(None, [])
 
     def _known(
-        self, samples_per_shard: object, index: Urls | bool | None, storage_options: dict[str, Any] | None
+        self,
+        each: list[list[str]],
+        samples_per_shard: object,
+        index: Urls | bool | None,
+        storage_options: dict[str, Any] | None,
     ) -> list[ShardFacts] | None:
         """Return what an index says of each shard; None without an index. If ``urls`` name an
-        index, also replace them by its shards.
+        index, also replace them, and those in ``each``, by its shards.
         """
         listed = [url for url in self.urls if is_index(url)]
         given = index is not None and index is not False
@@ -162,8 +190,10 @@ class ShardList(Stage[ShardRef]):
                     f"the list names shards and index {redact(listed[0])}: name either, or pass the index as index="
                 )
             shards = listed_shards(listed, storage_options)
-            self.urls = [url for url, _ in shards]
-            return [facts for _, facts in shards]
+            by_index = iter(shards)
+            each[:] = [[url for _ in indexes for url, _ in next(by_index)] for indexes in each]
+            self.urls = [url for part in each for url in part]
+            return [facts for part in shards for _, facts in part]
         return None if index is None or index is False else find_facts(self.urls, index, storage_options)
 
     @property
@@ -239,7 +269,9 @@ class ShardList(Stage[ShardRef]):
         """Return the numbers of all shards in the order of an epoch."""
         count, key = len(self.urls), hash64(seed, epoch, _ORDER)
         order: list[int] = list(range(count))
-        if self.resampled:
+        if self._bounds is not None:
+            order = weighted(self._bounds, key, 0, count).tolist()
+        elif self.resampled:
             order = below(count, key, 0, count).tolist()
         elif self.shuffle:
             order = permutation(count, key).tolist()

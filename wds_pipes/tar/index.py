@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
-from wds_pipes.io.expand import expand
+from wds_pipes.io.expand import expand, urls_of
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
 from wds_pipes.tar.index_formats import (
     MEND,
@@ -40,14 +40,14 @@ def is_index(url: str) -> bool:
     return path_of(url).lower().endswith(".json")
 
 
-def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[tuple[str, ShardFacts]]:
-    """The shards that index files list, in order, with the facts of each.
+def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[list[tuple[str, ShardFacts]]]:
+    """The shards that each of several index files lists, in order, with the facts of each shard.
 
     Raises:
         ValueError: an index is damaged, or lists no shards to open.
         ShardError: an index cannot be read.
     """
-    found: list[tuple[str, ShardFacts]] = []
+    found: list[list[tuple[str, ShardFacts]]] = []
     for index in read_indexes(urls, storage_options):
         if not index.shards or index.of_stem:
             raise ValueError(f"index {redact(index.url)} does not list shards: name the shards, and pass it as index=")
@@ -58,7 +58,7 @@ def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[
             )
         for url, _ in index.shards:
             check_named(index.url, url)
-        found += index.shards
+        found.append(index.shards)
     return found
 
 
@@ -86,13 +86,12 @@ def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options
         for folder, shards in folders.items():
             files += _look_in(folder, shards, storage_options)
     else:
-        for item in [index] if isinstance(index, (str, os.PathLike)) else index:
-            name = os.fspath(item) if isinstance(item, os.PathLike) else item
-            name = at_home(name) if isinstance(name, str) else name
-            if isinstance(name, str) and (name.endswith("/") or os.path.isdir(local_path(name) or "")):
+        items = [index] if isinstance(index, (str, os.PathLike)) else index
+        for name in (at_home(url) for item in items for url in urls_of(item)):
+            if name.endswith("/") or os.path.isdir(local_path(name) or ""):
                 files += _look_in(name.rstrip("/") + "/", urls, storage_options)
             else:
-                files += expand(item, storage_options)
+                files += expand(name, storage_options)
     indices = read_indexes(files, storage_options)
     totals = [found for found in indices if found.total is not None]
     if totals:

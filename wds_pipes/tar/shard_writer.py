@@ -97,7 +97,7 @@ class ShardWriter:
         self.shards: dict[str, int] = {}
         self._index = None if index is None else check_output(index)
         self._facts = (
-            dict(listed_shards([self._index])) if self._index is not None and os.path.exists(self._index) else {}
+            dict(listed_shards([self._index])[0]) if self._index is not None and os.path.exists(self._index) else {}
         )
         self._number = start
         self._writer: TarWriter | None = None
