@@ -22,6 +22,8 @@
 # | `.shuffle(1000)` | `.shuffle_buffer(1000)` | Yields its first sample at once. Resumes exactly, with two numbers as its state. |
 # | `.decode("rgb8")` | `.decode_by_ext("rgb8")` | The same specs, `"torch"` for `"torchrgb"` too; `"torchl"` returns (1, H, W), not (H, W). Pickles are refused unless you pass `allow_pickle=True`. |
 # | `.decode(wds.handle_extension("x", fn))` | `.decode_by_ext({"x": fn})` | |
+# | `.decode("pil", fn)` with `fn(key, data)` | `.decode_by_ext("pil", fn)` | The same functions, tried in the same order: `key` is `".x"`, and None leaves the field to the next one. |
+# | `.decode("pil", only=["jpg"], partial=True)` | `.decode_by_ext("pil", only=["jpg"], partial=True)` | `only` also takes `"jpg;png"`. |
 # | `.to_tuple("jpg;png", "cls")` | `.to_tuple("jpg;png", "cls")` | A missing field is an error that lists the existing fields. |
 # | `.map(fn)` | `.map_samples(fn)` | `fn(sample, rng)` receives a random generator, so augmentation resumes exactly. torch's `.map(fn)` works too. |
 # | `.map(fn)` that draws from global generators | `.map_samples(fn, seed_all=True)` | For torchvision and the like: the generators of torch, numpy and `random` are seeded for each sample. |

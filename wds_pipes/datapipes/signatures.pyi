@@ -10,7 +10,7 @@ from typing import Any, Generic, overload
 
 from typing_extensions import TypeVar
 
-from wds_pipes.codecs.names import Decoder
+from wds_pipes.codecs.names import Decoder, Handler
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.datapipes.base import IterDataPipe
 from wds_pipes.datapipes.pipe import WdsPipe
@@ -42,7 +42,9 @@ class Methods(Generic[T_co]):
 
     def decode_by_ext(
         self,
-        *specs: str | Mapping[str, Decoder],
+        *specs: str | Mapping[str, Decoder] | Handler,
+        only: Iterable[str] | None = None,
+        partial: bool = False,
         allow_pickle: bool = False,
         max_image_pixels: int = 1 << 26,
         on_error: OnError = "raise",
