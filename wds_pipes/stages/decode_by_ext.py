@@ -12,7 +12,7 @@ from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import DecodeError
 from wds_pipes.stages.collating import identity
-from wds_pipes.stages.fields import read_choices
+from wds_pipes.stages.fields import read_names
 
 _NEW = object()  # no decoder is known yet
 _BYTES = (bytes, bytearray, memoryview)
@@ -98,12 +98,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
         max_errors: int | None = None,
     ) -> None:
         super().__init__(source, on_error, max_errors)
-        if isinstance(only, str):
-            raise TypeError(f"only must be a list of names: write only={only.replace(';', ' ').split()!r}")
-        names = None if only is None else read_choices(list(only))
-        if names == []:
-            raise ValueError("only is empty: name at least one field to decode")
-        self.only = None if names is None else frozenset(name.lower().lstrip(".") for some in names for name in some)
+        self.only = None if only is None else frozenset(read_names("only", only))
         self.specs, self.partial = specs, bool(partial)
         self.allow_pickle = bool(allow_pickle)
         self.max_image_pixels = check_count("max_image_pixels", max_image_pixels)
