@@ -128,6 +128,9 @@ class Methods(Generic[T_co]):
     ) -> WdsPipe[dict[str, Any]]:
         """Rename fields of each sample; the others stay as they are."""
 
+    def repeat(self, n: int | None = None) -> WdsPipe[T_co]:
+        """Yield the epoch of the source ``n`` times in each epoch."""
+
     def select_fields(
         self, *fields: str, on_error: OnError = "raise", max_errors: int | None = None
     ) -> WdsPipe[dict[str, Any]]:
@@ -200,6 +203,9 @@ class OpenShards(WdsPipe[Shard]):
 
 class RenameFields(WdsPipe[dict[str, Any]]):
     """Rename fields of each sample; the others stay as they are."""
+
+class Repeat(WdsPipe[T_co]):
+    """Yield the epoch of the source ``n`` times in each epoch."""
 
 class SelectFields(WdsPipe[dict[str, Any]]):
     """Keep only some fields of each sample, in the given order."""
