@@ -371,8 +371,8 @@ def test_decoders_of_the_caller_go_by_the_longest_end_of_the_name():
         (("rgb", "rgb"), ValueError, "images cannot be both"),
         (({"png": "rgb"},), TypeError, "a decoder is given as"),
         (({3: len},), TypeError, "a decoder is given as"),
-        ((len,), TypeError, "a spec is a name or a dict"),
-        ((["rgb"],), TypeError, "a spec is a name or a dict"),
+        ((len,), TypeError, r"takes functions fn\(key, data\)"),
+        ((["rgb"],), TypeError, "a spec is a name, a dict of functions"),
     ],
 )
 def test_wrong_specs_are_refused(specs, error, message):

@@ -74,8 +74,8 @@ check_resume(lambda: samples().shuffle_buffer(3).then(pairs, holds=1))
 
 
 # %%
-class Repeat(wp.Stage):
-    """Yield each sample several times in a row (functional name: ``repeat``).
+class RepeatEach(wp.Stage):
+    """Yield each sample several times in a row (functional name: ``repeat_each``).
 
     Args:
         source: any pipe.
@@ -104,16 +104,16 @@ class Repeat(wp.Stage):
             self.at.given = 0
 
 
-wp.register_stage(Repeat)
-print([sample["__key__"] for sample in samples().repeat(2)][:6])
+wp.register_stage(RepeatEach)
+print([sample["__key__"] for sample in samples().repeat_each(2)][:6])
 
 # %% [markdown]
-# The stage works, and the class `Repeat` is now the method `repeat` of every pipe (`MyStage` would
-# be `my_stage`). But does it resume exactly?
+# The stage works, and the class `RepeatEach` is now the method `repeat_each` of every pipe
+# (`MyStage` would be `my_stage`). But does it resume exactly?
 
 # %%
 try:
-    check_resume(lambda: samples().repeat(2))
+    check_resume(lambda: samples().repeat_each(2))
 except AssertionError as error:
     print(error)
 else:

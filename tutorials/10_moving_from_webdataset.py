@@ -22,6 +22,8 @@
 # | `.shuffle(1000)` | `.shuffle_buffer(1000)` | Yields its first sample at once. Resumes exactly, with two numbers as its state. |
 # | `.decode("rgb8")` | `.decode_by_ext("rgb8")` | The same specs, `"torch"` for `"torchrgb"` too; `"torchl"` returns (1, H, W), not (H, W). Pickles are refused unless you pass `allow_pickle=True`. |
 # | `.decode(wds.handle_extension("x", fn))` | `.decode_by_ext({"x": fn})` | |
+# | `.decode("pil", fn)` with `fn(key, data)` | `.decode_by_ext("pil", fn)` | The same functions, tried in the same order: `key` is `".x"`, and None leaves the field to the next one. |
+# | `.decode("pil", only=["jpg"], partial=True)` | `.decode_by_ext("pil", only=["jpg"], partial=True)` | `only` also takes `"jpg;png"`. |
 # | `.to_tuple("jpg;png", "cls")` | `.to_tuple("jpg;png", "cls")` | A missing field is an error that lists the existing fields. |
 # | `.map(fn)` | `.map_samples(fn)` | `fn(sample, rng)` receives a random generator, so augmentation resumes exactly. torch's `.map(fn)` works too. |
 # | `.map(fn)` that draws from global generators | `.map_samples(fn, seed_all=True)` | For torchvision and the like: the generators of torch, numpy and `random` are seeded for each sample. |
@@ -32,19 +34,22 @@
 # | `.select(fn)` | `.filter_samples(fn)` | Samples left out are counted in `counts()`. |
 # | `.rsample(0.1)` | `.filter_samples(lambda sample, rng: rng.random() < 0.1)` | The same samples after a resume. |
 # | `.slice(100)`, `.slice(100, 200)` | `.take_samples(100)`, `.slice_samples(100, 200)` | The numbers count for all workers and ranks together, not for each. Reading ends after the last sample. |
+# | `.compose(fn)`, a generator function | `.then(fn, holds=0)` | `holds` says how many samples it remembers, so that it resumes exactly. |
 # | `.batched(64)` | `.batch_samples(64)` | Yields tensors, or with `collate="numpy"` or `"list"` arrays or lists; `collate=` also takes a function. `partial=False` is `drop_last=True`. |
 # | `.unbatched()` | `.unbatch_samples()` | |
-# | after the loader: `.unbatched().shuffle(n).batched(m)` | `.interleave_shards(4)` before `.shuffle_buffer(1000)` | A batch comes from one worker; this mixes several shards in it. |
+# | after the loader: `.unbatched().shuffle(n).batched(m)` | `.interleave_shards(4)` before `.shuffle_buffer(1000)`, and `PipeLoader(mix_lanes=4)` | A batch mixes shards within a lane, and then lanes. |
 # | `WebLoader(...)`, `DataLoader` | `PipeLoader(pipe, batch_size=64, num_workers=8)` | Has a state, for any number of workers and ranks. |
 # | `.with_epoch(10_000)` | `PipeLoader(..., epoch_end="loop").with_epoch(samples=10_000)` | The number counts for all ranks together, not for each worker. Each rank gets the same number of full batches, whatever the steps filter or skip. |
+# | `.repeat(2)` | `.repeat(2)` | Also between other steps. Each repetition is another epoch, in another order. |
+# | `.repeat()`, `.repeat().with_epoch(n)` | `PipeLoader(..., epoch_end="loop")`, and its `.with_epoch(samples=n)` | Without `PipeLoader`, `.repeat()` has no end here either. |
 # | `.with_length(n)` | `ShardList(index=...)` | The length is counted, not set by hand. |
 # | `RandomMix([a, b], probs=[3, 1])` | `mix({"a": a, "b": b}, weights={"a": 3, "b": 1})` | Exact proportions at every place, not on average. |
-# | `.repeat()`, `RoundRobin` | `epoch_end="loop"`, `mix` with equal weights | |
+# | `RoundRobin` | `mix` with equal weights | |
 # | `cache_dir=...` | `.open_shards(cache=...)` | Each shard is downloaded once for all processes of a machine. |
 # | `pipe:aws s3 cp ... -` | `s3://...` | Several concurrent requests, with retries. `pipe:` needs `allow_pipe=True`, because it runs a shell. |
 # | `handler=wds.warn_and_continue` | `on_error="skip", max_errors=100`; or `on_error={wp.DecodeError: "skip"}`, or a function of the error | Bad data is counted; too much is an error. Half a sample is never returned. |
 # | `ShardWriter("x-%06d.tar", maxcount=...)` | `ShardWriter("x-%06d.tar", max_samples=...)` | A shard gets its name when complete. Can also write the index. |
-# | `TarWriter` | `TarWriter` | The same samples always produce the same bytes. A key that could not be read back is refused. |
+# | `TarWriter` | `TarWriter` | The same samples always produce the same bytes. A key that could not be read back is refused. Bytes in `x.gz` must be compressed already, a str in `json` is JSON text, and `.tar.gz` compresses. |
 # | `wids.ShardListDataset("index.json")` | `ShardList("index.json")` | The same index, but read as a stream. For access by number keep using wids. |
 # | `wds.DataPipeline(...)` | a chain of methods | |
 #
@@ -287,9 +292,8 @@ print(len(open_clip()), "batches of", images.shape, texts.shape)
 #   the weight is the factor times the number of shards.
 # - `num_batches` of open_clip is rounded up to a multiple of the number of workers. Here the number
 #   of workers changes nothing.
-# - Each worker of each rank draws from its own part of the shards, and needs at least one shard of
-#   each source. A worker without one mixes the other sources, and logs a warning. open_clip's
-#   workers all draw from the whole list, however short it is.
+# - Each worker of each rank draws from its own part of the shards, where open_clip's workers all draw
+#   from the whole list. The shards of a source with fewer shards than workers go to them in turn.
 #
 # On two ranks, each filters and skips other samples, but both have the same number of full batches.
 # In a real run you pass neither `rank` nor `world_size`; the loader finds them.
@@ -449,8 +453,9 @@ def resnet(**options):
 check_resume(resnet)
 
 # %% [markdown]
-# A batch here has samples of one worker only. The notebook's second shuffle mixes the batches of
-# its four workers. Here `interleave_shards(4)` mixes four shards in each worker instead.
+# The notebook's second shuffle mixes the batches of its four workers. Here `interleave_shards(4)`
+# mixes four shards in each worker, and `PipeLoader(..., mix_lanes=4)` would also put samples of four
+# workers into each batch.
 #
 # ### Lines of code
 #

@@ -49,7 +49,7 @@ def test_every_method_of_webdataset_has_a_suggestion(pipe):
     has the same names.
     """
     webdataset = pytest.importorskip("webdataset")
-    ours = {"map", "to_tuple", "shuffle"}
+    ours = {"map", "to_tuple", "shuffle", "repeat"}
     inner = {
         "close",
         "create_url_iterator",

@@ -99,6 +99,7 @@ def test_sample_count_is_of_the_shards(counted, tmp_path):
         node,
     ):
         assert pipe.sample_count() == (20 if "resampled" in str(pipe) else sum(COUNTS))
+    assert decoded(counted).repeat(3).batch_samples(4).sample_count() == 3 * sum(COUNTS)
     for pipe, why in (
         (source(counted, samples_per_shard=None), "not counted: pass ShardList(index=...).*wds-pipes index SHARDS"),
         (

@@ -103,6 +103,29 @@ def test_a_batch_that_does_not_stack_is_an_error_that_names_the_sample():
     assert stream.state_dict() == state
 
 
+@pytest.mark.parametrize("loader", [False, True])
+def test_an_error_of_a_batch_says_which_samples_it_has(urls, loader):
+    """Where tuples have lost their keys, the shard that was read."""
+
+    def notes(pipe, collate=None):
+        with pytest.raises((wp.SampleError, ZeroDivisionError)) as caught:
+            list(
+                wp.PipeLoader(pipe, batch_size=2, collate=collate) if loader else pipe.batch_samples(2, collate=collate)
+            )
+        return caught.value.__notes__
+
+    pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key()
+    first, second, *_ = pipe
+    [note] = notes(pipe, lambda batch: 1 // 0)
+    assert note == (
+        f"raised on a batch of 2 samples, from sample {first['__key__']!r} of shard {first['__url__']} to "
+        f"sample {second['__key__']!r} of shard {second['__url__']}"
+    )
+    mixed = {first["__key__"]: b"x"}
+    [note] = notes(pipe.map_samples(lambda sample: (mixed.get(sample["__key__"], 1),)))
+    assert note == f"raised on a batch of 2 samples, when shard {first['__url__']} was read"
+
+
 @pytest.mark.parametrize("size", [0, -3, 2.0, None, True, "4"])
 def test_wrong_sizes_are_refused_when_it_is_built(size):
     with pytest.raises((TypeError, ValueError), match="size must be"):

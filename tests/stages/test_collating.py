@@ -177,6 +177,8 @@ def test_a_column_that_does_not_stack_is_named_with_sample_and_reason(one, other
     ]
     with pytest.raises(wp.SampleError) as caught:
         stack_samples(batch, tensors=tensors)
+    why = why.replace("in sample 'a'", "in sample 'a' of shard https://host/x.tar")
+    why = why.replace("in sample 'b'", "in sample 'b' of shard https://host/x.tar")
     assert str(caught.value).startswith(f"field 'f' cannot be stacked into a batch: {why}. ")
     assert "map_samples()" in str(caught.value)
     assert (caught.value.key, caught.value.url) == ("b", "https://host/x.tar")

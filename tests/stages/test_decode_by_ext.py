@@ -19,7 +19,7 @@ from sources import Given
 import wds_pipes as wp
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import DecodeByExt, MapSamples
-from wds_pipes.testing import check_resume, make_shards
+from wds_pipes.testing import check_resume, make_shards, same
 
 URL = "https://me:secret@host/x.tar"
 
@@ -67,6 +67,85 @@ def test_each_field_is_decoded_and_the_rest_of_the_sample_stays():
 def test_decoders_of_the_caller_come_first():
     samples = numbered(b"abc", field="seg.png")
     assert [sample["seg.png"] for sample in decoded(samples, "rgb8", {"png": len, "seg.png": bytes.decode})] == ["abc"]
+
+
+def keys_seen(seen, handles=()):
+    def handler(key, data):
+        seen.append((key, data))
+        return key if key.endswith(tuple(handles)) else None
+
+    return handler
+
+
+def test_functions_of_key_and_data_are_tried_in_turn(tmp_path):
+    """In the order of the call, also with the image spec; those by extension come before them, the
+    table after.
+    """
+    first, second = [], []
+    sample = {"__key__": "a", "__url__": "u.tar", "mp4": b"1", "seg.x.gz": gzip.compress(b"2"), "cls": b"3", "y": b"4"}
+    specs = keys_seen(first, [".mp4"]), keys_seen(second, [".x"]), {"y": len}
+    [result] = decoded([sample], *specs)
+    assert result == {**sample, "mp4": ".mp4", "seg.x.gz": ".seg.x", "cls": 3, "y": 1}
+    assert first == [(".mp4", b"1"), (".seg.x", b"2"), (".cls", b"3")]
+    assert second == [(".seg.x", b"2"), (".cls", b"3")]
+
+    urls = make_shards(tmp_path, shards=1, samples=1, fields=("jpg",))
+    chain = wp.ShardList(urls).open_shards().load_tar().group_by_key()
+    [after], [before] = (chain.decode_by_ext("rgb8", second_of), chain.decode_by_ext(second_of, "rgb8"))
+    assert (type(after["jpg"]), before["jpg"]) == (np.ndarray, ".jpg")
+    assert "second_of" in str(chain.decode_by_ext(second_of))
+    assert list(pickle.loads(pickle.dumps(chain.decode_by_ext(second_of)))) == [before]
+
+
+def second_of(key, data):
+    return key
+
+
+def test_an_error_of_a_function_of_key_and_data_is_a_decode_error():
+    def broken(key, data):
+        raise KeyError("no such thing")
+
+    with pytest.raises(
+        wp.DecodeError, match="field 'png' of sample '0' in shard .* KeyError: 'no such thing'"
+    ) as caught:
+        list(decoded(numbered(b"", field="png"), broken))
+    assert (caught.value.url, caught.value.key, caught.value.field) == ("https://host/x.tar", "0", "png")
+    assert list(decoded(numbered(b"", field="png"), broken, on_error="skip")) == []
+
+
+def test_an_extension_may_name_several():
+    [one, two] = decoded([{"jpg": b"1"}, {"a.png": b"22"}], {"jpg;png": len})
+    assert (one, two) == ({"jpg": 1}, {"a.png": 2})
+
+
+def test_only_the_named_fields_are_decoded():
+    sample = {"__key__": "a", "cls": b"3", "seg.cls": b"4", "txt": b"t", "json": b"{"}
+    assert list(decoded([sample], only=["cls", "txt;text"])) == [{**sample, "cls": 3, "txt": "t"}]
+
+
+def test_a_value_that_is_not_bytes_is_an_error_or_stays(tmp_path):
+    """It was decoded before, which is not the fault of the sample: it is not skipped. A float is
+    not cut to an int.
+    """
+    sample = {"__key__": "a", "__url__": URL, "cls": 3.7, "txt": b"t"}
+    for on_error in ("raise", "skip"):
+        with pytest.raises(
+            wp.DecodeError, match="field 'cls' of sample 'a' .* is float, not bytes.* partial=True"
+        ) as caught:
+            list(decoded([sample], on_error=on_error))
+    assert caught.value.field == "cls"
+    assert list(decoded([sample], partial=True)) == list(decoded([sample], only=["txt"])) == [{**sample, "txt": "t"}]
+    assert list(decoded([{"cls": bytearray(b"3"), "id": memoryview(b"4")}])) == [{"cls": 3, "id": 4}]
+
+    urls = make_shards(tmp_path, shards=1, samples=2, fields=("txt", "cls", "jpg"))
+    chain = wp.ShardList(urls).open_shards().load_tar().group_by_key()
+    once = list(chain.decode_by_ext("rgb8"))
+    for twice in (
+        chain.decode_by_ext("rgb8", only=["jpg"]).decode_by_ext(only=["txt", "cls"]),
+        chain.decode_by_ext().decode_by_ext("rgb8", partial=True),
+    ):
+        assert all(map(same, twice, once))
+    check_resume(lambda: shuffled(urls).decode_by_ext(only=["txt"]).decode_by_ext(partial=True))
 
 
 def test_many_different_fields_take_no_memory():
@@ -215,6 +294,12 @@ def test_the_image_limit_is_an_option(tmp_path):
         ((), {"max_errors": -1}, "max_errors must be at least 0"),
         ((), {"max_image_pixels": 0}, "max_image_pixels must be at least 1"),
         ((), {"max_image_pixels": "1"}, "max_image_pixels must be an int"),
+        ((bytes.decode,), {}, r"fn\(key, data\).*\{'ext': fn\}"),
+        ((lambda data: data,), {}, r"fn\(key, data\).*\{'ext': fn\}"),
+        ((3,), {}, "a spec is"),
+        ((), {"only": "jpg cls"}, r"write only=\['jpg', 'cls'\]"),
+        ((), {"only": []}, "only is empty"),
+        ((), {"only": [""]}, "a field is named by a string"),
     ],
 )
 def test_wrong_arguments_are_refused_when_it_is_built(specs, options, message):
@@ -247,8 +332,8 @@ def test_is_a_method_with_help_that_pickles(urls, capsys):
     assert "Decode the fields of samples by their extensions" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_batch_is_named_as_a_batch(urls, on_error):
+@pytest.mark.parametrize("options", [{"on_error": "raise"}, {"on_error": "skip"}, {"partial": True}])
+def test_a_batch_is_named_as_a_batch(urls, options):
     """It is not bad data, which would be skipped."""
     batches = (
         wp.ShardList(urls)
@@ -256,7 +341,7 @@ def test_a_batch_is_named_as_a_batch(urls, on_error):
         .load_tar()
         .group_by_key(fields=["cls"])
         .batch_samples(4)
-        .decode_by_ext(on_error=on_error)
+        .decode_by_ext(**options)
     )
     with pytest.raises(TypeError, match="put it before batch_samples"):
         list(batches)

@@ -178,6 +178,7 @@ def test_fields_keep_what_they_name(tmp_path):
     path = put(
         tmp_path / "x.tar", tar([("a.txt", b"1"), ("a.cls", b"2"), ("b.txt", b"3"), ("c.JPG", b"4"), ("c.x.jpg", b"5")])
     )
+    assert [sorted(sample)[2:] for sample in Stream(group([path], fields=["jpg;CLS"]))] == [["cls"], ["jpg"]]
     stream = Stream(group([path], fields=[".CLS", "jpg"]))
     assert [{name: value for name, value in sample.items() if name != "__url__"} for sample in stream] == [
         {"__key__": "a", "cls": b"2"},
@@ -239,7 +240,7 @@ def test_a_resume_reads_one_member_again(tmp_path, counted):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"fields": "cls"}, TypeError, r"write fields=\['cls'\]"),
+        ({"fields": "jpg cls"}, TypeError, r"write fields=\['jpg', 'cls'\]"),
         ({"fields": []}, ValueError, "fields is empty"),
         ({"key_split": "middle"}, ValueError, "key_split must be one of"),
         ({"on_repeated_key": "skip"}, ValueError, "on_repeated_key must be one of"),

@@ -56,6 +56,7 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "SelectFields": (("text;txt", "cls"), {}),
     "Then": ((pairs_of,), {"holds": 1}),
     "ToTuple": (("text;txt", "cls", "__key__"), {}),
+    "Repeat": ((2,), {}),
     "SliceSamples": ((1, 9, 2), {}),
     "TakeSamples": ((7,), {}),
     "DecodeByExt": ((), {}),

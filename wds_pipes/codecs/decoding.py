@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import functools
+import inspect
 import io
 import json
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wds_pipes.codecs.arrays import (
@@ -35,6 +36,7 @@ from wds_pipes.codecs.names import (
     TOO_LARGE,
     UNPICKLING,
     Decoder,
+    Handler,
     NotAllowedError,
 )
 from wds_pipes.core.importing import library
@@ -133,13 +135,15 @@ class Decoding:
 
     Raises:
         ValueError: a spec is unknown, or two specs are for images.
-        TypeError: a spec is neither a name nor a dict of functions.
+        TypeError: a spec is neither a name nor a dict of functions nor a function of key and data.
     """
 
     def __init__(
-        self, specs: tuple[str | Mapping[str, Decoder], ...], *, allow_pickle: bool, max_image_pixels: int
+        self, specs: tuple[str | Mapping[str, Decoder] | Handler, ...], *, allow_pickle: bool, max_image_pixels: int
     ) -> None:
         self._own: dict[str, Decoder] = {}
+        self._handlers: list[Handler] = []
+        self._before_images: int | None = None  # how many of the handlers stand before the image spec
         self._known = {name: decode for name, decode in DECODERS.items() if name not in ON_REQUEST}
         images: str | None = None
         for spec in specs:
@@ -147,13 +151,17 @@ class Decoding:
                 for name, decode in spec.items():
                     if not isinstance(name, str) or not callable(decode):
                         raise TypeError(f"a decoder is given as {{'ext': function}}, not {name!r}: {decode!r}")
-                    self._own[name.lower().lstrip(".")] = decode
+                    self._own.update({each.lower().lstrip("."): decode for each in name.split(";")})
+            elif callable(spec):
+                self._handlers.append(_checked(spec))
             elif not isinstance(spec, str):
-                raise TypeError(f"a spec is a name or a dict of functions by extension, not {spec!r}")
+                raise TypeError(
+                    f"a spec is a name, a dict of functions by extension, or a function fn(key, data), not {spec!r:.80}"
+                )
             elif spec in ON_REQUEST:
                 self._known[spec] = DECODERS[spec]
             elif spec in IMAGE_SPECS and images is None:
-                images = spec
+                images, self._before_images = spec, len(self._handlers)
             elif spec in IMAGE_SPECS:
                 raise ValueError(
                     f"images cannot be both {images!r} and {spec!r}: choose one, or give a function by extension"
@@ -184,7 +192,8 @@ class Decoding:
         """The decoder of a field, or None if the field is not decoded.
 
         The caller's own decoders are found by the longest matching end of the name, those of the
-        table by the last part of the name.
+        table by the last part of the name. Between them stand the caller's functions of key and
+        data, after or before the image spec as in the call.
 
         Raises:
             ValueError: by its name, the field is packed more than MAX_PACKED times.
@@ -200,6 +209,9 @@ class Decoding:
                 raise ValueError(f"it is packed more than {MAX_PACKED} times by its name")
             name = name[: -len(last) - 1]
         decode = own or self._known.get(last)
+        handlers = self._handlers[: self._before_images] if last in IMAGE else self._handlers
+        if handlers and own is None:
+            decode = _first_result(handlers, f".{name}", decode)
         if decode is None and self._images is not None and last in NOT_DECODED:
             _warn_of_bytes(field, last, self._images)
         if not packed:
@@ -224,3 +236,35 @@ class Decoding:
         return next(
             (own for start in range(len(parts)) if (own := self._own.get(".".join(parts[start:]))) is not None), None
         )
+
+
+def _checked(handler: Handler) -> Handler:
+    """Return a function if it takes key and data, both of them required."""
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return handler  # of an extension module
+    try:
+        signature.bind("", b"")
+        required = [each for each in signature.parameters.values() if each.default is each.empty]
+        if len(required) > 1 or any(each.kind is each.VAR_POSITIONAL for each in required):
+            return handler
+        why = "its second parameter has a default"
+    except TypeError as error:
+        why = str(error)
+    raise TypeError(
+        f"decode_by_ext() takes functions fn(key, data), not {handler!r:.80} ({why}); "
+        "a function of the data alone is passed by extension, as {'ext': fn}"
+    )
+
+
+def _first_result(handlers: Sequence[Handler], key: str, decode: Decoder | None) -> Decoder:
+    """Return a decoder that tries functions of key and data, and at last ``decode``."""
+
+    def first_result(data: bytes) -> Any:
+        for handler in handlers:
+            if (result := handler(key, data)) is not None:
+                return result
+        return data if decode is None else decode(data)
+
+    return first_result

@@ -17,6 +17,7 @@ UNPICKLING = (
 TOO_LARGE = "it unpacks to more than {} bytes"
 
 Decoder = Callable[[bytes], Any]
+Handler = Callable[[str, bytes], Any]  # fn(key, data), where key is the field's name after a dot
 Encoder = Callable[[Any], bytes]
 
 TEXT = frozenset(["txt", "text", "transcript", "html", "htm"])

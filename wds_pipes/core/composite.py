@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from wds_pipes.core.counts import Lack, add_limited, public_counts
-from wds_pipes.core.running import Out
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.running import Mark, Out
+from wds_pipes.core.stage import Stage, functional_name
+from wds_pipes.core.state import read_counts
 
 
 class Composite(Stage[Out]):
@@ -49,6 +50,23 @@ class Composite(Stage[Out]):
         self._lack_before = Lack.of_all((self._lack_before, chain.lack))
         self._bytes_before += chain.bytes_so_far
         chain.close()
+
+    def counts_with(self, own: tuple[Any, ...] | None, inner: dict[str, int], delivered: int) -> dict[str, int]:
+        """Return the counts of the chains that are done, which are in the ``own`` values of a mark,
+        and those of the chain that is open.
+        """
+        counts = super().counts((own, None) if own else None, 0)
+        at = self._at(own)
+        counts |= at.limited or {}
+        return {
+            **counts,
+            **{name: counts.get(name, 0) + count for name, count in inner.items()},
+            "delivered": at.batched + inner["delivered"] if self.counts_delivered else delivered,
+        }
+
+    def load(self, entries: list[dict[str, Any]]) -> Mark:
+        read_counts(entries[-1].get("limited", {}), f"'limited' of {functional_name(type(self))}")
+        return super().load(entries)
 
     @property
     def lack(self) -> Lack:

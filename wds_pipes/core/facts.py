@@ -7,6 +7,7 @@ nothing special. Each stage overrides what is different for it, also a stage tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from wds_pipes.core.counts import NO_NETWORK, Lack, Network
@@ -157,11 +158,22 @@ class StageFacts:
         """
         raise NotImplementedError
 
+    def lane_in(self, lane: Lane, epoch: int) -> Lane:
+        """For the first stage of a chain: return a lane in another epoch, with the shards that it
+        has.
+        """
+        return replace(lane, epoch=epoch)
+
     def epochs_differ(self) -> str | None:
         """For the first stage of a chain: return why epochs may differ in length, for a message;
         None if they do not.
         """
         return None
+
+    @property
+    def never_ends(self) -> bool:
+        """Whether the epoch of the chain has no end."""
+        return self.source is not None and self.source.never_ends
 
     @property
     def items_per_batch(self) -> int | None:
@@ -171,6 +183,11 @@ class StageFacts:
     def batches_of(self, count: int) -> int:
         """Return how many batches the stage makes of ``count`` items."""
         return count
+
+    @property
+    def epoch_repeats(self) -> int:
+        """How many times the stage yields the epoch of its source."""
+        return 1
 
     @property
     def held_items(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Generic, overload
 
 from typing_extensions import TypeVar
 
-from wds_pipes.codecs.names import Decoder
+from wds_pipes.codecs.names import Decoder, Handler
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.datapipes.base import IterDataPipe
 from wds_pipes.datapipes.pipe import WdsPipe
@@ -42,7 +42,9 @@ class Methods(Generic[T_co]):
 
     def decode_by_ext(
         self,
-        *specs: str | Mapping[str, Decoder],
+        *specs: str | Mapping[str, Decoder] | Handler,
+        only: Iterable[str] | None = None,
+        partial: bool = False,
         allow_pickle: bool = False,
         max_image_pixels: int = 1 << 26,
         on_error: OnError = "raise",
@@ -126,6 +128,9 @@ class Methods(Generic[T_co]):
     ) -> WdsPipe[dict[str, Any]]:
         """Rename fields of each sample; the others stay as they are."""
 
+    def repeat(self, n: int | None = None) -> WdsPipe[T_co]:
+        """Yield the epoch of the source ``n`` times in each epoch."""
+
     def select_fields(
         self, *fields: str, on_error: OnError = "raise", max_errors: int | None = None
     ) -> WdsPipe[dict[str, Any]]:
@@ -198,6 +203,9 @@ class OpenShards(WdsPipe[Shard]):
 
 class RenameFields(WdsPipe[dict[str, Any]]):
     """Rename fields of each sample; the others stay as they are."""
+
+class Repeat(WdsPipe[T_co]):
+    """Yield the epoch of the source ``n`` times in each epoch."""
 
 class SelectFields(WdsPipe[dict[str, Any]]):
     """Keep only some fields of each sample, in the given order."""

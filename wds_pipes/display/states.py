@@ -8,7 +8,7 @@ from typing import Any
 import wds_pipes.stages  # noqa: F401 - registers the stages of the package, which describe their positions
 from wds_pipes.core.lane import LaneFacts
 from wds_pipes.core.stage import State, find_stage
-from wds_pipes.core.state import SEGMENTS, Saved, read_state
+from wds_pipes.core.state import SEGMENTS, Saved, read_position, read_state
 from wds_pipes.core.words import plural, shown
 from wds_pipes.errors import StateError
 
@@ -43,13 +43,23 @@ def _states_in(state: Any, depth: int = 0) -> Iterator[State]:
                 yield from _states_in(part, depth + 1)
 
 
+def _unnested(position: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries of a position, those of the steps before a ``repeat`` from its entry."""
+    entries = list(position)
+    for number in reversed(range(len(entries))):
+        before = entries[number].get("position")
+        if isinstance(before, list) and len(before) == number:
+            entries[:number] = read_position(before, "the position of a lane")
+    return entries
+
+
 def _describe(state: Saved) -> str:
     names = [entry.split("(")[0] for entry in state.graph]
     lines = [f"epoch {state.epoch}, seed {state.seed}: {' > '.join(names)}"]
     for number, lane in state.lanes.items():
         told = LaneFacts(number, state.lane_count, lane.url, state.shards, divided=SEGMENTS in names, epoch=state.epoch)
         facts: list[str | None] = ["ended"] if lane.ended else [] if lane.position else ["not begun"]
-        for name, entry in zip(names, lane.position or [], strict=False):
+        for name, entry in zip(names, _unnested(lane.position or []), strict=False):
             kind = find_stage(name)
             facts.append(None if kind is None else kind.describe(entry, told))
         facts.append(f"{plural(lane.delivered, 'item')} delivered")

@@ -5,6 +5,7 @@ pipes and datasets.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -62,17 +63,31 @@ def batches_of(steps: Iterable[Stage[Any]], samples: int) -> int:
     return samples
 
 
-def why_uncounted(stage: Stage[Any]) -> str | None:
-    """Why the number of samples of a lane is not known, and what to do; None if it is known."""
-    for step in stage.chain:
-        if changes := step.changes_count():
-            return changes
+def why_uncounted(stage: Stage[Any], *, repeats: bool = False) -> str | None:
+    """Why the number of samples of a lane is not known, and what to do; None if it is known.
+    ``repeats``: the caller takes ``Stage.epoch_repeats`` into account.
+    """
+    if changes := _changes(stage, repeats=repeats):
+        return changes
     if stage.root.sample_counts is None:
         return (
             "the samples of the shards are not counted: pass ShardList(index=...), or "
             "samples_per_shard=, a number or a list of them"
         )
     return None
+
+
+def _changes(stage: Stage[Any], *, repeats: bool) -> str | None:
+    """Why a step may yield another number of items than it takes; None if no step does."""
+    steps = (step for step in stage.chain if step.epoch_repeats == 1 or not repeats)
+    return next(filter(None, (step.changes_count() for step in steps)), None)
+
+
+def _items(stage: Stage[Any], count: int) -> int:
+    """How many items the steps of a chain make of this number of samples or shards."""
+    for step in reversed(list(stage.chain)):
+        count = step.batches_of(count * step.epoch_repeats)
+    return count
 
 
 class Countable:
@@ -112,10 +127,10 @@ def _sample_count(stage: Stage[Any]) -> int:
         why = f"{why_uncounted(source)}. To write an index: wds-pipes index SHARDS -o index.json"
     elif differ := source.epochs_differ():
         why = f"{differ}. To set the length of an epoch: PipeLoader(...).with_epoch(samples=...)"
-    elif changes := why_uncounted(stage):
+    elif changes := why_uncounted(stage, repeats=True):
         why = f"{changes}. Before this step, an epoch has {sum(counts):,} samples"
     else:
-        return sum(counts)
+        return sum(counts) * math.prod(step.epoch_repeats for step in stage.chain)
     raise TypeError(f"sample_count() is not known: {why}.")
 
 
@@ -135,8 +150,8 @@ def length(stage: Stage[Any], *, ranks_are_divided: bool) -> int:
         raise TypeError(f"len() is not known: {why}")
     counts = stage.root.sample_counts
     if counts is None or stage.items_are != "samples":
-        return batches_of(batching(stage), stage.shards()[0] or 0)
-    return batches_of(batching(stage), sum(counts))
+        return _items(stage, stage.shards()[0] or 0)
+    return _items(stage, sum(counts))
 
 
 def _unknown(stage: Stage[Any]) -> str | None:
@@ -144,10 +159,10 @@ def _unknown(stage: Stage[Any]) -> str | None:
     if not source.divides_shards:
         return source.changes_count()
     if stage.items_are == "samples":
-        return source.epochs_differ() or why_uncounted(stage)
+        return source.epochs_differ() or why_uncounted(stage, repeats=True)
     if stage.items_are == "members":
         return "the index counts samples, not members: add group_by_key()"
-    return next(filter(None, (step.changes_count() for step in stage.chain)), None)
+    return _changes(stage, repeats=True)
 
 
 def _uneven(stage: Stage[Any], ranks_are_divided: bool) -> str | None:

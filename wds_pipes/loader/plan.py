@@ -55,6 +55,12 @@ class Plan:
     ) -> None:
         if rank != (None, None):
             find_rank(*rank)
+        if stage.never_ends:
+            raise ValueError(
+                "repeat() without end is not for PipeLoader, which could not give the samples of one epoch exactly "
+                "once: leave it out, and pass epoch_end='loop', with which the epochs follow each other without end, "
+                "and with_epoch() cuts them."
+            )
         self.stage = lay_out(stage)
         self._epoch_end = (
             None if epoch_end is None else check_choice("epoch_end", epoch_end, "drop", "pad", "exact", "loop")

@@ -20,7 +20,7 @@ from wds_pipes.core.composite import Composite
 from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.running import Mark, Out, begin, running_copy
 from wds_pipes.core.stage import Stage
-from wds_pipes.core.state import damaged, read_count, read_counts
+from wds_pipes.core.state import damaged, read_count
 from wds_pipes.errors import ShardError
 from wds_pipes.loader.partition import Partition
 
@@ -158,16 +158,7 @@ class Segments(Composite[Out]):
 
     def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
         own, before = mark or (None, None)
-        counts = super().counts((own, None) if own else None, 0)
-        assert self.source is not None
-        inner, at = self.source.counts(before, 0), self._at(own)
-        counts |= at.limited or {}
-        batched = at.batched + inner["delivered"]
-        return {
-            **counts,
-            **{name: counts.get(name, 0) + count for name, count in inner.items()},
-            "delivered": batched if self.counts_delivered else delivered,
-        }
+        return self.counts_with(own, self.source.counts(before, 0), delivered)
 
     def mark(self) -> Mark:
         at, inner = self.at, self._inner
@@ -175,10 +166,6 @@ class Segments(Composite[Out]):
             return self._own(at), self._resume
         at.opened = getattr(inner.root.at, "next", 0)
         return self._own(at), inner.mark()
-
-    def load(self, entries: list[dict[str, Any]]) -> Mark:
-        read_counts(entries[-1].get("limited", {}), "'limited' of segments")
-        return super().load(entries)
 
     def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return self.source.uncounted(entries) if self.source is not None else entries

@@ -20,6 +20,7 @@ from wds_pipes.stages.map_samples import MapSamples
 from wds_pipes.stages.mix import Mix
 from wds_pipes.stages.open_shards import OpenShards
 from wds_pipes.stages.rename_fields import RenameFields
+from wds_pipes.stages.repeat import Repeat
 from wds_pipes.stages.select_fields import SelectFields
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shuffle_buffer import ShuffleBuffer
@@ -42,6 +43,7 @@ __all__ = [
     "Mix",
     "OpenShards",
     "RenameFields",
+    "Repeat",
     "SelectFields",
     "ShardList",
     "ShuffleBuffer",

@@ -8,7 +8,8 @@ from typing import Any
 
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
-from wds_pipes.stages.collating import stack_samples
+from wds_pipes.errors import SampleError
+from wds_pipes.stages.collating import stack_samples, which_batch
 
 
 class BatchSamples(Stage[Any]):
@@ -29,7 +30,8 @@ class BatchSamples(Stage[Any]):
 
     Raises:
         SampleError: during iteration, if a column cannot be stacked. The message says which column,
-            at which sample, and why.
+            at which sample, and why. What ``collate`` raises is raised as it is, with a note that
+            names the samples of the batch.
 
     Checkpoint: the numbers of delivered and dropped samples. A batch is yielded as soon as it is
     full, so a resume reads nothing again.
@@ -92,6 +94,12 @@ class BatchSamples(Stage[Any]):
         return count // self.size if self.drop_last else -(-count // self.size)
 
     def _collate(self, batch: list[Any]) -> Any:
-        if callable(self.collate):
-            return self.collate(batch)
-        return batch if self.collate == "list" else stack_samples(batch, tensors=self.collate is None)
+        try:
+            if callable(self.collate):
+                return self.collate(batch)
+            return batch if self.collate == "list" else stack_samples(batch, tensors=self.collate is None)
+        except Exception as error:
+            if callable(self.collate) or (isinstance(error, SampleError) and getattr(error, "key", None) is None):
+                assert self.source is not None
+                error.add_note(which_batch(batch, self.source.where(self.source.mark(), self.lane)))
+            raise

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
 from wds_pipes.io.urls import redact
 
@@ -138,5 +139,16 @@ def identity(sample: Any) -> tuple[str | None, str | None]:
 
 
 def _name(batch: list[Any], place: int) -> str:
-    key, _ = identity(batch[place])
-    return f"sample {place} of the batch" if key is None else f"sample {key!r}"
+    key, url = identity(batch[place])
+    where = "" if url is None else f" of shard {url}"
+    return f"sample {place} of the batch" if key is None else f"sample {key!r}{where}"
+
+
+def which_batch(batch: list[Any], reading: str | None) -> str:
+    """Return a note for an error that a batch raised: which samples it has, or, if these have no
+    keys, the shard that was read.
+    """
+    note = f"raised on a batch of {plural(len(batch), 'sample')}"
+    if identity(batch[0])[0] is not None:
+        return f"{note}, from {_name(batch, 0)} to {_name(batch, -1)}"
+    return note if reading is None else f"{note}, when shard {reading} was read"

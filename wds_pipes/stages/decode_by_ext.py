@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from wds_pipes.codecs.decoding import Decoding
-from wds_pipes.codecs.names import INTEGER, Decoder, NotAllowedError
+from wds_pipes.codecs.names import INTEGER, Decoder, Handler, NotAllowedError
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import DecodeError
 from wds_pipes.stages.collating import identity
+from wds_pipes.stages.fields import read_names
 
 _NEW = object()  # no decoder is known yet
+_BYTES = (bytes, bytearray, memoryview)
+_NOT_BYTES = (
+    "it is {}, not bytes. If it was decoded before, pass partial=True, or name the fields to decode in "
+    "only=[...]; to change decoded values, use map_fields()"
+)
 
 
 class DecodeByExt(Tolerant[dict[str, Any]]):
@@ -40,9 +46,14 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
 
     Args:
         source: a pipe of samples: ``group_by_key()``, or a ``shuffle_buffer`` after it.
-        specs: an image spec, names of formats that are decoded only on request, and dicts of
-            functions by extension, such as ``{"seg.png": function}``. These functions take
-            precedence over everything else; of several extensions that fit, the longest is used.
+        specs: an image spec, names of formats that are decoded only on request, and functions of
+            your own. ``{"seg.png": fn, "flac;wav": fn}`` are functions ``fn(data)`` by extension,
+            which take precedence over everything else; of several extensions that fit, the longest
+            is used. ``fn(key, data)`` is a function for all other fields, as in webdataset: ``key``
+            is the field's name after a dot (``".seg.png"``, so that ``key.endswith(".png")`` finds
+            all of them), ``data`` its bytes, decompressed. If it returns None, the next function is
+            tried, then the table above. The image spec takes its turn as in the call:
+            ``decode_by_ext("pil", fn)`` passes no images to ``fn``.
             Image specs: ``l8 rgb8 rgba8`` return uint8 arrays of shape (H, W) or (H, W, C).
             ``l rgb rgba`` return the same as float32 from 0 to 1.
             ``torchl8 torchrgb8 torchrgba8 torchl torchrgb torchrgba`` return tensors of shape
@@ -51,18 +62,23 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
             8 bits are kept, and of animations only the first frame. EXIF is ignored, so photos are
             not rotated. A field that looks like an image but has no decoder (``heic``, ``svg``)
             stays bytes, with a warning, once in a process.
+        only: names of the fields to decode, as in ``["jpg;png", "cls"]``; all others stay as they
+            are.
+        partial: leave fields that are not bytes as they are, since they were decoded before.
+            Otherwise, such a field is an error if it would be decoded.
         allow_pickle: also decode pickles, object arrays and whole pickled models. They can run any
             code: use this only for data that you wrote.
         max_image_pixels: refuse a larger image before decoding it. Decoding takes up to 20 bytes
             per pixel for uint8, and 36 for floats. A JPEG with more than 100 scans is refused too.
         on_error: what to do if a field cannot be decoded: ``"raise"``, or ``"skip"`` its sample and
-            count it. Refused data and a missing package always raise. So does MemoryError, which is
-            not the fault of the sample.
+            count it. Refused data, a missing package and a value that is not bytes always raise. So
+            does MemoryError, which is not the fault of the sample.
         max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
 
     Raises:
         DecodeError: during iteration, with ``.url``, ``.key`` and ``.field``.
-        ValueError: when the stage is built, if a spec is unknown.
+        TypeError, ValueError: when the stage is built, if a spec is unknown, or a function does not
+            take key and data.
 
     Checkpoint: the number of skipped samples. A resume reads nothing again.
     """
@@ -73,14 +89,17 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
     def __init__(
         self,
         source: Stage[Any],
-        *specs: str | Mapping[str, Decoder],
+        *specs: str | Mapping[str, Decoder] | Handler,
+        only: Iterable[str] | None = None,
+        partial: bool = False,
         allow_pickle: bool = False,
         max_image_pixels: int = 1 << 26,
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> None:
         super().__init__(source, on_error, max_errors)
-        self.specs = specs
+        self.only = None if only is None else frozenset(read_names("only", only))
+        self.specs, self.partial = specs, bool(partial)
         self.allow_pickle = bool(allow_pickle)
         self.max_image_pixels = check_count("max_image_pixels", max_image_pixels)
         self._decoding()
@@ -90,7 +109,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
 
     def run(self) -> Iterator[dict[str, Any]]:
         assert self.source is not None
-        decoder = self._decoding().decoder
+        decoder, only, partial = self._decoding().decoder, self.only, self.partial
         decoders: dict[str, Decoder | None] = {}
         known: Callable[[str, Any], Any] = decoders.get
         for sample in self.source.items:
@@ -107,9 +126,13 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
                     if decode is _NEW:
                         if len(decoders) > 4096 or len(field) > 256:  # so that hostile names do not fill the memory
                             decoders.clear()
-                        decode = decoders[field] = None if field[:2] == "__" else decoder(field)
+                        stays = field[:2] == "__" or (only is not None and field.lower() not in only)
+                        decode = decoders[field] = None if stays else decoder(field)
                     if decode is not None:
-                        decoded[field] = decode(data)
+                        if type(data) is bytes or isinstance(data, _BYTES):
+                            decoded[field] = decode(data)
+                        elif not partial or isinstance(sample.get("__key__"), list):
+                            raise TypeError(_NOT_BYTES.format(type(data).__name__))
             except (ImportError, NotAllowedError) as error:
                 raise _error(sample, field, error) from error
             except MemoryError as error:
@@ -122,6 +145,8 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
                         "decode_by_ext() takes single samples, and its source gave a batch: put "
                         "it before batch_samples()"
                     ) from error
+                if not isinstance(sample[field], _BYTES):
+                    raise _error(sample, field, error) from error
                 self.skip(
                     _error(
                         sample,

@@ -45,6 +45,22 @@ def read_choices(fields: Iterable[Any]) -> list[list[str]]:
     return [list(map(str.strip, field.split(";"))) for field in fields]
 
 
+def read_names(option: str, fields: Iterable[str]) -> tuple[str, ...]:
+    """Return all fields that a list such as ``["jpg;png", "cls"]`` names, as samples have them.
+
+    Raises:
+        TypeError: ``fields`` is not a list of names.
+        ValueError: it is empty.
+    """
+    if isinstance(fields, str):
+        names = fields.replace(";", " ").split()
+        raise TypeError(f"{option} must be a list of names, not {fields!r}: write {option}={names}")
+    choices = read_choices(list(fields))
+    if not choices:
+        raise ValueError(f"{option} is empty: name at least one field")
+    return tuple(sorted({name.lower().lstrip(".") for names in choices for name in names}))
+
+
 def check_sample(sample: Any, step: str, mend: str = "before to_tuple()") -> None:
     """Raise TypeError if ``step`` received something that is not a dict sample."""
     if not isinstance(sample, dict):

@@ -16,6 +16,7 @@ from wds_pipes.core.running import Mark
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import ShardWarning
+from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.load_tar import LoadTar
 from wds_pipes.stages.open_shards import OpenShards
 from wds_pipes.stages.sample_errors import (
@@ -57,11 +58,11 @@ class GroupByKey(Tolerant[Sample]):
 
     Args:
         source: a pipe of members: ``load_tar()``.
-        fields: keep only these fields. The data of others is skipped, and not read where the stream
-            can seek. A sample with none of these fields is not yielded, and is counted as filtered.
-            If this happens to all samples of an epoch (of all lanes of a rank together), an error
-            is raised. At the end, a warning names each field that no sample had, if a field of
-            nearly the same name was left out (``jpeg`` for ``jpg``).
+        fields: keep only these fields, as in ``["jpg;png", "cls"]``. The data of others is skipped
+            (not read where the stream can seek). A sample with none of these fields is not yielded,
+            and is counted as filtered. If this happens to all samples of an epoch (of all lanes of
+            a rank together), an error is raised. At the end, a warning names each field that no
+            sample had, if a field of nearly the same name was left out (``jpeg`` for ``jpg``).
         key_split: ``"first-dot"``, ``"last-dot"``, or a function from the name of a member to
             (key, field), or to None to leave the member out.
         on_repeated_key: what to do with a key that comes again later in the same shard, so that its
@@ -110,11 +111,7 @@ class GroupByKey(Tolerant[Sample]):
         max_errors: int | None = None,
     ) -> None:
         super().__init__(source, on_error, max_errors)
-        if isinstance(fields, str):
-            raise TypeError(f"fields must be a list of names, not {fields!r}: write fields=[{fields!r}]")
-        self.fields = None if fields is None else tuple(sorted({field.lower().lstrip(".") for field in fields}))
-        if self.fields == ():
-            raise ValueError("fields is empty: name at least one field to keep")
+        self.fields = None if fields is None else read_names("fields", fields)
         self.split = key_split
         name = "callable" if callable(key_split) else check_choice("key_split", key_split, "first-dot", "last-dot")
         self.key_split = None if name == "first-dot" else name

@@ -137,6 +137,10 @@ class Mix(Composite[Any]):
     def branches(self) -> Mapping[str, Stage[Any]]:
         return self.sources
 
+    @property
+    def never_ends(self) -> bool:
+        return (all if self.exhausted == "stop" else any)(source.never_ends for source in self.sources.values())
+
     def changes_count(self) -> str | None:
         return "how many samples a mix() gives is not known"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -225,6 +225,17 @@ class ShardList(Stage[ShardRef]):
         if lane.shards is not None:
             return lane.shards
         return self._whole(self.epoch_order(lane.seed, lane.epoch)[lane.number :: lane.of])
+
+    def lane_in(self, lane: Lane, epoch: int) -> Lane:
+        if lane.shards is None:
+            return replace(lane, epoch=epoch)
+        order, count = self.epoch_order(lane.seed, epoch), len(lane.shards)
+        if self.resampled:
+            drawn = [drawn for drawn in self._whole(order) if drawn[2]]
+            return replace(lane, epoch=epoch, shards=tuple(drawn[lane.number :: lane.of][:count]))
+        places = {shard: place for place, shard in enumerate(order)}
+        shards = sorted(lane.shards, key=lambda shard_range: places[shard_range[0]])
+        return replace(lane, epoch=epoch, shards=tuple(shards))
 
     def ref(self, shard_range: ShardRange) -> ShardRef:
         """Return a shard, or a range of it, with all that is known of it."""

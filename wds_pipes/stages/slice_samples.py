@@ -91,6 +91,10 @@ class SliceSamples(Stage[Out]):
             else:
                 at.filtered += 1
 
+    @property
+    def never_ends(self) -> bool:
+        return self.stop is None and super().never_ends
+
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
         if self.at.read < _end(self._places()):
             super().start(offset, ahead=ahead)

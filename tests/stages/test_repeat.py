@@ -1,0 +1,277 @@
+"""repeat: the epochs of its source, in all hosts, and on any lanes."""
+
+import itertools
+import json
+import os
+import pickle
+import shutil
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pipelines import after, flat, key_of, keys_of, samples, through_json
+from sources import Given
+from torch.utils.data import DataLoader
+from torchdata.nodes import Loader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import wds_pipes as wp
+from wds_pipes import nodes
+from wds_pipes.core.stream import Stream
+from wds_pipes.stages import FilterSamples, Repeat
+from wds_pipes.testing import check_resume, make_shards
+
+SIZES = [7, 5, 8, 9, 6, 7, 8]
+
+
+class StampRepetition(wp.Stage):
+    """Writes the epoch of the data into each sample, which is another one in each repetition."""
+
+    keeps_count = holds_nothing = True
+
+    def run(self):
+        for sample in self.source.items:
+            yield {**sample, "epoch": self.lane.epoch}
+
+
+wp.register_stage(StampRepetition)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("many"), shards=7, samples=SIZES, fields=("txt",))
+
+
+def stamps(items):
+    return [(sample["epoch"], sample["__key__"]) for sample in items]
+
+
+def test_resumes_exactly(urls):
+    """In other chains than those of tests/test_resume.py."""
+    check_resume(lambda: samples(urls).interleave_shards(2).shuffle_buffer(3).repeat(2).shuffle_buffer(4))
+    shards = lambda: wp.ShardList(urls, shuffle=True).repeat(2)  # noqa: E731
+    check_resume(lambda: shards().open_shards().load_tar().group_by_key().shuffle_buffer(3))
+
+
+def test_each_repetition_is_the_next_epoch_of_the_source(many):
+    make = lambda: samples(many).shuffle_buffer(4).filter_samples(lambda sample: sample["__key__"][-1] != "3")  # noqa: E731
+    source, pipe = make(), make().repeat(2)
+    epochs = [keys_of(source) for _ in range(6)]
+    assert [keys_of(pipe) for _ in range(3)] == [
+        [*epochs[0], *epochs[1]],
+        [*epochs[2], *epochs[3]],
+        epochs[4] + epochs[5],
+    ]
+    assert pipe.counts() == {"delivered": 90, "filtered": 10, "skipped": 0, "dropped": 0}
+    pipe.set_epoch(1)
+    assert keys_of(pipe) == epochs[2] + epochs[3]
+    assert keys_of(make().repeat(1)) == epochs[0]
+
+    endless = make().repeat()
+    assert keys_of(itertools.islice(endless, 250)) == flat(epochs)[:250]
+    state = through_json(endless.state_dict())
+    assert "epoch 0," in wp.describe_state(state)
+    assert "in repetition 6" in wp.describe_state(state)
+    again = make().repeat()
+    again.load_state_dict(state)
+    assert keys_of(itertools.islice(again, 20)) == flat(epochs)[250:270]
+    assert keys_of(make().repeat().take_samples(100)) == flat(epochs)[:100]
+    assert repr(make().repeat(2)).endswith(".repeat(n=2)")
+
+
+def test_in_all_hosts(many):
+    source = samples(many)
+    expected = keys_of(source) + keys_of(source)
+    pipe = samples(many).repeat(2)
+    node = nodes.Repeat(
+        nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(many, shuffle=True, seed=5)))), 2
+    )
+    assert keys_of(Loader(node)) == keys_of(pickle.loads(pickle.dumps(pipe)).as_dataset()) == expected
+    loader = StatefulDataLoader(pipe.as_dataset(), batch_size=None, num_workers=2)
+    whole = keys_of(loader)
+    assert Counter(whole) == Counter(expected)
+    loader = StatefulDataLoader(pipe.as_dataset(), batch_size=None, num_workers=2)
+    items = after(loader, 61)
+    state = loader.state_dict()
+    del items
+    again = StatefulDataLoader(pipe.as_dataset(), batch_size=None, num_workers=2)
+    again.load_state_dict(state)
+    assert keys_of(again) == whole[61:]
+    assert Counter(keys_of(DataLoader(pipe, batch_size=None, num_workers=2))) == Counter(expected)
+
+
+def test_lengths_and_counts(many):
+    """A batch may be before it or after it."""
+    pipe = samples(many, samples_per_shard=SIZES)
+    for repeated, length in (
+        (pipe.repeat(3), 150),
+        (pipe.repeat(3).repeat(2).batch_samples(4), 75),
+        (pipe.batch_samples(4).repeat(3), 39),
+        (wp.ShardList(many).repeat(2), 14),
+    ):
+        assert len(repeated) == len(list(repeated)) == length
+    batches = pipe.batch_samples(4).repeat(3)
+    assert len([*after(batches, 20)]) == 19
+    assert batches.counts()["delivered"] == 150
+    with pytest.warns(UserWarning, match="batches of 4 already"):
+        wp.PipeLoader(batches, batch_size=2)
+    with pytest.raises(TypeError, match=r"len\(\) is not known: repeat\(\)"):
+        len(pipe.repeat())
+
+
+def test_without_end_an_empty_source_is_an_error():
+    with pytest.raises(wp.ShardError, match="no item in 10 repetitions of lane 0 of 1"):
+        list(Stream(Repeat(Given([]))))
+    assert list(Stream(Repeat(Given([]), 3))) == []
+    stage = FilterSamples(Given(range(9)), lambda number: False)
+    with pytest.raises(wp.ShardError, match="filters"):
+        list(Stream(Repeat(stage)))
+
+
+def test_in_and_over_a_mix(many):
+    """A source without end fills up another one."""
+    mix = wp.mix({"a": samples(many[:2]).repeat(), "b": samples(many[2:])}).map_samples(key_of)
+    for found in (Counter(mix), Counter(wp.PipeLoader(mix, lanes=2))):
+        assert len(found) == 50
+        assert [found[f"{number:08d}"] for number in range(12, 50)] == [1] * 38
+        assert found.total() in (76, 77, 78)
+    with pytest.raises(ValueError, match="without end"):
+        wp.PipeLoader(wp.mix({"a": samples(many).repeat(), "b": samples(many)}, exhausted="repeat"))
+    check_resume(
+        lambda: wp.mix({"a": samples(many[:1]).repeat(3), "b": samples(many[1:3])}, exhausted="drop").repeat(2)
+    )
+
+
+@pytest.mark.parametrize(("n", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError), ("2", TypeError)])
+def test_bad_numbers_are_refused_when_it_is_built(n, error, many):
+    with pytest.raises(error, match="n must be"):
+        samples(many).repeat(n)
+
+
+def test_a_state_that_does_not_fit_is_refused(many):
+    pipe = samples(many).repeat(3)
+    after(pipe, 70)
+    state = through_json(pipe.state_dict())
+    with pytest.raises(wp.StateError, match=r"repeat\(n=3\)"):
+        samples(many).repeat(2).load_state_dict(state)
+    own = state["lanes"]["0"]["position"][-1]
+    for name, value in (("repetition", 3), ("repetition", -1), ("position", 7), ("position", []), ("limited", [1])):
+        damaged = json.loads(json.dumps(state))
+        damaged["lanes"]["0"]["position"][-1] = {**own, name: value}
+        with pytest.raises(wp.StateError, match="damaged"):
+            samples(many).repeat(3).load_state_dict(damaged)
+
+
+# PipeLoader
+
+
+def test_pipe_loader_refuses_what_it_cannot_do(many):
+    counted = samples(many, samples_per_shard=SIZES)
+    for end in ("drop", "pad"):
+        with pytest.raises(ValueError, match=r"repeat\(\) changes their number"):
+            wp.PipeLoader(counted.repeat(2), epoch_end=end)
+    with pytest.raises(ValueError, match="leave it out, and pass epoch_end='loop'"):
+        wp.PipeLoader(counted.repeat().batch_samples(4))
+    assert len(list(wp.PipeLoader(counted.repeat().take_samples(120), batch_size=4))) == 30
+
+
+# Each of these yields each sample in each of the two repetitions.
+PIPES = {
+    "plain": lambda urls: samples(urls).stamp_repetition().repeat(2),
+    "shuffled": lambda urls: samples(urls).shuffle_buffer(4).stamp_repetition().repeat(2).shuffle_buffer(6),
+    "counted": lambda urls: samples(urls, samples_per_shard=SIZES).shuffle_buffer(3).stamp_repetition().repeat(2),
+    "interleaved": lambda urls: samples(urls).interleave_shards(2).stamp_repetition().repeat(2),
+    "of the mix": lambda urls: (
+        wp.mix({"a": samples(urls[::2]), "b": samples(urls[1::2])}, exhausted="drop").stamp_repetition().repeat(2)
+    ),
+}
+
+
+def run(make, history, end="exact"):
+    """The samples of an epoch over several topologies, each as its lanes and the batches until it
+    is cut (None: none), and the counts at the end.
+    """
+    got, state, counts = [], None, {}
+    for lanes, cut in history:
+        loader = wp.PipeLoader(make(), batch_size=2, collate=stamps, lanes=lanes, epoch_end=end)
+        if state is not None:
+            loader.load_state_dict(state)
+            if loader.state_dict()["epoch"]:
+                break
+        got += itertools.islice(loader, cut)
+        state, counts = through_json(loader.state_dict()), loader.counts()
+    return flat(got), counts
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(
+    pipe=st.sampled_from(sorted(PIPES)),
+    history=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 16)), min_size=1, max_size=5),
+)
+def test_on_any_lanes_each_repetition_has_each_sample_once(pipe, history, many):
+    got, counts = run(lambda: PIPES[pipe](many), [*history, (2, None)])
+    ledger = Counter(got)
+    assert set(ledger.values()) == {1}
+    assert Counter(epoch for epoch, _ in ledger) == {0: 50, 1: 50}
+    assert counts["delivered"] == 100
+
+
+def test_one_lane_of_a_loader_has_the_order_of_the_pipe(many):
+    for pipe in ("shuffled", "counted"):
+        source, loader = PIPES[pipe](many), wp.PipeLoader(PIPES[pipe](many), batch_size=2, collate=stamps)
+        assert [flat(loader) for _ in range(2)] == [stamps(source) for _ in range(2)]
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_shards_are_repeated_too(counted, many):
+    def make():
+        shards = wp.ShardList(many, shuffle=True, samples_per_shard=SIZES if counted else None).repeat(2)
+        return shards.open_shards().load_tar().group_by_key().stamp_repetition().shuffle_buffer(3)
+
+    for history in ([(3, 5), (2, 7), (4, None)], [(1, None)], [(2, 20), (3, None)]):
+        got, counts = run(make, history)
+        assert Counter(got) == Counter([(0, f"{number:08d}") for number in range(50)] * 2)
+        assert counts["delivered"] == 100
+
+
+def test_goes_on_with_shards_that_were_moved(many, tmp_path):
+    make = PIPES["shuffled"]
+    pipe = make(many)
+    whole = stamps(pipe)
+    pipe.set_epoch(0)
+    after(pipe, 70)
+    moved = shutil.copytree(os.path.dirname(many[0]), tmp_path / "moved")
+    again = make([str(moved / os.path.basename(url)) for url in many])
+    again.load_state_dict(through_json(pipe.state_dict()))
+    assert stamps(again) == whole[70:]
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_in_a_loop_on_ranks_with_filters(counted, many):
+    """Every rank gets full batches, and of each epoch of the data each sample comes once."""
+
+    def load(rank, ranks, **options):
+        pipe = (
+            samples(many, samples_per_shard=SIZES if counted else None)
+            .shuffle_buffer(3)
+            .filter_samples(lambda sample: sample["__key__"][-1] != "3")
+        )
+        pipe = pipe.stamp_repetition().repeat(3)
+        return wp.PipeLoader(
+            pipe, batch_size=4, collate=stamps, epoch_end="loop", rank=rank, world_size=ranks, **options
+        )
+
+    seen, state = Counter(), None
+    for ranks, steps in ((2, 9), (3, 11), (1, 40), (2, 20)):
+        loaders = [load(rank, ranks) for rank in range(ranks)]
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+            batches = list(itertools.islice(loader, steps))
+            assert [len(batch) for batch in batches] == [4] * steps
+            seen.update(flat(batches))
+        state = wp.merge_states(through_json([loader.state_dict() for loader in loaders]))
+    assert set(seen.values()) == {1}
+    epochs = Counter(epoch for epoch, _ in seen)
+    assert [epochs[epoch] for epoch in range(6)] == [45] * 6
