@@ -51,6 +51,16 @@ def test_a_url_of_fsspec():
     assert len(rest) == 2
 
 
+def test_the_output_of_a_command_if_the_call_allows_it():
+    with open_url("pipe:printf abc", allow_pipe=True) as stream:
+        assert stream.read() == b"abc"
+    with (
+        pytest.raises(OSError, match="the command exit ... ended with status 3"),
+        open_url("pipe:exit 3", allow_pipe=True) as stream,
+    ):
+        stream.read()
+
+
 def test_storage_options_go_to_the_file_system(tmp_path):
     """Here fsspec's dir file system over the local one."""
     put(tmp_path / "x.tar", b"content")
@@ -70,7 +80,7 @@ def test_storage_options_go_to_the_file_system(tmp_path):
         ),
         (
             "pipe:cat secret.tar",
-            "shard pipe:cat ... would run a shell command: pass open_shards(allow_pipe=True) if you trust it",
+            "shard pipe:cat ... would run a shell command: pass allow_pipe=True to open_shards() or open_url()",
         ),
     ],
 )

@@ -158,9 +158,8 @@ class Opener:
     def _command(self, url: str) -> BinaryIO:
         if not self._allow_pipe:
             raise ShardError(
-                f"shard {redact(url)} would run a shell command: pass "
-                "open_shards(allow_pipe=True) if you trust it, or read the command's output "
-                "from '-'.",
+                f"shard {redact(url)} would run a shell command: pass allow_pipe=True to open_shards() or "
+                "open_url() if you trust it, or read the command's output from '-'.",
                 url=redact(url),
             )
         return io.BufferedReader(CommandOutput(url), self._buffer_bytes)
@@ -266,12 +265,18 @@ class _Verified(io.RawIOBase):
         super().close()
 
 
-def open_url(url: str, *, storage_options: dict[str, Any] | None = None, buffer_bytes: int = 1 << 20) -> BinaryIO:
+def open_url(
+    url: str,
+    *,
+    storage_options: dict[str, Any] | None = None,
+    allow_pipe: bool = False,
+    buffer_bytes: int = 1 << 20,
+) -> BinaryIO:
     """A buffered stream of the object at ``url``, from its beginning.
 
     In ``url``, ``~`` and environment variables, ``${NAME}``, are replaced. The read-ahead is small
-    (2 MiB). See ``Opener.open``.
+    (2 MiB). See ``Opener.open``. With ``allow_pipe``, the command of a ``pipe:`` URL is run in a
+    shell, and the stream is its output.
     """
-    return Opener(
-        Reading(storage_options or {}, readahead_bytes=2 << 20, connections=2), buffer_bytes=buffer_bytes
-    ).open(with_variables(url))
+    reading = Reading(storage_options or {}, readahead_bytes=2 << 20, connections=2)
+    return Opener(reading, allow_pipe=bool(allow_pipe), buffer_bytes=buffer_bytes).open(with_variables(url))
