@@ -16,7 +16,7 @@ from wds_pipes.testing import check_resume, make_shards
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"drop_last": True}, {"collate": "numpy"}, {"collate": "list"}, {"collate": len}], ids=str
+    "options", [{}, {"drop_last": True}, {"collate": "numpy"}, {"collate": "columns"}, {"collate": len}], ids=str
 )
 @pytest.mark.parametrize("size", [1, 4, 7, 20])
 def test_resumes_exactly(urls, size, options):
@@ -62,6 +62,7 @@ def test_a_batch_is_returned_as_soon_as_it_is_full():
         (None, torch.Tensor),
         ("numpy", np.ndarray),
         ("list", list),
+        ("columns", list),
         (sum, int),
         (lambda batch: {"sum": sum(batch)}, dict),
     ],
@@ -69,6 +70,17 @@ def test_a_batch_is_returned_as_soon_as_it_is_full():
 def test_collate(collate, expected):
     [batch] = Stream(BatchSamples(Given([1, 2]), 2, collate=collate))
     assert type(batch) is expected
+
+
+def test_columns_are_lists_that_need_not_stack():
+    """Boxes of different numbers, as they are; samples of another form are still an error."""
+    boxes = [np.zeros((number, 4)) for number in range(3)]
+    [batch] = Stream(BatchSamples(Given([{"n": n, "boxes": boxes[n]} for n in range(3)]), 3, collate="columns"))
+    assert batch == {"n": [0, 1, 2], "boxes": boxes}
+    [batch] = Stream(BatchSamples(Given(list(enumerate(boxes))), 3, collate="columns"))
+    assert batch == ([0, 1, 2], boxes)
+    with pytest.raises(wp.SampleError, match="differ in form"):
+        list(Stream(BatchSamples(Given([{"a": 1}, {"b": 1}]), 2, collate="columns")))
 
 
 def test_a_batch_belongs_to_the_caller():
@@ -134,7 +146,7 @@ def test_wrong_sizes_are_refused_when_it_is_built(size):
 
 @pytest.mark.parametrize("collate", ["tensor", 3, ["list"]])
 def test_wrong_collates_are_refused_when_it_is_built(collate):
-    with pytest.raises(ValueError, match="collate must be None, 'numpy', 'list' or a function"):
+    with pytest.raises(ValueError, match="collate must be None, 'numpy', 'columns', 'list' or a function"):
         BatchSamples(Given([]), 2, collate=collate)
 
 

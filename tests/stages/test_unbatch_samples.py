@@ -26,7 +26,7 @@ def again(samples, **options):
     return list(Stream(UnbatchSamples(BatchSamples(Given(samples), 3, **options))))
 
 
-@pytest.mark.parametrize("collate", [None, "numpy", "list"])
+@pytest.mark.parametrize("collate", [None, "numpy", "columns", "list"])
 def test_it_undoes_batch_samples(collate):
     found = again(SAMPLES, collate=collate)
     assert [(sample["__key__"], sample["x"], sample["y"]) for sample in found] == [

@@ -11,6 +11,8 @@ from wds_pipes.core.stage import Stage
 from wds_pipes.errors import SampleError
 from wds_pipes.stages.collating import stack_samples, which_batch
 
+_TENSORS = {None: True, "numpy": False, "columns": None}  # by collate, see stack_samples
+
 
 class BatchSamples(Stage[Any]):
     """Collect samples into batches (functional name: ``batch_samples``).
@@ -25,8 +27,9 @@ class BatchSamples(Stage[Any]):
         size: the number of samples in a batch.
         drop_last: leave out the last batch of an epoch if it is smaller than ``size``. Its samples
             are counted as dropped.
-        collate: ``None`` for tensors, ``"numpy"`` for numpy arrays, ``"list"`` for the list of
-            samples as it is, or a function that takes this list and returns the batch.
+        collate: ``None`` for tensors, ``"numpy"`` for numpy arrays, ``"columns"`` for columns that
+            are all lists, whose values may differ in shape, ``"list"`` for the list of samples as
+            it is, or a function that takes this list and returns the batch.
 
     Raises:
         SampleError: during iteration, if a column cannot be stacked. The message says which column,
@@ -60,8 +63,8 @@ class BatchSamples(Stage[Any]):
         super().__init__(source)
         self.size = check_count("size", size)
         self.drop_last = bool(drop_last)
-        if not callable(collate) and collate not in (None, "numpy", "list"):
-            raise ValueError(f"collate must be None, 'numpy', 'list' or a function, not {collate!r}")
+        if not callable(collate) and collate not in (None, "numpy", "columns", "list"):
+            raise ValueError(f"collate must be None, 'numpy', 'columns', 'list' or a function, not {collate!r}")
         self.collate = collate
 
     def run(self) -> Iterator[Any]:
@@ -97,7 +100,7 @@ class BatchSamples(Stage[Any]):
         try:
             if callable(self.collate):
                 return self.collate(batch)
-            return batch if self.collate == "list" else stack_samples(batch, tensors=self.collate is None)
+            return batch if self.collate == "list" else stack_samples(batch, tensors=_TENSORS[self.collate])
         except Exception as error:
             if callable(self.collate) or (isinstance(error, SampleError) and getattr(error, "key", None) is None):
                 assert self.source is not None

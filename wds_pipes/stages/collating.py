@@ -14,13 +14,14 @@ from wds_pipes.io.urls import redact
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
 
-def stack_samples(batch: list[Any], *, tensors: bool = True) -> Any:
+def stack_samples(batch: list[Any], *, tensors: bool | None = True) -> Any:
     """Return a batch of samples as columns: a dict of columns for dicts, a tuple of columns for
     tuples, one column for anything else.
 
     Args:
         batch: the samples, at least one, all of one form.
-        tensors: stack numbers and arrays into torch tensors; otherwise into numpy arrays.
+        tensors: stack numbers and arrays into torch tensors (True) or numpy arrays (False); None:
+            stack nothing, so that every column is a list.
 
     Raises:
         SampleError: the samples differ in form, or the values of a column differ in kind, shape or
@@ -43,12 +44,14 @@ def stack_samples(batch: list[Any], *, tensors: bool = True) -> Any:
     return _column(batch, None, batch, tensors)
 
 
-def _column(values: list[Any], name: str | int | None, batch: list[Any], tensors: bool) -> Any:
+def _column(values: list[Any], name: str | int | None, batch: list[Any], tensors: bool | None) -> Any:
     """Return one column: stacked if all values are numbers, arrays or tensors, a list if none is.
 
     Raises:
         SampleError: only some of them are, or they differ in shape or dtype.
     """
+    if tensors is None:
+        return values
     first, kind = values[0], _kind(values[0])
     for place, value in enumerate(values):
         if _kind(value) is not kind or (
