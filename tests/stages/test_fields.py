@@ -1,5 +1,6 @@
 """Fields: selecting, renaming and changing them."""
 
+import collections
 import pickle
 
 import pytest
@@ -10,6 +11,7 @@ from wds_pipes.core.stream import Stream
 from wds_pipes.stages import MapFields, RenameFields, SelectFields
 from wds_pipes.testing import check_resume, make_shards
 
+Pair = collections.namedtuple("Pair", "image label")
 SAMPLES = [
     {"__key__": "0", "__url__": "https://me:secret@host/x.tar", "jpg": 1, "cls": 2},
     {"__key__": "1", "__url__": "https://me:secret@host/x.tar", "png": 3, "cls": 4},
@@ -45,6 +47,29 @@ def test_map_changes_values_and_not_the_samples_of_its_source():
         {"__key__": "1", "png": "3", "cls": 4.0},
     ]
     assert SAMPLES[0]["jpg"] == 1
+
+
+def test_map_changes_places_of_tuples():
+    """And no other place; a named tuple stays one."""
+    pairs = [(1, 2), Pair(3, 4)]
+    changed = list(Stream(MapFields(Given(pairs), {1: str})))
+    assert changed == [(1, "2"), (3, "4")]
+    assert [type(pair) for pair in changed] == [tuple, Pair]
+    assert list(Stream(MapFields(Given(pairs), {0: float, 1: str}))) == [(1.0, "2"), (3.0, "4")]
+
+
+@pytest.mark.parametrize(
+    ("functions", "sample", "error", "message"),
+    [
+        ({2: str}, (1, 2), wp.SampleError, "there is no place 2 in a tuple of 2: places are numbered from 0"),
+        ({0: str}, [1, 2], TypeError, "takes samples as tuples, and its source gave list: .* after to_tuple"),
+        ({0: str}, SAMPLES[0], TypeError, "its source gave dict: put it after to_tuple\\(\\), or name fields"),
+        ({"jpg": str}, (1, 2), TypeError, "its source gave tuple: .* or number the places, as in {0: fn}"),
+    ],
+)
+def test_map_of_places_that_are_not_there(functions, sample, error, message):
+    with pytest.raises(error, match=message):
+        list(Stream(MapFields(Given([sample]), functions)))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +113,9 @@ def test_an_error_of_a_function_names_the_step_and_the_sample():
         (RenameFields, ({"image": 1},), TypeError, "a field is named by a string"),
         (MapFields, ({"jpg": 1},), TypeError, "takes functions by field"),
         (MapFields, (str,), TypeError, "takes functions by field"),
-        (MapFields, ({1: str},), TypeError, "a field is named by a string"),
+        (MapFields, ({(): str},), TypeError, "a field is named by a string"),
+        (MapFields, ({0: str, "jpg": str},), TypeError, "either fields of dicts or places of tuples"),
+        (MapFields, ({-1: str},), ValueError, "places are numbered from 0, unlike -1"),
     ],
 )
 def test_wrong_arguments_are_refused_when_it_is_built(kind, args, error, message):
@@ -116,7 +143,13 @@ def test_resumes_exactly_and_keeps_the_length(tmp_path):
             .shuffle_buffer(2)
             .decode_by_ext()
         )
-        return chain.map_fields({"txt": str.upper}).rename_fields({"text": "txt"}).select_fields("text")
+        return (
+            chain.map_fields({"txt": str.upper})
+            .rename_fields({"text": "txt"})
+            .select_fields("text")
+            .to_tuple("text")
+            .map_fields({0: len})
+        )
 
     check_resume(pipe)
     assert len(pipe(samples_per_shard=[3, 0, 2])) == 5

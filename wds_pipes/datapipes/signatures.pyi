@@ -86,13 +86,13 @@ class Methods(Generic[T_co]):
 
     def map_fields(
         self,
-        functions: Mapping[str, Callable[[Any], Any]],
+        functions: Mapping[str, Callable[[Any], Any]] | Mapping[int, Callable[[Any], Any]],
         *,
         seed_all: bool = False,
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> WdsPipe[Any]:
-        """Apply functions to single fields of each sample."""
+        """Apply functions to single fields of each sample, or to places of tuples."""
 
     def map_samples(
         self,
@@ -180,7 +180,7 @@ class LoadTar(WdsPipe[TarMember]):
     """Read the regular files in the tars of open shards."""
 
 class MapFields(WdsPipe[Any]):
-    """Apply functions to single fields of each sample."""
+    """Apply functions to single fields of each sample, or to places of tuples."""
 
 class MapSamples(WdsPipe[Any]):
     """Apply a function to each sample."""

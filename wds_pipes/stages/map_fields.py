@@ -1,4 +1,4 @@
-"""MapFields: apply functions to single fields."""
+"""MapFields: apply functions to single fields, or to places of tuples."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from typing import Any
 
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError
+from wds_pipes.errors import SampleError
 from wds_pipes.stages.fields import check_sample, first_of, missing, read_choices
 from wds_pipes.stages.map_samples import MapSamples
 
 
 class MapFields(MapSamples):
-    """Apply functions to single fields of each sample (functional name: ``map_fields``).
+    """Apply functions to single fields of each sample, or to places of tuples (functional name:
+    ``map_fields``).
 
     If a function draws from ``rng`` or needs several fields, use ``map_samples``.
 
     Args:
-        source: a pipe of samples as dicts.
+        source: a pipe of samples as dicts, or as tuples.
         functions: a function for each field, which takes the value and returns the new one. A key
             may name several fields: the first that the sample has is changed, as in
-            ``{"jpg;png": resize}``.
+            ``{"jpg;png": resize}``. After ``to_tuple``, the keys are places of the tuple, from 0
+            on: ``{0: resize}``.
         seed_all: for functions that draw from global generators, as in ``map_samples``: they are
             seeded once for each sample, before the first function.
         on_error: what to do if a sample lacks one of the fields, or a function raises: ``"raise"``,
@@ -38,7 +41,7 @@ class MapFields(MapSamples):
     def __init__(
         self,
         source: Stage[Any],
-        functions: Mapping[str, Callable[[Any], Any]],
+        functions: Mapping[str, Callable[[Any], Any]] | Mapping[int, Callable[[Any], Any]],
         *,
         seed_all: bool = False,
         on_error: OnError = "raise",
@@ -46,20 +49,46 @@ class MapFields(MapSamples):
     ) -> None:
         if not isinstance(functions, Mapping) or not functions or not all(map(callable, functions.values())):
             raise TypeError(f"map_fields() takes functions by field, such as {{'jpg': resize}}, not {functions!r:.80}")
-        super().__init__(source, _OnFields(functions), seed_all=seed_all, on_error=on_error, max_errors=max_errors)
+        places = [key for key in functions if isinstance(key, int)]
+        if places and len(places) < len(functions):
+            raise TypeError(f"map_fields() takes either fields of dicts or places of tuples, not {list(functions)}")
+        fn = _OnPlaces(functions) if places else _OnFields(functions)
+        super().__init__(source, fn, seed_all=seed_all, on_error=on_error, max_errors=max_errors)
 
 
 class _OnFields:
     """A function of samples that applies functions to their fields."""
 
-    def __init__(self, functions: Mapping[str, Callable[[Any], Any]]) -> None:
+    def __init__(self, functions: Mapping[Any, Callable[[Any], Any]]) -> None:
         self._functions = list(zip(read_choices(functions), functions.values(), strict=True))
 
     def __call__(self, sample: Any) -> dict[str, Any]:
-        check_sample(sample, "map_fields")
+        check_sample(sample, "map_fields", "before to_tuple(), or number the places, as in {0: fn}")
         changed = dict(sample)
         for names, function in self._functions:
             if (name := first_of(sample, names)) is None:
                 raise missing(None, sample, names)
             changed[name] = function(sample[name])
         return changed
+
+
+class _OnPlaces:
+    """A function of tuples that applies functions to their places."""
+
+    def __init__(self, functions: Mapping[Any, Callable[[Any], Any]]) -> None:
+        if min(functions) < 0:
+            raise ValueError(f"places are numbered from 0, unlike {min(functions)}")
+        self._functions = dict(functions)
+
+    def __call__(self, sample: Any) -> tuple[Any, ...]:
+        if not isinstance(sample, tuple):
+            raise TypeError(
+                f"map_fields() with numbers takes samples as tuples, and its source gave {type(sample).__name__}: put "
+                "it after to_tuple(), or name fields, as in {'jpg': fn}"
+            )
+        if (last := max(self._functions)) >= len(sample):
+            raise SampleError(f"there is no place {last} in a tuple of {len(sample)}: places are numbered from 0")
+        changed = list(sample)
+        for place, function in self._functions.items():
+            changed[place] = function(changed[place])
+        return type(sample)(*changed) if hasattr(sample, "_fields") else tuple(changed)
