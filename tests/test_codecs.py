@@ -31,7 +31,7 @@ from wds_pipes.codecs import arrays, decoding
 from wds_pipes.codecs.decoding import DECODERS, Decoding
 from wds_pipes.codecs.encoding import ENCODERS, encode
 from wds_pipes.codecs.images import IMAGE_SPECS, webp_size
-from wds_pipes.codecs.names import IMAGE, NotAllowedError
+from wds_pipes.codecs.names import IMAGE, ON_REQUEST, NotAllowedError
 from wds_pipes.testing import same
 
 PACK = {
@@ -791,6 +791,11 @@ def test_a_missing_library_says_what_to_install(field, modules, package, monkeyp
         ("txt.gz.zst", "Grüße\n"),
         ("npy", ARRAY),
         ("npz", {"a": ARRAY, "b": np.arange(2)}),
+        ("ten", ARRAYS),
+        ("mp", OBJECT),
+        ("cbor", OBJECT),
+        ("safetensors", {"a": torch.from_numpy(ARRAY)}),
+        ("pth", {"a": torch.from_numpy(ARRAY), "b": [1, "x", (2.5, None)]}),
         ("left.png", PIXELS[..., :3].copy()),
         ("bmp", PIXELS[..., :3].copy()),
         ("ppm", PIXELS[..., :3].copy()),
@@ -826,6 +831,26 @@ def test_a_compressed_field_has_the_same_bytes_at_any_time():
     assert encode("txt.gz", gzip.compress(b"x", mtime=7)) == gzip.compress(b"x", mtime=7)
 
 
+def test_tenbin_is_encoded_as_webdataset_does():
+    """One array as a list of it; in the byte order of the format."""
+    assert encode("ten", ARRAYS) == bytes(webdataset.tenbin.encode_buffer(ARRAYS))
+    assert encode("tb", torch.from_numpy(ARRAY)) == bytes(webdataset.tenbin.encode_buffer([ARRAY]))
+    assert encode("ten", ARRAY.astype(">f4")) == encode("ten", ARRAY) == encode("ten", np.asfortranarray(ARRAY))
+
+
+def test_a_row_of_a_tensor_is_written_without_the_rest():
+    """torch.save would write the whole tensor that it is a view of."""
+    table = torch.arange(100_000.0).reshape(1000, 100).requires_grad_()
+    data = encode("pth", {"row": [table[3]]})
+    assert len(data) < 5_000
+    assert data == encode("pth", {"row": [table[3].clone()]})
+    assert torch.equal(decode("pth", data)["row"][0], table[3])
+
+
+def test_an_integer_as_text_is_written_if_it_is_read_back():
+    assert decode("cls", encode("cls", " 3")) == 3
+
+
 @pytest.mark.parametrize("data", [b"\xff", bytearray(b"\xff"), memoryview(b"\xff")])
 @pytest.mark.parametrize("field", ["jpg", "txt", "bin", ""])
 def test_bytes_are_encoded_as_they_are(field, data):
@@ -836,8 +861,11 @@ def test_bytes_are_encoded_as_they_are(field, data):
     ("field", "value"),
     [
         ("txt", 3),
-        ("cls", "3"),
+        ("cls", "cat"),
+        ("cls", "٣"),
         ("cls", True),
+        ("ten", [np.zeros(2, bool)]),
+        ("ten", "x"),
         ("cls", 3.0),
         ("json", {1, 2}),
         ("jpg", "x"),
@@ -857,5 +885,12 @@ def test_object_arrays_are_not_written():
             encode(field, value)
 
 
-def test_every_encoder_has_its_decoder():
+def test_what_would_be_unpickled_is_not_written():
+    with pytest.raises(ValueError, match="would not be read back without allow_pickle=True"):
+        encode("pth", {"a": Decoding})
+
+
+def test_what_is_decoded_is_encoded():
+    """Except what is only decoded on request."""
     assert set(ENCODERS) <= set(DECODERS) | IMAGE
+    assert set(DECODERS) <= set(ENCODERS) | ON_REQUEST

@@ -174,7 +174,7 @@ def test_values_are_encoded_by_their_field(tmp_path):
         ({"__key__": "a"}, "has no fields"),
         ({"__key__": "a", "__url__": "x"}, "has no fields"),
         ({"__key__": "a", "txt": 5}, "field 'txt' of sample 'a' cannot be encoded: text must be str, not int"),
-        ({"__key__": "a", "cls": "7"}, "field 'cls' of sample 'a' cannot be encoded"),
+        ({"__key__": "a", "cls": "cat"}, "field 'cls' of sample 'a' cannot be encoded"),
         ({"__key__": "a", "json": {1, 2}}, "field 'json' of sample 'a' cannot be encoded"),
         ({"__key__": "a", "xyz": "text"}, "there is no encoder for 'xyz' and str: pass bytes (text.encode())"),
         ({"__key__": "a", "json": "{1}"}, "this one does not parse (Expecting property name"),

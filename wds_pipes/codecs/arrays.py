@@ -136,6 +136,44 @@ def decode_tenbin(data: bytes) -> list[Any]:
     return arrays
 
 
+def encode_tenbin(value: Any) -> bytes:
+    """Encode a list of arrays; an array is a list of one."""
+    blocks = []
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        array = np.asarray(item)
+        code = array.dtype.str[1:]
+        if code not in _TEN_DTYPES:
+            raise TypeError(f"a tensor of type {array.dtype} cannot be written: use one of {', '.join(_TEN_DTYPES)}")
+        header = struct.pack(f"<8s8xq{array.ndim}q", code.encode(), array.ndim, *array.shape)
+        for content in (header, array.astype(_TEN_DTYPES[code], copy=False).tobytes()):
+            blocks += [_TEN_MAGIC, struct.pack("<q", len(content)), content, bytes(-len(content) & 63)]
+    return b"".join(blocks)
+
+
+def encode_torch(value: Any) -> bytes:
+    """Encode tensors and plain objects, without what tensors are views of; ValueError if they
+    could not be decoded again.
+    """
+    torch, file = library("torch", "torch", "a pt field"), io.BytesIO()
+
+    def own(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.detach().cpu().clone()
+        if type(value) is dict:
+            return {key: own(item) for key, item in value.items()}
+        return type(value)(map(own, value)) if type(value) in (list, tuple) else value
+
+    torch.save(own(value), file)
+    try:
+        decode_torch(file.getvalue())
+    except NotAllowedError as error:
+        raise ValueError(
+            "it holds more than tensors and plain objects, and would not be read back without allow_pickle=True: pass "
+            "bytes, or write its state_dict()"
+        ) from error
+    return file.getvalue()
+
+
 def pickled_arrays(data: bytes) -> Any:
     """Decode an array that may hold Python objects."""
     return np.load(io.BytesIO(data), allow_pickle=True)

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from wds_pipes.codecs.arrays import encode_tenbin, encode_torch
 from wds_pipes.codecs.images import image_encoder
 from wds_pipes.codecs.names import IMAGE, INTEGER, MAX_DECODED_BYTES, MAX_PACKED, ON_REQUEST, PACKED, TEXT, Encoder
+from wds_pipes.core.importing import library
 from wds_pipes.io import compression
 
 
@@ -20,6 +22,13 @@ def _encode_text(value: Any) -> bytes:
 
 
 def _encode_integer(value: Any) -> bytes:
+    if isinstance(value, str):
+        data = value.encode("utf-8")
+        try:
+            int(data)  # as it is decoded
+        except ValueError:
+            raise TypeError(f"it must be an integer, not {value!r:.80}; a text belongs in a field named txt") from None
+        return data
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"it must be an integer, not {type(value).__name__}; a text belongs in a field named txt")
     return str(int(value)).encode()
@@ -58,6 +67,18 @@ def _encode_lines(value: Any) -> bytes:
     return b"".join(_dump(item) + b"\n" for item in value)
 
 
+def _encode_msgpack(value: Any) -> bytes:
+    return bytes(library("msgpack", "msgpack", "a MessagePack field").packb(value))
+
+
+def _encode_cbor(value: Any) -> bytes:
+    return bytes(library("cbor2", "cbor2", "a CBOR field").dumps(value))
+
+
+def _encode_safetensors(value: Any) -> bytes:
+    return bytes(library("safetensors.torch", "safetensors", "a safetensors field").save(value))
+
+
 def _encode_npy(value: Any) -> bytes:
     file = io.BytesIO()
     np.save(file, np.asarray(value), allow_pickle=False)
@@ -78,6 +99,11 @@ ENCODERS: dict[str, Encoder] = {
     **dict.fromkeys(("json", "jsn"), _encode_json),
     "jsonl": _encode_lines,
     "npy": _encode_npy,
+    **dict.fromkeys(("ten", "tenbin", "tb"), encode_tenbin),
+    **dict.fromkeys(("mp", "msg", "msgpack"), _encode_msgpack),
+    "cbor": _encode_cbor,
+    "safetensors": _encode_safetensors,
+    **dict.fromkeys(("pt", "pth"), encode_torch),
     "npz": _encode_npz,
     # Pillow would write several sizes of an icon, and none above 256 pixels.
     **{extension: image_encoder(extension) for extension in IMAGE - {"ico"}},
