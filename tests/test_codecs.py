@@ -847,6 +847,29 @@ def test_a_row_of_a_tensor_is_written_without_the_rest():
     assert torch.equal(decode("pth", data)["row"][0], table[3])
 
 
+@pytest.mark.parametrize("spec", sorted(IMAGE_SPECS))
+def test_decoded_images_are_encoded_again(spec):
+    """Whatever the spec: floats from 0 to 1, tensors of shape (C, H, W), PIL images."""
+    decoded = decode("png", encode("png", PIXELS), spec)
+    assert same(decode("png", encode("png", decoded), spec), decoded)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.full((2, 2, 3), 1.5), "floats from 0 to 1, and these go from 1.5 to 1.5"),
+        (np.full((2, 2, 3), np.nan), "floats from 0 to 1, and these go from nan to nan"),
+        (np.zeros((2, 2, 5), np.uint8), r"not uint8 of shape \(2, 2, 5\)"),
+        (np.zeros((2, 2, 3), np.int64), r"not int64 of shape \(2, 2, 3\)"),
+        (torch.zeros(2, 2, 3), r"not a tensor of shape \(2, 2, 3\)"),
+        (np.zeros((0, 2, 3)), r"not float64 of shape \(0, 2, 3\)"),
+    ],
+)
+def test_what_is_no_image_is_not_encoded(value, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        encode("png", value)
+
+
 def test_an_integer_as_text_is_written_if_it_is_read_back():
     assert decode("cls", encode("cls", " 3")) == 3
 

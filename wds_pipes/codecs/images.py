@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import struct
+import sys
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,32 @@ def _in_8_bits(image: Any) -> Any:
     return image
 
 
+_NO_IMAGE = (
+    "an image must be an array of shape (H, W) or (H, W, 1, 3 or 4), a tensor of shape (1, 3 or 4, H, W), both of "
+    "uint8 or of floats from 0 to 1, a PIL image or bytes, not {}"
+)
+
+
+def _pixels(value: Any, name: str) -> Any:
+    """Return the array of an image as PIL takes it; None if ``value`` is no array or tensor."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if value.ndim != 3 or len(value) not in (1, 3, 4):
+            raise TypeError(_NO_IMAGE.format(f"a tensor of shape {tuple(value.shape)}"))
+        value = value.detach().cpu().permute(1, 2, 0).numpy()
+    if not isinstance(value, np.ndarray):
+        return None
+    array = value[..., 0] if value.shape[2:] == (1,) else value
+    if array.dtype.kind == "f" and array.size and (array.ndim == 3 or name != "TIFF"):  # TIFF has grey floats
+        low, high = array.min(), array.max()
+        if not (low > -0.001 and high < 1.001):
+            raise ValueError(f"an image has floats from 0 to 1, and these go from {low} to {high}: scale them")
+        array = np.rint(np.clip(array, 0, 1) * 255).astype(np.uint8)
+    if not array.size or (array.ndim != 2 and (array.dtype != np.uint8 or array.shape[2:] not in ((3,), (4,)))):
+        raise TypeError(_NO_IMAGE.format(f"{value.dtype} of shape {value.shape}"))
+    return np.ascontiguousarray(array)
+
+
 def image_encoder(extension: str) -> Encoder:
     """An encoder of arrays and PIL images to the format of an extension."""
     formats = {
@@ -190,12 +217,10 @@ def image_encoder(extension: str) -> Encoder:
     def encode(value: Any) -> bytes:
         from PIL import Image
 
-        image = Image.fromarray(value) if isinstance(value, np.ndarray) else value
+        array = _pixels(value, name)
+        image = value if array is None else Image.fromarray(array)
         if not isinstance(image, Image.Image):
-            raise TypeError(
-                "an image must be a uint8 array of shape (H, W) or (H, W, 3 or 4), a PIL image "
-                f"or bytes, not {type(value).__name__}"
-            )
+            raise TypeError(_NO_IMAGE.format(type(value).__name__))
         file = io.BytesIO()
         image.save(file, name, **({"quality": 95} if name in ("JPEG", "WEBP") else {}))
         return file.getvalue()

@@ -43,11 +43,12 @@ class TarWriter:
     A sample is a dict with ``"__key__"`` and its fields. A field of bytes is written unchanged;
     other values are encoded by the extension of the field, as ``decode_by_ext`` decodes it: text,
     integers (also as str), JSON, npy, npz, tenbin, MessagePack, CBOR, safetensors, what torch.save
-    writes of tensors and plain objects, and images from uint8 arrays or PIL. A str in a ``json``,
-    ``jsonl``, ``csv`` or ``yaml`` field is written as it is, since it is the text of that format; JSON that does not parse is refused. For a JSON
-    string pass ``json.dumps(text)``. A field such as ``txt.gz`` takes bytes that are compressed
-    already, or another value, which is encoded and then compressed. Fields are in lower case. Other
-    names that start with a double underscore are left out.
+    writes of tensors and plain objects, and images from PIL, arrays or tensors, of uint8 or of
+    floats from 0 to 1. A str in a ``json``, ``jsonl``, ``csv`` or ``yaml`` field is written as it
+    is, since it is the text of that format; JSON that does not parse is refused. For a JSON string
+    pass ``json.dumps(text)``. A field such as ``txt.gz`` takes bytes that are compressed already,
+    or another value, which is encoded and then compressed. Fields are in lower case. Other names
+    that start with a double underscore are left out.
 
     The name of a file decides about compression: ``.tar.gz`` or ``.tgz``, ``.tar.bz2``,
     ``.tar.xz``, ``.tar.zst``. The bytes of a compressed shard also depend on the version of the
