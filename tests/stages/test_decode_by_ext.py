@@ -43,6 +43,17 @@ def test_resumes_exactly_with_skipped_samples():
     check_resume(lambda: decoded(numbered(b"1", b"x", b"2", b"x", b"x", b"3"), on_error="skip"))
 
 
+def test_fields_without_a_decoder_are_errors_if_requested():
+    """By default they stay bytes. Names in double underscores need no decoder."""
+    samples = [{"__key__": "a", "__url__": URL, "__x": b"", "cls": b"1"}, *numbered(b"data", field="left.jpg")]
+    stream = decoded(samples, must_decode=True, on_error="skip")
+    assert [sample["cls"] for sample in stream] == [1]
+    assert stream.counts()["skipped"] == 1
+    with pytest.raises(wp.DecodeError, match="field 'left.jpg' of sample '0' .* no decoder for it: name an image spec"):
+        list(decoded(samples, must_decode=True))
+    assert list(decoded(samples, {"jpg": bytes}, must_decode=True))[1]["left.jpg"] == b"data"
+
+
 def test_each_field_is_decoded_and_the_rest_of_the_sample_stays():
     """Key, URL and other names in double underscores are not changed; the order of the fields
     stays.

@@ -45,6 +45,7 @@ class Methods(Generic[T_co]):
         *specs: str | Mapping[str, Decoder] | Handler,
         only: Iterable[str] | None = None,
         partial: bool = False,
+        must_decode: bool = False,
         allow_pickle: bool = False,
         max_image_pixels: int = 1 << 26,
         on_error: OnError = "raise",
@@ -151,7 +152,7 @@ class Methods(Generic[T_co]):
         """Let a generator function make the items of the items before it."""
 
     def to_tuple(
-        self, *fields: str, on_error: OnError = "raise", max_errors: int | None = None
+        self, *fields: str, none_is_error: bool = False, on_error: OnError = "raise", max_errors: int | None = None
     ) -> WdsPipe[tuple[Any, ...]]:
         """Turn each sample into a tuple of selected fields."""
 

@@ -66,6 +66,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
             are.
         partial: leave fields that are not bytes as they are, since they were decoded before.
             Otherwise, such a field is an error if it would be decoded.
+        must_decode: treat a field that has no decoder as an error; by default it stays bytes.
         allow_pickle: also decode pickles, object arrays and whole pickled models. They can run any
             code: use this only for data that you wrote.
         max_image_pixels: refuse a larger image before decoding it. Decoding takes up to 20 bytes
@@ -92,6 +93,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
         *specs: str | Mapping[str, Decoder] | Handler,
         only: Iterable[str] | None = None,
         partial: bool = False,
+        must_decode: bool = False,
         allow_pickle: bool = False,
         max_image_pixels: int = 1 << 26,
         on_error: OnError = "raise",
@@ -100,7 +102,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
         super().__init__(source, on_error, max_errors)
         self.only = None if only is None else frozenset(read_names("only", only))
         self.specs, self.partial = specs, bool(partial)
-        self.allow_pickle = bool(allow_pickle)
+        self.must_decode, self.allow_pickle = bool(must_decode), bool(allow_pickle)
         self.max_image_pixels = check_count("max_image_pixels", max_image_pixels)
         self._decoding()
 
@@ -111,6 +113,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
         assert self.source is not None
         decoder, only, partial = self._decoding().decoder, self.only, self.partial
         decoders: dict[str, Decoder | None] = {}
+        missing = _refuse if self.must_decode else None
         known: Callable[[str, Any], Any] = decoders.get
         for sample in self.source.items:
             if not isinstance(sample, dict):
@@ -127,7 +130,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
                         if len(decoders) > 4096 or len(field) > 256:  # so that hostile names do not fill the memory
                             decoders.clear()
                         stays = field[:2] == "__" or (only is not None and field.lower() not in only)
-                        decode = decoders[field] = None if stays else decoder(field)
+                        decode = decoders[field] = None if stays else decoder(field) or missing
                     if decode is not None:
                         if type(data) is bytes or isinstance(data, _BYTES):
                             decoded[field] = decode(data)
@@ -157,6 +160,13 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
                 )
                 continue
             yield decoded
+
+
+def _refuse(data: bytes) -> Any:
+    raise LookupError(
+        "there is no decoder for it: name an image spec, such as 'rgb8', if it is an image, or pass a function for its "
+        "extension, such as bytes"
+    )
 
 
 def _error(sample: dict[str, Any], field: str, cause: Exception, mend: str = "") -> DecodeError:
