@@ -30,12 +30,12 @@
 # | `.map(fn)` that returns None to drop a sample | `.map_samples(fn, may_drop=True)` | It returns `wp.DROP`. None is an error: most often a `return` was forgotten. |
 # | `.map_dict(jpg=fn)` | `.map_fields({"jpg": fn})` | Other fields stay. |
 # | `.rename(image="jpg;png")` | `.rename_fields({"image": "jpg;png"})` | The old name is removed. |
-# | `.map_tuple(f, g)` | `.map_samples(lambda t: (f(t[0]), g(t[1])))` | |
+# | `.map_tuple(f, g)` | `.map_fields({0: f, 1: g})` | Other places stay. |
 # | `.select(fn)` | `.filter_samples(fn)` | Samples left out are counted in `counts()`. |
 # | `.rsample(0.1)` | `.filter_samples(lambda sample, rng: rng.random() < 0.1)` | The same samples after a resume. |
 # | `.slice(100)`, `.slice(100, 200)` | `.take_samples(100)`, `.slice_samples(100, 200)` | The numbers count for all workers and ranks together, not for each. Reading ends after the last sample. |
 # | `.compose(fn)`, a generator function | `.then(fn, holds=0)` | `holds` says how many samples it remembers, so that it resumes exactly. |
-# | `.batched(64)` | `.batch_samples(64)` | Yields tensors, or with `collate="numpy"` or `"list"` arrays or lists; `collate=` also takes a function. `partial=False` is `drop_last=True`. |
+# | `.batched(64)` | `.batch_samples(64)` | Yields tensors, or with `collate="numpy"`, `"columns"` or `"list"` arrays, columns of lists, or lists of samples; `collate=` also takes a function. `partial=False` is `drop_last=True`. |
 # | `.unbatched()` | `.unbatch_samples()` | |
 # | after the loader: `.unbatched().shuffle(n).batched(m)` | `.interleave_shards(4)` before `.shuffle_buffer(1000)`, and `PipeLoader(mix_lanes=4)` | A batch mixes shards within a lane, and then lanes. |
 # | `WebLoader(...)`, `DataLoader` | `PipeLoader(pipe, batch_size=64, num_workers=8)` | Has a state, for any number of workers and ranks. |
