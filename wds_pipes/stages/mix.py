@@ -20,8 +20,18 @@ from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged, read_count, read_dict, read_text
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
-from wds_pipes.stages.mix_position import Place, Rest, add_counts, check_source, check_sources, position_of, recipe_of
-from wds_pipes.stages.proportions import TURNS, in_proportion, turns, whole_weights
+from wds_pipes.stages.mix_position import (
+    Place,
+    Rest,
+    add_counts,
+    check_draws,
+    check_source,
+    check_sources,
+    check_without,
+    position_of,
+    recipe_of,
+)
+from wds_pipes.stages.proportions import TURNS, turns, whole_weights
 
 logger = logging.getLogger("wds_pipes")
 _NONE = object()
@@ -101,11 +111,7 @@ class Mix(Composite[Any]):
         self.weights = whole_weights(list(sources), weights)
         self.exhausted = check_choice("exhausted", exhausted, "stop", "drop", "repeat")
         self._seed = check_count("seed", seed, least=-(1 << 63))
-        if isinstance(without, str):
-            raise TypeError(f"without must be a list of names, not {without!r}: write without=[{without!r}]")
-        self.without = frozenset(without)
-        if both := self.without & self.sources.keys():
-            raise ValueError(f"without names {sorted(both)}, which is in the mix")
+        self.without = check_without(without, self.sources)
         # While running: the sources, how often each was drawn, its mark, and the number of draws
         # that all marks share.
         self._running: list[Stage[Any]] = []
@@ -379,25 +385,7 @@ class Mix(Composite[Any]):
             draws.append(place.draws)
             marks.append(None if position is None else source.load(position_of(name, source, position)))
             places.append(place.rest)
-        if {name: place.weight for name, place in saved.items()} == {
-            name: str(weight) for name, weight in self.weights.items()
-        }:
-            drawn = [drawn - place.since for drawn, place in zip(draws, places, strict=True)]
-            live = [number for number, place in enumerate(places) if not place.ended]
-            weights = list(self.weights.values())
-            if not in_proportion([weights[number] for number in live], [drawn[number] for number in live]):
-                raise damaged(
-                    f"mix cannot have drawn {shown(draws)} times from its sources, which is not in "
-                    "proportion to their weights"
-                )
-        else:
-            if ahead:
-                raise StateError(
-                    "this mix has other weights or sources than the state, and a step after "
-                    "it, such as shuffle_buffer, still held samples that were drawn by "
-                    "the old ones. Change them at the beginning of an epoch, or put that step into the sources."
-                )
-            places = [place._replace(since=drawn) for place, drawn in zip(places, draws, strict=True)]
+        places = check_draws(saved, self.weights, draws, places, ahead)
         names = list(self.sources)
         number = names.index(last) if last in names else -1
         return (number, tuple(draws), tuple(marks), tuple(places), [sum(draws) + ahead]), None

@@ -1,8 +1,8 @@
-"""The position of a mix, as a state has it."""
+"""The position of a mix, as a state has it, and the checks of its sources."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from wds_pipes.core.state import (
 )
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
+from wds_pipes.stages.proportions import in_proportion
 
 
 class Rest(NamedTuple):
@@ -117,6 +118,36 @@ def add_counts(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, in
     return {what: one.get(what, 0) + other.get(what, 0) for what in {**one, **other}}
 
 
+def check_draws(
+    saved: Mapping[str, Place], weights: Mapping[str, int], draws: list[int], places: list[Rest], ahead: int
+) -> list[Rest]:
+    """Return ``places``, the places of the sources in a state. If the mix has other weights or
+    sources than the state, the proportions start anew there.
+
+    Raises:
+        StateError: a mix cannot have drawn so often from its sources; or the proportions may not
+            change, since a step after the mix had taken ``ahead`` samples.
+    """
+    if {name: place.weight for name, place in saved.items()} == {name: str(weight) for name, weight in weights.items()}:
+        drawn = [drawn - place.since for drawn, place in zip(draws, places, strict=True)]
+        live = [number for number, place in enumerate(places) if not place.ended]
+        shares = list(weights.values())
+        if not in_proportion([shares[number] for number in live], [drawn[number] for number in live]):
+            raise damaged(
+                f"mix cannot have drawn {shown(draws)} times from its sources, which is not in "
+                "proportion to their weights"
+            )
+    else:
+        if ahead:
+            raise StateError(
+                "this mix has other weights or sources than the state, and a step after "
+                "it, such as shuffle_buffer, still held samples that were drawn by "
+                "the old ones. Change them at the beginning of an epoch, or put that step into the sources."
+            )
+        places = [place._replace(since=drawn) for place, drawn in zip(places, draws, strict=True)]
+    return places
+
+
 def check_sources(sources: object) -> None:
     """Raise if these are not pipelines by name that mix() can take."""
     if not isinstance(sources, Mapping):
@@ -133,3 +164,13 @@ def check_sources(sources: object) -> None:
                 f"mix() cannot take source {name!r}: torch's pipes distribute it over the "
                 "workers; leave out sharding_filter() and the like"
             )
+
+
+def check_without(without: Iterable[str], sources: Mapping[str, Stage[Any]]) -> frozenset[str]:
+    """Return the names of sources that mix() is without; raise if they are no such names."""
+    if isinstance(without, str):
+        raise TypeError(f"without must be a list of names, not {without!r}: write without=[{without!r}]")
+    names = frozenset(without)
+    if both := names & sources.keys():
+        raise ValueError(f"without names {sorted(both)}, which is in the mix")
+    return names
