@@ -160,7 +160,7 @@ def test_standard_input():
         assert done.stdout.decode().strip() == "['0000', '0001', '0002']", done.stderr.decode()
 
 
-@pytest.mark.parametrize("replaced", [io.StringIO(), None, "closed"], ids=str)
+@pytest.mark.parametrize("replaced", [io.StringIO(), None, "closed"], ids=["StringIO", "None", "closed"])
 def test_standard_input_without_a_descriptor(replaced, monkeypatch):
     """As in a notebook."""
     if replaced == "closed":
