@@ -1330,7 +1330,7 @@ def test_a_damaged_partition_is_refused_and_changes_nothing(damage, lanes, urls)
         ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be at least 1"),
         ({"rank": 0}, ValueError, "both rank and world_size"),
         ({"rank": 2, "world_size": 2}, ValueError, "below world_size"),
-        ({"collate": "columns"}, ValueError, "collate must be"),
+        ({"collate": "rows"}, ValueError, "collate must be"),
     ],
 )
 def test_wrong_arguments_are_refused_when_the_loader_is_built(options, kind, message, urls):

@@ -136,6 +136,20 @@ class Opener:
             problem = self._problem(url, error)
         raise problem  # outside of the handlers: an error in its context could contain the URL
 
+    def open_range(self, url: str, start: int, stop: int) -> RemoteShard:
+        """The bytes ``start`` to ``stop`` - 1 of a remote object, in one request that is made now.
+
+        To have many at once, open them all, and then read them.
+
+        Raises:
+            ShardError: its protocol is not known. Other errors are raised when it is read.
+        """
+        try:
+            return RemoteShard(ReadQueue(self.client), url, start=start, stop=stop, whole_queue=True)
+        except Exception as error:
+            problem = self._problem(url, error)
+        raise problem
+
     def _problem(self, url: str, error: Exception) -> ShardError:
         """The error for a shard that cannot be opened, without credentials."""
         shown, options = redact(url), self._reading.storage_options

@@ -111,11 +111,20 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
 
     def run(self) -> Iterator[dict[str, Any]]:
         assert self.source is not None
+        decode = self.decoder()
+        for sample in self.source.items:
+            decoded = decode(sample)
+            if decoded is not None:
+                yield decoded
+
+    def decoder(self) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
+        """Return the function that decodes a sample; it returns None for one that is skipped."""
         decoder, only, partial = self._decoding().decoder, self.only, self.partial
         decoders: dict[str, Decoder | None] = {}
         missing = _refuse if self.must_decode else None
         known: Callable[[str, Any], Any] = decoders.get
-        for sample in self.source.items:
+
+        def decode_sample(sample: dict[str, Any]) -> dict[str, Any] | None:
             if not isinstance(sample, dict):
                 raise TypeError(
                     "decode_by_ext() takes samples as dicts, and its source gave "
@@ -136,30 +145,29 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
                             decoded[field] = decode(data)
                         elif not partial or isinstance(sample.get("__key__"), list):
                             raise TypeError(_NOT_BYTES.format(type(data).__name__))
-            except (ImportError, NotAllowedError) as error:
-                raise _error(sample, field, error) from error
-            except MemoryError as error:
-                key, url = identity(sample)
-                error.add_note(f"raised when field {field!r} of sample {key!r} in shard {url} was decoded")
-                raise
+                return decoded
             except Exception as error:
-                if isinstance(sample.get("__key__"), list):
-                    raise TypeError(
-                        "decode_by_ext() takes single samples, and its source gave a batch: put "
-                        "it before batch_samples()"
-                    ) from error
-                if not isinstance(sample[field], _BYTES):
-                    raise _error(sample, field, error) from error
-                self.skip(
-                    _error(
-                        sample,
-                        field,
-                        error,
-                        "Correct it, or pass on_error='skip' to leave such samples out." if not self.may_skip else "",
-                    )
-                )
-                continue
-            yield decoded
+                self._failed(sample, field, error)
+                return None
+
+        return decode_sample
+
+    def _failed(self, sample: dict[str, Any], field: str, error: Exception) -> None:
+        """Raise the error for a field that cannot be decoded, or count the sample as skipped."""
+        if isinstance(error, (ImportError, NotAllowedError)):
+            raise _error(sample, field, error) from error
+        if isinstance(error, MemoryError):
+            key, url = identity(sample)
+            error.add_note(f"raised when field {field!r} of sample {key!r} in shard {url} was decoded")
+            raise error
+        if isinstance(sample.get("__key__"), list):
+            raise TypeError(
+                "decode_by_ext() takes single samples, and its source gave a batch: put it before batch_samples()"
+            ) from error
+        if not isinstance(sample[field], _BYTES):
+            raise _error(sample, field, error) from error
+        mend = "Correct it, or pass on_error='skip' to leave such samples out." if not self.may_skip else ""
+        self.skip(_error(sample, field, error, mend))
 
 
 def _refuse(data: bytes) -> Any:

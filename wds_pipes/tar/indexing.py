@@ -5,6 +5,7 @@ The samples are counted as ``group_by_key`` groups them.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -23,11 +24,12 @@ from wds_pipes.io.urls import Urls, at_home, local_path, plain, redact
 from wds_pipes.tar.headers import MAX_SIZE
 from wds_pipes.tar.keys import KeySplit, splitter
 from wds_pipes.tar.members import END, MARK, half_sample
+from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets, write_beside
 from wds_pipes.tar.reader import TarReader
 
 if TYPE_CHECKING:
     from wds_pipes.io.open import Opener
-from wds_pipes.tar.index_formats import Options, ShardFacts, make_opener
+from wds_pipes.tar.index_formats import Options, ShardFacts, base_name, make_opener
 
 # Making
 
@@ -41,6 +43,7 @@ def index_shards(
     threads: int = 4,
     storage_options: Options = None,
     on_shard: Callable[[str, ShardFacts], None] | None = None,
+    offsets: bool | str | os.PathLike[str] = False,
 ) -> dict[str, ShardFacts]:
     """Read shards once, return the samples, bytes and MD5 of each, and write them to an index.
 
@@ -58,6 +61,9 @@ def index_shards(
         threads: the number of shards that are read at a time.
         storage_options: how to reach the storage: a dict of options for fsspec.
         on_shard: called with the URL and the facts of each shard, in order, after it was read.
+        offsets: also write where each sample begins, for ``IndexedShards``: to ``X.tar.idx`` and
+            ``X.tar.keys`` beside ``X.tar``, or in a directory that is given here. They take 8 and
+            12 bytes for each sample. Compressed shards have no offsets.
 
     Returns:
         The facts of each shard by its URL, in order.
@@ -65,7 +71,8 @@ def index_shards(
     Raises:
         ShardError: a shard cannot be read, or is damaged.
         SampleError: a sample has a field twice, or a key comes again.
-        ValueError: nothing matches, or ``output`` is not a local path.
+        ValueError: nothing matches, ``output`` is not a local path, or the offsets of remote shards
+            are not written to a directory.
     """
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
@@ -77,10 +84,13 @@ def index_shards(
     shards = list(dict.fromkeys(expand(urls, storage_options)))
     if "-" in shards:
         raise ValueError("standard input cannot be indexed, since it has no name: write it to a file first")
-    stop, opener = threading.Event(), make_opener(storage_options)
+    stop, opener, places = threading.Event(), make_opener(storage_options), _places(shards, offsets)
 
     def read(url: str) -> ShardFacts:
-        return _read_shard(url, splitter(key_split), on_repeated_key, opener, stop)
+        facts, found = _read_shard(url, splitter(key_split), on_repeated_key, opener, stop)
+        if places:
+            _write_offsets(url, places[url], found)
+        return facts
 
     facts: dict[str, ShardFacts] = {}
     pool = ThreadPoolExecutor(min(threads, len(shards)))
@@ -103,7 +113,7 @@ def _read_shard(
     on_repeated_key: str,
     opener: Opener,
     stop: threading.Event,
-) -> ShardFacts:
+) -> tuple[ShardFacts, _Samples]:
     shown = redact(url)
     with opener.open(url) as raw:
         hashed = _Hashed(raw, stop)
@@ -114,7 +124,8 @@ def _read_shard(
             reader = TarReader(
                 tar, url=url, want=lambda name: False, max_member_bytes=MAX_SIZE, doubts=True, named=False
             )
-            samples = _count_samples(reader, split, on_repeated_key)
+            samples = _find_samples(reader, split, on_repeated_key)
+            samples.end = None if kind else reader.offset
             while stream.read(1 << 20):
                 pass
         except ModuleNotFoundError as error:
@@ -125,13 +136,29 @@ def _read_shard(
             raise ShardError(
                 f"shard {shown} cannot be read ({type(error).__name__}: {error}). Write or fetch it again.", url=shown
             ) from error
-    return ShardFacts(samples, hashed.size, hashed.md5.hexdigest())
+    return ShardFacts(len(samples.keys), hashed.size, hashed.md5.hexdigest()), samples
 
 
-def _count_samples(
+@dataclasses.dataclass
+class _Samples:
+    """The samples that ``group_by_key`` yields of a shard.
+
+    Attributes:
+        keys: the key of each.
+        starts: the byte of the first header of each.
+        end: where the last one ends; None: the shard is compressed.
+    """
+
+    keys: list[str] = dataclasses.field(default_factory=list)
+    starts: list[int] = dataclasses.field(default_factory=list)
+    end: int | None = None
+
+
+def _find_samples(
     members: Iterable[tuple[str, str, Any, int]], split: Callable[[str], tuple[str, str] | None], on_repeated_key: str
-) -> int:
-    """The number of samples that ``group_by_key`` yields."""
+) -> _Samples:
+    """Return the samples that ``group_by_key`` yields."""
+    found = _Samples()
     samples, key, fields, known, seen = 0, "", set[str](), set[str](), set[str]()
     # Doubtful places next to the current sample: offset, kind, and how many fields were known
     # there.
@@ -158,6 +185,8 @@ def _count_samples(
             if key in seen and on_repeated_key != "ignore":
                 _repeated(key, redact(url), offset, on_repeated_key)
             seen.add(key)
+            found.keys.append(key)
+            found.starts.append(offset)
         suspects = []
         field = parts[1].lower()
         if field in fields:
@@ -169,7 +198,37 @@ def _count_samples(
         fields.add(field)
         known.add(field)
     check()
-    return samples
+    return found
+
+
+def _places(shards: list[str], offsets: bool | str | os.PathLike[str]) -> dict[str, str]:
+    """Return to which path the names of the files of each shard's offsets are added; empty: no
+    offsets are written.
+    """
+    if offsets is False:
+        return {}
+    if offsets is True:
+        places = {url: local_path(url) for url in shards}
+        if remote := [url for url, path in places.items() if path is None]:
+            raise ValueError(
+                f"the offsets of a remote shard such as {redact(remote[0])} are written to a directory, "
+                "offsets='DIRECTORY': copy them beside the shards, or pass IndexedShards(index='DIRECTORY')"
+            )
+        return {url: path for url, path in places.items() if path is not None}
+    folder = local_path(at_home(os.fspath(offsets)))
+    if folder is None or not os.path.isdir(folder):
+        raise ValueError(f"offsets are written to an existing local directory, not to {redact(os.fspath(offsets))!r}")
+    named = {os.path.join(folder, base_name(url)): url for url in shards}
+    if len(named) < len(shards):
+        raise ValueError("two shards have one base name, so that one directory cannot hold the offsets of both")
+    return {url: path for path, url in named.items()}
+
+
+def _write_offsets(url: str, path: str, samples: _Samples) -> None:
+    if samples.end is None:
+        raise ValueError(f"shard {redact(url)} is compressed, and only uncompressed shards have offsets: unpack it")
+    write_beside(path, KEYS, pack_keys(samples.keys))
+    write_beside(path, OFFSETS, pack_offsets([*samples.starts, samples.end]))
 
 
 def _repeated(key: str, shown: str, offset: int, on_repeated_key: str) -> None:

@@ -16,6 +16,7 @@ from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import listed_shards
 from wds_pipes.tar.index_formats import ShardFacts
 from wds_pipes.tar.indexing import check_output, write_index
+from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets, write_beside
 from wds_pipes.tar.writer import Encoded, TarWriter, local_target, whole
 
 # Not "%20d": a name may contain "%20" (a quoted space).
@@ -46,6 +47,8 @@ class ShardWriter:
             format (``index.json``), for ``ShardList(index=...)``. It is rewritten each time a shard
             is complete; entries of an existing index for other shards stay. Only one writer at a
             time may write it.
+        offsets: also write where each sample begins, to ``X.tar.idx`` and ``X.tar.keys`` beside
+            each shard ``X.tar``, for ``IndexedShards``. Compressed shards have no offsets.
         on_shard: called once with the path of each complete shard, for example to upload it. Its
             exceptions are raised by ``write()`` or ``close()``.
         overwrite: replace existing shards. By default an existing shard is an error. In both cases,
@@ -57,7 +60,7 @@ class ShardWriter:
         SampleError: from ``write``, as for ``TarWriter``. The writer can still be used.
         ValueError: from the constructor: the pattern has no place for a number, is a URL or a
             command, or promises a compression that is not read; a limit is not positive; the index
-            cannot be written or is damaged.
+            cannot be written or is damaged; offsets of compressed shards.
         ModuleNotFoundError: the pattern ends in ``.zst``, and the library of zstd is not installed.
 
     Attributes:
@@ -74,6 +77,7 @@ class ShardWriter:
         max_bytes: int = 1 << 30,
         start: int = 0,
         index: str | os.PathLike[str] | None = None,
+        offsets: bool = False,
         on_shard: Callable[[str], None] | None = None,
         overwrite: bool = False,
     ) -> None:
@@ -91,7 +95,11 @@ class ShardWriter:
             )
         self._place = places[0]
         if kind := kind_of_name(self.pattern):
+            if offsets:
+                raise ValueError(f"only uncompressed shards have offsets: write .tar, not {redact(self.pattern)!r}")
             compressor(kind)  # an error now, if its library is missing
+        self._offsets = bool(offsets)
+        self._samples: list[tuple[str, int]] = []  # of the unfinished shard: the key of each, and where it begins
         self.max_samples, self.max_bytes, self.on_shard = max_samples, max_bytes, on_shard
         self.overwrite = overwrite
         self.shards: dict[str, int] = {}
@@ -133,10 +141,13 @@ class ShardWriter:
         ):
             self._finish()
         if self._writer is None:
-            self._writer = TarWriter(self.path(self._number), overwrite=self.overwrite)
+            self._writer, self._samples = TarWriter(self.path(self._number), overwrite=self.overwrite), []
             if self._index is not None:
                 self._writer._digest = md5(usedforsecurity=False)
+        begin = self._writer.size
         self._writer._write(encoded)
+        if self._offsets:
+            self._samples.append((encoded.key, begin))
 
     def _finish(self) -> None:
         if self._writer is not None:
@@ -147,10 +158,17 @@ class ShardWriter:
                 self._facts[path] = ShardFacts(
                     self._writer.samples, self._writer._stored, self._writer._digest.hexdigest()
                 )
+            if self._offsets:
+                self._write_offsets(path, self._writer.size)
             self._writer, self._told = None, False
             self._number += 1
         if not self._told:
             self._tell()
+
+    def _write_offsets(self, path: str, end: int) -> None:
+        samples, self._samples = self._samples, []
+        write_beside(path, KEYS, pack_keys([key for key, _ in samples]))
+        write_beside(path, OFFSETS, pack_offsets([*(begin for _, begin in samples), end]))
 
     def _tell(self) -> None:
         """Add the last complete shard to the index, and call ``on_shard``.

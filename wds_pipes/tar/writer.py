@@ -29,6 +29,7 @@ from wds_pipes.io.partial import PartialFile
 from wds_pipes.io.urls import at_home, local_path, redact
 from wds_pipes.tar.headers import MAX_HEADER_BYTES
 from wds_pipes.tar.keys import split_key
+from wds_pipes.tar.offsets import remove_beside
 
 logger = logging.getLogger("wds_pipes")
 
@@ -187,6 +188,7 @@ class TarWriter:
             if self._compressor is not None:
                 self._store(self._compressor.flush())
             if self._partial is not None:
+                remove_beside(self._name)
                 self._partial.commit()
             else:
                 self._stream.flush()

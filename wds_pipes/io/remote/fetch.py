@@ -23,14 +23,15 @@ _NEARLY = 4 << 20  # when at most this much of a shard has not arrived, the next
 
 
 class Fetch:
-    """The fetching of a shard's bytes from ``start`` on. It runs on the event loop, except where a
-    comment says otherwise.
+    """The fetching of a shard's bytes from ``start`` on, or of one range of them. It runs on the
+    event loop, except where a comment says otherwise.
 
     Args:
         queue: the shards that it is read among.
         url: where the shard is.
         start: the first byte to fetch.
         size: how many bytes the shard must have; None: any number.
+        stop: the byte after the last one to fetch: it is requested at once; None: the shard's end.
 
     Attributes:
         object: what is known of the whole shard.
@@ -42,8 +43,9 @@ class Fetch:
         failed: a block has ended in an error.
     """
 
-    def __init__(self, queue: ReadQueue, url: str, start: int, size: int | None) -> None:
+    def __init__(self, queue: ReadQueue, url: str, start: int, size: int | None, stop: int | None = None) -> None:
         self.queue, self.url, self._client, self._budget, self._start = queue, url, queue.client, queue.budget, start
+        self._stop = stop
         self.object = RemoteObject(url, size)
         self.end_is_vouched_for = True
         self.blocks: deque[Block] = deque()
@@ -85,7 +87,8 @@ class Fetch:
             if not first.done:
                 return None
             if len(blocks) == 1:
-                return b"" if self.object.size is not None and first.reached >= self.object.size else None
+                end = self.object.size if self._stop is None else self._stop
+                return b"" if end is not None and first.reached >= end else None
             blocks.popleft()
         return None
 
@@ -99,7 +102,7 @@ class Fetch:
                 for block in self.blocks:
                     block.drop()
             if not self._budget.loop.is_closed():
-                self._budget.call(self._stop)
+                self._budget.call(self._cancel)
 
     # On the event loop
 
@@ -116,8 +119,8 @@ class Fetch:
         """Whether there is something to request that may be requested now."""
         if self.failed or self._given_up:
             return False
-        if not self.blocks:
-            return True
+        if not self.blocks or self._stop is not None:
+            return not self.blocks
         last = self.blocks[-1]
         if self.object.size is None or last.stop is None:  # what follows a response is known when it has ended
             return last.done
@@ -178,8 +181,12 @@ class Fetch:
         if self.blocks:
             assert self.blocks[-1].stop is not None
             start = self.blocks[-1].stop
-        stop = self.object.size
-        if not self.object.ignores_ranges and (self.queue.connections > 1 or not self._store.streams):
+        stop = self.object.size if self._stop is None else self._stop
+        if (
+            self._stop is None
+            and not self.object.ignores_ranges
+            and (self.queue.connections > 1 or not self._store.streams)
+        ):
             stop = start + self._count() if stop is None else min(start + self._count(), stop)
         block = Block(self, start, stop)
         self.blocks.append(block)
@@ -222,7 +229,7 @@ class Fetch:
         error.__cause__ = clean(cause, self.url, options)
         return error
 
-    def _stop(self) -> None:
+    def _cancel(self) -> None:
         for block in self.blocks:
             if block.task is not None and not block.done:
                 block.task.cancel()

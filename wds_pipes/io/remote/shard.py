@@ -15,24 +15,34 @@ _WAKE_BYTES, _WAKE_SECONDS = 1 << 20, 0.02
 
 
 class RemoteShard(io.RawIOBase):
-    """The bytes of a remote shard from ``start`` on, as a raw stream that cannot be sought.
+    """The bytes of a remote shard from ``start`` on, or one range of them, as a raw stream that
+    cannot be sought.
 
     Args:
         queue: the shards that it is read among.
         url: where it is.
         start: the first byte to read.
         size: how many bytes the shard must have; None: any number.
+        stop: the byte after the last one to read, which is requested at once; None: the shard's
+            end.
         whole_queue: whether to close the queue with it.
     """
 
     def __init__(
-        self, queue: ReadQueue, url: str, *, start: int = 0, size: int | None = None, whole_queue: bool = False
+        self,
+        queue: ReadQueue,
+        url: str,
+        *,
+        start: int = 0,
+        size: int | None = None,
+        stop: int | None = None,
+        whole_queue: bool = False,
     ) -> None:
         self._queue, self._budget = queue, queue.budget
         self._whole_queue = whole_queue
         self._rest: memoryview | None = None  # of the chunk that is being read
         try:
-            self._fetch = Fetch(queue, url, start, size)
+            self._fetch = Fetch(queue, url, start, size, stop)
         except BaseException:
             super().close()
             raise

@@ -1,0 +1,311 @@
+"""IndexedShards: the samples of tar shards by their numbers and keys, as a map-style dataset."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from torch.utils.data import Dataset
+
+from wds_pipes.core.options import check_count
+from wds_pipes.core.suggest import checks_options
+from wds_pipes.errors import SampleError
+from wds_pipes.io.expand import expand
+from wds_pipes.io.ranges import Range, RangeReader
+from wds_pipes.io.urls import Urls, at_home, redact
+from wds_pipes.stages.decode_by_ext import DecodeByExt
+from wds_pipes.stages.fields import read_names
+from wds_pipes.stages.shard_list import fingerprint
+from wds_pipes.tar.headers import BLOCK
+from wds_pipes.tar.keys import KeySplit
+from wds_pipes.tar.located import Located
+from wds_pipes.tar.samples import SampleParser
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+_GAP = 1 << 16  # bytes between two samples that are read with them, rather than with two requests
+
+
+class IndexedShards(Dataset[dict[str, Any]]):
+    """The samples of tar shards by number and by key: a map-style dataset of torch.
+
+    Each shard ``X.tar`` needs an index of offsets, ``X.tar.idx``, which ``wds-pipes index
+    --offsets``, ``index_shards(offsets=True)`` or ``ShardWriter(offsets=True)`` writes, or
+    Megatron-Energon. It has 8 bytes for each sample, and the shards stay as they are. Samples are
+    the same dicts that ``group_by_key`` yields, in the order of the shards.
+
+    ``data[i]`` is a sample, ``data[-1]`` the last one, ``data[10:20]`` a view of the same kind,
+    ``data[[3, 1, 2]]`` a view in this order. A local sample is read with one system call, and a
+    remote one with one request. A DataLoader that makes batches calls ``__getitems__``: neighbours
+    are then read together, and remote samples with many requests at once.
+
+    Nothing is opened before the first use. A copy in another process, forked or not, opens its own
+    files. Threads may share one.
+
+    Args:
+        urls: the shards, as ``ShardList`` takes them; uncompressed.
+        index: where the indexes are: True: beside the shards; or a directory, where they have the
+            base names of the shards.
+        fields: the fields to keep, such as ``["jpg", "cls"]``; None: all.
+        decode: decode the samples as ``decode_by_ext`` does: True, or what it takes: ``"rgb8"``, a
+            dict of functions, or a list of these. None: fields stay bytes.
+        storage_options: how to reach the storage, as fsspec takes it.
+        connections: the maximum number of requests at once.
+        key_split: as in ``group_by_key``.
+
+    Raises:
+        ValueError, TypeError: when built: nothing matches, or an argument does not fit.
+        ShardError: at the first use: a shard has no index, or it is damaged. When a sample is read:
+            the shard cannot be read, is damaged, or is another than the one that was indexed.
+        IndexError: there is no sample with this number.
+        KeyError: from ``by_key``: there is no sample with this key.
+        DecodeError: a field cannot be decoded.
+    """
+
+    @checks_options
+    def __init__(
+        self,
+        urls: Urls,
+        *,
+        index: bool | str | os.PathLike[str] = True,
+        fields: Iterable[str] | None = None,
+        decode: Any = None,
+        storage_options: dict[str, Any] | None = None,
+        connections: int = 8,
+        key_split: KeySplit = "first-dot",
+    ) -> None:
+        if index is False or not isinstance(index, (bool, str, os.PathLike)):
+            raise TypeError(f"index must be True or a directory, not {index!r:.80}")
+        self._given = urls if isinstance(urls, (str, os.PathLike)) else list(urls)
+        self._urls: list[str] | None = expand(self._given, storage_options)
+        if "-" in self._urls:
+            raise ValueError("standard input has no index: write it to a file first")
+        self._fingerprint = fingerprint(self._urls)
+        self._folder = None if index is True else at_home(os.fspath(index))  # type: ignore[arg-type]
+        self._fields = None if fields is None else frozenset(name.lower() for name in read_names("fields", fields))
+        self._decode = _specs(decode)
+        self._options, self._key_split = storage_options, key_split
+        self._connections = check_count("connections", connections)
+        self._numbers: range | npt.NDArray[np.int64] | None = None  # of a view: which samples; None: all
+        self._opened: _Opened | None = None
+        if self._decode is not None:
+            DecodeByExt(None, *self._decode)  # type: ignore[arg-type]  # raises if a spec is unknown
+
+    def __getstate__(self) -> dict[str, Any]:
+        # ten thousand URLs are much larger than the pattern that they come from
+        urls = self._urls if isinstance(self._given, list) else None
+        return {**self.__dict__, "_opened": None, "_urls": urls}
+
+    @property
+    def urls(self) -> list[str]:
+        """The shards, in order."""
+        if self._urls is None:
+            self._urls = expand(self._given, self._options)
+            if fingerprint(self._urls) != self._fingerprint:
+                raise ValueError(
+                    f"{redact(str(self._given))!r:.200} names other shards in this process than where the "
+                    "IndexedShards was built: do not add or remove shards meanwhile, or pass a list of them"
+                )
+        return list(self._urls)
+
+    def _open(self) -> _Opened:
+        if self._opened is None:
+            self._opened = _Opened(self)
+        return self._opened
+
+    def __len__(self) -> int:
+        return self._open().located.starts[-1] if self._numbers is None else len(self._numbers)
+
+    def __repr__(self) -> str:
+        view = "" if self._numbers is None else f", a view of {len(self._numbers)} samples"
+        return f"IndexedShards({len(self.urls)} shards{view})"
+
+    @overload
+    def __getitem__(self, number: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, number: slice | Sequence[int] | npt.NDArray[Any]) -> IndexedShards: ...
+    def __getitem__(self, number: Any) -> Any:
+        """Return a sample, or a view for a slice, a list of numbers or an array of them."""
+        try:
+            one = operator.index(number)
+        except TypeError:
+            return self.select(number)
+        return self._open().read_one(self._number(one))
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        """Return several samples, in this order; neighbours are read together."""
+        return self._open().read([self._number(number) for number in numbers])
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield all samples, in order."""
+        size = 64
+        for start in range(0, len(self), size):
+            yield from self.__getitems__(range(start, min(start + size, len(self))))
+
+    def _number(self, number: int) -> int:
+        """Return the number of a sample among all, from that in this view."""
+        count = len(self)
+        if not -count <= number < count:
+            raise IndexError(f"there is no sample {number}: there are {count}")
+        number = number if number >= 0 else number + count
+        return number if self._numbers is None else int(self._numbers[number])
+
+    def select(self, numbers: slice | Sequence[int] | npt.NDArray[Any]) -> IndexedShards:
+        """Return a view of some samples: a slice of this one, or a list or an array of numbers, in
+        their order. An array of bools says of each sample whether it is in the view.
+
+        Raises:
+            IndexError: there is no sample with one of these numbers.
+            TypeError: the numbers are not integers.
+        """
+        import numpy as np
+
+        here = range(len(self)) if self._numbers is None else self._numbers
+        if isinstance(numbers, slice):
+            chosen = here[numbers]
+        else:
+            given = np.asarray(numbers)
+            if given.dtype == bool and given.shape == (len(self),):
+                given = np.flatnonzero(given)
+            if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+                raise TypeError(f"samples are chosen by a slice or integers, not {numbers!r:.80}")
+            wrong = given[(given < -len(self)) | (given >= len(self))]
+            if wrong.size:
+                raise IndexError(f"there is no sample {wrong[0]}: there are {len(self)}")
+            chosen = np.where(given < 0, given + len(self), given).astype(np.int64)
+            chosen = np.asarray(here, np.int64)[chosen] if self._numbers is not None else chosen
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__, _numbers=chosen)
+        return view
+
+    def keys(self) -> Iterator[str]:
+        """Yield the keys of the samples, in order. This reads the headers of the samples."""
+        return (sample["__key__"] for sample in self._bare())
+
+    def _bare(self) -> IndexedShards:
+        """A view without fields, and without decoding."""
+        bare = object.__new__(type(self))
+        bare.__dict__.update(self.__dict__, _fields=frozenset(), _decode=None, _opened=None)
+        return bare
+
+    def by_key(self, key: str) -> dict[str, Any]:
+        """Return the sample with a key. The index of keys, ``X.tar.keys``, finds it.
+
+        Raises:
+            KeyError: there is no such sample in this view.
+            SampleError: several have it.
+        """
+        opened = self._open()
+        numbers = [opened.located.starts[place.shard] + place.number for place in opened.located.find(key)]
+        if self._numbers is not None:
+            numbers = [number for number in numbers if number in self._numbers]
+        found: list[dict[str, Any]] = [sample for sample in opened.read(numbers) if sample["__key__"] == key]
+        if len(found) > 1:
+            shards = " and ".join(sample["__url__"] for sample in found[:2])
+            raise SampleError(
+                f"{len(found)} samples have the key {key!r}, in shards {shards}: use their numbers", key=key
+            )
+        if not found:
+            raise KeyError(key)
+        return found[0]
+
+    def split(self, shares: Mapping[str, float]) -> dict[str, IndexedShards]:
+        """Divide the samples by the hashes of their keys, such as ``{"train": 0.9, "val": 0.1}``.
+
+        A key is in the same part whatever other samples there are, so shards may be added later.
+        The index of keys is read; the shards are not.
+
+        Args:
+            shares: the names of the parts and their shares, which sum to 1.
+        """
+        import numpy as np
+
+        sums = np.cumsum([float(share) for share in shares.values()])
+        if not shares or abs(sums[-1] - 1) > 1e-9 or any(not share > 0 for share in shares.values()):
+            raise ValueError(f"the shares must be above 0 and sum to 1, not {dict(shares)}")
+        located = self._open().located
+        parts = np.empty(located.starts[-1], np.int64)
+        for shard, start in enumerate(located.starts[:-1]):
+            hashes, numbers = located.keys(shard)
+            # the high bits of a hash, as a number from 0 to 1
+            parts[start + numbers.astype(np.int64)] = np.searchsorted(
+                sums[:-1], (hashes >> np.uint64(11)).astype(np.float64) / (1 << 53), side="right"
+            )
+        if self._numbers is not None:
+            parts = parts[np.asarray(self._numbers)]
+        return {name: self.select(np.flatnonzero(parts == place)) for place, name in enumerate(shares)}
+
+
+class _Opened:
+    """What an IndexedShards has open in this process."""
+
+    def __init__(self, data: IndexedShards) -> None:
+        self._files = RangeReader(data._options, data._connections)
+        self._urls = data.urls
+        self.located = Located(self._urls, data._folder, self._files, data._options, data._connections)
+        self._shown = {url: redact(url) for url in self._urls}
+        self._parser = SampleParser(data._fields, data._key_split, self.located.stale)
+        self._decode = None if data._decode is None else DecodeByExt(None, *data._decode).decoder()  # type: ignore[arg-type]
+
+    def read_one(self, number: int) -> Any:
+        """Return the sample with this number among all."""
+        shard, place = self.located.place(number)
+        start, stop = self.located.offsets(shard)[place : place + 2].tolist()
+        url = self._urls[shard]
+        return self._made(url, self._files.read_one(url, start, stop + BLOCK), start, stop, start)
+
+    def _made(self, url: str, data: bytes, start: int, stop: int, base: int) -> Any:
+        """Return the sample in bytes ``start`` to ``stop`` of a shard, of which ``data`` are those
+        from ``base`` on.
+        """
+        if stop - base > len(data):
+            raise self.located.stale(url, f"it ends at byte {base + len(data)}, inside a sample at byte {start}")
+        view = memoryview(data)
+        following = view[stop - base : stop - base + BLOCK]
+        sample = self._parser.parse(view[start - base : stop - base], following, url, self._shown[url], start)
+        return sample if self._decode is None else self._decode(sample)
+
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        """Return the samples with these numbers among all."""
+        runs = list(self._runs(sorted(set(numbers))))
+        found = self._files.read([Range(url, run[0][1], run[-1][2] + BLOCK) for url, run in runs])
+        samples: dict[int, Any] = {}
+        for (url, run), data in zip(runs, found, strict=True):
+            base = run[0][1]
+            for number, start, stop in run:
+                samples[number] = self._made(url, data, start, stop, base)
+        return [samples[number] for number in numbers]
+
+    def _runs(self, numbers: list[int]) -> Iterator[tuple[str, list[tuple[int, int, int]]]]:
+        """Yield neighbours that are read together: their shard, and of each sample its number, and
+        where it begins and ends.
+        """
+        run: list[tuple[int, int, int]] = []
+        url, first, last, offsets = "", 0, 0, None
+        for number in numbers:
+            if offsets is None or number >= last:  # the next shard
+                if run:
+                    yield url, run
+                    run = []
+                shard, place = self.located.place(number)
+                first, last = number - place, self.located.starts[shard + 1]
+                url, offsets = self._urls[shard], self.located.offsets(shard)
+            start, stop = offsets[number - first : number - first + 2].tolist()
+            if run and start - run[-1][2] > _GAP:
+                yield url, run
+                run = []
+            run.append((number, start, stop))
+        if run:
+            yield url, run
+
+
+def _specs(decode: Any) -> tuple[Any, ...] | None:
+    if decode is None or decode is False:
+        return None
+    if decode is True:
+        return ()
+    return tuple(decode) if isinstance(decode, (list, tuple)) else (decode,)

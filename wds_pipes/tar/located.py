@@ -1,0 +1,139 @@
+"""Where the samples of many shards are: their indexes of offsets, read when they are needed."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from wds_pipes.core.order import hash_text
+from wds_pipes.errors import ShardError
+from wds_pipes.io.open import Opener, is_remote
+from wds_pipes.io.ranges import RangeReader
+from wds_pipes.io.remote.budget import Reading
+from wds_pipes.io.urls import redact
+from wds_pipes.tar.offsets import KEYS, MEND, OFFSETS, beside, unpack_keys, unpack_offsets, unusable
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+_MOST_HELD = 128 << 20  # bytes of indexes in memory
+Found = TypeVar("Found")
+
+
+class Place(NamedTuple):
+    """Where a sample is: the number of its shard, and its own in the shard."""
+
+    shard: int
+    number: int
+
+
+class Located:
+    """The samples of shards by their numbers, as their indexes of offsets say. Threads may share
+    it.
+
+    Args:
+        urls: the shards.
+        folder: the directory of the indexes; None: they are beside the shards.
+        files: reads the sizes of local files.
+        storage_options: how to reach the storage.
+        connections: how many remote indexes are read at once.
+
+    Raises:
+        ShardError: an index cannot be read, or is damaged.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        folder: str | None,
+        files: RangeReader,
+        storage_options: dict[str, Any] | None,
+        connections: int,
+    ) -> None:
+        self.urls, self._folder, self._files = urls, folder, files
+        self._opener = Opener(Reading(storage_options or {}, readahead_bytes=connections << 20))
+        self._lock = threading.Lock()
+        self._held: OrderedDict[tuple[int, str], Any] = OrderedDict()
+        self._bytes = 0
+        if len(urls) > 1 and any(map(is_remote, urls)):
+            with ThreadPoolExecutor(min(connections, len(urls))) as pool:
+                counts = list(pool.map(self._count, range(len(urls))))
+        else:
+            counts = list(map(self._count, range(len(urls))))
+        self.starts = [0, *accumulate(counts)]  # the number of the first sample of each shard, and that of all samples
+
+    def place(self, number: int) -> Place:
+        """Return where a sample is."""
+        shard = bisect_right(self.starts, number) - 1
+        return Place(shard, number - self.starts[shard])
+
+    def _count(self, shard: int) -> int:
+        """Return how many samples a shard has."""
+        url = beside(self.urls[shard], OFFSETS, self._folder)
+        if is_remote(url):
+            return len(self.offsets(shard)) - 1
+        try:
+            size = self._files.size(url) or 0
+        except OSError as error:
+            raise self._missing(shard, url) from error
+        if not size or size % 8:
+            return len(self.offsets(shard)) - 1  # which raises
+        return size // 8 - 1
+
+    def _missing(self, shard: int, url: str) -> ShardError:
+        shown = redact(self.urls[shard])
+        return ShardError(f"shard {shown} has no index of offsets: there is no {redact(url)}. {MEND}", url=shown)
+
+    def offsets(self, shard: int) -> npt.NDArray[np.uint64]:
+        """Return the offsets of a shard."""
+        return self._load(shard, OFFSETS, unpack_offsets)
+
+    def keys(self, shard: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
+        """Return the sorted hashes of the keys of a shard, and the numbers of their samples."""
+        count = self.starts[shard + 1] - self.starts[shard]
+        return self._load(shard, KEYS, lambda data, url: unpack_keys(data, count, url))
+
+    def find(self, key: str) -> list[Place]:
+        """Return the samples whose keys have the hash of ``key``."""
+        import numpy as np
+
+        hashed, found = np.uint64(hash_text(key)), []
+        for shard in range(len(self.urls)):
+            hashes, numbers = self.keys(shard)
+            first, last = np.searchsorted(hashes, hashed, "left"), np.searchsorted(hashes, hashed, "right")
+            found += [Place(shard, int(number)) for number in numbers[first:last]]
+        return found
+
+    def _load(self, shard: int, ending: str, unpack: Callable[[bytes, str], Found]) -> Found:
+        """Return an index of a shard; those that were used last stay in memory."""
+        held: Found | None = self._held.get((shard, ending))
+        if held is not None:
+            return held
+        url = beside(self.urls[shard], ending, self._folder)
+        try:
+            with self._opener.open(url) as stream:
+                data = stream.read()
+        except ShardError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise self._missing(shard, url) from error
+            raise
+        found = unpack(data, url)
+        with self._lock:
+            self._held[shard, ending] = found
+            self._bytes += len(data)
+            while self._bytes > _MOST_HELD and len(self._held) > 1:
+                (old, of), _ = self._held.popitem(last=False)
+                self._bytes -= (8 if of == OFFSETS else 12) * (self.starts[old + 1] - self.starts[old])
+        return found
+
+    def stale(self, url: str, what: str) -> ShardError:
+        """Return the error for a shard that does not fit its index."""
+        return unusable(
+            beside(url, OFFSETS, self._folder), f"the shard is another than the indexed one: {what}", shard=url
+        )

@@ -1,0 +1,120 @@
+"""The index of offsets beside a shard: where each of its samples begins.
+
+``X.tar.idx`` beside ``X.tar`` holds n + 1 unsigned 64-bit little-endian integers: the byte of the
+first header of each sample, and the end of the last one. Megatron-Energon has the same file.
+``X.tar.keys`` finds a sample by its key: n hashes (unsigned, 64 bits, sorted), then the number of
+the sample of each (unsigned, 32 bits), both little-endian. Different keys may have one hash, so the
+key in the tar decides.
+
+Rules:
+1. Only uncompressed shards have offsets.
+2. A shard may have been written again after its index. So nothing here is trusted: sizes are
+   checked before memory is allocated, offsets before they are used, and what stands at an offset
+   is checked when it is read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from wds_pipes.core.order import hash_text
+from wds_pipes.errors import ShardError
+from wds_pipes.io.partial import PartialFile
+from wds_pipes.io.urls import redact
+from wds_pipes.tar.headers import BLOCK
+from wds_pipes.tar.index_formats import path_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+# Functions import numpy, which reading and writing tars does not need.
+
+OFFSETS, KEYS = ".idx", ".keys"  # what the names of these files add to that of the shard
+MEND = "Make it with: wds-pipes index SHARDS --offsets"
+
+
+def beside(url: str, ending: str, folder: str | None = None) -> str:
+    """Return the URL of the file of a shard that ends in ``OFFSETS`` or ``KEYS``: beside the shard,
+    or in a folder, under the base name of the shard.
+    """
+    path = path_of(url)
+    if folder is not None:
+        path = os.path.join(folder, path.rpartition("/")[2])
+    return path + ending
+
+
+def pack_offsets(offsets: Sequence[int]) -> bytes:
+    """Return the content of an index of offsets."""
+    import numpy as np
+
+    return np.array(offsets, "<u8").tobytes()
+
+
+def pack_keys(keys: Sequence[str]) -> bytes:
+    """Return the content of an index of keys: those of the samples, in their order."""
+    import numpy as np
+
+    hashes = np.fromiter(map(hash_text, keys), "<u8", len(keys))
+    order = np.argsort(hashes, kind="stable")
+    return bytes(hashes[order].tobytes() + order.astype("<u4").tobytes())
+
+
+def unpack_offsets(data: bytes, url: str) -> npt.NDArray[np.uint64]:
+    """Return the offsets in an index: uint64, shape (samples + 1,). ``url``: where it is, for
+    messages.
+
+    Raises:
+        ShardError: it is damaged.
+    """
+    import numpy as np
+
+    if not data or len(data) % 8:
+        kind = "of DALI, which has other offsets" if data.startswith(b"v1.") else "damaged"
+        raise unusable(url, f"it has {len(data)} bytes, not 8 for each sample and 8 more, so it is {kind}")
+    offsets = np.frombuffer(data, "<u8")
+    if (offsets % BLOCK).any() or (offsets[1:] <= offsets[:-1]).any() or offsets[-1] >> np.uint64(62):
+        raise unusable(url, f"its numbers are not offsets of samples, which rise in steps of {BLOCK} bytes")
+    return offsets
+
+
+def unpack_keys(data: bytes, samples: int, url: str) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
+    """Return the hashes in an index of keys and the numbers of their samples, each of shape
+    (samples,).
+
+    Raises:
+        ShardError: it is damaged, or of another number of samples.
+    """
+    import numpy as np
+
+    if len(data) != 12 * samples:
+        raise unusable(url, f"it has {len(data)} bytes, not 12 for each of {samples} samples")
+    hashes, numbers = np.frombuffer(data, "<u8", samples), np.frombuffer(data, "<u4", samples, 8 * samples)
+    if (hashes[1:] < hashes[:-1]).any() or (samples and (np.bincount(numbers, minlength=samples) != 1).any()):
+        raise unusable(url, "its hashes are not sorted, or a sample is not there once")
+    return hashes, numbers
+
+
+def unusable(url: str, what: str, *, shard: str | None = None) -> ShardError:
+    """Return the error for an index that cannot be used."""
+    of = "" if shard is None else f" of shard {redact(shard)}"
+    return ShardError(f"index {redact(url)}{of} cannot be used: {what}. {MEND}", url=redact(shard or url))
+
+
+def write_beside(path: str, ending: str, content: bytes) -> None:
+    """Write such a file; it appears when it is complete."""
+    partial = PartialFile(path + ending, overwrite=True, wait=True)
+    try:
+        partial.write(content)
+        partial.commit()
+    finally:
+        partial.discard()
+
+
+def remove_beside(path: str) -> None:
+    """Remove the files of a shard that is about to be replaced."""
+    for ending in (OFFSETS, KEYS):
+        if os.path.lexists(path + ending):
+            os.unlink(path + ending)
