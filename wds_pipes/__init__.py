@@ -39,6 +39,7 @@ if _TYPE_CHECKING:
         WdsError,
         WorkerError,
     )
+    from wds_pipes.indexed import IndexedShards
     from wds_pipes.io.cache.shard_cache import ShardCache
     from wds_pipes.loader.merging import merge_states
     from wds_pipes.loader.pipe_loader import PipeLoader
@@ -51,6 +52,7 @@ __all__ = [
     "CacheError",
     "DecodeError",
     "FlatMap",
+    "IndexedShards",
     "PipeLoader",
     "SampleError",
     "ShardCache",
@@ -88,6 +90,7 @@ _NAMES = {
         "WdsError",
         "WorkerError",
     ),
+    "indexed": ("IndexedShards",),
     "io.cache.shard_cache": ("ShardCache",),
     "loader.merging": ("merge_states",),
     "loader.pipe_loader": ("PipeLoader",),

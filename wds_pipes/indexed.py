@@ -229,8 +229,9 @@ class IndexedShards(Dataset[dict[str, Any]]):
             raise ValueError(f"the shares must be above 0 and sum to 1, not {dict(shares)}")
         located = self._open().located
         parts = np.empty(located.starts[-1], np.int64)
-        for shard, start in enumerate(located.starts[:-1]):
+        for shard in located.with_samples:
             hashes, numbers = located.keys(shard)
+            start = located.starts[shard]
             # the high bits of a hash, as a number from 0 to 1
             parts[start + numbers.astype(np.int64)] = np.searchsorted(
                 sums[:-1], (hashes >> np.uint64(11)).astype(np.float64) / (1 << 53), side="right"

@@ -7,14 +7,26 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
+from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.open import Opener, is_remote
-from wds_pipes.io.remote.budget import Reading
+from wds_pipes.io.remote.budget import Reading, UnreadError
 from wds_pipes.io.remote.shard import RemoteShard
-from wds_pipes.io.urls import at_home, local_path
+from wds_pipes.io.urls import at_home, local_path, redact
 
 _MOST_OPEN = 128  # local files
+_SMALL = 1 << 20  # bytes
+
+
+class _File:
+    """A file descriptor, which is closed when nothing uses it any more."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
 
 
 class Range(NamedTuple):
@@ -36,14 +48,14 @@ class RangeReader:
     def __init__(self, storage_options: dict[str, Any] | None, connections: int) -> None:
         self._connections = connections
         self._opener = Opener(Reading(storage_options or {}, connections=connections), buffer_bytes=512)
-        self._files: dict[str, BinaryIO] = {}  # in the order in which they were opened
-        self._lock = threading.Lock()
+        self._files: dict[str, _File] = {}  # in the order in which they were opened
+        self._locks: dict[int, threading.Lock] = {}  # by process: a forked one may inherit a lock that is held
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_connections": self._connections, "_opener": self._opener}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _files={}, _lock=threading.Lock())
+        self.__dict__.update(state, _files={}, _locks={})
 
     def read(self, ranges: Sequence[Range]) -> Iterator[bytes]:
         """Yield the bytes of each range, fewer than requested at the end of a file.
@@ -60,12 +72,23 @@ class RangeReader:
                     continue
                 while len(ahead) < self._connections and (request := next(requests, None)) is not None:
                     ahead.append(self._opener.open_range(*request))
-                stream = ahead.pop(0)
-                with stream:
-                    yield stream.read()
+                with ahead.pop(0) as stream:
+                    yield self._read_remote(stream, wanted)
         finally:
             for stream in ahead:
                 stream.close()
+
+    @staticmethod
+    def _read_remote(stream: RemoteShard, wanted: Range) -> bytes:
+        try:
+            return stream.read()
+        except StateError:  # the file ends before the range
+            return b""
+        except UnreadError as error:
+            shown = redact(wanted.url)
+            problem = ShardError(f"shard {shown}: {error}.", url=shown)
+            problem.__cause__ = error.__cause__
+        raise problem
 
     def read_one(self, url: str, start: int, stop: int) -> bytes:
         """Return the bytes of one range; errors as in ``read``."""
@@ -79,14 +102,17 @@ class RangeReader:
     def _read_local(self, url: str, start: int, stop: int) -> bytes:
         file = self._files.get(url)
         if file is None:
-            file = self._opener.open(url)
-            with self._lock:
+            with self._opener.open(url) as stream:
+                file = _File(os.dup(stream.fileno()))
+            with self._locks.setdefault(os.getpid(), threading.Lock()):
                 self._files[url] = file
                 if len(self._files) > _MOST_OPEN:
                     self._files.pop(next(iter(self._files)))  # closed when no thread uses it any more
-        number, count = file.fileno(), stop - start
-        data = os.pread(number, count, start)
-        while len(data) < count and (more := os.pread(number, count - len(data), start + len(data))):
+        count = stop - start
+        if count > _SMALL:  # an index may be wrong: do not allocate what the file does not have
+            count = max(0, min(count, os.fstat(file.number).st_size - start))
+        data = os.pread(file.number, count, start)
+        while len(data) < count and (more := os.pread(file.number, count - len(data), start + len(data))):
             data += more
         return data
 
@@ -97,5 +123,4 @@ class RangeReader:
 
     def close(self) -> None:
         """Close all files."""
-        with self._lock:
-            self._files.clear()
+        self._files.clear()

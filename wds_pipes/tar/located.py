@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from wds_pipes.core.order import hash_text
@@ -16,7 +17,9 @@ from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import redact
+from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.offsets import KEYS, MEND, OFFSETS, beside, unpack_keys, unpack_offsets, unusable
+from wds_pipes.tar.samples import name_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +61,7 @@ class Located:
     ) -> None:
         self.urls, self._folder, self._files = urls, folder, files
         self._opener = Opener(Reading(storage_options or {}, readahead_bytes=connections << 20))
-        self._lock = threading.Lock()
+        self._locks: dict[int, threading.Lock] = {}  # by process: a forked one may inherit a lock that is held
         self._held: OrderedDict[tuple[int, str], Any] = OrderedDict()
         self._bytes = 0
         if len(urls) > 1 and any(map(is_remote, urls)):
@@ -67,6 +70,11 @@ class Located:
         else:
             counts = list(map(self._count, range(len(urls))))
         self.starts = [0, *accumulate(counts)]  # the number of the first sample of each shard, and that of all samples
+
+    @property
+    def with_samples(self) -> list[int]:
+        """The shards that have samples."""
+        return [shard for shard, (start, stop) in enumerate(pairwise(self.starts)) if start < stop]
 
     def place(self, number: int) -> Place:
         """Return where a sample is."""
@@ -91,8 +99,23 @@ class Located:
         return ShardError(f"shard {shown} has no index of offsets: there is no {redact(url)}. {MEND}", url=shown)
 
     def offsets(self, shard: int) -> npt.NDArray[np.uint64]:
-        """Return the offsets of a shard."""
-        return self._load(shard, OFFSETS, unpack_offsets)
+        """Return the offsets of a shard.
+
+        When they are read, the end of a local shard is compared.
+        """
+        held: npt.NDArray[np.uint64] | None = self._held.get((shard, OFFSETS))
+        if held is not None:
+            return held
+        found, url = self._load(shard, OFFSETS, unpack_offsets), self.urls[shard]
+        if not is_remote(url):
+            end = int(found[-1])
+            header = self._files.read_one(url, end, end + BLOCK)
+            size = self._files.size(url) or 0
+            if size < end or name_of(header) is not None:
+                self._held.pop((shard, OFFSETS), None)
+                what = f"it has {size} bytes (it may be cut)" if size < end else "it has more samples"
+                raise self.stale(url, f"{what}, and its samples should end at byte {end}")
+        return found
 
     def keys(self, shard: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
         """Return the sorted hashes of the keys of a shard, and the numbers of their samples."""
@@ -104,7 +127,7 @@ class Located:
         import numpy as np
 
         hashed, found = np.uint64(hash_text(key)), []
-        for shard in range(len(self.urls)):
+        for shard in self.with_samples:
             hashes, numbers = self.keys(shard)
             first, last = np.searchsorted(hashes, hashed, "left"), np.searchsorted(hashes, hashed, "right")
             found += [Place(shard, int(number)) for number in numbers[first:last]]
@@ -120,11 +143,12 @@ class Located:
             with self._opener.open(url) as stream:
                 data = stream.read()
         except ShardError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
+            cause = error.__cause__
+            if isinstance(cause, FileNotFoundError) or getattr(cause, "status", None) == 404:
                 raise self._missing(shard, url) from error
             raise
         found = unpack(data, url)
-        with self._lock:
+        with self._locks.setdefault(os.getpid(), threading.Lock()):
             self._held[shard, ending] = found
             self._bytes += len(data)
             while self._bytes > _MOST_HELD and len(self._held) > 1:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from struct import error as struct_error
 
 from wds_pipes.errors import ShardError
 from wds_pipes.tar.headers import BLOCK, FIELDS, Sizes, Sums
 from wds_pipes.tar.keys import KeySplit, splitter
+from wds_pipes.tar.members import END, MARK
 from wds_pipes.tar.reader import TarReader
 
 _SIZES, _SUMS = Sizes(), Sums()  # caches
-_END = bytes(2 * BLOCK)
 
 
 class SampleParser:
@@ -48,7 +48,8 @@ class SampleParser:
         """
         sample: dict[str, object] = {}
         key, fields = "", self._fields
-        for member, content in self._members(data, url, offset):
+        name = name_of(following)
+        for member, content in self._members(data, name, url, offset):
             parts = self._split(member)
             if parts is None:
                 continue
@@ -64,12 +65,11 @@ class SampleParser:
                 sample[field] = content
         if not sample:
             raise self._stale(url, f"from byte {offset} on it has no sample")
-        name = _name_of(following)
-        if name is not None and (parts := self._split(name)) is not None and parts[0] == key:
+        if name and (parts := self._split(name)) is not None and parts[0] == key:
             raise self._stale(url, f"sample {key!r} goes on at byte {offset + len(data)}, after its end")
         return sample
 
-    def _members(self, data: memoryview, url: str, offset: int) -> list[tuple[str, bytes]]:
+    def _members(self, data: memoryview, following: str | None, url: str, offset: int) -> list[tuple[str, bytes]]:
         """Return the names and contents of the members: the common ones are parsed here, all others
         by TarReader.
         """
@@ -98,17 +98,31 @@ class SampleParser:
             members.append((name, bytes(data[begin : begin + size])))
         else:
             return members
-        stream = io.BytesIO(b"".join((data, _END)))
+        return list(self._all_members(data, following, url, offset))
+
+    def _all_members(
+        self, data: memoryview, following: str | None, url: str, offset: int
+    ) -> Iterator[tuple[str, bytes]]:
+        reader = TarReader(io.BytesIO(data), url=url, offset=offset, on_truncated="ignore", doubts=True)
         try:
-            return [(member.name, member.data or b"") for member in TarReader(stream, url=url, offset=offset)]
+            for member in reader:
+                if member.name:
+                    yield member.name, member.data or b""
+                elif member.data not in (MARK, END):
+                    raise self._stale(url, f"from byte {offset} on it has no whole sample")
         except ShardError as error:
             raise self._stale(url, str(error)) from error
+        # zeros are the end of an archive, which another one may follow
+        if reader.offset < offset + len(data) and following is None:
+            raise self._stale(url, f"the sample from byte {offset} on ends at byte {reader.offset}")
 
 
-def _name_of(header: memoryview) -> str | None:
-    """Return the name in a common header; None for any other bytes."""
-    if len(header) < BLOCK or header[156] not in b"0\0":
+def name_of(header: bytes | memoryview) -> str | None:
+    """Return the name in the header of a file; None for any other bytes. A name that an extended
+    header holds is "".
+    """
+    if len(header) < BLOCK or zlib.adler32(header) & 0xFFFF != _SUMS[bytes(header[148:156])]:
         return None
-    if zlib.adler32(header) & 0xFFFF != _SUMS[bytes(header[148:156])]:
-        return None
-    return bytes(header[:100]).partition(b"\0")[0].decode("utf-8", "surrogateescape") or None
+    if header[156] not in b"0\0":
+        return ""
+    return bytes(header[:100]).partition(b"\0")[0].decode("utf-8", "surrogateescape")

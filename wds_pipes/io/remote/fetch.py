@@ -37,6 +37,7 @@ class Fetch:
         object: what is known of the whole shard.
         end_is_vouched_for: False once the shard has ended where only its connection did: see
             ``RemoteShard``.
+        stop: as above.
         blocks: the byte ranges that were requested and are not used up, in order; guarded by the
             lock.
         has_response: whether the store has responded.
@@ -45,7 +46,7 @@ class Fetch:
 
     def __init__(self, queue: ReadQueue, url: str, start: int, size: int | None, stop: int | None = None) -> None:
         self.queue, self.url, self._client, self._budget, self._start = queue, url, queue.client, queue.budget, start
-        self._stop = stop
+        self.stop = stop
         self.object = RemoteObject(url, size)
         self.end_is_vouched_for = True
         self.blocks: deque[Block] = deque()
@@ -87,8 +88,8 @@ class Fetch:
             if not first.done:
                 return None
             if len(blocks) == 1:
-                end = self.object.size if self._stop is None else self._stop
-                return b"" if end is not None and first.reached >= end else None
+                ends = [end for end in (self.object.size, self.stop) if end is not None]
+                return b"" if ends and first.reached >= min(ends) else None
             blocks.popleft()
         return None
 
@@ -119,7 +120,7 @@ class Fetch:
         """Whether there is something to request that may be requested now."""
         if self.failed or self._given_up:
             return False
-        if not self.blocks or self._stop is not None:
+        if not self.blocks or self.stop is not None:
             return not self.blocks
         last = self.blocks[-1]
         if self.object.size is None or last.stop is None:  # what follows a response is known when it has ended
@@ -181,9 +182,9 @@ class Fetch:
         if self.blocks:
             assert self.blocks[-1].stop is not None
             start = self.blocks[-1].stop
-        stop = self.object.size if self._stop is None else self._stop
+        stop = self.object.size if self.stop is None else self.stop
         if (
-            self._stop is None
+            self.stop is None
             and not self.object.ignores_ranges
             and (self.queue.connections > 1 or not self._store.streams)
         ):

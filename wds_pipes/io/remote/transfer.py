@@ -195,6 +195,8 @@ class Transfer:
             block.stop = size  # a store without ranges, or one response that has all the rest
         else:
             block.stop = min(block.stop, size)
+        if self._fetch.stop is not None and block.stop is not None:
+            block.stop = min(block.stop, self._fetch.stop)
 
     # The bytes of a response
 

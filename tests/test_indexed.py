@@ -1,0 +1,400 @@
+"""IndexedShards: samples by number and key, the same as those of the stream, from local and remote
+shards; and what a damaged or stale index does.
+"""
+
+import io
+import itertools
+import os
+import pickle
+import struct
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pipelines import FIFTY, keys_of, samples
+from remote import bare, content
+from torch.utils.data import DataLoader, RandomSampler
+
+import wds_pipes as wp
+from wds_pipes.tar import ShardWriter, TarWriter, index_shards
+from wds_pipes.testing import make_shards, same
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory):
+    """The shards of ``fifty``, with offsets."""
+    urls = make_shards(
+        tmp_path_factory.mktemp("indexed"), shards=len(FIFTY), samples=FIFTY, fields=("txt", "cls", "json")
+    )
+    index_shards(urls, offsets=True)
+    return urls
+
+
+@pytest.fixture(scope="module")
+def stream(indexed):
+    return list(samples(indexed, shuffle=False))
+
+
+def test_the_samples_of_the_stream(indexed, stream):
+    data = wp.IndexedShards(indexed)
+    assert len(data) == len(stream) == 50
+    assert [data[number] for number in range(50)] == stream == list(data)
+    assert [data[number] for number in range(-50, 0)] == stream
+    assert data[np.int64(7)] == data[torch.tensor(7)] == stream[7]
+    for wrong in (50, -51, 1 << 70):
+        with pytest.raises(IndexError, match="there are 50"):
+            data[wrong]
+    assert repr(data) == "IndexedShards(8 shards)"
+    assert data.urls == indexed
+
+
+@given(numbers=st.lists(st.integers(-50, 49), max_size=70))
+@settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
+def test_several_in_any_order_and_views(numbers, indexed, stream):
+    data = wp.IndexedShards(indexed)
+    expected = [stream[number] for number in numbers]
+    assert data.__getitems__(numbers) == expected
+    view = data[numbers]
+    assert list(view) == expected
+    assert list(view[::-1]) == expected[::-1]
+    assert list(view[1:5][np.array([True] * len(expected[1:5]), bool)]) == expected[1:5]
+    assert list(data[10:40:3][2:]) == stream[10:40:3][2:]
+    assert len(view) == len(numbers)
+
+
+def test_wrong_views(indexed):
+    data = wp.IndexedShards(indexed)
+    for wrong, kind in (([50], IndexError), ([0.5], TypeError), ("abc", TypeError), ([[1]], TypeError)):
+        with pytest.raises(kind):
+            data[wrong]
+
+
+def test_fields_and_decoding(indexed):
+    data = wp.IndexedShards(indexed, fields=["cls;json"], decode=True)
+    expected = list(samples(indexed, shuffle=False).select_fields("cls", "json").decode_by_ext())
+    assert all(map(same, data, expected))
+    own = wp.IndexedShards(indexed, decode={"txt": len})
+    assert own[3]["txt"] == len(wp.IndexedShards(indexed)[3]["txt"])
+    with pytest.raises(wp.DecodeError, match="field 'txt' of sample '00000000'"):
+        wp.IndexedShards(indexed, decode={"txt": int})[0]
+
+
+def test_keys(indexed, stream, tmp_path):
+    data = wp.IndexedShards(indexed)
+    assert list(data.keys()) == keys_of(stream)
+    assert data.by_key("00000031") == stream[31]
+    for key in ("00000050", "", "\0"):
+        with pytest.raises(KeyError):
+            data.by_key(key)
+    with pytest.raises(KeyError):
+        data[:31].by_key("00000031")
+    twice = wp.IndexedShards([*make_shards(tmp_path, shards=1, samples=3), indexed[0]], index=True)
+    index_shards(twice.urls[:1], offsets=True)
+    with pytest.raises(wp.SampleError, match="2 samples have the key '00000001'"):
+        twice.by_key("00000001")
+
+
+def test_split_by_key(indexed):
+    data = wp.IndexedShards(indexed)
+    parts = data.split({"train": 0.8, "val": 0.2})
+    keys = {name: set(part.keys()) for name, part in parts.items()}
+    assert not keys["train"] & keys["val"]
+    assert len(keys["train"] | keys["val"]) == 50
+    assert len(keys["train"]) > len(keys["val"]) > 0
+    few = wp.IndexedShards(indexed[:3]).split({"train": 0.8, "val": 0.2})
+    assert set(few["val"].keys()) == keys["val"] & set(wp.IndexedShards(indexed[:3]).keys())
+    assert set(data[20:].split({"train": 0.8, "val": 0.2})["val"].keys()) == keys["val"] & set(data[20:].keys())
+    for wrong in ({}, {"a": 0.5}, {"a": 1.5, "b": -0.5}):
+        with pytest.raises(ValueError, match="sum to 1"):
+            data.split(wrong)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_in_a_dataloader(method, indexed, stream):
+    for workers in (0, 2):
+        loader = DataLoader(
+            wp.IndexedShards(indexed),
+            batch_size=8,
+            sampler=RandomSampler(range(50), generator=torch.Generator().manual_seed(1)),
+            num_workers=workers,
+            collate_fn=list,
+            multiprocessing_context=method if workers else None,
+        )
+        found = [sample for batch in loader for sample in batch]
+        assert sorted(keys_of(found)) == keys_of(stream)
+        assert all(sample == stream[int(sample["__key__"])] for sample in found)
+
+
+def test_threads_and_pickles(indexed, stream, tmp_path):
+    data = wp.IndexedShards(indexed)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(data.__getitem__, range(50))) == stream
+    assert list(pickle.loads(pickle.dumps(data))[5:9]) == stream[5:9]
+    pattern = os.path.dirname(indexed[0]) + "/shard-{000000..000007}.tar"
+    many = wp.IndexedShards(pattern)
+    many[0]
+    assert len(pickle.dumps(many)) < 2000
+    assert list(pickle.loads(pickle.dumps(many))) == stream
+    folder = tmp_path / "moved"
+    folder.mkdir()
+    for path in indexed[:2]:
+        for ending in ("", ".idx"):
+            (folder / os.path.basename(path + ending)).write_bytes(content(path + ending))
+    globbed = pickle.loads(pickle.dumps(wp.IndexedShards(str(folder / "*.tar"))))
+    os.unlink(folder / os.path.basename(indexed[1]))
+    with pytest.raises(ValueError, match="names other shards in this process"):
+        len(globbed)
+
+
+def test_few_files_are_open(tmp_path):
+    urls = make_shards(tmp_path, shards=300, samples=2)
+    index_shards(urls, offsets=True)
+    data = wp.IndexedShards(urls)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in itertools.chain(range(600), range(0, 600, 7)):
+        data[number]
+    assert len(os.listdir("/proc/self/fd")) - before <= 130
+
+
+# Writing the index
+
+
+def test_writers_and_index_shards_write_the_same(indexed, tmp_path):
+    with ShardWriter(tmp_path / "x-%03d.tar", max_samples=6, offsets=True) as writer:
+        for sample in samples(indexed, shuffle=False):
+            writer.write(sample)
+    paths = list(writer.shards)
+    written = {path + ending: content(path + ending) for path in paths for ending in (".idx", ".keys")}
+    for name in written:
+        os.unlink(name)
+    index_shards(paths, offsets=True)
+    assert {name: content(name) for name in written} == written
+    assert list(map(bare, wp.IndexedShards(paths))) == list(map(bare, wp.IndexedShards(indexed)))
+    folder = tmp_path / "indexes"
+    folder.mkdir()
+    index_shards(paths, offsets=folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        os.path.basename(name): data for name, data in written.items()
+    }
+    assert list(wp.IndexedShards(paths, index=folder)) == list(wp.IndexedShards(paths))
+    first = content(paths[0] + ".idx")
+    assert len(first) == 8 * 7
+    assert struct.unpack("<7Q", first)[0] == 0
+
+
+def test_a_shard_that_is_written_again_loses_its_index(tmp_path):
+    path = make_shards(tmp_path, shards=1, samples=3)[0]
+    index_shards(path, offsets=True)
+    with TarWriter(path, overwrite=True) as writer:
+        writer.write({"__key__": "a", "txt": "new"})
+    assert sorted(os.listdir(tmp_path)) == [os.path.basename(path)]
+
+
+def test_what_has_no_offsets(tmp_path):
+    path = make_shards(tmp_path, shards=1, samples=3)[0]
+    with pytest.raises(
+        wp.ShardError, match=r"has no index of offsets: there is no .*\.tar\.idx.*wds-pipes index SHARDS --offsets"
+    ):
+        len(wp.IndexedShards(path))
+    with TarWriter(tmp_path / "a.tar.gz") as writer:
+        writer.write({"__key__": "a", "txt": "text"})
+    with pytest.raises(ValueError, match="is compressed, and only uncompressed shards have offsets"):
+        index_shards(tmp_path / "a.tar.gz", offsets=True)
+    with pytest.raises(ValueError, match="only uncompressed shards have offsets"):
+        ShardWriter(tmp_path / "x-%d.tgz", offsets=True)
+    with pytest.raises(ValueError, match="of a remote shard such as http://127.0.0.1:9/a.tar"):
+        index_shards("http://127.0.0.1:9/a.tar", offsets=True)
+    with pytest.raises(ValueError, match="an existing local directory"):
+        index_shards(path, offsets=tmp_path / "none")
+    for wrong in (False, 3):
+        with pytest.raises(TypeError, match="index must be True or a directory"):
+            wp.IndexedShards(path, index=wrong)
+    with pytest.raises(TypeError, match="Did you mean fields"):
+        wp.IndexedShards(path, field=["txt"])
+
+
+# Indexes that do not fit
+
+
+def put(directory, samples):
+    """A shard of these samples, with its index."""
+    with ShardWriter(directory / "x-%d.tar", offsets=True, overwrite=True) as writer:
+        for key, fields in samples:
+            writer.write({"__key__": key, **fields})
+    return directory / "x-0.tar"
+
+
+OLD = [(f"{number:03d}", {"cls": number, "txt": "x" * 10 * number}) for number in range(9)]
+NEW = {
+    "other sizes": [(key, {"cls": 1, "txt": "y" * 600 * number}) for number, (key, _) in enumerate(OLD)],
+    "fewer samples": OLD[:5],
+    "more samples": [*OLD, ("x", {"txt": "more"})],
+    "another grouping": [(f"{number:03d}", {"txt": "x"}) for number in range(18)],
+    "samples together": [(f"{number:03d}", {"a": b"", "b": b"", "cls": 1, "txt": "x"}) for number in range(5)],
+}
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_stale_index_is_an_error_and_never_a_wrong_sample(name, tmp_path):
+    stale = content(f"{put(tmp_path, OLD)}.idx")
+    path = put(tmp_path, NEW[name])
+    right = {sample["__key__"]: sample for sample in wp.IndexedShards(path)}
+    (tmp_path / "x-0.tar.idx").write_bytes(stale)
+    data, errors = wp.IndexedShards(path), list[str]()
+    for number in range(9):
+        try:
+            sample = data[number]
+        except wp.ShardError as error:
+            errors.append(str(error))
+        else:
+            assert sample == right[sample["__key__"]], "where both agree"
+    assert errors
+    for error in errors:
+        assert "cannot be used: the shard is another than the indexed one" in error
+        assert "Make it with: wds-pipes index SHARDS --offsets" in error
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(data=st.data())
+def test_any_damage_to_an_index_is_an_error_or_harmless(data, tmp_path_factory):
+    path = put(tmp_path_factory.mktemp("damaged"), OLD)
+    for ending in (".idx", ".keys"):
+        right = content(f"{path}{ending}")
+        damage = data.draw(st.sampled_from(["cut", "flip", "swap", "append", "random"]))
+        place = data.draw(st.integers(0, len(right) - 1))
+        wrong = {
+            "cut": right[:place],
+            "flip": right[:place] + bytes([right[place] ^ data.draw(st.integers(1, 255))]) + right[place + 1 :],
+            "swap": right[place:] + right[:place],
+            "append": right + data.draw(st.binary(min_size=1, max_size=20)),
+            "random": data.draw(st.binary(max_size=100)),
+        }[damage]
+        with open(f"{path}{ending}", "wb") as file:
+            file.write(wrong)
+    expected = dict(OLD)
+    try:
+        found = wp.IndexedShards(path)
+        for sample in found:
+            assert sample["txt"].decode() == expected[sample["__key__"]]["txt"]
+        for key in expected:
+            assert found.by_key(key)["__key__"] == key
+    except (wp.ShardError, KeyError):
+        pass
+
+
+def test_a_damaged_shard_is_an_error_in_words(tmp_path):
+    path = put(tmp_path, OLD)
+    whole, offsets = content(path), struct.unpack("<10Q", content(f"{path}.idx"))
+    path.write_bytes(whole[: offsets[4] + 700])
+    for number in (0, 4, 8):
+        with pytest.raises(wp.ShardError, match=r"it has \d+ bytes \(it may be cut\)"):
+            wp.IndexedShards(path)[number]
+    path.write_bytes(whole[: offsets[2] + 6] + b"\xff" * 40 + whole[offsets[2] + 46 :])
+    data = wp.IndexedShards(path)
+    with pytest.raises(wp.ShardError, match="checksum"):
+        data[2]
+    assert data[1]["__key__"] == "001"
+    path.unlink()
+    assert data[1]["__key__"] == "001", "an open file stays"
+    with pytest.raises(wp.ShardError, match="does not exist"):
+        wp.IndexedShards(path)[1]
+
+
+@pytest.mark.parametrize("name", ["pax", "gnu", "directories", "two archives", "sparse names"])
+def test_all_kinds_of_tars(name, tmp_path):
+    """Long names, directories between, and archives after each other."""
+    path = tmp_path / "a.tar"
+    kind = tarfile.PAX_FORMAT if name in ("pax", "two archives") else tarfile.GNU_FORMAT
+    for archive in range(2 if name == "two archives" else 1):
+        with tarfile.open(tmp_path / "part.tar", "w", format=kind) as tar:
+            for number in range(4):
+                if name == "directories":
+                    folder = tarfile.TarInfo(f"folder{number}")
+                    folder.type = tarfile.DIRTYPE
+                    tar.addfile(folder)
+                long = "" if name == "directories" else "x" * (150 if number % 2 else 5)
+                for field in ("txt", "cls", "bin"):
+                    data = {"txt": b"text", "cls": b"1", "bin": bytes(1024)}[field]
+                    info = tarfile.TarInfo(f"{long}{archive}{number}.{field}")
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+        with open(path, "ab") as whole:
+            whole.write(content(tmp_path / "part.tar"))
+    index_shards(path, offsets=True)
+    data = wp.IndexedShards(path)
+    assert list(data) == list(samples(str(path), shuffle=False))
+    assert [data[number] for number in range(len(data))] == list(data)
+
+
+# Remote shards
+
+
+@pytest.fixture
+def far(remote, indexed):
+    """Those shards in a store, with their offsets."""
+    for path in indexed:
+        for ending in (".idx", ".keys"):
+            if data := content(path + ending):
+                remote.put(f"d/{os.path.basename(path)}{ending}", data)
+    return [remote.put(f"d/{os.path.basename(path)}", content(path)) for path in indexed]
+
+
+def test_remote_samples_one_request_for_each(remote, far, indexed, stream):
+    data = wp.IndexedShards(far, storage_options=remote.storage_options, connections=4)
+    assert bare(data[7]) == bare(stream[7])
+    before = len(remote.faults.stats(remote.reads))
+    assert bare(data[33]) == bare(stream[33])
+    assert len(remote.faults.stats(remote.reads)) - before == 1
+    numbers = [45, 3, 12, 4, 3, 31]
+    assert [bare(sample) for sample in data.__getitems__(numbers)] == [bare(stream[number]) for number in numbers]
+    assert bare(data.by_key("00000031")) == bare(stream[31])
+    assert list(map(bare, data)) == list(map(bare, stream))
+    beside = wp.IndexedShards(far, index=os.path.dirname(indexed[0]), storage_options=remote.storage_options)
+    assert bare(beside[-1]) == bare(stream[-1])
+
+
+def test_remote_requests_at_once(web, tmp_path):
+    path = make_shards(tmp_path, shards=1, samples=64, fields={"bin": lambda rng, _: rng.randbytes(200_000)})[0]
+    index_shards(path, offsets=True)
+    url = web.put("d/a.tar", content(path))
+    web.put("d/a.tar.idx", content(f"{path}.idx"))
+    data = wp.IndexedShards(url, connections=8)
+    len(data)
+    web.faults.rules({"match": web.reads, "gather": 8})
+    numbers = list(range(0, 64, 2))
+    found = data.__getitems__(numbers)
+    assert keys_of(found) == [f"{number:08d}" for number in numbers]
+    seen = [request for request in web.faults.stats(web.reads) if not request.path.endswith(".idx")]
+    assert len(seen) == 32
+    assert max(request.live for request in seen) == 8
+
+
+def test_remote_errors(remote, far):
+    for path, match in (("d/none.tar", "has no index of offsets"),):
+        with pytest.raises(wp.ShardError, match=match):
+            len(wp.IndexedShards(f"{far[0].rpartition('/d/')[0]}/{path}", storage_options=remote.storage_options))
+    remote.put("d/shard-000000.tar", b"short")
+    with pytest.raises(wp.ShardError, match="another than the indexed one"):
+        wp.IndexedShards(far, storage_options=remote.storage_options)[2]
+
+
+@pytest.mark.parametrize("fault", ["truncate", "ignore_range", "503"])
+def test_remote_faults(fault, web, indexed, stream):
+    rule = {
+        "truncate": {"truncate": 700, "times": 2},
+        "ignore_range": {"ignore_range": True},
+        "503": {"status": 503, "times": 2},
+    }
+    url = web.put("d/a.tar", content(indexed[2]))
+    web.put("d/a.tar.idx", content(indexed[2] + ".idx"))
+    data = wp.IndexedShards(url)
+    assert len(data) == FIFTY[2]
+    web.faults.rules({"match": web.reads, **rule[fault]})
+    first = sum(FIFTY[:2])
+    assert [bare(data[number]) for number in range(8)] == list(map(bare, stream[first : first + 8]))
