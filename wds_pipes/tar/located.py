@@ -143,10 +143,11 @@ class Located:
             with self._opener.open(url) as stream:
                 data = stream.read()
         except ShardError as error:
-            cause = error.__cause__
-            if isinstance(cause, FileNotFoundError) or getattr(cause, "status", None) == 404:
+            if isinstance(error.__cause__, FileNotFoundError):
                 raise self._missing(shard, url) from error
-            raise
+            shown = redact(self.urls[shard])
+            message = f"the index of offsets of shard {shown} cannot be read: {str(error).rstrip('.')}. {MEND}"
+            raise ShardError(message, url=shown) from error
         found = unpack(data, url)
         with self._locks.setdefault(os.getpid(), threading.Lock()):
             self._held[shard, ending] = found
