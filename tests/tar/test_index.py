@@ -336,7 +336,7 @@ def test_the_command(tmp_path, monkeypatch):
     [
         (["no.tar", "-o", "i.json"], "Error: shard no.tar does not exist"),
         (["*.tar", "-o", "i.json"], "no shard matches"),
-        (["a.tar"], "--output"),
+        (["a.tar"], "pass -o index.json, or --offsets"),
         ([], "URLS"),
     ],
 )
@@ -354,3 +354,18 @@ def test_the_command_shows_warnings_as_a_line(tmp_path):
     assert result.exit_code == 0
     assert result.stderr.startswith("warning: shard ")
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_command_writes_offsets(tmp_path):
+    urls = make_shards(tmp_path, shards=2, samples=3)
+    for arguments in (["--offsets"], ["--offsets-to", str(tmp_path)]):
+        result = CliRunner().invoke(main, ["index", *urls, *arguments])
+        assert result.exit_code == 0, result.output
+        assert result.output.startswith("offsets: 2 shards, 6 samples")
+        for url in urls:
+            assert os.path.getsize(f"{url}.idx") == 32
+            assert os.path.getsize(f"{url}.keys") == 36
+            os.unlink(f"{url}.idx")
+    result = CliRunner().invoke(main, ["index", *urls])
+    assert result.exit_code == 2
+    assert "pass -o index.json, or --offsets" in result.output

@@ -18,9 +18,18 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    required=True,
     type=click.Path(dir_okay=False),
     help="The index to write, such as index.json beside the shards.",
+)
+@click.option(
+    "--offsets",
+    is_flag=True,
+    help="Also write where each sample begins, to X.tar.idx and X.tar.keys beside each X.tar, for IndexedShards.",
+)
+@click.option(
+    "--offsets-to",
+    type=click.Path(exists=True, file_okay=False),
+    help="The same into a directory, also for remote shards.",
 )
 @click.option(
     "--threads", type=click.IntRange(min=1), default=4, show_default=True, help="How many shards are read at a time."
@@ -39,8 +48,17 @@ if TYPE_CHECKING:
     show_default=True,
     help="As in group_by_key.",
 )
-def index(urls: tuple[str, ...], output: str, threads: int, key_split: str, on_repeated_key: str) -> None:
-    """Write an index of shards: the samples, bytes and MD5 of each.
+def index(
+    *,
+    urls: tuple[str, ...],
+    output: str | None,
+    offsets: bool,
+    offsets_to: str | None,
+    threads: int,
+    key_split: str,
+    on_repeated_key: str,
+) -> None:
+    """Write an index of shards: the samples, bytes and MD5 of each, or where each sample begins.
 
     URLS are paths or URLs, with {000..011} or * in quotes. Each shard is read once, to its end.
     ShardList(urls, index="index.json") and ShardList("index.json") read the index, and so does the
@@ -52,6 +70,8 @@ def index(urls: tuple[str, ...], output: str, threads: int, key_split: str, on_r
     from wds_pipes.io.urls import redact
     from wds_pipes.tar.indexing import index_shards
 
+    if output is None and not offsets and offsets_to is None:
+        raise click.UsageError("pass -o index.json, or --offsets for IndexedShards, or both")
     try:
         shards = expand(urls)
         with contextlib.ExitStack() as stack:
@@ -69,7 +89,13 @@ def index(urls: tuple[str, ...], output: str, threads: int, key_split: str, on_r
                     bar.update(1)
 
             found = index_shards(
-                shards, output, key_split=key_split, on_repeated_key=on_repeated_key, threads=threads, on_shard=on_shard
+                shards,
+                output,
+                key_split=key_split,
+                on_repeated_key=on_repeated_key,
+                threads=threads,
+                on_shard=on_shard,
+                offsets=offsets if offsets_to is None else offsets_to,
             )
     except (WdsError, ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
@@ -77,4 +103,5 @@ def index(urls: tuple[str, ...], output: str, threads: int, key_split: str, on_r
         sum(facts.samples or 0 for facts in found.values()),
         sum(facts.size or 0 for facts in found.values()),
     )
-    click.echo(f"{redact(output)}: {plural(len(found), 'shard')}, {plural(samples, 'sample')}, {plural(size, 'byte')}")
+    where = "offsets" if output is None else redact(output)
+    click.echo(f"{where}: {plural(len(found), 'shard')}, {plural(samples, 'sample')}, {plural(size, 'byte')}")
