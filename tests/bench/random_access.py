@@ -1,0 +1,100 @@
+"""Random access with IndexedShards, against wids and against the stream, in one run.
+
+    python tests/bench/random_access.py [DIRECTORY]      writes about 450 MB there (default: a
+    temporary directory), takes two minutes
+
+1. ``data[i]`` at random places, raw bytes, against wids without its decoding: on tiny samples and
+   on images of 107 KB; and ``__getitems__`` of 64 against 64 times ``[i]``.
+2. The index: how large it is, and how long making it takes, against the walk with tarfile that
+   DALI's wds2idx does.
+
+Rounds alternate; the figures are medians of their ratios. Exits with 1 if a bar is missed.
+"""
+
+import random
+import statistics
+import sys
+import tarfile
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import wids
+from bars import bar, exit_if_missed
+from data import images, tiny
+
+import wds_pipes as wp
+from wds_pipes.tar import index_shards
+
+ROUNDS, SAMPLES = 7, 6400
+
+
+def seconds(run) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def ratios(one, other) -> list[float]:
+    """How many times as long as ``one`` ``other`` takes, in rounds."""
+    found = []
+    for number in range(ROUNDS):
+        took = {run: seconds(run) for run in ((one, other) if number % 2 else (other, one))}
+        found.append(took[other] / took[one])
+    return found
+
+
+def access(name: str, urls: list[str], index: str, least: float) -> None:
+    data, peer = wp.IndexedShards(urls), wids.ShardListDataset(index, transformations=[])
+    places = random.Random(1)
+    numbers = [places.randrange(len(data)) for _ in range(SAMPLES)]
+    assert {key: value for key, value in data[7].items() if key[:2] != "__"} == {
+        key.lstrip("."): value if isinstance(value, bytes) else value.getvalue()
+        for key, value in peer[7].items()
+        if key[:2] != "__"
+    }
+
+    def ours() -> None:
+        for number in numbers:
+            data[number]
+
+    def theirs() -> None:
+        for number in numbers:
+            peer[number]
+
+    def together() -> None:
+        for start in range(0, SAMPLES, 64):
+            data.__getitems__(numbers[start : start + 64])
+
+    print(f"{name}: {seconds(ours) / SAMPLES * 1e6:.1f} us for a sample")
+    bar("wids over ours", statistics.median(ratios(ours, theirs)), least, least=True)
+    bar("64 times [i] over __getitems__ of 64", statistics.median(ratios(together, ours)), 1.0, least=True)
+
+
+def walk(urls: list[str]) -> None:
+    for url in urls:
+        with tarfile.open(url) as tar:
+            for member in tar:
+                assert member.offset_data
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(temporary)
+        for name, urls, least in (("tiny", tiny(directory), 2.0), ("images", images(directory), 1.5)):
+            index = str(Path(urls[0]).parent / "index.json")
+            index_shards(urls, index, offsets=True)
+            access(name, urls, index, least)
+            samples = len(wp.IndexedShards(urls))
+            size = sum(Path(f"{url}.idx").stat().st_size for url in urls)
+            bar("bytes of .idx for a sample", (size - 8 * len(urls)) / samples, 8)
+            if name == "tiny":
+                made = statistics.median(ratios(lambda: index_shards(urls, offsets=True), lambda: walk(urls)))
+                bar("the walk of tarfile over index_shards", made, 5.0, least=True)
+    exit_if_missed()
+
+
+if __name__ == "__main__":
+    main()
