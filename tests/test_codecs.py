@@ -575,6 +575,10 @@ def test_an_image_that_stays_bytes_is_warned_of_once(monkeypatch):
     with pytest.warns(UserWarning, match=r"'left\.HEIC' looks like an image .* decode_by_ext\('rgb8', \{'heic': fun"):
         assert decode("left.HEIC", b"x", "rgb8") == b"x"
     assert decode("heic", b"x", "rgb8") == b"x"
+    # also if no function of key and data takes it
+    assert decode("jxl", b"x", "rgb8", lambda key, data: 1) == 1
+    with pytest.warns(UserWarning, match=r"'jxl' looks like an image"):
+        assert decode("jxl", b"x", "rgb8", lambda key, data: None) == b"x"
     with pytest.warns(UserWarning, match=r"'svg\.gz' looks like an image"):
         assert decode("svg.gz", gzip.compress(b"x"), "rgb8") == b"x"
 

@@ -33,8 +33,8 @@ def expand(urls: Urls, storage_options: dict[str, Any] | None = None) -> list[st
     Args:
         urls: a URL or path, or several, in a list or joined by ``::``. Each may contain braces
             (``{000..011}``, ``{a,b}``, nested, with steps), or ``*``, ``?`` and ``[...]`` (the
-            matches are sorted). A directory means the tars in it, ``*.tar*``, ``*.tgz`` and the like
-            (one in a store ends in ``/``), ``@list.txt`` the lines of a local text file.
+            matches are sorted). A directory means the tars in it, ``*.tar*``, ``*.tgz`` and the
+            like (one in a store ends in ``/``), ``@list.txt`` the lines of a local text file.
             ``${NAME}`` is an environment variable. The path of an existing file is not expanded.
         storage_options: options for fsspec, to list patterns in a store.
 

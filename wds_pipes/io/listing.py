@@ -18,8 +18,9 @@ _MAGIC = re.compile(r"[*?\[]")
 
 
 def list_shards(pattern: str, storage_options: dict[str, Any] | None, *, folder: bool = False) -> list[str]:
-    """The URLs of the shards in a store that match a pattern, sorted; with ``folder``, of the tars in
-    the directory that ``pattern`` names, which ends in ``/``.
+    """The URLs of the shards in a store that match a pattern, sorted.
+
+    With ``folder``, ``pattern`` is a directory, which ends in ``/``: the result is the tars in it.
 
     Raises:
         ValueError: no shard matches.
