@@ -11,6 +11,7 @@ from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import DecodeError
+from wds_pipes.io.secret import hide, words
 from wds_pipes.stages.collating import identity
 from wds_pipes.stages.fields import read_names
 
@@ -177,7 +178,8 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
 
 def _error(sample: dict[str, Any], field: str, cause: Exception, mend: str = "") -> DecodeError:
     key, url = identity(sample)
-    message = f"field {field!r} of sample {key!r} in shard {url} cannot be decoded: {type(cause).__name__}: {cause}"
+    why = f"{type(cause).__name__}: {hide(words(cause))}"
+    message = f"field {field!r} of sample {key!r} in shard {url} cannot be decoded: {why}"
     if field.rpartition(".")[2] in INTEGER and str(cause).startswith("invalid literal for int()"):
         message += (
             f". A field of this name is an integer: for a text pass decode_by_ext({{{field!r}: "
