@@ -835,6 +835,12 @@ def test_a_compressed_field_has_the_same_bytes_at_any_time():
     assert encode("txt.gz", gzip.compress(b"x", mtime=7)) == gzip.compress(b"x", mtime=7)
 
 
+def test_tensors_of_safetensors_are_sorted_by_name():
+    """The library returns them in an order that differs from call to call."""
+    data = encode("safetensors", {name: torch.zeros(1) for name in "hcagbfed"})
+    assert [list(decode("safetensors", data)) for _ in range(5)] == [list("abcdefgh")] * 5
+
+
 def test_tenbin_is_encoded_as_webdataset_does():
     """One array as a list of it; in the byte order of the format."""
     assert encode("ten", ARRAYS) == bytes(webdataset.tenbin.encode_buffer(ARRAYS))

@@ -56,7 +56,8 @@ def _cbor(data: bytes) -> Any:
 
 
 def _safetensors(data: bytes) -> Any:
-    return library("safetensors.torch", "safetensors", "a safetensors field").load(data)
+    tensors = library("safetensors.torch", "safetensors", "a safetensors field").load(data)
+    return dict(sorted(tensors.items()))  # the library returns them in another order at each call
 
 
 def _yaml(data: bytes) -> Any:
