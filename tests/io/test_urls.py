@@ -195,6 +195,11 @@ def test_a_pattern_of_remote_shards():
         ("@empty.txt", ValueError, "the list of shards is empty"),
         ("@missing.txt", ValueError, "missing.txt"),
         ("@loop.txt", ValueError, "names another list"),
+        (
+            Path("https://user:secret@h/x.tar?sig=secret"),
+            ValueError,
+            r"a '/' is missing in 'https://h/x.tar\?...', which a pathlib.Path shortens: pass the URL as a str",
+        ),
         ("a.tar::", ValueError, "'::' joins URLs, and one before or after it is missing in 'a.tar::'"),
         ("::https://u:secret@h/x.tar", ValueError, "missing in '::https://h/x.tar'"),
         ("${NONE}/a.tar", ValueError, r"the environment variable NONE is not set: a URL contains \$\{NONE\}"),

@@ -20,6 +20,7 @@ from wds_pipes.io.urls import (
     links_of,
     local_path,
     redact,
+    restored,
     split_joined,
     with_variables,
 )
@@ -65,6 +66,9 @@ def urls_of(item: str | os.PathLike[str]) -> list[str]:
     url = os.fspath(item)
     if not isinstance(url, str) or not url:
         raise ValueError(f"a shard needs a name, not {url!r}")
+    whole = restored(url)
+    if whole != url:
+        raise ValueError(f"a '/' is missing in {redact(whole)!r}, which a pathlib.Path shortens: pass the URL as a str")
     if ("::" not in url and "${" not in url) or _exists(url):
         return [url]
     urls = []

@@ -16,7 +16,6 @@ import contextlib
 import io
 import logging
 import os
-import re
 import sys
 import tarfile
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from typing import Any, BinaryIO, Self
 from wds_pipes.errors import SampleError
 from wds_pipes.io.compression import Compressor, compressor, kind_of_name
 from wds_pipes.io.partial import PartialFile
-from wds_pipes.io.urls import at_home, local_path, redact, with_variables
+from wds_pipes.io.urls import at_home, local_path, redact, restored, with_variables
 from wds_pipes.tar.headers import MAX_HEADER_BYTES
 from wds_pipes.tar.keys import split_key
 from wds_pipes.tar.offsets import remove_beside
@@ -235,9 +234,9 @@ def local_target(target: str | os.PathLike[str]) -> str:
         raise ValueError("a shard needs a name, and this path is empty")
     if name == "-":
         raise ValueError("a shard is not written to '-': for standard output pass the stream sys.stdout.buffer")
-    # Path("s3://bucket/x.tar") is "s3:/bucket/x.tar".
-    if path is None or (re.match(r"[a-zA-Z][\w+.-]+:/", path) and not os.path.isdir(os.path.dirname(path))):
-        shown = redact(re.sub(r"^([\w+.-]+):/(?!/)", r"\1://", name))
+    whole = restored(name)
+    if path is None or whole != name:
+        shown = redact(whole)
         raise ValueError(
             f"shards are written to local files, not to {shown!r}: write them to a directory and copy them, for "
             "example each complete one with ShardWriter(on_shard=...), or pass an open binary stream to TarWriter"
