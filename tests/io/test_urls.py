@@ -38,7 +38,18 @@ def folder(tmp_path, monkeypatch):
     ):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "packed").mkdir()
-    for name in ("a.tar.gz", "b.tgz", "c.tbz2", "d.txz", "e.tzst", ".f.tgz.partial", ".g.tgz", "notes.tgz.md5"):
+    for name in (
+        "a.tar.gz",
+        "b.tgz",
+        "c.tbz2",
+        "d.txz",
+        "e.tzst",
+        ".f.tgz.partial",
+        ".g.tgz",
+        "notes.tgz.md5",
+        "a.tar.idx",
+        "a.tar.keys",
+    ):
         (tmp_path / "packed" / name).write_bytes(b"")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "s.tar").write_bytes(b"")

@@ -34,9 +34,10 @@ def expand(urls: Urls, storage_options: dict[str, Any] | None = None) -> list[st
     Args:
         urls: a URL or path, or several, in a list or joined by ``::``. Each may contain braces
             (``{000..011}``, ``{a,b}``, nested, with steps), or ``*``, ``?`` and ``[...]`` (the
-            matches are sorted). A directory means the tars in it, ``*.tar*``, ``*.tgz`` and the
-            like (one in a store ends in ``/``), ``@list.txt`` the lines of a local text file.
-            ``${NAME}`` is an environment variable. The path of an existing file is not expanded.
+            matches are sorted). A directory means the tars in it, ``*.tar``, ``*.tar.gz``,
+            ``*.tgz`` and the like (one in a store ends in ``/``), ``@list.txt`` the lines of a
+            local text file. ``${NAME}`` is an environment variable. The path of an existing file is
+            not expanded.
         storage_options: options for fsspec, to list patterns in a store.
 
     Raises:
@@ -179,7 +180,7 @@ def _no_tars(url: str, path: str) -> list[str]:
         else (f"it holds other files, such as {other!r}, and shards are tars: write them with ShardWriter")
     )
     raise ValueError(
-        f"no shard matches {redact(url)!r}, a directory without tars (*.tar*, *.tgz, ...): {holds}. The "
+        f"no shard matches {redact(url)!r}, a directory without tars (*.tar, *.tar.gz, *.tgz, ...): {holds}. The "
         f"working directory is {os.getcwd()}."
     )
 
