@@ -575,6 +575,10 @@ def test_an_image_that_stays_bytes_is_warned_of_once(monkeypatch):
     with pytest.warns(UserWarning, match=r"'left\.HEIC' looks like an image .* decode_by_ext\('rgb8', \{'heic': fun"):
         assert decode("left.HEIC", b"x", "rgb8") == b"x"
     assert decode("heic", b"x", "rgb8") == b"x"
+    # also if no function of key and data takes it
+    assert decode("jxl", b"x", "rgb8", lambda key, data: 1) == 1
+    with pytest.warns(UserWarning, match=r"'jxl' looks like an image"):
+        assert decode("jxl", b"x", "rgb8", lambda key, data: None) == b"x"
     with pytest.warns(UserWarning, match=r"'svg\.gz' looks like an image"):
         assert decode("svg.gz", gzip.compress(b"x"), "rgb8") == b"x"
 
@@ -831,6 +835,12 @@ def test_a_compressed_field_has_the_same_bytes_at_any_time():
     assert encode("txt.gz", gzip.compress(b"x", mtime=7)) == gzip.compress(b"x", mtime=7)
 
 
+def test_tensors_of_safetensors_are_sorted_by_name():
+    """The library returns them in an order that differs from call to call."""
+    data = encode("safetensors", {name: torch.zeros(1) for name in "hcagbfed"})
+    assert [list(decode("safetensors", data)) for _ in range(5)] == [list("abcdefgh")] * 5
+
+
 def test_tenbin_is_encoded_as_webdataset_does():
     """One array as a list of it; in the byte order of the format."""
     assert encode("ten", ARRAYS) == bytes(webdataset.tenbin.encode_buffer(ARRAYS))
@@ -861,6 +871,7 @@ def test_decoded_images_are_encoded_again(spec):
         (np.full((2, 2, 3), np.nan), "floats from 0 to 1, and these go from nan to nan"),
         (np.zeros((2, 2, 5), np.uint8), r"not uint8 of shape \(2, 2, 5\)"),
         (np.zeros((2, 2, 3), np.int64), r"not int64 of shape \(2, 2, 3\)"),
+        (np.zeros((2, 2), np.int64), r"not int64 of shape \(2, 2\)"),
         (torch.zeros(2, 2, 3), r"not a tensor of shape \(2, 2, 3\)"),
         (np.zeros((0, 2, 3)), r"not float64 of shape \(0, 2, 3\)"),
     ],
@@ -870,8 +881,40 @@ def test_what_is_no_image_is_not_encoded(value, message):
         encode("png", value)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("webp", np.uint16(300)), ("gif", np.uint16(300)), ("webp", np.int32(300)), ("ppm", np.int32(100))],
+    ids=str,
+)
+def test_deep_pixels_are_not_cut(field, value):
+    """Pillow would write other values without an error."""
+    array = np.full((4, 4), value)
+    with pytest.raises(TypeError, match=rf"not {array.dtype} of shape \(4, 4\) in a "):
+        encode(field, array)
+    if field != "ppm":
+        with pytest.raises(ValueError, match="has 8 bits a pixel"):
+            encode(field, Image.fromarray(array))
+    assert same(decode("png", encode("png", np.full((4, 4), 0x1234, np.uint16)), "l8"), np.full((4, 4), 0x12, np.uint8))
+
+
+def test_halves_of_torch_are_images():
+    assert decode("png", encode("png", torch.ones(3, 2, 2, dtype=torch.bfloat16)), "rgb8").min() == 255
+
+
 def test_an_integer_as_text_is_written_if_it_is_read_back():
     assert decode("cls", encode("cls", " 3")) == 3
+
+
+@pytest.mark.parametrize("value", [np.array(3), np.array([3])[0], torch.tensor(3)])
+def test_an_integer_without_dimensions_is_written(value):
+    """Such as a label that was a tensor."""
+    assert encode("cls", value) == b"3"
+
+
+def test_msgpack_that_would_not_be_read_back_is_refused():
+    """The reader refuses keys that are neither str nor bytes: hostile ones could share a hash."""
+    with pytest.raises(ValueError, match=r"would not be read back .*: use str"):
+        encode("mp", {"a": {1: 2}})
 
 
 @pytest.mark.parametrize("data", [b"\xff", bytearray(b"\xff"), memoryview(b"\xff")])
@@ -890,6 +933,10 @@ def test_bytes_are_encoded_as_they_are(field, data):
         ("ten", [np.zeros(2, bool)]),
         ("ten", "x"),
         ("cls", 3.0),
+        ("cls", torch.tensor(True)),
+        ("cls", np.array([3])),
+        ("cls", torch.tensor([3, 4])),
+        ("npz", [1]),
         ("json", {1, 2}),
         ("jpg", "x"),
         ("bin", "x"),

@@ -6,7 +6,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from sources import Given
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -16,7 +18,7 @@ from wds_pipes.core.lane import Lane
 from wds_pipes.core.running import Ended
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.stream import Stream
-from wds_pipes.testing import _check_lanes, check_resume, make_shards
+from wds_pipes.testing import _check_lanes, check_resume, make_shards, same
 
 
 class First(Stage):
@@ -205,6 +207,13 @@ try:
 except AssertionError as error:
     print("found:", error)
 """
+
+
+def test_nan_equals_nan():
+    """Otherwise check_resume would report samples that are equal."""
+    for make in (float, np.float16, lambda text: np.array([1, float(text)]), lambda text: torch.tensor(float(text))):
+        assert same({"x": [make("nan")]}, {"x": [make("nan")]})
+        assert not same(make("nan"), make("1"))
 
 
 def test_check_resume_works_without_assert_statements():

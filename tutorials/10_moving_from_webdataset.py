@@ -39,13 +39,13 @@
 # | `.unbatched()` | `.unbatch_samples()` | |
 # | after the loader: `.unbatched().shuffle(n).batched(m)` | `.interleave_shards(4)` before `.shuffle_buffer(1000)`, and `PipeLoader(mix_lanes=4)` | A batch mixes shards within a lane, and then lanes. |
 # | `WebLoader(...)`, `DataLoader` | `PipeLoader(pipe, batch_size=64, num_workers=8)` | Has a state, for any number of workers and ranks. |
-# | `.with_epoch(10_000)` | `PipeLoader(..., epoch_end="loop").with_epoch(samples=10_000)` | The number counts for all ranks together, not for each worker. Each rank gets the same number of full batches, whatever the steps filter or skip. |
+# | `.with_epoch(10_000)` | `PipeLoader(..., epoch_end="loop").with_epoch(samples=10_000)` | The number counts for all ranks together, not for each worker, and is a multiple of ranks x batch size. Each rank gets the same number of full batches, whatever the steps filter or skip. |
 # | `.repeat(2)` | `.repeat(2)` | Also between other steps. Each repetition is another epoch, in another order. |
 # | `.repeat()`, `.repeat().with_epoch(n)` | `PipeLoader(..., epoch_end="loop")`, and its `.with_epoch(samples=n)` | Without `PipeLoader`, `.repeat()` has no end here either. |
 # | `.with_length(n)` | `ShardList(index=...)` | The length is counted, not set by hand. |
 # | `RandomMix([a, b], probs=[3, 1])` | `mix({"a": a, "b": b}, weights={"a": 3, "b": 1})` | Exact proportions at every place, not on average. |
 # | `RoundRobin` | `mix` with equal weights | |
-# | `cache_dir=...` | `.open_shards(cache=...)` | Each shard is downloaded once for all processes of a machine. |
+# | `cache_dir=...` | `.cache_shards("cache", max_bytes="200GB").open_shards()` | Each shard is downloaded once for all processes of a machine. |
 # | `pipe:aws s3 cp ... -` | `s3://...` | Several concurrent requests, with retries. `pipe:` needs `allow_pipe=True`, because it runs a shell. |
 # | `handler=wds.warn_and_continue` | `on_error="skip", max_errors=100`; or `on_error={wp.DecodeError: "skip"}`, or a function of the error | Bad data is counted; too much is an error. Half a sample is never returned. |
 # | `ShardWriter("x-%06d.tar", maxcount=...)` | `ShardWriter("x-%06d.tar", max_samples=...)` | A shard gets its name when complete. Can also write the index. |

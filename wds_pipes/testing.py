@@ -295,7 +295,7 @@ def _dump(pipeline: Any) -> str:
 def same(one: Any, other: Any) -> bool:
     """Whether two items are equal, in type and value.
 
-    Arrays and tensors are equal if dtype, shape and all numbers are.
+    Arrays and tensors are equal if dtype, shape and all numbers are; NaN equals NaN.
     """
     if type(one) is not type(other):
         return False
@@ -304,5 +304,7 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     if hasattr(one, "dtype") and hasattr(one, "shape"):
-        return bool(one.dtype == other.dtype and one.shape == other.shape and (one == other).all())
-    return bool(one == other)
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return False
+        return bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124 - NaN
+    return bool(one == other or (one != one and other != other))  # noqa: PLR0124 - NaN

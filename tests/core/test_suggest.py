@@ -89,7 +89,7 @@ def test_misspelt_options(urls, pipe, tmp_path):
         (lambda: pipe.shuffle_buffer(sise=3), "shuffle_buffer() has no option 'sise'. Did you mean size=?"),
         (
             lambda: pipe.batch_samples(3, partial=False),
-            "batch_samples() has no option 'partial'. Did you mean drop_last=?",
+            "batch_samples() has no option 'partial'. Did you mean drop_last=? It means the opposite.",
         ),
         (lambda: pipe.group_by_key(handler=print), "group_by_key() has no option 'handler'. Did you mean on_error=?"),
         (lambda: pipe.shuffle_buffer(3, initial=2), "shuffle_buffer() has no option 'initial'. It has: size, seed."),
@@ -102,6 +102,10 @@ def test_misspelt_options(urls, pipe, tmp_path):
         (
             lambda: wp.ShardWriter(str(tmp_path / "%d.tar"), maxcount=3),
             "ShardWriter() has no option 'maxcount'. Did you mean max_samples=?",
+        ),
+        (
+            lambda: wp.ShardWriter(str(tmp_path / "%d.tar"), maxsize=3),
+            "ShardWriter() has no option 'maxsize'. Did you mean max_bytes=?",
         ),
     ):
         with pytest.raises(TypeError) as caught:

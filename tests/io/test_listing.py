@@ -34,10 +34,15 @@ def test_a_remote_directory_and_its_options(remote, local):
     """A directory means its shards, and what listed them reads them too."""
     urls = [remote.put(f"listed/{os.path.basename(path)}", content(path)) for path in local[:2]]
     remote.put("listed/notes.txt", b"x")
+    remote.put("packed/a.tgz", b"x")
+    remote.put("packed/b.tar.zst", b"x")
+    remote.put("packed/c.tgz.md5", b"x")
     options = remote.storage_options
     folder = f"{remote.url}/listed/"
     if remote.kind != "http":
         assert expand(folder, options) == expand(f"{folder}*.tar", options)
+        packed = [url.rpartition("/")[2] for url in expand(f"{remote.url}/packed/", options)]
+        assert packed == ["a.tgz", "b.tar.zst"]
         pipe = wp.ShardList(folder, storage_options=options).open_shards().load_tar().group_by_key()
         assert len(list(pipe)) == 80
     assert [

@@ -72,6 +72,7 @@ def test_storage_options_go_to_the_file_system(tmp_path):
     ("url", "message"),
     [
         ("missing.tar", "shard missing.tar does not exist. The working directory is {folder}. Check its name."),
+        ("$DATA/x.tar", "Of environment variables only the form ${{NAME}} is replaced"),
         ("memory://missing/x.tar", "shard memory://missing/x.tar does not exist: check its name ("),
         ("folder.tar", "shard folder.tar cannot be opened: IsADirectoryError"),
         (

@@ -37,6 +37,20 @@ def folder(tmp_path, monkeypatch):
         "notes.txt",
     ):
         (tmp_path / name).write_bytes(b"")
+    (tmp_path / "packed").mkdir()
+    for name in (
+        "a.tar.gz",
+        "b.tgz",
+        "c.tbz2",
+        "d.txz",
+        "e.tzst",
+        ".f.tgz.partial",
+        ".g.tgz",
+        "notes.tgz.md5",
+        "a.tar.idx",
+        "a.tar.keys",
+    ):
+        (tmp_path / "packed" / name).write_bytes(b"")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "s.tar").write_bytes(b"")
     monkeypatch.chdir(tmp_path)
@@ -127,6 +141,7 @@ def test_which_protocols_of_fsspec_read_from_another():
         (Path("a-*.tar"), ["a-00.tar", "a-01.tar"]),
         ("**/s.tar", ["sub/s.tar"]),
         ("sub", ["sub/s.tar"]),
+        ("packed", [f"packed/{name}" for name in ("a.tar.gz", "b.tgz", "c.tbz2", "d.txz", "e.tzst")]),
         # A path that exists is taken as it is, whatever is in its name.
         ("c [1].tar", ["c [1].tar"]),
         ("d#1.tar", ["d#1.tar"]),
@@ -147,7 +162,9 @@ def test_what_is_there(folder, urls, expected):
 
 def test_a_folder_means_its_shards_sorted(folder):
     """Not its other files and not its folders."""
-    assert expand(folder) == sorted(str(folder / name) for name in os.listdir(folder) if ".tar" in name)
+    assert expand(folder) == sorted(
+        str(folder / name) for name in os.listdir(folder) if name.endswith((".tar", ".tgz", ".tar.gz"))
+    )
     assert expand(f"file://{folder}/a-*.tar") == [str(folder / "a-00.tar"), str(folder / "a-01.tar")]
 
 
@@ -189,6 +206,11 @@ def test_a_pattern_of_remote_shards():
         ("@empty.txt", ValueError, "the list of shards is empty"),
         ("@missing.txt", ValueError, "missing.txt"),
         ("@loop.txt", ValueError, "names another list"),
+        (
+            Path("https://user:secret@h/x.tar?sig=secret"),
+            ValueError,
+            r"a '/' is missing in 'https://h/x.tar\?...', which a pathlib.Path shortens: pass the URL as a str",
+        ),
         ("a.tar::", ValueError, "'::' joins URLs, and one before or after it is missing in 'a.tar::'"),
         ("::https://u:secret@h/x.tar", ValueError, "missing in '::https://h/x.tar'"),
         ("${NONE}/a.tar", ValueError, r"the environment variable NONE is not set: a URL contains \$\{NONE\}"),
@@ -198,7 +220,9 @@ def test_a_pattern_of_remote_shards():
         ("@commands.txt", ValueError, "the list 'commands.txt' names a command"),
         ("@braces.txt", ValueError, "names a command"),
         ("@variable.txt", ValueError, r"the list 'variable.txt' contains \$\{DATA\}"),
-        ("empty", ValueError, r"no shard matches 'empty', a directory without \*.tar\* files: it is empty"),
+        ("@built.txt", ValueError, r"the list 'built.txt' contains \$\{DATA\}"),
+        ("${EMPTY}", ValueError, "the environment variable that a URL consists of is empty"),
+        ("empty", ValueError, r"no shard matches 'empty', a directory without tars .*: it is empty"),
         (
             "photos",
             ValueError,
@@ -214,13 +238,14 @@ def test_a_pattern_of_remote_shards():
     ids=str,
 )
 def test_what_names_nothing_is_told(folder, monkeypatch, urls, error, message):
-    for name, value in {"COMMAND": "pipe:secret", "COMMANDS": "a.tar::pipe:secret", "HALF": "{pi"}.items():
+    for name, value in {"COMMAND": "pipe:secret", "COMMANDS": "a.tar::pipe:secret", "HALF": "{pi", "EMPTY": ""}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NONE", raising=False)
     (folder / "empty.txt").write_text("\n")
     (folder / "commands.txt").write_text("a.tar::pipe:secret\n")
     (folder / "braces.txt").write_text("pi{pe:secret,x}\n")
     (folder / "variable.txt").write_text("${DATA}/x.tar\n")
+    (folder / "built.txt").write_text("https://h/{$,x}{{DATA},y}/x.tar\n")
     (folder / "loop.txt").write_text("@loop.txt\n")
     (folder / "empty").mkdir()
     (folder / "photos" / "cat").mkdir(parents=True)

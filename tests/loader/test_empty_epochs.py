@@ -115,6 +115,19 @@ def test_an_epoch_that_is_empty_for_another_reason_is_a_warning(urls, caplog):
     assert caplog.text.count("this epoch gave nothing: 10 filtered") == 1
 
 
+def download(sample):
+    raise OSError("https://user:secret@host/x.jpg?sig=secret is not there")
+
+
+def test_errors_of_functions_are_shown_without_credentials(urls, caplog):
+    with caplog.at_level(logging.WARNING, logger="wds_pipes"):
+        assert list(pipe(urls, "txt").map_samples(download, on_error="skip")) == []
+        assert list(pipe(urls, "txt").decode_by_ext({"txt": download}, on_error="skip")) == []
+    assert caplog.text.count("The first error that was skipped: ") == 2
+    assert "OSError: https://host/x.jpg?... is not there" in caplog.text
+    assert "secret" not in caplog.text
+
+
 def test_the_warning_of_an_empty_epoch_names_the_first_error_that_was_skipped(urls, caplog):
     """The field that no sample has, or the shard; a pipe and PipeLoader say the same."""
     why = (

@@ -52,6 +52,11 @@ def test_fields_without_a_decoder_are_errors_if_requested():
     with pytest.raises(wp.DecodeError, match="field 'left.jpg' of sample '0' .* no decoder for it: name an image spec"):
         list(decoded(samples, must_decode=True))
     assert list(decoded(samples, {"jpg": bytes}, must_decode=True))[1]["left.jpg"] == b"data"
+    # a function that returns None, and decompression, decode nothing
+    with pytest.raises(wp.DecodeError, match="no decoder for it"):
+        list(decoded(samples, lambda key, data: None, must_decode=True))
+    with pytest.raises(wp.DecodeError, match="no decoder for it"):
+        list(decoded(list(numbered(gzip.compress(b"x"), field="bin.gz")), must_decode=True))
 
 
 def test_each_field_is_decoded_and_the_rest_of_the_sample_stays():

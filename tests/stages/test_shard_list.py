@@ -129,6 +129,7 @@ def test_weights_of_resampled_shards():
     plain = ShardList(joined, resampled=True, seed=3)
     equal = ShardList(joined, resampled=True, weights="3::3", seed=3)
     assert (order(equal), equal.graph()) == (order(plain), plain.graph())
+    ShardList(joined, resampled=True, weights="1e400::1", seed=3)  # more than a float
     many = ShardList([f"{number}.tar" for number in range(500)], resampled=True, weights=range(1, 501))
     assert len(many.graph()[0]) < 120
     check_resume(lambda: Stream(ShardList(joined, resampled=True, weights="1::3")))
@@ -144,6 +145,7 @@ def test_weights_of_resampled_shards():
         ("1::3::5", True, "there are 3 weights and 2 URLs"),
         ("1::x", True, "the weight of URL 'b.tar' must be a number, not 'x'"),
         ([1, 0], True, "the weight of URL 'b.tar' must be above 0"),
+        ("1::-1/2", True, "above 0 and finite, not -1/2"),
         (3, True, "weights must be a list, or a text such as '1::3'"),
     ],
 )

@@ -278,7 +278,10 @@ def test_a_place_where_no_file_can_be_made(tmp_path, monkeypatch):
         ("https://user:secret@host/x-%d.tar", "not to 'https://host/x-%d.tar'"),
         ("simplecache::s3://bucket/x-%d.tar", "local files"),
         ("memory://x-%d.tar", "local files"),
-        (Path("s3://bucket/x-%d.tar"), "local files"),
+        (Path("s3://bucket/x-%d.tar"), "not to 's3://bucket/x-%d.tar'"),
+        (Path("https://user:secret@host/x-%d.tar?sig=secret"), "not to 'https://host/x-%d.tar?...'"),
+        ("", "this path is empty"),
+        ("${NO_SUCH_VARIABLE}/x-%d.tar", "the environment variable NO_SUCH_VARIABLE is not set"),
         ("pipe:cat > secret-%d.tar", "not to 'pipe:cat ...'"),
         ("x-%d.tar.lz4", "not written as .lz4, which is not read either"),
         ("x-%d.zip", "not written as .zip"),
@@ -291,6 +294,15 @@ def test_a_target_that_is_no_local_tar_is_refused_at_once(tmp_path, monkeypatch,
         with pytest.raises(ValueError, match=re.escape(message)):
             make(target)
     assert os.listdir(tmp_path) == []
+
+
+def test_environment_variables_in_targets(tmp_path, monkeypatch):
+    """As in the URLs that are read."""
+    monkeypatch.setenv("DATA", str(tmp_path))
+    with ShardWriter("${DATA}/x-%d.tar", index="${DATA}/index.json") as writer:
+        writer.write({"__key__": "a", "txt": "x"})
+    assert list(writer.shards) == [str(tmp_path / "x-0.tar")]
+    assert sorted(os.listdir(tmp_path)) == ["index.json", "x-0.tar"]
 
 
 def test_what_is_neither_a_path_nor_a_stream_is_refused(tmp_path):

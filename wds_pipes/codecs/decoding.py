@@ -56,7 +56,8 @@ def _cbor(data: bytes) -> Any:
 
 
 def _safetensors(data: bytes) -> Any:
-    return library("safetensors.torch", "safetensors", "a safetensors field").load(data)
+    tensors = library("safetensors.torch", "safetensors", "a safetensors field").load(data)
+    return dict(sorted(tensors.items()))  # the library returns them in another order at each call
 
 
 def _yaml(data: bytes) -> Any:
@@ -104,6 +105,13 @@ DECODERS: dict[str, Decoder] = {
 }
 
 
+def _refuse(data: bytes) -> Any:
+    raise LookupError(
+        "there is no decoder for it: name an image spec, such as 'rgb8', if it is an image, or pass a function for its "
+        "extension, such as bytes"
+    )
+
+
 def _refuse_pickle(data: bytes) -> Any:
     raise NotAllowedError(UNPICKLING)
 
@@ -119,8 +127,8 @@ def unpack(data: bytes, kind: str) -> bytes:
 _warned: set[str] = set()  # extensions, in this process
 
 
-def _warn_of_bytes(field: str, extension: str, spec: str) -> None:
-    """Warn once that a field that looks like an image stays bytes."""
+def _warn_of_bytes(field: str, extension: str, spec: str, data: bytes) -> bytes:
+    """Return ``data``; warn once that a field that looks like an image stays bytes."""
     if extension not in _warned:
         _warned.add(extension)
         warnings.warn(
@@ -128,6 +136,7 @@ def _warn_of_bytes(field: str, extension: str, spec: str) -> None:
             f"function of the bytes, decode_by_ext({spec!r}, {{{extension!r}: function}}), or leave the field out.",
             stacklevel=2,
         )
+    return data
 
 
 class Decoding:
@@ -139,8 +148,14 @@ class Decoding:
     """
 
     def __init__(
-        self, specs: tuple[str | Mapping[str, Decoder] | Handler, ...], *, allow_pickle: bool, max_image_pixels: int
+        self,
+        specs: tuple[str | Mapping[str, Decoder] | Handler, ...],
+        *,
+        allow_pickle: bool,
+        max_image_pixels: int,
+        must_decode: bool = False,
     ) -> None:
+        self._must_decode = must_decode
         self._own: dict[str, Decoder] = {}
         self._handlers: list[Handler] = []
         self._before_images: int | None = None  # how many of the handlers stand before the image spec
@@ -208,12 +223,16 @@ class Decoding:
             if len(packed) > MAX_PACKED:
                 raise ValueError(f"it is packed more than {MAX_PACKED} times by its name")
             name = name[: -len(last) - 1]
-        decode = own or self._known.get(last)
+        decode = own or self._known.get(last) or (_refuse if self._must_decode else None)
         handlers = self._handlers[: self._before_images] if last in IMAGE else self._handlers
+        if decode is None and self._images is not None and last in NOT_DECODED:
+            stays = functools.partial(_warn_of_bytes, field, last, self._images)
+            if handlers:
+                decode = stays  # called if none of them takes the field
+            else:
+                stays(b"")
         if handlers and own is None:
             decode = _first_result(handlers, f".{name}", decode)
-        if decode is None and self._images is not None and last in NOT_DECODED:
-            _warn_of_bytes(field, last, self._images)
         if not packed:
             return decode
 

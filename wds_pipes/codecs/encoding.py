@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,11 @@ def _encode_integer(value: Any) -> bytes:
         except ValueError:
             raise TypeError(f"it must be an integer, not {value!r:.80}; a text belongs in a field named txt") from None
         return data
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+    # Arrays and tensors without dimensions, such as labels of torch, are integers too.
+    whole = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+    if isinstance(whole, bool) or not isinstance(whole, int):
         raise TypeError(f"it must be an integer, not {type(value).__name__}; a text belongs in a field named txt")
-    return str(int(value)).encode()
+    return str(whole).encode()
 
 
 def _encode_json(value: Any) -> bytes:
@@ -68,7 +71,13 @@ def _encode_lines(value: Any) -> bytes:
 
 
 def _encode_msgpack(value: Any) -> bytes:
-    return bytes(library("msgpack", "msgpack", "a MessagePack field").packb(value))
+    msgpack = library("msgpack", "msgpack", "a MessagePack field")
+    data = bytes(msgpack.packb(value))
+    try:
+        msgpack.unpackb(data)
+    except ValueError as error:
+        raise ValueError(f"it would not be read back ({error}): use str for the keys of dicts") from error
+    return data
 
 
 def _encode_cbor(value: Any) -> bytes:
@@ -86,6 +95,8 @@ def _encode_npy(value: Any) -> bytes:
 
 
 def _encode_npz(value: Any) -> bytes:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"it must be a dict of arrays by name, not {type(value).__name__}; an array alone is an npy")
     if any(np.asarray(array).dtype.hasobject for array in value.values()):
         raise ValueError("object arrays cannot be saved: they would be pickled")
     file = io.BytesIO()

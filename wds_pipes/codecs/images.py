@@ -184,13 +184,18 @@ _NO_IMAGE = (
 )
 
 
+# Deeper grey pixels, and the formats that keep them; Pillow would cut them off in others.
+_DEEP = {"uint16": ("PNG", "PPM", "TIFF"), "int32": ("TIFF",)}
+
+
 def _pixels(value: Any, name: str) -> Any:
     """Return the array of an image as PIL takes it; None if ``value`` is no array or tensor."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         if value.ndim != 3 or len(value) not in (1, 3, 4):
             raise TypeError(_NO_IMAGE.format(f"a tensor of shape {tuple(value.shape)}"))
-        value = value.detach().cpu().permute(1, 2, 0).numpy()
+        value = value.detach().cpu().permute(1, 2, 0)
+        value = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
     if not isinstance(value, np.ndarray):
         return None
     array = value[..., 0] if value.shape[2:] == (1,) else value
@@ -199,8 +204,10 @@ def _pixels(value: Any, name: str) -> Any:
         if not (low > -0.001 and high < 1.001):
             raise ValueError(f"an image has floats from 0 to 1, and these go from {low} to {high}: scale them")
         array = np.rint(np.clip(array, 0, 1) * 255).astype(np.uint8)
-    if not array.size or (array.ndim != 2 and (array.dtype != np.uint8 or array.shape[2:] not in ((3,), (4,)))):
-        raise TypeError(_NO_IMAGE.format(f"{value.dtype} of shape {value.shape}"))
+    grey = array.ndim == 2 and (array.dtype.kind in "bf" or name in _DEEP.get(array.dtype.name, ()))
+    colour = array.shape[2:] in ((3,), (4,)) and array.dtype == np.uint8
+    if not array.size or not (grey or colour or (array.ndim == 2 and array.dtype == np.uint8)):
+        raise TypeError(_NO_IMAGE.format(f"{value.dtype} of shape {value.shape} in a {name}"))
     return np.ascontiguousarray(array)
 
 
@@ -221,6 +228,8 @@ def image_encoder(extension: str) -> Encoder:
         image = value if array is None else Image.fromarray(array)
         if not isinstance(image, Image.Image):
             raise TypeError(_NO_IMAGE.format(type(value).__name__))
+        if name in ("GIF", "WEBP") and (image.mode in ("I", "F") or image.mode.startswith("I;16")):
+            raise ValueError(f"{name} has 8 bits a pixel and would cut those of mode {image.mode}: convert the image")
         file = io.BytesIO()
         image.save(file, name, **({"quality": 95} if name in ("JPEG", "WEBP") else {}))
         return file.getvalue()

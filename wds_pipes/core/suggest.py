@@ -56,13 +56,17 @@ _NAMES = {
 
 # And for arguments, if the step has the option on the right.
 _ARGUMENTS = {
+    "bufsize": "size",
     "cache_dir": "cache",
     "collation_fn": "collate",
     "collate_fn": "collate",
     "handler": "on_error",
     "maxcount": "max_samples",
+    "maxsize": "max_bytes",
     "partial": "drop_last",
+    "post": "on_shard",
     "shardshuffle": "shuffle",
+    "start_shard": "start",
 }
 
 
@@ -189,7 +193,7 @@ def _check(name: str, options: Iterable[str], known: Iterable[str]) -> None:
             meant = _ARGUMENTS.get(option)
             meant = meant if meant in known else nearest(option, known)
             mend = (
-                f"Did you mean {meant}=?"
+                f"Did you mean {meant}=?{' It means the opposite.' if option == 'partial' else ''}"
                 if meant is not None
                 else f"It has: {', '.join(known)}."
                 if known

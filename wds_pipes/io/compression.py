@@ -36,6 +36,8 @@ _MAGICS = (
 KINDS = tuple(name for name, _ in _MAGICS)
 # Endings of file names, besides the names of the formats.
 _ENDINGS = {"tgz": "gz", "tbz": "bz2", "tbz2": "bz2", "txz": "xz", "tzst": "zst", "zstd": "zst"}
+# What a directory of shards is searched for: tars, maybe compressed, but not x.tar.idx or .md5.
+TAR_NAME = re.compile(r"(?!\.).*\.(tar(\.(gz|bz2|xz|zstd?))?|tgz|tbz2?|txz|tzst)", re.DOTALL)
 _OTHERS = frozenset(("7z", "br", "lz", "lz4", "lzma", "lzo", "rar", "tlz", "z", "zip"))  # not read, so not written
 MAX_WINDOW_BYTES = 1 << 27  # of a dictionary (xz) or a window (zstd); xz -9 needs half of it
 _ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"  # the same library

@@ -10,6 +10,7 @@ from typing import Any
 
 import braceexpand
 
+from wds_pipes.io.compression import TAR_NAME
 from wds_pipes.io.secret import hide
 from wds_pipes.io.urls import (
     IPV6_HOST,
@@ -19,6 +20,7 @@ from wds_pipes.io.urls import (
     links_of,
     local_path,
     redact,
+    restored,
     split_joined,
     with_variables,
 )
@@ -32,9 +34,10 @@ def expand(urls: Urls, storage_options: dict[str, Any] | None = None) -> list[st
     Args:
         urls: a URL or path, or several, in a list or joined by ``::``. Each may contain braces
             (``{000..011}``, ``{a,b}``, nested, with steps), or ``*``, ``?`` and ``[...]`` (the
-            matches are sorted). A directory means the ``*.tar*`` files in it (one in a store ends
-            in ``/``), ``@list.txt`` the lines of a local text file. ``${NAME}`` is an environment
-            variable. The path of an existing file is not expanded.
+            matches are sorted). A directory means the tars in it, ``*.tar``, ``*.tar.gz``,
+            ``*.tgz`` and the like (one in a store ends in ``/``), ``@list.txt`` the lines of a
+            local text file. ``${NAME}`` is an environment variable. The path of an existing file is
+            not expanded.
         storage_options: options for fsspec, to list patterns in a store.
 
     Raises:
@@ -64,6 +67,9 @@ def urls_of(item: str | os.PathLike[str]) -> list[str]:
     url = os.fspath(item)
     if not isinstance(url, str) or not url:
         raise ValueError(f"a shard needs a name, not {url!r}")
+    whole = restored(url)
+    if whole != url:
+        raise ValueError(f"a '/' is missing in {redact(whole)!r}, which a pathlib.Path shortens: pass the URL as a str")
     if ("::" not in url and "${" not in url) or _exists(url):
         return [url]
     urls = []
@@ -80,6 +86,8 @@ def urls_of(item: str | os.PathLike[str]) -> list[str]:
 
 def _joined(url: str) -> list[str]:
     parts = split_joined(url)
+    if not url:
+        raise ValueError("a shard needs a name: the environment variable that a URL consists of is empty")
     if not all(parts):
         raise ValueError(f"'::' joins URLs, and one before or after it is missing in {hide(url)!r}")
     return parts
@@ -106,7 +114,9 @@ def _expand_one(url: str, storage_options: dict[str, Any] | None) -> Sequence[st
     if path is not None and os.path.isfile(path):
         return [url]
     if path is not None and os.path.isdir(path):
-        return sorted(glob.glob(os.path.join(glob.escape(path), "*.tar*"))) or _no_tars(url, path)
+        return sorted(os.path.join(path, name) for name in os.listdir(path) if TAR_NAME.fullmatch(name)) or _no_tars(
+            url, path
+        )
     if _BRACES.search(url):
         try:
             patterns = list(braceexpand.braceexpand(url, escape=False))
@@ -132,13 +142,14 @@ def _listed(path: str, storage_options: dict[str, Any] | None) -> list[str]:
     for url in (url for name in names for url in ([name] if _exists(name) else _joined(name))):
         if url.startswith("@"):
             raise ValueError(f"the list {path!r} names another list: name the shards themselves")
-        if (variable := VARIABLE.search(url)) is not None and not _exists(url):
-            raise ValueError(
-                f"the list {path!r} contains {variable[0]}: environment variables are replaced only in URLs "
-                "of the program, since a list may come from elsewhere"
-            )
         _without_commands([url], f"the list {path!r}")
-        found += _expand_one(url, storage_options)
+        for shard in _expand_one(url, storage_options):  # braces may have made a variable
+            if (variable := VARIABLE.search(shard)) is not None and not _exists(shard):
+                raise ValueError(
+                    f"the list {path!r} contains {variable[0]}: environment variables are replaced only in URLs "
+                    "of the program, since a list may come from elsewhere"
+                )
+            found.append(shard)
     return found
 
 
@@ -157,7 +168,7 @@ def _expand_glob(url: str, storage_options: dict[str, Any] | None) -> Sequence[s
         return [url]
     from wds_pipes.io.listing import list_shards
 
-    return list_shards(f"{url}*.tar*" if folder else url, storage_options)
+    return list_shards(url, storage_options, folder=folder)
 
 
 def _no_tars(url: str, path: str) -> list[str]:
@@ -169,7 +180,7 @@ def _no_tars(url: str, path: str) -> list[str]:
         else (f"it holds other files, such as {other!r}, and shards are tars: write them with ShardWriter")
     )
     raise ValueError(
-        f"no shard matches {redact(url)!r}, a directory without *.tar* files: {holds}. The "
+        f"no shard matches {redact(url)!r}, a directory without tars (*.tar, *.tar.gz, *.tgz, ...): {holds}. The "
         f"working directory is {os.getcwd()}."
     )
 

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from wds_pipes.errors import ShardError
+from wds_pipes.io.compression import TAR_NAME
 from wds_pipes.io.remote.file_systems import file_system, missing_package
 from wds_pipes.io.remote.verdicts import judge
 from wds_pipes.io.secret import clean, hide, words
@@ -16,8 +17,10 @@ from wds_pipes.io.urls import IPV6_HOST, redact
 _MAGIC = re.compile(r"[*?\[]")
 
 
-def list_shards(pattern: str, storage_options: dict[str, Any] | None) -> list[str]:
+def list_shards(pattern: str, storage_options: dict[str, Any] | None, *, folder: bool = False) -> list[str]:
     """The URLs of the shards in a store that match a pattern, sorted.
+
+    With ``folder``, ``pattern`` is a directory, which ends in ``/``: the result is the tars in it.
 
     Raises:
         ValueError: no shard matches.
@@ -26,8 +29,10 @@ def list_shards(pattern: str, storage_options: dict[str, Any] | None) -> list[st
     names: list[str] = []
     known, problem = True, None
     try:
-        fs, path = file_system(pattern, storage_options)
+        fs, path = file_system(f"{pattern}*" if folder else pattern, storage_options)
         names = _names(fs, path)
+        if folder:
+            names = [name for name in names if TAR_NAME.fullmatch(posixpath.basename(name))]
         known = bool(names) or bool(fs.ls(_fixed(path), detail=False))
     except FileNotFoundError:
         known = False
@@ -36,9 +41,9 @@ def list_shards(pattern: str, storage_options: dict[str, Any] | None) -> list[st
     if problem is not None:
         raise problem  # outside of the handlers: an error in its context could contain the URL
     if not names:
-        folder = "" if known else f"its bucket or directory {redact(_fixed(pattern))!r} does not exist or is empty; "
+        missing = "" if known else f"its bucket or directory {redact(_fixed(pattern))!r} does not exist or is empty; "
         raise ValueError(
-            f"no shard matches {redact(pattern)!r}: {folder}check the pattern, the bucket and the directory"
+            f"no shard matches {redact(pattern)!r}: {missing}check the pattern, the bucket and the directory"
         )
     return names
 

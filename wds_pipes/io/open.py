@@ -154,7 +154,7 @@ class Opener:
         """The error for a shard that cannot be opened, without credentials."""
         shown, options = redact(url), self._reading.storage_options
         if isinstance(error, FileNotFoundError):
-            message = f"shard {shown} does not exist. The working directory is {os.getcwd()}. Check its name."
+            message = f"shard {shown} does not exist. The working directory is {os.getcwd()}. {_odd_name(url)}"
         elif isinstance(error, PermissionError):
             message = f"shard {shown} may not be read: check its permissions."
         elif isinstance(error, ImportError):
@@ -224,6 +224,13 @@ class Opener:
                 queue.close()
             raise
         return shard
+
+
+def _odd_name(url: str) -> str:
+    """The advice for a path that does not exist."""
+    if "$" in url:
+        return "Of environment variables only the form ${NAME} is replaced, in the URLs of ShardList."
+    return "Check its name."
 
 
 def _standard_input() -> int:

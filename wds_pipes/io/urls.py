@@ -146,6 +146,12 @@ def _value(variable: re.Match[str]) -> str:
     return value
 
 
+def restored(path: str) -> str:
+    """The URL that a ``pathlib.Path`` has shortened to ``s3:/bucket``; any other path unchanged."""
+    scheme = re.match(r"(?!file:)[a-zA-Z][\w+.-]+:(?=/[^/])", path)
+    return path if scheme is None or os.path.isdir(scheme[0]) else f"{scheme[0]}/{path[scheme.end() :]}"
+
+
 def redact(url: str) -> str:
     """``url`` for messages and states: without user and password.
 

@@ -11,6 +11,7 @@ from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import DecodeError
+from wds_pipes.io.secret import hide, words
 from wds_pipes.stages.collating import identity
 from wds_pipes.stages.fields import read_names
 
@@ -66,7 +67,8 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
             are.
         partial: leave fields that are not bytes as they are, since they were decoded before.
             Otherwise, such a field is an error if it would be decoded.
-        must_decode: treat a field that has no decoder as an error; by default it stays bytes.
+        must_decode: treat a field that has no decoder, and that no function takes, as an error; by
+            default it stays bytes.
         allow_pickle: also decode pickles, object arrays and whole pickled models. They can run any
             code: use this only for data that you wrote.
         max_image_pixels: refuse a larger image before decoding it. Decoding takes up to 20 bytes
@@ -107,7 +109,12 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
         self._decoding()
 
     def _decoding(self) -> Decoding:
-        return Decoding(self.specs, allow_pickle=self.allow_pickle, max_image_pixels=self.max_image_pixels)
+        return Decoding(
+            self.specs,
+            allow_pickle=self.allow_pickle,
+            max_image_pixels=self.max_image_pixels,
+            must_decode=self.must_decode,
+        )
 
     def run(self) -> Iterator[dict[str, Any]]:
         assert self.source is not None
@@ -121,7 +128,6 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
         """Return the function that decodes a sample; it returns None for one that is skipped."""
         decoder, only, partial = self._decoding().decoder, self.only, self.partial
         decoders: dict[str, Decoder | None] = {}
-        missing = _refuse if self.must_decode else None
         known: Callable[[str, Any], Any] = decoders.get
 
         def decode_sample(sample: dict[str, Any]) -> dict[str, Any] | None:
@@ -139,7 +145,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
                         if len(decoders) > 4096 or len(field) > 256:  # so that hostile names do not fill the memory
                             decoders.clear()
                         stays = field[:2] == "__" or (only is not None and field.lower() not in only)
-                        decode = decoders[field] = None if stays else decoder(field) or missing
+                        decode = decoders[field] = None if stays else decoder(field)
                     if decode is not None:
                         if type(data) is bytes or isinstance(data, _BYTES):
                             decoded[field] = decode(data)
@@ -170,16 +176,10 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
         self.skip(_error(sample, field, error, mend))
 
 
-def _refuse(data: bytes) -> Any:
-    raise LookupError(
-        "there is no decoder for it: name an image spec, such as 'rgb8', if it is an image, or pass a function for its "
-        "extension, such as bytes"
-    )
-
-
 def _error(sample: dict[str, Any], field: str, cause: Exception, mend: str = "") -> DecodeError:
     key, url = identity(sample)
-    message = f"field {field!r} of sample {key!r} in shard {url} cannot be decoded: {type(cause).__name__}: {cause}"
+    why = f"{type(cause).__name__}: {hide(words(cause))}"
+    message = f"field {field!r} of sample {key!r} in shard {url} cannot be decoded: {why}"
     if field.rpartition(".")[2] in INTEGER and str(cause).startswith("invalid literal for int()"):
         message += (
             f". A field of this name is an integer: for a text pass decode_by_ext({{{field!r}: "

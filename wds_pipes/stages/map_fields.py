@@ -49,7 +49,7 @@ class MapFields(MapSamples):
     ) -> None:
         if not isinstance(functions, Mapping) or not functions or not all(map(callable, functions.values())):
             raise TypeError(f"map_fields() takes functions by field, such as {{'jpg': resize}}, not {functions!r:.80}")
-        places = [key for key in functions if isinstance(key, int)]
+        places = [key for key in functions if type(key) is int]
         if places and len(places) < len(functions):
             raise TypeError(f"map_fields() takes either fields of dicts or places of tuples, not {list(functions)}")
         fn = _OnPlaces(functions) if places else _OnFields(functions)

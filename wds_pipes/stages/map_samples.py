@@ -9,6 +9,7 @@ from typing import Any
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import SampleError, WdsError
+from wds_pipes.io.secret import hide, words
 from wds_pipes.stages.collating import identity
 from wds_pipes.stages.draws import Draws, GlobalGenerators, takes_rng
 
@@ -172,7 +173,9 @@ def _dropped(sample: Any, number: int) -> SampleError:
 def _wrapped(step: str, sample: Any, number: int, cause: Exception) -> WdsError:
     key, url = identity(sample)
     error = SampleError(
-        f"the function of {step}() raised {type(cause).__name__} on {_name(sample, number)}: {cause}", url=url, key=key
+        f"the function of {step}() raised {type(cause).__name__} on {_name(sample, number)}: {hide(words(cause))}",
+        url=url,
+        key=key,
     )
     error.__cause__ = cause
     return error

@@ -140,9 +140,9 @@ def _fraction(whose: str, weight: Any) -> Fraction:
     """Return a weight as the exact number that is meant: 0.1 as 1/10."""
     if isinstance(weight, bool) or not isinstance(weight, Real):
         raise TypeError(f"the weight of {whose} must be a number, not {weight!r}")
-    if not isfinite(weight) or weight <= 0:
+    if not (isinstance(weight, Rational) or isfinite(weight)) or weight <= 0:
         raise ValueError(
-            f"the weight of {whose} must be above 0 and finite, not {weight!r}: leave out what is not to be drawn"
+            f"the weight of {whose} must be above 0 and finite, not {weight}: leave out what is not to be drawn"
         )
     if isinstance(weight, Integral):
         return Fraction(int(weight))

@@ -61,15 +61,14 @@ class ShardList(Stage[ShardRef]):
         urls: a URL or path, or several, in a list or joined by ``::``
             (``/a/{00..03}.tar::/b/{00..09}.tar``). Each may contain braces
             (``train-{000000..000999}.tar``, ``{a,b}``), or the wildcards ``*``, ``?`` and
-            ``[...]``, local or remote, whose matches are sorted. A directory means the ``*.tar*``
-            files in it (a directory in a store ends in ``/``), ``@list.txt`` means the lines of a
-            text file, and ``-`` is standard input. ``~`` is the home directory, and ``${NAME}`` an
-            environment variable. A chained URL of fsspec, such as ``simplecache::s3://...``, is one
-            URL. A name that ends in ``.json`` is an index
-            (see below): it means the shards that it lists, with the facts in it. The shards in an
-            index may be next to it, elsewhere in its store, or at http(s), S3 or GCS. An index on
-            this machine may also name local files, and shards in the stores that ``open_shards``
-            lists.
+            ``[...]``, local or remote, whose matches are sorted. A directory means the tars in
+            it, ``*.tar``, ``*.tar.gz``, ``*.tgz`` and the like (one in a store ends in ``/``),
+            ``@list.txt`` means the lines of a text file, and ``-`` is standard input. ``~`` is the
+            home directory, and ``${NAME}`` an environment variable. A chained URL of fsspec, such
+            as ``simplecache::s3://...``, is one URL. A name that ends in ``.json`` is an index (see
+            below): it means the shards that it lists, with the facts in it. The shards in an index
+            may be next to it, elsewhere in its store, or at http(s), S3 or GCS. An index on this
+            machine may also name local files, and shards in the stores that ``open_shards`` lists.
         shuffle: yield the shards in a random order.
         seed: the integer, of 64 bits, from which all random decisions of the pipeline derive.
         resampled: draw the shards of an epoch at random with replacement, as many as there are:

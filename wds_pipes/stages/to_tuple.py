@@ -67,4 +67,9 @@ class ToTuple(Selecting[tuple[Any, ...]]):
 
 def _is_none(sample: dict[str, Any], field: str) -> SampleError:
     key, url = identity(sample)
-    return SampleError(f"the value of field {field!r} of sample {key!r} in shard {url} is None", url=url, key=key)
+    return SampleError(
+        f"the value of field {field!r} of sample {key!r} in shard {url} is None: correct its decoder, or pass "
+        "on_error='skip' to leave such samples out.",
+        url=url,
+        key=key,
+    )

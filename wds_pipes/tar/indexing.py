@@ -20,7 +20,7 @@ from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
 from wds_pipes.io.expand import expand
 from wds_pipes.io.partial import PartialFile
-from wds_pipes.io.urls import Urls, at_home, local_path, plain, redact
+from wds_pipes.io.urls import Urls, at_home, local_path, plain, redact, with_variables
 from wds_pipes.tar.headers import MAX_SIZE
 from wds_pipes.tar.keys import KeySplit, splitter
 from wds_pipes.tar.members import END, MARK, half_sample
@@ -266,7 +266,7 @@ class _Hashed(io.RawIOBase):
 
 def check_output(output: str | os.PathLike[str]) -> str:
     """The path of an index to write; ValueError if it is not local or has no existing directory."""
-    path = local_path(at_home(os.fspath(output)))
+    path = local_path(at_home(with_variables(os.fspath(output))))
     if path is None or not path or path.endswith("/"):
         raise ValueError(
             f"an index is written to a local file, not to {redact(os.fspath(output))!r}: write it there and copy it"

@@ -16,7 +16,6 @@ import contextlib
 import io
 import logging
 import os
-import re
 import sys
 import tarfile
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from typing import Any, BinaryIO, Self
 from wds_pipes.errors import SampleError
 from wds_pipes.io.compression import Compressor, compressor, kind_of_name
 from wds_pipes.io.partial import PartialFile
-from wds_pipes.io.urls import at_home, local_path, redact
+from wds_pipes.io.urls import at_home, local_path, redact, restored, with_variables
 from wds_pipes.tar.headers import MAX_HEADER_BYTES
 from wds_pipes.tar.keys import split_key
 from wds_pipes.tar.offsets import remove_beside
@@ -68,8 +67,9 @@ class TarWriter:
     ``write()`` and ``close()`` raise ValueError.
 
     Args:
-        target: the path of a local file, or a binary stream to write to. For a store, write a local
-            file and copy it, or pass a stream.
+        target: the path of a local file, or a binary stream to write to. In a path, ``~`` and
+            environment variables, ``${NAME}``, are replaced. For a store, write a local file and
+            copy it, or pass a stream.
         overwrite: replace an existing file at this path. By default that is an error.
 
     Raises:
@@ -228,14 +228,17 @@ class TarWriter:
 
 def local_target(target: str | os.PathLike[str]) -> str:
     """The path of a shard to write; ValueError if it is not a local file."""
-    name = at_home(os.fspath(target))
+    name = at_home(with_variables(os.fspath(target)))
     path = local_path(name)
+    if path == "":
+        raise ValueError("a shard needs a name, and this path is empty")
     if name == "-":
         raise ValueError("a shard is not written to '-': for standard output pass the stream sys.stdout.buffer")
-    # Path("s3://bucket/x.tar") is "s3:/bucket/x.tar".
-    if path is None or (re.match(r"[a-zA-Z][\w+.-]+:/", path) and not os.path.isdir(os.path.dirname(path))):
+    whole = restored(name)
+    if path is None or whole != name:
+        shown = redact(whole)
         raise ValueError(
-            f"shards are written to local files, not to {redact(name)!r}: write them to a directory and copy them, for "
+            f"shards are written to local files, not to {shown!r}: write them to a directory and copy them, for "
             "example each complete one with ShardWriter(on_shard=...), or pass an open binary stream to TarWriter"
         )
     return path

@@ -59,7 +59,10 @@ def cache_limit(max_bytes: int | str | None) -> int:
     """
     limit = max_bytes if max_bytes is not None else os.environ.get("WDS_PIPES_CACHE_SIZE") or None
     if limit is None:
-        raise ValueError("the cache needs a limit: give a number of bytes or '200GB', or set WDS_PIPES_CACHE_SIZE")
+        raise ValueError(
+            "the cache needs a limit, in bytes: write cache_shards(directory, max_bytes='200GB') before "
+            "open_shards(), or set WDS_PIPES_CACHE_SIZE"
+        )
     return parse_size(limit)
 
 
