@@ -4,6 +4,7 @@ state is exact.
 
 import itertools
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import FIFTY, flat, keys_of, samples, through_json
+from tars import tar
 
 import wds_pipes as wp
 from wds_pipes.stages.collating import stack_samples
@@ -88,6 +90,43 @@ def test_any_number_of_workers(fifty):
         again.load_state_dict(state)
         assert list(again) == expected[5:]
         again.close()
+
+
+@pytest.mark.parametrize(("batch_size", "samples_per_shard"), [(4, None), (2, None), (4, FIFTY)])
+def test_with_drop_last_all_batches_are_full(batch_size, samples_per_shard, fifty):
+    def make():
+        source = pipe(fifty, samples_per_shard=samples_per_shard)
+        return wp.PipeLoader(source, batch_size=batch_size, mix_lanes=2, lanes=6, drop_last=True, collate=keys_of)
+
+    source, states = make(), []
+    batches = [(batch, states.append(through_json(source.state_dict())))[0] for batch in source]
+    keys, counts = flat(batches), source.counts()
+    assert {len(batch) for batch in batches} == {batch_size}
+    assert len(set(keys)) == len(keys) == counts["delivered"] == 50 - counts["dropped"]
+    assert len(keys) > 50 - 6 * batch_size
+    assert [state["epoch"] for state in states] == [0] * (len(batches) - 1) + [1], "the last one ends the epoch"
+    if samples_per_shard:
+        assert len(source) == len(batches)
+    for place, state in enumerate(states[:-1]):
+        again = make()
+        again.load_state_dict(state)
+        assert again.remaining() in (None, len(batches) - place - 1)
+        assert list(again) == batches[place + 1 :]
+    cut = flat(make().with_epoch(samples=80))
+    assert len(cut) == 80
+    assert cut[: len(keys)] == keys
+
+
+def test_with_epoch_yields_the_samples_also_if_the_last_batch_lacks_parts(fifty):
+    for batch_size in (4, 8):
+        source = wp.PipeLoader(pipe(fifty), batch_size=batch_size, mix_lanes=4, lanes=4, collate=keys_of)
+        for _ in range(2):
+            assert 80 <= len(flat(source.with_epoch(samples=80))) < 80 + batch_size
+
+
+def test_remaining_after_an_epoch_of_one_of_several_ranks(fifty):
+    source = load(fifty, rank=0, world_size=2)
+    assert len(list(source)) == source.remaining() == len(source)
 
 
 def all_ranks(urls, world, **options):
@@ -176,6 +215,29 @@ def test_batches_are_joined_as_if_they_were_made_at_once(tmp_path):
             assert same(batches(4, convert, collate), expected)
 
 
+def test_fields_in_another_order_are_joined(tmp_path):
+    for number, names in enumerate((("cls", "txt"), ("txt", "cls"))):
+        members = [(f"{number}{place}.{name}", b"1") for place in range(2) for name in names]
+        (tmp_path / f"{number}.tar").write_bytes(tar(members))
+    source = samples(tmp_path, shuffle=False).decode_by_ext()
+    (batch,) = wp.PipeLoader(source, batch_size=4, mix_lanes=2)
+    assert batch["__key__"] == ["00", "01", "10", "11"]
+    assert list(batch["cls"]) == [1, 1, 1, 1]
+
+
+def test_an_error_of_collate_names_the_batch(fifty):
+    """Also one that would end a loop."""
+
+    def broken(batch, error):
+        raise error
+
+    with pytest.raises(KeyError) as caught:
+        list(load(fifty, collate=partial(broken, error=KeyError("no"))))
+    assert "raised on a batch of 4 samples, from sample" in caught.value.__notes__[0]
+    with pytest.raises(RuntimeError, match="collate raised StopIteration"):
+        list(load(fifty, collate=partial(broken, error=StopIteration())))
+
+
 def test_columns_that_do_not_fit_are_named(fifty):
     def uneven(sample):
         return {"x": np.zeros(2 + int(sample["__key__"]) % 7)}
@@ -232,4 +294,9 @@ def test_wrong_arguments(fifty):
     next(iter(other))
     with pytest.raises(wp.StateError):
         source.load_state_dict(other.state_dict())
+    for mode in ("exact", "loop"):  # one lane in each rank, from which no batch can be mixed
+        first, second = (load(fifty, epoch_end=mode, mix_lanes=mixed, rank=0, world_size=2) for mixed in (1, 2))
+        next(iter(first))
+        with pytest.raises(wp.StateError, match=r"of 2 lanes.*mix_lanes=1, and this loader.*mix_lanes=2.*merge_states"):
+            second.load_state_dict(first.state_dict())
     assert load(fifty, num_workers=3, mix_lanes=2).state_dict()["lane_count"] == 4

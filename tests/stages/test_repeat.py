@@ -141,6 +141,7 @@ def test_in_and_over_a_mix(many):
     check_resume(
         lambda: wp.mix({"a": samples(many[:1]).repeat(3), "b": samples(many[1:3])}, exhausted="drop").repeat(2)
     )
+    assert len(check_resume(lambda: wp.mix({"a": samples(many[:1]).repeat(), "b": samples(many[1:2])}))[0]) < 16
 
 
 @pytest.mark.parametrize(("n", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError), ("2", TypeError)])

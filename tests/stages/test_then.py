@@ -254,6 +254,37 @@ def test_wrong_functions(urls):
     assert len(caught.value.__notes__) == 1, "an error of a step before it is not one of the function"
 
 
+def test_an_error_that_the_function_catches_is_raised(urls):
+    """Otherwise it would look like the end, and the rest of the epoch would be lost."""
+
+    def careful(sample):
+        if sample["__key__"] == "00000008":
+            raise ValueError("a bad sample")
+        return sample
+
+    def catching(items, wait):
+        pack = []
+        while True:
+            try:
+                pack.append(next(items)["__key__"])
+            except StopIteration:
+                return
+            except Exception:
+                if wait:
+                    continue
+            yield pack
+
+    for wait in (True, False):
+        pipe = samples(urls, shuffle=False).map_samples(careful).then(partial(catching, wait=wait), holds=0)
+        items = iter(pipe)
+        assert len(list(itertools.islice(items, 8))) == 8
+        state = pipe.state_dict()
+        for _ in range(2):
+            with pytest.raises(ValueError, match="a bad sample"):
+                next(items)
+        assert pipe.state_dict() == state
+
+
 def test_a_function_that_yields_something_else_after_a_resume(urls):
     pipe = samples(urls).then(partial(times, number=4), holds=0)
     items = iter(pipe)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
@@ -17,7 +18,7 @@ from wds_pipes.errors import StateError
 from wds_pipes.loader.joining import Joining
 from wds_pipes.loader.position import LoaderPosition, Paused
 from wds_pipes.loader.progress import Progress
-from wds_pipes.loader.protocol import AT_END, Result, delivered_in, total_counts, unpack
+from wds_pipes.loader.protocol import Result, delivered_in, total_counts, unpack
 from wds_pipes.loader.stats import Tally
 from wds_pipes.loader.workers import worker_error
 
@@ -39,7 +40,7 @@ class LoaderIterator:
         self._at: LoaderPosition | None = None  # None: not started
         self._run = -1
         self._results: Iterator[Result] = iter(())
-        self._ahead: Result | None = None
+        self._ahead: deque[Result] = deque()  # the parts of the next batch; after an error nothing follows
         self._waiting: set[int] = set()  # the lanes that have not ended
         self._ended: dict[int, bytes] = {}  # those that have
         self._lack = Lack()  # of the ended lanes that yielded nothing
@@ -125,38 +126,45 @@ class LoaderIterator:
             progress.at, progress.resume = at, True
             self.pause()
             return self.stop(StopIteration())
-        if self._ahead is None and progress.cut is not None:
+        if not self._ahead and progress.cut is not None:
             self._commit_ends(at)
             self._samples_before -= self._plan.counts(at)["delivered"]
             self.tally.begin_run()
             at = self._go_on(at)  # the next epoch of the data, without a break
             self._samples_before += self._plan.counts(at)["delivered"]
             self.tally.stands = at, self._samples_before
+        if not self._ahead:
+            if (lacking := self._all_lacking(at)) is not None:
+                return self.stop(lacking)  # the state remains at the beginning of the epoch
+            error = self._too_many({**at.lanes, **self._ended}, at)
+            self._commit_ends(at)
+            return self.stop(error or StopIteration())
         parts: list[Any] = []
-        after = at
-        while not parts or (len(parts) < self._join.parts and self._ahead is not None and not progress.is_over(after)):
-            _, lane, part, state, _, error, _ = self._ahead or AT_END
+        after = at._replace(lanes=dict(at.lanes), step=at.step + 1)
+        while self._ahead and len(parts) < self._plan.parts and not progress.is_over(after):
+            _, lane, part, state, _, error, _ = self._ahead.popleft()
             if state is None:
-                if error is None and (lacking := self._all_lacking(at)) is not None:
-                    return self.stop(lacking)  # the state remains at the beginning of the epoch
-                if self._plan.limits and error is None:
-                    error = self._too_many(at, {**at.lanes, **self._ended})
                 if not parts:
                     self._commit_ends(at)
                 return self.stop(error or StopIteration())
-            self._ahead = self._fetch()  # rule 5 of ``pipe_loader``; the next call raises its error
-            lanes = {**after.lanes, lane: state, **self._ended}
-            if self._plan.limits and (many := self._too_many(after, lanes)) is not None:
-                return self.stop(many)
-            samples = delivered_in(state) - delivered_in(after.lanes[lane]) if progress.cut_in_samples else 0
-            after = after._replace(lanes=lanes, samples=after.samples + samples)
+            if progress.cut_in_samples:
+                samples = delivered_in(state) - delivered_in(after.lanes[lane])
+                after = after._replace(samples=after.samples + samples)
+            after.lanes[lane] = state
             parts.append(part)
-        return self._join(parts), after._replace(step=at.step + 1, given=at.given + 1)
+        self._look_ahead()  # rule 5 of ``pipe_loader``; the next call raises its error
+        later = {result[1] for result in self._ahead}
+        after.lanes.update((lane, state) for lane, state in self._ended.items() if lane not in later)
+        if (many := self._too_many(after.lanes, at)) is not None:
+            return self.stop(many)
+        return self._join(parts), after._replace(given=at.given + 1)
 
-    def _too_many(self, at: LoaderPosition, lanes: dict[int, bytes]) -> Exception | None:
+    def _too_many(self, lanes: dict[int, bytes], at: LoaderPosition) -> Exception | None:
         """Return an error if the lanes of this rank together skipped more than max_errors of a
         step.
         """
+        if not self._plan.limits:
+            return None
         for number, lane in lanes.items():
             if self._limited.get(number, (None,))[0] is not lane:
                 counts = unpack(lane)["counts"]
@@ -229,8 +237,24 @@ class LoaderIterator:
         at, self._run, self._results = self._progress.begin(before)
         self._at, self._ended, self._lack = at, {}, Lack()
         self._waiting = {number for number, lane in at.states.items() if not lane["ended"]}
-        self._ahead = self._fetch()
+        self._ahead = deque()
+        self._look_ahead()
         return at
+
+    def _look_ahead(self) -> None:
+        """Fetch the parts of the next batch, as far as they are not there yet.
+
+        With drop_last, parts that do not make a full batch are dropped at the end of the epoch.
+        """
+        ahead, plan = self._ahead, self._plan
+        while len(ahead) < plan.parts and not (ahead and ahead[-1][3] is None):
+            if (result := self._fetch()) is None:
+                break
+            ahead.append(result)
+        if plan.drop_last and len(ahead) < plan.parts and not self._waiting:
+            for _, lane, *_ in ahead:
+                self._ended[lane] = plan.without_part(self._ended[lane])
+            ahead.clear()
 
     def _fetch(self) -> Result | None:
         """Return the next result, a batch or an error; None at the end of the epoch."""
@@ -276,7 +300,7 @@ class LoaderIterator:
             paused = self._progress.paused is not None and self._progress.paused.run == self._run
             if not paused and (broken or not self._progress.workers.persistent):
                 self._progress.workers.end(interrupted=interrupted)
-            self._results, self._ahead = iter(()), None
+            self._results, self._ahead = iter(()), deque()
         return self._error
 
     def _to_raise(self, error: Exception) -> Exception:

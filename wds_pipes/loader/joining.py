@@ -10,6 +10,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from wds_pipes.errors import SampleError
+from wds_pipes.stages.collating import which_batch
 
 
 class Joining:
@@ -35,7 +36,13 @@ class Joining:
             return parts[0]
         batch = _join(parts, "the samples")
         if self._collate is not None:
-            batch = self._collate(batch)
+            try:
+                batch = self._collate(batch)
+            except StopIteration as error:  # it would look like the end of the epoch
+                raise RuntimeError("collate raised StopIteration") from error
+            except Exception as error:
+                error.add_note(which_batch(batch, None))
+                raise
         return pin_memory(batch) if self._pin else batch  # type: ignore[no-untyped-call]
 
 
@@ -60,7 +67,7 @@ def _kind(part: Any) -> str:
     if isinstance(part, (torch.Tensor, np.ndarray)):
         return f"samples of shape {tuple(part.shape[1:])}, {part.dtype}"
     if isinstance(part, dict):
-        return f"the fields {', '.join(map(str, part))}"
+        return f"the fields {', '.join(sorted(map(str, part)))}"
     return f"a {type(part).__name__} of {len(part)} columns" if isinstance(part, tuple) else "a list"
 
 

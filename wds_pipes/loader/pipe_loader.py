@@ -89,7 +89,8 @@ class PipeLoader:
             workers changes. None: ``"exact"`` for one rank, ``"drop"`` for several. ``"drop"``
             and ``"pad"`` need counted samples (see ``lanes``), and a pipeline without steps that
             change the number of samples.
-        drop_last: with ``batch_size``, leave out the last batch of each lane if it is smaller.
+        drop_last: with ``batch_size``, leave out the last batch of each lane if it is smaller, and
+            with ``mix_lanes`` the last batch of an epoch if parts are missing.
         collate: with ``batch_size``, as in ``batch_samples``.
         prefetch_factor: how many batches each worker reads ahead; None: 2.
         pin_memory: copy tensors into pinned memory; needs an accelerator.
@@ -148,7 +149,13 @@ class PipeLoader:
         stage.check_resumable()
         stage = in_batches(stage, batch_size, drop_last=drop_last, collate=collate, mix_lanes=mix_lanes)
         plan = Plan(
-            stage, epoch_end=epoch_end, lanes=lanes, num_workers=num_workers, parts=mix_lanes, rank=(rank, world_size)
+            stage,
+            epoch_end=epoch_end,
+            lanes=lanes,
+            num_workers=num_workers,
+            parts=mix_lanes,
+            drop_last=bool(drop_last),
+            rank=(rank, world_size),
         )
         prefetch_factor = 2 if prefetch_factor is None else check_count("prefetch_factor", prefetch_factor)
         workers = Workers(
@@ -226,11 +233,7 @@ class PipeLoader:
                 "with several ranks, with_epoch() needs epoch_end='loop', or 'drop' or 'pad', so that all "
                 "ranks yield the same number of batches"
             )
-        in_samples = (
-            samples is not None
-            and plan.mode == "exact"
-            and any(step.batches_of(1) for step in plan.batching if step.items_per_batch != 1)
-        )
+        in_samples = samples is not None and plan.last_may_be_smaller
         self._progress.cut_after(count if in_samples else count // (ranks * size), in_samples=in_samples)
         return self
 
@@ -348,7 +351,10 @@ class PipeLoader:
         progress = self._progress
         if progress.cut is not None:
             return None if progress.cut_in_samples else progress.cut - progress.position.given
-        return self._plan.left(progress.position)
+        at = progress.position
+        if not progress.resume and at.ended:  # other ranks may still be in this epoch
+            at = self._plan.beginning(at.epoch + 1, at.partition.lanes)
+        return self._plan.left(at)
 
     def close(self) -> None:
         """Stop the workers and close all open shards.

@@ -34,12 +34,13 @@ class Plan:
         lanes: an option of PipeLoader.
         num_workers: an option of PipeLoader.
         parts: of how many parts, each from another lane, a batch consists.
+        drop_last: an option of PipeLoader.
         rank: the rank and the number of ranks; (None, None): they are determined at the first use.
 
     Attributes:
         stage: the pipeline with a ``Segments`` stage in it, see ``wds_pipes.loader.segments``.
         uncounted: why the number of samples of a lane is not known; None if it is known.
-        parts: as above.
+        parts, drop_last: as above.
         limits: the limits of the steps that have ``max_errors``, by the names of their counts.
     """
 
@@ -51,6 +52,7 @@ class Plan:
         lanes: int | None,
         num_workers: int,
         parts: int = 1,
+        drop_last: bool = False,
         rank: tuple[int | None, int | None],
     ) -> None:
         if rank != (None, None):
@@ -81,7 +83,7 @@ class Plan:
                 "A step of your own that holds nothing when it yields says so with holds_nothing = True."
             )
         self._num_workers = check_count("num_workers", num_workers, least=0)
-        self.parts = parts
+        self.parts, self.drop_last = parts, drop_last
         self._lanes = None if lanes is None else check_count("lanes", lanes, most=MOST_LANES)
         self._given = rank
 
@@ -157,7 +159,7 @@ class Plan:
         partition = Partition.first(lanes or self._new_lanes(), self.source, epoch)
         mine, batches = (partition.samples() or [])[self.rank.number :: self.rank.of], self.batches(partition)
         parts = sum(batches_of(self.batching, samples) for samples in mine) if batches is None else batches * len(mine)
-        return -(-parts // self.parts)
+        return self._of_parts(parts)
 
     def left(self, at: LoaderPosition) -> int | None:
         """How many batches this rank yields from a position to its epoch's end; None: not known."""
@@ -173,7 +175,26 @@ class Plan:
                 batches_of(self.batching, samples[number] - sum(lane["counts"].get(name, 0) for name in COUNTED))
                 for number, lane in going.items()
             )
-        return -(-parts // self.parts)
+        return self._of_parts(parts)
+
+    def _of_parts(self, parts: int) -> int:
+        """How many batches a number of parts makes."""
+        return parts // self.parts if self.drop_last else -(-parts // self.parts)
+
+    @property
+    def last_may_be_smaller(self) -> bool:
+        """Whether the last batches of an epoch may have fewer samples than the others."""
+        return self.mode == "exact" and (
+            (self.parts > 1 and not self.drop_last)
+            or any(step.batches_of(1) for step in self.batching if step.items_per_batch != 1)
+        )
+
+    def without_part(self, lane: bytes) -> bytes:
+        """Return the last state of a lane, with the samples of one part counted as dropped."""
+        state = unpack(lane)
+        for name, count in (("delivered", -self._part_size), ("dropped", self._part_size)):
+            state["counts"][name] = state["counts"].get(name, 0) + count
+        return pack(state)
 
     def beginning(self, epoch: int, lanes: int | None = None) -> LoaderPosition:
         """The beginning of an epoch."""
@@ -188,9 +209,7 @@ class Plan:
         """Return ``at``, or the beginning of the next epoch if every lane has ended at ``at``."""
         # With "exact", other ranks may still be in this epoch: then only a position of all lanes
         # counts.
-        if (len(at.lanes) == at.partition.lanes or self.mode != "exact") and all(
-            unpack(lane)["ended"] for lane in at.lanes.values()
-        ):
+        if (len(at.lanes) == at.partition.lanes or self.mode != "exact") and at.ended:
             return self.beginning(at.epoch + 1, at.partition.lanes).counted_from(at)
         return at
 
@@ -227,15 +246,17 @@ class Plan:
                 f"this process is rank {rank.number} of {rank.of}: "
                 "collect the states of all ranks and load merge_states(states) on each."
             )
-        ends = saved.epoch_end, saved.batch_size
-        alike = ends[0] == self.mode and (
-            self.mode in ("exact", "loop") or (saved.batch_size, saved.mix_lanes) == (self.batch_size, self.parts)
+        hosts, unit = self._new_lanes(), rank.of * self.parts
+        alike = saved.epoch_end == self.mode and (
+            count % unit == 0
+            if self.mode in ("exact", "loop")
+            else (saved.batch_size, saved.mix_lanes) == (self.batch_size, self.parts)
         )
         if not alike and not whole:
             raise StateError(
-                f"this is the state of one rank, of an epoch with epoch_end={shown(ends[0])} "
-                f"and batches of {ends[1]}, and this loader has "
-                f"epoch_end={self.mode!r} and batches of {self.batch_size}: load "
+                f"this is the state of one rank, of an epoch of {count} lanes with epoch_end={shown(saved.epoch_end)}, "
+                f"batches of {saved.batch_size} and mix_lanes={saved.mix_lanes}, and this loader has "
+                f"epoch_end={self.mode!r}, batches of {self.batch_size} and mix_lanes={self.parts}: load "
                 "merge_states(states) of all ranks' states on each, or keep these."
             )
         partition = (
@@ -248,7 +269,6 @@ class Plan:
         batches = self.batches(partition) if alike else None
         if batches is not None and any(lane["delivered"] > batches for lane in lanes.values()):
             raise damaged(f"it has a lane that gave more than its {batches} batches")
-        hosts, unit = self._new_lanes(), rank.of * self.parts
         fits = count % unit == 0 and count >= hosts
         if (whole or self.mode != "exact") and all(lane["ended"] for lane in lanes.values()):
             at = self.beginning(epoch + 1, count if fits else None)

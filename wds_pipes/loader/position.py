@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -22,6 +23,11 @@ class LoaderPosition(NamedTuple):
     step: int = 0
     given: int = 0  # batches since the last cut of with_epoch
     samples: int = 0  # samples since then, if with_epoch counts samples
+
+    @property
+    def ended(self) -> bool:
+        """Whether all lanes of this rank have ended."""
+        return all(unpack(lane)["ended"] for lane in self.lanes.values())
 
     def counted_from(self, other: LoaderPosition | None) -> LoaderPosition:
         """Return this position with the numbers since the last cut of ``other``; None: the cut is
@@ -45,7 +51,7 @@ class Paused(NamedTuple):
     at: LoaderPosition
     run: int
     results: Iterator[Result]
-    ahead: Result | None
+    ahead: deque[Result]
     waiting: set[int]
     ended: dict[int, bytes]
     tally: Tally

@@ -40,7 +40,6 @@ Result = tuple[int, int, Any, bytes | None, bool, Exception | None, Spent | None
 
 pack: Callable[[LaneState], bytes] = pickle.dumps
 unpack: Callable[[bytes], LaneState] = pickle.loads
-AT_END: Result = (-1, -1, None, None, False, None, None)
 
 
 def delivered_in(lane: bytes) -> int:

@@ -62,6 +62,7 @@ class Then(Stage[Any]):
     Raises:
         StateError: the state was requested and ``holds`` is None; or, after a resume, the function
             did not yield what it had yielded before.
+        Exception: an error of a step before this one, also if the function catches it.
 
     Checkpoint: two numbers, whether the function has begun and ended, and an earlier position of
     the source. A resume reads the items again that the function held, and those that it took after
@@ -131,7 +132,8 @@ class Then(Stage[Any]):
                     left -= 1
                 elif given or not at.begun:
                     if given < resumed:
-                        raise _unlike(given, resumed)
+                        failed = _unlike(given, resumed)
+                        raise failed
                     self._before = marks[0] if marks else before
                     at.begun, at.held, at.yielded, given, resumed = True, len(marks), 0, 0, 0
                 try:
@@ -148,6 +150,8 @@ class Then(Stage[Any]):
         try:
             made = _iterate(self.fn(take()))
             for result in made:
+                if failed is not None:  # and the function has caught it
+                    raise failed
                 if again:
                     continue
                 given += 1
@@ -155,7 +159,7 @@ class Then(Stage[Any]):
                     at.yielded = given
                     yield result
         except Exception as error:
-            if error is not failed and not isinstance(error, StateError):
+            if error is not failed:
                 key, url = identity(item)
                 last = "" if key is None else f", after it took sample {key!r} of shard {url}"
                 error.add_note(f"raised by the function of then(){last}")
@@ -163,6 +167,8 @@ class Then(Stage[Any]):
         finally:
             if hasattr(made, "close"):
                 made.close()
+        if failed is not None:
+            raise failed
         if again or given < resumed:
             raise _unlike(given, resumed)
         at.held, at.yielded, at.ended = 0, 0, True
