@@ -22,8 +22,8 @@ class Then(Stage[Any]):
     """Let a generator function make the items of the items before it (functional name: ``then``).
 
     The function gets an iterator over the items and yields any number of items: pairs, windows,
-    crops, chunks that it sorts. In each epoch (and for each part of an epoch that PipeLoader gives
-    to a lane) it is called once.
+    crops, chunks that it sorts. It is called once in each epoch, and once for each part of an epoch
+    that PipeLoader gives to a lane; before ``interleave_shards``, once for each shard.
 
     A state holds no data, so a resume calls the function again on the items that it still needs.
     For that, say with ``holds`` how many items it remembers at each time when it takes an item
