@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
@@ -39,9 +40,9 @@ class IndexedShards(Dataset[dict[str, Any]]):
     the same dicts that ``group_by_key`` yields, in the order of the shards.
 
     ``data[i]`` is a sample, ``data[-1]`` the last one, ``data[10:20]`` a view of the same kind,
-    ``data[[3, 1, 2]]`` a view in this order. A local sample is read with one system call, and a
-    remote one with one request. A DataLoader that makes batches calls ``__getitems__``: neighbours
-    are then read together, and remote samples with many requests at once.
+    ``data[[3, 1, 2]]`` a view in this order. Local shards are mapped into memory; a remote sample
+    is read with one request. A DataLoader that makes batches calls ``__getitems__``: neighbours are
+    then read together, and remote samples with many requests at once.
 
     Nothing is opened before the first use. A copy in another process, forked or not, opens its own
     files. Threads may share one.
@@ -134,7 +135,8 @@ class IndexedShards(Dataset[dict[str, Any]]):
             one = operator.index(number)
         except TypeError:
             return self.select(number)
-        return self._open().read_one(self._number(one))
+        opened = self._opened or self._open()
+        return opened.read_one(one if self._numbers is None and 0 <= one < opened.count else self._number(one))
 
     def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         """Return several samples, in this order; neighbours are read together."""
@@ -248,26 +250,18 @@ class _Opened:
         self._files = RangeReader(data._options, data._connections)
         self._urls = data.urls
         self.located = Located(self._urls, data._folder, self._files, data._options, data._connections)
+        self.count = self.located.starts[-1]
         self._shown = {url: redact(url) for url in self._urls}
         self._parser = SampleParser(data._fields, data._key_split, self.located.stale)
         self._decode = None if data._decode is None else DecodeByExt(None, *data._decode).decoder()  # type: ignore[arg-type]
 
     def read_one(self, number: int) -> Any:
         """Return the sample with this number among all."""
-        shard, place = self.located.place(number)
-        start, stop = self.located.offsets(shard)[place : place + 2].tolist()
-        url = self._urls[shard]
-        return self._made(url, self._files.read_one(url, start, stop + BLOCK), start, stop, start)
-
-    def _made(self, url: str, data: bytes, start: int, stop: int, base: int) -> Any:
-        """Return the sample in bytes ``start`` to ``stop`` of a shard, of which ``data`` are those
-        from ``base`` on.
-        """
-        if stop - base > len(data):
-            raise self.located.stale(url, f"it ends at byte {base + len(data)}, inside a sample at byte {start}")
-        view = memoryview(data)
-        following = view[stop - base : stop - base + BLOCK]
-        sample = self._parser.parse(view[start - base : stop - base], following, url, self._shown[url], start)
+        located = self.located
+        shard = bisect_right(located.starts, number) - 1
+        offsets, place, url = located.offsets(shard), number - located.starts[shard], self._urls[shard]
+        start, stop = offsets[place], offsets[place + 1]
+        sample = self._parser.parse(self._files.read_one(url, start, stop + BLOCK), start, stop, url, self._shown[url])
         return sample if self._decode is None else self._decode(sample)
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
@@ -275,10 +269,10 @@ class _Opened:
         runs = list(self._runs(sorted(set(numbers))))
         found = self._files.read([Range(url, run[0][1], run[-1][2] + BLOCK) for url, run in runs])
         samples: dict[int, Any] = {}
-        for (url, run), data in zip(runs, found, strict=True):
-            base = run[0][1]
+        for (url, run), part in zip(runs, found, strict=True):
             for number, start, stop in run:
-                samples[number] = self._made(url, data, start, stop, base)
+                sample = self._parser.parse(part, start, stop, url, self._shown[url])
+                samples[number] = sample if self._decode is None else self._decode(sample)
         return [samples[number] for number in numbers]
 
     def _runs(self, numbers: list[int]) -> Iterator[tuple[str, list[tuple[int, int, int]]]]:
@@ -295,7 +289,7 @@ class _Opened:
                 shard, place = self.located.place(number)
                 first, last = number - place, self.located.starts[shard + 1]
                 url, offsets = self._urls[shard], self.located.offsets(shard)
-            start, stop = offsets[number - first : number - first + 2].tolist()
+            start, stop = offsets[number - first], offsets[number - first + 1]
             if run and start - run[-1][2] > _GAP:
                 yield url, run
                 run = []

@@ -1,9 +1,10 @@
-"""Read ranges of bytes of many files: local ones through a few open files, remote ones with many
-requests at once.
+"""Read ranges of bytes of many files: local ones are mapped into memory, of remote ones many ranges
+are requested at once.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,17 +17,6 @@ from wds_pipes.io.remote.shard import RemoteShard
 from wds_pipes.io.urls import at_home, local_path, redact
 
 _MOST_OPEN = 128  # local files
-_SMALL = 1 << 20  # bytes
-
-
-class _File:
-    """A file descriptor, which is closed when nothing uses it any more."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __del__(self) -> None:
-        os.close(self.number)
 
 
 class Range(NamedTuple):
@@ -35,6 +25,15 @@ class Range(NamedTuple):
     url: str
     start: int
     stop: int
+
+
+class Part(NamedTuple):
+    """Bytes of a file: ``data[0]`` is its byte ``base``. Where the file ends before a requested
+    range, there are fewer.
+    """
+
+    data: bytes | mmap.mmap
+    base: int
 
 
 class RangeReader:
@@ -48,7 +47,7 @@ class RangeReader:
     def __init__(self, storage_options: dict[str, Any] | None, connections: int) -> None:
         self._connections = connections
         self._opener = Opener(Reading(storage_options or {}, connections=connections), buffer_bytes=512)
-        self._files: dict[str, _File] = {}  # in the order in which they were opened
+        self._files: dict[str, mmap.mmap] = {}  # in the order in which they were opened
         self._locks: dict[int, threading.Lock] = {}  # by process: a forked one may inherit a lock that is held
 
     def __getstate__(self) -> dict[str, Any]:
@@ -57,8 +56,8 @@ class RangeReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _files={}, _locks={})
 
-    def read(self, ranges: Sequence[Range]) -> Iterator[bytes]:
-        """Yield the bytes of each range, fewer than requested at the end of a file.
+    def read(self, ranges: Sequence[Range]) -> Iterator[Part]:
+        """Yield a part of the file for each range; it has at least the bytes of the range.
 
         Raises:
             ShardError: a file cannot be read.
@@ -68,12 +67,12 @@ class RangeReader:
         try:
             for wanted in ranges:
                 if self._is_local(wanted.url):
-                    yield self._read_local(*wanted)
+                    yield self._map(*wanted)
                     continue
                 while len(ahead) < self._connections and (request := next(requests, None)) is not None:
                     ahead.append(self._opener.open_range(*request))
                 with ahead.pop(0) as stream:
-                    yield self._read_remote(stream, wanted)
+                    yield Part(self._read_remote(stream, wanted), wanted.start)
         finally:
             for stream in ahead:
                 stream.close()
@@ -90,31 +89,28 @@ class RangeReader:
             problem.__cause__ = error.__cause__
         raise problem
 
-    def read_one(self, url: str, start: int, stop: int) -> bytes:
-        """Return the bytes of one range; errors as in ``read``."""
+    def read_one(self, url: str, start: int, stop: int) -> Part:
+        """Return what ``read`` yields for one range."""
         if self._is_local(url):
-            return self._read_local(url, start, stop)
+            return self._map(url, start, stop)
         return next(iter(self.read([Range(url, start, stop)])))
 
     def _is_local(self, url: str) -> bool:
         return url in self._files or not is_remote(url)
 
-    def _read_local(self, url: str, start: int, stop: int) -> bytes:
-        file = self._files.get(url)
-        if file is None:
+    def _map(self, url: str, start: int, stop: int) -> Part:
+        mapped = self._files.get(url)
+        if mapped is None:
             with self._opener.open(url) as stream:
-                file = _File(os.dup(stream.fileno()))
+                if not os.fstat(stream.fileno()).st_size:  # it cannot be mapped
+                    return Part(b"", start)
+                mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
             with self._locks.setdefault(os.getpid(), threading.Lock()):
-                self._files[url] = file
+                self._files[url] = mapped
                 if len(self._files) > _MOST_OPEN:
                     self._files.pop(next(iter(self._files)))  # closed when no thread uses it any more
-        count = stop - start
-        if count > _SMALL:  # an index may be wrong: do not allocate what the file does not have
-            count = max(0, min(count, os.fstat(file.number).st_size - start))
-        data = os.pread(file.number, count, start)
-        while len(data) < count and (more := os.pread(file.number, count - len(data), start + len(data))):
-            data += more
-        return data
+        # To read what a file does not have any more would end the process.
+        return Part(mapped, 0) if mapped.size() >= min(stop, len(mapped)) else Part(b"", start)
 
     def size(self, url: str) -> int | None:
         """The size of a local file in bytes; None: the file is remote."""

@@ -98,19 +98,21 @@ class Located:
         shown = redact(self.urls[shard])
         return ShardError(f"shard {shown} has no index of offsets: there is no {redact(url)}. {MEND}", url=shown)
 
-    def offsets(self, shard: int) -> npt.NDArray[np.uint64]:
+    def offsets(self, shard: int) -> Sequence[int]:
         """Return the offsets of a shard.
 
         When they are read, the end of a local shard is compared.
         """
-        held: npt.NDArray[np.uint64] | None = self._held.get((shard, OFFSETS))
+        held: Sequence[int] | None = self._held.get((shard, OFFSETS))
         if held is not None:
             return held
-        found, url = self._load(shard, OFFSETS, unpack_offsets), self.urls[shard]
+        # a number of a memoryview comes faster than one of an array
+        found: Sequence[int] = self._load(shard, OFFSETS, lambda data, url: unpack_offsets(data, url).astype("u8").data)
+        url = self.urls[shard]
         if not is_remote(url):
             end = int(found[-1])
-            header = self._files.read_one(url, end, end + BLOCK)
-            size = self._files.size(url) or 0
+            data, base = self._files.read_one(url, end, end + BLOCK)
+            header, size = data[end - base : end - base + BLOCK], self._files.size(url) or 0
             if size < end or name_of(header) is not None:
                 self._held.pop((shard, OFFSETS), None)
                 what = f"it has {size} bytes (it may be cut)" if size < end else "it has more samples"

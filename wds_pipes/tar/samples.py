@@ -6,14 +6,17 @@ import io
 import zlib
 from collections.abc import Callable, Container, Iterator
 from struct import error as struct_error
+from typing import Any
 
 from wds_pipes.errors import ShardError
+from wds_pipes.io.ranges import Part
 from wds_pipes.tar.headers import BLOCK, FIELDS, Sizes, Sums
 from wds_pipes.tar.keys import KeySplit, splitter
 from wds_pipes.tar.members import END, MARK
 from wds_pipes.tar.reader import TarReader
 
 _SIZES, _SUMS = Sizes(), Sums()  # caches
+_MOST_NAMES = 4096  # so that hostile names do not fill the memory
 
 
 class SampleParser:
@@ -30,62 +33,41 @@ class SampleParser:
         self, fields: Container[str] | None, key_split: KeySplit, stale: Callable[[str, str], ShardError]
     ) -> None:
         self._fields, self._split, self._stale = fields, splitter(key_split), stale
+        self._by_stem = key_split == "first-dot"
+        self._names: dict[str, str] = {}  # a cache: from a field as it is written to its name in lower case
 
-    def parse(self, data: memoryview, following: memoryview, url: str, shown: str, offset: int) -> dict[str, object]:
-        """Return the sample that ``data`` is.
+    def parse(self, part: Part, start: int, stop: int, url: str, shown: str) -> dict[str, Any]:
+        """Return a sample of a shard.
 
         Args:
-            data: from the first header of the sample to that of the next one, or to the end of the
-                last one.
-            following: the 512 bytes after them; fewer at the end of the shard.
+            part: bytes of the shard.
+            start: the byte of the first header of the sample.
+            stop: that of the next one, or the end of the last one.
             url: the shard.
             shown: its URL for messages, and for the sample.
-            offset: the byte at which ``data`` begins.
 
         Raises:
             ShardError: the bytes are damaged, or are not one whole sample, so that the index is of
                 another shard.
         """
-        sample: dict[str, object] = {}
-        key, fields = "", self._fields
-        name = name_of(following)
-        for member, content in self._members(data, name, url, offset):
-            parts = self._split(member)
-            if parts is None:
-                continue
-            if not sample:
-                key = parts[0]
-                sample = {"__key__": key, "__url__": shown}
-            elif parts[0] != key:
-                raise self._stale(url, f"from byte {offset} on it has samples {key!r} and {parts[0]!r}, not one")
-            field = parts[1].lower()
-            if field in sample:
-                raise self._stale(url, f"from byte {offset} on, sample {key!r} has field {field!r} twice")
-            if fields is None or field in fields:
-                sample[field] = content
-        if not sample:
-            raise self._stale(url, f"from byte {offset} on it has no sample")
-        if name and (parts := self._split(name)) is not None and parts[0] == key:
-            raise self._stale(url, f"sample {key!r} goes on at byte {offset + len(data)}, after its end")
-        return sample
-
-    def _members(self, data: memoryview, following: str | None, url: str, offset: int) -> list[tuple[str, bytes]]:
-        """Return the names and contents of the members: the common ones are parsed here, all others
-        by TarReader.
-        """
-        members: list[tuple[str, bytes]] = []
-        at, end = 0, len(data)
+        data, base = part
+        at, end = start - base, stop - base
+        if end > len(data):
+            raise self._stale(url, f"it ends at byte {base + len(data)}, inside a sample at byte {start}")
+        sample: dict[str, Any] = {"__key__": "", "__url__": shown}
+        key = stem = ""
+        unpack, names, by_stem, length = FIELDS.unpack_from, self._names, self._by_stem, 0
         while at < end:
+            # A common header is parsed here; TarReader parses all others.
             try:
-                head = data[at : at + BLOCK]
-                short, last, digits, after_size, checksum, kind, prefix = FIELDS.unpack(head)
+                short, last, digits, after_size, checksum, kind, prefix = unpack(data, at)
                 size = _SIZES[digits]
                 if (
                     last
                     or prefix
                     or after_size & 223
-                    or kind not in (0, 48)
-                    or zlib.adler32(head) & 0xFFFF != _SUMS[checksum]
+                    or (kind != 48 and kind != 0)  # noqa: PLR1714 - a set is slower
+                    or zlib.adler32(data[at : at + BLOCK]) & 0xFFFF != _SUMS[checksum]
                     or (name := short[: short.index(0)].decode())[-1] == "/"
                 ):
                     break
@@ -94,15 +76,49 @@ class SampleParser:
             begin = at + BLOCK
             at = begin + size + (-size & 511)
             if at > end:
-                raise self._stale(url, f"member {name!r} at byte {offset + begin - BLOCK} is not inside one sample")
-            members.append((name, bytes(data[begin : begin + size])))
-        else:
-            return members
-        return list(self._all_members(data, following, url, offset))
+                raise self._stale(url, f"member {name!r} at byte {base + begin - BLOCK} is not inside one sample")
+            field = names.get(name[length:]) if stem and name[:length] == stem else None
+            if field is None or field in sample:
+                key = self._add(sample, name, data[begin : begin + size], (url, start))
+                if by_stem and key:
+                    stem, length = f"{key}.", len(key) + 1
+            elif self._fields is None or field in self._fields:
+                sample[field] = data[begin : begin + size]
+        if at < end:
+            following = name_of(data[end : end + BLOCK])
+            for name, content in self._all_members(data[at:end], following, url, base + at):
+                key = self._add(sample, name, content, (url, start))
+        if not key:
+            raise self._stale(url, f"from byte {start} on it has no sample")
+        begins = key.encode("utf-8", "surrogateescape")
+        if data[end : end + len(begins)] == begins and (name := name_of(data[end : end + BLOCK]) or ""):
+            parts = self._split(name)
+            if parts is not None and parts[0] == key:
+                raise self._stale(url, f"sample {key!r} goes on at byte {stop}, after its end")
+        return sample
 
-    def _all_members(
-        self, data: memoryview, following: str | None, url: str, offset: int
-    ) -> Iterator[tuple[str, bytes]]:
+    def _add(self, sample: dict[str, Any], name: str, content: bytes, where: tuple[str, int]) -> str:
+        """Add a member to a sample, which begins at ``where``; return the key of the sample, which
+        is "" before its first member.
+        """
+        key: str = sample["__key__"]
+        parts, (url, start) = self._split(name), where
+        if parts is None:
+            return key
+        if not key:
+            sample["__key__"] = parts[0]
+        elif parts[0] != key:
+            raise self._stale(url, f"from byte {start} on it has samples {key!r} and {parts[0]!r}, not one")
+        if len(self._names) > _MOST_NAMES:
+            self._names.clear()
+        field = self._names[parts[1]] = parts[1].lower()
+        if field in sample:
+            raise self._stale(url, f"from byte {start} on, sample {parts[0]!r} has field {field!r} twice")
+        if self._fields is None or field in self._fields:
+            sample[field] = content
+        return parts[0]
+
+    def _all_members(self, data: bytes, following: str | None, url: str, offset: int) -> Iterator[tuple[str, bytes]]:
         reader = TarReader(io.BytesIO(data), url=url, offset=offset, on_truncated="ignore", doubts=True)
         try:
             for member in reader:
@@ -117,12 +133,12 @@ class SampleParser:
             raise self._stale(url, f"the sample from byte {offset} on ends at byte {reader.offset}")
 
 
-def name_of(header: bytes | memoryview) -> str | None:
+def name_of(header: bytes) -> str | None:
     """Return the name in the header of a file; None for any other bytes. A name that an extended
     header holds is "".
     """
-    if len(header) < BLOCK or zlib.adler32(header) & 0xFFFF != _SUMS[bytes(header[148:156])]:
+    if len(header) < BLOCK or zlib.adler32(header) & 0xFFFF != _SUMS[header[148:156]]:
         return None
     if header[156] not in b"0\0":
         return ""
-    return bytes(header[:100]).partition(b"\0")[0].decode("utf-8", "surrogateescape")
+    return header[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
