@@ -3,7 +3,7 @@
 #
 # **You learn** how to use the steps together with torch's datapipes, with `Prefetcher`,
 # `ParallelMapper` and `Loader` of `torchdata.nodes`, and in `DataLoader` and `StatefulDataLoader`;
-# and where a state is exact.
+# how to read a map-style dataset in a shuffled order that resumes; and where a state is exact.
 #
 # **You need** `pip install wds_pipes` (which installs torch and torchdata).
 
@@ -15,7 +15,7 @@ import warnings
 
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
-from torchdata.nodes import Loader, ParallelMapper, Prefetcher
+from torchdata.nodes import Loader, MapStyleWrapper, ParallelMapper, Prefetcher
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
@@ -194,6 +194,56 @@ loader = DataLoader(pipe.to_tuple("__key__", "cls").batch_samples(8), batch_size
 assert sorted(keys_of(loader)) == keys
 
 # %% [markdown]
+# ## A map-style dataset
+#
+# A dataset with `dataset[i]`, here a list, is read in the order of a sampler. `SampleOrder` is a
+# sampler with a state. Its order is a function of (seed, epoch, place), computed as it is needed,
+# so it takes no memory and resumes at once. The state is a few numbers, and several ranks divide
+# one order. torch's `RandomSampler` makes a list of all indices, and has no state.
+
+# %%
+dataset = list(wp.ShardList(urls).open_shards().load_tar().group_by_key().map(decode))
+
+
+def make_map_style():
+    return Loader(MapStyleWrapper(dataset, wp.SampleOrder(len(dataset), shuffle=True, seed=5)))
+
+
+graph = make_map_style()
+iterator = iter(graph)
+first = [next(iterator) for _ in range(30)]
+state = json.loads(json.dumps(graph.state_dict()))
+rest = list(iterator)
+
+graph = make_map_style()
+graph.load_state_dict(state)
+assert list(graph) == rest
+assert sorted(first + rest) == dataset
+print(state)
+
+# %% [markdown]
+# The same sampler in a loader with workers. With `block_samples=5`, runs of five neighbours stay
+# together. Save the state of the loader: the sampler itself is ahead of the batches.
+
+
+# %%
+def make_sampled():
+    order = wp.SampleOrder(len(dataset), shuffle=True, block_samples=5, seed=5)
+    return StatefulDataLoader(dataset, sampler=order, batch_size=8, num_workers=2)
+
+
+loader = make_sampled()
+iterator = iter(loader)
+first = [next(iterator) for _ in range(4)]
+state = loader.state_dict()
+rest = keys_of(iterator)
+
+loader = make_sampled()
+loader.load_state_dict(state)
+assert keys_of(loader) == rest
+assert sorted(keys_of(first) + rest) == keys
+
+# %% [markdown]
 # ## Which one?
 #
 # | | exact state | another number of workers | ranks |
@@ -202,6 +252,7 @@ assert sorted(keys_of(loader)) == keys
 # | `torchdata.nodes.Loader` | yes | threads: any | - |
 # | `StatefulDataLoader` | yes | no | - |
 # | `DataLoader` | - | - | a bare pipe: whole shards |
+# | `StatefulDataLoader` or `MapStyleWrapper` with `SampleOrder` | yes | no | yes, any number |
 # | `PipeLoader` | yes | yes | yes |
 #
 # ## A graph of your own? Check it

@@ -43,6 +43,7 @@ if _TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
     from wds_pipes.loader.merging import merge_states
     from wds_pipes.loader.pipe_loader import PipeLoader
+    from wds_pipes.loader.sample_order import SampleOrder
     from wds_pipes.stages.map_samples import DROP
     from wds_pipes.stages.shard_ref import ShardRef
     from wds_pipes.tar import ShardWriter, TarWriter
@@ -55,6 +56,7 @@ __all__ = [
     "IndexedShards",
     "PipeLoader",
     "SampleError",
+    "SampleOrder",
     "ShardCache",
     "ShardError",
     "ShardList",
@@ -94,6 +96,7 @@ _NAMES = {
     "io.cache.shard_cache": ("ShardCache",),
     "loader.merging": ("merge_states",),
     "loader.pipe_loader": ("PipeLoader",),
+    "loader.sample_order": ("SampleOrder",),
     "display.states": ("describe_state",),
     "core.flat_map": ("FlatMap",),
     "core.stage": ("Stage",),

@@ -8,20 +8,17 @@ Rules:
    first ``next()``.
 3. An iteration that is resumed after its last item ends at once, as the nodes of torchdata do; some
    of them rely on this. Loader (0.11) then begins the next epoch, but would return the old state
-   throughout this epoch: see ``_forget_old_state``.
+   throughout this epoch: see ``forget_old_state``.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 try:
     from torchdata.nodes import BaseNode
-    from torchdata.nodes.loader import LoaderIterator
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"wds_pipes.nodes needs torchdata ({error}): pip install torchdata", name=error.name
@@ -37,6 +34,7 @@ from wds_pipes.core.stream import Stream
 from wds_pipes.core.suggest import build, no_name
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.errors import StateError, WdsError
+from wds_pipes.loader.callers import forget_old_state
 from wds_pipes.loader.lengths import Countable
 from wds_pipes.loader.ranks import warn_of_ranks
 
@@ -80,7 +78,7 @@ class WdsNode(Countable, BaseNode[Any]):
         """Begin the next epoch, or continue from a state, at the first ``next()``."""
         super().reset(initial_state)
         warn_of_ranks("a node")
-        _forget_old_state()
+        forget_old_state()
         stream = self._stream
         if initial_state is not None:
             stream.load_state_dict(initial_state)
@@ -109,19 +107,6 @@ class WdsNode(Countable, BaseNode[Any]):
 
     def __repr__(self) -> str:
         return " > ".join(self._stream.stage.graph())
-
-
-def _forget_old_state() -> None:
-    """Clear the cached state of the Loader that is resetting the node, if there is one.
-
-    If a loaded state has no items left, the Loader keeps the state that it had read before it
-    noticed this, and would return it throughout the next epoch.
-    """
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code is LoaderIterator.reset.__code__:
-            frame.f_locals["self"]._cached_state_dict = None
-        frame = frame.f_back
 
 
 class ForeignNode(Stage[Any]):

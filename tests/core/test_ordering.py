@@ -2,6 +2,8 @@
 even spread.
 """
 
+import collections
+import itertools
 import statistics
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_pipes.core.order import _finalize, below, hash64, hash_text, permutation, stream
+from wds_pipes.core.order import Permutation, _finalize, below, hash64, hash_text, order_of_samples, permutation, stream
 
 MASK = (1 << 64) - 1
 ANY = st.integers(-(1 << 80), 1 << 80)
@@ -116,3 +118,112 @@ def test_neighbouring_keys_are_not_alike():
 def test_every_place_of_a_permutation_is_equally_likely():
     firsts = np.bincount([permutation(8, hash64(0, epoch))[0] for epoch in range(8_000)], minlength=8)
     assert ((firsts - 1_000) ** 2 / 1_000).sum() < 24.3
+
+
+# The order of samples
+
+
+RUNS = st.integers(1, 12)
+N = 10**9
+
+
+@given(key=ANY, count=st.integers(0, 300), run=RUNS)
+@settings(deadline=None)
+def test_a_computed_permutation_is_one_with_its_inverse(key, count, run):
+    """The integer form and the block form give the same numbers, and runs stay together."""
+    order = Permutation(count, key, run=run)
+    numbers = [order.number_at(place) for place in range(count)]
+    assert sorted(numbers) == list(range(count))
+    assert order.numbers_at(np.arange(count)).tolist() == numbers
+    assert [order.place_of(number) for number in numbers] == list(range(count))
+    breaks = sum(after != before + 1 for before, after in itertools.pairwise(numbers))
+    assert breaks < -(-count // run) or not count
+
+
+@given(key=ANY, count=st.integers(1, 1 << 53), run=st.one_of(RUNS, st.integers(1, 1 << 53)), data=st.data())
+@settings(deadline=None)
+def test_its_forms_agree_at_any_size(key, count, run, data):
+    places = data.draw(st.lists(st.integers(0, count - 1), max_size=20))
+    order = Permutation(count, key, run=run)
+    numbers = [order.number_at(place) for place in places]
+    assert order.numbers_at(np.array(places, np.int64)).tolist() == numbers
+    assert [order.place_of(number) for number in numbers] == places
+    assert all(0 <= number < count for number in numbers)
+
+
+# These values are in the checkpoints of users: they never change.
+@pytest.mark.parametrize(
+    ("count", "seed", "epoch", "block", "expected"),
+    [
+        (10, 0, 0, 1, [5, 1, 7, 3, 0, 4, 2, 6, 8, 9]),
+        (10, 0, 1, 1, [0, 1, 2, 6, 9, 5, 8, 7, 4, 3]),
+        (10, 7, 0, 3, [6, 7, 8, 0, 1, 2, 9, 3, 4, 5]),
+        (1_281_167, 7, 0, 1, [972864, 919733, 1209748, 206968, 1261161]),
+        (N, 0, 0, 1, [729737514, 702846661, 160636284, 691263221, 872962656]),
+        (N, -1, 3, 64, [753677568, 753677569, 753677570, 753677571, 753677572]),
+        (1 << 53, 5, 2, 1, [5360372949610684, 6785080039686521, 4635784946236062, 3121590004715592, 4708263915780414]),
+    ],
+)
+def test_golden_order_of_samples(count, seed, epoch, block, expected):
+    order = order_of_samples(count, seed, epoch, block_samples=block)
+    assert order.numbers_at(np.arange(len(expected))).tolist() == expected
+
+
+@pytest.fixture(scope="module", params=[N, (1 << 30) + 1], ids=["1e9", "2**30 + 1"])
+def million(request):
+    """The first million numbers of a large order, and how many it has."""
+    return request.param, order_of_samples(request.param, 0, 0).numbers_at(np.arange(1_000_000))
+
+
+def test_a_million_of_a_billion_are_distinct_and_even(million):
+    """In 1000 classes: chi square within what one in a thousand random orders exceeds."""
+    count, numbers = million
+    assert len(np.unique(numbers)) == len(numbers)
+    assert numbers.min() >= 0
+    assert numbers.max() < count
+    classes = np.bincount(numbers * 1000 // count, minlength=1000)
+    assert ((classes - 1000) ** 2 / 1000).sum() < 1143
+    assert ((np.bincount(numbers % 1000, minlength=1000) - 1000) ** 2 / 1000).sum() < 1143
+
+
+def test_neighbours_of_a_large_order_are_independent(million):
+    """As far apart as two random numbers, one third of the range, without correlation."""
+    count, numbers = million
+    scaled = numbers / count
+    for distance in (1, 2, 3, 64, 4096):
+        one, other = scaled[:-distance], scaled[distance:]
+        assert abs(one - other).mean() == pytest.approx(1 / 3, abs=0.001)
+        assert abs(np.corrcoef(one, other)[0, 1]) < 0.004
+
+
+def test_displacement_is_that_of_a_random_order():
+    """A mean of a third of the samples, wherever the place is; one fixed point on average."""
+    count = 100_003
+    fixed = []
+    for epoch in range(20):
+        numbers, places = order_of_samples(count, 3, epoch).numbers_at(np.arange(count)), np.arange(count)
+        assert abs(numbers - places).mean() == pytest.approx(count / 3, rel=0.01)
+        assert abs(np.corrcoef(numbers, places)[0, 1]) < 0.013
+        assert np.count_nonzero(np.diff(numbers) == 1) < 8
+        fixed.append(np.count_nonzero(numbers == places))
+    assert 4 < sum(fixed) < 40
+
+
+def test_seeds_and_epochs_have_independent_orders():
+    orders = [
+        order_of_samples(100_003, seed, epoch).numbers_at(np.arange(100_003))
+        for seed, epoch in [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (-1, 0), (1 << 32, 0)]
+    ]
+    for one, other in itertools.combinations(orders, 2):
+        assert abs(np.corrcoef(one, other)[0, 1]) < 0.015
+        assert np.count_nonzero(one == other) < 10
+
+
+def test_all_orders_of_few_samples_are_equally_likely():
+    """All 24 of four samples, and all pairs of first places of nine."""
+    four = collections.Counter(tuple(order_of_samples(4, 0, epoch).numbers_at(np.arange(4))) for epoch in range(2_400))
+    assert len(four) == 24
+    assert sum((count - 100) ** 2 / 100 for count in four.values()) < 49.7
+    pairs = collections.Counter(tuple(order_of_samples(9, 0, epoch).numbers_at(np.arange(2))) for epoch in range(3_600))
+    assert len(pairs) == 72
+    assert sum((count - 50) ** 2 / 50 for count in pairs.values()) < 113

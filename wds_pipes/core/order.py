@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
+MOST_SAMPLES = 1 << 53  # of an epoch: places, and what is added to them, fit into 64 bits
+_SAMPLES = 7  # the salt of the order of samples
+_BLOCK = 1 << 13  # places of a Permutation that are computed at a time: they fit into the cache
 
 
 def _finalize(z: int) -> int:
@@ -94,3 +97,125 @@ def permutation(count: int, key: int) -> npt.NDArray[np.int64]:
     import numpy as np
 
     return np.argsort(stream(key, 0, count), kind="stable").astype(np.int64)
+
+
+class Permutation:
+    """The numbers 0 to count - 1 in an order that ``key`` decides, computed where it is needed.
+
+    It takes no memory, whatever ``count`` is. Runs of ``run`` neighbours stay together and keep
+    their order; the order of the runs is permuted. The last run may be shorter.
+
+    The order of the runs is a Feistel network over the bits of a run's number (Luby and Rackoff,
+    "How to construct pseudorandom permutations", SIAM J. Comput. 17, 1988), whose round function is
+    SplitMix64's. A network permutes a power of two; where it leads to a run that does not exist, it
+    is applied again: cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains",
+    CT-RSA 2002). The range is less than twice the number of runs, so it is applied less than twice
+    on average.
+
+    Args:
+        count: how many numbers there are, from 0 to 2**53.
+        key: any integer, taken modulo 2**64.
+        run: how many neighbours stay together.
+    """
+
+    __slots__ = ("_keys", "_left_bits", "_right_bits", "_runs", "_short", "_tail", "count", "run")
+
+    def __init__(self, count: int, key: int, *, run: int = 1) -> None:
+        self.count, self.run = count, run
+        self._runs = runs = -(-count // run)
+        bits = max(0, runs - 1).bit_length()
+        self._left_bits, self._right_bits = bits // 2, bits - bits // 2
+        rounds = 24 if bits < 16 else 8  # halves of few bits collide often, so they need more rounds
+        self._keys = [_finalize((key + (i + 1) * _GAMMA) & _MASK) for i in range(rounds)]
+        # The short run ends at place `_tail`. If it were whole, all places after it would be
+        # `_short` higher.
+        self._short = runs * run - count
+        self._tail = (self._slot_of(runs - 1) + 1) * run - self._short if self._short else count
+
+    def number_at(self, place: int) -> int:
+        """Return the number at a place, which is from 0 to count - 1."""
+        slot, offset = divmod(place + self._short * (place >= self._tail), self.run)
+        return self._run_at(slot) * self.run + offset
+
+    def place_of(self, number: int) -> int:
+        """Return the place of a number: the inverse of ``number_at``."""
+        run, offset = divmod(number, self.run)
+        place = self._slot_of(run) * self.run + offset
+        return place - self._short * (place >= self._tail + self._short)
+
+    def numbers_at(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the numbers at many places: int64, in the shape (places,) of the argument."""
+        import numpy as np
+
+        numbers = np.empty(len(places), np.int64)
+        for start in range(0, len(places), _BLOCK):
+            block = places[start : start + _BLOCK]
+            if self.run == 1:
+                numbers[start : start + _BLOCK] = self._runs_at(block)
+                continue
+            slots, offsets = np.divmod(block + self._short * (block >= self._tail), self.run)
+            numbers[start : start + _BLOCK] = self._runs_at(slots) * self.run + offsets
+        return numbers
+
+    def _run_at(self, slot: int) -> int:
+        """Return which run is in a slot."""
+        run = self._network(slot, 1)
+        while run >= self._runs:
+            run = self._network(run, 1)
+        return run
+
+    def _slot_of(self, run: int) -> int:
+        """Return in which slot a run is."""
+        slot = self._network(run, -1)
+        while slot >= self._runs:
+            slot = self._network(slot, -1)
+        return slot
+
+    def _network(self, value: int, direction: int) -> int:
+        """Apply all rounds; with -1 in reverse, which undoes them."""
+        left, right = value >> self._right_bits, value & (1 << self._right_bits) - 1
+        for number in range(len(self._keys))[::direction]:
+            key = self._keys[number]
+            if number % 2:
+                right ^= _finalize((left + key) & _MASK) >> 64 - self._right_bits
+            else:
+                left ^= _finalize((right + key) & _MASK) >> 64 - self._left_bits
+        return left << self._right_bits | right
+
+    def _runs_at(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return which runs are in slots: the block form of ``_run_at``."""
+        import numpy as np
+
+        runs = self._network_of(slots.astype(np.uint64))
+        outside = np.flatnonzero(runs >= self._runs)
+        while len(outside):
+            again = self._network_of(runs[outside])
+            runs[outside] = again
+            outside = outside[again >= self._runs]
+        return runs.astype(np.int64)
+
+    def _network_of(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """The block form of ``_network``, forwards."""
+        import numpy as np
+
+        left, right = values >> np.uint64(self._right_bits), values & np.uint64((1 << self._right_bits) - 1)
+        z, shifted = np.empty_like(values), np.empty_like(values)
+        for number, key in enumerate(self._keys):
+            bits, one, other = (self._right_bits, right, left) if number % 2 else (self._left_bits, left, right)
+            # _finalize without its last step, which leaves the highest 31 bits as they are. It
+            # works in place: no temporary arrays.
+            np.add(other, np.uint64(key), out=z)
+            np.right_shift(z, np.uint64(30), out=shifted)
+            np.bitwise_xor(z, shifted, out=z)
+            np.multiply(z, np.uint64(0xBF58476D1CE4E5B9), out=z)
+            np.right_shift(z, np.uint64(27), out=shifted)
+            np.bitwise_xor(z, shifted, out=z)
+            np.multiply(z, np.uint64(0x94D049BB133111EB), out=z)
+            np.right_shift(z, np.uint64(64 - bits), out=z)
+            np.bitwise_xor(one, z, out=one)
+        return left << np.uint64(self._right_bits) | right
+
+
+def order_of_samples(count: int, seed: int, epoch: int, *, block_samples: int = 1) -> Permutation:
+    """Return the order of an epoch over ``count`` samples, the same on every rank and worker."""
+    return Permutation(count, hash64(seed, epoch, _SAMPLES), run=block_samples)

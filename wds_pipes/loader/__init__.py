@@ -10,6 +10,7 @@
 - ``lengths``: the number of items of an epoch; ``stats``: where the time goes.
 - ``merging``: makes one state from the states of all ranks.
 - ``gathering`` and ``checkpoint_files``: used by ``wds_pipes.checkpoint``.
-- ``ranks``: finds the rank of this process.
+- ``sample_order``: the sampler for map-style datasets.
+- ``ranks``: finds the rank of this process. ``callers``: which loader of torchdata calls.
 - ``parent``: ties workers to their main process; ``interrupts``: postpones signals.
 """

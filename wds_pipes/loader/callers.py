@@ -1,0 +1,61 @@
+"""Which loader of torchdata calls: what it does not pass on can be seen on the call stack only.
+
+Nothing here imports torchdata.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from wds_pipes.errors import StateError
+
+
+def forget_old_state() -> None:
+    """Clear the cached state of the torchdata ``Loader`` that begins an epoch now, if there is one.
+
+    If a loaded state has no items left, the Loader (0.11) keeps the state that it had read before
+    it noticed this, and would return it throughout the next epoch.
+    """
+    nodes = sys.modules.get("torchdata.nodes.loader")
+    loader = None if nodes is None else _caller(nodes.LoaderIterator.reset)
+    if loader is not None:
+        loader._cached_state_dict = None
+
+
+def refuse_lost_state(what: str) -> None:
+    """Raise an error if a StatefulDataLoader iterates that cannot see the state of a sampler.
+
+    Its batch sampler has no state. A resume would iterate the batch sampler again, in the first
+    epoch.
+
+    Args:
+        what: the sampler, for the message.
+
+    Raises:
+        StateError: as above.
+    """
+    module = sys.modules.get("torchdata.stateful_dataloader.stateful_dataloader")
+    loader = None if module is None else _caller(module._StatefulBaseDataLoaderIter._next_index)
+    if loader is None or any(hasattr(part, "state_dict") for part in (loader._index_sampler, loader._sampler_iter)):
+        return
+    raise StateError(
+        f"StatefulDataLoader does not see the state of {what} in a {type(loader._index_sampler).__name__} that has no "
+        "state itself: a resume would start again with the first epoch. Pass sampler=, batch_size= and drop_last=, or "
+        "as batch_sampler= a torchdata.stateful_dataloader.sampler.BatchSampler."
+    )
+
+
+def _caller(method: Callable[..., Any]) -> Any:
+    """Return the ``self`` of the innermost call of a method on the stack; None: there is none.
+
+    The locals of other frames are not read: this would keep alive what is in them.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code is method.__code__:
+            return frame.f_locals["self"]
+        frame = frame.f_back
+    return None
