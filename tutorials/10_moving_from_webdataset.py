@@ -50,7 +50,7 @@
 # | `handler=wds.warn_and_continue` | `on_error="skip", max_errors=100`; or `on_error={wp.DecodeError: "skip"}`, or a function of the error | Bad data is counted; too much is an error. Half a sample is never returned. |
 # | `ShardWriter("x-%06d.tar", maxcount=...)` | `ShardWriter("x-%06d.tar", max_samples=...)` | A shard gets its name when complete. Can also write the index. |
 # | `TarWriter` | `TarWriter` | The same samples always produce the same bytes. A key that could not be read back is refused. Bytes in `x.gz` must be compressed already, a str in `json` is JSON text, and `.tar.gz` compresses. |
-# | `wids.ShardListDataset("index.json")` | `ShardList("index.json")` | The same index, but read as a stream. For access by number keep using wids. |
+# | `wids.ShardListDataset("index.json")` | `ShardList("index.json")`; for access by number `IndexedShards(urls)` | The first reads the same index, as a stream. The second needs offsets beside the shards, which `wds-pipes index --offsets` writes; no shard is copied, and remote samples are read with ranged requests. |
 # | `wids.ShardListSampler`, `ChunkedSampler`, `DistributedChunkedSampler` | `SampleOrder(len(dataset), shuffle=True, block_samples=64)` | A sampler with a state; the ranks divide one order. Blocks are permuted over the whole epoch, and keep their order inside, so use small ones. |
 # | `wds.DataPipeline(...)` | a chain of methods | |
 #
