@@ -41,7 +41,7 @@ def stream(indexed):
     return list(samples(indexed, shuffle=False))
 
 
-def test_the_samples_of_the_stream(indexed, stream):
+def test_the_samples_of_the_stream(indexed, stream, tmp_path):
     data = wp.IndexedShards(indexed)
     assert len(data) == len(stream) == 50
     assert [data[number] for number in range(50)] == stream == list(data)
@@ -52,6 +52,8 @@ def test_the_samples_of_the_stream(indexed, stream):
             data[wrong]
     assert repr(data) == "IndexedShards(8 shards)"
     assert data.urls == indexed
+    index_shards(indexed[1:4], tmp_path / "index.json")
+    assert list(wp.IndexedShards(tmp_path / "index.json")) == stream[FIFTY[0] : sum(FIFTY[:4])]
 
 
 @given(numbers=st.lists(st.integers(-50, 49), max_size=70))

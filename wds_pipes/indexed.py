@@ -20,6 +20,7 @@ from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.shard_list import fingerprint
 from wds_pipes.tar.headers import BLOCK
+from wds_pipes.tar.index import is_index, listed_shards
 from wds_pipes.tar.keys import KeySplit
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.samples import SampleParser
@@ -48,7 +49,7 @@ class IndexedShards(Dataset[dict[str, Any]]):
     files. Threads may share one.
 
     Args:
-        urls: the shards, as ``ShardList`` takes them; uncompressed.
+        urls: the shards, as ``ShardList`` takes them, also by an ``index.json``; uncompressed.
         index: where the indexes are: True: beside the shards; or a directory, where they have the
             base names of the shards.
         fields: the fields to keep, such as ``["jpg", "cls"]``; None: all.
@@ -82,7 +83,7 @@ class IndexedShards(Dataset[dict[str, Any]]):
         if index is False or not isinstance(index, (bool, str, os.PathLike)):
             raise TypeError(f"index must be True or a directory, not {index!r:.80}")
         self._given = urls if isinstance(urls, (str, os.PathLike)) else list(urls)
-        self._urls: list[str] | None = expand(self._given, storage_options)
+        self._urls: list[str] | None = _shards(self._given, storage_options)
         if "-" in self._urls:
             raise ValueError("standard input has no index: write it to a file first")
         self._fingerprint = fingerprint(self._urls)
@@ -105,7 +106,7 @@ class IndexedShards(Dataset[dict[str, Any]]):
     def urls(self) -> list[str]:
         """The shards, in order."""
         if self._urls is None:
-            self._urls = expand(self._given, self._options)
+            self._urls = _shards(self._given, self._options)
             if fingerprint(self._urls) != self._fingerprint:
                 raise ValueError(
                     f"{redact(str(self._given))!r:.200} names other shards in this process than where the "
@@ -185,7 +186,9 @@ class IndexedShards(Dataset[dict[str, Any]]):
         return view
 
     def keys(self) -> Iterator[str]:
-        """Yield the keys of the samples, in order. This reads the headers of the samples."""
+        """Yield the keys of the samples, in order. The samples are read for that, since the index of
+        keys has only their hashes.
+        """
         return (sample["__key__"] for sample in self._bare())
 
     def _bare(self) -> IndexedShards:
@@ -296,6 +299,13 @@ class _Opened:
             run.append((number, start, stop))
         if run:
             yield url, run
+
+
+def _shards(given: Urls, storage_options: dict[str, Any] | None) -> list[str]:
+    urls = expand(given, storage_options)
+    if not any(map(is_index, urls)):
+        return urls
+    return [url for listed in listed_shards(urls, storage_options) for url, _ in listed]
 
 
 def _specs(decode: Any) -> tuple[Any, ...] | None:
