@@ -186,9 +186,7 @@ class IndexedShards(Dataset[dict[str, Any]]):
         return view
 
     def keys(self) -> Iterator[str]:
-        """Yield the keys of the samples, in order. The samples are read for that, since the index of
-        keys has only their hashes.
-        """
+        """Yield the keys of the samples, in order. This reads the samples."""
         return (sample["__key__"] for sample in self._bare())
 
     def _bare(self) -> IndexedShards:
