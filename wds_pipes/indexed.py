@@ -14,6 +14,7 @@ from wds_pipes.core.options import check_count
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.errors import SampleError
 from wds_pipes.io.expand import expand
+from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import Range, RangeReader
 from wds_pipes.io.urls import Urls, at_home, redact
 from wds_pipes.stages.decode_by_ext import DecodeByExt
@@ -252,6 +253,7 @@ class _Opened:
         self._urls = data.urls
         self.located = Located(self._urls, data._folder, self._files, data._options, data._connections)
         self.count = self.located.starts[-1]
+        self._local = not any(map(is_remote, self._urls))
         self._shown = {url: redact(url) for url in self._urls}
         self._parser = SampleParser(data._fields, data._key_split, self.located.stale)
         self._decode = None if data._decode is None else DecodeByExt(None, *data._decode).decoder()  # type: ignore[arg-type]
@@ -267,6 +269,8 @@ class _Opened:
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
         """Return the samples with these numbers among all."""
+        if self._local:
+            return list(map(self.read_one, numbers))
         runs = list(self._runs(sorted(set(numbers))))
         found = self._files.read([Range(url, run[0][1], run[-1][2] + BLOCK) for url, run in runs])
         samples: dict[int, Any] = {}

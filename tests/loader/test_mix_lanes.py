@@ -136,41 +136,29 @@ def all_ranks(urls, world, **options):
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
-    mode=st.sampled_from(["exact", "loop"]),
     parts=st.lists(
         st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 3]), st.integers(1, 3)), min_size=2, max_size=4
     ),
 )
-def test_the_epoch_goes_on_on_others(seed, mode, parts, fifty):
-    """Other ranks, lanes, parts: each sample of the epoch once."""
+def test_the_epoch_goes_on_on_others(seed, parts, fifty):
+    """Other ranks, lanes, parts: each sample of the epoch once. tests/bench/loop.py has "loop"."""
     draw, got, states = random.Random(seed), [], None
     for number, (world, mixed, lanes) in enumerate(parts):
-        ranks = all_ranks(
-            fifty, world, epoch_end=mode, mix_lanes=mixed, batch_size=2 * mixed, lanes=world * mixed * lanes
-        )
-        if mode == "loop":
-            for each in ranks:
-                each.with_epoch(batches=1000 * world)
+        ranks = all_ranks(fifty, world, mix_lanes=mixed, batch_size=2 * mixed, lanes=world * mixed * lanes)
         if states is not None:
             for each in ranks:
                 each.load_state_dict(states)
-            if mode == "exact" and {each.state_dict()["epoch"] for each in ranks} != {0}:
+            if {each.state_dict()["epoch"] for each in ranks} != {0}:
                 break
+        last = number == len(parts) - 1
         # all ranks are cut at one step, and none after its end
-        most = draw.randrange(1, 6) if mode == "loop" or number < len(parts) - 1 else 1000
-        if mode == "exact":
-            most = min([most, *(each.remaining() or 0 for each in ranks)]) if number < len(parts) - 1 else most
+        most = 1000 if last else min([draw.randrange(1, 6), *(each.remaining() or 0 for each in ranks)])
         for each in ranks:
             got += flat(itertools.islice(each, most))
         states = through_json([each.state_dict() for each in ranks])
-    times = [got.count(f"{number:08d}") for number in range(50)]
-    if mode == "exact":
-        assert max(times) <= 1
-        if number == len(parts) - 1:
-            assert min(times) == 1
-    else:
-        assert sum(times) == len(got)
-        assert max(times) - min(times) <= 3, "lanes may be in several epochs"
+    assert sorted(got) == sorted(set(got))
+    if last:
+        assert len(got) == 50
 
 
 def test_ranks_have_equal_steps_and_full_batches_also_after_a_change(fifty):

@@ -63,6 +63,7 @@ def make_loader(urls, workers, seed):
     loader = wp.PipeLoader(
         pipe,
         batch_size=SIZE,
+        mix_lanes=1 + seed % 2,
         collate="list",
         epoch_end="loop",
         num_workers=workers,

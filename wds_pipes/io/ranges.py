@@ -27,13 +27,9 @@ class Range(NamedTuple):
     stop: int
 
 
-class Part(NamedTuple):
-    """Bytes of a file: ``data[0]`` is its byte ``base``. Where the file ends before a requested
-    range, there are fewer.
-    """
-
-    data: bytes | mmap.mmap
-    base: int
+# Bytes of a file, and which byte of it the first one is. If the file ends before a requested range,
+# there are fewer.
+Part = tuple[bytes | mmap.mmap, int]
 
 
 class RangeReader:
@@ -72,7 +68,7 @@ class RangeReader:
                 while len(ahead) < self._connections and (request := next(requests, None)) is not None:
                     ahead.append(self._opener.open_range(*request))
                 with ahead.pop(0) as stream:
-                    yield Part(self._read_remote(stream, wanted), wanted.start)
+                    yield self._read_remote(stream, wanted), wanted.start
         finally:
             for stream in ahead:
                 stream.close()
@@ -91,6 +87,9 @@ class RangeReader:
 
     def read_one(self, url: str, start: int, stop: int) -> Part:
         """Return what ``read`` yields for one range."""
+        mapped = self._files.get(url)
+        if mapped is not None and mapped.size() >= stop:
+            return mapped, 0
         if self._is_local(url):
             return self._map(url, start, stop)
         return next(iter(self.read([Range(url, start, stop)])))
@@ -103,14 +102,14 @@ class RangeReader:
         if mapped is None:
             with self._opener.open(url) as stream:
                 if not os.fstat(stream.fileno()).st_size:  # it cannot be mapped
-                    return Part(b"", start)
+                    return b"", start
                 mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
             with self._locks.setdefault(os.getpid(), threading.Lock()):
                 self._files[url] = mapped
                 if len(self._files) > _MOST_OPEN:
                     self._files.pop(next(iter(self._files)))  # closed when no thread uses it any more
         # To read what a file does not have any more would end the process.
-        return Part(mapped, 0) if mapped.size() >= min(stop, len(mapped)) else Part(b"", start)
+        return (mapped, 0) if mapped.size() >= min(stop, len(mapped)) else (b"", start)
 
     def size(self, url: str) -> int | None:
         """The size of a local file in bytes; None: the file is remote."""
