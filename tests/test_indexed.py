@@ -204,6 +204,10 @@ def test_what_has_no_offsets(tmp_path):
         wp.ShardError, match=r"has no index of offsets: there is no .*\.tar\.idx.*wds-pipes index SHARDS --offsets"
     ):
         len(wp.IndexedShards(path))
+    index_shards(path, offsets=True)
+    os.unlink(f"{path}.keys")  # as Energon leaves it
+    with pytest.raises(wp.ShardError, match=r"has no index of keys: there is no .*\.tar\.keys"):
+        wp.IndexedShards(path).by_key("00000001")
     with TarWriter(tmp_path / "a.tar.gz") as writer:
         writer.write({"__key__": "a", "txt": "text"})
     with pytest.raises(ValueError, match="is compressed, and only uncompressed shards have offsets"):

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import ShardError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _MOST_HELD = 128 << 20  # bytes of indexes in memory
+_NAMES = {OFFSETS: "index of offsets", KEYS: "index of keys"}
 Found = TypeVar("Found")
 
 
@@ -62,7 +63,8 @@ class Located:
         self.urls, self._folder, self._files = urls, folder, files
         self._opener = Opener(Reading(storage_options or {}, readahead_bytes=connections << 20))
         self._locks: dict[int, threading.Lock] = {}  # by process: a forked one may inherit a lock that is held
-        self._held: OrderedDict[tuple[int, str], Any] = OrderedDict()
+        # the indexes that were read last, by shard and ending, and the size of each in bytes
+        self._held: OrderedDict[tuple[int, str], tuple[Any, int]] = OrderedDict()
         self._bytes = 0
         if len(urls) > 1 and any(map(is_remote, urls)):
             with ThreadPoolExecutor(min(connections, len(urls))) as pool:
@@ -95,17 +97,17 @@ class Located:
         return size // 8 - 1
 
     def _missing(self, shard: int, url: str) -> ShardError:
-        shown = redact(self.urls[shard])
-        return ShardError(f"shard {shown} has no index of offsets: there is no {redact(url)}. {MEND}", url=shown)
+        shown, what = redact(self.urls[shard]), _NAMES[KEYS if url.endswith(KEYS) else OFFSETS]
+        return ShardError(f"shard {shown} has no {what}: there is no {redact(url)}. {MEND}", url=shown)
 
     def offsets(self, shard: int) -> Sequence[int]:
         """Return the offsets of a shard.
 
         When they are read, the end of a local shard is compared.
         """
-        held: Sequence[int] | None = self._held.get((shard, OFFSETS))
+        held = self._held.get((shard, OFFSETS))
         if held is not None:
-            return held
+            return cast(Sequence[int], held[0])
         # a number of a memoryview comes faster than one of an array
         found: Sequence[int] = self._load(shard, OFFSETS, lambda data, url: unpack_offsets(data, url).astype("u8").data)
         url = self.urls[shard]
@@ -114,7 +116,7 @@ class Located:
             data, base = self._files.read_one(url, end, end + BLOCK)
             header, size = data[end - base : end - base + BLOCK], self._files.size(url) or 0
             if size < end or name_of(header) is not None:
-                self._held.pop((shard, OFFSETS), None)
+                self._drop((shard, OFFSETS))
                 what = f"it has {size} bytes (it may be cut)" if size < end else "it has more samples"
                 raise self.stale(url, f"{what}, and its samples should end at byte {end}")
         return found
@@ -136,10 +138,10 @@ class Located:
         return found
 
     def _load(self, shard: int, ending: str, unpack: Callable[[bytes, str], Found]) -> Found:
-        """Return an index of a shard; those that were used last stay in memory."""
-        held: Found | None = self._held.get((shard, ending))
+        """Return an index of a shard."""
+        held = self._held.get((shard, ending))
         if held is not None:
-            return held
+            return cast(Found, held[0])
         url = beside(self.urls[shard], ending, self._folder)
         try:
             with self._opener.open(url) as stream:
@@ -148,16 +150,22 @@ class Located:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise self._missing(shard, url) from error
             shown = redact(self.urls[shard])
-            message = f"the index of offsets of shard {shown} cannot be read: {str(error).rstrip('.')}. {MEND}"
+            message = f"the {_NAMES[ending]} of shard {shown} cannot be read: {str(error).rstrip('.')}. {MEND}"
             raise ShardError(message, url=shown) from error
         found = unpack(data, url)
+        self._drop((shard, ending))  # another thread may have read it meanwhile
         with self._locks.setdefault(os.getpid(), threading.Lock()):
-            self._held[shard, ending] = found
+            self._held[shard, ending] = found, len(data)
             self._bytes += len(data)
             while self._bytes > _MOST_HELD and len(self._held) > 1:
-                (old, of), _ = self._held.popitem(last=False)
-                self._bytes -= (8 if of == OFFSETS else 12) * (self.starts[old + 1] - self.starts[old])
+                _, (_, size) = self._held.popitem(last=False)
+                self._bytes -= size
         return found
+
+    def _drop(self, index: tuple[int, str]) -> None:
+        with self._locks.setdefault(os.getpid(), threading.Lock()):
+            if index in self._held:
+                self._bytes -= self._held.pop(index)[1]
 
     def stale(self, url: str, what: str) -> ShardError:
         """Return the error for a shard that does not fit its index."""
