@@ -226,6 +226,12 @@ def test_an_error_of_collate_names_the_batch(fifty):
         list(load(fifty, collate=partial(broken, error=StopIteration())))
 
 
+def test_tensors_that_numpy_does_not_have_are_joined(fifty):
+    half = pipe(fifty).map_samples(lambda sample: torch.tensor([float(sample["cls"])]).bfloat16())
+    batches = list(wp.PipeLoader(half, batch_size=4, mix_lanes=4, lanes=4, epoch_end="drop"))
+    assert {(batch.dtype, tuple(batch.shape)) for batch in batches} == {(torch.bfloat16, (4, 1))}
+
+
 def test_columns_that_do_not_fit_are_named(fifty):
     def uneven(sample):
         return {"x": np.zeros(2 + int(sample["__key__"]) % 7)}

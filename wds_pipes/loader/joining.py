@@ -58,8 +58,18 @@ def _join(parts: list[Any], what: str) -> Any:
         columns = [_join(list(values), f"place {place} of the tuples") for place, values in enumerate(zip(*parts))]
         return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
     if isinstance(first, torch.Tensor):
-        return torch.cat(parts)
+        return _joined(parts)
     return np.concatenate(parts) if isinstance(first, np.ndarray) else [item for part in parts for item in part]
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Return the rows of all tensors as one. numpy copies with one thread, torch with all cores,
+    which the workers need.
+    """
+    try:
+        return torch.from_numpy(np.concatenate([part.numpy() for part in parts]))
+    except (TypeError, RuntimeError):  # numpy has no such dtype
+        return torch.cat(parts)
 
 
 def _kind(part: Any) -> str:
