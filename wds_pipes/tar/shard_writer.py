@@ -166,9 +166,9 @@ class ShardWriter:
             self._tell()
 
     def _write_offsets(self, path: str, end: int) -> None:
-        samples, self._samples = self._samples, []
-        write_beside(path, KEYS, pack_keys([key for key, _ in samples]))
-        write_beside(path, OFFSETS, pack_offsets([*(begin for _, begin in samples), end]))
+        # after an error the next call tries again, so the samples stay
+        write_beside(path, KEYS, pack_keys([key for key, _ in self._samples]))
+        write_beside(path, OFFSETS, pack_offsets([*(begin for _, begin in self._samples), end]))
 
     def _tell(self) -> None:
         """Add the last complete shard to the index, and call ``on_shard``.
