@@ -226,6 +226,14 @@ def test_an_error_of_collate_names_the_batch(fifty):
         list(load(fifty, collate=partial(broken, error=StopIteration())))
 
 
+@pytest.mark.skipif(getattr(torch, "accelerator", torch.cuda).is_available(), reason="there is an accelerator")
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument:UserWarning")
+def test_pinned_memory_without_an_accelerator_is_left_out(fifty):
+    """As DataLoader does."""
+    expected = list(load(fifty, collate=None))
+    assert same(list(load(fifty, collate=None, pin_memory=True)), expected)
+
+
 def test_tensors_that_numpy_does_not_have_are_joined(fifty):
     half = pipe(fifty).map_samples(lambda sample: torch.tensor([float(sample["cls"])]).bfloat16())
     batches = list(wp.PipeLoader(half, batch_size=4, mix_lanes=4, lanes=4, epoch_end="drop"))

@@ -24,7 +24,9 @@ class Joining:
     """
 
     def __init__(self, parts: int = 1, collate: Callable[[list[Any]], Any] | None = None, *, pin: bool = False) -> None:
-        self.parts, self._collate, self._pin = parts, collate, pin
+        self.parts, self._collate = parts, collate
+        # As DataLoader does; torch.accelerator is there from torch 2.6 on.
+        self._pin = pin and getattr(torch, "accelerator", torch.cuda).is_available()
 
     def __call__(self, parts: list[Any]) -> Any:
         """Return the batch that parts make.
