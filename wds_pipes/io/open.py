@@ -144,9 +144,11 @@ class Opener:
         Raises:
             ShardError: its protocol is not known. Other errors are raised when it is read.
         """
+        queue = ReadQueue(self.client)
         try:
-            return RemoteShard(ReadQueue(self.client), url, start=start, stop=stop, whole_queue=True)
+            return RemoteShard(queue, url, start=start, stop=stop, whole_queue=True)
         except Exception as error:
+            queue.close()  # otherwise it would keep its share of the connections
             problem = self._problem(url, error)
         raise problem
 
