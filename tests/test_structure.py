@@ -1,6 +1,7 @@
 """The shape of the package: which module imports which, and where things are."""
 
 import ast
+import subprocess
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -62,6 +63,16 @@ def test_the_top_level_is_small():
     assert len(folders) <= 10, "more than 10 folders: put yours into the one whose boundary it belongs to"
     files = [path for path in ROOT.glob("*.py") if path.name != "__init__.py"]
     assert len(files) <= 10, "more than 10 files at the top, where all is public: put yours into a folder"
+
+
+def test_the_repository_has_no_other_top_level():
+    here = Path(__file__).parents[1]
+    found = subprocess.run(["git", "ls-files"], cwd=here, capture_output=True, text=True)
+    if found.returncode:
+        pytest.skip("not a checkout of git")
+    top = {name.partition("/")[0] for name in found.stdout.splitlines()}
+    expected = {"wds_pipes", "tests", "tutorials", "pyproject.toml", "README.md", "LICENSE"}
+    assert {name for name in top if name[0] != "."} == expected
 
 
 def test_files_are_short():
