@@ -102,16 +102,17 @@ class SampleList(ShardSource[SampleRef]):
         self.samples = [stop - start for start, stop in pairwise(self._located.starts)]
 
     def run(self) -> Iterator[SampleRef]:
-        at, lane, located, urls = self.at, self.lane, self._located, self.urls
-        order = self.order(lane.seed, lane.epoch)
+        at, lane, located = self.at, self.lane, self._located
+        order, starts, files = self.order(lane.seed, lane.epoch), np.array(located.starts), _Files(self.urls, located)
         for run in self._runs(lane):
             for places, repeats in run:
                 numbers = places if order is None else order.numbers_at(places)
-                for number, repeat in zip(numbers.tolist(), repeats):
+                shards = np.searchsorted(starts, numbers, side="right") - 1
+                insides = numbers - starts[shards]
+                for number, shard, inside, repeat in zip(numbers.tolist(), shards.tolist(), insides.tolist(), repeats):
                     at.inside += 1
-                    shard, place = located.place(number)
-                    offsets, url = located.offsets(shard), urls[shard]
-                    yield SampleRef(url, number, offsets[place], offsets[place + 1], located.index_of(shard), repeat)
+                    offsets, (url, index_url) = located.offsets(shard), files[shard]
+                    yield SampleRef(url, number, offsets[inside], offsets[inside + 1], index_url, repeat)
             if lane.shards is not None:
                 at.next, at.inside = at.next + 1, 0
 
@@ -215,6 +216,18 @@ class SampleList(ShardSource[SampleRef]):
         patterns = options["urls"] if isinstance(options["urls"], (str, os.PathLike, list, tuple)) else self.urls
         count = f"({plural(self.count, 'sample')} in {plural(len(self.urls), 'shard')})"
         return {**options, "urls": patterns}, count
+
+
+class _Files(dict[int, tuple[str, str]]):
+    """The URL of each shard, and that of its index."""
+
+    def __init__(self, urls: list[str], located: Located) -> None:
+        super().__init__()
+        self._urls, self._located = urls, located
+
+    def __missing__(self, shard: int) -> tuple[str, str]:
+        found = self[shard] = self._urls[shard], self._located.index_of(shard)
+        return found
 
 
 # places of an order in blocks, and of each place whether it is a repeat; None: it is not said
