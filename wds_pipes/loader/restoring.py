@@ -122,7 +122,7 @@ class _Restoring:
         if not keep or (self.whole and steps % plan.rank.of):
             return plan.beginning(saved.epoch)._replace(partition=plan.first(plan.new_lanes(), saved.epoch, place))
         partition = plan.first(saved.lane_count, saved.epoch, saved.partition["place"])  # type: ignore[index]
-        batches, samples = plan.batches(partition), partition.samples()
+        batches, samples = plan.batches(partition), partition.samples() or []
         for number, lane in self.lanes.items():
             most = batches_of(plan.batching, samples[number]) if batches is None else batches[number]
             if lane["delivered"] > most or (lane["ended"] and lane["delivered"] < most):
