@@ -11,9 +11,8 @@
 import os
 import tempfile
 
-from torch.utils.data import DataLoader
-
 import wds_pipes as wp
+from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
 # When this file runs as a script, worker processes that are not forked (the default on macOS and
@@ -29,11 +28,12 @@ os.chdir(tempfile.mkdtemp())  # this tutorial writes its files there
 # A stream needs no index. With one, the samples of a shard can be found without reading the shard
 # from its beginning: `x.tar.idx` holds the first byte of each sample, 8 bytes for each, and
 # `x.tar.keys` finds a sample by its key. The shards stay as they are. `ShardWriter(offsets=True)`
-# writes both files as it writes the shards; for shards that exist, a command does:
+# writes both files as it writes the shards. For shards that exist, `index_shards` does, or
+# `wds-pipes index 'shards/*.tar' -o shards/index.json --offsets`:
 
 # %%
 shards = make_shards("shards", shards=6, samples=[50, 40, 60, 50, 45, 55])
-os.system("wds-pipes index 'shards/*.tar' -o shards/index.json --offsets")
+index_shards(shards, "shards/index.json", offsets=True)
 print(sorted(os.listdir("shards"))[:5])
 print(os.path.getsize("shards/shard-000000.tar.idx"), "bytes for 50 samples")
 
@@ -72,7 +72,7 @@ assert not set(parts["train"].keys()) & set(parts["val"].keys())
 # %%
 def shards_in(batches):
     """How many shards are in a batch, on average."""
-    counts = [len({url for url in batch["__url__"]}) for batch in batches]
+    counts = [len(set(batch["__url__"])) for batch in batches]
     return sum(counts) / len(counts)
 
 

@@ -121,6 +121,10 @@ class Stage(StageFacts, Generic[Out]):
         expands: whether it makes several items of one: see ``FlatMap``.
         keeps_count: whether the stage yields as many items as it takes (or batches of all of them),
             so that the length of an epoch stays known. ``check_resume`` counts.
+        keeps_order: whether the stage makes each item of one item of its source (or each batch of
+            neighbours) alone, in their order, whatever the lane is. Then, over a ``SampleList``,
+            PipeLoader yields the same global batches on any number of ranks and workers.
+            ``check_resume`` tries it.
         gives: what its items are: ``"shards"``, ``"members"`` or ``"samples"``; None: the same as
             the items of its source.
         ends_reading: whether the time of this stage and of the stages before it counts as reading
@@ -130,6 +134,7 @@ class Stage(StageFacts, Generic[Out]):
         is_source: whether it is the first stage of a chain, and takes no source.
         divides: whether PipeLoader can divide its epochs into lanes.
         divides_shards: whether PipeLoader divides them by the shards that ``epoch_shards`` lists.
+        has_global_order: whether it can yield any stripe of one order of an epoch: see ``Stripe``.
         on_error, max_errors: see ``Tolerant``.
         error_kind: the error that it raises for bad data.
         counts_itself: whether it overrides ``counts``, because it runs chains of its own.
@@ -233,6 +238,13 @@ class Stage(StageFacts, Generic[Out]):
         if it does not.
         """
         return None if self.keeps_count else f"{self.graph()[-1].partition('(')[0]}() may change their number"
+
+    def changes_order(self) -> str | None:
+        """Return why items may come in another order than those of the source, for a message; None
+        if they do not.
+        """
+        kept = self.keeps_order and not self.whole_lanes
+        return None if kept else f"{self.graph()[-1].partition('(')[0]}() may change their order"
 
     def graph(self, *, counted: bool = False) -> list[str]:
         """Return the chain as text, from its first stage: names, and the options that decide the

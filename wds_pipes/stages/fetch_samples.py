@@ -59,7 +59,7 @@ class FetchSamples(Tolerant[Sample]):
     class At:
         skipped: int = 0
 
-    keeps_count = True
+    keeps_count = keeps_order = True
     gives = "samples"
     ends_reading = True
     order_options = ("fields",)

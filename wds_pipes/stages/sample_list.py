@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -68,8 +68,9 @@ class SampleList(ShardSource[SampleRef]):
     class At:
         next: int = 0  # how many of the lane's ranges of the order are done
         inside: int = 0  # how many places of the next one
+        padded: int = 0  # how many samples of its stripe were repeats
 
-    keeps_count = True
+    keeps_count = keeps_order = has_global_order = True
     gives = "references"
     order_options = ("shuffle", "block_samples")
 
@@ -104,6 +105,7 @@ class SampleList(ShardSource[SampleRef]):
     def run(self) -> Iterator[SampleRef]:
         at, lane, located = self.at, self.lane, self._located
         order, starts, files = self.order(lane.seed, lane.epoch), np.array(located.starts), _Files(self.urls, located)
+        striped = lane.shards is None
         for run in self._runs(lane):
             for places, repeats in run:
                 numbers = places if order is None else order.numbers_at(places)
@@ -111,9 +113,11 @@ class SampleList(ShardSource[SampleRef]):
                 insides = numbers - starts[shards]
                 for number, shard, inside, repeat in zip(numbers.tolist(), shards.tolist(), insides.tolist(), repeats):
                     at.inside += 1
+                    if repeat and striped:  # other repeats are counted by the loader
+                        at.padded += 1
                     offsets, (url, index_url) = located.offsets(shard), files[shard]
                     yield SampleRef(url, number, offsets[inside], offsets[inside + 1], index_url, repeat)
-            if lane.shards is not None:
+            if not striped:
                 at.next, at.inside = at.next + 1, 0
 
     def order(self, seed: int, epoch: int) -> Permutation | None:
@@ -151,22 +155,22 @@ class SampleList(ShardSource[SampleRef]):
             )
 
     def _stripe(self, lane: Lane) -> Stripe:
-        return lane.stripe or Stripe(1, ((0, self.count),), self.count)
+        return lane.stripe or Stripe(1, 0, self.count)
 
     def _places_of(self, stripe: Stripe, lane: Lane, done: int) -> _Run:
         """Yield the places of a lane of a stripe from number ``done`` on, and whether each is a
         repeat.
         """
-        ends = np.cumsum([stop - start for start, stop in stripe.ranges])
-        moves = np.array([start for start, _ in stripe.ranges]) - np.concatenate([[0], ends[:-1]])
-        total, count = int(ends[-1]), stripe.count(lane.number, lane.of)
+        count = stripe.count(lane.number, lane.of)
         for first in range(done, count, _BLOCK):
             turns, insides = np.divmod(np.arange(first, min(first + _BLOCK, count)), stripe.size)
-            places = (turns * lane.of + lane.number) * stripe.size + insides  # among those of the ranges
-            repeats = places >= total
-            ranges = np.minimum(np.searchsorted(ends, places, side="right"), len(ends) - 1)
-            places = np.where(repeats, (places - total) % self.count, places + moves[ranges])
-            yield places, itertools.repeat(None) if lane.padding is None else repeats.tolist()
+            places = stripe.start + (turns * lane.of + lane.number) * stripe.size + insides
+            repeats = itertools.repeat(None) if lane.padding is None else (places >= self.count).tolist()
+            yield places % self.count, repeats
+
+    def place_in(self, lane: Lane) -> Callable[[int], int] | None:
+        stripe, number, of = self._stripe(lane), lane.number, lane.of
+        return None if lane.shards is not None else lambda taken: stripe.place(taken, number, of) % self.count
 
     # With lanes, when steps change the number of samples, an epoch is divided by blocks of its
     # order, as that of a ShardList is by shards.
@@ -194,7 +198,7 @@ class SampleList(ShardSource[SampleRef]):
         return f"sample {inside:,}{ranges} done ({lane.url})"
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
-        done, inside = mark[0] if mark else (0, 0)
+        done, inside, _ = mark[0] if mark else (0, 0, 0)
         place = self._place(lane, done, inside)
         if place is None:
             return None
