@@ -18,11 +18,10 @@ from typing import NamedTuple
 from wds_pipes.errors import ShardError
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
-from wds_pipes.tar.index_formats import base_name
 from wds_pipes.tar.keys import splitter
+from wds_pipes.tar.offsets import unusable
 
 _BLANK = re.compile(r"[ \t\n\v\f\r]")  # where DALI ends a word
-MEND = "Make it with: wds-pipes index SHARDS --dali"
 
 
 class Component(NamedTuple):
@@ -34,13 +33,6 @@ class Component(NamedTuple):
     start: int
     size: int
     plain: bool = True
-
-
-def dali_name(url: str) -> str:
-    """Return the name of the index of a shard: its base name up to the first dot, and ``.idx``."""
-    name = base_name(url)
-    dot = name.find(".", 1)
-    return (name if dot < 0 else name[:dot]) + ".idx"
 
 
 def pack_dali(components: Sequence[Component], url: str) -> bytes:
@@ -119,8 +111,3 @@ def unpack_dali(data: bytes, url: str) -> list[int]:
 
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 and int(text) <= MAX_SIZE else None
-
-
-def unusable(url: str, what: str) -> ShardError:
-    """Return the error for an index that cannot be used."""
-    return ShardError(f"index {redact(url)} cannot be used: {what}. {MEND}", url=redact(url))

@@ -235,6 +235,13 @@ def last_dot(url: str) -> str:
     return os.path.splitext(base_name(url))[0]
 
 
+def dali_name(url: str) -> str:
+    """The name of the index of DALI of a shard: its base name up to the first dot, and ``.idx``."""
+    name = base_name(url)
+    dot = name.find(".", 1)
+    return (name if dot < 0 else name[:dot]) + ".idx"
+
+
 def _joiner(index: str) -> Callable[[str], str]:
     """``_join`` for the names in one index; the usual ones take a tenth of the time."""
     folder, simple = _join(index, "x")[:-1], _SIMPLE.fullmatch

@@ -24,9 +24,8 @@ from wds_pipes.core.order import hash_text
 from wds_pipes.errors import ShardError
 from wds_pipes.io.partial import PartialFile
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.dali import dali_name
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.index_formats import path_of
+from wds_pipes.tar.index_formats import dali_name, path_of
 
 if TYPE_CHECKING:
     import numpy as np
