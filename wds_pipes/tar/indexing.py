@@ -172,8 +172,8 @@ class _Indexer:
         """Whether a shard and its files are those of an earlier run."""
         return (
             (size, mark) == (known.facts.size, known.version)
-            and (url not in self._offsets or known.offsets == _digest(self._offsets[url], KEYS, OFFSETS))
-            and (url not in self._dali or known.dali == _digest(self._dali[url], ""))
+            and (url not in self._offsets or _digest(self._offsets[url], KEYS, OFFSETS) == (known.offsets or ""))
+            and (url not in self._dali or _digest(self._dali[url], "") == (known.dali or ""))
         )
 
     def _write(self, url: str, found: Scanned) -> tuple[str | None, str | None]:
