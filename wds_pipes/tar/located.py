@@ -17,8 +17,10 @@ from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import redact
+from wds_pipes.tar.dali import unpack_dali
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.offsets import KEYS, MEND, OFFSETS, beside, unpack_keys, unpack_offsets, unusable
+from wds_pipes.tar.index_formats import dali_name, folder_of
+from wds_pipes.tar.offsets import KEYS, MEND, OFFSETS, beside, pack_offsets, unpack_keys, unpack_offsets, unusable
 from wds_pipes.tar.samples import name_of
 
 if TYPE_CHECKING:
@@ -97,10 +99,10 @@ class Located:
             return len(self.offsets(shard)) - 1
         try:
             size = self._files.size(url) or 0
-        except OSError as error:
-            raise self._missing(shard, url) from error
+        except OSError:
+            size = 0
         if not size or size % 8:
-            return len(self.offsets(shard)) - 1  # which raises
+            return len(self.offsets(shard)) - 1  # which reads an index of DALI, or raises
         return size // 8 - 1
 
     def _missing(self, shard: int, url: str) -> ShardError:
@@ -150,15 +152,15 @@ class Located:
         if held is not None:
             return cast(Found, held[0])
         url = beside(self.urls[shard], ending, self._folder)
-        try:
-            with self._opener.open(url) as stream:
-                data = stream.read()
-        except ShardError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise self._missing(shard, url) from error
-            shown = redact(self.urls[shard])
-            message = f"the {_NAMES[ending]} of shard {shown} cannot be read: {str(error).rstrip('.')}. {MEND}"
-            raise ShardError(message, url=shown) from error
+        data = self._read(shard, ending, url)
+        if data is None and ending == OFFSETS:
+            place = beside(self.urls[shard], "", self._folder)
+            other = folder_of(place) + dali_name(place)
+            content = self._read(shard, ending, other) or b""
+            if content.startswith(b"v1."):
+                url, data = other, pack_offsets(unpack_dali(content, other))
+        if data is None:
+            raise self._missing(shard, url)
         found = unpack(data, url)
         self._drop((shard, ending))  # another thread may have read it meanwhile
         with self._locks.setdefault(os.getpid(), threading.Lock()):
@@ -168,6 +170,18 @@ class Located:
                 _, (_, size) = self._held.popitem(last=False)
                 self._bytes -= size
         return found
+
+    def _read(self, shard: int, ending: str, url: str) -> bytes | None:
+        """Return the content of an index of a shard; None: there is no such file."""
+        try:
+            with self._opener.open(url) as stream:
+                return stream.read()
+        except ShardError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            shown = redact(self.urls[shard])
+            message = f"the {_NAMES[ending]} of shard {shown} cannot be read: {str(error).rstrip('.')}. {MEND}"
+            raise ShardError(message, url=shown) from error
 
     def _drop(self, index: tuple[int, str]) -> None:
         with self._locks.setdefault(os.getpid(), threading.Lock()):
