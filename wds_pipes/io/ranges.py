@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from wds_pipes.core.counts import Network
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.remote.budget import Reading, UnreadError
@@ -93,6 +94,11 @@ class RangeReader:
                     self._files.pop(next(iter(self._files)))  # closed when no thread uses it any more
         # To read what a file does not have any more would end the process.
         return (mapped, 0) if mapped.size() >= min(stop, len(mapped)) else (b"", start)
+
+    @property
+    def used(self) -> Network:
+        """The network use of this process."""
+        return self.opener.used
 
     def size(self, url: str) -> int | None:
         """The size of a local file in bytes; None: the file is remote."""
