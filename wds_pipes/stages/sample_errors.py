@@ -6,13 +6,15 @@ nothing was lost at damage that the caller chose to skip.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from wds_pipes.core.words import plural
-from wds_pipes.errors import SampleError, ShardError
+from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.urls import redact
 from wds_pipes.stages.shard_ref import ShardRef
+from wds_pipes.tar.offsets import stale_offset
 
 
 def check_more(ref: ShardRef, offset: int) -> None:
@@ -26,6 +28,16 @@ def check_more(ref: ShardRef, offset: int) -> None:
         url = redact(ref.url)
         said = f"the {ref.of} that samples_per_shard or the index says"
         raise ShardError(f"shard {url} has more samples than {said}, from byte {offset} on.", url=url, offset=offset)
+
+
+def check_end(ref: ShardRef, offset: int) -> None:
+    """Check that the samples that ``ref`` means end at ``offset``, where the next one begins.
+
+    Raises:
+        ShardError: the index of offsets says another place.
+    """
+    if ref.end not in (None, offset):
+        raise stale_offset(ref.url, ref.end)
 
 
 def check_enough(ref: ShardRef, number: int) -> None:
@@ -65,6 +77,13 @@ def field_twice(sample: dict[str, Any], field: str, name: str, offset: int) -> S
     return SampleError(message, url=url, key=key, offset=offset)
 
 
+def no_member(item: object) -> TypeError:
+    """Return the error for an item that is no member of a tar."""
+    return TypeError(
+        f"group_by_key() takes the members of tars, and its source gave {item!r:.200}: put .load_tar() before it"
+    )
+
+
 def key_again(sample: dict[str, Any], offset: int) -> SampleError:
     """Return the error for a key that was seen before in this shard."""
     url, key = redact(sample["__url__"]), sample["__key__"]
@@ -75,6 +94,14 @@ def key_again(sample: dict[str, Any], offset: int) -> SampleError:
         "(A resume from here on does not see what came before.)"
     )
     return SampleError(message, url=url, key=key, offset=offset)
+
+
+def report_repeated(sample: dict[str, Any], offset: int, choice: str) -> None:
+    """Raise, warn of or ignore a key that was seen before in this shard."""
+    if choice == "raise":
+        raise key_again(sample, offset)
+    if choice == "warn":
+        warnings.warn(str(key_again(sample, offset)), ShardWarning, stacklevel=3)
 
 
 def last_lacks(sample: dict[str, Any], missing: Sequence[str]) -> str:

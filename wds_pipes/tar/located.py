@@ -30,6 +30,10 @@ _NAMES = {OFFSETS: "index of offsets", KEYS: "index of keys"}
 Found = TypeVar("Found")
 
 
+class MissingIndexError(ShardError):
+    """A shard has no index."""
+
+
 class Place(NamedTuple):
     """Where a sample is: the number of its shard, and its own in the shard."""
 
@@ -47,6 +51,7 @@ class Located:
         files: reads the sizes of local files.
         storage_options: how to reach the storage.
         connections: how many remote indexes are read at once.
+        counts: how many samples each shard has; None: the indexes say it.
 
     Raises:
         ShardError: an index cannot be read, or is damaged.
@@ -59,6 +64,7 @@ class Located:
         files: RangeReader,
         storage_options: dict[str, Any] | None,
         connections: int,
+        counts: Sequence[int] | None = None,
     ) -> None:
         self.urls, self._folder, self._files = urls, folder, files
         self._opener = Opener(Reading(storage_options or {}, readahead_bytes=connections << 20))
@@ -66,12 +72,17 @@ class Located:
         # the indexes that were read last, by shard and ending, and the size of each in bytes
         self._held: OrderedDict[tuple[int, str], tuple[Any, int]] = OrderedDict()
         self._bytes = 0
-        if len(urls) > 1 and any(map(is_remote, urls)):
+        if counts is not None:
+            pass
+        elif len(urls) > 1 and any(map(is_remote, urls)):
             with ThreadPoolExecutor(min(connections, len(urls))) as pool:
                 counts = list(pool.map(self._count, range(len(urls))))
         else:
             counts = list(map(self._count, range(len(urls))))
         self.starts = [0, *accumulate(counts)]  # the number of the first sample of each shard, and that of all samples
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_locks": {}, "_held": OrderedDict(), "_bytes": 0}
 
     @property
     def with_samples(self) -> list[int]:
@@ -98,7 +109,7 @@ class Located:
 
     def _missing(self, shard: int, url: str) -> ShardError:
         shown, what = redact(self.urls[shard]), _NAMES[KEYS if url.endswith(KEYS) else OFFSETS]
-        return ShardError(f"shard {shown} has no {what}: there is no {redact(url)}. {MEND}", url=shown)
+        return MissingIndexError(f"shard {shown} has no {what}: there is no {redact(url)}. {MEND}", url=shown)
 
     def offsets(self, shard: int) -> Sequence[int]:
         """Return the offsets of a shard.

@@ -103,6 +103,17 @@ def unusable(url: str, what: str, *, shard: str | None = None) -> ShardError:
     return ShardError(f"index {redact(url)}{of} cannot be used: {what}. {MEND}", url=redact(shard or url))
 
 
+def stale_offset(url: str, offset: int) -> ShardError:
+    """Return the error for a shard of which no sample starts where its index of offsets says."""
+    shown = redact(url)
+    return ShardError(
+        f"shard {shown}, byte {offset}: by the index of offsets a sample starts there, and none does: the shard is "
+        f"another than the indexed one. {MEND}",
+        url=shown,
+        offset=offset,
+    )
+
+
 def write_beside(path: str, ending: str, content: bytes) -> None:
     """Write such a file; it appears when it is complete."""
     partial = PartialFile(path + ending, overwrite=True, wait=True)
