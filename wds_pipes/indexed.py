@@ -19,7 +19,7 @@ from wds_pipes.io.ranges import Range, RangeReader
 from wds_pipes.io.urls import Urls, at_home, redact
 from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.fields import read_names
-from wds_pipes.stages.shard_list import fingerprint
+from wds_pipes.stages.shard_source import fingerprint
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.index import is_index, listed_shards
 from wds_pipes.tar.keys import KeySplit

@@ -164,6 +164,13 @@ class StageFacts:
         """
         return replace(lane, epoch=epoch)
 
+    @property
+    def opened(self) -> int:
+        """For the running first stage of a chain: how many of the ranges of its lane it has
+        begun.
+        """
+        return 0
+
     def epochs_differ(self) -> str | None:
         """For the first stage of a chain: return why epochs may differ in length, for a message;
         None if they do not.

@@ -10,6 +10,33 @@ from wds_pipes.core.order import hash64
 
 
 @dataclass(frozen=True, slots=True)
+class Stripe:
+    """How lanes divide one global order of samples: they take runs of its places in turn.
+
+    Attributes:
+        size: how many places a run has, which is a batch of a lane.
+        ranges: which places are divided, as (start, stop) in increasing order.
+        stop: up to which of these places, counted from 0; those from the number of samples in
+            ``ranges`` on repeat the epoch from its beginning.
+    """
+
+    size: int
+    ranges: tuple[tuple[int, int], ...]
+    stop: int
+
+    def count(self, number: int, of: int) -> int:
+        """Return how many places lane ``number`` of ``of`` has."""
+        runs, rest = divmod(self.stop, self.size)
+        whole = (runs - number + of - 1) // of if number < runs else 0
+        return whole * self.size + (rest if runs % of == number else 0)
+
+    @property
+    def samples(self) -> int:
+        """How many samples ``ranges`` have."""
+        return sum(stop - start for start, stop in self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
 class Lane:
     """Which part of which epoch a running chain yields: lane ``number`` of ``of``.
 
@@ -19,6 +46,7 @@ class Lane:
             partition. See ``wds_pipes.loader.partition``.
         padding: whether the samples are repeats that fill up an epoch; None: samples do not say
             whether they are.
+        stripe: how the lanes divide the global order of a ``SampleList``, if they do.
     """
 
     seed: int
@@ -28,6 +56,7 @@ class Lane:
     generation: int = 0
     shards: tuple[tuple[int, int, int], ...] | None = None
     padding: bool | None = None
+    stripe: Stripe | None = None
 
     def key(self, *salt: int) -> int:
         """Return the 64-bit key of this lane's random decisions; ``salt`` separates one use from

@@ -27,7 +27,7 @@ from wds_pipes.core.state import damaged
 from wds_pipes.datapipes.base import IterDataPipe, torch_kinds
 from wds_pipes.errors import StateError
 from wds_pipes.io.urls import redact
-from wds_pipes.stages.shard_list import data_id, fingerprint, numbers_of
+from wds_pipes.stages.shard_source import data_id, fingerprint, numbers_of
 
 HOLD_NOTHING = torch_kinds("Mapper", "Filter", "Batcher", "Collator")
 _BATCHER, _SHARDING_FILTER, _WRAPPER = (

@@ -7,9 +7,10 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from wds_pipes.core.counts import Network
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.remote.budget import Reading, UnreadError
@@ -46,18 +47,28 @@ class RangeReader:
         self._files: dict[str, mmap.mmap] = {}  # in the order in which they were opened
         self._locks: dict[int, threading.Lock] = {}  # by process: a forked one may inherit a lock that is held
 
+    @property
+    def network(self) -> Network:
+        """The network use of this process."""
+        return self._opener.used
+
+    def stall_clock(self) -> Callable[[], float]:
+        """Return a function that returns for how many seconds this process has waited for bytes."""
+        return self._opener.stall_clock()
+
     def __getstate__(self) -> dict[str, Any]:
         return {"_connections": self._connections, "_opener": self._opener}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _files={}, _locks={})
 
-    def read(self, ranges: Sequence[Range]) -> Iterator[Part]:
+    def read(self, ranges: Iterable[Range]) -> Iterator[Part]:
         """Yield a part of the file for each range; it has at least the bytes of the range.
 
         Raises:
             ShardError: a file cannot be read.
         """
+        ranges = list(ranges)
         ahead: list[RemoteShard] = []
         requests = (wanted for wanted in ranges if not self._is_local(wanted.url))
         try:

@@ -66,6 +66,21 @@ def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[
     return found
 
 
+def list_shards(urls: Urls, storage_options: Options = None) -> tuple[list[str], list[ShardFacts] | None]:
+    """Return the shards that URLs or indexes name, and the facts in the indexes, if these are
+    indexes.
+
+    Raises:
+        ValueError: nothing matches, or an index is damaged.
+        ShardError: a store cannot be listed, or an index cannot be read.
+    """
+    found = expand(urls, storage_options)
+    if not any(map(is_index, found)):
+        return found, None
+    shards = [shard for listed in listed_shards(found, storage_options) for shard in listed]
+    return [url for url, _ in shards], [facts for _, facts in shards]
+
+
 def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options = None) -> list[ShardFacts]:
     """What an index says about each of ``urls``.
 

@@ -84,6 +84,10 @@ class Located:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_locks": {}, "_held": OrderedDict(), "_bytes": 0}
 
+    def index_of(self, shard: int) -> str:
+        """Return the URL of the index of offsets of a shard."""
+        return beside(self.urls[shard], OFFSETS, self._folder)
+
     @property
     def with_samples(self) -> list[int]:
         """The shards that have samples."""
