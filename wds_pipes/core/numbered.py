@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic
 
+from wds_pipes.core.counts import Network
 from wds_pipes.core.running import Mark, Out, running_copy
 
 if TYPE_CHECKING:
@@ -33,8 +34,17 @@ class Numbered(ABC, Generic[Out]):
         """Return the position of the chain before an item, without reading shards."""
 
     @abstractmethod
-    def read(self, numbers: Sequence[int]) -> Iterator[Out]:
+    def read(self, numbers: Iterable[int]) -> Iterator[Out]:
         """Yield items, in this order. A bounded number is read ahead."""
+
+    @property
+    @abstractmethod
+    def network(self) -> Network:
+        """What reading them has used of the network in this process."""
+
+    @abstractmethod
+    def stall_clock(self) -> Callable[[], float]:
+        """Return what ``Stage.stall_clock`` returns."""
 
 
 class NumberedItems(Numbered[Any]):
@@ -59,9 +69,16 @@ class NumberedItems(Numbered[Any]):
     def mark(self, number: int) -> Mark:
         return self._own, self._before.mark(number)
 
-    def read(self, numbers: Sequence[int]) -> Iterator[Any]:
+    def read(self, numbers: Iterable[int]) -> Iterator[Any]:
         step, source = running_copy(self._step), running_copy(self._step.source)  # type: ignore[type-var]
         assert source is not None
         step.at, source.at = step._at(None), source._at(None)
         step.source, source.items = source, self._before.read(numbers)
         return step.run()
+
+    @property
+    def network(self) -> Network:
+        return self._before.network
+
+    def stall_clock(self) -> Callable[[], float]:
+        return self._before.stall_clock()

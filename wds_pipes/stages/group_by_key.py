@@ -11,6 +11,7 @@ from typing import Any
 
 from wds_pipes.core.counts import Lack
 from wds_pipes.core.lane import Lane
+from wds_pipes.core.numbered import Numbered
 from wds_pipes.core.options import check_choice
 from wds_pipes.core.running import Mark
 from wds_pipes.core.stage import Stage
@@ -18,9 +19,9 @@ from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import ShardWarning
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.load_tar import LoadTar
+from wds_pipes.stages.numbered_samples import numbered_samples
 from wds_pipes.stages.open_shards import OpenShards
 from wds_pipes.stages.sample_errors import (
-    check_end,
     check_enough,
     check_more,
     field_twice,
@@ -90,11 +91,9 @@ class GroupByKey(Tolerant[Sample]):
     class At:
         skipped: int = 0
         filtered: int = 0
-        # how many samples of the shard came before this place, if the source gave a range of its
-        # samples
+        # how many samples of the shard came before this place, if its number of samples is known
         number: int = 0
-        # what was seen of the shard up to here, see SeenFields; one str, since a mark is taken for
-        # each item
+        # what was seen of the shard up to here, see SeenFields; one str, for cheap marks
         shard: str = ""
 
     keeps_count = True
@@ -118,8 +117,8 @@ class GroupByKey(Tolerant[Sample]):
         name = "callable" if callable(key_split) else check_choice("key_split", key_split, "first-dot", "last-dot")
         self.key_split = None if name == "first-dot" else name
         self.on_repeated_key = check_choice("on_repeated_key", on_repeated_key, "raise", "warn", "ignore")
-        # While running, where a resume opens the source: the offset of a member of its current
-        # shard if that is enough, else a mark.
+        # While running, where a resume opens the source: at the offset of a member of its current
+        # shard, or at a mark.
         self._offset = -1
         self._before: Mark | None = None
         self._seen = SeenFields()  # while running, at.shard as values
@@ -149,6 +148,9 @@ class GroupByKey(Tolerant[Sample]):
                 running._opened = step
                 break
         return running
+
+    def numbered(self, lane: Lane, mark: Mark | None) -> Numbered[Sample] | None:
+        return numbered_samples(self, lane, mark)
 
     def run(self) -> Iterator[Sample]:
         # One loop over the members, since a call for each member would cost more than the rest of
@@ -253,7 +255,9 @@ class GroupByKey(Tolerant[Sample]):
                         self._offset, self._before = -1 if mark else self._doubt.offset if suspect else offset, before
                         yield ready
                     if ref is not None and at.number >= stop:
-                        self._leave(ref, offset)
+                        check_more(ref, offset)
+                        if isinstance(source, LoadTar):
+                            source.leave = True
                         sample, stem, passing = None, "", True
                         continue
                     key, bad, suspect = parts[0], suspect, 0
@@ -371,13 +375,6 @@ class GroupByKey(Tolerant[Sample]):
             here.see(self._opened.members_of(url), splitter(self.split), wanted, stop)
             self.at.shard = str(here)
         return here.compares(wanted, others)
-
-    def _leave(self, ref: ShardRef, offset: int) -> None:
-        """Leave a shard, of which all requested samples have come, and another one follows."""
-        check_more(ref, offset)
-        check_end(ref, offset)
-        if isinstance(self.source, LoadTar):
-            self.source.leave = True
 
     def _end_shard(self, ref: ShardRef | None) -> None:
         """End a shard: check that it had the expected number of samples, unless some were lost at

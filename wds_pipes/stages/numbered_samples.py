@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, overload
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
+from wds_pipes.core.counts import Network
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.numbered import Numbered
 from wds_pipes.core.running import Ended, Mark
@@ -25,8 +28,6 @@ from wds_pipes.tar.samples import SampleParser
 if TYPE_CHECKING:
     from wds_pipes.stages.group_by_key import GroupByKey
     from wds_pipes.tar.shard_offsets import ShardOffsets
-
-_AT_ONCE = 64  # samples whose indexes are read together
 
 
 def numbered_samples(group: GroupByKey, lane: Lane, mark: Mark | None) -> NumberedSamples | None:
@@ -73,7 +74,7 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         self._passed = own[-1][0]  # how many shards of the lane are before the first of these ranges
         self._starts = [0, *accumulate(stop - start for _, start, stop in ranges)]
         self.count = self._starts[-1]
-        self._files = RangeReader(None, opened.opener.client.connections, opened.opener)
+        self._files = RangeReader(opened.reading.storage_options, opened.reading.connections)
         self._parser = SampleParser(None, group.split, self._offsets.stale)
 
     @classmethod
@@ -125,19 +126,27 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         seen = str(SeenFields(partial=True))
         return (skipped, filtered, of_shard, seen), ((int(places[of_shard]), "", damaged), passed)
 
-    def read(self, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
-        wanted = _Ranges(self, numbers)
+    def read(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
+        ahead: deque[Range] = deque()
+
+        def ranges() -> Iterator[Range]:
+            for number in numbers:
+                ahead.append(self._range_of(number))
+                yield ahead[-1]
+
         most, padding = self._load.max_member_bytes, self._padding
-        for (url, start, stop), part in zip(wanted, self._files.read(wanted), strict=True):
-            stop -= BLOCK
-            if stop - start > most:
-                self._check_members(part[0][start - part[1] : stop - part[1]], start, url)
-            sample = self._parser.parse(part, start, stop, url, url)
-            self.bytes_read += stop - start
-            if padding is not None:
-                key = sample.pop("__key__")
-                sample = {"__key__": key, "__url__": sample.pop("__url__"), "__padding__": padding, **sample}
-            yield sample
+        with closing(self._files.read(ranges())) as parts:  # type: ignore[type-var]
+            for part in parts:
+                url, start, stop = ahead.popleft()
+                stop -= BLOCK
+                if stop - start > most:
+                    self._check_members(part[0][start - part[1] : stop - part[1]], start, url)
+                sample = self._parser.parse(part, start, stop, url, url)
+                self.bytes_read += stop - start
+                if padding is not None:
+                    key = sample.pop("__key__")
+                    sample = {"__key__": key, "__url__": sample.pop("__url__"), "__padding__": padding, **sample}
+                yield sample
 
     def _check_members(self, data: bytes, start: int, url: str) -> None:
         """Raise the ShardError for a member that is too large."""
@@ -145,7 +154,7 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         for _ in TarReader(io.BytesIO(data), url=url, offset=start, max_member_bytes=most, on_truncated="ignore"):
             pass
 
-    def range_of(self, number: int) -> Range:
+    def _range_of(self, number: int) -> Range:
         """Return the bytes of a sample, and of the header after it."""
         place, of_shard = self._place(number)
         shard = self._ranges[place][0]
@@ -153,21 +162,9 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         assert offsets is not None
         return Range(self._urls[shard], int(offsets[of_shard]), int(offsets[of_shard + 1]) + BLOCK)
 
+    @property
+    def network(self) -> Network:
+        return self._files.network
 
-class _Ranges(Sequence[Range]):
-    """The bytes of samples, looked up when they are needed."""
-
-    def __init__(self, samples: NumberedSamples, numbers: Sequence[int]) -> None:
-        self._samples, self._numbers = samples, numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    @overload
-    def __getitem__(self, place: int) -> Range: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Range]: ...
-    def __getitem__(self, place: int | slice) -> Range | Sequence[Range]:
-        if isinstance(place, slice):
-            return _Ranges(self._samples, self._numbers[place])
-        return self._samples.range_of(self._numbers[place])
+    def stall_clock(self) -> Callable[[], float]:
+        return self._files.stall_clock()

@@ -130,7 +130,7 @@ class OpenShards(Tolerant[Shard]):
             raise ValueError(f"timeout_seconds must be a positive number, not {timeout_seconds!r}")
         if storage_options is None:
             storage_options = source.storage_options
-        reading = Reading(
+        self.reading = reading = Reading(
             storage_options or {},
             check_count("readahead_bytes", readahead_bytes, least=1 << 20),
             check_count("connections", connections),

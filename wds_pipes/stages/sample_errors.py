@@ -19,25 +19,18 @@ from wds_pipes.tar.offsets import stale_offset
 
 def check_more(ref: ShardRef, offset: int) -> None:
     """Check that a shard may have a sample at ``offset``, after all samples that ``ref`` means:
-    ``ref`` must mean only the first ones.
+    ``ref`` must not mean its last ones, and must not know another place.
 
     Raises:
-        ShardError: the shard has more samples than are known.
+        ShardError: the shard has more samples than are known, or the index of offsets is that of
+            another shard.
     """
+    if ref.end not in (None, offset):
+        raise stale_offset(ref.url, ref.end)
     if ref.stop == ref.of:
         url = redact(ref.url)
         said = f"the {ref.of} that samples_per_shard or the index says"
         raise ShardError(f"shard {url} has more samples than {said}, from byte {offset} on.", url=url, offset=offset)
-
-
-def check_end(ref: ShardRef, offset: int) -> None:
-    """Check that the samples that ``ref`` means end at ``offset``, where the next one begins.
-
-    Raises:
-        ShardError: the index of offsets says another place.
-    """
-    if ref.end not in (None, offset):
-        raise stale_offset(ref.url, ref.end)
 
 
 def check_enough(ref: ShardRef, number: int) -> None:
