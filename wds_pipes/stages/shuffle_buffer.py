@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, count, repeat
 from typing import Any, Generic, NamedTuple, cast
@@ -32,13 +32,13 @@ class _Ahead(NamedTuple, Generic[Out]):
 
     Attributes:
         items: the samples of the source, from the saved position on.
-        count: how many of them are read when they leave; the source runs from there on.
+        later: how many of them are read when they leave; the source runs from there on.
         read: these, in the order in which they leave.
     """
 
     items: Numbered[Out]
-    count: int
-    read: Generator[Out, None, None]
+    later: int
+    read: Iterator[Out]
 
 
 class ShuffleBuffer(Stage[Out]):
@@ -82,7 +82,7 @@ class ShuffleBuffer(Stage[Out]):
         self.own_seed = None if seed is None else check_count("seed", seed, least=-(1 << 63))
         self.holds = 0  # while running, about how many samples are held
         self._before: Mark | None = None  # while running, the position of the source at sample ``at.first``
-        self._ahead: _Ahead | None = None  # while running, if it was opened without the samples that it holds
+        self._ahead: _Ahead[Out] | None = None  # while running, if it was opened without the samples that it holds
 
     @property
     def held_items(self) -> int:
@@ -107,7 +107,7 @@ class ShuffleBuffer(Stage[Out]):
             return cast(ShuffleBuffer[Out], super().open(lane, mark))
         assert mark is not None
         own, before = mark
-        running = cast(ShuffleBuffer[Out], super().open(lane, (own, ahead.items.mark(ahead.count))))
+        running = cast(ShuffleBuffer[Out], super().open(lane, (own, ahead.items.mark(ahead.later))))
         running._before, running._ahead = before, ahead
         return running
 
@@ -157,9 +157,9 @@ class ShuffleBuffer(Stage[Out]):
         if ahead is None:
             self._before = source.mark()
         else:
-            known += ahead.count
-            soon = min(_MORE // 2, ahead.count)
-            items = chain(repeat(_LATER, ahead.count - soon), _begin(source), repeat(_LATER, soon), source.items)
+            known += ahead.later
+            soon = min(_MORE // 2, ahead.later)
+            items = chain(repeat(_LATER, ahead.later - soon), _begin(source), repeat(_LATER, soon), source.items)
         marks = deque([(first, self._before)])
         edge = first + step
         for start in count(first, block):
@@ -216,7 +216,7 @@ class ShuffleBuffer(Stage[Out]):
     def close(self) -> None:
         super().close()
         if self._ahead is not None:
-            self._ahead.read.close()
+            self._ahead.read.close()  # type: ignore[attr-defined]
 
     @property
     def bytes_so_far(self) -> int:
@@ -225,7 +225,9 @@ class ShuffleBuffer(Stage[Out]):
     @property
     def network(self) -> Network:
         used = super().network
-        return used if self._ahead is None else Network(*map(sum, zip(used, self._ahead.items.network, strict=True)))
+        if self._ahead is None:
+            return used
+        return Network(*(one + other for one, other in zip(used, self._ahead.items.network, strict=True)))  # type: ignore[arg-type]
 
     def stall_clock(self) -> Callable[[], float]:
         one = super().stall_clock()

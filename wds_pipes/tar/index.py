@@ -28,8 +28,8 @@ from wds_pipes.tar.index_formats import (
     path_of,
     read_indexes,
 )
-from wds_pipes.tar.offsets import OFFSETS, beside, unusable
 from wds_pipes.tar.offsets import MEND as MEND_OFFSETS
+from wds_pipes.tar.offsets import OFFSETS, beside, unusable
 
 # File names of an index in the directory of its shards.
 _BESIDE = ("index.json", "sizes.json", "_info.json", "info.json")
@@ -167,10 +167,8 @@ def _is_text(url: str, storage_options: Options) -> bool:
 
 def _by_sizes(urls: Sequence[str], storage_options: Options) -> list[Index]:
     """The numbers of samples that the sizes of indexes of offsets say."""
-    if local_path(urls[0]) is not None:
-        sizes = list(map(_size, urls))
-    else:
-        sizes = _sizes_in_store(urls, storage_options)
+    local = local_path(urls[0]) is not None
+    sizes = list(map(_size, urls)) if local else _sizes_in_store(urls, storage_options)
     found = []
     for url, size in zip(urls, sizes, strict=True):
         if size is None:

@@ -18,7 +18,7 @@ from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.offsets import KEYS, MEND, OFFSETS, beside, unpack_keys, unpack_offsets, unusable
+from wds_pipes.tar.offsets import KEYS, MEND, OFFSETS, MissingIndexError, beside, unpack_keys, unpack_offsets, unusable
 from wds_pipes.tar.samples import name_of
 
 if TYPE_CHECKING:
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 _MOST_HELD = 128 << 20  # bytes of indexes in memory
 _NAMES = {OFFSETS: "index of offsets", KEYS: "index of keys"}
 Found = TypeVar("Found")
-
-
-class MissingIndexError(ShardError):
-    """A shard has no index."""
 
 
 class Place(NamedTuple):
@@ -64,6 +60,7 @@ class Located:
         files: RangeReader,
         storage_options: dict[str, Any] | None,
         connections: int,
+        *,
         counts: Sequence[int] | None = None,
     ) -> None:
         self.urls, self._folder, self._files = urls, folder, files

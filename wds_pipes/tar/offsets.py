@@ -36,6 +36,10 @@ OFFSETS, KEYS = ".idx", ".keys"  # what the names of these files add to that of 
 MEND = "Make it with: wds-pipes index SHARDS --offsets"
 
 
+class MissingIndexError(ShardError):
+    """A shard has no index of offsets or of keys."""
+
+
 def beside(url: str, ending: str, folder: str | None = None) -> str:
     """Return the URL of the file of a shard that ends in ``OFFSETS`` or ``KEYS``: beside the shard,
     or in a folder, under the base name of the shard.
@@ -67,13 +71,15 @@ def unpack_offsets(data: bytes, url: str) -> npt.NDArray[np.uint64]:
     messages.
 
     Raises:
+        MissingIndexError: it is an index of DALI.
         ShardError: it is damaged.
     """
     import numpy as np
 
+    if data.startswith(b"v1."):  # not a multiple of 512
+        raise MissingIndexError(str(unusable(url, "it is of DALI, which has other offsets")), url=redact(url))
     if not data or len(data) % 8:
-        kind = "of DALI, which has other offsets" if data.startswith(b"v1.") else "damaged"
-        raise unusable(url, f"it has {len(data)} bytes, not 8 for each sample and 8 more, so it is {kind}")
+        raise unusable(url, f"it has {len(data)} bytes, not 8 for each sample and 8 more, so it is damaged")
     offsets = np.frombuffer(data, "<u8")
     if (offsets % BLOCK).any() or (offsets[1:] <= offsets[:-1]).any() or offsets[-1] >> np.uint64(62):
         raise unusable(url, f"its numbers are not offsets of samples, which rise in steps of {BLOCK} bytes")

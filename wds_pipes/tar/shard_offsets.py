@@ -9,7 +9,8 @@ from typing import Any
 from wds_pipes.errors import ShardError
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import RangeReader
-from wds_pipes.tar.located import Located, MissingIndexError
+from wds_pipes.tar.located import Located
+from wds_pipes.tar.offsets import MissingIndexError
 
 _CONNECTIONS = 8
 
@@ -32,9 +33,8 @@ class ShardOffsets:
     ) -> None:
         self._urls, self._counts = urls, counts
         files = RangeReader(storage_options, _CONNECTIONS)
-        self._places = [
-            Located(urls, place, files, storage_options, _CONNECTIONS, counts) for place in dict.fromkeys((folder, None))
-        ]
+        places = dict.fromkeys((folder, None))
+        self._places = [Located(urls, place, files, storage_options, _CONNECTIONS, counts=counts) for place in places]
         self._without: set[int] = set()
 
     def of(self, shard: int) -> Sequence[int] | None:
