@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-_GAP = 1 << 16  # bytes between two samples that are read with them, rather than with two requests
-
 
 class IndexedShards(Dataset[dict[str, Any]]):
     """The samples of tar shards by number and by key: a map-style dataset of torch.
@@ -271,36 +269,20 @@ class _Opened:
         """Return the samples with these numbers among all."""
         if self._local:
             return list(map(self.read_one, numbers))
-        runs = list(self._runs(sorted(set(numbers))))
-        found = self._files.read([Range(url, run[0][1], run[-1][2] + BLOCK) for url, run in runs])
+        ordered = sorted(set(numbers))
+        places = [self._place(number) for number in ordered]
         samples: dict[int, Any] = {}
-        for (url, run), part in zip(runs, found, strict=True):
-            for number, start, stop in run:
+        with self._files.read(Range(url, start, stop + BLOCK) for url, start, stop in places) as parts:
+            for number, (url, start, stop), part in zip(ordered, places, parts, strict=True):
                 sample = self._parser.parse(part, start, stop, url, self._shown[url])
                 samples[number] = sample if self._decode is None else self._decode(sample)
         return [samples[number] for number in numbers]
 
-    def _runs(self, numbers: list[int]) -> Iterator[tuple[str, list[tuple[int, int, int]]]]:
-        """Yield neighbours that are read together: their shard, and of each sample its number, and
-        where it begins and ends.
-        """
-        run: list[tuple[int, int, int]] = []
-        url, first, last, offsets = "", 0, 0, None
-        for number in numbers:
-            if offsets is None or number >= last:  # the next shard
-                if run:
-                    yield url, run
-                    run = []
-                shard, place = self.located.place(number)
-                first, last = number - place, self.located.starts[shard + 1]
-                url, offsets = self._urls[shard], self.located.offsets(shard)
-            start, stop = offsets[number - first], offsets[number - first + 1]
-            if run and start - run[-1][2] > _GAP:
-                yield url, run
-                run = []
-            run.append((number, start, stop))
-        if run:
-            yield url, run
+    def _place(self, number: int) -> Range:
+        """Return where a sample begins and ends."""
+        shard, place = self.located.place(number)
+        offsets = self.located.offsets(shard)
+        return Range(self._urls[shard], offsets[place], offsets[place + 1])
 
 
 def _shards(given: Urls, storage_options: dict[str, Any] | None) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,8 +80,9 @@ class FetchSamples(Tolerant[Sample]):
         self.fields = None if fields is None else read_names("fields", fields)
         self.split = key_split
         options = source.storage_options if storage_options is None else storage_options
-        check_count("readahead_bytes", readahead_bytes)
-        self.files = RangeReader(options, check_count("connections", connections))
+        self.files = RangeReader(
+            options, check_count("connections", connections), check_count("readahead_bytes", readahead_bytes)
+        )
         # while running:
         self._before: Mark | None = None  # the position of the source after the sample that was read last
         self._bytes = 0
@@ -117,35 +117,25 @@ class FetchSamples(Tolerant[Sample]):
         assert source is not None
         self._before = source.mark()
         taken: deque[tuple[SampleRef, Mark]] = deque()  # what is read ahead, each with the position after it
-        failed: Exception | None = None  # of the source, for when its turn comes
 
         def ranges() -> Iterator[Range]:
-            nonlocal failed
-            yield from [_range_of(ref) for ref, _ in taken]
-            try:
-                for ref in source.items:
-                    taken.append((_checked(ref), source.mark()))
-                    yield _range_of(ref)
-            except Exception as error:
-                failed = error
+            for ref in source.items:
+                taken.append((_checked(ref), source.mark()))
+                yield Range(ref.url, ref.start, ref.stop + BLOCK)  # with the next header, which begins another sample
 
-        problem: ShardError | None
-        while True:
-            # A reader ends with an error. What it had read ahead is then read again.
-            with closing(self.files.read(ranges())) as parts:  # type: ignore[type-var]
+        with self.files.read(ranges()) as parts:
+            while True:
+                part: Part | ShardError | None
                 try:
-                    for part in parts:
-                        ref, self._before = taken.popleft()
-                        yield ref, part
-                    problem = None
+                    part = next(parts, None)
                 except ShardError as error:
-                    problem = error
-            if problem is None:
-                break
-            ref, self._before = taken.popleft()
-            yield ref, problem
-        if failed is not None:
-            raise failed
+                    if not taken:  # it is of the source
+                        raise
+                    part = error
+                if part is None:
+                    return
+                ref, self._before = taken.popleft()
+                yield ref, part
 
     def mark(self) -> Mark:
         return self._own(self.at), self._before or self.source.mark()  # type: ignore[union-attr]
@@ -173,10 +163,6 @@ class ShownUrls(dict[str, str]):
             self.clear()
         shown = self[url] = redact(url)
         return shown
-
-
-def _range_of(ref: SampleRef) -> Range:
-    return Range(ref.url, ref.start, ref.stop + BLOCK)  # with the next header, which must be of another sample
 
 
 def _checked(ref: object) -> SampleRef:

@@ -142,10 +142,11 @@ class Fetch:
 
     @property
     def nearly_done(self) -> bool:
-        """Whether a single connection still reads it, and has little left."""
+        """Whether a single connection still reads it to its end, and has little left."""
         last = self.blocks[-1] if self.blocks else None
         return (
-            self.active == 1
+            self.stop is None
+            and self.active == 1
             and last is not None
             and not last.done
             and last.stop is not None
