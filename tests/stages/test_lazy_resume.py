@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipelines import FIFTY, after, draw, flat, keys_of, through_json
-from remote import put_all, settle
+from remote import content, put_all, settle
 from tars import pairs, put, tar
 
 import wds_pipes as wp
@@ -210,7 +210,9 @@ BLOB = 20_000
 def large(tmp_path_factory):
     """Four shards of 400 samples of 20 kB, with offsets and an index.json."""
     folder = tmp_path_factory.mktemp("large")
-    urls = make_shards(folder, shards=4, samples=400, fields={"bin": lambda rng, number: rng.randbytes(4) * (BLOB // 4)})
+    urls = make_shards(
+        folder, shards=4, samples=400, fields={"bin": lambda rng, number: rng.randbytes(4) * (BLOB // 4)}
+    )
     index_shards(urls, folder / "index.json", offsets=True)
     return urls
 
@@ -219,16 +221,16 @@ def reads_of_samples(counted):
     return [(offset, count) for offset, count in counted if count > 8 * 401]
 
 
-@pytest.mark.parametrize("cut", [300, 800, 1500])
+@pytest.mark.parametrize("cut", [300, 800, 1400])
 def test_the_first_samples_after_a_resume(cut, large, counted):
     """No others are read, and each in one request; the source goes on only later."""
     urls = [f"counted://{url}" for url in large]
-    pipe = shuffled(urls, 200)
-    whole = keys_of(shuffled(large, 200))
+    pipe = shuffled(urls, 1000)
+    whole = keys_of(shuffled(large, 1000))
     after(pipe, cut)
     state = pipe.state_dict()
     counted.clear()
-    again = shuffled(urls, 200)
+    again = shuffled(urls, 1000)
     again.load_state_dict(state)
     items = iter(again)
     assert keys_of(itertools.islice(items, 10)) == whole[cut : cut + 10]
@@ -260,7 +262,7 @@ def test_what_is_not_read_again_at_all(large, counted):
     again = shuffled(urls, 100)
     again.load_state_dict(state)
     assert len(list(again)) == 300
-    assert sum(count for _, count in counted) <= 310 * (BLOB + 2048)
+    assert sum(count for _, count in counted) <= 315 * (BLOB + 2048)
 
 
 def test_parts_of_a_shard(large, counted):
@@ -319,7 +321,7 @@ def test_from_stores(remote, tmp_path):
 
 def test_no_index_for_some_shards(indexed, tmp_path):
     """The present way, where a shard that is needed has none."""
-    urls = [put(tmp_path / os.path.basename(url), open(url, "rb").read()) for url in indexed]
+    urls = [put(tmp_path / os.path.basename(url), content(url)) for url in indexed]
     index_shards(urls, tmp_path / "index.json", offsets=True)
     for number in (0, 2, 5):
         os.unlink(f"{urls[number]}.idx")
@@ -355,8 +357,18 @@ def test_doubtful_places(lanes, tmp_path):
     """Archives one after another, without an end mark, with samples of varied fields: a part is
     judged by all samples before it in the shard, as it is without an index.
     """
-    varied = [(f"a{n:02d}.{field}", b"x") for n in range(9) for field in ("cls", "txt", "json")[: 1 + n % 3]]
-    whole = tar(varied) + tar(pairs(8)) + tar([(f"z{n}.{field}", b"y") for n in range(7) for field in ("cls", "txt")])
+
+    def archive(letter, count):  # the first and last samples have all fields
+        fields = ("cls", "txt", "json")
+        return tar(
+            [
+                (f"{letter}{n:02d}.{field}", b"x" * n)
+                for n in range(count)
+                for field in fields[: 3 - n % 3 * (n < count - 1)]
+            ]
+        )
+
+    whole = archive("a", 9) + archive("b", 8) + archive("c", 7)
     url = put(tmp_path / "x.tar", whole[: len(whole.rstrip(b"\0")) + 511 & -512])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -380,13 +392,13 @@ def test_doubtful_places(lanes, tmp_path):
 def test_counts_come_from_the_sizes_of_indexes(tmp_path):
     """Of many shards, without reading any; and from the indexes in another directory."""
     (tmp_path / "there").mkdir()
-    for number in range(3000):
+    for number in range(300):
         os.symlink("nowhere", tmp_path / f"{number:04d}.tar")
         with open(tmp_path / "there" / f"{number:04d}.tar.idx", "wb") as file:
             file.truncate(8 * (number % 7 + 1))
-    pipe = wp.ShardList(f"{tmp_path}/{{0000..2999}}.tar", index=tmp_path / "there")
+    pipe = wp.ShardList(f"{tmp_path}/{{0000..0299}}.tar", index=tmp_path / "there")
     loader = wp.PipeLoader(pipe.open_shards().load_tar().group_by_key().batch_samples(10), lanes=1)
-    assert len(loader) == sum(number % 7 for number in range(3000)) // 10
+    assert len(loader) == -(-sum(number % 7 for number in range(300)) // 10)
 
 
 def test_an_index_of_dali_is_one(tmp_path):
@@ -401,7 +413,7 @@ def test_an_index_of_dali_is_one(tmp_path):
 
 
 def test_a_shard_without_an_index_is_named(indexed, tmp_path):
-    urls = [put(tmp_path / os.path.basename(url), open(url, "rb").read()) for url in indexed[:3]]
+    urls = [put(tmp_path / os.path.basename(url), content(url)) for url in indexed[:3]]
     index_shards(urls, offsets=True)
     os.unlink(f"{urls[1]}.idx")
     with pytest.raises(ValueError, match="shard .*000001.tar has no index of offsets.* --offsets"):
@@ -472,7 +484,7 @@ def test_a_shard_written_again_after_its_index(tmp_path):
     """Said in words: with other samples, with none, and of the same size."""
     [url] = make_shards(tmp_path, shards=1, samples=12)
     index_shards(url, tmp_path / "index.json", offsets=True)
-    old = open(url, "rb").read()
+    old = content(url)
     other = io.BytesIO()
     with tarfile.open(fileobj=other, mode="w") as archive:
         for number in range(12):

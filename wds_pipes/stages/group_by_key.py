@@ -207,7 +207,7 @@ class GroupByKey(Tolerant[Sample]):
                 if ref is None:
                     at.number = 0
                 elif ref.begin and offset >= ref.begin and not at.number:  # what is before it was not read
-                    at.number, here.partial = ref.start, True
+                    at.number, here.partial = ref.start - 1, True
                     at.shard = str(here)
                 elif first and self._resumed and offset and not at.number:
                     # the saved pipe did not know samples_per_shard

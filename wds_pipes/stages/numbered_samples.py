@@ -76,6 +76,7 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         self.count = self._starts[-1]
         self._files = RangeReader(opened.reading.storage_options, opened.reading.connections)
         self._parser = SampleParser(None, group.split, self._offsets.stale)
+        self._checker = SampleParser(frozenset(), group.split, self._offsets.stale)
 
     @classmethod
     def after(
@@ -121,24 +122,37 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         first = number == self._starts[place]
         if first and (place or self._own[1][0] == 0):  # the beginning of a range
             return (skipped, filtered, 0, ""), ((0, "", damaged), passed)
-        places = self._offsets.of(self._ranges[place][0])
-        assert places is not None
+        start = self._check_start(place, of_shard)
         seen = str(SeenFields(partial=True))
-        return (skipped, filtered, of_shard, seen), ((int(places[of_shard]), "", damaged), passed)
+        return (skipped, filtered, of_shard, seen), ((start, "", damaged), passed)
+
+    def _check_start(self, place: int, of_shard: int) -> int:
+        """Return where a sample of a range begins, after a check that the one before it in the
+        shard ends there.
+        """
+        url, start, _ = self._range(place, of_shard)
+        if of_shard:
+            before = self._range(place, of_shard - 1)
+            self._checker.parse(self._files.read_one(*before), before.start, start, url, url)
+        return start
 
     def read(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
-        ahead: deque[Range] = deque()
+        ahead: deque[tuple[Range, int | None]] = deque()
 
         def ranges() -> Iterator[Range]:
             for number in numbers:
-                ahead.append(self._range_of(number))
-                yield ahead[-1]
+                place, of_shard = self._place(number)
+                before = self._range(place, of_shard - 1).start if of_shard else None
+                ahead.append((self._range(place, of_shard), before))
+                yield ahead[-1][0]
 
         most, padding = self._load.max_member_bytes, self._padding
-        with closing(self._files.read(ranges())) as parts:  # type: ignore[type-var]
+        with closing(self._files.read(ranges())) as parts:
             for part in parts:
-                url, start, stop = ahead.popleft()
+                (url, start, stop), before = ahead.popleft()
                 stop -= BLOCK
+                if before is not None and part[1] <= before:  # a local shard: look at the sample before, too
+                    self._checker.parse(part, before, start, url, url)
                 if stop - start > most:
                     self._check_members(part[0][start - part[1] : stop - part[1]], start, url)
                 sample = self._parser.parse(part, start, stop, url, url)
@@ -154,9 +168,8 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         for _ in TarReader(io.BytesIO(data), url=url, offset=start, max_member_bytes=most, on_truncated="ignore"):
             pass
 
-    def _range_of(self, number: int) -> Range:
-        """Return the bytes of a sample, and of the header after it."""
-        place, of_shard = self._place(number)
+    def _range(self, place: int, of_shard: int) -> Range:
+        """Return the bytes of a sample of a range's shard, and of the header after it."""
         shard = self._ranges[place][0]
         offsets = self._offsets.of(shard)
         assert offsets is not None

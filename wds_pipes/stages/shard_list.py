@@ -228,7 +228,7 @@ class ShardList(ShardSource[ShardRef]):
         count, begin, end = self.samples[number], None, None
         if self.offsets is not None and start < stop and (start or stop < count):  # a part of a shard
             places = self.offsets.of(number)
-            begin, end = (None, None) if places is None else (places[start] if start else None, places[stop])
+            begin, end = (None, None) if places is None else (places[start - 1] if start else None, places[stop])
         return ShardRef(self.urls[number], size, md5, start, stop, count, begin, end)
 
     @property

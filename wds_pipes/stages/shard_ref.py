@@ -30,7 +30,8 @@ class ShardRef:
         stop: the number of the sample after the last one to yield; None: all samples, whose number
             is unknown.
         of: how many samples the shard has; None: unknown.
-        begin: the byte at which sample ``start`` begins; None: unknown, or not needed.
+        begin: the byte at which the sample before ``start`` begins, to read from there; None:
+            unknown, or not needed.
         end: the byte at which sample ``stop`` begins; None: unknown, or not needed.
     """
 

@@ -122,7 +122,7 @@ class ShuffleBuffer(Stage[Out]):
         if items is None:
             return None
         # All samples that have left, and all that are held, are among these numbers.
-        more = min(_MORE, max(1, window // 16))
+        more = self._more
         count = min(at.left - at.first + window + more, items.count)
         keys = np.arange(count) + below(window, self._key(lane), at.first, count)
         order = np.argsort(keys, kind="stable")
@@ -134,6 +134,11 @@ class ShuffleBuffer(Stage[Out]):
             return None
         wanted = order[left:]
         return _Ahead(items, count, items.read(wanted[wanted < count].tolist()))
+
+    @property
+    def _more(self) -> int:
+        """How many samples more than those that were held are read when they leave."""
+        return min(_MORE, max(1, 2 * self.size // 16))
 
     def _key(self, lane: Lane) -> int:
         """Return the key of the random numbers of a lane."""
@@ -158,7 +163,7 @@ class ShuffleBuffer(Stage[Out]):
             self._before = source.mark()
         else:
             known += ahead.later
-            soon = min(_MORE // 2, ahead.later)
+            soon = min(self._more // 2, ahead.later)
             items = chain(repeat(_LATER, ahead.later - soon), _begin(source), repeat(_LATER, soon), source.items)
         marks = deque([(first, self._before)])
         edge = first + step
