@@ -28,6 +28,7 @@ class StageFacts:
     holds_nothing: ClassVar[bool] = False
     whole_lanes: ClassVar[bool] = False
     expands: ClassVar[bool] = False
+    one_of_each: ClassVar[bool] = False
     keeps_count: ClassVar[bool] = False
     keeps_order: ClassVar[bool] = False
     gives: ClassVar[str | None] = None

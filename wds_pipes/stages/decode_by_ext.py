@@ -88,6 +88,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
 
     keeps_count = keeps_order = True
     holds_nothing = True
+    one_of_each = True
 
     def __init__(
         self,

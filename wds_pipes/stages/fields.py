@@ -18,6 +18,7 @@ class Selecting(Tolerant[Out]):
 
     keeps_count = keeps_order = True
     holds_nothing = True
+    one_of_each = True
 
     def __init__(
         self, source: Stage[Any], *fields: str, on_error: OnError = "raise", max_errors: int | None = None

@@ -35,6 +35,7 @@ class RenameFields(Tolerant[dict[str, Any]]):
 
     keeps_count = keeps_order = True
     holds_nothing = True
+    one_of_each = True
 
     def __init__(
         self,

@@ -20,7 +20,17 @@ from wds_pipes.io.urls import redact
 from wds_pipes.tar.dali import unpack_dali
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.index_formats import dali_name, folder_of
-from wds_pipes.tar.offsets import KEYS, MEND, OFFSETS, beside, pack_offsets, unpack_keys, unpack_offsets, unusable
+from wds_pipes.tar.offsets import (
+    KEYS,
+    MEND,
+    OFFSETS,
+    MissingIndexError,
+    beside,
+    pack_offsets,
+    unpack_keys,
+    unpack_offsets,
+    unusable,
+)
 from wds_pipes.tar.samples import name_of
 
 if TYPE_CHECKING:
@@ -49,6 +59,7 @@ class Located:
         files: reads the sizes of local files.
         storage_options: how to reach the storage.
         connections: how many remote indexes are read at once.
+        counts: how many samples each shard has; None: the indexes say it.
 
     Raises:
         ShardError: an index cannot be read, or is damaged.
@@ -61,6 +72,8 @@ class Located:
         files: RangeReader,
         storage_options: dict[str, Any] | None,
         connections: int,
+        *,
+        counts: Sequence[int] | None = None,
     ) -> None:
         self.urls, self._folder, self._files = urls, folder, files
         self._opener = Opener(Reading(storage_options or {}, readahead_bytes=connections << 20))
@@ -68,7 +81,9 @@ class Located:
         # the indexes that were read last, by shard and ending, and the size of each in bytes
         self._held: OrderedDict[tuple[int, str], tuple[Any, int]] = OrderedDict()
         self._bytes = 0
-        if len(urls) > 1 and any(map(is_remote, urls)):
+        if counts is not None:
+            pass
+        elif len(urls) > 1 and any(map(is_remote, urls)):
             with ThreadPoolExecutor(min(connections, len(urls))) as pool:
                 counts = list(pool.map(self._count, range(len(urls))))
         else:
@@ -107,7 +122,7 @@ class Located:
 
     def _missing(self, shard: int, url: str) -> ShardError:
         shown, what = redact(self.urls[shard]), _NAMES[KEYS if url.endswith(KEYS) else OFFSETS]
-        return ShardError(f"shard {shown} has no {what}: there is no {redact(url)}. {MEND}", url=shown)
+        return MissingIndexError(f"shard {shown} has no {what}: there is no {redact(url)}. {MEND}", url=shown)
 
     def offsets(self, shard: int) -> Sequence[int]:
         """Return the offsets of a shard.
