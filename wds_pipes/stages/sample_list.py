@@ -23,6 +23,8 @@ from wds_pipes.stages.sample_ref import SampleRef
 from wds_pipes.stages.shard_source import ShardRange, ShardSource, shortened_url
 from wds_pipes.tar.index import list_shards
 from wds_pipes.tar.located import Located
+from wds_pipes.tar.sample_numbers import fingerprint_of, numbers_at
+from wds_pipes.tar.views import Selection, Selector
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -51,7 +53,14 @@ class SampleList(ShardSource[SampleRef]):
         shuffle: permute the samples, differently in each epoch. Otherwise they come in order.
         block_samples: with ``shuffle``, permute runs of this many neighbours, which stay together
             and are read by one request. The last run may be shorter. A following
-            ``shuffle_buffer`` can mix the runs.
+            ``shuffle_buffer`` can mix the runs. In a view, they are neighbours of the view.
+        where: which samples, in the forms that ``IndexedShards.select`` takes: a condition over
+            metadata, such as ``"clip > 0.28 and width >= 256"``; keys, ``"@keys.txt"``; a part of
+            ``split_by_key``; ``slice(None, None, 10)``; numbers of samples. None: all. It is
+            evaluated once, when the list is built. Workers that are not forked are sent the
+            result, which has 8 bytes for each sample; a slice or a range has none.
+        exclude: which of these samples to leave out, in the same forms.
+        metadata: where the tables of metadata are, as in ``IndexedShards.select``.
         seed: the integer, of 64 bits, from which all random decisions of the pipeline derive.
         storage_options: how to reach the storage, as fsspec takes it.
         connections: how many remote indexes are read at once.
@@ -59,9 +68,13 @@ class SampleList(ShardSource[SampleRef]):
 
     Raises:
         ValueError, TypeError: when built: nothing matches, or an argument does not fit.
-        ShardError: a shard has no index, or it is damaged or of another shard.
+        IndexError: there is no sample with a number in ``where``.
+        ShardError: a shard has no index or no table of metadata, or it is damaged or of another
+            shard.
+        SampleError: several samples have one of the keys.
 
-    Checkpoint: one number. A resume reads nothing again.
+    Checkpoint: one number. A resume reads nothing again. The state of a view fits only a list that
+    selects the same samples, however that is written.
     """
 
     @dataclass(slots=True)
@@ -72,7 +85,7 @@ class SampleList(ShardSource[SampleRef]):
 
     keeps_count = keeps_order = has_global_order = True
     gives = "references"
-    order_options = ("shuffle", "block_samples")
+    order_options = ("shuffle", "block_samples", "view")
 
     def __init__(
         self,
@@ -82,6 +95,9 @@ class SampleList(ShardSource[SampleRef]):
         shuffle: bool = False,
         block_samples: int = 1,
         seed: int = 0,
+        where: Selection | None = None,
+        exclude: Selection | None = None,
+        metadata: str | os.PathLike[str] | None = None,
         storage_options: dict[str, Any] | None = None,
         connections: int = 8,
         moved: bool = False,
@@ -99,16 +115,25 @@ class SampleList(ShardSource[SampleRef]):
         connections = check_count("connections", connections)
         files = RangeReader(storage_options, connections)
         self._located = Located(self.urls, folder, files, storage_options, connections)
-        self.count = self._located.starts[-1]
+        every = range(self._located.starts[-1])
+        self._view = Selector(self._located, storage_options, connections).select(every, where, exclude, metadata)
+        self.count = len(self._view)
+        if every and not self.count:
+            raise ValueError(
+                f"the view has no sample: where= and exclude= leave none of {plural(len(every), 'sample')}"
+            )
+        self.view = None  # a part of the order
+        if self._view != every:
+            self.view = f"{self.count} of {len(every)} samples, {fingerprint_of(self._view, len(every))}"
         self.samples = [stop - start for start, stop in pairwise(self._located.starts)]
 
     def run(self) -> Iterator[SampleRef]:
-        at, lane, located = self.at, self.lane, self._located
+        at, lane, located, view = self.at, self.lane, self._located, self._view
         order, starts, files = self.order(lane.seed, lane.epoch), np.array(located.starts), _Files(self.urls, located)
         striped = lane.shards is None
         for run in self._runs(lane):
             for places, repeats in run:
-                numbers = places if order is None else order.numbers_at(places)
+                numbers = numbers_at(view, places if order is None else order.numbers_at(places))
                 shards = np.searchsorted(starts, numbers, side="right") - 1
                 insides = numbers - starts[shards]
                 for number, shard, inside, repeat in zip(numbers.tolist(), shards.tolist(), insides.tolist(), repeats):
@@ -203,7 +228,7 @@ class SampleList(ShardSource[SampleRef]):
         if place is None:
             return None
         order = self.order(lane.seed, lane.epoch)
-        number = place if order is None else order.number_at(place)
+        number = int(self._view[place if order is None else order.number_at(place)])
         return shortened_url(redact(self.urls[self._located.place(number).shard]))
 
     def _place(self, lane: Lane, done: int, inside: int) -> int | None:

@@ -31,7 +31,7 @@ from wds_pipes.tar.offsets import (
     unpack_offsets,
     unusable,
 )
-from wds_pipes.tar.samples import name_of
+from wds_pipes.tar.samples import SampleParser, name_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -144,6 +144,15 @@ class Located:
                 what = f"it has {size} bytes (it may be cut)" if size < end else "it has more samples"
                 raise self.stale(url, f"{what}, and its samples should end at byte {end}")
         return found
+
+    def key_of(self, number: int) -> str:
+        """Return the key of a sample, from its tar."""
+        shard, place = self.place(number)
+        url, offsets = self.urls[shard], self.offsets(shard)
+        start, stop = offsets[place], offsets[place + 1]
+        part = self._files.read_one(url, start, stop + BLOCK)
+        sample = SampleParser(frozenset(), "first-dot", self.stale).parse(part, start, stop, url, redact(url))
+        return str(sample["__key__"])
 
     def keys(self, shard: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
         """Return the sorted hashes of the keys of a shard, and the numbers of their samples."""
