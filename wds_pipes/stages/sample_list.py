@@ -21,7 +21,7 @@ from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.urls import Urls, at_home, redact
 from wds_pipes.stages.sample_ref import SampleRef
 from wds_pipes.stages.shard_source import ShardRange, ShardSource, shortened_url
-from wds_pipes.tar.index import list_shards
+from wds_pipes.tar.index import counts_of, list_shards
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.sample_numbers import fingerprint_of, numbers_at
 from wds_pipes.tar.views import Selection, Selector
@@ -47,7 +47,8 @@ class SampleList(ShardSource[SampleRef]):
     place. ``PipeLoader`` gives the batches of this one order on any number of ranks and workers.
 
     Args:
-        urls: the shards, as ``ShardList`` takes them, also by an ``index.json``; uncompressed.
+        urls: the shards, as ``ShardList`` takes them; uncompressed. If it is an ``index.json``, the
+            indexes of offsets are read when they are needed, and none to count the samples.
         index: where the indexes of offsets are: True: beside the shards; or a directory, where they
             have the base names of the shards.
         shuffle: permute the samples, differently in each epoch. Otherwise they come in order.
@@ -114,7 +115,8 @@ class SampleList(ShardSource[SampleRef]):
         folder = None if index is True else at_home(os.fspath(index))  # type: ignore[arg-type]
         connections = check_count("connections", connections)
         files = RangeReader(storage_options, connections)
-        self._located = Located(self.urls, folder, files, storage_options, connections)
+        counts = counts_of(self.facts)
+        self._located = Located(self.urls, folder, files, storage_options, connections, counts=counts)
         every = range(self._located.starts[-1])
         self._view = Selector(self._located, storage_options, connections).select(every, where, exclude, metadata)
         self.count = len(self._view)

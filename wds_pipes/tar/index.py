@@ -81,6 +81,12 @@ def list_shards(urls: Urls, storage_options: Options = None) -> tuple[list[str],
     return [url for url, _ in shards], [facts for _, facts in shards]
 
 
+def counts_of(facts: Sequence[ShardFacts] | None) -> list[int] | None:
+    """Return how many samples each shard has; None if this is not known of all."""
+    counts = [shard.samples for shard in facts or () if shard.samples is not None]
+    return counts if facts is not None and len(counts) == len(facts) else None
+
+
 def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options = None) -> list[ShardFacts]:
     """What an index says about each of ``urls``.
 

@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from wds_pipes.core.order import hash_text
+from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.ranges import RangeReader
@@ -81,6 +82,7 @@ class Located:
         # the indexes that were read last, by shard and ending, and the size of each in bytes
         self._held: OrderedDict[tuple[int, str], tuple[Any, int]] = OrderedDict()
         self._bytes = 0
+        self.starts: list[int] = []  # the number of the first sample of each shard, and that of all samples
         if counts is not None:
             pass
         elif len(urls) > 1 and any(map(is_remote, urls)):
@@ -88,7 +90,7 @@ class Located:
                 counts = list(pool.map(self._count, range(len(urls))))
         else:
             counts = list(map(self._count, range(len(urls))))
-        self.starts = [0, *accumulate(counts)]  # the number of the first sample of each shard, and that of all samples
+        self.starts = [0, *accumulate(counts)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_locks": {}, "_held": OrderedDict(), "_bytes": 0}
@@ -134,7 +136,14 @@ class Located:
             return cast(Sequence[int], held[0])
         # a number of a memoryview comes faster than one of an array
         found: Sequence[int] = self._load(shard, OFFSETS, lambda data, url: unpack_offsets(data, url).astype("u8").data)
-        url = self.urls[shard]
+        url, count = self.urls[shard], len(found) - 1
+        if self.starts and count != (expected := self.starts[shard + 1] - self.starts[shard]):
+            self._drop((shard, OFFSETS))
+            raise unusable(
+                self.index_of(shard),
+                f"it has {plural(count, 'sample')}, and the shard was counted with {expected}",
+                shard=url,
+            )
         if not is_remote(url):
             end = int(found[-1])
             data, base = self._files.read_one(url, end, end + BLOCK)
