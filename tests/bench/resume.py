@@ -34,7 +34,7 @@ CUTS = {"10 %": 32, "50 %": 152, "90 %": 280}  # batches
 def pipeline(urls, offsets):
     import wds_pipes as wp
 
-    counts = {"index": True} if offsets else {"samples_per_shard": SAMPLES}
+    counts = {"index": f"{os.path.dirname(urls[0])}/index.json"} if offsets else {"samples_per_shard": SAMPLES}
     pipe = wp.ShardList(urls, shuffle=True, seed=1, **counts).open_shards().load_tar().group_by_key()
     return pipe.shuffle_buffer(SIZE).batch_samples(BATCH, collate="list")
 
@@ -125,16 +125,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         fields = {"jpg": lambda rng, number: b"%010d" % number + blob[10:], "cls": lambda rng, number: number % 10}
         urls = make_shards(temporary, shards=SHARDS, samples=SAMPLES, fields=fields)
-        index_shards(urls, offsets=True)
+        index_shards(urls, os.path.join(temporary, "index.json"), offsets=True)
         states = states_of(urls)
         compare("local", urls, states, None, 0.1)
         if not asked.local:
             from servers import paced_web
 
             with paced_web(RATE_MB, LATENCY) as web:
-                for url in urls:
-                    for ending in ("", ".idx"):
-                        os.link(url + ending, os.path.join(web.directory, os.path.basename(url) + ending))
+                for name in os.listdir(temporary):
+                    os.link(os.path.join(temporary, name), os.path.join(web.directory, name))
                 there = [f"{web.url}/{os.path.basename(url)}" for url in urls]
                 compare("HTTP", there, states_of_web(states, there), web, 1.0)
     exit_if_missed()
