@@ -81,7 +81,7 @@ class Opener:
         return (
             NO_NETWORK
             if client is None
-            else Network(client.requests, client.retries, client.bytes_fetched, client.stalled)
+            else Network(client.requests, client.retries, client.bytes_fetched, client.stalled, client.hedged)
         )
 
     def stall_clock(self) -> Callable[[], float]:

@@ -104,6 +104,11 @@ class RangeReader:
         # To read what a file does not have any more would end the process.
         return (mapped, 0) if mapped.size() >= min(stop, len(mapped)) else (b"", start)
 
+    @property
+    def used(self) -> Network:
+        """The network use of this process."""
+        return self.opener.used
+
     def size(self, url: str) -> int | None:
         """The size of a local file in bytes; None: the file is remote."""
         path = local_path(url)

@@ -36,6 +36,7 @@ from wds_pipes.loader.plan import Plan
 from wds_pipes.loader.progress import Progress
 from wds_pipes.loader.protocol import total_counts, unpack
 from wds_pipes.loader.ranks import Rank
+from wds_pipes.loader.restoring import restore
 from wds_pipes.loader.workers import Workers
 
 if TYPE_CHECKING:
@@ -278,8 +279,8 @@ class PipeLoader:
             state["given"] = at.given
         if self._progress.cut_in_samples:
             state["given_samples"] = at.samples
-        if at.partition.history or at.partition.later:
-            state["partition"] = at.partition.as_json()
+        if (partition := at.partition.as_json()) is not None:
+            state["partition"] = partition
         return state
 
     @shortened
@@ -301,7 +302,7 @@ class PipeLoader:
             StateError: another pipeline made the state, or it is the state of one rank of another
                 number of ranks; the message says what to do.
         """
-        self._progress.go_to(self._plan.restore(state, moved=moved))
+        self._progress.go_to(restore(self._plan, state, moved=moved))
 
     def counts(self) -> dict[str, int]:
         """Count this rank's samples of the current or just ended epoch: see ``Stream.counts``."""
@@ -321,8 +322,9 @@ class PipeLoader:
            reading (up to and including ``group_by_key``) and of the steps after it.
          - ``stall_share``: the part of ``read_share`` in which workers waited for bytes of a store.
            Each wait is measured; the rest of reading is measured on a part of the samples.
-         - ``requests``, ``retries``, ``bytes_fetched``, ``stall_seconds``: the use of the network;
-           the last is the time for which workers waited for bytes.
+         - ``requests``, ``retries``, ``bytes_fetched``, ``stall_seconds``, ``hedged``: the use of
+           the network. ``stall_seconds`` is the time for which workers waited for bytes, and
+           ``hedged`` the requests that repeated another one because it had stalled.
          - ``held_samples``: samples in shuffle buffers.
          - ``epoch``, ``filtered``, ``skipped``: the epoch (with ``"loop"``, of this rank's last
            lane, and samples of all epochs), and samples of it by what became of them.

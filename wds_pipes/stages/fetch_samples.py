@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class FetchSamples(Tolerant[Sample]):
     class At:
         skipped: int = 0
 
-    keeps_count = True
+    keeps_count = keeps_order = True
     gives = "samples"
     ends_reading = True
     order_options = ("fields",)
@@ -84,7 +85,7 @@ class FetchSamples(Tolerant[Sample]):
             options, check_count("connections", connections), check_count("readahead_bytes", readahead_bytes)
         )
         # while running:
-        self._before: Mark | None = None  # the position of the source after the sample that was read last
+        self._before: Mark | None = None  # of the source, after the last sample; None: the source is there
         self._bytes = 0
 
     def run(self) -> Iterator[Sample]:
@@ -113,14 +114,27 @@ class FetchSamples(Tolerant[Sample]):
 
     def _read(self) -> Iterator[tuple[SampleRef, Part | ShardError]]:
         """Yield each reference with the bytes of its sample, or with the error of reading them."""
-        source = self.source
+        assert self.source is not None
+        refs, files = map(_checked, self.source.items), self.files
+        for ref in refs:
+            if not files.is_local(ref.url):
+                yield from self._read_ahead(itertools.chain([ref], refs))
+                return
+            part: Part | ShardError
+            try:
+                part = files.read_one(ref.url, ref.start, ref.stop + BLOCK)
+            except ShardError as error:
+                part = error
+            yield ref, part
+
+    def _read_ahead(self, refs: Iterable[SampleRef]) -> Iterator[tuple[SampleRef, Part | ShardError]]:
+        """Yield what ``_read`` yields, with many requests ahead of the consumer."""
+        source, taken = self.source, deque[tuple[SampleRef, Mark]]()  # each with the position after it
         assert source is not None
-        self._before = source.mark()
-        taken: deque[tuple[SampleRef, Mark]] = deque()  # what is read ahead, each with the position after it
 
         def ranges() -> Iterator[Range]:
-            for ref in source.items:
-                taken.append((_checked(ref), source.mark()))
+            for ref in refs:
+                taken.append((ref, source.mark()))
                 yield Range(ref.url, ref.start, ref.stop + BLOCK)  # with the next header, which begins another sample
 
         with self.files.read(ranges()) as parts:

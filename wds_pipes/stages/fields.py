@@ -16,7 +16,7 @@ from wds_pipes.stages.collating import identity
 class Selecting(Tolerant[Out]):
     """The base of the steps whose arguments are the fields that they select."""
 
-    keeps_count = True
+    keeps_count = keeps_order = True
     holds_nothing = True
     one_of_each = True
 

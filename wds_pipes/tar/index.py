@@ -81,6 +81,12 @@ def list_shards(urls: Urls, storage_options: Options = None) -> tuple[list[str],
     return [url for url, _ in shards], [facts for _, facts in shards]
 
 
+def counts_of(facts: Sequence[ShardFacts] | None) -> list[int] | None:
+    """Return how many samples each shard has; None if this is not known of all."""
+    counts = [shard.samples for shard in facts or () if shard.samples is not None]
+    return counts if facts is not None and len(counts) == len(facts) else None
+
+
 def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options = None) -> list[ShardFacts]:
     """What an index says about each of ``urls``.
 
@@ -227,16 +233,23 @@ class _Matcher:
     def __init__(self, indices: Sequence[Index]) -> None:
         self._where = ", ".join(redact(index.url) for index in indices[:2]) + (", ..." if len(indices) > 2 else "")
         self._entries: list[tuple[str, ShardFacts]] = []
-        self._by_base: dict[str, list[int]] = {}
+        # The first entry with a base name, and where several have it, all of them.
+        self._by_base: dict[str, int] = {}
+        self._more: dict[str, list[int]] = {}
         # For a base name of several entries: the entries by each end of their paths.
         self._by_end: dict[str, dict[str, list[int]]] = {}
         known: dict[str, int] = {}
         for index in indices:
             for name, facts in index.shards:
-                number = known.setdefault("/".join(parts_of_path(name)), len(self._entries))
+                base, number = base_name(name), len(self._entries)
+                first = self._by_base.setdefault(base, number)
+                if first != number:  # paths are compared where base names are the same
+                    known.setdefault("/".join(parts_of_path(self._entries[first][0])), first)
+                    number = known.setdefault("/".join(parts_of_path(name)), number)
                 if number == len(self._entries):
                     self._entries.append((name, facts))
-                    self._by_base.setdefault(base_name(name), []).append(number)
+                    if first != number:
+                        self._more.setdefault(base, [first]).append(number)
                 elif self._entries[number][1] != facts:
                     raise ValueError(
                         f"index {self._where} says two things of shard {redact(name)}: "
@@ -259,11 +272,14 @@ class _Matcher:
         return found
 
     def _find(self, url: str) -> int:
-        for base in (base_name(url), *(f"{stem}.idx" for stem in (base_name(url), last_dot(url), first_dot(url)))):
-            group = self._by_base.get(base)
-            if group is not None:
+        base = base_name(url)
+        found = self._by_base.get(base)
+        for stem in (base_name, last_dot, first_dot) if found is None else ():
+            base = f"{stem(url)}.idx"
+            found = self._by_base.get(base)
+            if found is not None:
                 break
-        else:
+        if found is None:
             example = (
                 f"; it lists {len(self._entries)} others, such as {redact(self._entries[0][0])}"
                 if self._entries
@@ -272,15 +288,17 @@ class _Matcher:
             raise ValueError(
                 f"shard {redact(url)} is not in index {self._where}{example}. Pass the index of these shards. {MEND}"
             )
-        if len(group) > 1:
-            if base not in self._by_end:
-                ends = self._by_end[base] = {}
-                for number in group:
-                    for end in _ends([*parts_of_path(self._entries[number][0])[:-1], base]):
-                        ends.setdefault(end, []).append(number)
-            group = next(
-                self._by_end[base][end] for end in _ends([*parts_of_path(url)[:-1], base]) if end in self._by_end[base]
-            )
+        group = self._more.get(base)
+        if group is None:
+            return found
+        if base not in self._by_end:
+            ends = self._by_end[base] = {}
+            for number in group:
+                for end in _ends([*parts_of_path(self._entries[number][0])[:-1], base]):
+                    ends.setdefault(end, []).append(number)
+        group = next(
+            self._by_end[base][end] for end in _ends([*parts_of_path(url)[:-1], base]) if end in self._by_end[base]
+        )
         if len(group) > 1:
             names = " and ".join(redact(self._entries[number][0]) for number in group[:2])
             raise ValueError(

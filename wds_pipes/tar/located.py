@@ -12,14 +12,27 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from wds_pipes.core.order import hash_text
+from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import redact
+from wds_pipes.tar.dali import unpack_dali
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.offsets import KEYS, MEND, OFFSETS, MissingIndexError, beside, unpack_keys, unpack_offsets, unusable
-from wds_pipes.tar.samples import name_of
+from wds_pipes.tar.index_formats import dali_name, folder_of
+from wds_pipes.tar.offsets import (
+    KEYS,
+    MEND,
+    OFFSETS,
+    MissingIndexError,
+    beside,
+    pack_offsets,
+    unpack_keys,
+    unpack_offsets,
+    unusable,
+)
+from wds_pipes.tar.samples import SampleParser, name_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,6 +82,7 @@ class Located:
         # the indexes that were read last, by shard and ending, and the size of each in bytes
         self._held: OrderedDict[tuple[int, str], tuple[Any, int]] = OrderedDict()
         self._bytes = 0
+        self.starts: list[int] = []  # the number of the first sample of each shard, and that of all samples
         if counts is not None:
             pass
         elif len(urls) > 1 and any(map(is_remote, urls)):
@@ -76,7 +90,7 @@ class Located:
                 counts = list(pool.map(self._count, range(len(urls))))
         else:
             counts = list(map(self._count, range(len(urls))))
-        self.starts = [0, *accumulate(counts)]  # the number of the first sample of each shard, and that of all samples
+        self.starts = [0, *accumulate(counts)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_locks": {}, "_held": OrderedDict(), "_bytes": 0}
@@ -102,10 +116,10 @@ class Located:
             return len(self.offsets(shard)) - 1
         try:
             size = self._files.size(url) or 0
-        except OSError as error:
-            raise self._missing(shard, url) from error
+        except OSError:
+            size = 0
         if not size or size % 8:
-            return len(self.offsets(shard)) - 1  # which raises
+            return len(self.offsets(shard)) - 1  # which reads an index of DALI, or raises
         return size // 8 - 1
 
     def _missing(self, shard: int, url: str) -> ShardError:
@@ -122,7 +136,14 @@ class Located:
             return cast(Sequence[int], held[0])
         # a number of a memoryview comes faster than one of an array
         found: Sequence[int] = self._load(shard, OFFSETS, lambda data, url: unpack_offsets(data, url).astype("u8").data)
-        url = self.urls[shard]
+        url, count = self.urls[shard], len(found) - 1
+        if self.starts and count != (expected := self.starts[shard + 1] - self.starts[shard]):
+            self._drop((shard, OFFSETS))
+            raise unusable(
+                self.index_of(shard),
+                f"it has {plural(count, 'sample')}, and the shard was counted with {expected}",
+                shard=url,
+            )
         if not is_remote(url):
             end = int(found[-1])
             data, base = self._files.read_one(url, end, end + BLOCK)
@@ -132,6 +153,15 @@ class Located:
                 what = f"it has {size} bytes (it may be cut)" if size < end else "it has more samples"
                 raise self.stale(url, f"{what}, and its samples should end at byte {end}")
         return found
+
+    def key_of(self, number: int) -> str:
+        """Return the key of a sample, from its tar."""
+        shard, place = self.place(number)
+        url, offsets = self.urls[shard], self.offsets(shard)
+        start, stop = offsets[place], offsets[place + 1]
+        part = self._files.read_one(url, start, stop + BLOCK)
+        sample = SampleParser(frozenset(), "first-dot", self.stale).parse(part, start, stop, url, redact(url))
+        return str(sample["__key__"])
 
     def keys(self, shard: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
         """Return the sorted hashes of the keys of a shard, and the numbers of their samples."""
@@ -155,15 +185,15 @@ class Located:
         if held is not None:
             return cast(Found, held[0])
         url = beside(self.urls[shard], ending, self._folder)
-        try:
-            with self._opener.open(url) as stream:
-                data = stream.read()
-        except ShardError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise self._missing(shard, url) from error
-            shown = redact(self.urls[shard])
-            message = f"the {_NAMES[ending]} of shard {shown} cannot be read: {str(error).rstrip('.')}. {MEND}"
-            raise ShardError(message, url=shown) from error
+        data = self._read(shard, ending, url)
+        if data is None and ending == OFFSETS:
+            place = beside(self.urls[shard], "", self._folder)
+            other = folder_of(place) + dali_name(place)
+            content = self._read(shard, ending, other) or b""
+            if content.startswith(b"v1."):
+                url, data = other, pack_offsets(unpack_dali(content, other))
+        if data is None:
+            raise self._missing(shard, url)
         found = unpack(data, url)
         self._drop((shard, ending))  # another thread may have read it meanwhile
         with self._locks.setdefault(os.getpid(), threading.Lock()):
@@ -173,6 +203,18 @@ class Located:
                 _, (_, size) = self._held.popitem(last=False)
                 self._bytes -= size
         return found
+
+    def _read(self, shard: int, ending: str, url: str) -> bytes | None:
+        """Return the content of an index of a shard; None: there is no such file."""
+        try:
+            with self._opener.open(url) as stream:
+                return stream.read()
+        except ShardError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            shown = redact(self.urls[shard])
+            message = f"the {_NAMES[ending]} of shard {shown} cannot be read: {str(error).rstrip('.')}. {MEND}"
+            raise ShardError(message, url=shown) from error
 
     def _drop(self, index: tuple[int, str]) -> None:
         with self._locks.setdefault(os.getpid(), threading.Lock()):

@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from wds_pipes.errors import ShardError
 from wds_pipes.io.partial import PartialFile
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.index_formats import path_of
+from wds_pipes.tar.index_formats import dali_name, path_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -135,3 +136,9 @@ def remove_beside(path: str) -> None:
     for ending in (OFFSETS, KEYS):
         if os.path.lexists(path + ending):
             os.unlink(path + ending)
+    dali = os.path.join(os.path.dirname(path), dali_name(path))
+    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+        with open(dali, "rb") as file:
+            is_one = file.read(3) == b"v1."
+        if is_one:
+            os.unlink(dali)
