@@ -188,10 +188,10 @@ def lay_out(stage: Stage[Any]) -> Stage[Any]:
     """Return the chain with a ``Segments`` stage where it is cut in two.
 
     Raises:
-        TypeError: the chain does not start with a ShardList.
+        TypeError: the chain starts with a stage that PipeLoader cannot divide.
     """
     if not stage.root.divides:
-        raise TypeError("PipeLoader needs a pipeline that starts with ShardList, or with a mix() of such pipelines")
+        raise TypeError("PipeLoader needs a pipeline that starts with ShardList, SampleList, or a mix() of such pipelines")
     chain: list[Stage[Any]] = [stage]
     while chain[0].source is not None:
         chain.insert(0, chain[0].source)
