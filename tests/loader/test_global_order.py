@@ -115,6 +115,13 @@ class OneOfOne(wp.Stage):
             yield dict(sample)
 
 
+class OneOfOneBatch(OneOfOne):
+    """It does not say that it holds nothing, so no step of the chain runs over several segments."""
+
+    def run(self):
+        yield from self.source.items
+
+
 class OneOfAny(OneOfOne):
     """It does not say that it keeps the order."""
 
@@ -176,21 +183,22 @@ def test_independent_lanes_by_choice_are_not_warned_of(urls, caplog):
     assert not caplog.records
 
 
-@pytest.mark.parametrize("batches", ["own", "nested", "torch"])
+@pytest.mark.parametrize("batches", ["own", "nested", "torch", "before a step"])
 @pytest.mark.parametrize("lanes", [1, 2, 6])
 def test_batches_of_the_pipe(batches, lanes, urls):
     """A step after them draws the same for the same batch, and a smaller last batch is the last of
     all.
     """
 
-    def run(lanes, ranks=2, cut=None):
+    def run(lanes, ranks=2, cut=None, end="exact"):
         pipe = source(urls)
         if batches == "nested":
             pipe = pipe.batch_samples(2, collate=keys_of).batch_samples(2, collate=flat)
         else:
-            pipe = pipe.batch_samples(4, collate=keys_of) if batches == "own" else pipe.batch(4).collate(keys_of)
+            pipe = pipe.batch(4).collate(keys_of) if batches == "torch" else pipe.batch_samples(4, collate=keys_of)
+            pipe = own(OneOfOneBatch, pipe) if batches == "before a step" else pipe
         pipe = pipe.map_samples(lambda keys, rng: [*keys, int(rng.integers(1 << 30))])
-        options = {"lanes": lanes, "epoch_end": "exact"}
+        options = {"lanes": lanes, "epoch_end": end}
         loaders = [wp.PipeLoader(pipe, rank=rank, world_size=ranks, **options) for rank in range(ranks)]
         if cut is not None:
             for made in loaders:
@@ -206,6 +214,8 @@ def test_batches_of_the_pipe(batches, lanes, urls):
     cut = [through_json(made.state_dict()) for made in loaders]
     assert in_turn(items) == flat(whole[4:])
     assert in_turn(run(3, 3, cut)) == flat(whole[4:])
+    loaders = run(2 * lanes, end="drop")
+    assert in_turn(loaders) == flat(whole[: N // 8 * 2])
 
 
 def test_with_epoch_goes_on_over_the_ends_of_epochs(urls, order):
