@@ -56,6 +56,12 @@ class PipeLoader:
     warning in the log says how many. To prevent this, set ``lanes`` to a common multiple of all
     values of ranks x workers that will be used.
 
+    A ``SampleList`` has one global order: step t of an epoch yields its places t * G to (t + 1) *
+    G, with G = ranks x batch size. So the union of the ranks' batches at a step is the same for any
+    ranks and workers with this G. With another G, the epoch continues at the same sample. If a step
+    changes the number or order of samples, the log names it, and the epoch is partitioned into
+    lanes; so it is with ``epoch_end="loop"`` and ``mix_lanes``.
+
     Each ``iter(loader)`` is the next epoch, also after a ``break`` out of a loop (with
     ``epoch_end="loop"`` it continues the stream); after a state was loaded, the next
     ``iter(loader)`` continues the epoch of the state. ``iter()`` does nothing until the first
@@ -63,8 +69,8 @@ class PipeLoader:
     beginning of the next epoch.
 
     Args:
-        pipe: a pipeline that starts with ``ShardList``; it may contain torch's ``.map``,
-            ``.filter``, ``.batch`` and ``.collate``.
+        pipe: a pipeline that starts with ``ShardList`` or ``SampleList``; it may contain torch's
+            ``.map``, ``.filter``, ``.batch`` and ``.collate``.
         batch_size: samples in a batch, stacked as ``batch_samples`` does; None: the items of the
             pipe are the batches.
         num_workers: worker processes; 0: everything runs in this process.
@@ -108,8 +114,8 @@ class PipeLoader:
         timeout_seconds: how long to wait for a batch of a worker before an error; 0: for ever.
 
     Raises:
-        TypeError, ValueError: when built: the pipeline does not start with ``ShardList``, or an
-            argument does not fit.
+        TypeError, ValueError: when built: the pipeline has another source, or an argument does not
+            fit.
         StateError: when built: the state of one of torch's pipes in the pipeline cannot be known.
         ShardError, SampleError: during the iteration, also from a worker, with url, key and offset.
             A step's ``max_errors`` bounds the number of errors that it skips in an epoch, in all

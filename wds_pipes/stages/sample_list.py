@@ -44,7 +44,8 @@ class SampleList(ShardSource[SampleRef]):
     an epoch is shuffled as a whole, not shard by shard and in a window: each sample may come at any
     place. The sample at a place is a function of (seed, epoch, place), which is computed when its
     turn comes, so an order of 10**9 samples takes no memory, and a resume costs the same at any
-    place. ``PipeLoader`` gives the batches of this one order on any number of ranks and workers.
+    place. ``PipeLoader`` yields the batches of this one order on any number of ranks and workers,
+    unless a later step changes the number or order of the samples.
 
     Args:
         urls: the shards, as ``ShardList`` takes them; uncompressed. If it is an ``index.json``, the
