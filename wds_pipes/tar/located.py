@@ -210,7 +210,7 @@ class Located:
             with self._opener.open(url) as stream:
                 return stream.read()
         except ShardError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
+            if error.missing:
                 return None
             shown = redact(self.urls[shard])
             message = f"the {_NAMES[ending]} of shard {shown} cannot be read: {str(error).rstrip('.')}. {MEND}"
