@@ -23,7 +23,7 @@ from wds_pipes.stages.sample_ref import SampleRef
 from wds_pipes.stages.shard_source import ShardRange, ShardSource, shortened_url
 from wds_pipes.tar.index import counts_of, list_shards
 from wds_pipes.tar.located import Located
-from wds_pipes.tar.sample_numbers import fingerprint_of, numbers_at
+from wds_pipes.tar.sample_numbers import described, numbers_at
 from wds_pipes.tar.views import Selection, Selector
 
 if TYPE_CHECKING:
@@ -125,9 +125,7 @@ class SampleList(ShardSource[SampleRef]):
             raise ValueError(
                 f"the view has no sample: where= and exclude= leave none of {plural(len(every), 'sample')}"
             )
-        self.view = None  # a part of the order
-        if self._view != every:
-            self.view = f"{self.count} of {len(every)} samples, {fingerprint_of(self._view, len(every))}"
+        self.view = described(self._view, len(every))  # a part of the order
         self.samples = [stop - start for start, stop in pairwise(self._located.starts)]
 
     def run(self) -> Iterator[SampleRef]:

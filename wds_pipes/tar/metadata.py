@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.words import listed
 from wds_pipes.errors import ShardError
-from wds_pipes.io.open import Opener, is_remote
+from wds_pipes.io.open import Opener
 from wds_pipes.io.urls import at_home, local_path, redact
 
 if TYPE_CHECKING:
@@ -191,21 +191,15 @@ def ending_of(url: str) -> str | None:
     return next((ending for ending in ENDINGS if url.partition("?")[0].endswith(ending)), None)
 
 
-def exists(url: str, opener: Opener) -> bool:
-    """Return whether there is a table.
+def exists(url: str, storage_options: dict[str, Any] | None) -> bool:
+    """Return whether there is a table."""
+    path = local_path(url)
+    if path is not None:
+        return os.path.isfile(at_home(path))
+    from wds_pipes.io.remote.file_systems import file_system
 
-    Raises:
-        ShardError: it cannot be known.
-    """
-    if not is_remote(url):
-        return os.path.exists(at_home(local_path(url) or url))
-    try:
-        opener.open(url).close()
-    except ShardError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return False
-        raise
-    return True
+    files, name = file_system(url, storage_options)
+    return bool(files.isfile(name))
 
 
 def _connect() -> duckdb.DuckDBPyConnection:
@@ -255,4 +249,4 @@ def _without_places(tree: Any) -> Any:
 
 
 def _first_line(error: object) -> str:
-    return str(error).partition("\n")[0].rstrip(". ")[:300]
+    return str(error).partition("\n")[0].rstrip(".! ")[:300]

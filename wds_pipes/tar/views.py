@@ -269,7 +269,8 @@ class Selector:
             with Tables(condition, [place], opener) as tables:
                 return self._of_table(tables, 0, shards)
         urls = [_table_of(located.urls[shard], place) for shard in shards]
-        ending = next((ending for ending in ENDINGS if not urls or exists(urls[0] + ending, opener)), None)
+        options = self.storage_options
+        ending = next((ending for ending in ENDINGS if not urls or exists(urls[0] + ending, options)), None)
         if ending is None:
             shown = redact(located.urls[shards[0]])
             either = " or ".join(redact(urls[0] + ending) for ending in ENDINGS)
