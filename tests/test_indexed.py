@@ -231,9 +231,9 @@ def test_what_has_no_offsets(tmp_path):
         index_shards(tmp_path / "a.tar.gz", offsets=True)
     with pytest.raises(ValueError, match="only uncompressed shards have offsets"):
         ShardWriter(tmp_path / "x-%d.tgz", offsets=True)
-    with pytest.raises(ValueError, match="of a remote shard such as http://127.0.0.1:9/a.tar"):
+    with pytest.raises(ValueError, match="to a remote shard such as http://127.0.0.1:9/a.tar"):
         index_shards("http://127.0.0.1:9/a.tar", offsets=True)
-    with pytest.raises(ValueError, match="an existing local directory"):
+    with pytest.raises(ValueError, match="offsets= names an existing local directory"):
         index_shards(path, offsets=tmp_path / "none")
     for wrong in (False, 3):
         with pytest.raises(TypeError, match="index must be True or a directory"):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from chains import AFTER, ARGUMENTS, BASE, FIRST, NEEDS, Torch, build, chains
+from chains import AFTER, ARGUMENTS, BASE, BY_OFFSETS, FIRST, NEEDS, Torch, build, chains
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipelines import flat, keys_of, through_json
@@ -77,9 +77,9 @@ def test_every_stage_is_in_the_matrix(urls):
     """With arguments that make it do something. A chain with the stage differs from one without."""
     assert {name for names in CHAINS.values() for name in names} | {"ShardList", "Mix"} == set(stages.__all__)
     where = "ARGUMENTS in tests/support/chains.py"
-    lacking = {*FIRST, *AFTER} - set(ARGUMENTS)
+    lacking = {*FIRST, *AFTER, *BY_OFFSETS} - set(ARGUMENTS)
     assert not lacking, f"add to {where}, with arguments that change something on 14 samples: {sorted(lacking)}"
-    unknown = set(ARGUMENTS) - {*FIRST, *AFTER}
+    unknown = set(ARGUMENTS) - {*FIRST, *AFTER, *BY_OFFSETS}
     assert not unknown, f"these are no stages, take them out of {where}: {sorted(unknown)}"
     for name in AFTER:
         needed = NEEDS.get(name, ())

@@ -67,7 +67,7 @@ def test_the_top_level_is_small():
 
 def test_the_repository_has_no_other_top_level():
     here = Path(__file__).parents[1]
-    found = subprocess.run(["git", "ls-files"], cwd=here, capture_output=True, text=True)
+    found = subprocess.run(["git", "ls-files"], cwd=here, capture_output=True, text=True, check=False)
     if found.returncode:
         pytest.skip("not a checkout of git")
     top = {name.partition("/")[0] for name in found.stdout.splitlines()}

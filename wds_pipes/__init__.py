@@ -26,7 +26,7 @@ if _TYPE_CHECKING:
     from wds_pipes import testing as testing
     from wds_pipes.core.flat_map import FlatMap
     from wds_pipes.core.stage import Stage
-    from wds_pipes.datapipes import ShardList, WdsPipe, load_state_dict, mix, register_stage, state_dict
+    from wds_pipes.datapipes import SampleList, ShardList, WdsPipe, load_state_dict, mix, register_stage, state_dict
     from wds_pipes.dataset import as_dataset
     from wds_pipes.display.states import describe_state
     from wds_pipes.errors import (
@@ -45,8 +45,10 @@ if _TYPE_CHECKING:
     from wds_pipes.loader.pipe_loader import PipeLoader
     from wds_pipes.loader.sample_order import SampleOrder
     from wds_pipes.stages.map_samples import DROP
+    from wds_pipes.stages.sample_ref import SampleRef
     from wds_pipes.stages.shard_ref import ShardRef
     from wds_pipes.tar import ShardWriter, TarWriter
+    from wds_pipes.tar.views import split_by_key
 
 __all__ = [
     "DROP",
@@ -56,7 +58,9 @@ __all__ = [
     "IndexedShards",
     "PipeLoader",
     "SampleError",
+    "SampleList",
     "SampleOrder",
+    "SampleRef",
     "ShardCache",
     "ShardError",
     "ShardList",
@@ -75,13 +79,14 @@ __all__ = [
     "merge_states",
     "mix",
     "register_stage",
+    "split_by_key",
     "state_dict",
 ]
 
 # Where each public name is defined.
 _NAMES = {
     "dataset": ("as_dataset",),
-    "datapipes": ("ShardList", "WdsPipe", "load_state_dict", "mix", "register_stage", "state_dict"),
+    "datapipes": ("SampleList", "ShardList", "WdsPipe", "load_state_dict", "mix", "register_stage", "state_dict"),
     "errors": (
         "CacheError",
         "DecodeError",
@@ -101,8 +106,10 @@ _NAMES = {
     "core.flat_map": ("FlatMap",),
     "core.stage": ("Stage",),
     "stages.map_samples": ("DROP",),
+    "stages.sample_ref": ("SampleRef",),
     "stages.shard_ref": ("ShardRef",),
     "tar": ("ShardWriter", "TarWriter"),
+    "tar.views": ("split_by_key",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

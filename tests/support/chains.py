@@ -10,6 +10,7 @@ from pipelines import draw, wanted
 
 import wds_pipes as wp
 from wds_pipes import stages
+from wds_pipes.tar import index_shards
 
 
 class Torch:
@@ -61,11 +62,14 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "TakeSamples": ((7,), {}),
     "DecodeByExt": ((), {}),
     "UnbatchSamples": ((), {}),
+    "SampleList": ((), {"block_samples": 2}),
+    "FetchSamples": ((), {"connections": 3}),
 }
 BASE = ("OpenShards", "LoadTar", "GroupByKey")
+BY_OFFSETS = ("SampleList", "FetchSamples")  # instead of ShardList and BASE
 FIRST = ("CacheShards",)
 NEEDS = {"UnbatchSamples": ("BatchSamples",)}  # the stages that must be before a stage
-AFTER = tuple(name for name in stages.__all__ if name not in ("ShardList", "Mix", *FIRST, *BASE))
+AFTER = tuple(name for name in stages.__all__ if name not in ("ShardList", "Mix", *FIRST, *BASE, *BY_OFFSETS))
 
 
 def chains() -> dict[str, tuple[str, ...]]:
@@ -83,6 +87,8 @@ def chains() -> dict[str, tuple[str, ...]]:
     found["InterleaveTakeBatchSlice"] = (*BASE, "InterleaveShards", "TakeSamples", "BatchSamples", "SliceSamples")
     found["InterleaveShuffleBatch"] = (*BASE, "InterleaveShards", "ShuffleBuffer", "MapSamples", "BatchSamples")
     found["ShuffleInterleave"] = (*BASE, "ShuffleBuffer", "FilterSamples", "InterleaveShards", "BatchSamples")
+    found |= {"SampleList": BY_OFFSETS[:1], "Fetch": BY_OFFSETS, "FetchShuffle": (*BY_OFFSETS, "ShuffleBuffer")}
+    found["FetchAll"] = (*BY_OFFSETS, "DecodeByExt", "MapSamples", "FilterSamples", "ToTuple", "BatchSamples")
     found["All"] = (
         *BASE,
         "ShuffleBuffer",
@@ -98,7 +104,14 @@ def chains() -> dict[str, tuple[str, ...]]:
 
 def build(module: Any, names: tuple[str, ...], urls: list[str], **options: Any) -> Any:
     """A chain of the classes of ``module``: ``wds_pipes.stages``, ``.datapipes`` or ``.nodes``."""
-    chain = module.ShardList(urls, **{"shuffle": True, "seed": 5, **options})
+    options = {"shuffle": True, "seed": 5, **options}
+    if names[:1] == BY_OFFSETS[:1]:
+        if not all(map(os.path.exists, (f"{url}.idx" for url in urls))):
+            index_shards(urls, offsets=True)
+        names, options = names[1:], options | ARGUMENTS["SampleList"][1]
+        chain = module.SampleList(urls, **options)
+    else:
+        chain = module.ShardList(urls, **options)
     for name in names:
         arguments, keywords = ARGUMENTS.get(name, ((), {}))
         chain = getattr(module, name)(chain, *arguments, **keywords)

@@ -17,7 +17,7 @@ from wds_pipes import datapipes, stages
 from wds_pipes.core.stage import Stage, functional_name
 
 PATH = Path(inspect.getsourcefile(datapipes)).parent / "signatures.pyi"
-SOURCES = ("ShardList", "Mix")  # these are built by their classes; the others are methods
+SOURCES = ("ShardList", "SampleList", "Mix")  # these are built by their classes; the others are methods
 
 
 class _Renamed(ast.NodeTransformer):
@@ -111,10 +111,12 @@ from wds_pipes.datapipes.base import IterDataPipe
 from wds_pipes.datapipes.pipe import WdsPipe
 from wds_pipes.io.cache.shard_cache import ShardCache
 from wds_pipes.io.urls import Urls
+from wds_pipes.stages.sample_ref import SampleRef
 from wds_pipes.stages.shard import Shard
 from wds_pipes.stages.shard_ref import ShardRef
 from wds_pipes.tar import TarMember
 from wds_pipes.tar.keys import KeySplit
+from wds_pipes.tar.views import Selection
 
 T_co = TypeVar("T_co", covariant=True, default=Any)
 

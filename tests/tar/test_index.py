@@ -42,9 +42,7 @@ def test_it_says_what_is_there(urls, tmp_path):
     one.
     """
     told = []
-    found = index_shards(
-        urls, tmp_path / "index.json", threads=3, on_shard=lambda url, facts: told.append((url, facts))
-    )
+    found = index_shards(urls, tmp_path / "index.json", jobs=3, on_shard=lambda url, facts: told.append((url, facts)))
     assert list(found) == urls
     assert found == {url: true_facts(url) for url in urls}
     assert [facts.samples for facts in found.values()] == [3, 0, 5, 2, 4]
@@ -196,7 +194,7 @@ def test_an_error_ends_the_other_readers(tmp_path):
     block, started = tar([("__meta__/a.x", b"")])[:512], threading.Event()
     fsspec.register_implementation("endless", EndlessFileSystem, clobber=True)
     with pytest.raises(ShardError, match="missing.tar does not exist"):
-        index_shards(["endless://missing.tar", "endless://a.tar"], threads=2)
+        index_shards(["endless://missing.tar", "endless://a.tar"], jobs=2)
 
 
 def test_remote_shards(urls, counted, tmp_path):
@@ -210,15 +208,16 @@ def test_remote_shards(urls, counted, tmp_path):
 
 def test_secrets_are_not_written(tmp_path):
     """Neither of the user's part nor of the query."""
-    from wds_pipes.tar.indexing import write_index
+    from wds_pipes.tar.index_file import Entry, write_index
 
+    one = Entry(ShardFacts(1))
     write_index(
         str(tmp_path / "i.json"),
-        {"s3://user:secret@b/x.tar": ShardFacts(1), "https://h/y.tar?X-Amz-Signature=secret&v=1": ShardFacts(2)},
+        {"s3://user:secret@b/x.tar": one, "https://h/y.tar?X-Amz-Signature=secret&v=1": one},
     )
     assert "secret" not in (tmp_path / "i.json").read_text()
     with pytest.raises(ValueError, match="two shards have one name without the credentials"):
-        write_index(str(tmp_path / "i.json"), {f"https://h/y.tar?code={code}": ShardFacts(1) for code in range(2)})
+        write_index(str(tmp_path / "i.json"), {f"https://h/y.tar?code={code}": one for code in range(2)})
 
 
 NAMES_OF_FILES = ["a b.tar", "a#1?x=2.tar", "%20.tar", "{a,b}.tar", "a[1].tar", "\N{SNOWMAN}.tar", "\udcff.tar"]
@@ -253,7 +252,7 @@ def test_index_and_shards_can_be_moved_together(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"threads": 0}, "threads must be at least 1"),
+        ({"jobs": 0}, "jobs must be at least 1"),
         ({"key_split": "dot"}, "key_split must be"),
         ({"on_repeated_key": "skip"}, "on_repeated_key must be"),
         ({"output": "s3://b/index.json"}, "written to a local file"),
@@ -323,7 +322,7 @@ def test_the_command(tmp_path, monkeypatch):
     make_shards(tmp_path, shards=3, samples=[3, 0, 4])
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(
-        main, ["index", "shard-{000000..000001}.tar", "*2.tar", "-o", "index.json", "--threads", "2"]
+        main, ["index", "shard-{000000..000001}.tar", "*2.tar", "-o", "index.json", "--jobs", "2"]
     )
     assert result.exit_code == 0, result.output
     assert result.stdout == "index.json: 3 shards, 7 samples, 30,720 bytes\n"

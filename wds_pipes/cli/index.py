@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import warnings
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
 
 import click
-
-if TYPE_CHECKING:
-    from wds_pipes.tar.index_formats import ShardFacts
 
 
 @click.command()
@@ -31,8 +27,18 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, file_okay=False),
     help="The same into a directory, also for remote shards.",
 )
+@click.option("--dali", is_flag=True, help="Also write X.idx beside each X.tar, for DALI's readers.webdataset.")
+@click.option("--dali-to", type=click.Path(exists=True, file_okay=False), help="The same into a directory.")
 @click.option(
-    "--threads", type=click.IntRange(min=1), default=4, show_default=True, help="How many shards are read at a time."
+    "-j", "--jobs", type=click.IntRange(min=1), default=4, show_default=True, help="How many shards are read at a time."
+)
+@click.option(
+    "--force", is_flag=True, help="Read all shards, also those that have not changed since OUTPUT was written."
+)
+@click.option(
+    "--progress/--no-progress",
+    default=None,
+    help="Show a progress bar; needs tqdm.  [default: on a terminal, if tqdm is installed]",
 )
 @click.option(
     "--key-split",
@@ -54,54 +60,50 @@ def index(
     output: str | None,
     offsets: bool,
     offsets_to: str | None,
-    threads: int,
+    dali: bool,
+    dali_to: str | None,
+    jobs: int,
+    force: bool,
+    progress: bool | None,
     key_split: str,
     on_repeated_key: str,
 ) -> None:
     """Write an index of shards: the samples, bytes and MD5 of each, or where each sample begins.
 
-    URLS are paths or URLs, with {000..011} or * in quotes. Each shard is read once, to its end.
+    URLS are paths or URLs, with {000..011} or * in quotes. Each shard is read once, to its end. If
+    OUTPUT exists, only shards that are new or have changed are read, and others leave it.
     ShardList(urls, index="index.json") and ShardList("index.json") read the index, and so does the
     wids package.
     """
     from wds_pipes.core.words import plural
     from wds_pipes.errors import ShardWarning, WdsError
-    from wds_pipes.io.expand import expand
     from wds_pipes.io.urls import redact
     from wds_pipes.tar.indexing import index_shards
 
-    if output is None and not offsets and offsets_to is None:
+    if output is None and not (offsets or offsets_to or dali or dali_to):
         raise click.UsageError("pass -o index.json, or --offsets for IndexedShards, or both")
+    if progress is None:
+        progress = sys.stderr.isatty() and find_spec("tqdm") is not None
     try:
-        shards = expand(urls)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(warnings.catch_warnings())
+        with warnings.catch_warnings():
             warnings.simplefilter("always", ShardWarning)
             warnings.showwarning = lambda message, *args, **options: click.echo(f"warning: {message}", err=True)
-            bar = None
-            if sys.stderr.isatty():
-                bar = stack.enter_context(
-                    click.progressbar(length=len(set(shards)), label="shards", show_pos=True, file=sys.stderr)
-                )
-
-            def on_shard(url: str, facts: ShardFacts) -> None:
-                if bar is not None:
-                    bar.update(1)
-
             found = index_shards(
-                shards,
+                urls,
                 output,
                 key_split=key_split,
                 on_repeated_key=on_repeated_key,
-                threads=threads,
-                on_shard=on_shard,
-                offsets=offsets if offsets_to is None else offsets_to,
+                jobs=jobs,
+                force=force,
+                progress=progress,
+                offsets=offsets_to or offsets,
+                dali=dali_to or dali,
             )
-    except (WdsError, ValueError, OSError) as error:
+    except (WdsError, ValueError, OSError, ModuleNotFoundError) as error:
         raise click.ClickException(str(error)) from error
     samples, size = (
         sum(facts.samples or 0 for facts in found.values()),
         sum(facts.size or 0 for facts in found.values()),
     )
-    where = "offsets" if output is None else redact(output)
+    where = redact(output) if output is not None else "offsets" if offsets or offsets_to else "indexes of DALI"
     click.echo(f"{where}: {plural(len(found), 'shard')}, {plural(samples, 'sample')}, {plural(size, 'byte')}")

@@ -10,6 +10,33 @@ from wds_pipes.core.order import hash64
 
 
 @dataclass(frozen=True, slots=True)
+class Stripe:
+    """How lanes divide one global order of samples: they take runs of its places in turn.
+
+    Attributes:
+        size: how many places a run has, which is a batch of a lane.
+        start: the first place.
+        stop: the place after the last. Places from the number of samples on repeat the epoch from
+            its beginning.
+    """
+
+    size: int
+    start: int
+    stop: int
+
+    def count(self, number: int, of: int) -> int:
+        """Return how many places lane ``number`` of ``of`` has."""
+        runs, rest = divmod(max(0, self.stop - self.start), self.size)
+        whole = (runs - number + of - 1) // of if number < runs else 0
+        return whole * self.size + (rest if runs % of == number else 0)
+
+    def place(self, taken: int, number: int, of: int) -> int:
+        """Return the place at which lane ``number`` of ``of`` stands after it took ``taken``."""
+        turn, inside = divmod(taken, self.size)
+        return self.start + (turn * of + number) * self.size + inside
+
+
+@dataclass(frozen=True, slots=True)
 class Lane:
     """Which part of which epoch a running chain yields: lane ``number`` of ``of``.
 
@@ -19,6 +46,7 @@ class Lane:
             partition. See ``wds_pipes.loader.partition``.
         padding: whether the samples are repeats that fill up an epoch; None: samples do not say
             whether they are.
+        stripe: how the lanes divide the global order of a ``SampleList``, if they do.
     """
 
     seed: int
@@ -28,6 +56,7 @@ class Lane:
     generation: int = 0
     shards: tuple[tuple[int, int, int], ...] | None = None
     padding: bool | None = None
+    stripe: Stripe | None = None
 
     def key(self, *salt: int) -> int:
         """Return the 64-bit key of this lane's random decisions; ``salt`` separates one use from

@@ -16,10 +16,12 @@ from wds_pipes.datapipes.base import IterDataPipe
 from wds_pipes.datapipes.pipe import WdsPipe
 from wds_pipes.io.cache.shard_cache import ShardCache
 from wds_pipes.io.urls import Urls
+from wds_pipes.stages.sample_ref import SampleRef
 from wds_pipes.stages.shard import Shard
 from wds_pipes.stages.shard_ref import ShardRef
 from wds_pipes.tar import TarMember
 from wds_pipes.tar.keys import KeySplit
+from wds_pipes.tar.views import Selection
 
 T_co = TypeVar("T_co", covariant=True, default=Any)
 
@@ -52,6 +54,19 @@ class Methods(Generic[T_co]):
         max_errors: int | None = None,
     ) -> WdsPipe[dict[str, Any]]:
         """Decode the fields of samples by their extensions."""
+
+    def fetch_samples(
+        self,
+        *,
+        fields: Iterable[str] | None = None,
+        connections: int = 8,
+        readahead_bytes: int = 64 << 20,
+        storage_options: dict[str, Any] | None = None,
+        key_split: KeySplit = "first-dot",
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+    ) -> WdsPipe[dict[str, Any]]:
+        """Read the samples of a ``SampleList``, in its order."""
 
     @overload
     def filter_samples(self, predicate: Callable[[T_co], Any]) -> WdsPipe[T_co]:
@@ -168,6 +183,9 @@ class CacheShards(WdsPipe[T_co]):
 class DecodeByExt(WdsPipe[dict[str, Any]]):
     """Decode the fields of samples by their extensions."""
 
+class FetchSamples(WdsPipe[dict[str, Any]]):
+    """Read the samples of a ``SampleList``, in its order."""
+
 class FilterSamples(WdsPipe[T_co]):
     """Keep the samples for which a function returns true."""
 
@@ -207,6 +225,25 @@ class RenameFields(WdsPipe[dict[str, Any]]):
 
 class Repeat(WdsPipe[T_co]):
     """Yield the epoch of the source ``n`` times in each epoch."""
+
+class SampleList(WdsPipe[SampleRef]):
+    """The source of a pipeline: the samples of indexed shards in one global order."""
+
+    def __init__(
+        self,
+        urls: Urls,
+        *,
+        index: bool | str | os.PathLike[str] = True,
+        shuffle: bool = False,
+        block_samples: int = 1,
+        seed: int = 0,
+        where: Selection | None = None,
+        exclude: Selection | None = None,
+        metadata: str | os.PathLike[str] | None = None,
+        storage_options: dict[str, Any] | None = None,
+        connections: int = 8,
+        moved: bool = False,
+    ) -> None: ...
 
 class SelectFields(WdsPipe[dict[str, Any]]):
     """Keep only some fields of each sample, in the given order."""

@@ -27,7 +27,7 @@ from wds_pipes.core.state import damaged
 from wds_pipes.datapipes.base import IterDataPipe, torch_kinds
 from wds_pipes.errors import StateError
 from wds_pipes.io.urls import redact
-from wds_pipes.stages.shard_list import data_id, fingerprint, numbers_of
+from wds_pipes.stages.shard_source import data_id, fingerprint, numbers_of
 
 HOLD_NOTHING = torch_kinds("Mapper", "Filter", "Batcher", "Collator")
 _BATCHER, _SHARDING_FILTER, _WRAPPER = (
@@ -92,7 +92,7 @@ class TorchStep(Stage[Any]):
 class TorchMap(TorchStep):
     """torch's map or collate, which make one item of each."""
 
-    keeps_count = True
+    keeps_count = keeps_order = True
 
 
 class TorchBatch(TorchStep):
@@ -103,7 +103,7 @@ class TorchBatch(TorchStep):
         delivered: int = 0
         dropped: int = 0
 
-    keeps_count = True
+    keeps_count = keeps_order = True
 
     def run(self) -> Iterator[Any]:
         assert self.source is not None

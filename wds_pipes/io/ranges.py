@@ -8,7 +8,7 @@ import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from wds_pipes.core.counts import Network
@@ -53,6 +53,15 @@ class RangeReader:
         self.opener = Opener(self.reading, buffer_bytes=512)
         self._files: dict[str, mmap.mmap] = {}  # in the order in which they were opened
         self._locks: dict[int, threading.Lock] = {}  # by process: a forked one may inherit a lock that is held
+
+    @property
+    def network(self) -> Network:
+        """The network use of this process."""
+        return self.opener.used
+
+    def stall_clock(self) -> Callable[[], float]:
+        """Return a function that returns for how many seconds this process has waited for bytes."""
+        return self.opener.stall_clock()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"reading": self.reading, "opener": self.opener}

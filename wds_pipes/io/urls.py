@@ -67,6 +67,8 @@ _SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", 
 
 def local_path(url: str) -> str | None:
     """The path of a local URL; None for any other URL."""
+    if ":" not in url:  # no scheme; an index has a hundred thousand such names
+        return url
     for scheme in ("file://", "local://", "file:"):
         if url.startswith(scheme):
             return url.removeprefix(scheme)

@@ -36,6 +36,7 @@ from wds_pipes.loader.plan import Plan
 from wds_pipes.loader.progress import Progress
 from wds_pipes.loader.protocol import total_counts, unpack
 from wds_pipes.loader.ranks import Rank
+from wds_pipes.loader.restoring import restore
 from wds_pipes.loader.workers import Workers
 
 if TYPE_CHECKING:
@@ -278,8 +279,8 @@ class PipeLoader:
             state["given"] = at.given
         if self._progress.cut_in_samples:
             state["given_samples"] = at.samples
-        if at.partition.history or at.partition.later:
-            state["partition"] = at.partition.as_json()
+        if (partition := at.partition.as_json()) is not None:
+            state["partition"] = partition
         return state
 
     @shortened
@@ -301,7 +302,7 @@ class PipeLoader:
             StateError: another pipeline made the state, or it is the state of one rank of another
                 number of ranks; the message says what to do.
         """
-        self._progress.go_to(self._plan.restore(state, moved=moved))
+        self._progress.go_to(restore(self._plan, state, moved=moved))
 
     def counts(self) -> dict[str, int]:
         """Count this rank's samples of the current or just ended epoch: see ``Stream.counts``."""

@@ -53,9 +53,10 @@ class Segments(Composite[Out]):
     def __init__(self, source: Stage[Out]) -> None:
         super().__init__(source)
         # Set by Plan: how many samples an epoch has (None: shards are partitioned, not samples),
-        # whether repeats fill it up, and whether the next epoch follows.
+        # whether repeats fill it up, whether the next epoch follows, and whether all lanes have one
+        # order.
         self.samples: int | None = None
-        self.pads = self.loops = False
+        self.pads = self.loops = self.keeps_order = False  # type: ignore[misc]
         # The lane to run: see ``with_segments``.
         self.segments: OfLane = []
         self.of_epoch: Callable[[int], OfLane] | None = None
@@ -164,7 +165,7 @@ class Segments(Composite[Out]):
         at, inner = self.at, self._inner
         if inner is None:
             return self._own(at), self._resume
-        at.opened = getattr(inner.root.at, "next", 0)
+        at.opened = inner.root.opened
         return self._own(at), inner.mark()
 
     def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -221,7 +222,7 @@ def with_segments(stage: Stage[Any], partition: Partition, number: int, epoch: i
         again.of_epoch = of_epoch
         again.segments = of_epoch(0)
         again.divided = len(partition.later) if partition.history or partition.later else -1
-        if again.pads and source.divides_shards:
+        if again.pads and source.divides_shards and partition.stripe is None:
             whole = Partition.first(partition.lanes, source, epoch).shares(source, again.seed, epoch)
             again.padding = replace(
                 again.segments[-1][0], shards=tuple(whole[number] or next((share for share in whole if share), []))

@@ -11,6 +11,7 @@ What several stages share: ``check_count`` and ``check_choice`` (``core.options`
 from wds_pipes.stages.batch_samples import BatchSamples
 from wds_pipes.stages.cache_shards import CacheShards
 from wds_pipes.stages.decode_by_ext import DecodeByExt
+from wds_pipes.stages.fetch_samples import FetchSamples
 from wds_pipes.stages.filter_samples import FilterSamples
 from wds_pipes.stages.group_by_key import GroupByKey
 from wds_pipes.stages.interleave_shards import InterleaveShards
@@ -21,6 +22,7 @@ from wds_pipes.stages.mix import Mix
 from wds_pipes.stages.open_shards import OpenShards
 from wds_pipes.stages.rename_fields import RenameFields
 from wds_pipes.stages.repeat import Repeat
+from wds_pipes.stages.sample_list import SampleList
 from wds_pipes.stages.select_fields import SelectFields
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shuffle_buffer import ShuffleBuffer
@@ -34,6 +36,7 @@ __all__ = [
     "BatchSamples",
     "CacheShards",
     "DecodeByExt",
+    "FetchSamples",
     "FilterSamples",
     "GroupByKey",
     "InterleaveShards",
@@ -44,6 +47,7 @@ __all__ = [
     "OpenShards",
     "RenameFields",
     "Repeat",
+    "SampleList",
     "SelectFields",
     "ShardList",
     "ShuffleBuffer",

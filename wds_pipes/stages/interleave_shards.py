@@ -14,7 +14,8 @@ from wds_pipes.core.running import Mark, Out, begin, running_copy
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.state import damaged, read_count, read_counts, read_list, read_position
 from wds_pipes.core.words import shown
-from wds_pipes.stages.shard_list import ShardList, ShardRange
+from wds_pipes.stages.shard_list import ShardList
+from wds_pipes.stages.shard_source import ShardRange
 
 _NONE = object()
 

@@ -5,32 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from wds_pipes.core.lane import Host, Lane, LaneFacts
-from wds_pipes.core.moved import BY_MD5, BY_SIZE, NAMES, Data
+from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import below, hash64, permutation, weighted
 from wds_pipes.core.running import Mark
-from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.words import plural
 from wds_pipes.io.expand import expand_each
-from wds_pipes.io.urls import Urls, identify, redact, relative_names
+from wds_pipes.io.urls import Urls, at_home, local_path, redact
 from wds_pipes.stages.proportions import weigh
 from wds_pipes.stages.shard_ref import ShardRef
+from wds_pipes.stages.shard_source import ShardRange, ShardSource, shortened_url
 from wds_pipes.tar.index import find_facts, is_index, listed_shards
 from wds_pipes.tar.index_formats import ShardFacts
+from wds_pipes.tar.shard_offsets import ShardOffsets
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-# a shard range: the number of the shard, its first sample, and the sample after the last; -1: to
-# the end of the shard
-ShardRange = tuple[int, int, int]
 
 _ORDER = 1  # the salt of the shard order; shuffle_buffer and map_samples have their own
 
@@ -46,7 +40,7 @@ class _Asked:
     shown: dict[int, str | None] = field(default_factory=dict)
 
 
-class ShardList(Stage[ShardRef]):
+class ShardList(ShardSource[ShardRef]):
     """The source of a pipeline: its shards, each as a ``ShardRef``, whose ``url`` is a str.
 
     A ShardRef also has what is known of the shard: its size and MD5, and which of its samples are
@@ -87,9 +81,15 @@ class ShardList(Stage[ShardRef]):
             the directories of the shards. The format is recognized by content: ``index.json`` of
             wids, which also has sizes and MD5s, and which ``wds-pipes index`` writes;
             ``sizes.json`` or, for a single shard, ``__len__``; ``_info.json`` of timm; ``.idx`` of
-            DALI, one for each shard. An entry belongs to the shard with the same base name or, if
+            DALI, one for each shard; ``X.tar.idx``, an index of offsets, for each ``X.tar``. An
+            entry belongs to the shard with the same base name or, if
             several have it, to the one whose path has the most in common. An index may list more
             shards than ``urls``.
+            Whatever says the numbers of samples, indexes of offsets are also used, if they are
+            beside their shards, or in a directory passed here: ``wds-pipes index --offsets``,
+            ``ShardWriter(offsets=True)`` and Megatron-Energon write them. With them, parts of a
+            shard are read from their first sample on, and ``shuffle_buffer`` resumes without
+            reading its window again. Each is read when its shard needs it.
         storage_options: how to reach the storage: a dict, as fsspec takes it. It is used to list
             remote patterns and read a remote index, and to read the shards, unless ``open_shards``
             has storage_options of its own.
@@ -103,7 +103,8 @@ class ShardList(Stage[ShardRef]):
             ``samples_per_shard`` or ``weights`` has another length, ``weights`` are passed without
             ``resampled``, or the index is damaged or does not belong to these shards.
         TypeError: ``urls`` contains something other than strings and paths.
-        ShardError: a store cannot be listed, or the index cannot be read.
+        ShardError: a store cannot be listed, or the index cannot be read. During iteration, an
+            index of offsets is damaged, or is that of another shard.
 
     Checkpoint: the number of shards that were yielded. A resume reads nothing again.
     """
@@ -114,9 +115,7 @@ class ShardList(Stage[ShardRef]):
 
     keeps_count = True
     gives = "shards"
-    is_source = divides = divides_shards = True
     order_options = ("shuffle", "resampled", "weights")
-    shared = ("urls", "facts", "samples", "options", "_numbers")
 
     def __init__(
         self,
@@ -131,10 +130,7 @@ class ShardList(Stage[ShardRef]):
         storage_options: dict[str, Any] | None = None,
         moved: bool = False,
     ) -> None:
-        super().__init__()
-        if storage_options is not None and not isinstance(storage_options, dict):
-            raise TypeError(f"storage_options must be a dict, not {type(storage_options).__name__}")
-        self.options = storage_options
+        super().__init__(seed, storage_options, moved)
         each = expand_each(urls, storage_options)
         self.urls = [url for shards in each for url in shards]
         self.facts = self._known(each, samples_per_shard, index, storage_options)
@@ -143,11 +139,15 @@ class ShardList(Stage[ShardRef]):
             if self.facts is None
             else [facts.samples or 0 for facts in self.facts]
         )
+        # where the samples of the shards begin; None: there is no index
+        self.offsets: ShardOffsets | None = None
+        if self.facts is not None and self.samples is not None:
+            self.offsets = ShardOffsets(self.urls, self.samples, _folder(index), storage_options)
         if not isinstance(shuffle, bool) or not isinstance(resampled, bool):
             raise TypeError(
                 "shuffle and resampled must be True or False; a window of samples is shuffled by shuffle_buffer(size)"
             )
-        self.shuffle, self.resampled, self.moved = shuffle, resampled, bool(moved)
+        self.shuffle, self.resampled = shuffle, resampled
         if weights is not None and not resampled:
             raise ValueError(
                 "weights go with resampled=True, which draws shards with replacement. To mix samples of several "
@@ -157,11 +157,6 @@ class ShardList(Stage[ShardRef]):
         self._bounds: npt.NDArray[np.uint64] | None = None
         if weights is not None:
             self.weights, self._bounds = weigh(weights, each)
-        self._seed = check_count("seed", seed, least=-(1 << 63))
-        if seed >= 1 << 63:
-            raise ValueError(f"seed must fit into 64 bits, unlike {seed}")
-        self._host = Host()
-        self._numbers: dict[str, str] = {}  # of the shards by their URLs, filled when a number is first requested
         self._asked = _Asked(None, [])
 
     def _known(
@@ -194,18 +189,6 @@ class ShardList(Stage[ShardRef]):
             self.urls = [url for part in each for url in part]
             return [facts for part in shards for _, facts in part]
         return None if index is None or index is False else find_facts(self.urls, index, storage_options)
-
-    @property
-    def host(self) -> Host:
-        return self._host
-
-    @property
-    def seed(self) -> int:
-        return self._seed
-
-    @property
-    def storage_options(self) -> dict[str, Any] | None:
-        return self.options
 
     def run(self) -> Iterator[ShardRef]:
         at = self.at
@@ -242,7 +225,15 @@ class ShardList(Stage[ShardRef]):
         size, md5 = (None, None) if self.facts is None else self.facts[number][1:]
         if self.samples is None:
             return ShardRef(self.urls[number], size, md5)
-        return ShardRef(self.urls[number], size, md5, start, stop, self.samples[number])
+        count, begin, end = self.samples[number], None, None
+        if self.offsets is not None and start < stop and (start or stop < count):  # a part of a shard
+            places = self.offsets.of(number)
+            begin, end = (None, None) if places is None else (places[start - 1] if start else None, places[stop])
+        return ShardRef(self.urls[number], size, md5, start, stop, count, begin, end)
+
+    @property
+    def opened(self) -> int:
+        return int(self.at.next)
 
     @property
     def sample_counts(self) -> Sequence[int] | None:
@@ -287,79 +278,14 @@ class ShardList(Stage[ShardRef]):
             order = permutation(count, key).tolist()
         return order
 
-    def shards(self) -> tuple[int | None, str]:
-        return len(self.urls), self._fingerprint
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        return fingerprint(self.urls)
-
-    def which_data(self) -> Data:
-        return self._data
-
-    @cached_property
-    def _data(self) -> Data:
-        return Data(self._fingerprint, data_id(self.urls, self.facts), _shorten(redact(self.urls[0])), self.moved)
-
-    def number_of(self, url: str) -> str | None:
-        if not self._numbers:
-            self._numbers.update(numbers_of(self.urls))
-        return self._numbers.get(url)
-
-    @cached_property
-    def samples_fingerprint(self) -> str | None:
-        """16 hexadecimal digits that differ if the numbers of samples differ; None if these are not
-        known.
-        """
-        return (
-            None
-            if self.samples is None
-            else blake2b(",".join(map(str, self.samples)).encode(), digest_size=8).hexdigest()
-        )
-
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
         asked, place = self._asked, mark[0][0] if mark else 0
         if asked.lane is not lane and asked.lane != lane:
             asked = self._asked = _Asked(lane, self.order(lane))
         if place not in asked.shown:
             url = self.urls[asked.order[place][0]] if place < len(asked.order) else None
-            asked.shown = {place: None if url is None else _shorten(redact(url))}
+            asked.shown = {place: None if url is None else shortened_url(redact(url))}
         return asked.shown[place]
-
-
-def fingerprint(urls: Iterable[str]) -> str:
-    """Return 16 hexadecimal digits that differ for different lists of URLs. Credentials and
-    signatures in the URLs do not matter.
-    """
-    digest = blake2b(digest_size=8)
-    for url in urls:
-        digest.update(identify(url).encode("utf-8", "surrogateescape") + b"\0")
-    return digest.hexdigest()
-
-
-def data_id(urls: Sequence[str], facts: Sequence[ShardFacts] | None = None) -> str:
-    """Return an id of a list of shards that stays the same if they are moved: see
-    ``wds_pipes.core.moved.NAMES``.
-    """
-    names = _digest(relative_names(urls), NAMES)
-    if facts is None:
-        return names
-    if all(shard.md5 is not None for shard in facts):
-        return names + BY_MD5 + _digest([str(shard.md5) for shard in facts], 7)
-    if all(shard.size is not None for shard in facts):
-        return names + BY_SIZE + _digest([f"{shard.size} {shard.samples}" for shard in facts], 7)
-    return names
-
-
-def numbers_of(urls: Sequence[str]) -> dict[str, str]:
-    """Return the number of each shard by its URL as samples show it. If a URL comes several times,
-    the first number counts.
-    """
-    return {redact(url): str(number) for number, url in reversed(list(enumerate(urls)))}
-
-
-def _digest(texts: Iterable[str], digits: int) -> str:
-    return blake2b("\0".join(texts).encode("utf-8", "surrogateescape")).hexdigest()[:digits]
 
 
 def _samples(given: int | Sequence[int] | None, shards: int) -> list[int] | None:
@@ -374,7 +300,9 @@ def _samples(given: int | Sequence[int] | None, shards: int) -> list[int] | None
     return counts
 
 
-def _shorten(url: str) -> str:
-    """Return a URL in at most 200 characters, all of which can be written as JSON and printed."""
-    url = url.encode("utf-8", "backslashreplace").decode()
-    return url if len(url) <= 200 else f"...{url[-197:]}"
+def _folder(index: object) -> str | None:
+    """Return the directory that ``index`` names; None: it names none, or files."""
+    if isinstance(index, bool) or not isinstance(index, (str, os.PathLike)):
+        return None
+    name = at_home(os.fspath(index))
+    return name if name.endswith("/") or os.path.isdir(local_path(name) or "") else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from wds_pipes.io.expand import expand, urls_of
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
@@ -22,10 +23,13 @@ from wds_pipes.tar.index_formats import (
     first_dot,
     folder_of,
     last_dot,
+    make_opener,
     parts_of_path,
     path_of,
     read_indexes,
 )
+from wds_pipes.tar.offsets import MEND as MEND_OFFSETS
+from wds_pipes.tar.offsets import OFFSETS, beside, unusable
 
 # File names of an index in the directory of its shards.
 _BESIDE = ("index.json", "sizes.json", "_info.json", "info.json")
@@ -62,6 +66,21 @@ def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[
     return found
 
 
+def list_shards(urls: Urls, storage_options: Options = None) -> tuple[list[str], list[ShardFacts] | None]:
+    """Return the shards that URLs or indexes name, and the facts in the indexes, if these are
+    indexes.
+
+    Raises:
+        ValueError: nothing matches, or an index is damaged.
+        ShardError: a store cannot be listed, or an index cannot be read.
+    """
+    found = expand(urls, storage_options)
+    if not any(map(is_index, found)):
+        return found, None
+    shards = [shard for listed in listed_shards(found, storage_options) for shard in listed]
+    return [url for url, _ in shards], [facts for _, facts in shards]
+
+
 def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options = None) -> list[ShardFacts]:
     """What an index says about each of ``urls``.
 
@@ -79,20 +98,21 @@ def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options
     if index is not True and (not isinstance(index, (str, os.PathLike, Iterable)) or isinstance(index, (bytes, dict))):
         raise TypeError(f"index must be the path or URL of an index, a list of them, or True, not {index!r:.80}")
     files: list[str] = []
+    indices: list[Index] = []
     if index is True:
         folders: dict[str, list[str]] = {}
         for url in urls:
             folders.setdefault(folder_of(url), []).append(url)
         for folder, shards in folders.items():
-            files += _look_in(folder, shards, storage_options)
+            _look_in(folder, shards, storage_options, files, indices)
     else:
         items = [index] if isinstance(index, (str, os.PathLike)) else index
         for name in (at_home(url) for item in items for url in urls_of(item)):
             if name.endswith("/") or os.path.isdir(local_path(name) or ""):
-                files += _look_in(name.rstrip("/") + "/", urls, storage_options)
+                _look_in(name.rstrip("/") + "/", urls, storage_options, files, indices)
             else:
                 files += expand(name, storage_options)
-    indices = read_indexes(files, storage_options)
+    indices += read_indexes(files, storage_options) if files else []
     totals = [found for found in indices if found.total is not None]
     if totals:
         total, distinct = totals[0], len(set(urls))
@@ -106,24 +126,89 @@ def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options
     return _Matcher(indices).of(urls)
 
 
-def _look_in(folder: str, shards: Sequence[str], storage_options: Options) -> list[str]:
-    """The index files in a directory: the first kind that exists, in a fixed order.
+def _look_in(
+    folder: str, shards: Sequence[str], storage_options: Options, files: list[str], indices: list[Index]
+) -> None:
+    """Add the index in a directory: the first kind that exists, in a fixed order. It is added to
+    ``files`` if it has to be read.
 
-    An index of DALI is one file per shard.
+    An index of DALI, or of offsets, is one file per shard.
     """
     for name in _BESIDE:
         if _exists(folder + name, storage_options):
-            return [folder + name]
+            files.append(folder + name)
+            return
+    if _exists(first := beside(shards[0], OFFSETS, folder), storage_options):
+        each = list(dict.fromkeys(beside(shard, OFFSETS, folder) for shard in shards))
+        if _is_text(first, storage_options):
+            files += each
+        else:
+            indices += _by_sizes(each, storage_options)
+        return
     for stem in (first_dot, last_dot):
         if _exists(f"{folder}{stem(shards[0])}.idx", storage_options):
-            return list(dict.fromkeys(f"{folder}{stem(shard)}.idx" for shard in shards))
+            files += dict.fromkeys(f"{folder}{stem(shard)}.idx" for shard in shards)
+            return
     if _exists(folder + _LENGTH, storage_options):
-        return [folder + _LENGTH]
+        files.append(folder + _LENGTH)
+        return
     shown = redact(folder) or "the working directory"
     raise ValueError(
         f"there is no index in {shown}: none of {', '.join(_BESIDE)}, {_LENGTH}, or "
-        f"{first_dot(shards[0])}.idx for each shard. {MEND}"
+        f"{base_name(shards[0])}{OFFSETS} or {first_dot(shards[0])}.idx for each shard. {MEND}"
     )
+
+
+def _is_text(url: str, storage_options: Options) -> bool:
+    """Whether a file is an index of DALI."""
+    with make_opener(storage_options, readahead_bytes=1 << 20).open(url) as stream:
+        return stream.read(3) == b"v1."
+
+
+def _by_sizes(urls: Sequence[str], storage_options: Options) -> list[Index]:
+    """The numbers of samples that the sizes of indexes of offsets say."""
+    local = local_path(urls[0]) is not None
+    sizes = list(map(_size, urls)) if local else _sizes_in_store(urls, storage_options)
+    found = []
+    for url, size in zip(urls, sizes, strict=True):
+        if size is None:
+            shard = redact(url.removesuffix(OFFSETS))
+            raise ValueError(f"shard {shard} has no index of offsets: there is no {redact(url)}. {MEND_OFFSETS}")
+        if not size or size % 8:
+            raise unusable(url, f"it has {size} bytes, not 8 for each sample and 8 more")
+        found.append(Index(url, [(path_of(url), ShardFacts(size // 8 - 1))], of_stem=True))
+    return found
+
+
+def _size(url: str) -> int | None:
+    try:
+        return os.stat(local_path(url) or url).st_size
+    except FileNotFoundError:
+        return None
+
+
+def _sizes_in_store(urls: Sequence[str], storage_options: Options) -> list[int | None]:
+    """The sizes of files in one directory of a store: as it lists them, or by one request each."""
+    from wds_pipes.io.remote.file_systems import file_system
+
+    fs, _ = file_system(urls[0], storage_options)
+    names = [file_system(url, storage_options)[1] for url in urls]
+    sizes: dict[str, int] = {}
+    if len(urls) > 1:
+        try:
+            listed = fs.ls(names[0].rpartition("/")[0], detail=True)
+        except Exception:  # not every store lists
+            listed = []
+        sizes = {entry["name"]: entry["size"] for entry in listed if entry.get("size")}
+
+    def size_of(name: str) -> int | None:
+        try:
+            return sizes.get(name) or fs.info(name)["size"] or 0
+        except FileNotFoundError:
+            return None
+
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(size_of, names))
 
 
 def _exists(url: str, storage_options: Options) -> bool:
@@ -142,16 +227,23 @@ class _Matcher:
     def __init__(self, indices: Sequence[Index]) -> None:
         self._where = ", ".join(redact(index.url) for index in indices[:2]) + (", ..." if len(indices) > 2 else "")
         self._entries: list[tuple[str, ShardFacts]] = []
-        self._by_base: dict[str, list[int]] = {}
+        # The first entry with a base name, and where several have it, all of them.
+        self._by_base: dict[str, int] = {}
+        self._more: dict[str, list[int]] = {}
         # For a base name of several entries: the entries by each end of their paths.
         self._by_end: dict[str, dict[str, list[int]]] = {}
         known: dict[str, int] = {}
         for index in indices:
             for name, facts in index.shards:
-                number = known.setdefault("/".join(parts_of_path(name)), len(self._entries))
+                base, number = base_name(name), len(self._entries)
+                first = self._by_base.setdefault(base, number)
+                if first != number:  # paths are compared where base names are the same
+                    known.setdefault("/".join(parts_of_path(self._entries[first][0])), first)
+                    number = known.setdefault("/".join(parts_of_path(name)), number)
                 if number == len(self._entries):
                     self._entries.append((name, facts))
-                    self._by_base.setdefault(base_name(name), []).append(number)
+                    if first != number:
+                        self._more.setdefault(base, [first]).append(number)
                 elif self._entries[number][1] != facts:
                     raise ValueError(
                         f"index {self._where} says two things of shard {redact(name)}: "
@@ -174,11 +266,14 @@ class _Matcher:
         return found
 
     def _find(self, url: str) -> int:
-        for base in (base_name(url), *(f"{stem}.idx" for stem in (base_name(url), last_dot(url), first_dot(url)))):
-            group = self._by_base.get(base)
-            if group is not None:
+        base = base_name(url)
+        found = self._by_base.get(base)
+        for stem in (base_name, last_dot, first_dot) if found is None else ():
+            base = f"{stem(url)}.idx"
+            found = self._by_base.get(base)
+            if found is not None:
                 break
-        else:
+        if found is None:
             example = (
                 f"; it lists {len(self._entries)} others, such as {redact(self._entries[0][0])}"
                 if self._entries
@@ -187,15 +282,17 @@ class _Matcher:
             raise ValueError(
                 f"shard {redact(url)} is not in index {self._where}{example}. Pass the index of these shards. {MEND}"
             )
-        if len(group) > 1:
-            if base not in self._by_end:
-                ends = self._by_end[base] = {}
-                for number in group:
-                    for end in _ends([*parts_of_path(self._entries[number][0])[:-1], base]):
-                        ends.setdefault(end, []).append(number)
-            group = next(
-                self._by_end[base][end] for end in _ends([*parts_of_path(url)[:-1], base]) if end in self._by_end[base]
-            )
+        group = self._more.get(base)
+        if group is None:
+            return found
+        if base not in self._by_end:
+            ends = self._by_end[base] = {}
+            for number in group:
+                for end in _ends([*parts_of_path(self._entries[number][0])[:-1], base]):
+                    ends.setdefault(end, []).append(number)
+        group = next(
+            self._by_end[base][end] for end in _ends([*parts_of_path(url)[:-1], base]) if end in self._by_end[base]
+        )
         if len(group) > 1:
             names = " and ".join(redact(self._entries[number][0]) for number in group[:2])
             raise ValueError(

@@ -16,7 +16,7 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,8 +26,10 @@ from wds_pipes.io.urls import links_of, local_path, redact
 if TYPE_CHECKING:
     from wds_pipes.io.open import Opener
 
-MAX_INDEX_BYTES = 64 << 20  # enough for 400 000 shards
+MAX_INDEX_BYTES = 64 << 20  # enough for 250 000 shards
 _READERS, _READAHEAD_BYTES = 16, 2 << 20  # index files read at a time, and the read-ahead for each
+_MD5 = re.compile(r"[0-9a-fA-F]{32}")
+_SIMPLE = re.compile(r"\w[\w=-]*([./]\w[\w=-]*)*", re.ASCII)  # a name that needs no care when it is joined
 _STORES = ("http", "https", "s3", "s3a", "gs", "gcs")  # any index may name these
 # A local index may name these too: ``wds-pipes index`` may have written it.
 _STORES_OF_LOCAL = (*_STORES, "hf", "az", "abfs", "abfss", "ais")
@@ -148,20 +150,19 @@ def _wids(url: str, content: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]
             raise ValueError("one of its datasets is another index: name each index by itself, as a list")
         base = part.get("base") if place else None
         folder = url if base is None else _join(url, f"{base}/index.json")
+        join = _joiner(folder)
         for entry in _list("shardlist", part.get("shardlist", None if place or "datasets" not in content else [])):
             if not isinstance(entry, dict) or not isinstance(entry.get("url"), str) or not entry["url"]:
                 raise ValueError(f"an entry of its shardlist has no url: {entry!r:.80}")
-            name = entry["url"]
-            size, digest = entry.get("filesize"), entry.get("md5sum") or None
-            if digest is not None and not (isinstance(digest, str) and re.fullmatch(r"[0-9a-fA-F]{32}", digest)):
+            name, samples, size = entry["url"], entry.get("nsamples"), entry.get("filesize")
+            digest = entry.get("md5sum") or None
+            if digest is not None and not (isinstance(digest, str) and _MD5.fullmatch(digest)):
                 raise ValueError(f"md5sum of {name!r} is {digest!r:.80}, not 32 hexadecimal digits")
-            samples = _count(f"nsamples of {name!r}", entry.get("nsamples"))
-            yield (
-                _join(folder, name),
-                ShardFacts(
-                    samples, None if size is None else _count(f"filesize of {name!r}", size), digest and digest.lower()
-                ),
-            )
+            if not _is_count(samples):
+                samples = _count(f"nsamples of {name!r}", samples)
+            if size is not None and not _is_count(size):
+                size = _count(f"filesize of {name!r}", size)
+            yield join(name), ShardFacts(samples, size, digest and digest.lower())
 
 
 def _timm(url: str, splits: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]:
@@ -183,13 +184,17 @@ def _list(what: str, value: Any) -> list[Any]:
     return value
 
 
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
 def _count(what: str, value: Any) -> int:
     """A number that is not negative, also if it is a string of decimal digits."""
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
+    if not _is_count(value):
         raise ValueError(f"{what} is {value!r:.80}, not a number of 0 or more")
-    return value
+    return int(value)
 
 
 # Names
@@ -215,6 +220,8 @@ def parts_of_path(url: str) -> list[str]:
 
 def base_name(url: str) -> str:
     """The last part of the path of a URL."""
+    if "?" not in url and os.sep == "/":
+        return url.rpartition("/")[2]
     return re.split(r"[/\\]" if os.sep == "\\" else "/", path_of(url))[-1]
 
 
@@ -226,6 +233,19 @@ def first_dot(url: str) -> str:
 def last_dot(url: str) -> str:
     """The base name up to its last dot."""
     return os.path.splitext(base_name(url))[0]
+
+
+def dali_name(url: str) -> str:
+    """The name of the index of DALI of a shard: its base name up to the first dot, and ``.idx``."""
+    name = base_name(url)
+    dot = name.find(".", 1)
+    return (name if dot < 0 else name[:dot]) + ".idx"
+
+
+def _joiner(index: str) -> Callable[[str], str]:
+    """``_join`` for the names in one index; the usual ones take a tenth of the time."""
+    folder, simple = _join(index, "x")[:-1], _SIMPLE.fullmatch
+    return lambda name: folder + name if simple(name) else _join(index, name)
 
 
 def _join(index: str, name: str) -> str:

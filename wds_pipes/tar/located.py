@@ -17,9 +17,21 @@ from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import redact
+from wds_pipes.tar.dali import unpack_dali
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.offsets import KEYS, MEND, OFFSETS, beside, unpack_keys, unpack_offsets, unusable
-from wds_pipes.tar.samples import name_of
+from wds_pipes.tar.index_formats import dali_name, folder_of
+from wds_pipes.tar.offsets import (
+    KEYS,
+    MEND,
+    OFFSETS,
+    MissingIndexError,
+    beside,
+    pack_offsets,
+    unpack_keys,
+    unpack_offsets,
+    unusable,
+)
+from wds_pipes.tar.samples import SampleParser, name_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,6 +59,7 @@ class Located:
         files: reads the sizes of local files.
         storage_options: how to reach the storage.
         connections: how many remote indexes are read at once.
+        counts: how many samples each shard has; None: the indexes say it.
 
     Raises:
         ShardError: an index cannot be read, or is damaged.
@@ -59,6 +72,8 @@ class Located:
         files: RangeReader,
         storage_options: dict[str, Any] | None,
         connections: int,
+        *,
+        counts: Sequence[int] | None = None,
     ) -> None:
         self.urls, self._folder, self._files = urls, folder, files
         self._opener = Opener(Reading(storage_options or {}, readahead_bytes=connections << 20))
@@ -66,12 +81,21 @@ class Located:
         # the indexes that were read last, by shard and ending, and the size of each in bytes
         self._held: OrderedDict[tuple[int, str], tuple[Any, int]] = OrderedDict()
         self._bytes = 0
-        if len(urls) > 1 and any(map(is_remote, urls)):
+        if counts is not None:
+            pass
+        elif len(urls) > 1 and any(map(is_remote, urls)):
             with ThreadPoolExecutor(min(connections, len(urls))) as pool:
                 counts = list(pool.map(self._count, range(len(urls))))
         else:
             counts = list(map(self._count, range(len(urls))))
         self.starts = [0, *accumulate(counts)]  # the number of the first sample of each shard, and that of all samples
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_locks": {}, "_held": OrderedDict(), "_bytes": 0}
+
+    def index_of(self, shard: int) -> str:
+        """Return the URL of the index of offsets of a shard."""
+        return beside(self.urls[shard], OFFSETS, self._folder)
 
     @property
     def with_samples(self) -> list[int]:
@@ -90,15 +114,15 @@ class Located:
             return len(self.offsets(shard)) - 1
         try:
             size = self._files.size(url) or 0
-        except OSError as error:
-            raise self._missing(shard, url) from error
+        except OSError:
+            size = 0
         if not size or size % 8:
-            return len(self.offsets(shard)) - 1  # which raises
+            return len(self.offsets(shard)) - 1  # which reads an index of DALI, or raises
         return size // 8 - 1
 
     def _missing(self, shard: int, url: str) -> ShardError:
         shown, what = redact(self.urls[shard]), _NAMES[KEYS if url.endswith(KEYS) else OFFSETS]
-        return ShardError(f"shard {shown} has no {what}: there is no {redact(url)}. {MEND}", url=shown)
+        return MissingIndexError(f"shard {shown} has no {what}: there is no {redact(url)}. {MEND}", url=shown)
 
     def offsets(self, shard: int) -> Sequence[int]:
         """Return the offsets of a shard.
@@ -120,6 +144,15 @@ class Located:
                 what = f"it has {size} bytes (it may be cut)" if size < end else "it has more samples"
                 raise self.stale(url, f"{what}, and its samples should end at byte {end}")
         return found
+
+    def key_of(self, number: int) -> str:
+        """Return the key of a sample, from its tar."""
+        shard, place = self.place(number)
+        url, offsets = self.urls[shard], self.offsets(shard)
+        start, stop = offsets[place], offsets[place + 1]
+        part = self._files.read_one(url, start, stop + BLOCK)
+        sample = SampleParser(frozenset(), "first-dot", self.stale).parse(part, start, stop, url, redact(url))
+        return str(sample["__key__"])
 
     def keys(self, shard: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
         """Return the sorted hashes of the keys of a shard, and the numbers of their samples."""
@@ -143,15 +176,15 @@ class Located:
         if held is not None:
             return cast(Found, held[0])
         url = beside(self.urls[shard], ending, self._folder)
-        try:
-            with self._opener.open(url) as stream:
-                data = stream.read()
-        except ShardError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise self._missing(shard, url) from error
-            shown = redact(self.urls[shard])
-            message = f"the {_NAMES[ending]} of shard {shown} cannot be read: {str(error).rstrip('.')}. {MEND}"
-            raise ShardError(message, url=shown) from error
+        data = self._read(shard, ending, url)
+        if data is None and ending == OFFSETS:
+            place = beside(self.urls[shard], "", self._folder)
+            other = folder_of(place) + dali_name(place)
+            content = self._read(shard, ending, other) or b""
+            if content.startswith(b"v1."):
+                url, data = other, pack_offsets(unpack_dali(content, other))
+        if data is None:
+            raise self._missing(shard, url)
         found = unpack(data, url)
         self._drop((shard, ending))  # another thread may have read it meanwhile
         with self._locks.setdefault(os.getpid(), threading.Lock()):
@@ -161,6 +194,18 @@ class Located:
                 _, (_, size) = self._held.popitem(last=False)
                 self._bytes -= size
         return found
+
+    def _read(self, shard: int, ending: str, url: str) -> bytes | None:
+        """Return the content of an index of a shard; None: there is no such file."""
+        try:
+            with self._opener.open(url) as stream:
+                return stream.read()
+        except ShardError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            shown = redact(self.urls[shard])
+            message = f"the {_NAMES[ending]} of shard {shown} cannot be read: {str(error).rstrip('.')}. {MEND}"
+            raise ShardError(message, url=shown) from error
 
     def _drop(self, index: tuple[int, str]) -> None:
         with self._locks.setdefault(os.getpid(), threading.Lock()):

@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from wds_pipes.errors import ShardError
 from wds_pipes.io.partial import PartialFile
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.index_formats import path_of
+from wds_pipes.tar.index_formats import dali_name, path_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 OFFSETS, KEYS = ".idx", ".keys"  # what the names of these files add to that of the shard
 MEND = "Make it with: wds-pipes index SHARDS --offsets"
+
+
+class MissingIndexError(ShardError):
+    """A shard has no index of offsets or of keys."""
 
 
 def beside(url: str, ending: str, folder: str | None = None) -> str:
@@ -67,13 +72,15 @@ def unpack_offsets(data: bytes, url: str) -> npt.NDArray[np.uint64]:
     messages.
 
     Raises:
+        MissingIndexError: it is an index of DALI.
         ShardError: it is damaged.
     """
     import numpy as np
 
+    if data.startswith(b"v1."):  # not a multiple of 512
+        raise MissingIndexError(str(unusable(url, "it is of DALI, which has other offsets")), url=redact(url))
     if not data or len(data) % 8:
-        kind = "of DALI, which has other offsets" if data.startswith(b"v1.") else "damaged"
-        raise unusable(url, f"it has {len(data)} bytes, not 8 for each sample and 8 more, so it is {kind}")
+        raise unusable(url, f"it has {len(data)} bytes, not 8 for each sample and 8 more, so it is damaged")
     offsets = np.frombuffer(data, "<u8")
     if (offsets % BLOCK).any() or (offsets[1:] <= offsets[:-1]).any() or offsets[-1] >> np.uint64(62):
         raise unusable(url, f"its numbers are not offsets of samples, which rise in steps of {BLOCK} bytes")
@@ -103,6 +110,17 @@ def unusable(url: str, what: str, *, shard: str | None = None) -> ShardError:
     return ShardError(f"index {redact(url)}{of} cannot be used: {what}. {MEND}", url=redact(shard or url))
 
 
+def stale_offset(url: str, offset: int) -> ShardError:
+    """Return the error for a shard of which no sample starts where its index of offsets says."""
+    shown = redact(url)
+    return ShardError(
+        f"shard {shown}, byte {offset}: by the index of offsets a sample starts there, and none does: the shard is "
+        f"another than the indexed one. {MEND}",
+        url=shown,
+        offset=offset,
+    )
+
+
 def write_beside(path: str, ending: str, content: bytes) -> None:
     """Write such a file; it appears when it is complete."""
     partial = PartialFile(path + ending, overwrite=True, wait=True)
@@ -118,3 +136,9 @@ def remove_beside(path: str) -> None:
     for ending in (OFFSETS, KEYS):
         if os.path.lexists(path + ending):
             os.unlink(path + ending)
+    dali = os.path.join(os.path.dirname(path), dali_name(path))
+    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+        with open(dali, "rb") as file:
+            is_one = file.read(3) == b"v1."
+        if is_one:
+            os.unlink(dali)

@@ -100,6 +100,8 @@ class TarReader:
         offset: where to continue: a new reader of a stream at this position yields the members that
             this reader has not yielded.
         ended: whether no more can be read: the stream has ended, was cut or failed.
+        skipped: of the last member whose data was skipped: where its last header is, its stored
+            size, and whether these stored bytes are its data (those of a sparse member are not).
     """
 
     def __init__(
@@ -125,6 +127,7 @@ class TarReader:
         self._doubts = doubts
         self._named = named
         self.ended = False
+        self.skipped = (0, 0, True)
         self._extra: Extra | None = None
 
     def __iter__(self) -> Iterator[TarMember]:
@@ -175,6 +178,7 @@ class TarReader:
                         else:
                             data = None
                             pass_over(size, name, offset)
+                            self.skipped = (offset, size, True)
                         member = (url, name, data, offset)
                         self.offset = offset = offset + BLOCK + size + padding
                         yield new(TarMember, member) if named else member  # type: ignore[misc]
@@ -258,6 +262,7 @@ class TarReader:
             raise Damage(what, extra.start, passed=size)
         if not text or (self._want is not None and not self._want(text)):
             source.pass_over(size, text, start)
+            self.skipped = (start, size, sparse is None and kind != 55)  # 7: contiguous
             return TarMember(self.url, text, None, extra.start) if text else None
         data = source.take(size, f"member {text!r}", start)
         source.take(-size & 511, f"member {text!r}", start)

@@ -14,8 +14,8 @@ from wds_pipes.core.suggest import checks_options
 from wds_pipes.io.compression import compressor, kind_of_name
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import listed_shards
+from wds_pipes.tar.index_file import Entry, check_output, name_in, read_index, write_index
 from wds_pipes.tar.index_formats import ShardFacts
-from wds_pipes.tar.indexing import check_output, write_index
 from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets, write_beside
 from wds_pipes.tar.writer import Encoded, TarWriter, local_target, whole
 
@@ -104,9 +104,7 @@ class ShardWriter:
         self.overwrite = overwrite
         self.shards: dict[str, int] = {}
         self._index = None if index is None else check_output(index)
-        self._facts = (
-            dict(listed_shards([self._index])[0]) if self._index is not None and os.path.exists(self._index) else {}
-        )
+        self._entries, self._rules = _entries(self._index)
         self._number = start
         self._writer: TarWriter | None = None
         # Whether the last complete shard was reported to the index and to ``on_shard``.
@@ -155,8 +153,8 @@ class ShardWriter:
             path = self.path(self._number)
             self.shards[path] = self._writer.samples
             if self._index is not None:
-                self._facts[path] = ShardFacts(
-                    self._writer.samples, self._writer._stored, self._writer._digest.hexdigest()
+                self._entries[path] = Entry(
+                    ShardFacts(self._writer.samples, self._writer._stored, self._writer._digest.hexdigest())
                 )
             if self._offsets:
                 self._write_offsets(path, self._writer.size)
@@ -177,7 +175,7 @@ class ShardWriter:
         ``close``.
         """
         if self._index is not None:
-            write_index(self._index, self._facts)
+            write_index(self._index, self._entries, self._rules)
         self._told = True
         if self.on_shard is not None:
             self.on_shard(self.path(self._number - 1))
@@ -197,3 +195,19 @@ class ShardWriter:
         elif self._writer is not None:
             self._writer.discard()
             self._writer = None
+
+
+def _entries(index: str | None) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Return what an existing index says of each shard by its URL, and how it found the samples.
+
+    Raises:
+        ValueError: it is damaged, or in another format.
+    """
+    if index is None or not os.path.exists(index):
+        return {}, {}
+    listed, known = listed_shards([index])[0], read_index(index)
+    entries = {url: (known.entries.get(name_in(index, url)), facts) for url, facts in listed}
+    return {
+        url: entry if entry is not None and entry.facts == facts else Entry(facts)
+        for url, (entry, facts) in entries.items()
+    }, known.rules

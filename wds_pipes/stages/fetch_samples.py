@@ -1,0 +1,195 @@
+"""FetchSamples: read the samples that a SampleList refers to."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wds_pipes.core.counts import Network
+from wds_pipes.core.options import check_count
+from wds_pipes.core.running import Mark
+from wds_pipes.core.stage import Stage
+from wds_pipes.core.tolerant import OnError, Tolerant
+from wds_pipes.core.words import listed
+from wds_pipes.errors import SampleError, ShardError
+from wds_pipes.io.ranges import Part, Range, RangeReader
+from wds_pipes.io.urls import redact
+from wds_pipes.stages.fields import read_names
+from wds_pipes.stages.sample_ref import SampleRef
+from wds_pipes.tar.headers import BLOCK
+from wds_pipes.tar.keys import KeySplit
+from wds_pipes.tar.offsets import unusable
+from wds_pipes.tar.samples import SampleParser
+
+Sample = dict[str, Any]
+
+
+class FetchSamples(Tolerant[Sample]):
+    """Read the samples of a ``SampleList``, in its order (functional name: ``fetch_samples``).
+
+    They are the same dicts that ``group_by_key`` yields: ``__key__``, ``__url__``, and the bytes of
+    each field. Local shards are mapped into memory. Of remote ones, the samples that come next are
+    requested ahead, many at once; neighbours in a shard share a request.
+
+    Args:
+        source: a pipe of sample references: ``SampleList``.
+        fields: keep only these fields, as in ``["jpg;png", "cls"]``; None: all. A sample with none
+            of them is an error.
+        connections: the maximum number of requests at once.
+        readahead_bytes: how many bytes may be read ahead.
+        storage_options: how to reach the storage, as fsspec takes it; None: those of
+            ``SampleList``.
+        key_split: as in ``group_by_key``.
+        on_error: what to do with a sample that cannot be read or is damaged: ``"raise"``, or
+            ``"skip"`` it and count it.
+        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
+
+    Raises:
+        ShardError: during iteration: a shard cannot be read, is damaged, or is another than the one
+            that was indexed.
+        SampleError: during iteration: a sample has none of ``fields``.
+
+    Checkpoint: the position of its source. A resume reads again what was read ahead.
+    """
+
+    @dataclass(slots=True)
+    class At:
+        skipped: int = 0
+
+    keeps_count = keeps_order = True
+    gives = "samples"
+    ends_reading = True
+    order_options = ("fields",)
+    error_kind = ShardError
+
+    def __init__(
+        self,
+        source: Stage[Any],
+        *,
+        fields: Iterable[str] | None = None,
+        connections: int = 8,
+        readahead_bytes: int = 64 << 20,
+        storage_options: dict[str, Any] | None = None,
+        key_split: KeySplit = "first-dot",
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+    ) -> None:
+        super().__init__(source, on_error, max_errors)
+        self.fields = None if fields is None else read_names("fields", fields)
+        self.split = key_split
+        options = source.storage_options if storage_options is None else storage_options
+        self.files = RangeReader(
+            options, check_count("connections", connections), check_count("readahead_bytes", readahead_bytes)
+        )
+        # while running:
+        self._before: Mark | None = None  # of the source, after the last sample; None: the source is there
+        self._bytes = 0
+
+    def run(self) -> Iterator[Sample]:
+        ref: SampleRef | None = None
+
+        def stale(url: str, what: str) -> ShardError:
+            assert ref is not None
+            return unusable(ref.index_url, f"the shard is another than the indexed one: {what}", shard=url)
+
+        parser = SampleParser(None if self.fields is None else frozenset(self.fields), self.split, stale)
+        shown = ShownUrls()
+        for ref, part in self._read():
+            try:
+                if isinstance(part, ShardError):
+                    raise part
+                sample = parser.parse(part, ref.start, ref.stop, ref.url, shown[ref.url])
+                if len(sample) == _NO_FIELDS:
+                    raise _no_field(sample, self.fields)
+            except (ShardError, SampleError) as error:
+                self.skip(error)
+                continue
+            if ref.padding is not None:
+                sample["__padding__"] = ref.padding
+            self._bytes += ref.stop - ref.start
+            yield sample
+
+    def _read(self) -> Iterator[tuple[SampleRef, Part | ShardError]]:
+        """Yield each reference with the bytes of its sample, or with the error of reading them."""
+        assert self.source is not None
+        refs, files = map(_checked, self.source.items), self.files
+        for ref in refs:
+            if not files.is_local(ref.url):
+                yield from self._read_ahead(itertools.chain([ref], refs))
+                return
+            part: Part | ShardError
+            try:
+                part = files.read_one(ref.url, ref.start, ref.stop + BLOCK)
+            except ShardError as error:
+                part = error
+            yield ref, part
+
+    def _read_ahead(self, refs: Iterable[SampleRef]) -> Iterator[tuple[SampleRef, Part | ShardError]]:
+        """Yield what ``_read`` yields, with many requests ahead of the consumer."""
+        source, taken = self.source, deque[tuple[SampleRef, Mark]]()  # each with the position after it
+        assert source is not None
+
+        def ranges() -> Iterator[Range]:
+            for ref in refs:
+                taken.append((ref, source.mark()))
+                yield Range(ref.url, ref.start, ref.stop + BLOCK)  # with the next header, which begins another sample
+
+        with self.files.read(ranges()) as parts:
+            while True:
+                part: Part | ShardError | None
+                try:
+                    part = next(parts, None)
+                except ShardError as error:
+                    if not taken:  # it is of the source
+                        raise
+                    part = error
+                if part is None:
+                    return
+                ref, self._before = taken.popleft()
+                yield ref, part
+
+    def mark(self) -> Mark:
+        return self._own(self.at), self._before or self.source.mark()  # type: ignore[union-attr]
+
+    @property
+    def bytes_so_far(self) -> int:
+        return self._bytes
+
+    @property
+    def network(self) -> Network:
+        return self.files.network
+
+    def stall_clock(self) -> Callable[[], float]:
+        return self.files.stall_clock()
+
+
+_NO_FIELDS = 2  # the entries of a sample without fields: its key and URL
+
+
+class ShownUrls(dict[str, str]):
+    """The URLs of shards as messages and samples show them, without credentials."""
+
+    def __missing__(self, url: str) -> str:
+        if len(self) > 4096:
+            self.clear()
+        shown = self[url] = redact(url)
+        return shown
+
+
+def _checked(ref: object) -> SampleRef:
+    if isinstance(ref, SampleRef):
+        return ref
+    raise TypeError(f"fetch_samples() takes what SampleList(...) yields, and its source gave {ref!r:.200}")
+
+
+def _no_field(sample: Sample, fields: Sequence[str] | None) -> SampleError:
+    key, url = sample["__key__"], sample["__url__"]
+    return SampleError(
+        f"sample {key!r} of shard {url} has none of the fields that fetch_samples(fields=[{listed(fields or ())}]) "
+        "keeps: correct the names, or pass on_error='skip'.",
+        url=url,
+        key=key,
+    )

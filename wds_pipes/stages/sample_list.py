@@ -1,0 +1,263 @@
+"""SampleList: which samples to read, in one global order."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wds_pipes.core.lane import Lane, LaneFacts, Stripe
+from wds_pipes.core.options import check_count
+from wds_pipes.core.order import MOST_SAMPLES, Permutation, order_of_samples
+from wds_pipes.core.running import Mark
+from wds_pipes.core.state import damaged, read_count
+from wds_pipes.core.words import plural
+from wds_pipes.io.ranges import RangeReader
+from wds_pipes.io.urls import Urls, at_home, redact
+from wds_pipes.stages.sample_ref import SampleRef
+from wds_pipes.stages.shard_source import ShardRange, ShardSource, shortened_url
+from wds_pipes.tar.index import list_shards
+from wds_pipes.tar.located import Located
+from wds_pipes.tar.sample_numbers import fingerprint_of, numbers_at
+from wds_pipes.tar.views import Selection, Selector
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_BLOCK = 1024  # how many places are computed at a time
+_MOST_BLOCKS = 4096  # of an epoch that is divided over lanes, see ``epoch_shards``
+
+
+class SampleList(ShardSource[SampleRef]):
+    """The source of a pipeline: the samples of indexed shards in one global order.
+
+    Each sample is a ``SampleRef``, which ``fetch_samples`` reads::
+
+        wp.SampleList("train-{000..099}.tar", shuffle=True).fetch_samples().decode_by_ext("rgb8")
+
+    Each shard ``X.tar`` needs an index of offsets, ``X.tar.idx``, see ``IndexedShards``. With it,
+    an epoch is shuffled as a whole, not shard by shard and in a window: each sample may come at any
+    place. The sample at a place is a function of (seed, epoch, place), which is computed when its
+    turn comes, so an order of 10**9 samples takes no memory, and a resume costs the same at any
+    place. ``PipeLoader`` gives the batches of this one order on any number of ranks and workers.
+
+    Args:
+        urls: the shards, as ``ShardList`` takes them, also by an ``index.json``; uncompressed.
+        index: where the indexes of offsets are: True: beside the shards; or a directory, where they
+            have the base names of the shards.
+        shuffle: permute the samples, differently in each epoch. Otherwise they come in order.
+        block_samples: with ``shuffle``, permute runs of this many neighbours, which stay together
+            and are read by one request. The last run may be shorter. A following
+            ``shuffle_buffer`` can mix the runs. In a view, they are neighbours of the view.
+        where: which samples, in the forms that ``IndexedShards.select`` takes: a condition over
+            metadata, such as ``"clip > 0.28 and width >= 256"``; keys, ``"@keys.txt"``; a part of
+            ``split_by_key``; ``slice(None, None, 10)``; numbers of samples. None: all. It is
+            evaluated once, when the list is built. Workers that are not forked are sent the
+            result, which has 8 bytes for each sample; a slice or a range has none.
+        exclude: which of these samples to leave out, in the same forms.
+        metadata: where the tables of metadata are, as in ``IndexedShards.select``.
+        seed: the integer, of 64 bits, from which all random decisions of the pipeline derive.
+        storage_options: how to reach the storage, as fsspec takes it.
+        connections: how many remote indexes are read at once.
+        moved: as in ``ShardList``.
+
+    Raises:
+        ValueError, TypeError: when built: nothing matches, or an argument does not fit.
+        IndexError: there is no sample with a number in ``where``.
+        ShardError: a shard has no index or no table of metadata, or it is damaged or of another
+            shard.
+        SampleError: several samples have one of the keys.
+
+    Checkpoint: one number. A resume reads nothing again. The state of a view fits only a list that
+    selects the same samples, however that is written.
+    """
+
+    @dataclass(slots=True)
+    class At:
+        next: int = 0  # how many of the lane's ranges of the order are done
+        inside: int = 0  # how many places of the next one
+        padded: int = 0  # how many samples of its stripe were repeats
+
+    keeps_count = keeps_order = has_global_order = True
+    gives = "references"
+    order_options = ("shuffle", "block_samples", "view")
+
+    def __init__(
+        self,
+        urls: Urls,
+        *,
+        index: bool | str | os.PathLike[str] = True,
+        shuffle: bool = False,
+        block_samples: int = 1,
+        seed: int = 0,
+        where: Selection | None = None,
+        exclude: Selection | None = None,
+        metadata: str | os.PathLike[str] | None = None,
+        storage_options: dict[str, Any] | None = None,
+        connections: int = 8,
+        moved: bool = False,
+    ) -> None:
+        super().__init__(seed, storage_options, moved)
+        if index is False or not isinstance(index, (bool, str, os.PathLike)):
+            raise TypeError(f"index must be True or a directory, not {index!r:.80}")
+        self.urls, self.facts = list_shards(urls, storage_options)
+        if not isinstance(shuffle, bool):
+            raise TypeError(f"shuffle must be True or False, not {shuffle!r}")
+        self.shuffle = shuffle
+        self._run_samples = check_count("block_samples", block_samples, most=MOST_SAMPLES)
+        self.block_samples = block_samples if shuffle and block_samples > 1 else None  # a part of the order
+        folder = None if index is True else at_home(os.fspath(index))  # type: ignore[arg-type]
+        connections = check_count("connections", connections)
+        files = RangeReader(storage_options, connections)
+        self._located = Located(self.urls, folder, files, storage_options, connections)
+        every = range(self._located.starts[-1])
+        self._view = Selector(self._located, storage_options, connections).select(every, where, exclude, metadata)
+        self.count = len(self._view)
+        if every and not self.count:
+            raise ValueError(
+                f"the view has no sample: where= and exclude= leave none of {plural(len(every), 'sample')}"
+            )
+        self.view = None  # a part of the order
+        if self._view != every:
+            self.view = f"{self.count} of {len(every)} samples, {fingerprint_of(self._view, len(every))}"
+        self.samples = [stop - start for start, stop in pairwise(self._located.starts)]
+
+    def run(self) -> Iterator[SampleRef]:
+        at, lane, located, view = self.at, self.lane, self._located, self._view
+        order, starts, files = self.order(lane.seed, lane.epoch), np.array(located.starts), _Files(self.urls, located)
+        striped = lane.shards is None
+        for run in self._runs(lane):
+            for places, repeats in run:
+                numbers = numbers_at(view, places if order is None else order.numbers_at(places))
+                shards = np.searchsorted(starts, numbers, side="right") - 1
+                insides = numbers - starts[shards]
+                for number, shard, inside, repeat in zip(numbers.tolist(), shards.tolist(), insides.tolist(), repeats):
+                    at.inside += 1
+                    if repeat and striped:  # other repeats are counted by the loader
+                        at.padded += 1
+                    offsets, (url, index_url) = located.offsets(shard), files[shard]
+                    yield SampleRef(url, number, offsets[inside], offsets[inside + 1], index_url, repeat)
+            if not striped:
+                at.next, at.inside = at.next + 1, 0
+
+    def order(self, seed: int, epoch: int) -> Permutation | None:
+        """Return the order of an epoch; None: the samples come in the order of the list."""
+        return order_of_samples(self.count, seed, epoch, block_samples=self._run_samples) if self.shuffle else None
+
+    def _runs(self, lane: Lane) -> Iterator[_Run]:
+        """Yield the places of a lane from its position on: those of each range, if it has ranges of
+        blocks, else of its stripe.
+        """
+        at = self.at
+        if lane.shards is None:
+            stripe = self._stripe(lane)
+            self._check(lane, at.next == 0 and at.inside <= stripe.count(lane.number, lane.of))
+            yield self._places_of(stripe, lane, at.inside)
+            return
+        self._check(lane, at.next <= len(lane.shards))
+        size = self._block
+        while at.next < len(lane.shards):
+            number, start, stop = lane.shards[at.next]
+            self._check(lane, at.inside <= stop - start)
+            first = number * size + start
+            yield (
+                (np.arange(place, min(place + _BLOCK, number * size + stop)), itertools.repeat(lane.padding))
+                for place in range(first + at.inside, number * size + stop, _BLOCK)
+            )
+
+    def _check(self, lane: Lane, fits: bool) -> None:
+        """Raise StateError unless the position fits the lane."""
+        if not fits:
+            at = self.at
+            raise damaged(
+                f"it stands at sample {at.inside} of range {at.next} of lane {lane.number} of {lane.of}, "
+                "which has fewer"
+            )
+
+    def _stripe(self, lane: Lane) -> Stripe:
+        return lane.stripe or Stripe(1, 0, self.count)
+
+    def _places_of(self, stripe: Stripe, lane: Lane, done: int) -> _Run:
+        """Yield the places of a lane of a stripe from number ``done`` on, and whether each is a
+        repeat.
+        """
+        count = stripe.count(lane.number, lane.of)
+        for first in range(done, count, _BLOCK):
+            turns, insides = np.divmod(np.arange(first, min(first + _BLOCK, count)), stripe.size)
+            places = stripe.start + (turns * lane.of + lane.number) * stripe.size + insides
+            repeats = itertools.repeat(None) if lane.padding is None else (places >= self.count).tolist()
+            yield places % self.count, repeats
+
+    def place_in(self, lane: Lane) -> Callable[[int], int] | None:
+        stripe, number, of = self._stripe(lane), lane.number, lane.of
+        return None if lane.shards is not None else lambda taken: stripe.place(taken, number, of) % self.count
+
+    # With lanes, when steps change the number of samples, an epoch is divided by blocks of its
+    # order, as that of a ShardList is by shards.
+
+    @property
+    def _block(self) -> int:
+        return max(1, -(-self.count // _MOST_BLOCKS))
+
+    def epoch_shards(self, seed: int, epoch: int) -> list[ShardRange]:
+        size = self._block
+        return [(place // size, 0, min(size, self.count - place)) for place in range(0, self.count, size)]
+
+    @property
+    def sample_counts(self) -> Sequence[int]:
+        return [self.count]
+
+    @property
+    def opened(self) -> int:
+        return int(self.at.next) + bool(self.at.inside)
+
+    @classmethod
+    def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
+        done, inside = (read_count(entry.get(name, 0), repr(name)) for name in ("next", "inside"))
+        ranges = f" of range {done + 1} of the lane" if done else ""
+        return f"sample {inside:,}{ranges} done ({lane.url})"
+
+    def where(self, mark: Mark | None, lane: Lane) -> str | None:
+        done, inside, _ = mark[0] if mark else (0, 0, 0)
+        place = self._place(lane, done, inside)
+        if place is None:
+            return None
+        order = self.order(lane.seed, lane.epoch)
+        number = int(self._view[place if order is None else order.number_at(place)])
+        return shortened_url(redact(self.urls[self._located.place(number).shard]))
+
+    def _place(self, lane: Lane, done: int, inside: int) -> int | None:
+        """Return the next place at a position; None: there is none."""
+        if lane.shards is None:
+            places, _ = next(self._places_of(self._stripe(lane), lane, inside), (None, None))
+            return None if places is None else int(places[0])
+        if done >= len(lane.shards):
+            return None
+        number, start, stop = lane.shards[done]
+        return number * self._block + min(start + inside, stop - 1)
+
+    def shown_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        patterns = options["urls"] if isinstance(options["urls"], (str, os.PathLike, list, tuple)) else self.urls
+        count = f"({plural(self.count, 'sample')} in {plural(len(self.urls), 'shard')})"
+        return {**options, "urls": patterns}, count
+
+
+class _Files(dict[int, tuple[str, str]]):
+    """The URL of each shard, and that of its index."""
+
+    def __init__(self, urls: list[str], located: Located) -> None:
+        super().__init__()
+        self._urls, self._located = urls, located
+
+    def __missing__(self, shard: int) -> tuple[str, str]:
+        found = self[shard] = self._urls[shard], self._located.index_of(shard)
+        return found
+
+
+# places of an order in blocks, and of each place whether it is a repeat; None: it is not said
+_Run = Iterator[tuple["npt.NDArray[np.int64]", Iterable[bool | None]]]

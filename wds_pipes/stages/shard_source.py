@@ -1,0 +1,132 @@
+"""The base of the first stages of pipelines that read shards: what identifies their data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+from wds_pipes.core.lane import Host
+from wds_pipes.core.moved import BY_MD5, BY_SIZE, NAMES, Data
+from wds_pipes.core.options import check_count
+from wds_pipes.core.running import Out
+from wds_pipes.core.stage import Stage
+from wds_pipes.io.urls import identify, redact, relative_names
+from wds_pipes.tar.index_formats import ShardFacts
+
+# a shard range: the number of the shard, its first sample, and the sample after the last; -1: to
+# the end of the shard
+ShardRange = tuple[int, int, int]
+
+
+class ShardSource(Stage[Out]):
+    """The first stage of a chain, which reads a list of shards.
+
+    Attributes:
+        urls: the shards, in the order of the list.
+        facts: what an index says of each; None: there is no index.
+        samples: how many samples each shard has; None: unknown.
+        options: how to reach the storage.
+        moved: the shards are those of a state that will be loaded, whatever their names.
+    """
+
+    is_source = divides = divides_shards = True
+    shared = ("urls", "facts", "samples", "options", "_numbers")
+    urls: list[str]
+    facts: list[ShardFacts] | None = None
+    samples: list[int] | None = None
+
+    def __init__(self, seed: int, storage_options: dict[str, Any] | None, moved: bool) -> None:
+        super().__init__()
+        if storage_options is not None and not isinstance(storage_options, dict):
+            raise TypeError(f"storage_options must be a dict, not {type(storage_options).__name__}")
+        self.options, self.moved = storage_options, bool(moved)
+        self._seed = check_count("seed", seed, least=-(1 << 63))
+        if seed >= 1 << 63:
+            raise ValueError(f"seed must fit into 64 bits, unlike {seed}")
+        self._host = Host()
+        self._numbers: dict[str, str] = {}  # of the shards by their URLs, filled when a number is first requested
+
+    @property
+    def host(self) -> Host:
+        return self._host
+
+    @property
+    def seed(self) -> int:
+        return self._seed
+
+    @property
+    def storage_options(self) -> dict[str, Any] | None:
+        return self.options
+
+    def shards(self) -> tuple[int | None, str]:
+        return len(self.urls), self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self.urls)
+
+    def which_data(self) -> Data:
+        return self._data
+
+    @cached_property
+    def _data(self) -> Data:
+        return Data(self._fingerprint, data_id(self.urls, self.facts), shortened_url(redact(self.urls[0])), self.moved)
+
+    def number_of(self, url: str) -> str | None:
+        if not self._numbers:
+            self._numbers.update(numbers_of(self.urls))
+        return self._numbers.get(url)
+
+    @cached_property
+    def samples_fingerprint(self) -> str | None:
+        """16 hexadecimal digits that differ if the numbers of samples differ; None if these are not
+        known.
+        """
+        return (
+            None
+            if self.samples is None
+            else blake2b(",".join(map(str, self.samples)).encode(), digest_size=8).hexdigest()
+        )
+
+
+def fingerprint(urls: Iterable[str]) -> str:
+    """Return 16 hexadecimal digits that differ for different lists of URLs. Credentials and
+    signatures in the URLs do not matter.
+    """
+    digest = blake2b(digest_size=8)
+    for url in urls:
+        digest.update(identify(url).encode("utf-8", "surrogateescape") + b"\0")
+    return digest.hexdigest()
+
+
+def data_id(urls: Sequence[str], facts: Sequence[ShardFacts] | None = None) -> str:
+    """Return an id of a list of shards that stays the same if they are moved: see
+    ``wds_pipes.core.moved.NAMES``.
+    """
+    names = _digest(relative_names(urls), NAMES)
+    if facts is None:
+        return names
+    if all(shard.md5 is not None for shard in facts):
+        return names + BY_MD5 + _digest([str(shard.md5) for shard in facts], 7)
+    if all(shard.size is not None for shard in facts):
+        return names + BY_SIZE + _digest([f"{shard.size} {shard.samples}" for shard in facts], 7)
+    return names
+
+
+def numbers_of(urls: Sequence[str]) -> dict[str, str]:
+    """Return the number of each shard by its URL as samples show it. If a URL comes several times,
+    the first number counts.
+    """
+    return {redact(url): str(number) for number, url in reversed(list(enumerate(urls)))}
+
+
+def _digest(texts: Iterable[str], digits: int) -> str:
+    return blake2b("\0".join(texts).encode("utf-8", "surrogateescape")).hexdigest()[:digits]
+
+
+def shortened_url(url: str) -> str:
+    """Return a URL in at most 200 characters, all of which can be written as JSON and printed."""
+    url = url.encode("utf-8", "backslashreplace").decode()
+    return url if len(url) <= 200 else f"...{url[-197:]}"

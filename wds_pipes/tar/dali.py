@@ -1,0 +1,113 @@
+"""The index of DALI for a shard, which is a text: ``X.idx`` for ``X.tar``, version 1.2.
+
+The first line is ``v1.2 SAMPLES``. Each other line is a sample: for each of its files the
+extension, the byte where the data begins, the size, and the name, all separated by blanks. The
+samples are those of DALI: other than in ``group_by_key``, a file without a dot in its name is a
+sample too, and so are those under ``__name__/``.
+
+DALI's own program, wds2idx, writes the same bytes, with two exceptions. Its offsets of long GNU
+names are wrong where it calls GNU tar. Files of v7 tars are missing where it does not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from wds_pipes.errors import ShardError
+from wds_pipes.io.urls import redact
+from wds_pipes.tar.headers import BLOCK, MAX_SIZE
+from wds_pipes.tar.keys import splitter
+from wds_pipes.tar.offsets import unusable
+
+_BLANK = re.compile(r"[ \t\n\v\f\r]")  # where DALI ends a word
+
+
+class Component(NamedTuple):
+    """A file of a shard: its name, where its data begins, and the size; ``plain``: these bytes are
+    the file.
+    """
+
+    name: str
+    start: int
+    size: int
+    plain: bool = True
+
+
+def pack_dali(components: Sequence[Component], url: str) -> bytes:
+    """Return an index of DALI with the files of a shard.
+
+    Raises:
+        ShardError: DALI cannot open such a shard: a name contains a blank or ends in a dot, a
+            member is sparse, or there are no samples.
+    """
+    shown, lines, key = redact(url), list[list[str]](), ""
+    for name, start, size, plain in components:
+        dot = name.find(".", name.rfind("/") + 1)
+        stem, extension = name[:dot], name[dot + 1 :]  # so are names without a dot taken apart, too
+        if not stem or stem[-1] == "/":
+            continue
+        if not plain or not extension or _BLANK.search(name):
+            what = (
+                "is sparse or contiguous"
+                if not plain
+                else "has no extension after its dot"
+                if not extension
+                else "has a blank in its name"
+            )
+            raise ShardError(
+                f"shard {shown} can have no index of DALI: member {name!r} at byte {start - BLOCK} {what}, and an "
+                "index of DALI has no place for that. Write the shard again, with another name, or without --dali",
+                url=shown,
+                offset=start - BLOCK,
+            )
+        if not lines or stem != key:
+            lines.append([])
+            key = stem
+        lines[-1].append(f"{extension} {start} {size} {name}")
+    if not lines:
+        raise ShardError(f"shard {shown} can have no index of DALI: it has no samples, which DALI refuses", url=shown)
+    text = "".join(f"{line}\n" for line in (f"v1.2 {len(lines)}", *map(" ".join, lines)))
+    return text.encode("utf-8", "surrogateescape")
+
+
+def unpack_dali(data: bytes, url: str) -> list[int]:
+    """Return the offsets that an index of DALI implies, as ``X.tar.idx`` has them: the first byte
+    of each sample of ``group_by_key``, and the end of the last one.
+
+    A sample begins where the file before it ends, since its headers may have several blocks.
+
+    Args:
+        data: the content of the index.
+        url: where it is, for messages.
+
+    Raises:
+        ShardError: it is damaged, or of another version.
+    """
+    head = re.match(rb"v1\.2 (\d{1,18})\n", data)
+    if head is None:
+        raise unusable(url, f"its first line is {data[:24]!r}, not that of version 1.2")
+    lines = data[head.end() :].decode("utf-8", "surrogateescape").split("\n")
+    if lines.pop() or len(lines) != int(head[1]):
+        raise unusable(url, f"it has {len(lines)} lines, not one for each of {int(head[1])} samples")
+    split, offsets, key, end = splitter("first-dot"), list[int](), None, 0
+    for number, line in enumerate(lines, 2):
+        parts = line.split(" ")
+        if not line or len(parts) % 4:
+            raise unusable(url, f"line {number} is not of extensions, offsets, sizes and names")
+        for place in range(0, len(parts), 4):
+            name = parts[place + 3]
+            start, size = (_number(parts[place + 1]), _number(parts[place + 2]))
+            if start is None or size is None or start % BLOCK or start < end + BLOCK:
+                raise unusable(url, f"line {number}: file {name!r:.80} cannot begin at byte {parts[place + 1]!r:.40}")
+            found = split(name)
+            if found is not None and found[0] != key:
+                key = found[0]
+                offsets.append(end)
+            end = start + size + (-size & (BLOCK - 1))
+    return [*offsets, end]
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 and int(text) <= MAX_SIZE else None

@@ -1,0 +1,297 @@
+"""Read a shard once, and find its samples as ``group_by_key`` groups them."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import threading
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import md5
+from struct import error as struct_error
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+from wds_pipes.errors import SampleError, ShardError, ShardWarning
+from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
+from wds_pipes.io.urls import redact
+from wds_pipes.tar.dali import Component
+from wds_pipes.tar.headers import BLOCK, FIELDS, MAX_SIZE, Sizes, Sums
+from wds_pipes.tar.index_formats import ShardFacts
+from wds_pipes.tar.keys import KeySplit, splitter
+from wds_pipes.tar.members import END, MARK, half_sample
+from wds_pipes.tar.reader import TarReader
+
+if TYPE_CHECKING:
+    from wds_pipes.io.open import Opener
+
+_SIZES, _SUMS = Sizes(), Sums()  # caches
+_CHUNK = 1 << 20  # bytes read at once
+_MOST_NAMES = 4096  # so that hostile names do not fill the memory
+
+
+class Rules(NamedTuple):
+    """How samples are found: see ``index_shards``."""
+
+    key_split: KeySplit
+    on_repeated_key: str
+
+
+@dataclasses.dataclass
+class Scanned:
+    """What was found in a shard.
+
+    Attributes:
+        facts: the number of samples, the size, the MD5.
+        keys: the key of each sample.
+        starts: the byte of the first header of each.
+        end: where the last one ends; None: the shard is compressed.
+        components: all its files, if they were requested.
+    """
+
+    facts: ShardFacts = dataclasses.field(default_factory=ShardFacts)
+    keys: list[str] = dataclasses.field(default_factory=list)
+    starts: list[int] = dataclasses.field(default_factory=list)
+    end: int | None = None
+    components: list[Component] = dataclasses.field(default_factory=list)
+
+
+# A member of a tar: its name, the byte of its first header, that of its last one, its stored size,
+# whether the stored bytes are its data, and of a doubtful place, which has no name, its kind.
+_Member = tuple[str, int, int, int, bool, bytes | None]
+
+
+def scan(url: str, rules: Rules, opener: Opener, stop: threading.Event, *, components: bool) -> Scanned:
+    """Read a shard from its beginning to its end.
+
+    Args:
+        url: the shard.
+        rules: how samples are found.
+        opener: opens it.
+        stop: when it is set, reading ends with an error.
+        components: also list all its files.
+
+    Raises:
+        ShardError: it cannot be read, or is damaged.
+        SampleError: a sample has a field twice, or a key comes again.
+    """
+    shown = redact(url)
+    with opener.open(url) as raw:
+        hashed = _Hashed(raw, stop)
+        stream = io.BufferedReader(hashed, _CHUNK)
+        try:
+            kind = detect(stream.peek(MAGIC_BYTES)[:MAGIC_BYTES])
+            walk = _Walk(decompress(stream, kind) if kind else stream, url)
+            members, found = walk.members() if kind else walk.common_members(), Scanned()
+            _find_samples(found, _noting(members, found.components) if components else members, rules, url)
+            found.end = None if kind else walk.end
+            while stream.read(_CHUNK):
+                pass
+        except ModuleNotFoundError as error:
+            raise ShardError(f"shard {shown} cannot be read: {error}", url=shown) from error
+        except ShardError:
+            raise
+        except unreadable() as error:
+            raise ShardError(
+                f"shard {shown} cannot be read ({type(error).__name__}: {error}). Write or fetch it again.", url=shown
+            ) from error
+    found.facts = ShardFacts(len(found.keys), hashed.size, hashed.md5.hexdigest())
+    return found
+
+
+class _Walk:
+    """Walks over the members of a tar, without their data."""
+
+    def __init__(self, stream: BinaryIO, url: str) -> None:
+        self._stream, self._url = stream, url
+        self._failed: Exception | None = None  # what reading has raised
+        self.end = 0  # where the last member ends
+
+    def common_members(self) -> Iterator[_Member]:
+        """Yield all members: those with common headers are found here, in chunks, which takes a
+        third of the time. From the first other one on, TarReader finds them.
+        """
+        unpack, sizes, sums, adler = FIELDS.unpack_from, _SIZES, _SUMS, zlib.adler32
+        data, base, at = b"", 0, 0  # a chunk, which byte of the tar it begins with, the place in it
+        while True:
+            try:
+                short, last, digits, after_size, checksum, kind, prefix = unpack(data, at)
+                size = sizes[digits]
+                if (
+                    last
+                    or prefix
+                    or after_size & 223
+                    or (kind != 48 and kind != 0)  # noqa: PLR1714 - a set is slower
+                    or size > MAX_SIZE
+                    or adler(data[at : at + BLOCK]) & 0xFFFF != sums[checksum]
+                    or (name := short[: short.index(0)].decode())[-1] == "/"
+                ):
+                    break
+            except (ValueError, IndexError):
+                break
+            except struct_error:  # the chunk ends before the header does
+                data, base, at = data[at:] + self._read(_CHUNK), base + at, 0
+                if len(data) < BLOCK:
+                    break
+                continue
+            start = base + at
+            following = at + BLOCK + size + (-size & 511)
+            if following <= len(data):
+                at = following
+            elif self._skip(following - len(data)):
+                data, base, at = b"", base + following, 0
+            else:
+                break
+            self.end = base + at
+            yield name, start, start, size, True, None
+        yield from self.members(data[at:], base + at)
+
+    def members(self, begun: bytes = b"", offset: int = 0) -> Iterator[_Member]:
+        """Yield the members from ``offset`` on; their first bytes, ``begun``, were read already."""
+        reader = TarReader(
+            io.BufferedReader(_Rest(begun, self._read_on), _CHUNK),
+            url=self._url,
+            offset=offset,
+            want=lambda name: False,
+            max_member_bytes=MAX_SIZE,
+            doubts=True,
+            named=False,
+        )
+        for _, name, doubt, start in reader:
+            self.end = reader.offset
+            yield name, start, *reader.skipped, None if name else doubt
+        self.end = reader.offset
+
+    def _read(self, count: int) -> bytes:
+        """Read some bytes; what reading raises is raised by ``_read_on``."""
+        try:
+            return self._stream.read(count)
+        except unreadable() as error:
+            self._failed = error
+            return b""
+
+    def _read_on(self, count: int) -> bytes:
+        if self._failed is not None:
+            raise self._failed
+        return self._stream.read(count)
+
+    def _skip(self, count: int) -> bool:
+        """Skip bytes of the stream, and return whether it has so many."""
+        while count:
+            passed = len(self._read(min(count, _CHUNK)))
+            if not passed:
+                return False
+            count -= passed
+        return True
+
+
+class _Rest(io.RawIOBase):
+    """A stream of which the first bytes were read already."""
+
+    def __init__(self, begun: bytes, read: Callable[[int], bytes]) -> None:
+        self._begun, self._read = begun, read
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data, self._begun = self._begun[: len(buffer)], self._begun[len(buffer) :]
+        data = data or self._read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _noting(members: Iterable[_Member], components: list[Component]) -> Iterator[_Member]:
+    """Yield members, and add them to the components of a shard."""
+    for member in members:
+        name, _, header, size, plain, _ = member
+        if name:
+            components.append(Component(name, header + BLOCK, size, plain))
+        yield member
+
+
+def _find_samples(found: Scanned, members: Iterable[_Member], rules: Rules, url: str) -> None:
+    """Add the samples that ``group_by_key`` yields."""
+    split, on_repeated_key, by_stem = splitter(rules.key_split), rules.on_repeated_key, rules.key_split == "first-dot"
+    key, stem, length, started = "", "", 0, False
+    fields, known, seen = set[str](), set[str](), set[str]()
+    lower: dict[str, str] = {}  # a cache: from a field as it is written to its name in lower case
+    # Doubtful places next to the current sample: offset, kind, and how many fields were known
+    # there.
+    doubts: list[tuple[int, bytes, int]] = []
+    suspects: list[tuple[int, bytes, int]] = []  # the same for the next sample
+
+    def check() -> None:
+        several = len(found.keys) > 1
+        for place, kind, before in doubts:
+            if (several and (len(fields) < len(known) or (kind == MARK and len(known) > before))) or (
+                not several and (kind == END or not before)
+            ):
+                raise half_sample(url, key, place, kind)
+
+    for name, offset, _, _, _, doubt in members:
+        field = lower.get(name[length:]) if stem and name[:length] == stem else None
+        if field is None:
+            parts = split(name) if name else None
+            if parts is None:
+                if doubt is not None:
+                    suspects = [(offset, doubt, len(known))]
+                    doubts += suspects if started else []
+                continue
+            if len(lower) > _MOST_NAMES:
+                lower.clear()
+            field = lower[parts[1]] = parts[1].lower()
+            if parts[0] != key or not started:
+                if doubts:
+                    check()
+                key, fields, doubts, started = parts[0], set(), suspects, True
+                if by_stem:
+                    stem, length = f"{key}.", len(key) + 1
+                if key in seen and on_repeated_key != "ignore":
+                    _repeated(key, redact(url), offset, on_repeated_key)
+                seen.add(key)
+                found.keys.append(key)
+                found.starts.append(offset)
+        suspects = []
+        if field in fields:
+            message = (
+                f"sample {key!r} of shard {redact(url)} has field {field!r} twice (again at byte "
+                f"{offset}, as {name!r}). Rename or remove one."
+            )
+            raise SampleError(message, url=redact(url), key=key, offset=offset)
+        fields.add(field)
+        known.add(field)
+    check()
+
+
+def _repeated(key: str, shown: str, offset: int, on_repeated_key: str) -> None:
+    message = (
+        f"key {key!r} comes again in shard {shown} at byte {offset}, apart from its other "
+        "members, so that its sample is in pieces. Sort the shard by name, "
+        "or pass on_repeated_key='ignore' here and to group_by_key, to take the pieces as samples."
+    )
+    if on_repeated_key == "raise":
+        raise SampleError(message, url=shown, key=key, offset=offset)
+    warnings.warn(message, ShardWarning, stacklevel=2)
+
+
+class _Hashed(io.RawIOBase):
+    """A stream that counts the bytes read and computes their MD5.
+
+    When ``stop`` is set, reading raises OSError.
+    """
+
+    def __init__(self, raw: BinaryIO, stop: threading.Event) -> None:
+        self._raw, self._stop = raw, stop
+        self.size, self.md5 = 0, md5(usedforsecurity=False)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._stop.is_set():
+            raise OSError("the reading was stopped")
+        count = int(self._raw.readinto(buffer))  # type: ignore[attr-defined]
+        self.md5.update(memoryview(buffer)[:count])
+        self.size += count
+        return count
