@@ -59,7 +59,8 @@ class Located:
         files: reads the sizes of local files.
         storage_options: how to reach the storage.
         connections: how many remote indexes are read at once.
-        counts: how many samples each shard has; None: the indexes say it.
+        counts: how many samples each shard has; None: the indexes of offsets say it, and are all
+            looked at now.
 
     Raises:
         ShardError: an index cannot be read, or is damaged.
@@ -81,6 +82,7 @@ class Located:
         # the indexes that were read last, by shard and ending, and the size of each in bytes
         self._held: OrderedDict[tuple[int, str], tuple[Any, int]] = OrderedDict()
         self._bytes = 0
+        self.starts: list[int] = []
         if counts is not None:
             pass
         elif len(urls) > 1 and any(map(is_remote, urls)):
@@ -127,14 +129,18 @@ class Located:
     def offsets(self, shard: int) -> Sequence[int]:
         """Return the offsets of a shard.
 
-        When they are read, the end of a local shard is compared.
+        When they are read, their number is compared, and the end of a local shard.
         """
         held = self._held.get((shard, OFFSETS))
         if held is not None:
             return cast(Sequence[int], held[0])
         # a number of a memoryview comes faster than one of an array
         found: Sequence[int] = self._load(shard, OFFSETS, lambda data, url: unpack_offsets(data, url).astype("u8").data)
-        url = self.urls[shard]
+        url, count = self.urls[shard], len(found) - 1
+        if self.starts and self.starts[shard] + count != self.starts[shard + 1]:
+            expected = self.starts[shard + 1] - self.starts[shard]
+            self._drop((shard, OFFSETS))
+            raise self.stale(url, f"it has {count} samples by this index, and {expected} by another")
         if not is_remote(url):
             end = int(found[-1])
             data, base = self._files.read_one(url, end, end + BLOCK)
