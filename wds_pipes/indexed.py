@@ -14,7 +14,7 @@ from wds_pipes.core.options import check_count
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.errors import SampleError
 from wds_pipes.io.open import is_remote
-from wds_pipes.io.ranges import Range, RangeReader
+from wds_pipes.io.ranges import Part, Range, RangeReader
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.decode_by_ext import DecodeByExt
@@ -282,8 +282,9 @@ class _Opened:
     def read_one(self, number: int) -> Any:
         """Return the sample with this number among all."""
         located = self.located
-        shard = bisect_right(located.starts, number) - 1
-        offsets, place, url = located.offsets(shard), number - located.starts[shard], self._urls[shard]
+        starts = located.starts
+        shard = bisect_right(starts, number) - 1
+        offsets, place, url = located.offsets(shard), number - starts[shard], self._urls[shard]
         start, stop = offsets[place], offsets[place + 1]
         sample = self._parser.parse(self._files.read_one(url, start, stop + BLOCK), start, stop, url, self._shown[url])
         return sample if self._decode is None else self._decode(sample)
@@ -291,7 +292,7 @@ class _Opened:
     def read(self, numbers: Sequence[int]) -> list[Any]:
         """Return the samples with these numbers among all."""
         if self._local:
-            return list(map(self.read_one, numbers))
+            return self._read_local(numbers)
         ordered = sorted(set(numbers))
         places = [self._place(number) for number in ordered]
         samples: dict[int, Any] = {}
@@ -300,6 +301,21 @@ class _Opened:
                 sample = self._parser.parse(part, start, stop, url, self._shown[url])
                 samples[number] = sample if self._decode is None else self._decode(sample)
         return [samples[number] for number in numbers]
+
+    def _read_local(self, numbers: Sequence[int]) -> list[Any]:
+        # To look how large a file is takes a seventh of reading a tiny sample: once for each shard.
+        known: dict[int, tuple[Sequence[int], Part]] = {}
+        starts, urls, parse, decode, found = self.located.starts, self._urls, self._parser.parse, self._decode, []
+        for number in numbers:
+            shard = bisect_right(starts, number) - 1
+            url, place, there = urls[shard], number - starts[shard], known.get(shard)
+            if there is None:
+                offsets = self.located.offsets(shard)
+                there = known[shard] = offsets, self._files.read_one(url, offsets[0], offsets[-1] + BLOCK)
+            offsets, part = there
+            sample = parse(part, offsets[place], offsets[place + 1], url, self._shown[url])
+            found.append(sample if decode is None else decode(sample))
+        return found
 
     def _place(self, number: int) -> Range:
         """Return where a sample begins and ends."""

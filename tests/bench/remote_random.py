@@ -7,8 +7,8 @@ Images of 107 KB in tars:
 1. Runs of 64 neighbours, in random order, against the stream of the whole shards, both with 8
    connections.
 2. Single samples in random order, against the model of a link: k * size / (latency + size / cap).
-3. Batches of 64 single samples, with 8 connections, while 1 % of the requests stall for two seconds: the 99th percentile
-   of their times against the median.
+3. Batches of 64 single samples, with 8 connections, while 1 % of the requests stall for two
+   seconds: the 99th percentile of their times against the median.
 
 Best figures of three runs, since what else the machine does can only worsen them. Exits with 1 if
 a bar is missed.

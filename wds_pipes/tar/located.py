@@ -134,7 +134,7 @@ class Located:
         """
         held = self._held.get((shard, OFFSETS))
         if held is not None:
-            return cast(Sequence[int], held[0])
+            return held[0]  # type: ignore[no-any-return]
         # a number of a memoryview comes faster than one of an array
         found: Sequence[int] = self._load(shard, OFFSETS, lambda data, url: unpack_offsets(data, url).astype("u8").data)
         url, count = self.urls[shard], len(found) - 1
