@@ -3,10 +3,8 @@
     python tests/bench/random_access.py [DIRECTORY]      writes about 450 MB there (default: a
     temporary directory), takes two minutes
 
-1. ``data[i]`` at random places, raw bytes, against wids without its decoding: on tiny samples and
-   on images of 107 KB; and ``__getitems__`` of 64 against 64 times ``[i]``.
-2. The index: how large it is, and how long making it takes, against the walk with tarfile that
-   DALI's wds2idx does.
+``data[i]`` at random places, raw bytes, against wids without its decoding: on tiny samples and on
+images of 107 KB; and ``__getitems__`` of 64 against 64 times ``[i]``.
 
 Rounds alternate; the figures are medians of their ratios. Exits with 1 if a bar is missed.
 """
@@ -14,11 +12,9 @@ Rounds alternate; the figures are medians of their ratios. Exits with 1 if a bar
 import random
 import statistics
 import sys
-import tarfile
 import tempfile
 import time
 import warnings
-from functools import partial
 from pathlib import Path
 
 import wids
@@ -77,13 +73,6 @@ def access(name: str, urls: list[str], index: str, least: float) -> None:
     bar("64 times [i] over __getitems__ of 64", statistics.median(ratios(together, one_by_one)), 1.0, least=True)
 
 
-def walk(urls: list[str]) -> None:
-    for url in urls:
-        with tarfile.open(url) as tar:
-            for member in tar:
-                assert member.offset_data
-
-
 def main() -> None:
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as temporary:
@@ -92,12 +81,6 @@ def main() -> None:
             index = str(Path(urls[0]).parent / "index.json")
             index_shards(urls, index, offsets=True)
             access(name, urls, index, least)
-            samples = len(wp.IndexedShards(urls))
-            size = sum(Path(f"{url}.idx").stat().st_size for url in urls)
-            bar("bytes of .idx for a sample", (size - 8 * len(urls)) / samples, 8)
-            if name == "tiny":
-                made = ratios(partial(index_shards, urls, offsets=True), partial(walk, urls))
-                bar("the walk of tarfile over index_shards", statistics.median(made), 5.0, least=True)
     exit_if_missed()
 
 
