@@ -48,6 +48,7 @@ if _TYPE_CHECKING:
     from wds_pipes.stages.sample_ref import SampleRef
     from wds_pipes.stages.shard_ref import ShardRef
     from wds_pipes.tar import ShardWriter, TarWriter
+    from wds_pipes.tar.views import split_by_key
 
 __all__ = [
     "DROP",
@@ -78,6 +79,7 @@ __all__ = [
     "merge_states",
     "mix",
     "register_stage",
+    "split_by_key",
     "state_dict",
 ]
 
@@ -107,6 +109,7 @@ _NAMES = {
     "stages.sample_ref": ("SampleRef",),
     "stages.shard_ref": ("ShardRef",),
     "tar": ("ShardWriter", "TarWriter"),
+    "tar.views": ("split_by_key",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

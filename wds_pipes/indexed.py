@@ -24,13 +24,14 @@ from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.index import is_index, listed_shards
 from wds_pipes.tar.keys import KeySplit
 from wds_pipes.tar.located import Located
+from wds_pipes.tar.sample_numbers import by_numbers
 from wds_pipes.tar.samples import SampleParser
+from wds_pipes.tar.views import Selection, Selector, split_by_key
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
-_GAP = 1 << 16  # bytes between two samples that are read with them, rather than with two requests
+    from wds_pipes.tar.sample_numbers import Numbers
 
 
 class IndexedShards(Dataset[dict[str, Any]]):
@@ -93,7 +94,7 @@ class IndexedShards(Dataset[dict[str, Any]]):
         self._decode = _specs(decode)
         self._options, self._key_split = storage_options, key_split
         self._connections = check_count("connections", connections)
-        self._numbers: range | npt.NDArray[np.int64] | None = None  # of a view: which samples; None: all
+        self._numbers: Numbers | None = None  # of a view: which samples; None: all
         self._opened: _Opened | None = None
         if self._decode is not None:
             DecodeByExt(None, *self._decode)  # type: ignore[arg-type]  # raises if a spec is unknown
@@ -136,7 +137,7 @@ class IndexedShards(Dataset[dict[str, Any]]):
         try:
             one = operator.index(number)
         except TypeError:
-            return self.select(number)
+            return self._view(by_numbers(number, self.numbers))
         opened = self._opened or self._open()
         return opened.read_one(one if self._numbers is None and 0 <= one < opened.count else self._number(one))
 
@@ -158,30 +159,54 @@ class IndexedShards(Dataset[dict[str, Any]]):
         number = number if number >= 0 else number + count
         return number if self._numbers is None else int(self._numbers[number])
 
-    def select(self, numbers: slice | Sequence[int] | npt.NDArray[Any]) -> IndexedShards:
-        """Return a view of some samples: a slice of this one, or a list or an array of numbers, in
-        their order. An array of bools says of each sample whether it is in the view.
+    @property
+    def numbers(self) -> Numbers:
+        """The numbers of the samples among all samples of the shards: a range, or an array (int64).
+
+        ``SampleList(urls, where=view.numbers)`` streams the samples of a view.
+        """
+        return range(self._open().count) if self._numbers is None else self._numbers
+
+    def select(
+        self,
+        where: Selection | None = None,
+        *,
+        exclude: Selection | None = None,
+        metadata: str | os.PathLike[str] | None = None,
+    ) -> IndexedShards:
+        """Return a view of some samples of this one. The shards are not read.
+
+        Args:
+            where: which samples, one of:
+
+                - a condition over metadata, such as ``"clip > 0.28 and width >= 256"``: SQL as it
+                  stands after WHERE, which DuckDB evaluates (``pip install 'wds_pipes[meta]'``)
+                - keys: a list of them, or a text file with a key on each line, ``"@keys.txt"`` or
+                  a ``Path``
+                - a part of ``split_by_key``
+                - numbers in this view: a slice (``slice(None, None, 10)``: every tenth sample), a
+                  range, a list or an array; or an array of bools, one for each sample. The view
+                  has the order of the numbers, and the order of this view otherwise.
+            exclude: which of these samples to leave out, in the same forms.
+            metadata: where the table of metadata is: one table for all shards, or a directory with
+                a table for each, under the base name of the shard. None: beside each shard
+                ``X.tar``, as ``X.parquet`` or ``X.jsonl`` (JSON lines). A table has the key of a
+                sample in its column ``key`` or ``__key__``. Samples without a row do not fulfil a
+                condition; rows without a sample do not matter.
 
         Raises:
+            ValueError, TypeError: a selection does not fit: no sample has one of the keys, or the
+                condition is none, or has a subquery, or a column that a table does not have.
             IndexError: there is no sample with one of these numbers.
-            TypeError: the numbers are not integers.
+            ShardError: an index of keys or a table is missing or damaged.
+            SampleError: several samples have one of the keys.
         """
-        import numpy as np
+        chosen = Selector(self._open().located, self._options, self._connections).select(
+            self.numbers, where, exclude, metadata
+        )
+        return self._view(chosen)
 
-        here = range(len(self)) if self._numbers is None else self._numbers
-        if isinstance(numbers, slice):
-            chosen = here[numbers]
-        else:
-            given = np.asarray(numbers)
-            if given.dtype == bool and given.shape == (len(self),):
-                given = np.flatnonzero(given)
-            if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-                raise TypeError(f"samples are chosen by a slice or integers, not {numbers!r:.80}")
-            wrong = given[(given < -len(self)) | (given >= len(self))]
-            if wrong.size:
-                raise IndexError(f"there is no sample {wrong[0]}: there are {len(self)}")
-            chosen = np.where(given < 0, given + len(self), given).astype(np.int64)
-            chosen = np.asarray(here, np.int64)[chosen] if self._numbers is not None else chosen
+    def _view(self, chosen: Numbers) -> IndexedShards:
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__, _numbers=chosen)
         return view
@@ -226,23 +251,7 @@ class IndexedShards(Dataset[dict[str, Any]]):
         Args:
             shares: the names of the parts and their shares, which sum to 1.
         """
-        import numpy as np
-
-        sums = np.cumsum([float(share) for share in shares.values()])
-        if not shares or abs(sums[-1] - 1) > 1e-9 or any(not share > 0 for share in shares.values()):
-            raise ValueError(f"the shares must be above 0 and sum to 1, not {dict(shares)}")
-        located = self._open().located
-        parts = np.empty(located.starts[-1], np.int64)
-        for shard in located.with_samples:
-            hashes, numbers = located.keys(shard)
-            start = located.starts[shard]
-            # the high bits of a hash, as a number from 0 to 1
-            parts[start + numbers.astype(np.int64)] = np.searchsorted(
-                sums[:-1], (hashes >> np.uint64(11)).astype(np.float64) / (1 << 53), side="right"
-            )
-        if self._numbers is not None:
-            parts = parts[np.asarray(self._numbers)]
-        return {name: self.select(np.flatnonzero(parts == place)) for place, name in enumerate(shares)}
+        return {name: self.select(part) for name, part in split_by_key(shares).items()}
 
 
 class _Opened:
@@ -271,36 +280,20 @@ class _Opened:
         """Return the samples with these numbers among all."""
         if self._local:
             return list(map(self.read_one, numbers))
-        runs = list(self._runs(sorted(set(numbers))))
-        found = self._files.read([Range(url, run[0][1], run[-1][2] + BLOCK) for url, run in runs])
+        ordered = sorted(set(numbers))
+        places = [self._place(number) for number in ordered]
         samples: dict[int, Any] = {}
-        for (url, run), part in zip(runs, found, strict=True):
-            for number, start, stop in run:
+        with self._files.read(Range(url, start, stop + BLOCK) for url, start, stop in places) as parts:
+            for number, (url, start, stop), part in zip(ordered, places, parts, strict=True):
                 sample = self._parser.parse(part, start, stop, url, self._shown[url])
                 samples[number] = sample if self._decode is None else self._decode(sample)
         return [samples[number] for number in numbers]
 
-    def _runs(self, numbers: list[int]) -> Iterator[tuple[str, list[tuple[int, int, int]]]]:
-        """Yield neighbours that are read together: their shard, and of each sample its number, and
-        where it begins and ends.
-        """
-        run: list[tuple[int, int, int]] = []
-        url, first, last, offsets = "", 0, 0, None
-        for number in numbers:
-            if offsets is None or number >= last:  # the next shard
-                if run:
-                    yield url, run
-                    run = []
-                shard, place = self.located.place(number)
-                first, last = number - place, self.located.starts[shard + 1]
-                url, offsets = self._urls[shard], self.located.offsets(shard)
-            start, stop = offsets[number - first], offsets[number - first + 1]
-            if run and start - run[-1][2] > _GAP:
-                yield url, run
-                run = []
-            run.append((number, start, stop))
-        if run:
-            yield url, run
+    def _place(self, number: int) -> Range:
+        """Return where a sample begins and ends."""
+        shard, place = self.located.place(number)
+        offsets = self.located.offsets(shard)
+        return Range(self._urls[shard], offsets[place], offsets[place + 1])
 
 
 def _shards(given: Urls, storage_options: dict[str, Any] | None) -> list[str]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import heapq
 import json
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from wds_pipes.core.checking import SEE, check_positions
 from wds_pipes.core.lane import Lane
+from wds_pipes.core.running import begin, running_copy
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.stream import Stream
 from wds_pipes.errors import StateError
@@ -89,7 +92,7 @@ def check_resume(make: Callable[[], Any], *, epochs: int = 2) -> list[list[Any]]
 
     - Positions hold only int, float, str, bool and None, no data of the samples, and do not grow
       with the data; a mark does not change after it was taken. A stage that declares
-      ``keeps_count`` or ``holds_nothing`` does what it declares.
+      ``keeps_count``, ``keeps_order`` or ``holds_nothing`` does what it declares.
     - A step after the pipeline may hold items when the pipeline ends. So the check is repeated with
       a ``batch_samples`` after it whose last batch is not full.
     - A process may run several lanes. So one pipeline is run as the only lane and as each of two
@@ -110,6 +113,7 @@ def check_resume(make: Callable[[], Any], *, epochs: int = 2) -> list[list[Any]]
     """
     if (stage := _stage(make())) is not None:
         check_positions(stage)
+        _check_order(stage)
     whole = _check_cuts(make, epochs)
     if _stage(make()) is not None:
         _check_batches_after(make, epochs, len(whole[0]))
@@ -237,6 +241,58 @@ def _check_batches_after(make: Callable[[], Any], epochs: int, items: int) -> No
     except AssertionError as error:
         error.add_note(f"This is with batch_samples({size}, collate='list') after the pipeline.")
         raise
+
+
+class _Given(Stage[Any]):
+    """Copies of items instead of those of a chain."""
+
+    def __init__(self, source: Stage[Any], items: Sequence[Any]) -> None:
+        super().__init__(source)
+        self.items = iter(copy.deepcopy(items))
+
+    def mark(self) -> Any:
+        return (), None
+
+
+_TRIED = 16  # items of a stage that are made again
+
+
+def _check_order(stage: Stage[Any]) -> None:
+    """Make single items of each stage that declares ``keeps_order`` again, of nothing but the items
+    of its source that they are made of.
+    """
+    for step in stage.chain:
+        for branch in step.branches.values():
+            _check_order(branch)
+        if not step.keeps_order or step.source is None or step.counts_items or step.changes_count():
+            continue
+        size, name = step.items_per_batch or 1, functional_name(type(step))
+        before = _open(step.source, _LANES[0])
+        try:
+            taken = list(islice(before.items, _TRIED * size))
+        finally:
+            before.close()
+        whole = _run_over(step, taken)
+        for number in range(min(len(whole), len(taken) // size)):
+            alone = _run_over(step, taken[number * size : (number + 1) * size])
+            if not (len(alone) == 1 and same(alone[0], whole[number])):
+                raise AssertionError(
+                    f"{name} has keeps_order = True, and its item {number} depends on other items than number "
+                    f"{number} of its source, or on how many came before: alone that one gives {alone!r:.200}, not "
+                    f"{whole[number]!r:.200}. Leave keeps_order out."
+                )
+
+
+def _run_over(step: Stage[Any], items: Sequence[Any]) -> list[Any]:
+    """Return what a stage makes of these items."""
+    assert step.source is not None
+    running = running_copy(step)
+    running.lane, running.at, running.source = Lane(step.seed, 0), step.At(), _Given(step.source, items)
+    begin(running, None)
+    try:
+        return list(running.items)
+    except Exception as error:
+        return [error]
 
 
 _LANES = ((0, 1), (0, 2), (1, 2))  # each as its number and the number of lanes

@@ -192,9 +192,43 @@ class Repeats(Stage):
         return self._own(self.at), self.before
 
 
+class Numbers(Stage):
+    """Mistake: each item has its number in the lane."""
+
+    keeps_count = keeps_order = True
+    At = at(given=0)
+
+    def run(self):
+        for item in self.source.items:
+            self.at.given += 1
+            yield {**item, "number": self.at.given}
+
+
+class Swaps(Stage):
+    """Mistake: another order."""
+
+    keeps_count = keeps_order = True
+
+    def run(self):
+        self.before = self.source.mark()
+        for item in self.source.items:
+            other = next(self.source.items)
+            yield other
+            self.at.second = True
+            yield item
+            self.at.second, self.before = False, self.source.mark()
+
+    At = at(second=False)
+
+    def mark(self):
+        return self._own(self.at), self.before
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
+        (Numbers, "numbers has keeps_order = True, and its item 1 depends on other items than number 1 of"),
+        (Swaps, "swaps has keeps_order = True, and its item 0 depends on other items than number 0 of its source"),
         (SomeKept, "some_kept has keeps_count = True, and has yielded 23 items of the 24 that it took. "),
         (Ends, "ends has keeps_count = True, and ended before its source. "),
         (Repeats, "repeats has holds_nothing = True, and its mark() returns an earlier position of its source. "),

@@ -116,6 +116,7 @@ from wds_pipes.stages.shard import Shard
 from wds_pipes.stages.shard_ref import ShardRef
 from wds_pipes.tar import TarMember
 from wds_pipes.tar.keys import KeySplit
+from wds_pipes.tar.views import Selection
 
 T_co = TypeVar("T_co", covariant=True, default=Any)
 

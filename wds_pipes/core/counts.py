@@ -83,15 +83,18 @@ class Network(NamedTuple):
 
     Attributes:
         requests: how many requests were made.
-        retries: how many of these repeated an earlier request.
+        retries: how many of these repeated an earlier request that had failed.
         bytes_fetched: how many bytes arrived.
         stall_seconds: how long consumers waited for them.
+        hedged: how many requests repeated one that had stalled, and was not abandoned: the first
+            response was used.
     """
 
     requests: int = 0
     retries: int = 0
     bytes_fetched: int = 0
     stall_seconds: float = 0.0
+    hedged: int = 0
 
 
 NO_NETWORK = Network()

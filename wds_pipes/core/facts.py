@@ -28,13 +28,16 @@ class StageFacts:
     holds_nothing: ClassVar[bool] = False
     whole_lanes: ClassVar[bool] = False
     expands: ClassVar[bool] = False
+    one_of_each: ClassVar[bool] = False
     keeps_count: ClassVar[bool] = False
+    keeps_order: ClassVar[bool] = False
     gives: ClassVar[str | None] = None
     ends_reading: ClassVar[bool] = False
     runs_chains: ClassVar[bool] = False
     is_source: ClassVar[bool] = False
     divides: ClassVar[bool] = False
     divides_shards: ClassVar[bool] = False
+    has_global_order: ClassVar[bool] = False
     error_kind: ClassVar[type[WdsError]] = SampleError
     on_error: Any = "raise"
     max_errors: int | None = None
@@ -163,6 +166,12 @@ class StageFacts:
         has.
         """
         return replace(lane, epoch=epoch)
+
+    def place_in(self, lane: Lane) -> Callable[[int], int] | None:
+        """For the first stage of a chain: return a function from the number of an item in a lane,
+        from 0 on, to its place in the one order of the epoch; None: the lane has no stripe of it.
+        """
+        return None
 
     @property
     def opened(self) -> int:

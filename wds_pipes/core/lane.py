@@ -15,25 +15,25 @@ class Stripe:
 
     Attributes:
         size: how many places a run has, which is a batch of a lane.
-        ranges: which places are divided, as (start, stop) in increasing order.
-        stop: up to which of these places, counted from 0; those from the number of samples in
-            ``ranges`` on repeat the epoch from its beginning.
+        start: the first place.
+        stop: the place after the last. Places from the number of samples on repeat the epoch from
+            its beginning.
     """
 
     size: int
-    ranges: tuple[tuple[int, int], ...]
+    start: int
     stop: int
 
     def count(self, number: int, of: int) -> int:
         """Return how many places lane ``number`` of ``of`` has."""
-        runs, rest = divmod(self.stop, self.size)
+        runs, rest = divmod(max(0, self.stop - self.start), self.size)
         whole = (runs - number + of - 1) // of if number < runs else 0
         return whole * self.size + (rest if runs % of == number else 0)
 
-    @property
-    def samples(self) -> int:
-        """How many samples ``ranges`` have."""
-        return sum(stop - start for start, stop in self.ranges)
+    def place(self, taken: int, number: int, of: int) -> int:
+        """Return the place at which lane ``number`` of ``of`` stands after it took ``taken``."""
+        turn, inside = divmod(taken, self.size)
+        return self.start + (turn * of + number) * self.size + inside
 
 
 @dataclass(frozen=True, slots=True)

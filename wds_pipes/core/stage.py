@@ -34,6 +34,7 @@ from wds_pipes.core.counts import COUNTED, TROUBLE, without_counts
 from wds_pipes.core.facts import StageFacts
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.moved import Move
+from wds_pipes.core.numbered import Numbered, NumberedItems
 from wds_pipes.core.running import Ended, Mark, Out, begin, running_copy
 from wds_pipes.core.state import damaged, is_count, read_finite
 from wds_pipes.core.words import shown
@@ -121,8 +122,15 @@ class Stage(StageFacts, Generic[Out]):
         expands: whether it makes several items of one: see ``FlatMap``.
         keeps_count: whether the stage yields as many items as it takes (or batches of all of them),
             so that the length of an epoch stays known. ``check_resume`` counts.
-        gives: what its items are: ``"shards"``, ``"members"`` or ``"samples"``; None: the same as
-            the items of its source.
+        keeps_order: whether the stage makes each item of one item of its source (or each batch of
+            neighbours) alone, in their order, whatever the lane is. Then, over a ``SampleList``,
+            PipeLoader yields the same global batches on any number of ranks and workers.
+            ``check_resume`` tries it.
+        one_of_each: whether it makes each item of one item of its source, whatever came before, and
+            its position is only the counts of what it leaves out. Then it may be applied to items
+            in another order: see ``numbered``.
+        gives: what its items are: ``"shards"``, ``"members"``, ``"references"`` (to samples) or
+            ``"samples"``; None: the same as the items of its source.
         ends_reading: whether the time of this stage and of the stages before it counts as reading
             in ``PipeLoader.stats``.
         runs_chains: whether its running copy runs chains of its own, so that its source is only a
@@ -130,6 +138,7 @@ class Stage(StageFacts, Generic[Out]):
         is_source: whether it is the first stage of a chain, and takes no source.
         divides: whether PipeLoader can divide its epochs into lanes.
         divides_shards: whether PipeLoader divides them by the shards that ``epoch_shards`` lists.
+        has_global_order: whether it can yield any stripe of one order of an epoch: see ``Stripe``.
         on_error, max_errors: see ``Tolerant``.
         error_kind: the error that it raises for bad data.
         counts_itself: whether it overrides ``counts``, because it runs chains of its own.
@@ -233,6 +242,23 @@ class Stage(StageFacts, Generic[Out]):
         if it does not.
         """
         return None if self.keeps_count else f"{self.graph()[-1].partition('(')[0]}() may change their number"
+
+    def changes_order(self) -> str | None:
+        """Return why items may come in another order than those of the source, for a message; None
+        if they do not.
+        """
+        kept = self.keeps_order and not self.whole_lanes
+        return None if kept else f"{self.graph()[-1].partition('(')[0]}() may change their order"
+
+    def numbered(self, lane: Lane, mark: Mark | None) -> Numbered[Out] | None:
+        """Return access to the items that the chain yields in a lane after ``mark`` by their
+        numbers; None: they cannot be read without those before them. The items, and the positions
+        between them, must be exactly those of the running chain.
+        """
+        if not self.one_of_each or self.changes_count() or self.source is None or not mark or isinstance(mark, Ended):
+            return None
+        before = self.source.numbered(lane, mark[1])
+        return before and NumberedItems(self, mark[0], before)
 
     def graph(self, *, counted: bool = False) -> list[str]:
         """Return the chain as text, from its first stage: names, and the options that decide the

@@ -21,6 +21,7 @@ from wds_pipes.stages.shard import Shard
 from wds_pipes.stages.shard_ref import ShardRef
 from wds_pipes.tar import TarMember
 from wds_pipes.tar.keys import KeySplit
+from wds_pipes.tar.views import Selection
 
 T_co = TypeVar("T_co", covariant=True, default=Any)
 
@@ -236,6 +237,9 @@ class SampleList(WdsPipe[SampleRef]):
         shuffle: bool = False,
         block_samples: int = 1,
         seed: int = 0,
+        where: Selection | None = None,
+        exclude: Selection | None = None,
+        metadata: str | os.PathLike[str] | None = None,
         storage_options: dict[str, Any] | None = None,
         connections: int = 8,
         moved: bool = False,

@@ -92,7 +92,7 @@ class TorchStep(Stage[Any]):
 class TorchMap(TorchStep):
     """torch's map or collate, which make one item of each."""
 
-    keeps_count = True
+    keeps_count = keeps_order = True
 
 
 class TorchBatch(TorchStep):
@@ -103,7 +103,7 @@ class TorchBatch(TorchStep):
         delivered: int = 0
         dropped: int = 0
 
-    keeps_count = True
+    keeps_count = keeps_order = True
 
     def run(self) -> Iterator[Any]:
         assert self.source is not None

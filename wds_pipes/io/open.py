@@ -16,7 +16,7 @@ from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.pipe import CommandOutput
 from wds_pipes.io.remote.budget import Client, Reading, UnreadError
 from wds_pipes.io.remote.file_systems import missing_package
-from wds_pipes.io.remote.queue import ReadQueue
+from wds_pipes.io.remote.queue import RangeQueue, ReadQueue
 from wds_pipes.io.remote.shard import RemoteShard
 from wds_pipes.io.secret import clean, hide
 from wds_pipes.io.urls import at_home, local_path, redact, with_variables
@@ -81,7 +81,7 @@ class Opener:
         return (
             NO_NETWORK
             if client is None
-            else Network(client.requests, client.retries, client.bytes_fetched, client.stalled)
+            else Network(client.requests, client.retries, client.bytes_fetched, client.stalled, client.hedged)
         )
 
     def stall_clock(self) -> Callable[[], float]:
@@ -136,19 +136,15 @@ class Opener:
             problem = self._problem(url, error)
         raise problem  # outside of the handlers: an error in its context could contain the URL
 
-    def open_range(self, url: str, start: int, stop: int) -> RemoteShard:
-        """The bytes ``start`` to ``stop`` - 1 of a remote object, in one request that is made now.
-
-        To have many at once, open them all, and then read them.
+    def open_range(self, url: str, start: int, stop: int, queue: RangeQueue) -> RemoteShard:
+        """The bytes ``start`` to ``stop`` - 1 of a remote object, which one request reads.
 
         Raises:
             ShardError: its protocol is not known. Other errors are raised when it is read.
         """
-        queue = ReadQueue(self.client)
         try:
-            return RemoteShard(queue, url, start=start, stop=stop, whole_queue=True)
+            return RemoteShard(queue, url, start=start, stop=stop)
         except Exception as error:
-            queue.close()  # otherwise it would keep its share of the connections
             problem = self._problem(url, error)
         raise problem
 

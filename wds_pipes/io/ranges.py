@@ -7,6 +7,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,10 +15,13 @@ from wds_pipes.core.counts import Network
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.remote.budget import Reading, UnreadError
+from wds_pipes.io.remote.queue import RangeQueue
 from wds_pipes.io.remote.shard import RemoteShard
 from wds_pipes.io.urls import at_home, local_path, redact
 
 _MOST_OPEN = 128  # local files
+_GAP = 1 << 16  # bytes between two ranges that are read with them, rather than with two requests
+_AHEAD = 8  # requests for each connection: those that wait, those that run, and those that are not used yet
 
 
 class Range(NamedTuple):
@@ -39,79 +43,57 @@ class RangeReader:
     Args:
         storage_options: how to reach the storage, as fsspec takes it.
         connections: the maximum number of requests at once.
+        readahead_bytes: the maximum number of bytes that are requested and not yet returned.
     """
 
-    def __init__(self, storage_options: dict[str, Any] | None, connections: int) -> None:
-        self._connections = connections
-        self._opener = Opener(Reading(storage_options or {}, connections=connections), buffer_bytes=512)
+    def __init__(
+        self, storage_options: dict[str, Any] | None, connections: int, readahead_bytes: int = 64 << 20
+    ) -> None:
+        self.reading = Reading(storage_options or {}, connections=connections, readahead_bytes=readahead_bytes)
+        self.opener = Opener(self.reading, buffer_bytes=512)
         self._files: dict[str, mmap.mmap] = {}  # in the order in which they were opened
         self._locks: dict[int, threading.Lock] = {}  # by process: a forked one may inherit a lock that is held
 
     @property
     def network(self) -> Network:
         """The network use of this process."""
-        return self._opener.used
+        return self.opener.used
 
     def stall_clock(self) -> Callable[[], float]:
         """Return a function that returns for how many seconds this process has waited for bytes."""
-        return self._opener.stall_clock()
+        return self.opener.stall_clock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_connections": self._connections, "_opener": self._opener}
+        return {"reading": self.reading, "opener": self.opener}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _files={}, _locks={})
 
-    def read(self, ranges: Iterable[Range]) -> Iterator[Part]:
-        """Yield a part of the file for each range; it has at least the bytes of the range.
-
-        Raises:
-            ShardError: a file cannot be read.
+    def read(self, ranges: Iterable[Range]) -> Parts:
+        """Return an iterator over the parts of files that have these ranges, in their order; each
+        has at least the bytes of its range. There may be ranges without end.
         """
-        ranges = list(ranges)
-        ahead: list[RemoteShard] = []
-        requests = (wanted for wanted in ranges if not self._is_local(wanted.url))
-        try:
-            for wanted in ranges:
-                if self._is_local(wanted.url):
-                    yield self._map(*wanted)
-                    continue
-                while len(ahead) < self._connections and (request := next(requests, None)) is not None:
-                    ahead.append(self._opener.open_range(*request))
-                with ahead.pop(0) as stream:
-                    yield self._read_remote(stream, wanted), wanted.start
-        finally:
-            for stream in ahead:
-                stream.close()
-
-    @staticmethod
-    def _read_remote(stream: RemoteShard, wanted: Range) -> bytes:
-        try:
-            return stream.read()
-        except StateError:  # the file ends before the range
-            return b""
-        except UnreadError as error:
-            shown = redact(wanted.url)
-            problem = ShardError(f"shard {shown}: {error}.", url=shown)
-            problem.__cause__ = error.__cause__
-        raise problem
+        return Parts(self, ranges)
 
     def read_one(self, url: str, start: int, stop: int) -> Part:
         """Return what ``read`` yields for one range."""
         mapped = self._files.get(url)
         if mapped is not None and mapped.size() >= stop:
             return mapped, 0
-        if self._is_local(url):
-            return self._map(url, start, stop)
-        return next(iter(self.read([Range(url, start, stop)])))
+        if self.is_local(url):
+            return self.map(url, start, stop)
+        with self.read([Range(url, start, stop)]) as parts:
+            return next(parts)
 
-    def _is_local(self, url: str) -> bool:
+    def is_local(self, url: str) -> bool:
+        """Whether a file can be mapped into memory."""
         return url in self._files or not is_remote(url)
 
-    def _map(self, url: str, start: int, stop: int) -> Part:
+    def map(self, url: str, start: int, stop: int) -> Part:
+        """Return what ``read`` yields for a range of a local file."""
         mapped = self._files.get(url)
         if mapped is None:
-            with self._opener.open(url) as stream:
+            with self.opener.open(url) as stream:
                 if not os.fstat(stream.fileno()).st_size:  # it cannot be mapped
                     return b"", start
                 mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
@@ -122,6 +104,11 @@ class RangeReader:
         # To read what a file does not have any more would end the process.
         return (mapped, 0) if mapped.size() >= min(stop, len(mapped)) else (b"", start)
 
+    @property
+    def used(self) -> Network:
+        """The network use of this process."""
+        return self.opener.used
+
     def size(self, url: str) -> int | None:
         """The size of a local file in bytes; None: the file is remote."""
         path = local_path(url)
@@ -130,3 +117,204 @@ class RangeReader:
     def close(self) -> None:
         """Close all files."""
         self._files.clear()
+
+
+class Parts(Iterator[Part]):
+    """Iterates over parts of files. Several requests run ahead of the consumer.
+
+    An error is raised when the turn of its range comes; the next range can be read after it. Close
+    it, or use it in a ``with`` statement, to cancel what is requested and was not yielded.
+
+    Rules:
+    1. Consecutive ranges of a file that begin in order, with gaps of at most 64 KiB, are one run,
+       which one request reads.
+    2. A run has at most a connection's share of the read-ahead bytes, or one range. The ranges are
+       pulled as long as there is room for a whole run, so runs are the same however slow the
+       consumer is; and one range further, to see that it begins another run.
+
+    Raises:
+        ShardError: a file cannot be read.
+        Exception: what the iterator of the ranges raises.
+    """
+
+    def __init__(self, reader: RangeReader, ranges: Iterable[Range]) -> None:
+        self._runs: deque[_Run] = deque()
+        self._bytes = 0  # of the runs
+        self._queue: RangeQueue | None = None
+        self._next: Range | None = None  # it was pulled, and begins the next run
+        self._error: Exception | None = None  # of ``ranges``; it comes after all runs
+        self._reader, reading, self._ranges = reader, reader.reading, iter(ranges)
+        self._readahead_bytes = reading.readahead_bytes
+        self._most_bytes, self._most_runs = reading.readahead_bytes // reading.connections, _AHEAD * reading.connections
+
+    def __iter__(self) -> Parts:
+        return self
+
+    def __enter__(self) -> Parts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __next__(self) -> Part:
+        if self._next is None and not self._runs:
+            wanted = next(self._ranges, None) if self._error is None else None
+            if wanted is not None and self._reader.is_local(wanted.url):
+                return self._reader.map(*wanted)
+            self._next = wanted
+        try:
+            return self._next_part()
+        except (Exception, StopIteration):
+            raise
+        except BaseException:  # it may have come between any two steps, so the order is not certain
+            self.close()
+            raise
+
+    def _next_part(self) -> Part:
+        self._read_ahead()
+        if not self._runs:
+            self._close_queue()
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
+            raise StopIteration
+        run = self._runs[0]
+        try:
+            return run.read_next()
+        finally:
+            if not run.ranges:
+                self._runs.popleft()
+                self._bytes -= run.stop - run.start
+                run.close()
+
+    def _read_ahead(self) -> None:
+        """Pull ranges, and request them."""
+        while len(self._runs) < self._most_runs and (
+            not self._runs or self._bytes + self._most_bytes <= self._readahead_bytes
+        ):
+            first = self._next or self._pull()
+            if first is None:
+                return
+            run = _Run(self._reader, first)
+            self._next = self._pull()
+            while self._next is not None and run.add(self._next, self._most_bytes):
+                self._next = self._pull()
+            self._runs.append(run)
+            self._bytes += run.stop - run.start
+            if not self._reader.is_local(run.url):
+                self._queue = self._queue or RangeQueue(self._reader.opener.client)
+                run.request(self._queue)
+
+    def _pull(self) -> Range | None:
+        try:
+            return None if self._error is not None else next(self._ranges, None)
+        except Exception as error:
+            self._error = error
+            return None
+
+    def _close_queue(self) -> None:
+        if self._queue is not None:
+            self._queue.close()
+            self._queue = None
+
+    def close(self) -> None:
+        """Cancel what is requested. The iteration is over; closing again does nothing."""
+        self._ranges, self._next, self._error = iter(()), None, None
+        self._close_queue()
+        while self._runs:
+            self._runs.popleft().close()
+
+
+class _Run:
+    """Consecutive ranges of a file.
+
+    Attributes:
+        ranges: those that are not yet read.
+        start: the first byte of the first one.
+        stop: the byte after the last one.
+    """
+
+    def __init__(self, reader: RangeReader, first: Range) -> None:
+        self._reader = reader
+        self.url, self.start, self.stop = first
+        self.ranges = deque([first])
+        self._queue: RangeQueue | None = None
+        self._stream: RemoteShard | None = None
+        self._error: Exception | None = None  # why it cannot be requested
+        self._held, self._base = b"", self.start  # bytes that were read, and the place of the first one
+
+    def add(self, wanted: Range, most: int) -> bool:
+        """Add the next range; return False if it does not belong to the run, which has at most
+        ``most`` bytes.
+        """
+        fits = (
+            wanted.url == self.url
+            and self.ranges[-1].start <= wanted.start <= self.stop + _GAP
+            and wanted.stop - self.start <= most
+        )
+        if fits:
+            self.ranges.append(wanted)
+            self.stop = max(self.stop, wanted.stop)
+        return fits
+
+    def request(self, queue: RangeQueue) -> None:
+        """Request the bytes."""
+        self._queue, start = queue, self.ranges[0].start
+        self._held, self._base = b"", start
+        try:
+            self._stream = self._reader.opener.open_range(self.url, start, self.stop, queue)
+        except ShardError as error:
+            self._error = error
+
+    def read_next(self) -> Part:
+        """Return the part with the next range."""
+        wanted = self.ranges.popleft()
+        if self._queue is None:
+            return self._reader.map(*wanted)
+        try:
+            if self._error is not None:
+                raise self._error
+            return self._read(wanted)
+        except Exception:
+            self.close()
+            if self.ranges:  # they are requested without it
+                self._error = None
+                self.request(self._queue)
+            raise
+
+    def _read(self, wanted: Range) -> Part:
+        held, base = self._held, self._base
+        end = base + len(held)
+        if end < wanted.stop:
+            base = min(max(base, wanted.start), end)
+            chunks = [held[base - end :]] if base < end else []
+            while end < wanted.stop and (chunk := self._next_chunk()):
+                end += len(chunk)
+                if end <= wanted.start:  # it is all between two ranges
+                    base = end
+                else:
+                    chunks.append(chunk)
+            self._held, self._base = chunks[0] if len(chunks) == 1 else b"".join(chunks), base
+        return self._held, self._base
+
+    def _next_chunk(self) -> bytes:
+        """Return the next bytes; none if the file ends."""
+        assert self._stream is not None
+        try:
+            return self._stream.next_chunk()
+        except StateError:  # the file ends before the range
+            return b""
+        except UnreadError as error:
+            shown = redact(self.url)
+            problem = ShardError(f"shard {shown}: {error}.", url=shown)
+            problem.__cause__ = error.__cause__
+        raise problem
+
+    def close(self) -> None:
+        """Cancel the request if it runs."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None

@@ -11,6 +11,7 @@ from wds_pipes.errors import StateError
 from wds_pipes.loader.merging import state_for
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.loader.position import LoaderPosition
+from wds_pipes.loader.restoring import restore
 
 
 class View(NamedTuple):
@@ -94,7 +95,7 @@ def place_in(loader: PipeLoader, states: list[State], where: str, moved: bool = 
     """
     state = _state_for(loader, states, where, moved or progress_of(loader).plan.recipe.data.moved)
     try:
-        return progress_of(loader).plan.restore(state, moved=moved)
+        return restore(progress_of(loader).plan, state, moved=moved)
     except StateError as error:
         error.add_note(f"The state is from {where}.")
         raise

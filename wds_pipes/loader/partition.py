@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from wds_pipes.core.lane import Lane
+from wds_pipes.core.lane import Lane, Stripe
 from wds_pipes.core.moved import Move
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import (
@@ -148,6 +148,7 @@ class Partition:
         counts: the samples of earlier partitions, by what became of them.
         later: with ``epoch_end="loop"``: the partitions of the next epochs, as far as these were
             repartitioned, since lanes had begun them.
+        stripe: None; see ``wds_pipes.loader.global_order``.
     """
 
     lanes: int
@@ -156,6 +157,7 @@ class Partition:
     remainders: tuple[Segment, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
     later: tuple[Partition, ...] = ()
+    stripe: Stripe | None = None
 
     @classmethod
     def first(cls, lanes: int, source: Stage[Any], epoch: int) -> Partition:
@@ -215,8 +217,17 @@ class Partition:
             for lane, size in enumerate(self.sizes)
         ]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain JSON types, new at each call; ``from_json`` is the inverse."""
+    @property
+    def start(self) -> int:
+        """How much of the epoch was over when it was divided: differs for its partitions."""
+        return len(self.history)
+
+    def as_json(self) -> dict[str, Any] | None:
+        """Return plain JSON types, new at each call; ``from_json`` is the inverse. None: it is the
+        first partition of an epoch.
+        """
+        if not self.history and not self.later:
+            return None
         return cast(dict[str, Any], pickle.loads(self._packed))
 
     @cached_property
@@ -232,7 +243,7 @@ class Partition:
             "counts": dict(self.counts),
         }
         if self.later:
-            entry["later"] = [partition.as_json() for partition in self.later]
+            entry["later"] = [pickle.loads(partition._packed) for partition in self.later]
         return pickle.dumps(entry)
 
     @classmethod

@@ -143,14 +143,14 @@ class Progress:
         self._runs += 1
         batches = plan.batches(at.partition)
         begins = {
-            number: Begin(at.epoch, at.partition, lane, batches)
+            number: Begin(at.epoch, at.partition, lane, None if batches is None else batches[number])
             for number, lane in at.states.items()
             if not lane["ended"]
         }
         if self.workers.count:
             _with_workers.add(self)
         # differs on each rank, and after a resume
-        seed = hash64(plan.recipe.seed, plan.rank.number, at.epoch, len(at.partition.history), at.step)
+        seed = hash64(plan.recipe.seed, plan.rank.number, at.epoch, at.partition.start, at.step)
         return at, self._runs, self.workers.start(self._runs, begins, seed)
 
     @property

@@ -53,9 +53,10 @@ class Segments(Composite[Out]):
     def __init__(self, source: Stage[Out]) -> None:
         super().__init__(source)
         # Set by Plan: how many samples an epoch has (None: shards are partitioned, not samples),
-        # whether repeats fill it up, and whether the next epoch follows.
+        # whether repeats fill it up, whether the next epoch follows, and whether all lanes have one
+        # order.
         self.samples: int | None = None
-        self.pads = self.loops = False
+        self.pads = self.loops = self.keeps_order = False  # type: ignore[misc]
         # The lane to run: see ``with_segments``.
         self.segments: OfLane = []
         self.of_epoch: Callable[[int], OfLane] | None = None
@@ -70,8 +71,8 @@ class Segments(Composite[Out]):
 
     def changes_count(self) -> str | None:
         assert self.source is not None
-        if not self.counts_delivered or any(step.changes_count() for step in self.source.chain):
-            return None  # or a step of the chain says why
+        if self.keeps_order or not self.counts_delivered or any(step.changes_count() for step in self.source.chain):
+            return None  # there is one segment, or a step of the chain says why
         return "a step after batch_samples() holds batches, so that not all of them are full: put batch_samples() last"
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Segments[Out]:
@@ -187,10 +188,12 @@ def lay_out(stage: Stage[Any]) -> Stage[Any]:
     """Return the chain with a ``Segments`` stage where it is cut in two.
 
     Raises:
-        TypeError: the chain does not start with a ShardList.
+        TypeError: the chain starts with a stage that PipeLoader cannot divide.
     """
     if not stage.root.divides:
-        raise TypeError("PipeLoader needs a pipeline that starts with ShardList, or with a mix() of such pipelines")
+        raise TypeError(
+            "PipeLoader needs a pipeline that starts with ShardList, SampleList, or a mix() of such pipelines"
+        )
     chain: list[Stage[Any]] = [stage]
     while chain[0].source is not None:
         chain.insert(0, chain[0].source)
@@ -221,7 +224,7 @@ def with_segments(stage: Stage[Any], partition: Partition, number: int, epoch: i
         again.of_epoch = of_epoch
         again.segments = of_epoch(0)
         again.divided = len(partition.later) if partition.history or partition.later else -1
-        if again.pads and source.divides_shards:
+        if again.pads and source.divides_shards and partition.stripe is None:
             whole = Partition.first(partition.lanes, source, epoch).shares(source, again.seed, epoch)
             again.padding = replace(
                 again.segments[-1][0], shards=tuple(whole[number] or next((share for share in whole if share), []))

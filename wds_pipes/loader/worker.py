@@ -71,7 +71,8 @@ class _Running:
 
     def __init__(self, recipe: Stage[Any], number: int, begin: Begin) -> None:
         partition, self._number, self._batches = begin.partition, number, begin.batches
-        self._lane = Lane(recipe.seed, begin.epoch, number, partition.lanes, len(partition.history))
+        again, stripe = len(partition.history), partition.stripe
+        self._lane = Lane(recipe.seed, begin.epoch, number, partition.lanes, again, stripe=stripe)
         self._samples = (partition.samples() or {number: 0})[number]
         chain = with_segments(recipe, partition, number, begin.epoch)
         position = begin.state["position"]

@@ -45,7 +45,7 @@ class BatchSamples(Stage[Any]):
         delivered: int = 0
         dropped: int = 0
 
-    keeps_count = True
+    keeps_count = keeps_order = True
     holds_nothing = True
 
     def graph(self, *, counted: bool = False) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import random
 import sys
 import threading
@@ -22,8 +23,9 @@ class Draws:
     """The random numbers of one step while it runs.
 
     A dict sample is identified by its ``__key__`` and the number of its shard in the list of shards
-    (or by its ``__url__``, if no list has it). Any other sample is identified by its number in the
-    lane.
+    (or by its ``__url__``, if no list has it). Any other sample is identified by its place in the
+    order of a ``SampleList``, if the steps before this one keep number and order, and else by its
+    number in the lane. A batch of such samples has the place of its first one.
 
     Args:
         step: the running step.
@@ -34,17 +36,22 @@ class Draws:
     def __init__(self, step: Stage[Any], kind: type, salt: int) -> None:
         assert step.source is not None
         self._lane, self._root, self._salt = step.lane, step.root, salt
-        self._place = _count(step.source, kind)
+        self._step = _count(step.source, kind)
+        ordered = all(one.changes_count() is None and one.changes_order() is None for one in step.source.chain)
+        self._place = self._root.place_in(step.lane) if ordered else None
+        self._size = math.prod(one.items_per_batch or 1 for one in step.source.chain)
 
     def key(self, sample: Any, number: int) -> int:
         """Return 64 random bits for a sample: a function of (seed, epoch, step, sample)."""
         lane = self._lane
         if not (isinstance(sample, dict) and "__key__" in sample):
-            return lane.key(self._place, self._salt, number)
+            if self._place is None:
+                return lane.key(self._step, self._salt, number)
+            return hash64(lane.seed, lane.epoch, self._step, self._salt, self._place((number - 1) * self._size))
         url, shard = sample.get("__url__"), None
         if isinstance(url, str):  # shards may have moved before a resume, and credentials may differ
             shard = self._root.number_of(url) or identify(url)
-        return hash64(lane.seed, lane.epoch, self._place, self._salt, hash_text(f"{shard}\0{sample['__key__']}"))
+        return hash64(lane.seed, lane.epoch, self._step, self._salt, hash_text(f"{shard}\0{sample['__key__']}"))
 
     def rng(self, sample: Any, number: int) -> np.random.Generator:
         """Return a generator for a sample alone."""

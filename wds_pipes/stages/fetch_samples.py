@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ class FetchSamples(Tolerant[Sample]):
     class At:
         skipped: int = 0
 
-    keeps_count = True
+    keeps_count = keeps_order = True
     gives = "samples"
     ends_reading = True
     order_options = ("fields",)
@@ -81,10 +81,11 @@ class FetchSamples(Tolerant[Sample]):
         self.fields = None if fields is None else read_names("fields", fields)
         self.split = key_split
         options = source.storage_options if storage_options is None else storage_options
-        check_count("readahead_bytes", readahead_bytes)
-        self.files = RangeReader(options, check_count("connections", connections))
+        self.files = RangeReader(
+            options, check_count("connections", connections), check_count("readahead_bytes", readahead_bytes)
+        )
         # while running:
-        self._before: Mark | None = None  # the position of the source after the sample that was read last
+        self._before: Mark | None = None  # of the source, after the last sample; None: the source is there
         self._bytes = 0
 
     def run(self) -> Iterator[Sample]:
@@ -113,39 +114,42 @@ class FetchSamples(Tolerant[Sample]):
 
     def _read(self) -> Iterator[tuple[SampleRef, Part | ShardError]]:
         """Yield each reference with the bytes of its sample, or with the error of reading them."""
-        source = self.source
+        assert self.source is not None
+        refs, files = map(_checked, self.source.items), self.files
+        for ref in refs:
+            if not files.is_local(ref.url):
+                yield from self._read_ahead(itertools.chain([ref], refs))
+                return
+            part: Part | ShardError
+            try:
+                part = files.read_one(ref.url, ref.start, ref.stop + BLOCK)
+            except ShardError as error:
+                part = error
+            yield ref, part
+
+    def _read_ahead(self, refs: Iterable[SampleRef]) -> Iterator[tuple[SampleRef, Part | ShardError]]:
+        """Yield what ``_read`` yields, with many requests ahead of the consumer."""
+        source, taken = self.source, deque[tuple[SampleRef, Mark]]()  # each with the position after it
         assert source is not None
-        self._before = source.mark()
-        taken: deque[tuple[SampleRef, Mark]] = deque()  # what is read ahead, each with the position after it
-        failed: Exception | None = None  # of the source, for when its turn comes
 
         def ranges() -> Iterator[Range]:
-            nonlocal failed
-            yield from [_range_of(ref) for ref, _ in taken]
-            try:
-                for ref in source.items:
-                    taken.append((_checked(ref), source.mark()))
-                    yield _range_of(ref)
-            except Exception as error:
-                failed = error
+            for ref in refs:
+                taken.append((ref, source.mark()))
+                yield Range(ref.url, ref.start, ref.stop + BLOCK)  # with the next header, which begins another sample
 
-        problem: ShardError | None
-        while True:
-            # A reader ends with an error. What it had read ahead is then read again.
-            with closing(self.files.read(ranges())) as parts:  # type: ignore[type-var]
+        with self.files.read(ranges()) as parts:
+            while True:
+                part: Part | ShardError | None
                 try:
-                    for part in parts:
-                        ref, self._before = taken.popleft()
-                        yield ref, part
-                    problem = None
+                    part = next(parts, None)
                 except ShardError as error:
-                    problem = error
-            if problem is None:
-                break
-            ref, self._before = taken.popleft()
-            yield ref, problem
-        if failed is not None:
-            raise failed
+                    if not taken:  # it is of the source
+                        raise
+                    part = error
+                if part is None:
+                    return
+                ref, self._before = taken.popleft()
+                yield ref, part
 
     def mark(self) -> Mark:
         return self._own(self.at), self._before or self.source.mark()  # type: ignore[union-attr]
@@ -173,10 +177,6 @@ class ShownUrls(dict[str, str]):
             self.clear()
         shown = self[url] = redact(url)
         return shown
-
-
-def _range_of(ref: SampleRef) -> Range:
-    return Range(ref.url, ref.start, ref.stop + BLOCK)  # with the next header, which must be of another sample
 
 
 def _checked(ref: object) -> SampleRef:

@@ -16,8 +16,9 @@ from wds_pipes.stages.collating import identity
 class Selecting(Tolerant[Out]):
     """The base of the steps whose arguments are the fields that they select."""
 
-    keeps_count = True
+    keeps_count = keeps_order = True
     holds_nothing = True
+    one_of_each = True
 
     def __init__(
         self, source: Stage[Any], *fields: str, on_error: OnError = "raise", max_errors: int | None = None

@@ -11,6 +11,7 @@ from typing import Any
 
 from wds_pipes.core.counts import Lack
 from wds_pipes.core.lane import Lane
+from wds_pipes.core.numbered import Numbered
 from wds_pipes.core.options import check_choice
 from wds_pipes.core.running import Mark
 from wds_pipes.core.stage import Stage
@@ -18,13 +19,15 @@ from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import ShardWarning
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.load_tar import LoadTar
+from wds_pipes.stages.numbered_samples import numbered_samples
 from wds_pipes.stages.open_shards import OpenShards
 from wds_pipes.stages.sample_errors import (
     check_enough,
     check_more,
     field_twice,
-    key_again,
     last_lacks,
+    no_member,
+    report_repeated,
     unknown_shard,
 )
 from wds_pipes.stages.sample_fields import VARIED, Doubt, KeptFields, SeenFields
@@ -88,11 +91,9 @@ class GroupByKey(Tolerant[Sample]):
     class At:
         skipped: int = 0
         filtered: int = 0
-        # how many samples of the shard came before this place, if the source gave a range of its
-        # samples
+        # how many samples of the shard came before this place, if its number of samples is known
         number: int = 0
-        # what was seen of the shard up to here, see SeenFields; one str, since a mark is taken for
-        # each item
+        # what was seen of the shard up to here, see SeenFields; one str, for cheap marks
         shard: str = ""
 
     keeps_count = True
@@ -116,8 +117,8 @@ class GroupByKey(Tolerant[Sample]):
         name = "callable" if callable(key_split) else check_choice("key_split", key_split, "first-dot", "last-dot")
         self.key_split = None if name == "first-dot" else name
         self.on_repeated_key = check_choice("on_repeated_key", on_repeated_key, "raise", "warn", "ignore")
-        # While running, where a resume opens the source: the offset of a member of its current
-        # shard if that is enough, else a mark.
+        # While running, where a resume opens the source: at the offset of a member of its current
+        # shard, or at a mark.
         self._offset = -1
         self._before: Mark | None = None
         self._seen = SeenFields()  # while running, at.shard as values
@@ -147,6 +148,9 @@ class GroupByKey(Tolerant[Sample]):
                 running._opened = step
                 break
         return running
+
+    def numbered(self, lane: Lane, mark: Mark | None) -> Numbered[Sample] | None:
+        return numbered_samples(self, lane, mark)
 
     def run(self) -> Iterator[Sample]:
         # One loop over the members, since a call for each member would cost more than the rest of
@@ -185,10 +189,10 @@ class GroupByKey(Tolerant[Sample]):
             try:
                 shard, name, data, offset = member
             except (TypeError, ValueError):
-                raise _no_member(member) from None
+                raise no_member(member) from None
             if (shard is not url and shard != url) or offset <= last:  # 1
                 if mark and not isinstance(member, TarMember):
-                    raise _no_member(member)
+                    raise no_member(member)
                 ready = self._last(sample, bad, ref)
                 if not first:
                     self._end_shard(ref)
@@ -202,6 +206,9 @@ class GroupByKey(Tolerant[Sample]):
                 here = self._seen  # a new object if a shard has ended
                 if ref is None:
                     at.number = 0
+                elif ref.begin and offset >= ref.begin and not at.number:  # what is before it was not read
+                    at.number, here.partial = ref.start - 1, True
+                    at.shard = str(here)
                 elif first and self._resumed and offset and not at.number:
                     # the saved pipe did not know samples_per_shard
                     here.lost = max(here.lost, 1)
@@ -222,6 +229,8 @@ class GroupByKey(Tolerant[Sample]):
                     if not name:  # a gap or a doubtful place, see tar.reader; the sample may continue after it
                         stem = ""
                         if data in (MARK, END):
+                            if here.partial:
+                                look, width = self._see(str(shard), offset, others)
                             bad, suspect = bad or 1, suspect or 1
                             self._doubt = Doubt(offset, data, here.fields)
                         elif data != EMPTY:
@@ -246,7 +255,9 @@ class GroupByKey(Tolerant[Sample]):
                         self._offset, self._before = -1 if mark else self._doubt.offset if suspect else offset, before
                         yield ready
                     if ref is not None and at.number >= stop:
-                        self._leave(ref, offset)
+                        check_more(ref, offset)
+                        if isinstance(source, LoadTar):
+                            source.leave = True
                         sample, stem, passing = None, "", True
                         continue
                     key, bad, suspect = parts[0], suspect, 0
@@ -254,7 +265,7 @@ class GroupByKey(Tolerant[Sample]):
                         stem, length = f"{key}.", len(key) + 1
                     sample = {"__key__": key, "__url__": shown, **flags}
                     if key in seen:
-                        self._repeated(sample, offset)
+                        report_repeated(sample, offset, self.on_repeated_key)
                     seen.add(key)
                 elif suspect:
                     suspect = 0
@@ -327,6 +338,8 @@ class GroupByKey(Tolerant[Sample]):
         """
         bad = self._judge(sample, bad, ref)
         ready = self._finish(sample, bad, ref)
+        if ready is not None and self._seen.partial and self._seen.missing(ready, self.fields):
+            self._see(ready["__url__"], sys.maxsize, 0)
         if ready is not None and (missing := self._seen.missing(ready, self.fields)):
             warnings.warn(last_lacks(ready, missing), ShardWarning, stacklevel=2)
         return ready
@@ -353,11 +366,15 @@ class GroupByKey(Tolerant[Sample]):
     def lack(self) -> Lack:
         return self._kept.lack(self.at.filtered)._replace(skipped=super().lack.skipped)
 
-    def _leave(self, ref: ShardRef, offset: int) -> None:
-        """Leave a shard, of which all requested samples have come, and another one follows."""
-        check_more(ref, offset)
-        if isinstance(self.source, LoadTar):
-            self.source.leave = True
+    def _see(self, url: str, stop: int, others: int) -> tuple[bool, int]:
+        """See the fields of the members of a shard before ``stop``, which were not all read. Return
+        what ``SeenFields.compares`` returns.
+        """
+        here, wanted = self._seen, self._kept.names
+        if self._opened is not None:
+            here.see(self._opened.members_of(url), splitter(self.split), wanted, stop)
+            self.at.shard = str(here)
+        return here.compares(wanted, others)
 
     def _end_shard(self, ref: ShardRef | None) -> None:
         """End a shard: check that it had the expected number of samples, unless some were lost at
@@ -374,23 +391,8 @@ class GroupByKey(Tolerant[Sample]):
         self.skip(field_twice(sample, field, name, offset))
         self.at.skipped -= 1  # _finish counts the sample, once
 
-    def _repeated(self, sample: Sample, offset: int) -> None:
-        """Raise or warn because of a key that was seen before in this shard."""
-        if self.on_repeated_key == "ignore":
-            return
-        error = key_again(sample, offset)
-        if self.on_repeated_key == "raise":
-            raise error
-        warnings.warn(str(error), ShardWarning, stacklevel=2)
-
     def mark(self) -> Mark:
         at = self.at
         if self._offset >= 0:
             return (at.skipped, at.filtered, at.number, at.shard), self.source.mark_at(self._offset)  # type: ignore[union-attr]
         return self._own(at), self._before or self.source.mark()  # type: ignore[union-attr]
-
-
-def _no_member(item: object) -> TypeError:
-    return TypeError(
-        f"group_by_key() takes the members of tars, and its source gave {item!r:.200}: put .load_tar() before it"
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from wds_pipes.core.lane import LaneFacts
 from wds_pipes.core.options import check_choice, check_count
@@ -15,11 +15,13 @@ from wds_pipes.core.state import read_count
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import ShardError, ShardWarning, StateError
 from wds_pipes.io.compression import KINDS, unreadable
+from wds_pipes.io.open import is_remote
 from wds_pipes.io.secret import hide
 from wds_pipes.io.urls import redact
 from wds_pipes.stages.shard import Shard
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
 from wds_pipes.tar.members import EMPTY, TarMember
+from wds_pipes.tar.offsets import stale_offset
 from wds_pipes.tar.reader import TarReader
 
 
@@ -110,6 +112,8 @@ class LoadTar(Tolerant[TarMember]):
         self.bytes_read = 0  # while running, of the shards that were read to their end
         self._began = 0  # while running, the byte of the shard where reading started
         self._damage_at = -1  # while running, where the last damage of this shard begins
+        # while running, where the part of this shard begins, if what is before it is not read
+        self._part = 0
 
     def run(self) -> Iterator[TarMember]:
         at, source = self.at, self.source
@@ -127,17 +131,18 @@ class LoadTar(Tolerant[TarMember]):
                 )
             try:
                 resumed = at.offset > 0
+                self._part = 0 if resumed else shard.ref.begin or 0
                 try:
-                    stream, at.compression = shard.tar(at.offset, at.compression if resumed else None)
+                    stream, at.compression = self._open(shard)
                 except ShardError as error:
                     shard.refuse(error)
                     at.offset, at.compression = 0, ""
                     continue
-                self._began, self._shard = at.offset, shard
+                self._began, self._shard = at.offset or self._part, shard
                 self._reader = TarReader(
                     stream,
                     url=shard.url,
-                    offset=at.offset,
+                    offset=self._began,
                     want=self.want,
                     max_member_bytes=self.max_member_bytes,
                     on_truncated=self.on_truncated,
@@ -176,6 +181,21 @@ class LoadTar(Tolerant[TarMember]):
             self._reader, self._shard, self._damage_at, at.offset, at.compression = None, None, -1, 0, ""
             self.leave = False
 
+    def _open(self, shard: Shard) -> tuple[BinaryIO, str]:
+        """Return the tar in a shard as a stream at the position or the beginning of its part, and
+        its compression.
+        """
+        offset, part = self.at.offset, self._part
+        if not part:
+            return shard.tar(offset, self.at.compression if offset else None)
+        try:
+            stream, compression = shard.tar(part, "" if is_remote(shard.url) else None)
+        except StateError as error:  # it ends before
+            raise stale_offset(shard.url, part) from error
+        if compression:
+            raise stale_offset(shard.url, part)
+        return stream, compression
+
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
         super().start(0 if self.at.compression else self.at.offset, ahead=ahead)
 
@@ -188,13 +208,15 @@ class LoadTar(Tolerant[TarMember]):
         self._shard.doubt(error)  # type: ignore[union-attr]
         offset, url = getattr(error, "offset", None), getattr(error, "url", None)
         skips = self.skips(error)
+        if offset == self._part > 0 and error.__cause__ is None:
+            raise stale_offset(self._shard.url, self._part) from error  # type: ignore[union-attr]
         if not skips and offset == self._began > 0 and error.__cause__ is None:
             # If the shard were unchanged, this header would have been valid when the state was
             # saved.
             raise StateError(
                 f"the state stands at byte {offset} of shard {url}, and no member starts "
                 "there: the shard was changed or damaged since, or the "
-                f"state is damaged. ({error})"
+                f"state or the index of offsets is damaged. ({error})"
             )
         if not skips:
             raise error
@@ -216,7 +238,7 @@ class LoadTar(Tolerant[TarMember]):
         if reader is not None and reader.ended:
             return (0, "", at.damaged), self.source.mark()
         return (
-            at.offset if reader is None else reader.offset,
+            at.offset if reader is None or reader.offset == self._part else reader.offset,
             at.compression,
             at.damaged,
         ), self._before or self.source.mark()
@@ -226,4 +248,6 @@ class LoadTar(Tolerant[TarMember]):
         gap, a resume meets its damage again.
         """
         at = self.at
+        if self._part and offset == self._part:  # the beginning of this part, as it is also read without an index
+            return (0, "", at.damaged), self._before
         return (offset, at.compression, at.damaged if offset != self._damage_at else at.damaged - 1), self._before

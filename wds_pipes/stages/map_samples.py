@@ -38,7 +38,8 @@ class MapSamples(Tolerant[Any]):
     resume, whatever came before. A dict sample is identified by its ``__key__`` and the number of
     its shard in the list of shards (or by its ``__url__``, if no list has it). So it also draws the
     same numbers in another order, with another number of workers, and after its shards were moved.
-    Any other sample is identified by its number in the lane.
+    Any other sample is identified by its place in the order of a ``SampleList``, if the steps
+    before keep number and order, and else by its number in the lane.
 
     Args:
         source: any pipe.
@@ -73,7 +74,7 @@ class MapSamples(Tolerant[Any]):
         skipped: int = 0
         filtered: int = 0
 
-    keeps_count = True
+    keeps_count = keeps_order = True
     holds_nothing = True
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -25,6 +25,8 @@ from wds_pipes.stages.cache_shards import CacheShards
 from wds_pipes.stages.shard import Shard
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shard_ref import ShardRef
+from wds_pipes.tar.members import TarMember
+from wds_pipes.tar.reader import TarReader
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
@@ -128,7 +130,7 @@ class OpenShards(Tolerant[Shard]):
             raise ValueError(f"timeout_seconds must be a positive number, not {timeout_seconds!r}")
         if storage_options is None:
             storage_options = source.storage_options
-        reading = Reading(
+        self.reading = reading = Reading(
             storage_options or {},
             check_count("readahead_bytes", readahead_bytes, least=1 << 20),
             check_count("connections", connections),
@@ -190,7 +192,8 @@ class OpenShards(Tolerant[Shard]):
         self._look_ahead(1)
         if self._next and is_remote(self._next[0][0].url):
             self._queue = ReadQueue(self.opener.client, ahead=ahead)
-            self._next[0][0].read_ahead(offset)
+            shard = self._next[0][0]
+            shard.read_ahead(offset or shard.ref.begin or 0)
 
     def _end(self) -> None:
         """End the read queue: all shards were yielded. A step after this one, such as a shuffle,
@@ -218,6 +221,8 @@ class OpenShards(Tolerant[Shard]):
         assert self.source is not None
         while len(self._next) < count and (url := next(self.source.items, None)) is not None:
             ref = self._ref(url)
+            if self.cache is not None and is_remote(ref.url):
+                ref = replace(ref, begin=None)  # only what is read from its beginning is stored
             self._next.append((Shard(ref, partial(self._opening, ref), self._refuse), self.source.mark()))
 
     def _ref(self, item: Any) -> ShardRef:
@@ -254,6 +259,14 @@ class OpenShards(Tolerant[Shard]):
         found = next((ref for text, ref in reversed(self._yielded) if text is url), None)
         return found or next((ref for text, ref in reversed(self._yielded) if text == url), None)
 
+    def members_of(self, url: str) -> Iterator[TarMember]:
+        """Yield the members of a shard, one of those that were yielded last, from its beginning,
+        without their data.
+        """
+        if (ref := self.ref_of(url)) is not None:
+            with self.opener.open(ref.url) as stream:
+                yield from TarReader(stream, url=ref.url, want=lambda name: False, on_truncated="ignore", doubts=True)
+
     def _opening(self, ref: ShardRef, start: int, wait: bool) -> BinaryIO:
         open_url = partial(self.opener.open, ref.url, start, size=ref.size, md5=ref.md5)
         if self.cache is not None or not is_remote(ref.url):
@@ -272,7 +285,7 @@ class OpenShards(Tolerant[Shard]):
         """
         for shard, _ in self._next:
             if is_remote(shard.url) and not shard.is_open:
-                shard.read_ahead()
+                shard.read_ahead(shard.ref.begin or 0)
 
     def _open_now(self, shard: Shard) -> bool:
         try:

@@ -33,8 +33,9 @@ class RenameFields(Tolerant[dict[str, Any]]):
     Checkpoint: the number of skipped samples. A resume reads nothing again.
     """
 
-    keeps_count = True
+    keeps_count = keeps_order = True
     holds_nothing = True
+    one_of_each = True
 
     def __init__(
         self,

@@ -6,22 +6,27 @@ nothing was lost at damage that the caller chose to skip.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from wds_pipes.core.words import plural
-from wds_pipes.errors import SampleError, ShardError
+from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.urls import redact
 from wds_pipes.stages.shard_ref import ShardRef
+from wds_pipes.tar.offsets import stale_offset
 
 
 def check_more(ref: ShardRef, offset: int) -> None:
     """Check that a shard may have a sample at ``offset``, after all samples that ``ref`` means:
-    ``ref`` must mean only the first ones.
+    ``ref`` must not mean its last ones, and must not know another place.
 
     Raises:
-        ShardError: the shard has more samples than are known.
+        ShardError: the shard has more samples than are known, or the index of offsets is that of
+            another shard.
     """
+    if ref.end not in (None, offset):
+        raise stale_offset(ref.url, ref.end)
     if ref.stop == ref.of:
         url = redact(ref.url)
         said = f"the {ref.of} that samples_per_shard or the index says"
@@ -65,6 +70,13 @@ def field_twice(sample: dict[str, Any], field: str, name: str, offset: int) -> S
     return SampleError(message, url=url, key=key, offset=offset)
 
 
+def no_member(item: object) -> TypeError:
+    """Return the error for an item that is no member of a tar."""
+    return TypeError(
+        f"group_by_key() takes the members of tars, and its source gave {item!r:.200}: put .load_tar() before it"
+    )
+
+
 def key_again(sample: dict[str, Any], offset: int) -> SampleError:
     """Return the error for a key that was seen before in this shard."""
     url, key = redact(sample["__url__"]), sample["__key__"]
@@ -75,6 +87,14 @@ def key_again(sample: dict[str, Any], offset: int) -> SampleError:
         "(A resume from here on does not see what came before.)"
     )
     return SampleError(message, url=url, key=key, offset=offset)
+
+
+def report_repeated(sample: dict[str, Any], offset: int, choice: str) -> None:
+    """Raise, warn of or ignore a key that was seen before in this shard."""
+    if choice == "raise":
+        raise key_again(sample, offset)
+    if choice == "warn":
+        warnings.warn(str(key_again(sample, offset)), ShardWarning, stacklevel=3)
 
 
 def last_lacks(sample: dict[str, Any], missing: Sequence[str]) -> str:

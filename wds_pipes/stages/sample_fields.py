@@ -13,16 +13,17 @@ tar. What can be compared is its neighbours: usually all samples of a shard have
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from wds_pipes.core.counts import Lack
 from wds_pipes.core.state import damaged
 from wds_pipes.core.suggest import nearest
-from wds_pipes.tar.keys import KeySplit, lacks, splitter
-from wds_pipes.tar.members import END, MARK
+from wds_pipes.tar.keys import KeySplit, has_field, lacks, splitter, with_field
+from wds_pipes.tar.members import END, MARK, TarMember
 
+Split = Callable[[str], tuple[str, str] | None]
 ENOUGH, VARIED = 3, 4  # values of SeenFields.alike
 _MOST_MET = 200  # how many names of fields are kept for messages
 
@@ -51,23 +52,51 @@ class SeenFields:
             they differ.
         lost: 1: samples were lost, or were not counted; 2: also, what follows may lie inside
             another member.
+        partial: whether the shard was not read from its beginning: ``see`` reads what is missing.
     """
 
     fields: str = ""
     alike: int = 0
     lost: int = 0
+    partial: bool = False
 
     @classmethod
     def parse(cls, text: str) -> SeenFields:
         """Return the value that ``str`` wrote."""
         if not text:
             return cls()
-        if len(text) < 2 or text[0] not in "01234" or text[1] not in "012":
+        if len(text) < 2 or text[0] not in "01234" or text[1] not in "012345":
             raise damaged(f"group_by_key cannot stand at shard={text!r:.80}")
-        return cls(text[2:], int(text[0]), int(text[1]))
+        lost = int(text[1])
+        return cls(text[2:], int(text[0]), lost % 3, lost > 2)
 
     def __str__(self) -> str:
-        return f"{self.alike}{self.lost}{self.fields}"
+        return f"{self.alike}{self.lost + 3 * self.partial}{self.fields}"
+
+    def see(self, members: Iterable[TarMember], split: Split, wanted: Set[str] | None, stop: int) -> None:
+        """See the members of the shard that start before byte ``stop``, from its first one on, with
+        or without their data; all were found to be whole.
+        """
+        self.fields, self.alike, self.partial = "", 0, False
+        key, sample = "", set[str]()
+        for _, name, _, offset in members:
+            if offset >= stop:
+                break
+            parts = split(name) if name else None
+            if parts is None:
+                continue
+            field = parts[1].lower()
+            if parts[0] != key or not sample:
+                kept = sample if wanted is None else sample & wanted
+                look, width = self.compares(wanted, 0)
+                if look and sample and len(kept) != width:
+                    self.add(kept, wanted)
+                key, sample = parts[0], set()
+            sample.add(field)
+            if not has_field(self.fields, field):
+                self.fields = with_field(self.fields, field)
+                if self.alike:
+                    self.alike = VARIED
 
     def compares(self, wanted: Container[str] | None, others: int) -> tuple[bool, int]:
         """Return whether to compare the next whole sample with those before it, and the number of

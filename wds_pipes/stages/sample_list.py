@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,10 @@ from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.urls import Urls, at_home, redact
 from wds_pipes.stages.sample_ref import SampleRef
 from wds_pipes.stages.shard_source import ShardRange, ShardSource, shortened_url
-from wds_pipes.tar.index import list_shards
+from wds_pipes.tar.index import counts_of, list_shards
 from wds_pipes.tar.located import Located
+from wds_pipes.tar.sample_numbers import described, numbers_at
+from wds_pipes.tar.views import Selection, Selector
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -42,16 +44,25 @@ class SampleList(ShardSource[SampleRef]):
     an epoch is shuffled as a whole, not shard by shard and in a window: each sample may come at any
     place. The sample at a place is a function of (seed, epoch, place), which is computed when its
     turn comes, so an order of 10**9 samples takes no memory, and a resume costs the same at any
-    place. ``PipeLoader`` gives the batches of this one order on any number of ranks and workers.
+    place. ``PipeLoader`` yields the batches of this one order on any number of ranks and workers,
+    unless a later step changes the number or order of the samples.
 
     Args:
-        urls: the shards, as ``ShardList`` takes them, also by an ``index.json``; uncompressed.
+        urls: the shards, as ``ShardList`` takes them; uncompressed. If it is an ``index.json``, the
+            indexes of offsets are read when they are needed, and none to count the samples.
         index: where the indexes of offsets are: True: beside the shards; or a directory, where they
             have the base names of the shards.
         shuffle: permute the samples, differently in each epoch. Otherwise they come in order.
         block_samples: with ``shuffle``, permute runs of this many neighbours, which stay together
             and are read by one request. The last run may be shorter. A following
-            ``shuffle_buffer`` can mix the runs.
+            ``shuffle_buffer`` can mix the runs. In a view, they are neighbours of the view.
+        where: which samples, in the forms that ``IndexedShards.select`` takes: a condition over
+            metadata, such as ``"clip > 0.28 and width >= 256"``; keys, ``"@keys.txt"``; a part of
+            ``split_by_key``; ``slice(None, None, 10)``; numbers of samples. None: all. It is
+            evaluated once, when the list is built. Workers that are not forked are sent the
+            result, which has 8 bytes for each sample; a slice or a range has none.
+        exclude: which of these samples to leave out, in the same forms.
+        metadata: where the tables of metadata are, as in ``IndexedShards.select``.
         seed: the integer, of 64 bits, from which all random decisions of the pipeline derive.
         storage_options: how to reach the storage, as fsspec takes it.
         connections: how many remote indexes are read at once.
@@ -59,19 +70,24 @@ class SampleList(ShardSource[SampleRef]):
 
     Raises:
         ValueError, TypeError: when built: nothing matches, or an argument does not fit.
-        ShardError: a shard has no index, or it is damaged or of another shard.
+        IndexError: there is no sample with a number in ``where``.
+        ShardError: a shard has no index or no table of metadata, or it is damaged or of another
+            shard.
+        SampleError: several samples have one of the keys.
 
-    Checkpoint: one number. A resume reads nothing again.
+    Checkpoint: one number. A resume reads nothing again. The state of a view fits only a list that
+    selects the same samples, however that is written.
     """
 
     @dataclass(slots=True)
     class At:
         next: int = 0  # how many of the lane's ranges of the order are done
         inside: int = 0  # how many places of the next one
+        padded: int = 0  # how many samples of its stripe were repeats
 
-    keeps_count = True
+    keeps_count = keeps_order = has_global_order = True
     gives = "references"
-    order_options = ("shuffle", "block_samples")
+    order_options = ("shuffle", "block_samples", "view")
 
     def __init__(
         self,
@@ -81,6 +97,9 @@ class SampleList(ShardSource[SampleRef]):
         shuffle: bool = False,
         block_samples: int = 1,
         seed: int = 0,
+        where: Selection | None = None,
+        exclude: Selection | None = None,
+        metadata: str | os.PathLike[str] | None = None,
         storage_options: dict[str, Any] | None = None,
         connections: int = 8,
         moved: bool = False,
@@ -97,22 +116,34 @@ class SampleList(ShardSource[SampleRef]):
         folder = None if index is True else at_home(os.fspath(index))  # type: ignore[arg-type]
         connections = check_count("connections", connections)
         files = RangeReader(storage_options, connections)
-        self._located = Located(self.urls, folder, files, storage_options, connections)
-        self.count = self._located.starts[-1]
+        counts = counts_of(self.facts)
+        self._located = Located(self.urls, folder, files, storage_options, connections, counts=counts)
+        every = range(self._located.starts[-1])
+        self._view = Selector(self._located, storage_options, connections).select(every, where, exclude, metadata)
+        self.count = len(self._view)
+        if every and not self.count:
+            raise ValueError(
+                f"the view has no sample: where= and exclude= leave none of {plural(len(every), 'sample')}"
+            )
+        self.view = described(self._view, len(every))  # a part of the order
         self.samples = [stop - start for start, stop in pairwise(self._located.starts)]
 
     def run(self) -> Iterator[SampleRef]:
-        at, lane, located, urls = self.at, self.lane, self._located, self.urls
-        order = self.order(lane.seed, lane.epoch)
+        at, lane, located, view = self.at, self.lane, self._located, self._view
+        order, starts, files = self.order(lane.seed, lane.epoch), np.array(located.starts), _Files(self.urls, located)
+        striped = lane.shards is None
         for run in self._runs(lane):
             for places, repeats in run:
-                numbers = places if order is None else order.numbers_at(places)
-                for number, repeat in zip(numbers.tolist(), repeats):
+                numbers = numbers_at(view, places if order is None else order.numbers_at(places))
+                shards = np.searchsorted(starts, numbers, side="right") - 1
+                insides = numbers - starts[shards]
+                for number, shard, inside, repeat in zip(numbers.tolist(), shards.tolist(), insides.tolist(), repeats):
                     at.inside += 1
-                    shard, place = located.place(number)
-                    offsets, url = located.offsets(shard), urls[shard]
-                    yield SampleRef(url, number, offsets[place], offsets[place + 1], located.index_of(shard), repeat)
-            if lane.shards is not None:
+                    if repeat and striped:  # other repeats are counted by the loader
+                        at.padded += 1
+                    offsets, (url, index_url) = located.offsets(shard), files[shard]
+                    yield SampleRef(url, number, offsets[inside], offsets[inside + 1], index_url, repeat)
+            if not striped:
                 at.next, at.inside = at.next + 1, 0
 
     def order(self, seed: int, epoch: int) -> Permutation | None:
@@ -150,22 +181,22 @@ class SampleList(ShardSource[SampleRef]):
             )
 
     def _stripe(self, lane: Lane) -> Stripe:
-        return lane.stripe or Stripe(1, ((0, self.count),), self.count)
+        return lane.stripe or Stripe(1, 0, self.count)
 
     def _places_of(self, stripe: Stripe, lane: Lane, done: int) -> _Run:
         """Yield the places of a lane of a stripe from number ``done`` on, and whether each is a
         repeat.
         """
-        ends = np.cumsum([stop - start for start, stop in stripe.ranges])
-        moves = np.array([start for start, _ in stripe.ranges]) - np.concatenate([[0], ends[:-1]])
-        total, count = int(ends[-1]), stripe.count(lane.number, lane.of)
+        count = stripe.count(lane.number, lane.of)
         for first in range(done, count, _BLOCK):
             turns, insides = np.divmod(np.arange(first, min(first + _BLOCK, count)), stripe.size)
-            places = (turns * lane.of + lane.number) * stripe.size + insides  # among those of the ranges
-            repeats = places >= total
-            ranges = np.minimum(np.searchsorted(ends, places, side="right"), len(ends) - 1)
-            places = np.where(repeats, (places - total) % self.count, places + moves[ranges])
-            yield places, itertools.repeat(None) if lane.padding is None else repeats.tolist()
+            places = stripe.start + (turns * lane.of + lane.number) * stripe.size + insides
+            repeats = itertools.repeat(None) if lane.padding is None else (places >= self.count).tolist()
+            yield places % self.count, repeats
+
+    def place_in(self, lane: Lane) -> Callable[[int], int] | None:
+        stripe, number, of = self._stripe(lane), lane.number, lane.of
+        return None if lane.shards is not None else lambda taken: stripe.place(taken, number, of) % self.count
 
     # With lanes, when steps change the number of samples, an epoch is divided by blocks of its
     # order, as that of a ShardList is by shards.
@@ -193,12 +224,12 @@ class SampleList(ShardSource[SampleRef]):
         return f"sample {inside:,}{ranges} done ({lane.url})"
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
-        done, inside = mark[0] if mark else (0, 0)
+        done, inside, _ = mark[0] if mark else (0, 0, 0)
         place = self._place(lane, done, inside)
         if place is None:
             return None
         order = self.order(lane.seed, lane.epoch)
-        number = place if order is None else order.number_at(place)
+        number = int(self._view[place if order is None else order.number_at(place)])
         return shortened_url(redact(self.urls[self._located.place(number).shard]))
 
     def _place(self, lane: Lane, done: int, inside: int) -> int | None:
@@ -215,6 +246,18 @@ class SampleList(ShardSource[SampleRef]):
         patterns = options["urls"] if isinstance(options["urls"], (str, os.PathLike, list, tuple)) else self.urls
         count = f"({plural(self.count, 'sample')} in {plural(len(self.urls), 'shard')})"
         return {**options, "urls": patterns}, count
+
+
+class _Files(dict[int, tuple[str, str]]):
+    """The URL of each shard, and that of its index."""
+
+    def __init__(self, urls: list[str], located: Located) -> None:
+        super().__init__()
+        self._urls, self._located = urls, located
+
+    def __missing__(self, shard: int) -> tuple[str, str]:
+        found = self[shard] = self._urls[shard], self._located.index_of(shard)
+        return found
 
 
 # places of an order in blocks, and of each place whether it is a repeat; None: it is not said

@@ -14,12 +14,13 @@ from wds_pipes.core.running import Mark
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.words import plural
 from wds_pipes.io.expand import expand_each
-from wds_pipes.io.urls import Urls, redact
+from wds_pipes.io.urls import Urls, at_home, local_path, redact
 from wds_pipes.stages.proportions import weigh
 from wds_pipes.stages.shard_ref import ShardRef
 from wds_pipes.stages.shard_source import ShardRange, ShardSource, shortened_url
 from wds_pipes.tar.index import find_facts, is_index, listed_shards
 from wds_pipes.tar.index_formats import ShardFacts
+from wds_pipes.tar.shard_offsets import ShardOffsets
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,9 +81,15 @@ class ShardList(ShardSource[ShardRef]):
             the directories of the shards. The format is recognized by content: ``index.json`` of
             wids, which also has sizes and MD5s, and which ``wds-pipes index`` writes;
             ``sizes.json`` or, for a single shard, ``__len__``; ``_info.json`` of timm; ``.idx`` of
-            DALI, one for each shard. An entry belongs to the shard with the same base name or, if
+            DALI, one for each shard; ``X.tar.idx``, an index of offsets, for each ``X.tar``. An
+            entry belongs to the shard with the same base name or, if
             several have it, to the one whose path has the most in common. An index may list more
             shards than ``urls``.
+            Whatever says the numbers of samples, indexes of offsets are also used, if they are
+            beside their shards, or in a directory passed here: ``wds-pipes index --offsets``,
+            ``ShardWriter(offsets=True)`` and Megatron-Energon write them. With them, parts of a
+            shard are read from their first sample on, and ``shuffle_buffer`` resumes without
+            reading its window again. Each is read when its shard needs it.
         storage_options: how to reach the storage: a dict, as fsspec takes it. It is used to list
             remote patterns and read a remote index, and to read the shards, unless ``open_shards``
             has storage_options of its own.
@@ -96,7 +103,8 @@ class ShardList(ShardSource[ShardRef]):
             ``samples_per_shard`` or ``weights`` has another length, ``weights`` are passed without
             ``resampled``, or the index is damaged or does not belong to these shards.
         TypeError: ``urls`` contains something other than strings and paths.
-        ShardError: a store cannot be listed, or the index cannot be read.
+        ShardError: a store cannot be listed, or the index cannot be read. During iteration, an
+            index of offsets is damaged, or is that of another shard.
 
     Checkpoint: the number of shards that were yielded. A resume reads nothing again.
     """
@@ -131,6 +139,10 @@ class ShardList(ShardSource[ShardRef]):
             if self.facts is None
             else [facts.samples or 0 for facts in self.facts]
         )
+        # where the samples of the shards begin; None: there is no index
+        self.offsets: ShardOffsets | None = None
+        if self.facts is not None and self.samples is not None:
+            self.offsets = ShardOffsets(self.urls, self.samples, _folder(index), storage_options)
         if not isinstance(shuffle, bool) or not isinstance(resampled, bool):
             raise TypeError(
                 "shuffle and resampled must be True or False; a window of samples is shuffled by shuffle_buffer(size)"
@@ -213,7 +225,11 @@ class ShardList(ShardSource[ShardRef]):
         size, md5 = (None, None) if self.facts is None else self.facts[number][1:]
         if self.samples is None:
             return ShardRef(self.urls[number], size, md5)
-        return ShardRef(self.urls[number], size, md5, start, stop, self.samples[number])
+        count, begin, end = self.samples[number], None, None
+        if self.offsets is not None and start < stop and (start or stop < count):  # a part of a shard
+            places = self.offsets.of(number)
+            begin, end = (None, None) if places is None else (places[start - 1] if start else None, places[stop])
+        return ShardRef(self.urls[number], size, md5, start, stop, count, begin, end)
 
     @property
     def opened(self) -> int:
@@ -282,3 +298,11 @@ def _samples(given: int | Sequence[int] | None, shards: int) -> list[int] | None
     if len(counts) != shards:
         raise ValueError(f"samples_per_shard has {len(counts)} numbers, and there are {shards} shards")
     return counts
+
+
+def _folder(index: object) -> str | None:
+    """Return the directory that ``index`` names; None: it names none, or files."""
+    if isinstance(index, bool) or not isinstance(index, (str, os.PathLike)):
+        return None
+    name = at_home(os.fspath(index))
+    return name if name.endswith("/") or os.path.isdir(local_path(name) or "") else None

@@ -30,6 +30,9 @@ class ShardRef:
         stop: the number of the sample after the last one to yield; None: all samples, whose number
             is unknown.
         of: how many samples the shard has; None: unknown.
+        begin: the byte at which the sample before ``start`` begins, to read from there; None:
+            unknown, or not needed.
+        end: the byte at which sample ``stop`` begins; None: unknown, or not needed.
     """
 
     url: str
@@ -38,6 +41,8 @@ class ShardRef:
     start: int = 0
     stop: int | None = None
     of: int | None = None
+    begin: int | None = None
+    end: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.url, str):
@@ -54,7 +59,7 @@ class ShardRef:
         return replace(self, url=os.fspath(url))
 
     def _values(self) -> tuple[Any, ...]:
-        return self.url, self.size, self.md5, self.start, self.stop, self.of
+        return self.url, self.size, self.md5, self.start, self.stop, self.of, self.begin, self.end
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str):
@@ -75,6 +80,7 @@ class ShardRef:
         known = [f"{name}={value!r}" for name, value in (("size", self.size), ("md5", self.md5)) if value is not None]
         if self.stop is not None:
             known.append(f"start={self.start}, stop={self.stop}, of={self.of}")
+        known += [f"{name}={value}" for name, value in (("begin", self.begin), ("end", self.end)) if value is not None]
         return f"ShardRef({', '.join([repr(redact(self.url)), *known])})"
 
     if not TYPE_CHECKING:

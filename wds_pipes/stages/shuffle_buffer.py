@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import count
-from typing import Any
+from itertools import chain, count, repeat
+from typing import Any, Generic, NamedTuple, cast
 
 import numpy as np
 
-from wds_pipes.core.lane import LaneFacts
+from wds_pipes.core.counts import Network
+from wds_pipes.core.lane import Lane, LaneFacts
+from wds_pipes.core.numbered import Numbered
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import below
-from wds_pipes.core.running import Mark, Out
+from wds_pipes.core.running import Ended, Mark, Out
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import read_count
 
 _JITTER = 2  # the salt of the jitter
+_LATER = object()  # a sample that is read when it leaves
+# After a resume, so many samples more than those that were held are read when they leave. The first
+# batch then needs no others.
+_MORE = 256
 _MOST = 1 << 53  # the most samples of an epoch: the numbers, plus the jitter and a block, fit into 64 bits
+
+
+class _Ahead(NamedTuple, Generic[Out]):
+    """How a resume goes on without the samples that were held.
+
+    Attributes:
+        items: the samples of the source, from the saved position on.
+        later: how many of them are read when they leave; the source runs from there on.
+        read: these, in the order in which they leave.
+    """
+
+    items: Numbered[Out]
+    later: int
+    read: Iterator[Out]
 
 
 class ShuffleBuffer(Stage[Out]):
@@ -37,8 +57,12 @@ class ShuffleBuffer(Stage[Out]):
         seed: an integer to shuffle by, instead of the seed of ``ShardList``.
 
     Checkpoint: two numbers, and an earlier position of the source. A resume reads at most
-    2.25 * size samples again to fill the buffer. Until the epoch ends, ``counts()`` reports the
-    steps before this one as they were at that earlier position.
+    2.25 * size samples again to fill the buffer. With an index of offsets it reads none again: see
+    ``ShardList(index=...)``. Each held sample is then read when its turn comes, if the steps before
+    this one are ``group_by_key`` without ``fields``, and after it only ``decode_by_ext``,
+    ``select_fields``, ``rename_fields`` or ``to_tuple``, and none of them may skip errors. Until
+    the epoch ends, ``counts()`` reports the steps before this one as they were at that earlier
+    position.
     """
 
     @dataclass(slots=True)
@@ -58,6 +82,7 @@ class ShuffleBuffer(Stage[Out]):
         self.own_seed = None if seed is None else check_count("seed", seed, least=-(1 << 63))
         self.holds = 0  # while running, about how many samples are held
         self._before: Mark | None = None  # while running, the position of the source at sample ``at.first``
+        self._ahead: _Ahead[Out] | None = None  # while running, if it was opened without the samples that it holds
 
     @property
     def held_items(self) -> int:
@@ -76,20 +101,73 @@ class ShuffleBuffer(Stage[Out]):
             return f"a buffer that starts at sample {at.first} cannot have yielded this number of samples"
         return None
 
+    def open(self, lane: Lane, mark: Mark | None = None) -> ShuffleBuffer[Out]:
+        ahead = None if mark is None or isinstance(mark, Ended) else self._look_ahead(lane, mark)
+        if ahead is None:
+            return cast(ShuffleBuffer[Out], super().open(lane, mark))
+        assert mark is not None
+        own, before = mark
+        running = cast(ShuffleBuffer[Out], super().open(lane, (own, ahead.items.mark(ahead.later))))
+        running._before, running._ahead = before, ahead
+        return running
+
+    def _look_ahead(self, lane: Lane, mark: Mark) -> _Ahead[Out] | None:
+        """Return how to go on from a position without reading again what was held there; None: that
+        is not possible.
+        """
+        own, before = mark
+        assert self.source is not None
+        at, window = self._at(own), 2 * self.size
+        items = self.source.numbered(lane, before) if at.left else None
+        if items is None:
+            return None
+        # All samples that have left, and all that are held, are among these numbers.
+        more = self._more
+        count = min(at.left - at.first + window + more, items.count)
+        keys = np.arange(count) + below(window, self._key(lane), at.first, count)
+        order = np.argsort(keys, kind="stable")
+        left = min(at.left - at.first, count)
+        # the last one left when the sample with the number of its key had come
+        come = min(int(keys[order[left - 1]]) + 1 if left else 0, items.count)
+        count = min(come + more, items.count)
+        if not items.prepare(count):
+            return None
+        wanted = order[left:]
+        return _Ahead(items, count, items.read(wanted[wanted < count].tolist()))
+
+    @property
+    def _more(self) -> int:
+        """How many samples more than those that were held are read when they leave."""
+        return min(_MORE, max(1, 2 * self.size // 16))
+
+    def _key(self, lane: Lane) -> int:
+        """Return the key of the random numbers of a lane."""
+        return (lane if self.own_seed is None else replace(lane, seed=self.own_seed)).key(_JITTER, self.depth)
+
+    def start(self, offset: int = 0, *, ahead: bool = False) -> None:
+        if self._ahead is None:  # else the source is needed later
+            super().start(offset, ahead=ahead)
+
     def run(self) -> Iterator[Out]:
         at, source, window = self.at, self.source, 2 * self.size
         assert source is not None
-        lane = self.lane if self.own_seed is None else replace(self.lane, seed=self.own_seed)
-        key = lane.key(_JITTER, self.depth)
+        key = self._key(self.lane)
         step = max(1, window // 16)  # a position of the source is kept for each step
         block = step * (1 + 2048 // step)  # the order is computed for one block at a time
         held: list[Any] = [None] * window  # sample i is at place i % window: it leaves before sample i + window arrives
         numbers = keys = np.empty(0, np.int64)  # of the waiting samples, in the order in which they leave
         left, resumed = at.first, at.left  # samples that had left before this position are read again and dropped
-        self._before = source.mark()
-        marks = deque([(at.first, self._before)])
-        edge = at.first + step
-        for start in count(at.first, block):
+        ahead, items, first = self._ahead, source.items, at.first
+        known = first  # samples before this number are read when they leave
+        if ahead is None:
+            self._before = source.mark()
+        else:
+            known += ahead.later
+            soon = min(self._more // 2, ahead.later)
+            items = chain(repeat(_LATER, ahead.later - soon), _begin(source), repeat(_LATER, soon), source.items)
+        marks = deque([(first, self._before)])
+        edge = first + step
+        for start in count(first, block):
             new = np.arange(start, start + block)
             numbers, keys = (
                 np.concatenate([numbers, new]),
@@ -102,12 +180,14 @@ class ShuffleBuffer(Stage[Out]):
             turns = iter([*keys[:leaving].tolist(), -1])
             turn = next(turns)
             number = start - 1
-            for number, item in zip(range(start, start + block), source.items, strict=False):
+            for number, item in zip(range(start, start + block), items, strict=False):
                 held[number % window] = item
                 while turn == number:
                     place = next(places)
                     left += 1
                     if left > resumed:
+                        if ahead is not None and held[place] is _LATER:
+                            held[place] = next(ahead.read)
                         at.left = left
                         yield held[place]
                     held[place] = None
@@ -115,9 +195,12 @@ class ShuffleBuffer(Stage[Out]):
                 if number + 1 == edge:
                     # Every sample that leaves from here on has a key of at least `edge`, so it
                     # arrived less than `window` samples ago.
-                    marks.append((edge, source.mark()))
+                    marks.append((edge, source.mark() if edge >= known else None))
                     while marks[1][0] <= edge - window + 1:
                         marks.popleft()
+                    if marks[0][1] is None:
+                        assert ahead is not None
+                        marks[0] = marks[0][0], ahead.items.mark(marks[0][0] - first)
                     at.first, self._before = marks[0]
                     edge += step
             if number < start + block - 1:
@@ -128,10 +211,41 @@ class ShuffleBuffer(Stage[Out]):
         for place in (rest % window).tolist():
             left += 1
             if left > resumed:
+                if ahead is not None and held[place] is _LATER:
+                    held[place] = next(ahead.read)
                 at.left = left
                 yield held[place]
             held[place] = None
         at.first, self._before = left, source.mark()  # for the counts of the whole epoch
 
+    def close(self) -> None:
+        super().close()
+        if self._ahead is not None:
+            self._ahead.read.close()  # type: ignore[attr-defined]
+
+    @property
+    def bytes_so_far(self) -> int:
+        return super().bytes_so_far + (0 if self._ahead is None else self._ahead.items.bytes_read)
+
+    @property
+    def network(self) -> Network:
+        used = super().network
+        if self._ahead is None:
+            return used
+        return Network(*(one + other for one, other in zip(used, self._ahead.items.network, strict=True)))  # type: ignore[arg-type]
+
+    def stall_clock(self) -> Callable[[], float]:
+        one = super().stall_clock()
+        if self._ahead is None:
+            return one
+        other = self._ahead.items.stall_clock()
+        return lambda: one() + other()
+
     def mark(self) -> Mark:
         return self._own(self.at), self._before or self.source.mark()  # type: ignore[union-attr]
+
+
+def _begin(source: Stage[Any]) -> Iterator[Any]:
+    """Request what a source will need first; yield nothing."""
+    source.start()
+    yield from ()

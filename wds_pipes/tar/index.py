@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from wds_pipes.io.expand import expand, urls_of
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
@@ -22,10 +23,13 @@ from wds_pipes.tar.index_formats import (
     first_dot,
     folder_of,
     last_dot,
+    make_opener,
     parts_of_path,
     path_of,
     read_indexes,
 )
+from wds_pipes.tar.offsets import MEND as MEND_OFFSETS
+from wds_pipes.tar.offsets import OFFSETS, beside, unusable
 
 # File names of an index in the directory of its shards.
 _BESIDE = ("index.json", "sizes.json", "_info.json", "info.json")
@@ -77,6 +81,12 @@ def list_shards(urls: Urls, storage_options: Options = None) -> tuple[list[str],
     return [url for url, _ in shards], [facts for _, facts in shards]
 
 
+def counts_of(facts: Sequence[ShardFacts] | None) -> list[int] | None:
+    """Return how many samples each shard has; None if this is not known of all."""
+    counts = [shard.samples for shard in facts or () if shard.samples is not None]
+    return counts if facts is not None and len(counts) == len(facts) else None
+
+
 def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options = None) -> list[ShardFacts]:
     """What an index says about each of ``urls``.
 
@@ -94,20 +104,21 @@ def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options
     if index is not True and (not isinstance(index, (str, os.PathLike, Iterable)) or isinstance(index, (bytes, dict))):
         raise TypeError(f"index must be the path or URL of an index, a list of them, or True, not {index!r:.80}")
     files: list[str] = []
+    indices: list[Index] = []
     if index is True:
         folders: dict[str, list[str]] = {}
         for url in urls:
             folders.setdefault(folder_of(url), []).append(url)
         for folder, shards in folders.items():
-            files += _look_in(folder, shards, storage_options)
+            _look_in(folder, shards, storage_options, files, indices)
     else:
         items = [index] if isinstance(index, (str, os.PathLike)) else index
         for name in (at_home(url) for item in items for url in urls_of(item)):
             if name.endswith("/") or os.path.isdir(local_path(name) or ""):
-                files += _look_in(name.rstrip("/") + "/", urls, storage_options)
+                _look_in(name.rstrip("/") + "/", urls, storage_options, files, indices)
             else:
                 files += expand(name, storage_options)
-    indices = read_indexes(files, storage_options)
+    indices += read_indexes(files, storage_options) if files else []
     totals = [found for found in indices if found.total is not None]
     if totals:
         total, distinct = totals[0], len(set(urls))
@@ -121,24 +132,89 @@ def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options
     return _Matcher(indices).of(urls)
 
 
-def _look_in(folder: str, shards: Sequence[str], storage_options: Options) -> list[str]:
-    """The index files in a directory: the first kind that exists, in a fixed order.
+def _look_in(
+    folder: str, shards: Sequence[str], storage_options: Options, files: list[str], indices: list[Index]
+) -> None:
+    """Add the index in a directory: the first kind that exists, in a fixed order. It is added to
+    ``files`` if it has to be read.
 
-    An index of DALI is one file per shard.
+    An index of DALI, or of offsets, is one file per shard.
     """
     for name in _BESIDE:
         if _exists(folder + name, storage_options):
-            return [folder + name]
+            files.append(folder + name)
+            return
+    if _exists(first := beside(shards[0], OFFSETS, folder), storage_options):
+        each = list(dict.fromkeys(beside(shard, OFFSETS, folder) for shard in shards))
+        if _is_text(first, storage_options):
+            files += each
+        else:
+            indices += _by_sizes(each, storage_options)
+        return
     for stem in (first_dot, last_dot):
         if _exists(f"{folder}{stem(shards[0])}.idx", storage_options):
-            return list(dict.fromkeys(f"{folder}{stem(shard)}.idx" for shard in shards))
+            files += dict.fromkeys(f"{folder}{stem(shard)}.idx" for shard in shards)
+            return
     if _exists(folder + _LENGTH, storage_options):
-        return [folder + _LENGTH]
+        files.append(folder + _LENGTH)
+        return
     shown = redact(folder) or "the working directory"
     raise ValueError(
         f"there is no index in {shown}: none of {', '.join(_BESIDE)}, {_LENGTH}, or "
-        f"{first_dot(shards[0])}.idx for each shard. {MEND}"
+        f"{base_name(shards[0])}{OFFSETS} or {first_dot(shards[0])}.idx for each shard. {MEND}"
     )
+
+
+def _is_text(url: str, storage_options: Options) -> bool:
+    """Whether a file is an index of DALI."""
+    with make_opener(storage_options, readahead_bytes=1 << 20).open(url) as stream:
+        return stream.read(3) == b"v1."
+
+
+def _by_sizes(urls: Sequence[str], storage_options: Options) -> list[Index]:
+    """The numbers of samples that the sizes of indexes of offsets say."""
+    local = local_path(urls[0]) is not None
+    sizes = list(map(_size, urls)) if local else _sizes_in_store(urls, storage_options)
+    found = []
+    for url, size in zip(urls, sizes, strict=True):
+        if size is None:
+            shard = redact(url.removesuffix(OFFSETS))
+            raise ValueError(f"shard {shard} has no index of offsets: there is no {redact(url)}. {MEND_OFFSETS}")
+        if not size or size % 8:
+            raise unusable(url, f"it has {size} bytes, not 8 for each sample and 8 more")
+        found.append(Index(url, [(path_of(url), ShardFacts(size // 8 - 1))], of_stem=True))
+    return found
+
+
+def _size(url: str) -> int | None:
+    try:
+        return os.stat(local_path(url) or url).st_size
+    except FileNotFoundError:
+        return None
+
+
+def _sizes_in_store(urls: Sequence[str], storage_options: Options) -> list[int | None]:
+    """The sizes of files in one directory of a store: as it lists them, or by one request each."""
+    from wds_pipes.io.remote.file_systems import file_system
+
+    fs, _ = file_system(urls[0], storage_options)
+    names = [file_system(url, storage_options)[1] for url in urls]
+    sizes: dict[str, int] = {}
+    if len(urls) > 1:
+        try:
+            listed = fs.ls(names[0].rpartition("/")[0], detail=True)
+        except Exception:  # not every store lists
+            listed = []
+        sizes = {entry["name"]: entry["size"] for entry in listed if entry.get("size")}
+
+    def size_of(name: str) -> int | None:
+        try:
+            return sizes.get(name) or fs.info(name)["size"] or 0
+        except FileNotFoundError:
+            return None
+
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(size_of, names))
 
 
 def _exists(url: str, storage_options: Options) -> bool:

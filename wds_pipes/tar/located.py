@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from wds_pipes.core.order import hash_text
+from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.ranges import RangeReader
@@ -20,8 +21,18 @@ from wds_pipes.io.urls import redact
 from wds_pipes.tar.dali import unpack_dali
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.index_formats import dali_name, folder_of
-from wds_pipes.tar.offsets import KEYS, MEND, OFFSETS, beside, pack_offsets, unpack_keys, unpack_offsets, unusable
-from wds_pipes.tar.samples import name_of
+from wds_pipes.tar.offsets import (
+    KEYS,
+    MEND,
+    OFFSETS,
+    MissingIndexError,
+    beside,
+    pack_offsets,
+    unpack_keys,
+    unpack_offsets,
+    unusable,
+)
+from wds_pipes.tar.samples import SampleParser, name_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +60,7 @@ class Located:
         files: reads the sizes of local files.
         storage_options: how to reach the storage.
         connections: how many remote indexes are read at once.
+        counts: how many samples each shard has; None: the indexes say it.
 
     Raises:
         ShardError: an index cannot be read, or is damaged.
@@ -61,6 +73,8 @@ class Located:
         files: RangeReader,
         storage_options: dict[str, Any] | None,
         connections: int,
+        *,
+        counts: Sequence[int] | None = None,
     ) -> None:
         self.urls, self._folder, self._files = urls, folder, files
         self._opener = Opener(Reading(storage_options or {}, readahead_bytes=connections << 20))
@@ -68,12 +82,15 @@ class Located:
         # the indexes that were read last, by shard and ending, and the size of each in bytes
         self._held: OrderedDict[tuple[int, str], tuple[Any, int]] = OrderedDict()
         self._bytes = 0
-        if len(urls) > 1 and any(map(is_remote, urls)):
+        self.starts: list[int] = []  # the number of the first sample of each shard, and that of all samples
+        if counts is not None:
+            pass
+        elif len(urls) > 1 and any(map(is_remote, urls)):
             with ThreadPoolExecutor(min(connections, len(urls))) as pool:
                 counts = list(pool.map(self._count, range(len(urls))))
         else:
             counts = list(map(self._count, range(len(urls))))
-        self.starts = [0, *accumulate(counts)]  # the number of the first sample of each shard, and that of all samples
+        self.starts = [0, *accumulate(counts)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_locks": {}, "_held": OrderedDict(), "_bytes": 0}
@@ -107,7 +124,7 @@ class Located:
 
     def _missing(self, shard: int, url: str) -> ShardError:
         shown, what = redact(self.urls[shard]), _NAMES[KEYS if url.endswith(KEYS) else OFFSETS]
-        return ShardError(f"shard {shown} has no {what}: there is no {redact(url)}. {MEND}", url=shown)
+        return MissingIndexError(f"shard {shown} has no {what}: there is no {redact(url)}. {MEND}", url=shown)
 
     def offsets(self, shard: int) -> Sequence[int]:
         """Return the offsets of a shard.
@@ -119,7 +136,14 @@ class Located:
             return cast(Sequence[int], held[0])
         # a number of a memoryview comes faster than one of an array
         found: Sequence[int] = self._load(shard, OFFSETS, lambda data, url: unpack_offsets(data, url).astype("u8").data)
-        url = self.urls[shard]
+        url, count = self.urls[shard], len(found) - 1
+        if self.starts and count != (expected := self.starts[shard + 1] - self.starts[shard]):
+            self._drop((shard, OFFSETS))
+            raise unusable(
+                self.index_of(shard),
+                f"it has {plural(count, 'sample')}, and the shard was counted with {expected}",
+                shard=url,
+            )
         if not is_remote(url):
             end = int(found[-1])
             data, base = self._files.read_one(url, end, end + BLOCK)
@@ -129,6 +153,15 @@ class Located:
                 what = f"it has {size} bytes (it may be cut)" if size < end else "it has more samples"
                 raise self.stale(url, f"{what}, and its samples should end at byte {end}")
         return found
+
+    def key_of(self, number: int) -> str:
+        """Return the key of a sample, from its tar."""
+        shard, place = self.place(number)
+        url, offsets = self.urls[shard], self.offsets(shard)
+        start, stop = offsets[place], offsets[place + 1]
+        part = self._files.read_one(url, start, stop + BLOCK)
+        sample = SampleParser(frozenset(), "first-dot", self.stale).parse(part, start, stop, url, redact(url))
+        return str(sample["__key__"])
 
     def keys(self, shard: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
         """Return the sorted hashes of the keys of a shard, and the numbers of their samples."""

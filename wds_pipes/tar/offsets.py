@@ -37,6 +37,10 @@ OFFSETS, KEYS = ".idx", ".keys"  # what the names of these files add to that of 
 MEND = "Make it with: wds-pipes index SHARDS --offsets"
 
 
+class MissingIndexError(ShardError):
+    """A shard has no index of offsets or of keys."""
+
+
 def beside(url: str, ending: str, folder: str | None = None) -> str:
     """Return the URL of the file of a shard that ends in ``OFFSETS`` or ``KEYS``: beside the shard,
     or in a folder, under the base name of the shard.
@@ -68,13 +72,15 @@ def unpack_offsets(data: bytes, url: str) -> npt.NDArray[np.uint64]:
     messages.
 
     Raises:
+        MissingIndexError: it is an index of DALI.
         ShardError: it is damaged.
     """
     import numpy as np
 
+    if data.startswith(b"v1."):  # not a multiple of 512
+        raise MissingIndexError(str(unusable(url, "it is of DALI, which has other offsets")), url=redact(url))
     if not data or len(data) % 8:
-        kind = "of DALI, which has other offsets" if data.startswith(b"v1.") else "damaged"
-        raise unusable(url, f"it has {len(data)} bytes, not 8 for each sample and 8 more, so it is {kind}")
+        raise unusable(url, f"it has {len(data)} bytes, not 8 for each sample and 8 more, so it is damaged")
     offsets = np.frombuffer(data, "<u8")
     if (offsets % BLOCK).any() or (offsets[1:] <= offsets[:-1]).any() or offsets[-1] >> np.uint64(62):
         raise unusable(url, f"its numbers are not offsets of samples, which rise in steps of {BLOCK} bytes")
@@ -102,6 +108,17 @@ def unusable(url: str, what: str, *, shard: str | None = None) -> ShardError:
     """Return the error for an index that cannot be used."""
     of = "" if shard is None else f" of shard {redact(shard)}"
     return ShardError(f"index {redact(url)}{of} cannot be used: {what}. {MEND}", url=redact(shard or url))
+
+
+def stale_offset(url: str, offset: int) -> ShardError:
+    """Return the error for a shard of which no sample starts where its index of offsets says."""
+    shown = redact(url)
+    return ShardError(
+        f"shard {shown}, byte {offset}: by the index of offsets a sample starts there, and none does: the shard is "
+        f"another than the indexed one. {MEND}",
+        url=shown,
+        offset=offset,
+    )
 
 
 def write_beside(path: str, ending: str, content: bytes) -> None:

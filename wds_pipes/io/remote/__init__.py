@@ -9,7 +9,8 @@ Two threads take part: the consumer, which iterates a pipe, and fsspec's event l
 - ``fetch``: a ``Fetch`` is the event loop's side of a shard, and ``shard``, the consumer's side, is
   a stream.
 - ``block``: a byte range, whose chunks pass from one side to the other; ``transfer``: the requests
-  that fill a block; ``object``: what is known of the shard as a whole.
+  that fill a block; ``object``: what is known of the shard as a whole; ``waits``: how long requests
+  usually wait.
 - ``stores``, ``file_systems``, ``responses``, ``verdicts``: how requests are sent to stores, and
   what their responses and errors mean.
 
@@ -30,7 +31,12 @@ Rules:
 5. A transfer ends with the bytes of its block, or with an error after ``timeout_seconds`` without
    progress. Progress is 1 KB a second on average over that time: a byte now and then is none. The
    time in which the consumer leaves no room does not count.
-6. The event loop owns everything, except the chunks that wait for the consumer: both threads use
+6. A range that is read alone (with ``stop``) may have several requests at once, when the first one
+   stalls. All are checked against the same object. The first that gets bytes is used, and the
+   others are cancelled; an error of a second request is ignored, and one of the first request is
+   final, as if there were no second one. So the clock decides how many requests are made, and never
+   which bytes come out.
+7. The event loop owns everything, except the chunks that wait for the consumer: both threads use
    these, their sums, and the rows of blocks and shards, and only with the budget's lock. Chunks
    enter and leave through ``add``, ``take`` and ``drop`` of their block; the consumer reaches them
    through ``has_begun`` and ``take`` of the fetch. The lock is one of C, taken by ``with``: Ctrl-C

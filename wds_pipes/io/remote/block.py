@@ -24,6 +24,9 @@ class Block:
         rested: whether it was paused: a server may have closed the connection meanwhile.
         came: how many bytes have arrived in all, including those before ``start`` of a server that
             ignores ranges.
+        quiet_since: since when the request that runs has brought no bytes, in seconds of the loop's
+            clock; None: no request runs, or it is paused.
+        longest_wait: of the requests for it, in seconds without bytes.
         since: from when on more bytes must arrive, in seconds of the loop's clock.
         new_since: from when on new ones must arrive, if a request has to be made again.
         task: the transfer.
@@ -38,6 +41,8 @@ class Block:
         self.error: Exception | None = None
         self.paused: asyncio.Event | None = None
         self.rested = False
+        self.quiet_since: float | None = None
+        self.longest_wait = 0.0
         self.since = self.new_since = 0.0
         self._counted = self._new_counted = 0  # bytes that had arrived at these times: all of them, and new ones
         self._dropped = False
@@ -84,6 +89,12 @@ class Block:
     def is_whole(self) -> bool:
         """Whether all of it has arrived."""
         return self.stop is not None and self.start + self.got >= self.stop
+
+    def end_wait(self, now: float) -> None:
+        """Some bytes have arrived."""
+        if self.quiet_since is not None:
+            self.longest_wait = max(self.longest_wait, now - self.quiet_since)
+        self.quiet_since = now
 
     def begin_time(self, now: float) -> None:
         """From now on there must be progress."""

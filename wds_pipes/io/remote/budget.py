@@ -111,7 +111,8 @@ class Client:
     Attributes:
         responded: the protocols whose stores have responded.
         requests: how many requests were made.
-        retries: how many of these repeated an earlier one.
+        retries: how many of these repeated an earlier one that had failed.
+        hedged: how many of these repeated an earlier one that had stalled.
         bytes_fetched: how many bytes arrived.
         stalled: seconds in which consumers waited for bytes.
     """
@@ -121,7 +122,7 @@ class Client:
         self.budget = budget()
         self.stores = Stores(reading.storage_options, reading.connections, reading.patience)
         self.responded: set[str] = set()
-        self.requests = self.retries = self.bytes_fetched = 0
+        self.requests = self.retries = self.hedged = self.bytes_fetched = 0
         self.stalled = 0.0
         self._latency = self._rate = 0.0  # seconds from a request to its response, and bytes a second of a connection
         _clients.add(self)

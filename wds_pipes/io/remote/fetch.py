@@ -5,6 +5,7 @@ arrived.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from math import ceil
 
@@ -20,6 +21,7 @@ from wds_pipes.io.urls import redact
 
 _LEAST, _MOST = 1 << 20, 16 << 20  # of the byte ranges that are requested, in bytes
 _WAITS = 6  # a range takes at least this many times as long as the wait for its response, if it may
+_BUSY_SECONDS = 0.005  # after which a process that was busy has taken the bytes that had arrived
 _NEARLY = 4 << 20  # when at most this much of a shard has not arrived, the next one is requested
 
 
@@ -41,6 +43,8 @@ class Fetch:
         stop: as above.
         blocks: the byte ranges that were requested and are not used up, in order; guarded by the
             lock.
+        rivals: second requests for the rest of a range whose request has stalled: the first of them
+            that gets bytes is used.
         has_response: whether the store has responded.
         failed: a block has ended in an error.
     """
@@ -51,6 +55,7 @@ class Fetch:
         self.object = RemoteObject(url, size)
         self.end_is_vouched_for = True
         self.blocks: deque[Block] = deque()
+        self.rivals: list[Block] = []
         self.has_response = False
         self.failed = False
         self._given_up = False
@@ -131,7 +136,7 @@ class Fetch:
     @property
     def active(self) -> int:
         """How many connections are used for it."""
-        return sum(not block.done for block in self.blocks)
+        return sum(not block.done for block in self.blocks) + len(self.rivals)
 
     @property
     def read_now(self) -> Block | None:
@@ -143,10 +148,11 @@ class Fetch:
 
     @property
     def nearly_done(self) -> bool:
-        """Whether a single connection still reads it, and has little left."""
+        """Whether a single connection still reads it to its end, and has little left."""
         last = self.blocks[-1] if self.blocks else None
         return (
-            self.active == 1
+            self.stop is None
+            and self.active == 1
             and last is not None
             and not last.done
             and last.stop is not None
@@ -192,11 +198,67 @@ class Fetch:
             stop = start + self._count() if stop is None else min(start + self._count(), stop)
         block = Block(self, start, stop)
         self.blocks.append(block)
+        self._send(block)
+        if self._is_hedged:
+            self._store.waits.count_request()
+            self._watch()
+
+    def _send(self, block: Block) -> None:
         block.task = self._budget.loop.create_task(Transfer(self, block, self._store, self._path).run())
         block.task.add_done_callback(lambda task: self._ended(block, task))
 
+    # A second request for a range that has stalled
+
+    @property
+    def _is_hedged(self) -> bool:
+        """Whether a second request helps: those of stores that do not stream wait for a thread."""
+        return self.stop is not None and self._store.streams
+
+    def _watch(self, *, again: bool = False) -> None:
+        """Make a second request if the last one for the range has stalled, or look again later."""
+        waits, loop = self._store.waits, self._budget.loop
+        last = self.rivals[-1] if self.rivals else self.blocks[-1]
+        if self._given_up or self.failed or last.done or waits.stall == math.inf:
+            return
+        left = waits.stall if last.quiet_since is None else last.quiet_since + waits.stall - loop.time()
+        if left > 0:
+            loop.call_later(left, self._watch)
+        elif not again:  # this process may have been busy, and the bytes have arrived
+            loop.call_later(_BUSY_SECONDS, lambda: self._watch(again=True))
+        else:
+            if waits.allow_second():
+                self._client.hedged += 1
+                self.rivals.append(Block(self, self.blocks[-1].reached, self.stop))
+                self._send(self.rivals[-1])
+            loop.call_later(waits.stall, self._watch)
+
+    def prefer(self, block: Block) -> None:
+        """Use the first of several requests that has bytes, and cancel the others."""
+        first = self.blocks[-1]
+        for other in (first, *self.rivals):
+            if other is not block and other.task is not None and not other.done:
+                other.done = True
+                other.task.cancel()
+        self.rivals.clear()
+        if block is not first:
+            with self._budget.lock:
+                first.stop = first.reached
+                self.blocks.append(block)
+
+    def withdraw(self, block: Block) -> None:
+        """A second request has failed: the first one goes on."""
+        block.done = True
+        self.rivals.remove(block)
+
     def finish(self, block: Block, error: Exception | None = None) -> None:
         """No more bytes of the block will arrive."""
+        if error is not None and block in self.rivals:
+            self.withdraw(block)
+            return
+        if self.rivals:
+            self.prefer(block)
+        if self._is_hedged and error is None:
+            self._store.waits.note(block.longest_wait)
         with self._budget.lock:
             block.done, block.error = True, error
             self.failed = self.failed or error is not None
@@ -233,7 +295,7 @@ class Fetch:
         return error
 
     def _cancel(self) -> None:
-        for block in self.blocks:
+        for block in (*self.blocks, *self.rivals):
             if block.task is not None and not block.done:
                 block.task.cancel()
         if self in self.queue.fetches:

@@ -147,3 +147,24 @@ class ReadQueue:
             return True
         first = self.fetches[0] if self.fetches else None
         return block.fetch is first and not block.chunks and block is first.read_now
+
+
+class RangeQueue(ReadQueue):
+    """Ranges of bytes that are read one after another, each with one request.
+
+    All that are in the queue are requested as soon as there are connections and room, also while
+    the consumer does something else.
+    """
+
+    def _request(self) -> None:
+        active = sum(fetch.active for fetch in self.fetches)
+        for place, fetch in enumerate(self.fetches):
+            if not fetch.can_request:
+                continue
+            if place and active >= self.connections:
+                return
+            if place and not self.has_room:
+                self.budget.blocked = True
+                return
+            fetch.request_next()
+            active += 1

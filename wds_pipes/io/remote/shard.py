@@ -23,8 +23,7 @@ class RemoteShard(io.RawIOBase):
         url: where it is.
         start: the first byte to read.
         size: how many bytes the shard must have; None: any number.
-        stop: the byte after the last one to read, which is requested at once; None: the shard's
-            end.
+        stop: the byte after the last one to read; None: the shard's end.
         whole_queue: whether to close the queue with it.
     """
 
@@ -105,14 +104,14 @@ class RemoteShard(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         into = memoryview(buffer).cast("B")
-        chunk = self._rest or memoryview(self._chunk())
+        chunk = self._rest or memoryview(self.next_chunk())
         count = min(len(chunk), len(into))
         into[:count] = chunk[:count]
         self._rest = chunk[count:] if count < len(chunk) else None
         return count
 
-    def _chunk(self) -> bytes:
-        """The next chunk; empty at the end."""
+    def next_chunk(self) -> bytes:
+        """The next bytes as they arrived; empty at the end. Not to be mixed with ``read``."""
         budget = self._budget
         self._check_process()
         with budget.lock:

@@ -39,6 +39,7 @@ from wds_pipes.io.remote.responses import (
     request_by_http,
     response_of,
 )
+from wds_pipes.io.remote.waits import Waits
 from wds_pipes.io.threads import DaemonThreads
 from wds_pipes.io.urls import links_of
 
@@ -52,9 +53,11 @@ class Store(Protocol):
     Attributes:
         streams: whether a response arrives in chunks, so that one request can be for all the rest
             of a shard.
+        waits: how long its requests wait for bytes.
     """
 
     streams: bool
+    waits: Waits
 
     async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
         """Request an object from byte ``start`` up to, not including, ``stop`` (None: its end).
@@ -165,7 +168,7 @@ class _Http:
     streams = True
 
     def __init__(self, fs: Any) -> None:
-        self._fs = fs
+        self._fs, self.waits = fs, Waits()
 
     async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
         options = dict(self._fs.kwargs)
@@ -180,7 +183,7 @@ class _Gcs:
     streams = True
 
     def __init__(self, fs: Any, threads: Executor) -> None:
-        self._fs, self._threads = fs, threads
+        self._fs, self._threads, self.waits = fs, threads, Waits()
 
     async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
         fs = self._fs
@@ -198,7 +201,7 @@ class _S3:
     streams = True
 
     def __init__(self, fs: Any) -> None:
-        self._fs = fs
+        self._fs, self.waits = fs, Waits()
         fs.retries = 1
 
     async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
@@ -237,7 +240,7 @@ class _Other:
     streams = False
 
     def __init__(self, fs: Any, threads: Executor, patience: float) -> None:
-        self._fs, self._threads, self._patience = fs, threads, patience
+        self._fs, self._threads, self._patience, self.waits = fs, threads, patience, Waits()
         self._most = _FIRST_RANGE
 
     async def _call(self, name: str, *args: Any) -> Any:

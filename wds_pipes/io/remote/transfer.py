@@ -64,6 +64,9 @@ class Transfer:
             except (ShardError, StateError) as error:
                 return self._fetch.finish(block, error)
             except BaseException as error:  # a SystemExit too, which would end the loop
+                block.quiet_since = None
+                if block in self._fetch.rivals:  # the first request for these bytes still runs
+                    return self._fetch.withdraw(block)
                 if block.got > reached or block.rested:
                     tries, reached, block.rested = 0, block.got, False
                 tries += 1
@@ -99,7 +102,7 @@ class Transfer:
         block, shard, clock = self._block, self._object, self._clock
         at = block.reached
         self._client.requests += 1
-        begin = clock()
+        begin = block.quiet_since = clock()
         end = min(begin + self._reading.patience, block.since + self._reading.timeout_seconds)
         try:
             async with asyncio.timeout_at(end):
@@ -228,9 +231,11 @@ class Transfer:
     async def _take_chunks(self, response: Response, skip: int, limit: asyncio.Timeout, *, to_its_end: bool) -> None:
         """Pass chunks on until the block is whole; the first ``skip`` bytes come before it."""
         block, fetch, queue, lock, client = self._block, self._fetch, self._queue, self._budget.lock, self._client
+        clock = self._clock
         await self._until_it_may_be_read(response, limit)
         async for chunk in response.chunks:
             client.bytes_fetched += len(chunk)
+            block.end_wait(clock())
             block.came += len(chunk)
             if skip:
                 passed = min(skip, len(chunk))
@@ -240,6 +245,8 @@ class Transfer:
                     self._object.refuse_size("more")
                 chunk = chunk[: block.stop - block.reached]
             if chunk:
+                if fetch.rivals:
+                    fetch.prefer(block)
                 block.got += len(chunk)
                 with lock:
                     block.add(chunk)
@@ -269,9 +276,11 @@ class Transfer:
                 self._queue.filled.notify()
             self._rests += 1
             begin = clock()
+            block.quiet_since = None
             limit.reschedule(None)
             response.rest()
             await block.paused.wait()
+            block.quiet_since = clock()
             block.paused, block.rested = None, True
             block.leave_out(clock() - begin)
         now, timeout, end = clock(), self._reading.timeout_seconds, limit.when()

@@ -1,0 +1,119 @@
+"""A request for a range that stalls is made a second time, and the first response is used."""
+
+import itertools
+
+import pytest
+from remote import content
+
+from wds_pipes.io.ranges import Range, RangeReader
+
+STEP, SIZE = 100 << 10, 30_000
+
+
+def ranges(url, count):
+    """Ranges that are too far from each other for one request."""
+    return [
+        Range(url, number * STEP, number * STEP + SIZE)
+        for number in itertools.islice(itertools.cycle(range(19)), count)
+    ]
+
+
+def read(reader, url, count):
+    """The bytes of so many ranges."""
+    wanted = ranges(url, count)
+    return [
+        bytes(part[start - base : stop - base])
+        for (_, start, stop), (part, base) in zip(wanted, reader.read(wanted), strict=True)
+    ]
+
+
+def expected(path, count):
+    return [content(path)[start:stop] for _, start, stop in ranges("", count)]
+
+
+def used_to(store, path, *, connections=4):
+    """A reader that knows how long requests to this store take, and the shard there."""
+    url = store.put("d/a.tar", content(path))
+    reader = RangeReader(store.storage_options, connections)
+    assert read(reader, url, 60) == expected(path, 60)
+    store.faults.clear()
+    return reader, url
+
+
+FOR_EVER = 3600
+
+
+@pytest.mark.parametrize(
+    "fault", [{"latency": FOR_EVER}, {"stall_after": 20_000, "stall": FOR_EVER}], ids=["before", "within"]
+)
+def test_a_stalled_request_is_made_again(fault, remote, local):
+    """Before its response, and in the middle of it, where only the rest is requested."""
+    reader, url = used_to(remote, local[0])
+    remote.faults.rules({"match": remote.reads, "skip": 5, "times": 1, **fault})
+    before = reader.used
+    assert read(reader, url, 30) == expected(local[0], 30)
+    assert reader.used.hedged - before.hedged >= 1
+    assert reader.used.retries == before.retries, "it was not abandoned"
+    stalled = [request for request in remote.faults.stats(remote.reads) if request.faults]
+    assert len(stalled) == 1
+    assert reader.used.bytes_fetched - before.bytes_fetched <= 30 * SIZE + (1 << 16)
+
+
+def test_a_second_request_that_stalls_too(web, local):
+    reader, url = used_to(web, local[0])
+    web.faults.rules({"match": "GET", "skip": 9, "times": 2, "latency": FOR_EVER})
+    assert read(reader, url, 10) == expected(local[0], 10)
+    assert reader.used.hedged == 2
+    assert reader.used.retries == 0
+
+
+def test_at_most_one_of_twenty_is_made_again(web, local):
+    """Whatever stalls: here a server that became slow all at once."""
+    reader, url = used_to(web, local[0], connections=16)
+    web.faults.rules({"match": web.reads, "latency": 0.3})
+    assert read(reader, url, 140) == expected(local[0], 140)
+    assert 1 <= reader.used.hedged <= 0.05 * 200
+    assert reader.used.requests <= 200 + reader.used.hedged
+
+
+def test_what_was_fast_is_not_made_again(web, local):
+    """And the slow requests of a store whose requests are all slow are as usual."""
+    web.faults.rules({"match": web.reads, "latency": 0.2})
+    reader, url = used_to(web, local[0], connections=16)
+    web.faults.rules({"match": web.reads, "latency": 0.2})
+    assert read(reader, url, 60) == expected(local[0], 60)
+    assert reader.used.hedged == 0
+
+
+@pytest.mark.parametrize("when", ["before", "within"])
+def test_a_changed_object_is_never_spliced(when, web, local):
+    """A second request finds another object. Before the first response, the range is all of that
+    one; after it, all of the first one, and the second response is refused.
+    """
+    reader, url = used_to(web, local[0])
+    fault = {"latency": 1.5} if when == "before" else {"stall_after": 20_000, "stall": 1.5}
+    other = {"headers": {"ETag": '"other"'}, "flip": 3}
+    web.faults.rules({"match": web.reads, "times": 1, **fault}, {"match": web.reads, "skip": 1, **other})
+    [found], [first] = read(reader, url, 1), expected(local[0], 1)
+    assert [place for place in range(SIZE) if found[place] != first[place]] == ([3] if when == "before" else [])
+    assert reader.used.hedged >= 1
+    assert reader.used.retries == 0
+
+
+@pytest.mark.parametrize(
+    "fault", [{"status": 503}, {"status": 404}, {"drop": True}, {"truncate": 100}], ids=["503", "404", "reset", "short"]
+)
+def test_a_second_request_that_fails_changes_nothing(fault, web, local):
+    reader, url = used_to(web, local[0])
+    web.faults.rules(
+        {"match": web.reads, "times": 1, "latency": 1}, {"match": web.reads, "skip": 1, "times": 1, **fault}
+    )
+    assert read(reader, url, 1) == expected(local[0], 1)
+    assert reader.used.hedged >= 1
+
+
+def test_the_first_error_is_final(web, local):
+    reader, url = used_to(web, local[0])
+    web.faults.rules({"match": web.reads, "latency": 0.5, "status": 403})
+    with pytest.raises(Exception, match="may not be read"):
+        read(reader, url, 1)

@@ -1,0 +1,206 @@
+"""RangeReader: many ranges of files, in order, from local files and from stores."""
+
+import itertools
+import multiprocessing
+import os
+import pickle
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from remote import content, put_all, tasks
+from waiting import wait_for
+
+import wds_pipes as wp
+from wds_pipes.io.ranges import Range, RangeReader
+from wds_pipes.io.remote.budget import budget
+
+KIB = 1 << 10
+
+
+def data_of(parts, ranges):
+    """The bytes of each range."""
+    return [
+        bytes(part[start - base : stop - base]) for (_, start, stop), (part, base) in zip(ranges, parts, strict=True)
+    ]
+
+
+def requests(store, match=None):
+    return [request for request in store.faults.stats(store.reads) if match is None or match in request.path]
+
+
+def apart(url, count=None, size=1000, step=100 * KIB):
+    """Ranges that are too far from each other for one request; without ``count`` for ever."""
+    numbers = range(count) if count else itertools.cycle(range(15))
+    return (Range(url, number * step, number * step + size) for number in numbers)
+
+
+def test_any_ranges_in_any_order(remote, local):
+    """The bytes are those of the files, whatever is merged, also where a file ends."""
+    files = {url: content(path) for url, path in zip(put_all(remote, local[:2]), local, strict=False)}
+    files[local[2]] = content(local[2])
+    place = st.integers(0, len(files[local[2]]) + 2000) | st.integers(0, 3000)
+    wanted = st.tuples(st.sampled_from(list(files)), place, st.integers(1, 2000) | st.just(200_000))
+
+    @given(st.lists(wanted, max_size=30), st.integers(1, 4), st.booleans())
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    def check(found, connections, ordered):
+        ranges = [Range(url, start, start + size) for url, start, size in (sorted(found) if ordered else found)]
+        reader = RangeReader(remote.storage_options, connections, 1 << 20)
+        expected = [files[url][start:stop] for url, start, stop in ranges]
+        assert data_of(reader.read(iter(ranges)), ranges) == expected
+        assert data_of([reader.read_one(*each) for each in ranges[:3]], ranges[:3]) == expected[:3]
+
+    check()
+
+
+def test_neighbours_are_one_request(web, local):
+    """Up to a connection's share of the bytes."""
+    url, other = put_all(web, local[:2])
+    step = 4 * KIB
+    near = [Range(url, number * step, number * step + 5 * KIB) for number in range(100)]
+    ranges = [*near, Range(other, 0, 10), Range(other, 64 * KIB, 64 * KIB + 10), Range(other, 140 * KIB, 150 * KIB)]
+    data = {url: content(local[0]), other: content(local[1])}
+    reader = RangeReader(None, 4, 1 << 20)
+    assert data_of(reader.read(ranges), ranges) == [data[url][start:stop] for url, start, stop in ranges]
+    assert [request.range for request in sorted(requests(web), key=lambda request: request.started)] == [
+        "bytes=0-259071",
+        "bytes=258048-410623",
+        "bytes=0-65545",
+        "bytes=143360-153599",
+    ]
+
+
+def test_without_end_and_within_bounds(web, local):
+    """At most so many requests at once, and so many bytes that the consumer has not taken."""
+    [url] = put_all(web, local[:1])
+    web.faults.rules({"match": web.reads, "gather": 4})
+    pulled = []
+
+    def ranges():
+        for wanted in apart(url, size=32 * KIB):
+            pulled.append(wanted)
+            yield wanted
+
+    with RangeReader(None, 4, 512 * KIB).read(ranges()) as parts:
+        for _ in range(20):
+            next(parts)
+        # all but the last, which shows that another request begins, while the consumer does nothing
+        wait_for(lambda: [bool(request.ended) for request in requests(web)] == [True] * (len(pulled) - 1))
+        taken, seen = 20, requests(web)
+        assert max(request.live for request in seen) == 4
+        assert (len(pulled) - taken - 1) * 32 <= 512
+        assert sum(request.sent for request in seen) <= taken * 32 * KIB + 512 * KIB
+    assert next(parts, None) is None
+
+
+def test_requests_ahead_are_bounded(web, local):
+    """Also where ranges are tiny."""
+    [url] = put_all(web, local[:1])
+    pulled = []
+    ranges = (pulled.append(wanted) or wanted for wanted in apart(url, size=10))
+    with RangeReader(None, 2).read(ranges) as parts:
+        for taken in range(1, 40):
+            next(parts)
+            assert len(pulled) <= taken + 8 * 2 + 1
+
+
+def test_errors_in_their_places(web, local):
+    """What comes before and after is read."""
+    url, cut = put_all(web, local[:2])
+    none = f"{web.url}/d/none.tar"
+    web.faults.rules({"match": "shard-000001", "status": 403})
+    ranges = [
+        *apart(url, 3),
+        *apart(none, 1),
+        *apart(url, 2),
+        Range(cut, 0, 10),
+        Range(cut, 5, 20),
+        *apart(local[0], 2),
+    ]
+    found = []
+    with RangeReader(None, 4).read(ranges) as parts:
+        for _, start, stop in ranges:
+            try:
+                part, base = next(parts)
+                found.append(bytes(part[start - base : stop - base]) == content(local[0])[start:stop])
+            except wp.ShardError as error:
+                found.append(str(error))
+        assert next(parts, None) is None
+    assert [each is True for each in found] == [True] * 3 + [False] + [True] * 2 + [False] * 2 + [True] * 2
+    assert "none.tar does not exist" in found[3]
+    assert all("may not be read" in each for each in found[6:8])
+
+
+def test_an_error_of_the_ranges_comes_after_what_was_pulled(web, local):
+    [url] = put_all(web, local[:1])
+
+    class Ranges:
+        numbers = itertools.count()
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            if (number := next(self.numbers)) == 3:
+                raise wp.ShardError("no index", url=url)
+            return Range(url, number * 100 * KIB, number * 100 * KIB + 10)
+
+    with RangeReader(None, 4).read(Ranges()) as parts:
+        for _ in range(3):
+            next(parts)
+        with pytest.raises(wp.ShardError, match="no index"):
+            next(parts)
+        assert next(parts)[1] == 400 * KIB
+
+
+@pytest.mark.parametrize("how", ["close", "drop", "error"])
+def test_what_is_not_used_is_cancelled(how, web, local):
+    [url] = put_all(web, local[:1])
+    web.faults.rules({"match": web.reads, "skip": 1, "stall_after": 10, "stall": 3600})
+    parts = RangeReader(None, 4).read(apart(url))
+    next(parts)
+    if how == "close":
+        parts.close()
+        parts.close()
+    elif how == "drop":
+        del parts
+    else:
+        with pytest.raises(KeyboardInterrupt), parts:
+            raise KeyboardInterrupt
+    wait_for(lambda: not tasks() and not budget().queues)
+
+
+def read_there(reader, ranges, expected, queue):
+    queue.put(data_of(reader.read(ranges), ranges) == expected)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_in_other_processes_and_threads(method, web, local):
+    data = dict(zip(put_all(web, local), map(content, local), strict=True))
+    choose = random.Random(1)
+    ranges = [
+        Range(url, start, start + 3000)
+        for url in data
+        for start in (choose.randrange(len(data[url])) for _ in range(9))
+    ]
+    expected = [data[url][start:stop] for url, start, stop in ranges]
+    reader = RangeReader(None, 4)
+    started = reader.read(ranges)
+    next(started)
+    context = multiprocessing.get_context(method)
+    answers = context.Queue()
+    process = context.Process(target=read_there, args=(reader, ranges, expected, answers))
+    process.start()
+    assert answers.get(timeout=60)
+    process.join()
+    started.close()
+    if method == "fork":
+        with ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(lambda _: data_of(reader.read(ranges), ranges), range(12))) == [expected] * 12
+        assert threading.active_count() < 50
+    assert len(pickle.dumps(reader)) < 1000
+    assert os.getpid() == budget().pid

@@ -1,0 +1,498 @@
+"""shuffle_buffer after shards with offsets: a resume that reads nothing again, exact at every cut,
+also of states that were saved without offsets; and parts of a shard, which begin at their first
+sample.
+"""
+
+import io
+import itertools
+import os
+import struct
+import tarfile
+import warnings
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pipelines import FIFTY, after, draw, flat, keys_of, through_json
+from remote import content, put_all, settle
+from tars import pairs, put, tar
+
+import wds_pipes as wp
+from wds_pipes.tar import index_shards
+from wds_pipes.testing import check_resume, make_shards, same
+
+quick = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory):
+    """The shards of ``fifty``, with offsets."""
+    urls = make_shards(tmp_path_factory.mktemp("indexed"), shards=len(FIFTY), samples=FIFTY)
+    index_shards(urls, offsets=True)
+    return urls
+
+
+def shuffled(urls, size=3, *, group=None, load=None, **options):
+    """A pipe of raw samples through a shuffle buffer; by default with the offsets of its shards."""
+    options = {"shuffle": True, "seed": 5, "index": True, **options}
+    return (
+        wp.ShardList(urls, **options)
+        .open_shards()
+        .load_tar(**(load or {}))
+        .group_by_key(**(group or {}))
+        .shuffle_buffer(size)
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 30])
+def test_resumes_exactly(size, tmp_path):
+    urls = make_shards(tmp_path, shards=5, samples=[5, 0, 7, 1, 6])
+    index_shards(urls, offsets=True)
+    epochs = check_resume(lambda: shuffled(urls, size))
+    assert len(epochs[0]) == 19
+    assert same(epochs, [list(pipe) for pipe in [shuffled(urls, size, index=None)] * 2])
+
+
+STEPS = {
+    "decode": lambda pipe: pipe.decode_by_ext().shuffle_buffer(4),
+    "select": lambda pipe: pipe.select_fields("txt").rename_fields({"text": "txt"}).shuffle_buffer(4),
+    "tuple": lambda pipe: pipe.to_tuple("__key__", "cls").shuffle_buffer(4).batch_samples(3),
+    "after": lambda pipe: pipe.shuffle_buffer(4).decode_by_ext().map_samples(draw).batch_samples(3),
+    "two": lambda pipe: pipe.shuffle_buffer(4).shuffle_buffer(3),
+    "take": lambda pipe: pipe.shuffle_buffer(4).take_samples(20),
+    # the present way, since these may leave samples out or hold some
+    "filter": lambda pipe: pipe.filter_samples(lambda sample: sample["__key__"][-1] != "3").shuffle_buffer(4),
+    "map": lambda pipe: pipe.map_samples(draw).shuffle_buffer(4),
+    "torch": lambda pipe: pipe.map(dict).shuffle_buffer(4),
+    "skip": lambda pipe: pipe.decode_by_ext(on_error="skip").shuffle_buffer(4),
+    "interleave": lambda pipe: pipe.interleave_shards(2).shuffle_buffer(4),
+    "interleave after": lambda pipe: pipe.shuffle_buffer(2).interleave_shards(2),
+    "repeat": lambda pipe: pipe.repeat(2).shuffle_buffer(4),
+}
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_steps_before_and_after(steps, tmp_path):
+    urls = make_shards(tmp_path, shards=4, samples=[4, 0, 9, 5])
+    index_shards(urls, offsets=True)
+    make = lambda index: STEPS[steps](  # noqa: E731
+        wp.ShardList(urls, shuffle=True, seed=5, index=index).open_shards().load_tar().group_by_key()
+    )
+    epochs = check_resume(lambda: make(True))
+    assert same(epochs[0], list(make(None)))
+
+
+LOADERS = {
+    "one lane": {},
+    "lanes": {"lanes": 3},
+    "pad": {"lanes": 3, "epoch_end": "pad"},
+    "drop": {"lanes": 3, "epoch_end": "drop"},
+    "loop": {"lanes": 2, "epoch_end": "loop"},
+}
+
+
+@pytest.mark.parametrize("options", LOADERS)
+def test_in_a_loader(options, tmp_path):
+    """Where lanes have parts of shards, are padded, and go on with the next epoch."""
+    urls = make_shards(tmp_path, shards=3, samples=[6, 2, 9])
+    index_shards(urls, offsets=True)
+
+    def make(**more):
+        return wp.PipeLoader(shuffled(urls, 4, **more).batch_samples(2), **LOADERS[options])
+
+    counts = {"index": None, "samples_per_shard": [6, 2, 9]}
+    if options == "loop":
+        whole = list(itertools.islice(make(**counts), 40))
+        for cut in range(0, 30, 4):
+            first = make()
+            after(first, cut)
+            again = make()
+            again.load_state_dict(through_json(first.state_dict()))
+            assert same(list(itertools.islice(again, 40 - cut)), whole[cut:]), cut
+    else:
+        assert same(check_resume(make)[0], list(make(**counts)))
+
+
+def test_in_a_mix(tmp_path):
+    one = make_shards(tmp_path / "a", shards=2, samples=[7, 6])
+    other = make_shards(tmp_path / "b", shards=2, samples=[5, 8], seed=1)
+    index_shards([*one, *other], offsets=True)
+    check_resume(lambda: wp.mix({"a": shuffled(one, 3), "b": shuffled(other, 2)}, exhausted="stop").shuffle_buffer(3))
+
+
+@given(data=st.data())
+@settings(quick, max_examples=40)
+def test_histories(data, indexed):
+    """Cut several times in a row, with and without offsets, and onto other lanes."""
+    size = data.draw(st.integers(1, 30), "size")
+    count = data.draw(st.integers(1, len(indexed)), "shards")
+    urls, samples = indexed[:count], FIFTY[:count]
+
+    def make(offsets):
+        if offsets:
+            return shuffled(urls, size)
+        return shuffled(urls, size, index=None, samples_per_shard=samples)
+
+    whole = keys_of(make(False))
+    done, state = [], None
+    for cut in data.draw(st.lists(st.integers(0, 30), max_size=4), "cuts"):
+        pipe = make(data.draw(st.booleans(), "offsets"))
+        if state is not None:
+            pipe.load_state_dict(state)
+        done += keys_of(itertools.islice(iter(pipe), min(cut, len(whole) - len(done))))
+        state = through_json(pipe.state_dict())
+        assert pipe.counts()["filtered"] == pipe.counts()["skipped"] == 0
+    last = make(data.draw(st.booleans(), "offsets at last"))
+    if state is not None:
+        last.load_state_dict(state)
+    rest = keys_of(last)
+    assert done + rest == whole or (len(done) == len(whole) and sorted(rest) == sorted(whole))
+
+
+@given(data=st.data())
+@settings(quick, max_examples=20)
+def test_histories_of_a_loader(data, indexed):
+    """Each sample of an epoch comes once, over changes of the number of lanes, and the same batches
+    come with and without offsets.
+    """
+    size = data.draw(st.integers(1, 20), "size")
+    cuts = data.draw(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 8), st.booleans()), max_size=3), "cuts")
+
+    def make(lanes, offsets):
+        more = {} if offsets else {"index": None, "samples_per_shard": FIFTY}
+        return wp.PipeLoader(shuffled(indexed, size, **more).batch_samples(3, collate="list"), lanes=lanes)
+
+    def history(flip):
+        state, done = None, []
+        for lanes, cut, offsets in [*cuts, (2, 1000, True)]:
+            loader = make(lanes, offsets ^ flip)
+            if state is not None:
+                loader.load_state_dict(state)
+            done += itertools.islice(iter(loader), cut)
+            state = through_json(loader.state_dict())
+            if state["epoch"]:
+                break
+        return [keys_of(batch) for batch in done]
+
+    found = history(False)
+    assert sorted(flat(found)) == [f"{number:08d}" for number in range(50)]
+    assert found == history(True)
+
+
+def test_more_than_two_windows_after_a_resume(tmp_path):
+    """The window moves on over positions that were computed and such that were read."""
+    urls = make_shards(tmp_path, shards=7, samples=100)
+    index_shards(urls, offsets=True)
+    whole = list(shuffled(urls, 40))
+    for cut in (1, 90, 350, 640, 699, 700):
+        pipe = shuffled(urls, 40)
+        after(pipe, cut)
+        for further in (1, 30, 200):
+            again = shuffled(urls, 40)
+            again.load_state_dict(through_json(pipe.state_dict()))
+            items = list(itertools.islice(again, min(further, 700 - cut)))
+            state = through_json(again.state_dict())
+            assert same(items, whole[cut : cut + further])
+            for index in (True, None):
+                last = shuffled(urls, 40, index=index)
+                last.load_state_dict(state)
+                if cut + further < 700:
+                    assert same(list(last), whole[cut + further :])
+
+
+# What is read
+
+
+BLOB = 20_000
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """Four shards of 400 samples of 20 kB, with offsets and an index.json."""
+    folder = tmp_path_factory.mktemp("large")
+    urls = make_shards(
+        folder, shards=4, samples=400, fields={"bin": lambda rng, number: rng.randbytes(4) * (BLOB // 4)}
+    )
+    index_shards(urls, folder / "index.json", offsets=True)
+    return urls
+
+
+def reads_of_samples(counted):
+    return [(offset, count) for offset, count in counted if count > 8 * 401]
+
+
+@pytest.mark.parametrize("cut", [300, 800, 1400])
+def test_the_first_samples_after_a_resume(cut, large, counted):
+    """No others are read, and each in one request; the source goes on only later."""
+    urls = [f"counted://{url}" for url in large]
+    pipe = shuffled(urls, 1000)
+    whole = keys_of(shuffled(large, 1000))
+    after(pipe, cut)
+    state = pipe.state_dict()
+    counted.clear()
+    again = shuffled(urls, 1000)
+    again.load_state_dict(state)
+    items = iter(again)
+    assert keys_of(itertools.islice(items, 10)) == whole[cut : cut + 10]
+    del items
+    assert sum(count for _, count in reads_of_samples(counted)) <= (10 + 64) * (BLOB + 2048)
+    assert sum(count for _, count in counted) <= (10 + 64) * (BLOB + 2048) + 4 * 8 * 401
+
+
+def test_bytes_are_counted(large):
+    """Those of samples that are read when they leave, too."""
+    pipe = shuffled(large, 200).batch_samples(10)
+    loader = wp.PipeLoader(pipe, lanes=1)
+    after(loader, 100)
+    again = wp.PipeLoader(pipe, lanes=1)
+    again.load_state_dict(loader.state_dict())
+    list(itertools.islice(again, 9))  # the figures are sent with some of the batches
+    stats = again.stats()
+    read = stats["bytes_per_second"] * stats["samples"] / stats["samples_per_second"]
+    assert 80 * BLOB <= read <= 100 * (BLOB + 2048)
+
+
+def test_what_is_not_read_again_at_all(large, counted):
+    """A run from a cut to the end reads each sample that is left once, whatever was held."""
+    urls = [f"counted://{url}" for url in large]
+    pipe = shuffled(urls, 100)
+    after(pipe, 1300)
+    state = pipe.state_dict()
+    counted.clear()
+    again = shuffled(urls, 100)
+    again.load_state_dict(state)
+    assert len(list(again)) == 300
+    assert sum(count for _, count in counted) <= 315 * (BLOB + 2048)
+
+
+def test_parts_of_a_shard(large, counted):
+    """Each of eight lanes reads its half of a shard, and little more."""
+    urls = [f"counted://{url}" for url in large]
+    pipe = wp.ShardList(urls, index=os.path.dirname(large[0])).open_shards().load_tar().group_by_key()
+    loader = wp.PipeLoader(pipe.batch_samples(8), lanes=8)
+    for _ in loader:
+        pass
+    half = 200 * (BLOB + 2048)
+    begun = sorted(offset for offset, _ in counted if offset)
+    assert sum(offset >= half - 300_000 for offset in begun) >= 4
+    stats = loader.stats()
+    read = stats["bytes_per_second"] * stats["samples"] / stats["samples_per_second"]
+    assert read <= 1.02 * 8 * half
+
+
+def test_local_parts_of_a_shard(large):
+    """Also after a repartition, in the middle of parts."""
+    pipe = wp.ShardList(large, index=True).open_shards().load_tar().group_by_key().batch_samples(8)
+    loader = wp.PipeLoader(pipe, lanes=8)
+    taken = list(itertools.islice(loader, 37))
+    again = wp.PipeLoader(pipe, lanes=3)
+    again.load_state_dict(through_json(loader.state_dict()))
+    rest = list(again)
+    keys = [key for batch in [*taken, *rest] for key in batch["__key__"]]
+    assert sorted(keys) == [f"{number:08d}" for number in range(1600)]
+    stats = again.stats()
+    read = stats["bytes_per_second"] * stats["samples"] / stats["samples_per_second"]
+    assert read <= 1.05 * (1600 - 8 * 37) * (BLOB + 2048)
+
+
+def test_from_stores(remote, tmp_path):
+    """S3, GCS and HTTP: exact, and a request for each sample that was held."""
+    local = make_shards(tmp_path, shards=3, samples=[40, 60, 50])
+    index_shards(local, tmp_path / "index.json", offsets=True)
+    urls = put_all(remote, local)
+    put_all(remote, [f"{url}.idx" for url in local])
+    index = remote.put("d/index.json", (tmp_path / "index.json").read_bytes())
+    options = {"storage_options": remote.storage_options}
+    whole = keys_of(shuffled(local, 10))
+    for given in (index, True):
+        pipe = shuffled(urls, 10, index=given, **options)
+        after(pipe, 70)
+        settle(remote)
+        remote.faults.clear()
+        again = shuffled(urls, 10, index=given, **options)
+        again.load_state_dict(through_json(pipe.state_dict()))
+        assert keys_of(again) == whole[70:]
+        indexes = [request for request in remote.faults.stats() if ".idx" in request.path and request.method == "GET"]
+        assert len({request.path for request in indexes}) >= 2
+
+
+# Other ways
+
+
+def test_no_index_for_some_shards(indexed, tmp_path):
+    """The present way, where a shard that is needed has none."""
+    urls = [put(tmp_path / os.path.basename(url), content(url)) for url in indexed]
+    index_shards(urls, tmp_path / "index.json", offsets=True)
+    for number in (0, 2, 5):
+        os.unlink(f"{urls[number]}.idx")
+    check_resume(lambda: shuffled(urls, 4))
+    check_resume(lambda: wp.PipeLoader(shuffled(urls, 4).batch_samples(4), lanes=3))
+
+
+@pytest.mark.parametrize("fields", [["txt"], ["cls", "txt"]])
+def test_only_some_fields(fields, tmp_path):
+    """Of which some samples have none."""
+    members = [(f"{n:03d}.{field}", b"x" * n) for n in range(30) for field in ("cls", "txt") if n % 7 or field == "cls"]
+    url = put(tmp_path / "x.tar", tar(members))
+    index_shards(url, offsets=True)
+    epochs = check_resume(lambda: shuffled(url, 4, group={"fields": fields}))
+    assert len(epochs[0]) == (25 if fields == ["txt"] else 30)
+
+
+def test_errors_that_are_skipped(tmp_path):
+    """The index says other numbers than there are whole samples."""
+    data = tar(pairs(20))
+    url = put(tmp_path / "x.tar", data)
+    index_shards(url, offsets=True)
+    damaged = bytearray(data)
+    damaged[8192 + 148] ^= 1
+    put(tmp_path / "x.tar", bytes(damaged))
+    with pytest.warns(match="."):
+        warnings.warn("the reader warns or not", stacklevel=1)
+        check_resume(lambda: shuffled(url, 4, load={"on_error": "skip"}, group={"on_error": "skip"}))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 5])
+def test_doubtful_places(lanes, tmp_path):
+    """Archives one after another, without an end mark, with samples of varied fields: a part is
+    judged by all samples before it in the shard, as it is without an index.
+    """
+
+    def archive(letter, count):  # the first and last samples have all fields
+        fields = ("cls", "txt", "json")
+        return tar(
+            [
+                (f"{letter}{n:02d}.{field}", b"x" * n)
+                for n in range(count)
+                for field in fields[: 3 - n % 3 * (n < count - 1)]
+            ]
+        )
+
+    whole = archive("a", 9) + archive("b", 8) + archive("c", 7)
+    url = put(tmp_path / "x.tar", whole[: len(whole.rstrip(b"\0")) + 511 & -512])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        index_shards(url, offsets=True)
+
+        def run(**more):
+            return wp.PipeLoader(shuffled(url, 4, **more).batch_samples(2), lanes=lanes)
+
+        try:
+            expected = list(run(index=None, samples_per_shard=24))
+        except wp.WdsError as error:
+            with pytest.raises(type(error)):
+                list(run())
+        else:
+            assert same(check_resume(run)[0], expected)
+
+
+# Indexes
+
+
+def test_counts_come_from_the_sizes_of_indexes(tmp_path):
+    """Of many shards, without reading any; and from the indexes in another directory."""
+    (tmp_path / "there").mkdir()
+    for number in range(300):
+        os.symlink("nowhere", tmp_path / f"{number:04d}.tar")
+        with open(tmp_path / "there" / f"{number:04d}.tar.idx", "wb") as file:
+            file.truncate(8 * (number % 7 + 1))
+    pipe = wp.ShardList(f"{tmp_path}/{{0000..0299}}.tar", index=tmp_path / "there")
+    loader = wp.PipeLoader(pipe.open_shards().load_tar().group_by_key().batch_samples(10), lanes=1)
+    assert len(loader) == -(-sum(number % 7 for number in range(300)) // 10)
+
+
+def test_an_index_of_dali_is_one(tmp_path):
+    """By its content, though its name is that of an index of offsets."""
+    urls = make_shards(tmp_path, shards=2, samples=[10, 14])
+    for url, count in zip(urls, (10, 14), strict=True):
+        text = f"v1.2 {count}\n" + "".join(f"txt 1 2 {number:04d}.txt\n" for number in range(count))
+        put(tmp_path / (os.path.basename(url) + ".idx"), text.encode() + b"\n" * (-len(text) % 8))
+    loader = lambda: wp.PipeLoader(shuffled(urls, 4).batch_samples(4), lanes=3)  # noqa: E731
+    assert sorted(key for batch in loader() for key in batch["__key__"]) == [f"{number:08d}" for number in range(24)]
+    check_resume(loader)
+
+
+def test_a_shard_without_an_index_is_named(indexed, tmp_path):
+    urls = [put(tmp_path / os.path.basename(url), content(url)) for url in indexed[:3]]
+    index_shards(urls, offsets=True)
+    os.unlink(f"{urls[1]}.idx")
+    with pytest.raises(ValueError, match="shard .*000001.tar has no index of offsets.* --offsets"):
+        wp.ShardList(urls, index=True)
+    put(tmp_path / (os.path.basename(urls[1]) + ".idx"), b"12345")
+    with pytest.raises(wp.ShardError, match="it has 5 bytes.* wds-pipes index"):
+        wp.ShardList(urls, index=True)
+
+
+@given(data=st.data())
+@settings(quick, max_examples=150)
+def test_damaged_and_stale_indexes(data, tmp_path_factory):
+    """An error in words that names the command, or the samples that there are."""
+    folder = tmp_path_factory.mktemp("stale")
+    counts = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=3), "counts")
+    urls = make_shards(folder, shards=len(counts), samples=counts)
+    index_shards(urls, folder / "index.json", offsets=True)
+    whole = list(shuffled(urls, 3, index=None, samples_per_shard=counts))
+    lanes = data.draw(st.integers(1, 3), "lanes")
+    path = f"{data.draw(st.sampled_from(urls), 'shard')}.idx"
+    with open(path, "rb") as file:
+        offsets = list(struct.unpack(f"<{os.path.getsize(path) // 8}Q", file.read()))
+    kind = data.draw(st.sampled_from(["cut", "bytes", "moved", "removed", "added", "huge"]), "kind")
+    place = data.draw(st.integers(0, len(offsets) - 1), "place")
+    if kind == "moved":
+        offsets[place] = max(0, offsets[place] + 512 * data.draw(st.integers(-3, 3), "by"))
+    elif kind == "removed":
+        del offsets[place]
+    elif kind == "added":
+        offsets.insert(place, offsets[place] + 512)
+    elif kind == "huge":
+        offsets[place] = 1 << 62
+    content = struct.pack(f"<{len(offsets)}Q", *offsets)
+    if kind == "cut":
+        content = content[: data.draw(st.integers(0, len(content)), "at")]
+    elif kind == "bytes":
+        at = data.draw(st.integers(0, len(content) - 1), "at")
+        content = content[:at] + bytes([content[at] ^ 1 << data.draw(st.integers(0, 7), "bit")]) + content[at + 1 :]
+    with open(path, "wb") as file:
+        file.write(content)
+
+    def check(run):
+        try:
+            found = run()
+        except wp.StateError:
+            return
+        except wp.ShardError as error:
+            assert "wds-pipes index" in str(error) or "make the index again" in str(error), str(error)
+            return
+        known = {sample["__key__"]: sample for sample in whole}
+        assert sorted(known) == sorted(keys_of(found))
+        assert all(same(sample, known[sample["__key__"]]) for sample in found)
+
+    check(lambda: flat(wp.PipeLoader(shuffled(urls, 3).batch_samples(2, collate="list"), lanes=lanes)))
+    cut = data.draw(st.integers(1, sum(counts)), "cut")
+    pipe = shuffled(urls, 3, index=None, samples_per_shard=counts)
+    first = list(itertools.islice(iter(pipe), cut))
+
+    def resumed():
+        again = shuffled(urls, 3)
+        again.load_state_dict(pipe.state_dict())
+        return [*first, *(again if cut < sum(counts) else [])]
+
+    check(resumed)
+
+
+def test_a_shard_written_again_after_its_index(tmp_path):
+    """Said in words: with other samples, with none, and of the same size."""
+    [url] = make_shards(tmp_path, shards=1, samples=12)
+    index_shards(url, tmp_path / "index.json", offsets=True)
+    old = content(url)
+    other = io.BytesIO()
+    with tarfile.open(fileobj=other, mode="w") as archive:
+        for number in range(12):
+            for field, size in (("cls", 700 if number < 6 else 1), ("txt", 5)):
+                info = tarfile.TarInfo(f"{number:08d}.{field}")
+                info.size = size
+                archive.addfile(info, io.BytesIO(bytes(size)))
+    for data in (other.getvalue(), old[: len(old) // 2], bytes(10240)):
+        put(tmp_path / os.path.basename(url), data)
+        with pytest.raises(wp.ShardError, match="wds-pipes index|make the index again"):
+            list(wp.PipeLoader(shuffled(url, 3).batch_samples(2), lanes=2))

@@ -1,0 +1,324 @@
+"""SampleList and fetch_samples: the samples of group_by_key, in one global order."""
+
+import os
+import pickle
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipelines import FIFTY, after, flat, keys_of, samples, through_json
+from remote import bare, content
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import wds_pipes as wp
+from wds_pipes import nodes
+from wds_pipes.core.order import order_of_samples
+from wds_pipes.tar import index_shards
+from wds_pipes.testing import check_resume, make_shards
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory):
+    """The shards of ``fifty``, with offsets."""
+    urls = make_shards(
+        tmp_path_factory.mktemp("indexed"), shards=len(FIFTY), samples=FIFTY, fields=("txt", "cls", "json")
+    )
+    index_shards(urls, offsets=True)
+    return urls
+
+
+@pytest.fixture(scope="module")
+def stream(indexed):
+    return list(samples(indexed, shuffle=False))
+
+
+def fetched(urls, **options):
+    """A pipe of raw samples in random order; ``options`` are those of SampleList."""
+    return wp.SampleList(urls, **{"shuffle": True, "seed": 5, **options}).fetch_samples()
+
+
+def test_the_samples_of_group_by_key(indexed, stream, tmp_path):
+    assert list(fetched(indexed, shuffle=False)) == stream
+    assert sorted(fetched(indexed), key=lambda sample: sample["__key__"]) == stream
+    index_shards(indexed[1:4], tmp_path / "index.json")
+    assert list(fetched(tmp_path / "index.json", shuffle=False)) == stream[FIFTY[0] : sum(FIFTY[:4])]
+    folder = tmp_path / "offsets"
+    folder.mkdir()
+    bare_shards = make_shards(tmp_path / "other", shards=2, samples=4)
+    with pytest.raises(wp.ShardError, match="--offsets"):
+        fetched(bare_shards)
+    index_shards(bare_shards, offsets=folder)
+    assert len(list(fetched(bare_shards, index=folder))) == 8
+
+
+def test_references(indexed, stream):
+    """Without fetch_samples they are values of their own, which say where a sample is."""
+    first = next(iter(wp.SampleList(indexed)))
+    assert first._replace(index_url="") == wp.SampleRef(indexed[0], 0, 0, first.stop, "")
+    assert first.index_url == f"{indexed[0]}.idx"
+    kept = wp.SampleList(indexed).filter_samples(lambda ref: ref.number % 10 == 3).fetch_samples()
+    assert list(kept) == stream[3::10]
+
+
+@given(seed=st.integers(-(1 << 63), (1 << 63) - 1), epoch=st.integers(0, 5), block=st.integers(1, 60))
+@settings(deadline=None, max_examples=30)
+def test_the_order_is_a_function_of_seed_epoch_and_place(seed, epoch, block, indexed, stream):
+    pipe = fetched(indexed, seed=seed, block_samples=block)
+    pipe.set_epoch(epoch)
+    order = order_of_samples(50, seed, epoch, block_samples=block)
+    assert list(pipe) == [stream[order.number_at(place)] for place in range(50)]
+
+
+def test_each_epoch_has_another_order(indexed):
+    pipe = fetched(indexed)
+    first, second = keys_of(pipe), keys_of(pipe)
+    assert first != second
+    assert sorted(first) == sorted(second)
+    assert keys_of(fetched(indexed, shuffle=False)) == sorted(first)
+
+
+@pytest.mark.parametrize("block", [1, 4])
+def test_resumes_at_every_cut(block, indexed):
+    def make():
+        return fetched(indexed, block_samples=block).decode_by_ext().to_tuple("txt", "cls").batch_samples(3)
+
+    check_resume(make)
+    check_resume(lambda: fetched(indexed, block_samples=block).shuffle_buffer(4))
+    check_resume(lambda: wp.SampleList(indexed, shuffle=True).fetch_samples(fields=["cls"], on_error="skip"))
+
+
+def test_the_state_is_one_number(indexed):
+    pipe = fetched(indexed)
+    items = after(pipe, 33)
+    state = through_json(pipe.state_dict())
+    assert state["lanes"]["0"]["position"] == [{"inside": 33}, {}]
+    assert "sample 33 done" in wp.describe_state(state)
+    again = fetched(indexed)
+    again.load_state_dict(state)
+    assert list(again) == list(items)
+
+
+def test_a_state_of_another_order_or_other_data_is_refused(indexed, tmp_path):
+    state = fetched(indexed, block_samples=2).state_dict()
+    for other in (
+        fetched(indexed),
+        fetched(indexed, block_samples=3),
+        fetched(indexed, shuffle=False),
+        fetched(indexed[1:], block_samples=2),
+        fetched(indexed, seed=6, block_samples=2),
+        samples(indexed),
+    ):
+        with pytest.raises(wp.StateError):
+            other.load_state_dict(state)
+    fetched(indexed, block_samples=2).load_state_dict(state)
+    state = fetched(indexed).state_dict()
+    for wrong in ({"inside": 51}, {"inside": -1}, {"inside": "1"}, {"next": 1}, {"next": 1 << 70}, {"inside": 1.5}):
+        broken = through_json(state)
+        broken["lanes"]["0"]["position"] = [wrong, {}]
+        pipe = fetched(indexed)
+        with pytest.raises(wp.StateError):  # noqa: PT012 - when it is loaded, or when it is used
+            pipe.load_state_dict(broken)
+            next(iter(pipe))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_in_a_dataloader(workers, indexed, stream):
+    loader = DataLoader(fetched(indexed).as_dataset(), batch_size=4, num_workers=workers, collate_fn=list)
+    assert sorted(keys_of(flat(loader))) == keys_of(stream)
+    loader = StatefulDataLoader(fetched(indexed).as_dataset(), batch_size=4, num_workers=workers, collate_fn=list)
+    whole = [keys_of(batch) for batch in loader]
+    assert sorted(flat(whole)) == keys_of(stream)
+    loader = StatefulDataLoader(fetched(indexed).as_dataset(), batch_size=4, num_workers=workers, collate_fn=list)
+    items = after(loader, 5)
+    state = loader.state_dict()
+    del items
+    again = StatefulDataLoader(fetched(indexed).as_dataset(), batch_size=4, num_workers=workers, collate_fn=list)
+    again.load_state_dict(state)
+    assert [keys_of(batch) for batch in again] == whole[5:]
+
+
+def test_as_nodes(indexed):
+    from torchdata.nodes import Loader
+
+    node = nodes.FetchSamples(nodes.SampleList(indexed, shuffle=True, seed=5), connections=2)
+    assert list(Loader(node)) == list(fetched(indexed))
+
+
+def test_fields(indexed, tmp_path):
+    pipe = wp.SampleList(indexed).fetch_samples(fields=["jpg;cls"])
+    assert {tuple(sample) for sample in pipe} == {("__key__", "__url__", "cls")}
+    path = tmp_path / "a.tar"
+    with wp.TarWriter(path) as writer:
+        for number in range(6):
+            writer.write({"__key__": f"{number}", "txt" if number % 3 else "cls": str(number)})
+    index_shards(path, offsets=True)
+    with pytest.raises(wp.SampleError, match=r"sample '0' of shard .*a.tar has none of the fields .*'txt'"):
+        list(wp.SampleList(path).fetch_samples(fields=["txt"]))
+    pipe = wp.SampleList(path).fetch_samples(fields=["txt"], on_error="skip")
+    assert keys_of(pipe) == ["1", "2", "4", "5"]
+    assert pipe.counts()["skipped"] == 2
+
+
+def test_damage_is_an_error_in_its_place(tmp_path):
+    path = make_shards(tmp_path, shards=1, samples=9)[0]
+    index_shards(path, offsets=True)
+    whole, offsets = content(path), struct.unpack("<10Q", content(f"{path}.idx"))
+    with open(path, "wb") as file:
+        file.write(whole[: offsets[4] + 6] + b"\xff" * 40 + whole[offsets[4] + 46 :])
+    pipe = wp.SampleList(path).fetch_samples()
+    items = iter(pipe)
+    assert keys_of(next(items) for _ in range(4)) == [f"{number:08d}" for number in range(4)]
+    with pytest.raises(wp.ShardError, match="checksum"):
+        next(items)
+    state = pipe.state_dict()
+    skipping = wp.SampleList(path).fetch_samples(on_error="skip")
+    skipping.load_state_dict(state)
+    assert keys_of(skipping) == [f"{number:08d}" for number in range(5, 9)]
+    limited = wp.SampleList(path).fetch_samples(on_error="skip", max_errors=0)
+    with pytest.raises(wp.ShardError, match="max_errors=0"):
+        list(limited)
+    check_resume(lambda: wp.SampleList(path, shuffle=True).fetch_samples(on_error="skip"))
+
+
+@pytest.mark.parametrize("change", ["longer", "shorter", "other"])
+def test_a_shard_that_is_another_than_the_indexed_one(change, tmp_path):
+    """The error comes in its place; the samples before it are yielded."""
+    urls = make_shards(tmp_path, shards=2, samples=5)
+    index_shards(urls, offsets=True)
+    samples = {"longer": 6, "shorter": 4, "other": 5}[change]
+    fields = {"other": lambda rng, number: b"x" * 2000} if change == "other" else ("txt", "cls")
+    os.replace(make_shards(tmp_path / "new", shards=1, samples=samples, fields=fields)[0], urls[1])
+    items = iter(wp.SampleList(urls).fetch_samples())
+    assert keys_of(next(items) for _ in range(5)) == [f"{number:08d}" for number in range(5)]
+    with pytest.raises(wp.ShardError, match=r"shard-000001.tar.* --offsets"):
+        list(items)
+
+
+def test_what_is_no_reference_is_refused(indexed):
+    with pytest.raises(TypeError, match=r"fetch_samples\(\) takes what SampleList\(...\) yields"):
+        list(wp.ShardList(indexed).fetch_samples())
+    for options in ({"index": False}, {"index": 3}, {"shuffle": 1}, {"block_samples": 0}, {"seed": 1 << 63}):
+        with pytest.raises((TypeError, ValueError), match=next(iter(options))):
+            wp.SampleList(indexed, **options)
+    for options in ({"connections": 0}, {"readahead_bytes": 0}, {"on_error": "ignore"}):
+        with pytest.raises((TypeError, ValueError), match=next(iter(options))):
+            wp.SampleList(indexed).fetch_samples(**options)
+
+
+def test_pickles_and_lengths(indexed, stream):
+    pipe = fetched(indexed)
+    assert len(pipe) == pipe.sample_count() == len(wp.SampleList(indexed)) == 50
+    assert len(pipe.batch_samples(8)) == 7
+    again = pickle.loads(pickle.dumps(pipe))
+    assert list(again) == list(pipe)
+    none = fetched(indexed[3])
+    assert len(none) == 0
+    assert list(none) == []
+
+
+def test_an_index_counts_the_samples(indexed, stream, tmp_path):
+    """No index of offsets is read for it; one that has another number is an error."""
+    index_shards(indexed, tmp_path / "index.json")
+    assert list(fetched(tmp_path / "index.json")) == list(fetched(indexed))
+    other = make_shards(tmp_path / "other", shards=2, samples=4)
+    index_shards(other, tmp_path / "other" / "index.json")
+    pipe = fetched(tmp_path / "other" / "index.json", shuffle=False)
+    assert len(pipe) == 8
+    with pytest.raises(wp.ShardError, match="shard-000000.tar has no index of offsets"):
+        list(pipe)
+    index_shards(other, offsets=True)
+    assert len(list(pipe)) == 8
+    os.replace(f"{indexed[0]}.idx", tmp_path / "kept")
+    try:
+        os.link(f"{other[0]}.idx", f"{indexed[0]}.idx")
+        with pytest.raises(wp.ShardError, match=r"has 4 samples, and the shard was counted with 7.* --offsets"):
+            list(fetched(tmp_path / "index.json", shuffle=False))
+    finally:
+        os.replace(tmp_path / "kept", f"{indexed[0]}.idx")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_in_a_pipeloader_with_lanes(workers, indexed, stream):
+    """A filter changes the number of samples, so each lane has its own part of the order."""
+
+    def make():
+        pipe = fetched(indexed).filter_samples(odd)
+        return wp.PipeLoader(pipe, batch_size=3, num_workers=workers, collate=list)
+
+    whole = [keys_of(batch) for batch in make()]
+    assert sorted(flat(whole)) == [key for key in keys_of(stream) if int(key) % 2]
+    loader = make()
+    items = after(loader, 3)
+    state = loader.state_dict()
+    del items
+    again = make()
+    again.load_state_dict(state)
+    assert [keys_of(batch) for batch in again] == whole[3:]
+    other = wp.PipeLoader(fetched(indexed).filter_samples(odd), batch_size=4, lanes=3, collate=list)
+    other.load_state_dict(state)
+    assert sorted(flat(map(keys_of, other))) == sorted(flat(whole[3:]))
+
+
+def odd(sample):
+    return int(sample["__key__"]) % 2
+
+
+# Remote shards
+
+
+@pytest.fixture
+def far(remote, indexed):
+    """Those shards in a store, with their offsets."""
+    for path in indexed:
+        if data := content(f"{path}.idx"):
+            remote.put(f"d/{os.path.basename(path)}.idx", data)
+    return [remote.put(f"d/{os.path.basename(path)}", content(path)) for path in indexed]
+
+
+def test_remote_samples(remote, far, stream):
+    def make(**options):
+        return wp.SampleList(far, shuffle=True, storage_options=remote.storage_options, **options).fetch_samples()
+
+    whole = list(make())
+    assert sorted(keys_of(whole)) == keys_of(stream)
+    assert all(bare(sample) == bare(stream[int(sample["__key__"])]) for sample in whole)
+    pipe = make()
+    items = after(pipe, 21)
+    again = make()
+    again.load_state_dict(pipe.state_dict())
+    assert list(again) == list(items) == whole[21:]
+
+
+def test_remote_requests(web, tmp_path):
+    """One for each sample or run of neighbours, so many at once; a resume asks for no sample that
+    was yielded.
+    """
+    path = make_shards(tmp_path, shards=1, samples=64, fields={"bin": lambda rng, _: rng.randbytes(200_000)})[0]
+    index_shards(path, offsets=True)
+    url = web.put("d/a.tar", content(path))
+    web.put("d/a.tar.idx", content(f"{path}.idx"))
+
+    def reads():
+        return [request for request in web.faults.stats(web.reads) if not request.path.endswith(".idx")]
+
+    pipe = wp.SampleList(url, shuffle=True, seed=1).fetch_samples(connections=8)
+    assert len(list(pipe)) == 64
+    alone = len(reads())
+    assert 50 < alone <= 64
+    assert max(request.live for request in reads()) <= 8
+    blocks = wp.SampleList(url, shuffle=True, seed=1, block_samples=16).fetch_samples(connections=2)
+    assert len(list(blocks)) == 64
+    assert len(reads()) - alone <= 8
+    whole = list(wp.SampleList(url, shuffle=True, seed=1).fetch_samples())
+    items = after(pipe := wp.SampleList(url, shuffle=True, seed=1).fetch_samples(), 60)
+    state = pipe.state_dict()
+    items.close()
+    before = len(reads())
+    again = wp.SampleList(url, shuffle=True, seed=1).fetch_samples()
+    again.load_state_dict(state)
+    assert list(again) == whole[60:]
+    assert len(reads()) - before <= 4

@@ -1,0 +1,224 @@
+"""The samples of group_by_key by their numbers, read with indexes of offsets."""
+
+from __future__ import annotations
+
+import io
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from wds_pipes.core.counts import Network
+from wds_pipes.core.lane import Lane
+from wds_pipes.core.numbered import Numbered
+from wds_pipes.core.running import Ended, Mark
+from wds_pipes.io.open import is_remote
+from wds_pipes.io.ranges import Part, Range, RangeReader
+from wds_pipes.stages.cache_shards import CacheShards
+from wds_pipes.stages.load_tar import LoadTar
+from wds_pipes.stages.open_shards import OpenShards
+from wds_pipes.stages.sample_fields import SeenFields
+from wds_pipes.stages.shard_list import ShardList
+from wds_pipes.tar.headers import BLOCK
+from wds_pipes.tar.reader import TarReader
+from wds_pipes.tar.samples import SampleParser
+
+# How many remote samples are read one by one; and how many bytes a run of later ones has, and how
+# many may be between two of them. In 50 ms, a connection of 50 MB/s brings 2.5 MB.
+_ONE_BY_ONE = 128
+_MOST_RUN, _MOST_GAP = 2 << 20, 1 << 19
+
+if TYPE_CHECKING:
+    from wds_pipes.stages.group_by_key import GroupByKey
+    from wds_pipes.tar.shard_offsets import ShardOffsets
+
+
+def numbered_samples(group: GroupByKey, lane: Lane, mark: Mark | None) -> NumberedSamples | None:
+    """Return the samples of a chain ``ShardList > open_shards > load_tar > group_by_key`` after a
+    position, by their numbers; None if they are not known without reading the shards: another
+    chain, no index, or steps that may leave samples out.
+    """
+    load = group.source
+    opened = load.source if type(load) is LoadTar else None
+    listed = opened.source if type(opened) is OpenShards else None
+    while type(listed) is CacheShards:
+        listed = listed.source
+    if type(listed) is not ShardList or listed.offsets is None or group.fields is not None:
+        return None
+    assert isinstance(load, LoadTar)
+    assert isinstance(opened, OpenShards)
+    if any(step.changes_count() for step in group.chain):
+        return None
+    if opened.cache is not None and any(map(is_remote, listed.urls)):
+        return None  # the samples would not be read from the cache
+    marks = []  # of each stage, from the last
+    for _ in group.chain:
+        if mark is None or isinstance(mark, Ended):
+            return None
+        own, mark = mark
+        marks.append(own)
+    return NumberedSamples.after(group, (load, opened, listed, listed.offsets), lane, marks)
+
+
+class NumberedSamples(Numbered[dict[str, Any]]):
+    """The samples after a position, by their numbers: see ``numbered_samples``."""
+
+    def __init__(
+        self,
+        group: GroupByKey,
+        steps: tuple[LoadTar, OpenShards, ShardList, ShardOffsets],
+        lane: Lane,
+        own: list[tuple[Any, ...]],
+        ranges: Sequence[tuple[int, int, int]],
+    ) -> None:
+        self._load, opened, listed, self._offsets = steps
+        self._own, self._padding = own, lane.padding
+        self._urls, self._ranges = listed.urls, ranges
+        self._passed = own[-1][0]  # how many shards of the lane are before the first of these ranges
+        self._starts = [0, *accumulate(stop - start for _, start, stop in ranges)]
+        self.count = self._starts[-1]
+        self._files = RangeReader(opened.reading.storage_options, opened.reading.connections)
+        self._parser = SampleParser(None, group.split, self._offsets.stale)
+        self._checker = SampleParser(frozenset(), group.split, self._offsets.stale)
+
+    @classmethod
+    def after(
+        cls,
+        group: GroupByKey,
+        steps: tuple[LoadTar, OpenShards, ShardList, ShardOffsets],
+        lane: Lane,
+        own: list[tuple[Any, ...]],
+    ) -> NumberedSamples | None:
+        """Return the samples after the position whose stages have these values, from the last
+        stage; None if it is not that of a sample.
+        """
+        listed, offsets = steps[2], steps[3]
+        (_, _, number, seen), (offset, compression, _), (passed,) = own[0], own[1], own[-1]
+        ranges = list(listed.order(lane)[passed:])
+        if compression or SeenFields.parse(seen).lost:
+            return None
+        if offset:
+            if not ranges or (places := offsets.of(ranges[0][0])) is None:
+                return None
+            shard, start, stop = ranges[0]
+            first = bisect_left(places, offset, hi=len(places) - 1)
+            if number not in (0, first) or not start <= first <= stop:
+                return None
+            ranges[0] = shard, first, stop
+        return cls(group, steps, lane, own, ranges)
+
+    def prepare(self, count: int) -> bool:
+        last = min(bisect_left(self._starts, count) + 1, len(self._ranges))
+        return self._offsets.read_all(shard for shard, start, stop in self._ranges[:last] if start < stop)
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """Return the place of the range of a sample, and its number in the shard."""
+        place = bisect_right(self._starts, number) - 1
+        return place, self._ranges[place][1] + number - self._starts[place]
+
+    def mark(self, number: int) -> Mark:
+        place, of_shard = self._place(number) if number < self.count else (len(self._ranges), 0)
+        (skipped, filtered, _, _), (_, _, damaged), *others, _ = self._own
+        passed: Mark = (self._passed + place,), None
+        for own in reversed(others):
+            passed = own, passed
+        first = number == self._starts[place]
+        if first and (place or self._own[1][0] == 0):  # the beginning of a range
+            return (skipped, filtered, 0, ""), ((0, "", damaged), passed)
+        start = self._check_start(place, of_shard)
+        seen = str(SeenFields(partial=True))
+        return (skipped, filtered, of_shard, seen), ((start, "", damaged), passed)
+
+    def _check_start(self, place: int, of_shard: int) -> int:
+        """Return where a sample of a range begins, after a check that the one before it in the
+        shard ends there.
+        """
+        url, start, _ = self._range(place, of_shard)
+        if of_shard:
+            before = self._range(place, of_shard - 1)
+            self._checker.parse(self._files.read_one(*before), before.start, start, url, url)
+        return start
+
+    def read(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
+        wanted = list(numbers)
+        ahead: deque[list[int]] = deque()
+
+        def ranges() -> Iterator[Range]:
+            for run in self._runs(wanted):
+                ahead.append(run)
+                first, last = (self._range(*self._place(number)) for number in (run[0], run[-1]))
+                yield Range(first.url, first.start, last.stop)
+
+        ready: dict[int, dict[str, Any]] = {}
+        with closing(self._files.read(ranges())) as parts:
+            for number in wanted:
+                while number not in ready:
+                    part, run = next(parts), ahead.popleft()
+                    ready.update((one, self._sample(part, one)) for one in run)
+                    self.bytes_read += self._range(*self._place(run[-1])).stop - BLOCK
+                    self.bytes_read -= self._range(*self._place(run[0])).start
+                yield ready.pop(number)
+
+    def _runs(self, wanted: list[int]) -> Iterator[list[int]]:
+        """Yield runs of samples of a shard, each read by one request, so that each sample is read
+        when its turn comes, or before. Local samples are read one by one; so are the first remote
+        ones, since a consumer waits for them. Later ones are read with their neighbours.
+        """
+        left = set(wanted)
+        for turn, number in enumerate(wanted):
+            if number not in left:
+                continue
+            run = [number]
+            left.remove(number)
+            shard = self._place(number)[0]
+            if turn >= _ONE_BY_ONE and is_remote(self._urls[self._ranges[shard][0]]):
+                for step in (1, -1):
+                    near, one = number, number + step
+                    while self._starts[shard] <= one < self._starts[shard + 1] and self._bytes(near, one) < _MOST_GAP:
+                        if one in left and self._bytes(run[0], run[-1]) < _MOST_RUN:
+                            run.insert(len(run) if step > 0 else 0, one)
+                            left.remove(one)
+                            near = one
+                        one += step
+            yield run
+
+    def _bytes(self, one: int, other: int) -> int:
+        """Return how far apart two samples of a shard begin."""
+        return abs(self._range(*self._place(one)).start - self._range(*self._place(other)).start)
+
+    def _sample(self, part: Part, number: int) -> dict[str, Any]:
+        """Return a sample from bytes of its shard."""
+        place, of_shard = self._place(number)
+        url, start, stop = self._range(place, of_shard)
+        stop -= BLOCK
+        if of_shard and part[1] <= (before := self._range(place, of_shard - 1).start):
+            self._checker.parse(part, before, start, url, url)  # that of its neighbour ends there
+        if stop - start > self._load.max_member_bytes:
+            self._check_members(part[0][start - part[1] : stop - part[1]], start, url)
+        sample = self._parser.parse(part, start, stop, url, url)
+        if self._padding is not None:
+            key = sample.pop("__key__")
+            sample = {"__key__": key, "__url__": sample.pop("__url__"), "__padding__": self._padding, **sample}
+        return sample
+
+    def _check_members(self, data: bytes, start: int, url: str) -> None:
+        """Raise the ShardError for a member that is too large."""
+        most = self._load.max_member_bytes
+        for _ in TarReader(io.BytesIO(data), url=url, offset=start, max_member_bytes=most, on_truncated="ignore"):
+            pass
+
+    def _range(self, place: int, of_shard: int) -> Range:
+        """Return the bytes of a sample of a range's shard, and of the header after it."""
+        shard = self._ranges[place][0]
+        offsets = self._offsets.of(shard)
+        assert offsets is not None
+        return Range(self._urls[shard], int(offsets[of_shard]), int(offsets[of_shard + 1]) + BLOCK)
+
+    @property
+    def network(self) -> Network:
+        return self._files.network
+
+    def stall_clock(self) -> Callable[[], float]:
+        return self._files.stall_clock()

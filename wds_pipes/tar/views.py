@@ -1,0 +1,318 @@
+"""Views: which of the samples of shards are selected. SampleList and IndexedShards take the same
+selections.
+
+Rules:
+1. Keys are compared by their hashes, which the indexes of keys have. Where a hash does not belong
+   to one sample and one key, the keys in the tars decide. Two samples with one key are an error.
+2. The fingerprint is of the numbers. So selections that are written in different ways are one view
+   if they select the same samples, and a table with other rows makes another view.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from wds_pipes.core.order import hash_text
+from wds_pipes.core.words import plural
+from wds_pipes.errors import SampleError, ShardError
+from wds_pipes.io.open import Opener
+from wds_pipes.io.remote.budget import Reading
+from wds_pipes.io.urls import at_home, redact
+from wds_pipes.tar.index_formats import path_of
+from wds_pipes.tar.located import Located
+from wds_pipes.tar.metadata import ENDINGS, Tables, ending_of, exists
+from wds_pipes.tar.sample_numbers import (
+    KINDS,
+    among,
+    as_array,
+    by_numbers,
+    compact,
+    of_view,
+    repeated,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from wds_pipes.tar.sample_numbers import Numbers
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class KeyRange:
+    """The samples whose keys have hashes in a range: a part that ``split_by_key`` returns.
+
+    Attributes:
+        start: the first hash, as a number from 0 to 1.
+        stop: the end of the hashes, which is not among them.
+    """
+
+    start: float
+    stop: float
+
+    def has(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Return for each hash whether it is in this part: shape (hashes,)."""
+        import numpy as np
+
+        places = (hashes >> np.uint64(11)).astype(np.float64) / (1 << 53)
+        return (self.start <= places) & (places < self.stop)
+
+
+Selection: TypeAlias = "str | os.PathLike[str] | slice | KeyRange | Iterable[int] | Iterable[str] | npt.NDArray[Any]"
+
+
+def split_by_key(shares: Mapping[str, float]) -> dict[str, KeyRange]:
+    """Divide samples by the hashes of their keys, such as ``{"train": 0.9, "val": 0.1}``.
+
+    A key is in the same part whatever other samples there are, so shards may be added later::
+
+        parts = wp.split_by_key({"train": 0.9, "val": 0.1})
+        wp.SampleList("train-{000..099}.tar", where=parts["train"])
+
+    Args:
+        shares: the names of the parts and their shares, which sum to 1. Their order matters.
+
+    Returns:
+        The parts by their names, for ``where`` and ``exclude``.
+
+    Raises:
+        ValueError: the shares do not sum to 1, or one is not above 0.
+    """
+    import numpy as np
+
+    ends = np.cumsum([float(share) for share in shares.values()]).tolist()
+    if not shares or abs(ends[-1] - 1) > 1e-9 or any(not share > 0 for share in shares.values()):
+        raise ValueError(f"the shares must be above 0 and sum to 1, not {dict(shares)}")
+    ends[-1] = 1.0
+    return {name: KeyRange(start, stop) for name, start, stop in zip(shares, [0.0, *ends[:-1]], ends, strict=True)}
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Selects samples of shards.
+
+    Args:
+        located: the samples.
+        storage_options: how to reach the storage.
+        connections: how many indexes and tables are read at once.
+    """
+
+    located: Located
+    storage_options: dict[str, Any] | None
+    connections: int
+
+    def select(
+        self,
+        view: Numbers,
+        where: Selection | None,
+        exclude: Selection | None,
+        metadata: str | os.PathLike[str] | None,
+    ) -> Numbers:
+        """Return a view of a view. Its samples keep their order; those that are selected by numbers
+        come in the order of these.
+
+        Args:
+            view: the numbers of the samples to select from.
+            where: which of them to select; None: all.
+            exclude: which of these to leave out again; None: none.
+            metadata: where the tables of metadata are; None: beside the shards.
+
+        Raises:
+            ValueError, TypeError, IndexError: a selection does not fit.
+            ShardError: an index or a table cannot be read.
+            SampleError: two samples have the same key, and it is not known which is meant.
+        """
+        import numpy as np
+
+        conditions = [one for one in (where, exclude) if isinstance(one, str) and not one.startswith("@")]
+        if metadata is not None and not conditions:
+            raise ValueError("metadata= is for a condition: pass one as where=, such as where='clip > 0.28'")
+        found = view if where is None else self._find(where, view, metadata, "where")
+        if exclude is not None:
+            without = self._find(exclude, view, metadata, "exclude")
+            if len(without):
+                kept = as_array(found)
+                found = compact(kept[~among(kept, np.sort(as_array(without)))])
+        return found
+
+    def _find(self, wanted: Any, view: Numbers, metadata: str | os.PathLike[str] | None, option: str) -> Numbers:
+        """Return the samples of a view that a selection has."""
+        if isinstance(wanted, KeyRange):
+            return of_view(view, self._by_hash(wanted))
+        if isinstance(wanted, str) and not wanted.startswith("@"):
+            return of_view(view, self._by_condition(wanted, metadata))
+        if isinstance(wanted, (str, os.PathLike)):
+            text = os.fspath(wanted)
+            wanted = self._listed(text[1:] if isinstance(wanted, str) else text)
+        if isinstance(wanted, slice):
+            return by_numbers(wanted, view)
+        if isinstance(wanted, (bytes, Mapping)) or not hasattr(wanted, "__iter__"):
+            raise TypeError(f"{option} must be {KINDS}, not {wanted!r:.80}")
+        if isinstance(wanted, (set, frozenset)) or not hasattr(wanted, "__len__"):
+            wanted = sorted(wanted) if isinstance(wanted, (set, frozenset)) else list(wanted)
+        if len(wanted) and isinstance(next(iter(wanted)), str):
+            return of_view(view, self._by_keys(wanted, must=option == "where"))
+        return by_numbers(wanted, view)
+
+    def _listed(self, url: str) -> list[str]:
+        """Return the lines of a file of keys."""
+        with self._opener.open(at_home(url)) as stream:
+            text = stream.read().decode("utf-8-sig", "surrogateescape")
+        keys = [line for line in text.replace("\r\n", "\n").split("\n") if line]
+        if not keys:
+            raise ValueError(f"the list of keys {redact(url)!r} is empty: it has a key on each line")
+        return keys
+
+    @cached_property
+    def _opener(self) -> Opener:
+        return Opener(Reading(self.storage_options or {}, readahead_bytes=self.connections << 20))
+
+    def _each(self, function: Callable[[int], Found], numbers: Sequence[int]) -> list[Found]:
+        """Return the results of a function of each number, of which several run at once."""
+        if len(numbers) < 2:
+            return list(map(function, numbers))
+        with ThreadPoolExecutor(min(self.connections, len(numbers))) as pool:
+            return list(pool.map(function, numbers))
+
+    def _by_hash(self, part: KeyRange) -> npt.NDArray[np.int64]:
+        """Return the numbers of the samples in a part, sorted."""
+        import numpy as np
+
+        def of_shard(shard: int) -> npt.NDArray[np.int64]:
+            hashes, numbers = self.located.keys(shard)
+            return _from(self.located.starts[shard], np.sort(numbers[part.has(hashes)]))
+
+        return _joined(self._each(of_shard, self.located.with_samples))
+
+    def _by_keys(self, keys: Iterable[str], *, must: bool) -> npt.NDArray[np.int64]:
+        """Return the numbers of the samples with these keys, sorted.
+
+        Args:
+            keys: the keys.
+            must: whether there must be one.
+        """
+        wanted = set(keys)
+        if not all(isinstance(key, str) for key in wanted):
+            raise TypeError("keys are strings: pass a list of keys, or one of numbers")
+        found = self._with_keys(wanted, self.located.with_samples)
+        if must and not len(found):
+            raise ValueError(
+                f"no sample has one of {plural(len(wanted), 'key')}, such as {min(wanted)!r:.200}. {self._example(0)}"
+            )
+        return found
+
+    def _example(self, shard: int) -> str:
+        """Return which key the first sample has, for a message."""
+        start = self.located.starts[shard]
+        if self.located.starts[-1] <= start:
+            return "The shards have no samples"
+        shown = redact(self.located.urls[self.located.place(start).shard])
+        return f"The first sample of shard {shown} has the key {self.located.key_of(start)!r:.200}"
+
+    def _with_keys(self, wanted: Collection[str], shards: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return the numbers of the samples of some shards that have one of these distinct keys,
+        sorted.
+        """
+        import numpy as np
+
+        hashes = np.fromiter(map(hash_text, wanted), np.uint64, len(wanted))
+        hashes.sort()
+
+        def of_shard(shard: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+            own, numbers = self.located.keys(shard)
+            held = among(own, hashes)
+            return own[held], _from(self.located.starts[shard], numbers[held])
+
+        parts = self._each(of_shard, shards)
+        found = np.concatenate([hashes[:0], *(hashes for hashes, _ in parts)])
+        numbers = _joined([numbers for _, numbers in parts])
+        order = np.argsort(found, kind="stable")
+        found, numbers = found[order], numbers[order]
+        doubtful = among(found, np.union1d(repeated(hashes), repeated(found)))
+        if doubtful.any():
+            decided = np.fromiter(self._by_tars(numbers[doubtful].tolist(), wanted), np.int64)
+            numbers = np.concatenate([numbers[~doubtful], decided])
+        return np.sort(numbers)
+
+    def _by_tars(self, numbers: Iterable[int], wanted: Collection[str]) -> Iterator[int]:
+        """Yield those of some samples that have one of these keys in their tars."""
+        seen: dict[str, int] = {}
+        for number in numbers:
+            key = self.located.key_of(number)
+            if key not in wanted:
+                continue
+            if key in seen:
+                first, second = (
+                    redact(self.located.urls[self.located.place(one).shard]) for one in (seen[key], number)
+                )
+                raise SampleError(
+                    f"two samples have the key {key!r}, in shards {first} and {second}: select them by their "
+                    "numbers, or by a table of metadata beside each shard",
+                    url=second,
+                    key=key,
+                )
+            seen[key] = number
+            yield number
+
+    def _by_condition(self, condition: str, metadata: str | os.PathLike[str] | None) -> npt.NDArray[np.int64]:
+        """Return the numbers of the samples whose rows fulfil a condition, sorted."""
+        located, opener, shards = self.located, self._opener, self.located.with_samples
+        place = None if metadata is None else at_home(os.fspath(metadata))
+        if place is not None and ending_of(place) is not None:
+            with Tables(condition, [place], opener) as tables:
+                return self._of_table(tables, 0, shards)
+        urls = [_table_of(located.urls[shard], place) for shard in shards]
+        options = self.storage_options
+        ending = next((ending for ending in ENDINGS if not urls or exists(urls[0] + ending, options)), None)
+        if ending is None:
+            shown = redact(located.urls[shards[0]])
+            either = " or ".join(redact(urls[0] + ending) for ending in ENDINGS)
+            raise ShardError(
+                f"shard {shown} has no table of metadata: there is no {either}. Pass metadata=, a table with a "
+                "column 'key', or a directory of tables",
+                url=shown,
+            )
+        with Tables(condition, [url + ending for url in urls], opener) as tables:
+            return _joined(
+                self._each(
+                    lambda number: self._of_table(tables, number, shards[number : number + 1]), range(len(shards))
+                )
+            )
+
+    def _of_table(self, tables: Tables, number: int, shards: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return the numbers of the samples of some shards whose rows in a table pass."""
+        keys = set(tables.passing(number))
+        found = self._with_keys(keys, shards)
+        # rows may have no sample, if it could not be downloaded
+        if keys and not len(found) and not len(self._with_keys(set(some := tables.some(number)), shards)):
+            raise ValueError(
+                f"no row of table {redact(tables.urls[number])} has the key of a sample: its first one has the key "
+                f"{some[0]!r:.200}. {self._example(shards[0])}"
+            )
+        return found
+
+
+def _table_of(url: str, folder: str | None) -> str:
+    """Return the URL of the table of a shard, without its ending."""
+    path = path_of(url).removesuffix(".tar")
+    return path if folder is None else os.path.join(folder, path.rpartition("/")[2])
+
+
+def _from(start: int, numbers: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+    """Return the numbers among all samples, from those in a shard that begins with ``start``."""
+    import numpy as np
+
+    return numbers.astype(np.int64) + start
+
+
+def _joined(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    import numpy as np
+
+    return np.concatenate([np.empty(0, np.int64), *parts])
