@@ -9,6 +9,7 @@ import pickle
 import re
 import struct
 import tarfile
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -310,6 +311,21 @@ def test_any_damage_to_an_index_is_an_error_or_harmless(data, tmp_path_factory):
             assert found.by_key(key)["__key__"] == key
     except (wp.ShardError, KeyError):
         pass
+
+
+@pytest.mark.parametrize("ending", [".idx", ".keys"])
+def test_a_huge_index_takes_no_memory(ending, tmp_path):
+    """It is read only as far as its shard can have samples."""
+    path = put(tmp_path, OLD)
+    os.truncate(f"{path}{ending}", 1 << 40)
+    data = wp.IndexedShards(path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(wp.ShardError, match=r"has more than \d+ bytes, too many for its samples"):
+            data.by_key("004") if ending == ".keys" else data[3]
+        assert tracemalloc.get_traced_memory()[1] < 8_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_damaged_shard_is_an_error_in_words(tmp_path):
