@@ -13,15 +13,15 @@ from torch.utils.data import Dataset
 from wds_pipes.core.options import check_count
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.errors import SampleError
-from wds_pipes.io.expand import expand
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import Range, RangeReader
-from wds_pipes.io.urls import Urls, at_home, redact
+from wds_pipes.io.urls import Urls, redact
+from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.shard_source import fingerprint
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.index import is_index, listed_shards
+from wds_pipes.tar.index import Listed, list_indexed
 from wds_pipes.tar.keys import KeySplit
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.sample_numbers import by_numbers
@@ -31,6 +31,7 @@ from wds_pipes.tar.views import Selection, Selector, split_by_key
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from wds_pipes.io.cache.shard_cache import ShardCache
     from wds_pipes.tar.sample_numbers import Numbers
 
 
@@ -53,12 +54,16 @@ class IndexedShards(Dataset[dict[str, Any]]):
     Args:
         urls: the shards, as ``ShardList`` takes them, also by an ``index.json``; uncompressed.
         index: where the indexes are: True: beside the shards; or a directory, where they have the
-            base names of the shards.
+            base names of the shards. Or an ``index.json``, which says how many samples each shard
+            has: then the indexes, which are beside the shards, are read when they are needed, and
+            not all at the first use. An ``index.json`` as ``urls`` does the same.
         fields: the fields to keep, such as ``["jpg", "cls"]``; None: all.
         decode: decode the samples as ``decode_by_ext`` does: True, or what it takes: ``"rgb8"``, a
             dict of functions, or a list of these. None: fields stay bytes.
         storage_options: how to reach the storage, as fsspec takes it.
         connections: the maximum number of requests at once.
+        cache: a cache that ``open_shards`` fills: a directory, or a ``ShardCache``. Remote shards
+            that are stored there are read there, and nothing is added to it.
         key_split: as in ``group_by_key``.
 
     Raises:
@@ -80,19 +85,17 @@ class IndexedShards(Dataset[dict[str, Any]]):
         decode: Any = None,
         storage_options: dict[str, Any] | None = None,
         connections: int = 8,
+        cache: ShardCache | str | os.PathLike[str] | None = None,
         key_split: KeySplit = "first-dot",
     ) -> None:
-        if index is False or not isinstance(index, (bool, str, os.PathLike)):
-            raise TypeError(f"index must be True or a directory, not {index!r:.80}")
         self._given = urls if isinstance(urls, (str, os.PathLike)) else list(urls)
-        self._urls: list[str] | None = _shards(self._given, storage_options)
-        if "-" in self._urls:
-            raise ValueError("standard input has no index: write it to a file first")
-        self._fingerprint = fingerprint(self._urls)
-        self._folder = None if index is True else at_home(os.fspath(index))  # type: ignore[arg-type]
+        self._index, self._options = index, storage_options
+        listed = list_indexed(self._given, index, storage_options)
+        self._listed: Listed | None = listed
+        self._fingerprint = _fingerprint_of(listed)
         self._fields = None if fields is None else frozenset(name.lower() for name in read_names("fields", fields))
         self._decode = _specs(decode)
-        self._options, self._key_split = storage_options, key_split
+        self._cache, self._key_split = as_cache(cache), key_split
         self._connections = check_count("connections", connections)
         self._numbers: Numbers | None = None  # of a view: which samples; None: all
         self._opened: _Opened | None = None
@@ -101,20 +104,26 @@ class IndexedShards(Dataset[dict[str, Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         # ten thousand URLs are much larger than the pattern that they come from
-        urls = self._urls if isinstance(self._given, list) else None
-        return {**self.__dict__, "_opened": None, "_urls": urls}
+        listed = self._listed if isinstance(self._given, list) and self._listed and not self._listed.counts else None
+        return {**self.__dict__, "_opened": None, "_listed": listed}
 
     @property
     def urls(self) -> list[str]:
         """The shards, in order."""
-        if self._urls is None:
-            self._urls = _shards(self._given, self._options)
-            if fingerprint(self._urls) != self._fingerprint:
+        return list(self._listing().urls)
+
+    def _listing(self) -> Listed:
+        if self._listed is None:
+            listed = list_indexed(self._given, self._index, self._options)
+            if _fingerprint_of(listed) != self._fingerprint:
+                given = self._given if self._index is True else self._index
                 raise ValueError(
-                    f"{redact(str(self._given))!r:.200} names other shards in this process than where the "
-                    "IndexedShards was built: do not add or remove shards meanwhile, or pass a list of them"
+                    f"{redact(str(given))!r:.200} names other shards, or other numbers of samples, in this process "
+                    "than where the IndexedShards was built: do not add or remove shards meanwhile, or pass a list "
+                    "of them"
                 )
-        return list(self._urls)
+            self._listed = listed
+        return self._listed
 
     def _open(self) -> _Opened:
         if self._opened is None:
@@ -258,9 +267,12 @@ class _Opened:
     """What an IndexedShards has open in this process."""
 
     def __init__(self, data: IndexedShards) -> None:
-        self._files = RangeReader(data._options, data._connections)
-        self._urls = data.urls
-        self.located = Located(self._urls, data._folder, self._files, data._options, data._connections)
+        self._files = RangeReader(data._options, data._connections, cache=data._cache)
+        listed = data._listing()
+        self._urls = listed.urls
+        self.located = Located(
+            listed.urls, listed.folder, self._files, data._options, data._connections, counts=listed.counts
+        )
         self.count = self.located.starts[-1]
         self._local = not any(map(is_remote, self._urls))
         self._shown = {url: redact(url) for url in self._urls}
@@ -296,16 +308,13 @@ class _Opened:
         return Range(self._urls[shard], offsets[place], offsets[place + 1])
 
 
-def _shards(given: Urls, storage_options: dict[str, Any] | None) -> list[str]:
-    urls = expand(given, storage_options)
-    if not any(map(is_index, urls)):
-        return urls
-    return [url for listed in listed_shards(urls, storage_options) for url, _ in listed]
-
-
 def _specs(decode: Any) -> tuple[Any, ...] | None:
     if decode is None or decode is False:
         return None
     if decode is True:
         return ()
     return tuple(decode) if isinstance(decode, (list, tuple)) else (decode,)
+
+
+def _fingerprint_of(listed: Listed) -> str:
+    return fingerprint([*listed.urls, *map(str, listed.counts or ())])

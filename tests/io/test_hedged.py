@@ -50,21 +50,21 @@ def test_a_stalled_request_is_made_again(fault, remote, local):
     """Before its response, and in the middle of it, where only the rest is requested."""
     reader, url = used_to(remote, local[0])
     remote.faults.rules({"match": remote.reads, "skip": 5, "times": 1, **fault})
-    before = reader.used
+    before = reader.network
     assert read(reader, url, 30) == expected(local[0], 30)
-    assert reader.used.hedged - before.hedged >= 1
-    assert reader.used.retries == before.retries, "it was not abandoned"
+    assert reader.network.hedged - before.hedged >= 1
+    assert reader.network.retries == before.retries, "it was not abandoned"
     stalled = [request for request in remote.faults.stats(remote.reads) if request.faults]
     assert len(stalled) == 1
-    assert reader.used.bytes_fetched - before.bytes_fetched <= 30 * SIZE + (1 << 16)
+    assert reader.network.bytes_fetched - before.bytes_fetched <= 30 * SIZE + (1 << 16)
 
 
 def test_a_second_request_that_stalls_too(web, local):
     reader, url = used_to(web, local[0])
     web.faults.rules({"match": "GET", "skip": 9, "times": 2, "latency": FOR_EVER})
     assert read(reader, url, 10) == expected(local[0], 10)
-    assert reader.used.hedged == 2
-    assert reader.used.retries == 0
+    assert reader.network.hedged == 2
+    assert reader.network.retries == 0
 
 
 def test_at_most_one_of_twenty_is_made_again(web, local):
@@ -72,8 +72,8 @@ def test_at_most_one_of_twenty_is_made_again(web, local):
     reader, url = used_to(web, local[0], connections=16)
     web.faults.rules({"match": web.reads, "latency": 0.3})
     assert read(reader, url, 140) == expected(local[0], 140)
-    assert 1 <= reader.used.hedged <= 0.05 * 200
-    assert reader.used.requests <= 200 + reader.used.hedged
+    assert 1 <= reader.network.hedged <= 0.05 * 200
+    assert reader.network.requests <= 200 + reader.network.hedged
 
 
 def test_what_was_fast_is_not_made_again(web, local):
@@ -82,7 +82,7 @@ def test_what_was_fast_is_not_made_again(web, local):
     reader, url = used_to(web, local[0], connections=16)
     web.faults.rules({"match": web.reads, "latency": 0.2})
     assert read(reader, url, 60) == expected(local[0], 60)
-    assert reader.used.hedged == 0
+    assert reader.network.hedged == 0
 
 
 @pytest.mark.parametrize("when", ["before", "within"])
@@ -96,8 +96,8 @@ def test_a_changed_object_is_never_spliced(when, web, local):
     web.faults.rules({"match": web.reads, "times": 1, **fault}, {"match": web.reads, "skip": 1, **other})
     [found], [first] = read(reader, url, 1), expected(local[0], 1)
     assert [place for place in range(SIZE) if found[place] != first[place]] == ([3] if when == "before" else [])
-    assert reader.used.hedged >= 1
-    assert reader.used.retries == 0
+    assert reader.network.hedged >= 1
+    assert reader.network.retries == 0
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_second_request_that_fails_changes_nothing(fault, web, local):
         {"match": web.reads, "times": 1, "latency": 1}, {"match": web.reads, "skip": 1, "times": 1, **fault}
     )
     assert read(reader, url, 1) == expected(local[0], 1)
-    assert reader.used.hedged >= 1
+    assert reader.network.hedged >= 1
 
 
 def test_the_first_error_is_final(web, local):

@@ -60,7 +60,8 @@ class Located:
         files: reads the sizes of local files.
         storage_options: how to reach the storage.
         connections: how many remote indexes are read at once.
-        counts: how many samples each shard has; None: the indexes say it.
+        counts: how many samples each shard has; None: the indexes of offsets say it, and are all
+            looked at now.
 
     Raises:
         ShardError: an index cannot be read, or is damaged.
@@ -129,7 +130,7 @@ class Located:
     def offsets(self, shard: int) -> Sequence[int]:
         """Return the offsets of a shard.
 
-        When they are read, the end of a local shard is compared.
+        When they are read, their number is compared, and the end of a local shard.
         """
         held = self._held.get((shard, OFFSETS))
         if held is not None:
