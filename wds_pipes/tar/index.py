@@ -177,10 +177,10 @@ def _look_in(
     An index of DALI, or of offsets, is one file per shard.
     """
     for name in _BESIDE:
-        if _exists(folder + name, storage_options):
+        if exists(folder + name, storage_options):
             files.append(folder + name)
             return
-    if _exists(first := beside(shards[0], OFFSETS, folder), storage_options):
+    if exists(first := beside(shards[0], OFFSETS, folder), storage_options):
         each = list(dict.fromkeys(beside(shard, OFFSETS, folder) for shard in shards))
         if _is_text(first, storage_options):
             files += each
@@ -188,10 +188,10 @@ def _look_in(
             indices += _by_sizes(each, storage_options)
         return
     for stem in (first_dot, last_dot):
-        if _exists(f"{folder}{stem(shards[0])}.idx", storage_options):
+        if exists(f"{folder}{stem(shards[0])}.idx", storage_options):
             files += dict.fromkeys(f"{folder}{stem(shard)}.idx" for shard in shards)
             return
-    if _exists(folder + _LENGTH, storage_options):
+    if exists(folder + _LENGTH, storage_options):
         files.append(folder + _LENGTH)
         return
     shown = redact(folder) or "the working directory"
@@ -253,7 +253,8 @@ def _sizes_in_store(urls: Sequence[str], storage_options: Options) -> list[int |
         return list(pool.map(size_of, names))
 
 
-def _exists(url: str, storage_options: Options) -> bool:
+def exists(url: str, storage_options: Options) -> bool:
+    """Return whether there is such a file."""
     path = local_path(url)
     if path is not None:
         return os.path.isfile(path)
