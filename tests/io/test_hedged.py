@@ -121,7 +121,7 @@ def test_the_first_error_is_final(web, local):
 
 
 def test_any_faults_change_nothing(remote, local):
-    """Stalls, refusals, resets and short bodies together, of runs of neighbours and of single ranges."""
+    """Stalls, refusals, resets and short bodies together, of runs and of single ranges."""
     reader, url = used_to(remote, local[0], connections=8)
     every = {"match": remote.reads}
     remote.faults.rules(
