@@ -1,6 +1,7 @@
 """A request for a range that stalls is made a second time, and the first response is used."""
 
 import itertools
+import random
 
 import pytest
 from remote import content
@@ -117,3 +118,30 @@ def test_the_first_error_is_final(web, local):
     web.faults.rules({"match": web.reads, "latency": 0.5, "status": 403})
     with pytest.raises(Exception, match="may not be read"):
         read(reader, url, 1)
+
+
+def test_any_faults_change_nothing(remote, local):
+    """Stalls, refusals, resets and short bodies together, of runs and of single ranges."""
+    reader, url = used_to(remote, local[0], connections=8)
+    every = {"match": remote.reads}
+    remote.faults.rules(
+        {**every, "prob": 0.1, "latency": 0.3},
+        {**every, "prob": 0.1, "stall_after": 10_000, "stall": 0.3},
+        {**every, "prob": 0.1, "reset_after": 15_000},
+        {**every, "prob": 0.1, "truncate": 12_000},
+        {**every, "prob": 0.05, "status": 503},
+        seed=3,
+    )
+    choose, data = random.Random(5), content(local[0])
+    wanted = []
+    for _ in range(60):
+        start = choose.randrange(len(data) - SIZE)
+        for _ in range(choose.choice([1, 1, 6])):
+            wanted.append(Range(url, start, start + choose.randrange(1, SIZE)))
+            start = wanted[-1].stop - choose.randrange(100)
+    found = [
+        bytes(part[start - base : stop - base])
+        for (_, start, stop), (part, base) in zip(wanted, reader.read(wanted), strict=True)
+    ]
+    assert found == [data[start:stop] for _, start, stop in wanted]
+    assert reader.network.hedged <= 0.05 * reader.network.requests
