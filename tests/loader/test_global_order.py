@@ -7,7 +7,7 @@ import re
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 from orders import Order, Phase, play
 from pipelines import after, flat, keys_of, through_json
@@ -51,6 +51,12 @@ CHANGES = st.sampled_from(["any", "alike", "same"])
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(
     shards=st.sampled_from(sorted(SHARDS)), order=ORDER, phases=st.lists(PHASE, min_size=1, max_size=6), changes=CHANGES
+)
+@example(  # as many lanes as before, and a number of batches that the ranks do not divide
+    shards="some",
+    order=Order(True, 1, 0, "dicts"),
+    phases=[Phase(2, 2, 2, "exact", 1), Phase(4, 1, 2, "exact", 0)],
+    changes="any",
 )
 def test_random_histories(shards, order, phases, changes, indexed):
     """The sequence of the ranks' batches is that of an uninterrupted run in one process."""

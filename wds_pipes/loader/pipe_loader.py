@@ -57,10 +57,9 @@ class PipeLoader:
     values of ranks x workers that will be used.
 
     A ``SampleList`` has one global order: step t of an epoch yields its places t * G to (t + 1) *
-    G, with G = ranks x batch size. So the union of the ranks' batches at a step is the same for any
-    ranks and workers with this G. With another G, the epoch continues at the same sample. If a step
-    changes the number or order of samples, the log names it, and the epoch is partitioned into
-    lanes; so it is with ``epoch_end="loop"`` and ``mix_lanes``.
+    G, with G = ranks x batch size, on any ranks and workers with this G; with another G, the epoch
+    continues at the same sample. Steps that change the number or order of the samples (the log
+    names the first), ``epoch_end="loop"`` and ``mix_lanes`` need lanes.
 
     Each ``iter(loader)`` is the next epoch, also after a ``break`` out of a loop (with
     ``epoch_end="loop"`` it continues the stream); after a state was loaded, the next

@@ -230,8 +230,9 @@ class SampleList(ShardSource[SampleRef]):
     def _place(self, lane: Lane, done: int, inside: int) -> int | None:
         """Return the next place at a position; None: there is none."""
         if lane.shards is None:
-            places, _ = next(self._places_of(self._stripe(lane), lane, inside), (None, None))
-            return None if places is None else int(places[0])
+            stripe = self._stripe(lane)
+            ended = inside >= stripe.count(lane.number, lane.of)
+            return None if ended else stripe.place(inside, lane.number, lane.of) % self.count
         if done >= len(lane.shards):
             return None
         number, start, stop = lane.shards[done]
