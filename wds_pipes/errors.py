@@ -45,7 +45,10 @@ class ShardError(WdsError, OSError):
     Attributes:
         url: the shard, without credentials.
         offset: the byte in the (decompressed) tar stream where it happened.
+        missing: True if it is known not to exist.
     """
+
+    missing = False
 
     def __init__(self, message: str, *, url: str | None = None, offset: int | None = None) -> None:
         super().__init__(message, url=url, offset=offset)

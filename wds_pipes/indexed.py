@@ -15,13 +15,13 @@ from wds_pipes.core.suggest import checks_options
 from wds_pipes.errors import SampleError
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import Part, Range, RangeReader
-from wds_pipes.io.urls import Urls, at_home, redact
+from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.shard_source import fingerprint
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.index import find_facts, is_index, list_shards
+from wds_pipes.tar.index import Listed, list_indexed
 from wds_pipes.tar.keys import KeySplit
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.sample_numbers import by_numbers
@@ -88,17 +88,11 @@ class IndexedShards(Dataset[dict[str, Any]]):
         cache: ShardCache | str | os.PathLike[str] | None = None,
         key_split: KeySplit = "first-dot",
     ) -> None:
-        if index is False or not isinstance(index, (bool, str, os.PathLike)):
-            raise TypeError(f"index must be True, a directory or an index.json, not {index!r:.80}")
         self._given = urls if isinstance(urls, (str, os.PathLike)) else list(urls)
-        where = None if index is True else at_home(os.fspath(index))  # type: ignore[arg-type]
-        self._listed = where if where is not None and is_index(where) else None
-        self._folder = where if self._listed is None else None
-        self._options = storage_options
-        self._urls: list[str] | None = None
-        self._counts: list[int] | None = None  # the numbers of samples, where an index.json says them
-        self._list()
-        self._fingerprint = fingerprint(self._described())
+        self._index, self._options = index, storage_options
+        listed = list_indexed(self._given, index, storage_options)
+        self._listed: Listed | None = listed
+        self._fingerprint = _fingerprint_of(listed)
         self._fields = None if fields is None else frozenset(name.lower() for name in read_names("fields", fields))
         self._decode = _specs(decode)
         self._cache, self._key_split = as_cache(cache), key_split
@@ -110,36 +104,26 @@ class IndexedShards(Dataset[dict[str, Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         # ten thousand URLs are much larger than the pattern that they come from
-        urls = self._urls if isinstance(self._given, list) and self._counts is None else None
-        return {**self.__dict__, "_opened": None, "_urls": urls, "_counts": None}
-
-    def _list(self) -> None:
-        """List the shards, and read how many samples they have if an ``index.json`` says it."""
-        urls, facts = list_shards(self._given, self._options)
-        if "-" in urls:
-            raise ValueError("standard input has no index: write it to a file first")
-        if self._listed is not None:
-            facts = find_facts(urls, self._listed, self._options)
-        counts = [fact.samples for fact in facts or () if fact.samples is not None]
-        self._urls, self._counts = urls, counts if len(counts) == len(urls) else None
-
-    def _described(self) -> list[str]:
-        """The shards, and how many samples they have where that is known."""
-        assert self._urls is not None
-        return [*self._urls, *map(str, self._counts or ())]
+        listed = self._listed if isinstance(self._given, list) and self._listed and not self._listed.counts else None
+        return {**self.__dict__, "_opened": None, "_listed": listed}
 
     @property
     def urls(self) -> list[str]:
         """The shards, in order."""
-        if self._urls is None:
-            self._list()
-            if fingerprint(self._described()) != self._fingerprint:
+        return list(self._listing().urls)
+
+    def _listing(self) -> Listed:
+        if self._listed is None:
+            listed = list_indexed(self._given, self._index, self._options)
+            if _fingerprint_of(listed) != self._fingerprint:
+                given = self._given if self._index is True else self._index
                 raise ValueError(
-                    f"{redact(str(self._listed or self._given))!r:.200} names other shards, or other numbers of "
-                    "samples, in this process than where the IndexedShards was built: do not add or remove shards "
-                    "meanwhile, or pass a list of them"
+                    f"{redact(str(given))!r:.200} names other shards, or other numbers of samples, in this process "
+                    "than where the IndexedShards was built: do not add or remove shards meanwhile, or pass a list "
+                    "of them"
                 )
-        return list(self._urls or ())
+            self._listed = listed
+        return self._listed
 
     def _open(self) -> _Opened:
         if self._opened is None:
@@ -284,8 +268,11 @@ class _Opened:
 
     def __init__(self, data: IndexedShards) -> None:
         self._files = RangeReader(data._options, data._connections, cache=data._cache)
-        self._urls, counts = data.urls, data._counts
-        self.located = Located(self._urls, data._folder, self._files, data._options, data._connections, counts=counts)
+        listed = data._listing()
+        self._urls = listed.urls
+        self.located = Located(
+            listed.urls, listed.folder, self._files, data._options, data._connections, counts=listed.counts
+        )
         self.count = self.located.starts[-1]
         self._local = not any(map(is_remote, self._urls))
         self._shown = {url: redact(url) for url in self._urls}
@@ -343,3 +330,7 @@ def _specs(decode: Any) -> tuple[Any, ...] | None:
     if decode is True:
         return ()
     return tuple(decode) if isinstance(decode, (list, tuple)) else (decode,)
+
+
+def _fingerprint_of(listed: Listed) -> str:
+    return fingerprint([*listed.urls, *map(str, listed.counts or ())])

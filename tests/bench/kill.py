@@ -1,5 +1,6 @@
 """Training that is killed for real: torchrun on 2 ranks with 2 workers each, SIGKILL of a random
-process at a random time, resumed on 1 and on 3 ranks.
+process at a random time, resumed on 1 and on 3 ranks. Every second round reads a SampleList, in one
+global order, the others a ShardList.
 
     python tests/bench/kill.py [--rounds 20] [--seed N]
 
@@ -41,7 +42,10 @@ def train(directory, urls):
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    pipe = wp.ShardList(urls, shuffle=True, seed=3).open_shards().load_tar().group_by_key().shuffle_buffer(50)
+    if os.path.exists(f"{urls[0]}.idx"):
+        pipe = wp.SampleList(urls, shuffle=True, seed=3).fetch_samples()
+    else:
+        pipe = wp.ShardList(urls, shuffle=True, seed=3).open_shards().load_tar().group_by_key().shuffle_buffer(50)
     loader = wp.PipeLoader(pipe, batch_size=SIZE, collate=keys_of, num_workers=2, epoch_end="exact")
     found = [recover(directory) if rank == 0 else None]
     dist.broadcast_object_list(found)
@@ -188,14 +192,16 @@ def play(directory, urls, rng):
 
 
 def main(rounds, seed):
+    from wds_pipes.tar import index_shards
     from wds_pipes.testing import make_shards
 
     rng, victims, lost, repeated = random.Random(seed), [], 0, 0
     with tempfile.TemporaryDirectory() as directory:
-        urls = make_shards(f"{directory}/data", shards=SHARDS, samples=SAMPLES)
+        lists = [make_shards(f"{directory}/{name}", shards=SHARDS, samples=SAMPLES) for name in ("data", "indexed")]
+        index_shards(lists[1], offsets=True)
         for number in range(rounds):
             (place := pathlib.Path(directory) / f"round-{number}").mkdir()
-            victim, done, *mistakes = play(place, urls, rng)
+            victim, done, *mistakes = play(place, lists[number % 2], rng)
             victims.append(victim)
             lost, repeated = lost + mistakes[0], repeated + mistakes[1]
             print(

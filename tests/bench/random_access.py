@@ -5,9 +5,7 @@
 
 1. ``data[i]`` at random places, raw bytes, against wids without its decoding: on tiny samples and
    on images of 107 KB; and ``__getitems__`` of 64 against 64 times ``[i]``.
-2. The index: how large it is, and how long making it takes, against the walk with tarfile that
-   DALI's wds2idx does.
-3. A server that answers after 50 ms: the requests for an isolated sample, counted there, and the
+2. A server that answers after 50 ms: the requests for an isolated sample, counted there, and the
    round trips of one ``__getitems__`` of 64 with 32 connections: the most requests of which each
    began when the one before had ended.
 
@@ -18,11 +16,9 @@ import os
 import random
 import statistics
 import sys
-import tarfile
 import tempfile
 import time
 import warnings
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
@@ -113,13 +109,6 @@ def round_trips(requests) -> int:
     return count
 
 
-def walk(urls: list[str]) -> None:
-    for url in urls:
-        with tarfile.open(url) as tar:
-            for member in tar:
-                assert member.offset_data
-
-
 def main() -> None:
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as temporary:
@@ -128,14 +117,8 @@ def main() -> None:
             index = str(Path(urls[0]).parent / "index.json")
             index_shards(urls, index, offsets=True)
             access(name, urls, index, least)
-            samples = len(wp.IndexedShards(urls))
-            size = sum(Path(f"{url}.idx").stat().st_size for url in urls)
-            bar("bytes of .idx for a sample", (size - 8 * len(urls)) / samples, 8)
             if name == "images":
                 far(urls)
-            else:
-                made = ratios(partial(index_shards, urls, offsets=True), partial(walk, urls))
-                bar("the walk of tarfile over index_shards", statistics.median(made), 5.0, least=True)
     exit_if_missed()
 
 

@@ -211,13 +211,34 @@ def test_what_is_no_reference_is_refused(indexed):
 
 def test_pickles_and_lengths(indexed, stream):
     pipe = fetched(indexed)
-    assert len(pipe) == pipe.sample_count() == 50
+    assert len(pipe) == pipe.sample_count() == len(wp.SampleList(indexed)) == 50
     assert len(pipe.batch_samples(8)) == 7
     again = pickle.loads(pickle.dumps(pipe))
     assert list(again) == list(pipe)
     none = fetched(indexed[3])
     assert len(none) == 0
     assert list(none) == []
+
+
+def test_an_index_counts_the_samples(indexed, stream, tmp_path):
+    """No index of offsets is read for it; one that has another number is an error."""
+    index_shards(indexed, tmp_path / "index.json")
+    assert list(fetched(tmp_path / "index.json")) == list(fetched(indexed))
+    other = make_shards(tmp_path / "other", shards=2, samples=4)
+    index_shards(other, tmp_path / "other" / "index.json")
+    pipe = fetched(tmp_path / "other" / "index.json", shuffle=False)
+    assert len(pipe) == 8
+    with pytest.raises(wp.ShardError, match="shard-000000.tar has no index of offsets"):
+        list(pipe)
+    index_shards(other, offsets=True)
+    assert len(list(pipe)) == 8
+    os.replace(f"{indexed[0]}.idx", tmp_path / "kept")
+    try:
+        os.link(f"{other[0]}.idx", f"{indexed[0]}.idx")
+        with pytest.raises(wp.ShardError, match=r"has 4 samples, and the shard was counted with 7.* --offsets"):
+            list(fetched(tmp_path / "index.json", shuffle=False))
+    finally:
+        os.replace(tmp_path / "kept", f"{indexed[0]}.idx")
 
 
 @pytest.mark.parametrize("workers", [0, 2])

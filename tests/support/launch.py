@@ -66,7 +66,10 @@ def wanted(sample):
 
 
 def make(urls, workers):
-    pipe = samples(urls).shuffle_buffer(6).filter_samples(wanted)
+    if os.path.exists(f"{urls[0]}.idx"):
+        pipe = wp.SampleList(urls, shuffle=True, seed=5).fetch_samples()
+    else:
+        pipe = samples(urls).shuffle_buffer(6).filter_samples(wanted)
     return wp.PipeLoader(
         pipe,
         batch_size=3,
@@ -135,7 +138,7 @@ class Tally(NamedTuple):
 
 def run_pairs(directory, urls, keys, pairs):
     """Each pair (before, after) of topologies at each cut, and from there on a third topology: how
-    many keys were lost and repeated.
+    many keys were lost and repeated. Shards with an index of offsets are read in a global order.
 
     Raises:
         AssertionError: on the same topology the order differs from that of an uninterrupted run.

@@ -220,6 +220,9 @@ def subjects(directory):
     def loader(pipe, **options):
         return wp.PipeLoader(pipe, **{"batch_size": 2, "collate": "list", **options})
 
+    def in_order():
+        return chains.build(datapipes, chains.BY_OFFSETS, urls)
+
     counted = {"samples_per_shard": COUNTS}
     loaders = {
         "loader": lambda **options: loader(shuffled(urls), **{"lanes": 3, **options}),
@@ -232,13 +235,15 @@ def subjects(directory):
         "loader interleave": lambda **options: loader(
             samples(urls, **counted).interleave_shards(2).shuffle_buffer(2), **{"lanes": 2, **options}
         ),
+        "loader in order": lambda **options: loader(in_order(), **{"lanes": 2, **options}),
+        "loader in order, drop": lambda **options: loader(in_order(), epoch_end="drop", **{"lanes": 4, **options}),
         "loader with_epoch": lambda **options: loader(
             samples(urls, **counted), epoch_end="drop", **{"lanes": 2, **options}
         ).with_epoch(batches=4),
     }
     for name, make in loaders.items():
         found.append(Subject(name, make, (0, 3, 7, 60)))
-    for name in ("loader", "loader counted", "loader mix", "loader interleave"):
+    for name in ("loader", "loader counted", "loader mix", "loader interleave", "loader in order"):
         make, repartitioned = loaders[name], []
         for cut in (2, 5):  # an epoch that is repartitioned twice
             state = make(lanes=2).state_dict()

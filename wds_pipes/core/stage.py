@@ -129,8 +129,8 @@ class Stage(StageFacts, Generic[Out]):
         one_of_each: whether it makes each item of one item of its source, whatever came before, and
             its position is only the counts of what it leaves out. Then it may be applied to items
             in another order: see ``numbered``.
-        gives: what its items are: ``"shards"``, ``"members"`` or ``"samples"``; None: the same as
-            the items of its source.
+        gives: what its items are: ``"shards"``, ``"members"``, ``"references"`` (to samples) or
+            ``"samples"``; None: the same as the items of its source.
         ends_reading: whether the time of this stage and of the stages before it counts as reading
             in ``PipeLoader.stats``.
         runs_chains: whether its running copy runs chains of its own, so that its source is only a

@@ -169,6 +169,7 @@ class Opener:
             mend = ". Write a local path without '://'." if "Protocol not known" in str(error) else ""
             message = f"shard {shown} cannot be opened: {type(error).__name__}: {hide(str(error), url, options)}{mend}"
         problem = ShardError(message, url=shown)
+        problem.missing = isinstance(error, FileNotFoundError)
         problem.__cause__ = clean(error, url, options)
         return problem
 

@@ -134,6 +134,9 @@ def _sample_count(stage: Stage[Any]) -> int:
     raise TypeError(f"sample_count() is not known: {why}.")
 
 
+_SAMPLES = ("samples", "references")  # what a chain may give, one for each sample: see ``Stage.gives``
+
+
 def length(stage: Stage[Any], *, ranks_are_divided: bool) -> int:
     """How many items an epoch has, for ``len()`` of a pipe or dataset, and of torch's DataLoader
     over it.
@@ -149,7 +152,7 @@ def length(stage: Stage[Any], *, ranks_are_divided: bool) -> int:
     if why := _unknown(stage) or _uneven(stage, ranks_are_divided):
         raise TypeError(f"len() is not known: {why}")
     counts = stage.root.sample_counts
-    if counts is None or stage.items_are != "samples":
+    if counts is None or stage.items_are not in _SAMPLES:
         return _items(stage, stage.shards()[0] or 0)
     return _items(stage, sum(counts))
 
@@ -158,7 +161,7 @@ def _unknown(stage: Stage[Any]) -> str | None:
     source = stage.root
     if not source.divides_shards:
         return source.changes_count()
-    if stage.items_are == "samples":
+    if stage.items_are in _SAMPLES:
         return source.epochs_differ() or why_uncounted(stage, repeats=True)
     if stage.items_are == "members":
         return "the index counts samples, not members: add group_by_key()"

@@ -56,6 +56,11 @@ class PipeLoader:
     warning in the log says how many. To prevent this, set ``lanes`` to a common multiple of all
     values of ranks x workers that will be used.
 
+    A ``SampleList`` has one global order: step t of an epoch yields its places t * G to (t + 1) *
+    G, with G = ranks x batch size, on any ranks and workers with this G; with another G, the epoch
+    continues at the same sample. Steps that change the number or order of the samples (the log
+    names the first), ``epoch_end="loop"`` and ``mix_lanes`` need lanes.
+
     Each ``iter(loader)`` is the next epoch, also after a ``break`` out of a loop (with
     ``epoch_end="loop"`` it continues the stream); after a state was loaded, the next
     ``iter(loader)`` continues the epoch of the state. ``iter()`` does nothing until the first
@@ -63,8 +68,8 @@ class PipeLoader:
     beginning of the next epoch.
 
     Args:
-        pipe: a pipeline that starts with ``ShardList``; it may contain torch's ``.map``,
-            ``.filter``, ``.batch`` and ``.collate``.
+        pipe: a pipeline that starts with ``ShardList`` or ``SampleList``; it may contain torch's
+            ``.map``, ``.filter``, ``.batch`` and ``.collate``.
         batch_size: samples in a batch, stacked as ``batch_samples`` does; None: the items of the
             pipe are the batches.
         num_workers: worker processes; 0: everything runs in this process.
@@ -108,8 +113,8 @@ class PipeLoader:
         timeout_seconds: how long to wait for a batch of a worker before an error; 0: for ever.
 
     Raises:
-        TypeError, ValueError: when built: the pipeline does not start with ``ShardList``, or an
-            argument does not fit.
+        TypeError, ValueError: when built: the pipeline has another source, or an argument does not
+            fit.
         StateError: when built: the state of one of torch's pipes in the pipeline cannot be known.
         ShardError, SampleError: during the iteration, also from a worker, with url, key and offset.
             A step's ``max_errors`` bounds the number of errors that it skips in an epoch, in all
@@ -322,9 +327,8 @@ class PipeLoader:
            reading (up to and including ``group_by_key``) and of the steps after it.
          - ``stall_share``: the part of ``read_share`` in which workers waited for bytes of a store.
            Each wait is measured; the rest of reading is measured on a part of the samples.
-         - ``requests``, ``retries``, ``bytes_fetched``, ``stall_seconds``, ``hedged``: the use of
-           the network. ``stall_seconds`` is the time for which workers waited for bytes, and
-           ``hedged`` the requests that repeated another one because it had stalled.
+         - ``requests``, ``retries``, ``hedged`` (of requests that stalled), ``bytes_fetched``,
+           ``stall_seconds``: the use of the network; the last is how long workers waited for bytes.
          - ``held_samples``: samples in shuffle buffers.
          - ``epoch``, ``filtered``, ``skipped``: the epoch (with ``"loop"``, of this rank's last
            lane, and samples of all epochs), and samples of it by what became of them.

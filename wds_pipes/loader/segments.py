@@ -71,8 +71,8 @@ class Segments(Composite[Out]):
 
     def changes_count(self) -> str | None:
         assert self.source is not None
-        if not self.counts_delivered or any(step.changes_count() for step in self.source.chain):
-            return None  # or a step of the chain says why
+        if self.keeps_order or not self.counts_delivered or any(step.changes_count() for step in self.source.chain):
+            return None  # there is one segment, or a step of the chain says why
         return "a step after batch_samples() holds batches, so that not all of them are full: put batch_samples() last"
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Segments[Out]:
@@ -188,10 +188,12 @@ def lay_out(stage: Stage[Any]) -> Stage[Any]:
     """Return the chain with a ``Segments`` stage where it is cut in two.
 
     Raises:
-        TypeError: the chain does not start with a ShardList.
+        TypeError: the chain starts with a stage that PipeLoader cannot divide.
     """
     if not stage.root.divides:
-        raise TypeError("PipeLoader needs a pipeline that starts with ShardList, or with a mix() of such pipelines")
+        raise TypeError(
+            "PipeLoader needs a pipeline that starts with ShardList, SampleList, or a mix() of such pipelines"
+        )
     chain: list[Stage[Any]] = [stage]
     while chain[0].source is not None:
         chain.insert(0, chain[0].source)

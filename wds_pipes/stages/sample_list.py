@@ -18,12 +18,12 @@ from wds_pipes.core.running import Mark
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.words import plural
 from wds_pipes.io.ranges import RangeReader
-from wds_pipes.io.urls import Urls, at_home, redact
+from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages.sample_ref import SampleRef
 from wds_pipes.stages.shard_source import ShardRange, ShardSource, shortened_url
-from wds_pipes.tar.index import list_shards
+from wds_pipes.tar.index import list_indexed
 from wds_pipes.tar.located import Located
-from wds_pipes.tar.sample_numbers import fingerprint_of, numbers_at
+from wds_pipes.tar.sample_numbers import described, numbers_at
 from wds_pipes.tar.views import Selection, Selector
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ class SampleList(ShardSource[SampleRef]):
     an epoch is shuffled as a whole, not shard by shard and in a window: each sample may come at any
     place. The sample at a place is a function of (seed, epoch, place), which is computed when its
     turn comes, so an order of 10**9 samples takes no memory, and a resume costs the same at any
-    place. ``PipeLoader`` gives the batches of this one order on any number of ranks and workers.
+    place. ``PipeLoader`` yields the batches of this one order on any number of ranks and workers,
+    unless a later step changes the number or order of the samples.
 
     Args:
         urls: the shards, as ``ShardList`` takes them, also by an ``index.json``; uncompressed.
-        index: where the indexes of offsets are: True: beside the shards; or a directory, where they
-            have the base names of the shards.
+        index: where the indexes of offsets are, as in ``IndexedShards``.
         shuffle: permute the samples, differently in each epoch. Otherwise they come in order.
         block_samples: with ``shuffle``, permute runs of this many neighbours, which stay together
             and are read by one request. The last run may be shorter. A following
@@ -103,18 +103,16 @@ class SampleList(ShardSource[SampleRef]):
         moved: bool = False,
     ) -> None:
         super().__init__(seed, storage_options, moved)
-        if index is False or not isinstance(index, (bool, str, os.PathLike)):
-            raise TypeError(f"index must be True or a directory, not {index!r:.80}")
-        self.urls, self.facts = list_shards(urls, storage_options)
+        listed = list_indexed(urls, index, storage_options)
+        self.urls, self.facts = listed.urls, listed.facts
         if not isinstance(shuffle, bool):
             raise TypeError(f"shuffle must be True or False, not {shuffle!r}")
         self.shuffle = shuffle
         self._run_samples = check_count("block_samples", block_samples, most=MOST_SAMPLES)
         self.block_samples = block_samples if shuffle and block_samples > 1 else None  # a part of the order
-        folder = None if index is True else at_home(os.fspath(index))  # type: ignore[arg-type]
         connections = check_count("connections", connections)
         files = RangeReader(storage_options, connections)
-        self._located = Located(self.urls, folder, files, storage_options, connections)
+        self._located = Located(self.urls, listed.folder, files, storage_options, connections, counts=listed.counts)
         every = range(self._located.starts[-1])
         self._view = Selector(self._located, storage_options, connections).select(every, where, exclude, metadata)
         self.count = len(self._view)
@@ -122,9 +120,7 @@ class SampleList(ShardSource[SampleRef]):
             raise ValueError(
                 f"the view has no sample: where= and exclude= leave none of {plural(len(every), 'sample')}"
             )
-        self.view = None  # a part of the order
-        if self._view != every:
-            self.view = f"{self.count} of {len(every)} samples, {fingerprint_of(self._view, len(every))}"
+        self.view = described(self._view, len(every))  # a part of the order
         self.samples = [stop - start for start, stop in pairwise(self._located.starts)]
 
     def run(self) -> Iterator[SampleRef]:
@@ -234,8 +230,9 @@ class SampleList(ShardSource[SampleRef]):
     def _place(self, lane: Lane, done: int, inside: int) -> int | None:
         """Return the next place at a position; None: there is none."""
         if lane.shards is None:
-            places, _ = next(self._places_of(self._stripe(lane), lane, inside), (None, None))
-            return None if places is None else int(places[0])
+            stripe = self._stripe(lane)
+            ended = inside >= stripe.count(lane.number, lane.of)
+            return None if ended else stripe.place(inside, lane.number, lane.of) % self.count
         if done >= len(lane.shards):
             return None
         number, start, stop = lane.shards[done]

@@ -44,8 +44,7 @@ def pack_dali(components: Sequence[Component], url: str) -> bytes:
     """
     shown, lines, key = redact(url), list[list[str]](), ""
     for name, start, size, plain in components:
-        dot = name.find(".", name.rfind("/") + 1)
-        stem, extension = name[:dot], name[dot + 1 :]  # so are names without a dot taken apart, too
+        stem, extension = _take_apart(name)
         if not stem or stem[-1] == "/":
             continue
         if not plain or not extension or _BLANK.search(name):
@@ -91,9 +90,9 @@ def unpack_dali(data: bytes, url: str) -> list[int]:
     lines = data[head.end() :].decode("utf-8", "surrogateescape").split("\n")
     if lines.pop() or len(lines) != int(head[1]):
         raise unusable(url, f"it has {len(lines)} lines, not one for each of {int(head[1])} samples")
-    split, offsets, key, end = splitter("first-dot"), list[int](), None, 0
+    split, offsets, key, end, before = splitter("first-dot"), list[int](), None, 0, ""
     for number, line in enumerate(lines, 2):
-        parts = line.split(" ")
+        parts, stem = line.split(" "), ""
         if not line or len(parts) % 4:
             raise unusable(url, f"line {number} is not of extensions, offsets, sizes and names")
         for place in range(0, len(parts), 4):
@@ -101,12 +100,23 @@ def unpack_dali(data: bytes, url: str) -> list[int]:
             start, size = (_number(parts[place + 1]), _number(parts[place + 2]))
             if start is None or size is None or start % BLOCK or start < end + BLOCK:
                 raise unusable(url, f"line {number}: file {name!r:.80} cannot begin at byte {parts[place + 1]!r:.40}")
+            of, extension = _take_apart(name)
+            if extension != parts[place] or (of != stem if place else of == before):
+                raise unusable(url, f"line {number}: file {name!r:.80} does not belong there")
+            stem = of
             found = split(name)
             if found is not None and found[0] != key:
                 key = found[0]
                 offsets.append(end)
             end = start + size + (-size & (BLOCK - 1))
+        before = stem
     return [*offsets, end]
+
+
+def _take_apart(name: str) -> tuple[str, str]:
+    """Return the name of a sample and an extension, as DALI does, also where there is no dot."""
+    dot = name.find(".", name.rfind("/") + 1)
+    return name[:dot], name[dot + 1 :]
 
 
 def _number(text: str) -> int | None:

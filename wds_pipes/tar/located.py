@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from wds_pipes.core.order import hash_text
+from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.ranges import RangeReader
@@ -82,7 +83,7 @@ class Located:
         # the indexes that were read last, by shard and ending, and the size of each in bytes
         self._held: OrderedDict[tuple[int, str], tuple[Any, int]] = OrderedDict()
         self._bytes = 0
-        self.starts: list[int] = []
+        self.starts: list[int] = []  # the number of the first sample of each shard, and that of all samples
         if counts is not None:
             pass
         elif len(urls) > 1 and any(map(is_remote, urls)):
@@ -90,7 +91,7 @@ class Located:
                 counts = list(pool.map(self._count, range(len(urls))))
         else:
             counts = list(map(self._count, range(len(urls))))
-        self.starts = [0, *accumulate(counts)]  # the number of the first sample of each shard, and that of all samples
+        self.starts = [0, *accumulate(counts)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_locks": {}, "_held": OrderedDict(), "_bytes": 0}
@@ -137,10 +138,13 @@ class Located:
         # a number of a memoryview comes faster than one of an array
         found: Sequence[int] = self._load(shard, OFFSETS, lambda data, url: unpack_offsets(data, url).astype("u8").data)
         url, count = self.urls[shard], len(found) - 1
-        if self.starts and self.starts[shard] + count != self.starts[shard + 1]:
-            expected = self.starts[shard + 1] - self.starts[shard]
+        if self.starts and count != (expected := self.starts[shard + 1] - self.starts[shard]):
             self._drop((shard, OFFSETS))
-            raise self.stale(url, f"it has {count} samples by this index, and {expected} by another")
+            raise unusable(
+                self.index_of(shard),
+                f"it has {plural(count, 'sample')}, and the shard was counted with {expected}",
+                shard=url,
+            )
         if not is_remote(url):
             end = int(found[-1])
             data, base = self._files.read_one(url, end, end + BLOCK)
@@ -182,7 +186,10 @@ class Located:
         if held is not None:
             return cast(Found, held[0])
         url = beside(self.urls[shard], ending, self._folder)
-        data = self._read(shard, ending, url)
+        most = self._most(shard, ending)
+        data = self._read(shard, ending, url, -1 if most is None else most + 1)
+        if most is not None and len(data or b"") > most:
+            raise self.stale(self.urls[shard], f"{redact(url)} has more than {most} bytes, too many for its samples")
         if data is None and ending == OFFSETS:
             place = beside(self.urls[shard], "", self._folder)
             other = folder_of(place) + dali_name(place)
@@ -201,13 +208,25 @@ class Located:
                 self._bytes -= size
         return found
 
-    def _read(self, shard: int, ending: str, url: str) -> bytes | None:
-        """Return the content of an index of a shard; None: there is no such file."""
+    def _most(self, shard: int, ending: str) -> int | None:
+        """The maximum size of an index of a shard in bytes; None: not known."""
+        if ending == KEYS:
+            return 12 * (self.starts[shard + 1] - self.starts[shard])
+        try:
+            size = self._files.size(self.urls[shard])
+        except OSError:  # reading it will say why
+            return None
+        return None if size is None else 8 * (size // BLOCK + 1)
+
+    def _read(self, shard: int, ending: str, url: str, most: int = -1) -> bytes | None:
+        """Return the content of an index of a shard, at most so many bytes; None: there is no such
+        file.
+        """
         try:
             with self._opener.open(url) as stream:
-                return stream.read()
+                return stream.read(most)
         except ShardError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
+            if error.missing:
                 return None
             shown = redact(self.urls[shard])
             message = f"the {_NAMES[ending]} of shard {shown} cannot be read: {str(error).rstrip('.')}. {MEND}"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.words import listed
 from wds_pipes.errors import ShardError
-from wds_pipes.io.open import Opener, is_remote
+from wds_pipes.io.open import Opener
 from wds_pipes.io.urls import at_home, local_path, redact
 
 if TYPE_CHECKING:
@@ -191,23 +191,6 @@ def ending_of(url: str) -> str | None:
     return next((ending for ending in ENDINGS if url.partition("?")[0].endswith(ending)), None)
 
 
-def exists(url: str, opener: Opener) -> bool:
-    """Return whether there is a table.
-
-    Raises:
-        ShardError: it cannot be known.
-    """
-    if not is_remote(url):
-        return os.path.exists(at_home(local_path(url) or url))
-    try:
-        opener.open(url).close()
-    except ShardError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return False
-        raise
-    return True
-
-
 def _connect() -> duckdb.DuckDBPyConnection:
     try:
         import duckdb
@@ -255,4 +238,4 @@ def _without_places(tree: Any) -> Any:
 
 
 def _first_line(error: object) -> str:
-    return str(error).partition("\n")[0].rstrip(". ")[:300]
+    return str(error).partition("\n")[0].rstrip(".! ")[:300]

@@ -25,14 +25,18 @@ def numbers_at(view: Numbers, places: npt.NDArray[np.int64]) -> npt.NDArray[np.i
     return places * view.step + view.start if isinstance(view, range) else view[places]
 
 
-def fingerprint_of(view: Numbers, count: int) -> str:
-    """Return 16 hexadecimal digits that differ for different views of ``count`` samples."""
-    digest = blake2b(f"{count} ".encode(), digest_size=8)
+def described(view: Numbers, count: int) -> str | None:
+    """Return a text that differs for different views of ``count`` samples; None: the view has all
+    of them, in order.
+    """
     if isinstance(view, range):
-        digest.update(f"{view.start} {view.step} {len(view)}".encode())
+        if view == range(count):
+            return None
+        content = f"{view.start} {view.step} {len(view)}".encode()
     else:
-        digest.update(view.astype("<i8", copy=False).tobytes())
-    return digest.hexdigest()
+        content = view.astype("<i8", copy=False).tobytes()
+    digest = blake2b(f"{count} ".encode() + content, digest_size=8)
+    return f"{len(view)} of {count} samples, fingerprint {digest.hexdigest()}"
 
 
 def by_numbers(wanted: Any, view: Numbers) -> Numbers:

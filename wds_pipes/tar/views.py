@@ -23,9 +23,10 @@ from wds_pipes.errors import SampleError, ShardError
 from wds_pipes.io.open import Opener
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import at_home, redact
+from wds_pipes.tar.index import exists
 from wds_pipes.tar.index_formats import path_of
 from wds_pipes.tar.located import Located
-from wds_pipes.tar.metadata import ENDINGS, Tables, ending_of, exists
+from wds_pipes.tar.metadata import ENDINGS, Tables, ending_of
 from wds_pipes.tar.sample_numbers import (
     KINDS,
     among,
@@ -269,7 +270,8 @@ class Selector:
             with Tables(condition, [place], opener) as tables:
                 return self._of_table(tables, 0, shards)
         urls = [_table_of(located.urls[shard], place) for shard in shards]
-        ending = next((ending for ending in ENDINGS if not urls or exists(urls[0] + ending, opener)), None)
+        options = self.storage_options
+        ending = next((ending for ending in ENDINGS if not urls or exists(urls[0] + ending, options)), None)
         if ending is None:
             shown = redact(located.urls[shards[0]])
             either = " or ".join(redact(urls[0] + ending) for ending in ENDINGS)

@@ -15,6 +15,7 @@ from wds_pipes.io.remote.budget import UnreadError
 from wds_pipes.io.remote.object import RemoteObject
 from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.remote.transfer import Transfer
+from wds_pipes.io.remote.verdicts import judge
 from wds_pipes.io.secret import clean, hide, words
 from wds_pipes.io.urls import redact
 
@@ -300,6 +301,7 @@ class Fetch:
             error: Exception = UnreadError(f"byte {at} {what}")
         else:
             error = ShardError(f"shard {url} {what}.", url=url, offset=at or None)
+            error.missing = cause is not None and judge(cause, self.url.partition("://")[0]).missing
         error.__cause__ = clean(cause, self.url, options)
         return error
 

@@ -25,6 +25,7 @@ class Verdict(NamedTuple):
     transient: bool
     wait_seconds: float = 0.0
     advice: str = ""
+    missing: bool = False  # the object does not exist
 
 
 _OWN_FAULT = (ImportError, TypeError, AttributeError, KeyError, NameError, NotImplementedError)
@@ -38,7 +39,7 @@ def judge(error: BaseException, protocol: str) -> Verdict:
         return Verdict(True, advice="cannot be read")
     status = error.status if isinstance(error, RefusedError) else _status(error)
     if status == 404 or (status is None and isinstance(error, FileNotFoundError)):
-        return Verdict(False, advice="does not exist: check its name")
+        return Verdict(False, advice="does not exist: check its name", missing=True)
     if (
         status in (401, 403)
         or (status is None and isinstance(error, PermissionError))
