@@ -4,9 +4,11 @@ import itertools
 import random
 
 import pytest
-from remote import content
+from remote import content, tasks
+from waiting import wait_for
 
 from wds_pipes.io.ranges import Range, RangeReader
+from wds_pipes.io.remote.budget import budget
 
 STEP, SIZE = 100 << 10, 30_000
 
@@ -145,3 +147,15 @@ def test_any_faults_change_nothing(remote, local):
     ]
     assert found == [data[start:stop] for _, start, stop in wanted]
     assert reader.network.hedged <= 0.05 * reader.network.requests
+
+
+def test_readers_that_give_up_give_everything_back(web, local):
+    """While a second request runs, and just when it gets its bytes."""
+    reader, url = used_to(web, local[0])
+    web.faults.rules({"match": web.reads, "prob": 0.5, "stall_after": 10_000, "stall": 0.2}, seed=1)
+    for number in range(20):
+        with reader.read(ranges(url, 8)) as parts:
+            for _ in range(number % 8):
+                next(parts)
+    assert reader.network.hedged >= 1
+    wait_for(lambda: not tasks() and not budget().queues and not budget().held)

@@ -240,16 +240,18 @@ class Fetch:
 
     def prefer(self, block: Block) -> None:
         """Use the first of several requests that has bytes, and cancel the others."""
-        first = self.blocks[-1]
-        for other in (first, *self.rivals):
-            if other is not block and other.task is not None and not other.done:
-                other.done = True
-                other.task.cancel()
-        self.rivals.clear()
-        if block is not first:
-            with self._budget.lock:
+        with self._budget.lock:  # the consumer may give up at any time, and sees all of this or nothing
+            first = self.blocks[-1]
+            for other in (first, *self.rivals):
+                if other is not block and other.task is not None and not other.done:
+                    other.done = True
+                    other.task.cancel()
+            self.rivals.clear()
+            if block is not first:
                 first.stop = first.reached
                 self.blocks.append(block)
+                if self.given_up:
+                    block.drop()
 
     def withdraw(self, block: Block) -> None:
         """A second request has failed: the first one goes on."""
