@@ -179,6 +179,23 @@ def test_histories_of_a_loader(data, indexed):
     assert found == history(True)
 
 
+def test_a_repartition_right_after_a_resume(indexed):
+    """The shards that the held samples are of count as opened, though none was read again."""
+    batches = []
+    for offsets in itertools.product([False, True], repeat=3):
+        state, done = None, []
+        for lanes, cut, by_offsets in zip((1, 1, 2), (1, 1, 1000), offsets, strict=True):
+            more = {} if by_offsets else {"index": None, "samples_per_shard": FIFTY}
+            loader = wp.PipeLoader(shuffled(indexed, 3, **more).batch_samples(3, collate="list"), lanes=lanes)
+            if state is not None:
+                loader.load_state_dict(state)
+            done += itertools.islice(iter(loader), cut)
+            state = through_json(loader.state_dict())
+        batches.append([keys_of(batch) for batch in done])
+    assert sorted(flat(batches[0])) == [f"{number:08d}" for number in range(50)]
+    assert all(one == batches[0] for one in batches)
+
+
 def test_more_than_two_windows_after_a_resume(tmp_path):
     """The window moves on over positions that were computed and such that were read."""
     urls = make_shards(tmp_path, shards=7, samples=100)
@@ -424,7 +441,7 @@ def test_a_shard_without_an_index_is_named(indexed, tmp_path):
 
 
 @given(data=st.data())
-@settings(quick, max_examples=150)
+@settings(quick, max_examples=60)
 def test_damaged_and_stale_indexes(data, tmp_path_factory):
     """An error in words that names the command, or the samples that there are."""
     folder = tmp_path_factory.mktemp("stale")

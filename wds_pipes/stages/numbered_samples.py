@@ -132,6 +132,9 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         seen = str(SeenFields(partial=True))
         return (skipped, filtered, of_shard, seen), ((start, "", damaged), passed)
 
+    def opened(self, number: int) -> int:
+        return int(self._passed) + (self._place(number)[0] + 1 if number < self.count else len(self._ranges))
+
     def _check_start(self, place: int, of_shard: int) -> int:
         """Return where a sample of a range begins, after a check that the one before it in the
         shard ends there.

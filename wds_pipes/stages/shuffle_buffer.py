@@ -32,11 +32,13 @@ class _Ahead(NamedTuple, Generic[Out]):
 
     Attributes:
         items: the samples of the source, from the saved position on.
+        come: how many of them had come; what was not held had left.
         later: how many of them are read when they leave; the source runs from there on.
         read: these, in the order in which they leave.
     """
 
     items: Numbered[Out]
+    come: int
     later: int
     read: Iterator[Out]
 
@@ -83,6 +85,7 @@ class ShuffleBuffer(Stage[Out]):
         self.holds = 0  # while running, about how many samples are held
         self._before: Mark | None = None  # while running, the position of the source at sample ``at.first``
         self._ahead: _Ahead[Out] | None = None  # while running, if it was opened without the samples that it holds
+        self._come = 0  # while running, then: how many samples have come since the saved position
 
     @property
     def held_items(self) -> int:
@@ -108,7 +111,7 @@ class ShuffleBuffer(Stage[Out]):
         assert mark is not None
         own, before = mark
         running = cast(ShuffleBuffer[Out], super().open(lane, (own, ahead.items.mark(ahead.later))))
-        running._before, running._ahead = before, ahead
+        running._before, running._ahead, running._come = before, ahead, ahead.come
         return running
 
     def _look_ahead(self, lane: Lane, mark: Mark) -> _Ahead[Out] | None:
@@ -133,7 +136,7 @@ class ShuffleBuffer(Stage[Out]):
         if not items.prepare(count):
             return None
         wanted = order[left:]
-        return _Ahead(items, count, items.read(wanted[wanted < count].tolist()))
+        return _Ahead(items, come, count, items.read(wanted[wanted < count].tolist()))
 
     @property
     def _more(self) -> int:
@@ -187,6 +190,7 @@ class ShuffleBuffer(Stage[Out]):
                     left += 1
                     if left > resumed:
                         if ahead is not None and held[place] is _LATER:
+                            self._come = number + 1 - first
                             held[place] = next(ahead.read)
                         at.left = left
                         yield held[place]
@@ -212,11 +216,16 @@ class ShuffleBuffer(Stage[Out]):
             left += 1
             if left > resumed:
                 if ahead is not None and held[place] is _LATER:
+                    self._come = number + 1 - first
                     held[place] = next(ahead.read)
                 at.left = left
                 yield held[place]
             held[place] = None
         at.first, self._before = left, source.mark()  # for the counts of the whole epoch
+
+    @property
+    def opened(self) -> int:
+        return max(super().opened, 0 if self._ahead is None else self._ahead.items.opened(self._come))
 
     def close(self) -> None:
         super().close()
