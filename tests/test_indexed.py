@@ -6,8 +6,10 @@ import io
 import itertools
 import os
 import pickle
+import re
 import struct
 import tarfile
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -150,7 +152,7 @@ def test_threads_and_pickles(indexed, stream, tmp_path):
             (folder / os.path.basename(path + ending)).write_bytes(content(path + ending))
     globbed = pickle.loads(pickle.dumps(wp.IndexedShards(str(folder / "*.tar"))))
     os.unlink(folder / os.path.basename(indexed[1]))
-    with pytest.raises(ValueError, match="names other shards in this process"):
+    with pytest.raises(ValueError, match="names other shards"):
         len(globbed)
 
 
@@ -236,7 +238,7 @@ def test_what_has_no_offsets(tmp_path):
     with pytest.raises(ValueError, match="offsets= names an existing local directory"):
         index_shards(path, offsets=tmp_path / "none")
     for wrong in (False, 3):
-        with pytest.raises(TypeError, match="index must be True or a directory"):
+        with pytest.raises(TypeError, match="index must be True, a directory or an index.json"):
             wp.IndexedShards(path, index=wrong)
     with pytest.raises(TypeError, match="Did you mean fields"):
         wp.IndexedShards(path, field=["txt"])
@@ -309,6 +311,21 @@ def test_any_damage_to_an_index_is_an_error_or_harmless(data, tmp_path_factory):
             assert found.by_key(key)["__key__"] == key
     except (wp.ShardError, KeyError):
         pass
+
+
+@pytest.mark.parametrize("ending", [".idx", ".keys"])
+def test_a_huge_index_takes_no_memory(ending, tmp_path):
+    """It is read only as far as its shard can have samples."""
+    path = put(tmp_path, OLD)
+    os.truncate(f"{path}{ending}", 1 << 40)
+    data = wp.IndexedShards(path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(wp.ShardError, match=r"has more than \d+ bytes, too many for its samples"):
+            data.by_key("004") if ending == ".keys" else data[3]
+        assert tracemalloc.get_traced_memory()[1] < 8_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_damaged_shard_is_an_error_in_words(tmp_path):
@@ -421,3 +438,59 @@ def test_remote_faults(fault, web, indexed, stream):
     web.faults.rules({"match": web.reads, **rule[fault]})
     first = sum(FIFTY[:2])
     assert [bare(data[number]) for number in range(8)] == list(map(bare, stream[first : first + 8]))
+
+
+@pytest.mark.parametrize("where", ["urls", "index"])
+def test_counts_of_an_index_spare_the_indexes_of_offsets(where, web, indexed, stream, tmp_path):
+    """They are read when they are needed."""
+    urls = [web.put(f"d/{os.path.basename(path)}", content(path)) for path in indexed]
+    for path in indexed:
+        web.put(f"d/{os.path.basename(path)}.idx", content(f"{path}.idx"))
+    index_shards(indexed, tmp_path / "index.json")
+    text = content(tmp_path / "index.json").decode()
+    text = re.sub(r'"url": "[^"]*/', '"url": "', text)  # beside the shards, as it is there
+    listed = web.put("d/index.json", text.encode())
+    data = wp.IndexedShards(listed) if where == "urls" else wp.IndexedShards(urls, index=listed)
+    assert len(data) == 50
+    there = pickle.loads(pickle.dumps(data))
+    assert [bare(data[33]), bare(there[33])] == [bare(stream[33])] * 2
+    assert len([request for request in web.faults.stats(r"\.idx") if request.method == "GET"]) == 2
+    assert list(map(bare, data)) == list(map(bare, stream))
+    web.put("d/index.json", text.replace('"nsamples": 9', '"nsamples": 1').encode())
+    with pytest.raises(ValueError, match="other numbers of samples"):
+        len(pickle.loads(pickle.dumps(data)))
+
+
+def test_counts_that_do_not_fit_are_an_error(indexed, tmp_path):
+    index_shards(indexed, tmp_path / "index.json")
+    text = content(tmp_path / "index.json").decode()
+    (tmp_path / "index.json").write_text(text.replace(f'"nsamples": {FIFTY[0]}', f'"nsamples": {FIFTY[0] + 1}', 1))
+    data = wp.IndexedShards(indexed, index=tmp_path / "index.json")
+    assert len(data) == 51
+    with pytest.raises(wp.ShardError, match=rf"has {FIFTY[0]} samples, and the shard was counted with {FIFTY[0] + 1}"):
+        data[0]
+    with pytest.raises(ValueError, match="is not in index"):
+        wp.IndexedShards(put(tmp_path, OLD), index=tmp_path / "index.json")
+
+
+def test_shards_of_a_cache(remote, far, stream, tmp_path):
+    """What a pipe has stored is read there; of the other shards, ranges."""
+    cache = wp.ShardCache(tmp_path / "cache", max_bytes="1GB")
+    list(wp.ShardList(far[:5]).open_shards(cache=cache, storage_options=remote.storage_options).load_tar())
+    data = wp.IndexedShards(far, cache=cache, storage_options=remote.storage_options)
+    len(data)
+    remote.faults.clear()
+    stored = sum(FIFTY[:5])
+    assert bare(data[3]) == bare(stream[3])
+    assert list(map(bare, data.__getitems__(range(stored)))) == list(map(bare, stream[:stored]))
+    assert not remote.faults.stats(remote.reads)
+    assert list(map(bare, data)) == list(map(bare, stream))
+    requests = remote.faults.stats(remote.reads)
+    assert requests
+    assert all(request.status == 206 for request in requests)
+    assert len(list((tmp_path / "cache").glob("*.shard"))) == len(FIFTY[:5])
+    for path in (tmp_path / "cache").glob("*.shard"):
+        path.unlink()
+    assert bare(data[4]) == bare(stream[4]), "an open file stays"
+    there = pickle.loads(pickle.dumps(data))
+    assert list(map(bare, there.__getitems__(range(stored)))) == list(map(bare, stream[:stored]))

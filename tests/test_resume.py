@@ -26,6 +26,7 @@ from waiting import calls
 import wds_pipes as wp
 from wds_pipes import datapipes, nodes, stages
 from wds_pipes.core.stream import Stream
+from wds_pipes.tar import index_shards
 from wds_pipes.testing import check_resume, make_shards, same
 
 CHAINS = chains()
@@ -56,6 +57,20 @@ HOSTS = {
 @pytest.mark.parametrize("chain", CHAINS)
 def test_every_cut_of_every_chain_in_every_host(chain, host, urls):
     check_resume(lambda: HOSTS[host](CHAINS[chain], urls))
+
+
+SHUFFLING = [name for name, names in CHAINS.items() if "ShuffleBuffer" in names and "SampleList" not in names]
+
+
+@pytest.mark.parametrize("chain", [*SHUFFLING, "before a shuffle"])
+def test_every_cut_with_offsets(chain, tmp_path):
+    """Where shuffle_buffer resumes without its window, or cannot."""
+    urls = make_shards(tmp_path, shards=4, samples=[4, 0, 6, 3], fields=("txt", "cls", "json"))
+    index_shards(urls, offsets=True)
+    names = CHAINS.get(chain) or (*BASE, "DecodeByExt", "SelectFields", "RenameFields", "ToTuple", "ShuffleBuffer")
+    counted = {"samples_per_shard": [4, 0, 6, 3]}
+    found = check_resume(lambda: Stream(build(stages, names, urls, index=True)))
+    assert same(found[0], list(Stream(build(stages, names, urls, **counted))))
 
 
 @pytest.mark.parametrize("chain", ["Group", "ShuffleBuffer", "All"])

@@ -5,9 +5,10 @@
 # other views, an epoch that is shuffled as a whole, the same batches on any number of ranks and
 # workers, and a resume that reads nothing again.
 #
-# **You need** `pip install wds_pipes`.
+# **You need** `pip install 'wds_pipes[meta]'` (the extra installs DuckDB).
 
 # %%
+import json
 import os
 import tempfile
 
@@ -59,6 +60,19 @@ print({name: len(part) for name, part in parts.items()}, len(data[10:20]), len(d
 assert not set(parts["train"].keys()) & set(parts["val"].keys())
 
 # %% [markdown]
+# `select` takes more: keys, a part of `split_by_key`, or a condition over metadata, such as the
+# parquet file that img2dataset puts beside each shard. DuckDB evaluates the condition. Here the
+# metadata are lines of JSON in one file:
+
+# %%
+with open("metadata.jsonl", "w") as file:
+    for number in range(300):
+        file.write(json.dumps({"key": f"{number:08d}", "width": 200 + number}) + "\n")
+
+wide = data.select("width >= 256 and width % 2 = 0", metadata="metadata.jsonl")
+print(len(wide), "wide images; the first is", wide[0]["__key__"])
+
+# %% [markdown]
 # `SampleOrder` is a sampler with a state, see the README. For training, a stream is simpler:
 #
 # ## A stream in one global order
@@ -84,6 +98,9 @@ for name, pipe in (("a window of 30", window), ("all samples", everywhere)):
 assert shards_in(batches) > 4
 
 # %% [markdown]
+# `SampleList(where=...)` takes the same selections as `select`. Then only these samples are read, their
+# number is known, and a state of another selection is refused.
+#
 # Reading single samples of remote shards costs one request for each. `block_samples=64` keeps runs
 # of 64 neighbours together, which one request reads, and a `shuffle_buffer` after it mixes the runs.
 #
@@ -161,5 +178,8 @@ print(wp.describe_state(states[0]))
 # | Grain: `ShardByJaxProcess()` | nothing: ranks divide the order |
 # | Grain: `random_map` with `fn(sample, rng)` | `map_samples(fn)` with `fn(sample, rng)` |
 #
-# **Next:** [the reference](docs/reference/shards) of `IndexedShards`, and of `SampleList` with the
-# steps that read.
+# ## What to read next
+#
+# - [The reference](docs/reference/shards) of `IndexedShards`, and of `SampleList` with the steps that
+#   read.
+# - `04_ranks_and_elastic_resume`: lanes, for pipelines over `ShardList`.

@@ -13,15 +13,15 @@ from torch.utils.data import Dataset
 from wds_pipes.core.options import check_count
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.errors import SampleError
-from wds_pipes.io.expand import expand
 from wds_pipes.io.open import is_remote
-from wds_pipes.io.ranges import Range, RangeReader
-from wds_pipes.io.urls import Urls, at_home, redact
+from wds_pipes.io.ranges import Part, Range, RangeReader
+from wds_pipes.io.urls import Urls, redact
+from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.shard_source import fingerprint
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.index import is_index, listed_shards
+from wds_pipes.tar.index import Listed, list_indexed
 from wds_pipes.tar.keys import KeySplit
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.sample_numbers import by_numbers
@@ -31,6 +31,7 @@ from wds_pipes.tar.views import Selection, Selector, split_by_key
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from wds_pipes.io.cache.shard_cache import ShardCache
     from wds_pipes.tar.sample_numbers import Numbers
 
 
@@ -53,12 +54,16 @@ class IndexedShards(Dataset[dict[str, Any]]):
     Args:
         urls: the shards, as ``ShardList`` takes them, also by an ``index.json``; uncompressed.
         index: where the indexes are: True: beside the shards; or a directory, where they have the
-            base names of the shards.
+            base names of the shards. Or an ``index.json``, which says how many samples each shard
+            has: then the indexes, which are beside the shards, are read when they are needed, and
+            not all at the first use. An ``index.json`` as ``urls`` does the same.
         fields: the fields to keep, such as ``["jpg", "cls"]``; None: all.
         decode: decode the samples as ``decode_by_ext`` does: True, or what it takes: ``"rgb8"``, a
             dict of functions, or a list of these. None: fields stay bytes.
         storage_options: how to reach the storage, as fsspec takes it.
         connections: the maximum number of requests at once.
+        cache: a cache that ``open_shards`` fills: a directory, or a ``ShardCache``. Remote shards
+            that are stored there are read there, and nothing is added to it.
         key_split: as in ``group_by_key``.
 
     Raises:
@@ -80,19 +85,17 @@ class IndexedShards(Dataset[dict[str, Any]]):
         decode: Any = None,
         storage_options: dict[str, Any] | None = None,
         connections: int = 8,
+        cache: ShardCache | str | os.PathLike[str] | None = None,
         key_split: KeySplit = "first-dot",
     ) -> None:
-        if index is False or not isinstance(index, (bool, str, os.PathLike)):
-            raise TypeError(f"index must be True or a directory, not {index!r:.80}")
         self._given = urls if isinstance(urls, (str, os.PathLike)) else list(urls)
-        self._urls: list[str] | None = _shards(self._given, storage_options)
-        if "-" in self._urls:
-            raise ValueError("standard input has no index: write it to a file first")
-        self._fingerprint = fingerprint(self._urls)
-        self._folder = None if index is True else at_home(os.fspath(index))  # type: ignore[arg-type]
+        self._index, self._options = index, storage_options
+        listed = list_indexed(self._given, index, storage_options)
+        self._listed: Listed | None = listed
+        self._fingerprint = _fingerprint_of(listed)
         self._fields = None if fields is None else frozenset(name.lower() for name in read_names("fields", fields))
         self._decode = _specs(decode)
-        self._options, self._key_split = storage_options, key_split
+        self._cache, self._key_split = as_cache(cache), key_split
         self._connections = check_count("connections", connections)
         self._numbers: Numbers | None = None  # of a view: which samples; None: all
         self._opened: _Opened | None = None
@@ -101,20 +104,26 @@ class IndexedShards(Dataset[dict[str, Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         # ten thousand URLs are much larger than the pattern that they come from
-        urls = self._urls if isinstance(self._given, list) else None
-        return {**self.__dict__, "_opened": None, "_urls": urls}
+        listed = self._listed if isinstance(self._given, list) and self._listed and not self._listed.counts else None
+        return {**self.__dict__, "_opened": None, "_listed": listed}
 
     @property
     def urls(self) -> list[str]:
         """The shards, in order."""
-        if self._urls is None:
-            self._urls = _shards(self._given, self._options)
-            if fingerprint(self._urls) != self._fingerprint:
+        return list(self._listing().urls)
+
+    def _listing(self) -> Listed:
+        if self._listed is None:
+            listed = list_indexed(self._given, self._index, self._options)
+            if _fingerprint_of(listed) != self._fingerprint:
+                given = self._given if self._index is True else self._index
                 raise ValueError(
-                    f"{redact(str(self._given))!r:.200} names other shards in this process than where the "
-                    "IndexedShards was built: do not add or remove shards meanwhile, or pass a list of them"
+                    f"{redact(str(given))!r:.200} names other shards, or other numbers of samples, in this process "
+                    "than where the IndexedShards was built: do not add or remove shards meanwhile, or pass a list "
+                    "of them"
                 )
-        return list(self._urls)
+            self._listed = listed
+        return self._listed
 
     def _open(self) -> _Opened:
         if self._opened is None:
@@ -258,9 +267,12 @@ class _Opened:
     """What an IndexedShards has open in this process."""
 
     def __init__(self, data: IndexedShards) -> None:
-        self._files = RangeReader(data._options, data._connections)
-        self._urls = data.urls
-        self.located = Located(self._urls, data._folder, self._files, data._options, data._connections)
+        self._files = RangeReader(data._options, data._connections, cache=data._cache)
+        listed = data._listing()
+        self._urls = listed.urls
+        self.located = Located(
+            listed.urls, listed.folder, self._files, data._options, data._connections, counts=listed.counts
+        )
         self.count = self.located.starts[-1]
         self._local = not any(map(is_remote, self._urls))
         self._shown = {url: redact(url) for url in self._urls}
@@ -270,8 +282,9 @@ class _Opened:
     def read_one(self, number: int) -> Any:
         """Return the sample with this number among all."""
         located = self.located
-        shard = bisect_right(located.starts, number) - 1
-        offsets, place, url = located.offsets(shard), number - located.starts[shard], self._urls[shard]
+        starts = located.starts
+        shard = bisect_right(starts, number) - 1
+        offsets, place, url = located.offsets(shard), number - starts[shard], self._urls[shard]
         start, stop = offsets[place], offsets[place + 1]
         sample = self._parser.parse(self._files.read_one(url, start, stop + BLOCK), start, stop, url, self._shown[url])
         return sample if self._decode is None else self._decode(sample)
@@ -279,7 +292,7 @@ class _Opened:
     def read(self, numbers: Sequence[int]) -> list[Any]:
         """Return the samples with these numbers among all."""
         if self._local:
-            return list(map(self.read_one, numbers))
+            return self._read_local(numbers)
         ordered = sorted(set(numbers))
         places = [self._place(number) for number in ordered]
         samples: dict[int, Any] = {}
@@ -289,18 +302,26 @@ class _Opened:
                 samples[number] = sample if self._decode is None else self._decode(sample)
         return [samples[number] for number in numbers]
 
+    def _read_local(self, numbers: Sequence[int]) -> list[Any]:
+        # To look how large a file is takes a seventh of reading a tiny sample: once for each shard.
+        known: dict[int, tuple[Sequence[int], Part]] = {}
+        starts, urls, parse, decode, found = self.located.starts, self._urls, self._parser.parse, self._decode, []
+        for number in numbers:
+            shard = bisect_right(starts, number) - 1
+            url, place, there = urls[shard], number - starts[shard], known.get(shard)
+            if there is None:
+                offsets = self.located.offsets(shard)
+                there = known[shard] = offsets, self._files.read_one(url, offsets[0], offsets[-1] + BLOCK)
+            offsets, part = there
+            sample = parse(part, offsets[place], offsets[place + 1], url, self._shown[url])
+            found.append(sample if decode is None else decode(sample))
+        return found
+
     def _place(self, number: int) -> Range:
         """Return where a sample begins and ends."""
         shard, place = self.located.place(number)
         offsets = self.located.offsets(shard)
         return Range(self._urls[shard], offsets[place], offsets[place + 1])
-
-
-def _shards(given: Urls, storage_options: dict[str, Any] | None) -> list[str]:
-    urls = expand(given, storage_options)
-    if not any(map(is_index, urls)):
-        return urls
-    return [url for listed in listed_shards(urls, storage_options) for url, _ in listed]
 
 
 def _specs(decode: Any) -> tuple[Any, ...] | None:
@@ -309,3 +330,7 @@ def _specs(decode: Any) -> tuple[Any, ...] | None:
     if decode is True:
         return ()
     return tuple(decode) if isinstance(decode, (list, tuple)) else (decode,)
+
+
+def _fingerprint_of(listed: Listed) -> str:
+    return fingerprint([*listed.urls, *map(str, listed.counts or ())])

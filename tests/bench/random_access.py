@@ -1,29 +1,32 @@
 """Random access with IndexedShards, against wids and against the stream, in one run.
 
-    python tests/bench/random_access.py [DIRECTORY]      writes about 450 MB there (default: a
-    temporary directory), takes two minutes
+    python tests/bench/random_access.py [DIRECTORY]      needs nginx and its echo module; writes
+    about 450 MB there (default: a temporary directory), takes two minutes
 
 1. ``data[i]`` at random places, raw bytes, against wids without its decoding: on tiny samples and
    on images of 107 KB; and ``__getitems__`` of 64 against 64 times ``[i]``.
-2. The index: how large it is, and how long making it takes, against the walk with tarfile that
-   DALI's wds2idx does.
+2. A server that answers after 50 ms: the requests for an isolated sample, counted there, and the
+   round trips of one ``__getitems__`` of 64 with 32 connections: the most requests of which each
+   began when the one before had ended.
 
 Rounds alternate; the figures are medians of their ratios. Exits with 1 if a bar is missed.
 """
 
+import os
 import random
 import statistics
 import sys
-import tarfile
 import tempfile
 import time
 import warnings
-from functools import partial
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import wids
 from bars import bar, exit_if_missed
 from data import images, tiny
+from servers import paced_web
 
 import wds_pipes as wp
 from wds_pipes.tar import index_shards
@@ -77,11 +80,33 @@ def access(name: str, urls: list[str], index: str, least: float) -> None:
     bar("64 times [i] over __getitems__ of 64", statistics.median(ratios(together, one_by_one)), 1.0, least=True)
 
 
-def walk(urls: list[str]) -> None:
-    for url in urls:
-        with tarfile.open(url) as tar:
-            for member in tar:
-                assert member.offset_data
+def far(paths: list[str]) -> None:
+    with paced_web(50, 0.05) as web:
+        for path in paths:
+            for ending in ("", ".idx"):
+                os.symlink(f"{path}{ending}", Path(web.directory) / f"{Path(path).name}{ending}")
+        data = wp.IndexedShards([f"{web.url}/{Path(path).name}" for path in paths], connections=32)
+        places = random.Random(1)
+        numbers = places.sample(range(0, len(data), 2), 40)
+        before = len(web.requests())
+        for number in numbers:
+            data[number]
+        bar("requests for an isolated sample", (len(web.requests()) - before) / len(numbers), 1)
+        trips = []
+        for _ in range(ROUNDS):
+            before = len(web.requests())
+            data.__getitems__(places.sample(range(0, len(data), 2), 64))
+            trips.append(round_trips(web.requests()[before:]))
+        bar("round trips of __getitems__ of 64", statistics.median(trips), 3)
+
+
+def round_trips(requests) -> int:
+    """The most of these requests of which each began when the one before had ended."""
+    count, end = 0, 0.0
+    for request in sorted(requests, key=lambda request: request.ended):
+        if request.started >= end:
+            count, end = count + 1, request.ended
+    return count
 
 
 def main() -> None:
@@ -92,12 +117,8 @@ def main() -> None:
             index = str(Path(urls[0]).parent / "index.json")
             index_shards(urls, index, offsets=True)
             access(name, urls, index, least)
-            samples = len(wp.IndexedShards(urls))
-            size = sum(Path(f"{url}.idx").stat().st_size for url in urls)
-            bar("bytes of .idx for a sample", (size - 8 * len(urls)) / samples, 8)
-            if name == "tiny":
-                made = ratios(partial(index_shards, urls, offsets=True), partial(walk, urls))
-                bar("the walk of tarfile over index_shards", statistics.median(made), 5.0, least=True)
+            if name == "images":
+                far(urls)
     exit_if_missed()
 
 

@@ -1,11 +1,14 @@
 """A request for a range that stalls is made a second time, and the first response is used."""
 
 import itertools
+import random
 
 import pytest
-from remote import content
+from remote import content, tasks
+from waiting import wait_for
 
 from wds_pipes.io.ranges import Range, RangeReader
+from wds_pipes.io.remote.budget import budget
 
 STEP, SIZE = 100 << 10, 30_000
 
@@ -50,21 +53,21 @@ def test_a_stalled_request_is_made_again(fault, remote, local):
     """Before its response, and in the middle of it, where only the rest is requested."""
     reader, url = used_to(remote, local[0])
     remote.faults.rules({"match": remote.reads, "skip": 5, "times": 1, **fault})
-    before = reader.used
+    before = reader.network
     assert read(reader, url, 30) == expected(local[0], 30)
-    assert reader.used.hedged - before.hedged >= 1
-    assert reader.used.retries == before.retries, "it was not abandoned"
+    assert reader.network.hedged - before.hedged >= 1
+    assert reader.network.retries == before.retries, "it was not abandoned"
     stalled = [request for request in remote.faults.stats(remote.reads) if request.faults]
     assert len(stalled) == 1
-    assert reader.used.bytes_fetched - before.bytes_fetched <= 30 * SIZE + (1 << 16)
+    assert reader.network.bytes_fetched - before.bytes_fetched <= 30 * SIZE + (1 << 16)
 
 
 def test_a_second_request_that_stalls_too(web, local):
     reader, url = used_to(web, local[0])
     web.faults.rules({"match": "GET", "skip": 9, "times": 2, "latency": FOR_EVER})
     assert read(reader, url, 10) == expected(local[0], 10)
-    assert reader.used.hedged == 2
-    assert reader.used.retries == 0
+    assert reader.network.hedged == 2
+    assert reader.network.retries == 0
 
 
 def test_at_most_one_of_twenty_is_made_again(web, local):
@@ -72,8 +75,8 @@ def test_at_most_one_of_twenty_is_made_again(web, local):
     reader, url = used_to(web, local[0], connections=16)
     web.faults.rules({"match": web.reads, "latency": 0.3})
     assert read(reader, url, 140) == expected(local[0], 140)
-    assert 1 <= reader.used.hedged <= 0.05 * 200
-    assert reader.used.requests <= 200 + reader.used.hedged
+    assert 1 <= reader.network.hedged <= 0.05 * 200
+    assert reader.network.requests <= 200 + reader.network.hedged
 
 
 def test_what_was_fast_is_not_made_again(web, local):
@@ -82,7 +85,7 @@ def test_what_was_fast_is_not_made_again(web, local):
     reader, url = used_to(web, local[0], connections=16)
     web.faults.rules({"match": web.reads, "latency": 0.2})
     assert read(reader, url, 60) == expected(local[0], 60)
-    assert reader.used.hedged == 0
+    assert reader.network.hedged == 0
 
 
 @pytest.mark.parametrize("when", ["before", "within"])
@@ -96,8 +99,8 @@ def test_a_changed_object_is_never_spliced(when, web, local):
     web.faults.rules({"match": web.reads, "times": 1, **fault}, {"match": web.reads, "skip": 1, **other})
     [found], [first] = read(reader, url, 1), expected(local[0], 1)
     assert [place for place in range(SIZE) if found[place] != first[place]] == ([3] if when == "before" else [])
-    assert reader.used.hedged >= 1
-    assert reader.used.retries == 0
+    assert reader.network.hedged >= 1
+    assert reader.network.retries == 0
 
 
 @pytest.mark.parametrize(
@@ -109,7 +112,7 @@ def test_a_second_request_that_fails_changes_nothing(fault, web, local):
         {"match": web.reads, "times": 1, "latency": 1}, {"match": web.reads, "skip": 1, "times": 1, **fault}
     )
     assert read(reader, url, 1) == expected(local[0], 1)
-    assert reader.used.hedged >= 1
+    assert reader.network.hedged >= 1
 
 
 def test_the_first_error_is_final(web, local):
@@ -117,3 +120,42 @@ def test_the_first_error_is_final(web, local):
     web.faults.rules({"match": web.reads, "latency": 0.5, "status": 403})
     with pytest.raises(Exception, match="may not be read"):
         read(reader, url, 1)
+
+
+def test_any_faults_change_nothing(remote, local):
+    """Stalls, refusals, resets and short bodies together, of runs and of single ranges."""
+    reader, url = used_to(remote, local[0], connections=8)
+    every = {"match": remote.reads}
+    remote.faults.rules(
+        {**every, "prob": 0.1, "latency": 0.3},
+        {**every, "prob": 0.1, "stall_after": 10_000, "stall": 0.3},
+        {**every, "prob": 0.1, "reset_after": 15_000},
+        {**every, "prob": 0.1, "truncate": 12_000},
+        {**every, "prob": 0.05, "status": 503},
+        seed=3,
+    )
+    choose, data = random.Random(5), content(local[0])
+    wanted = []
+    for _ in range(60):
+        start = choose.randrange(len(data) - SIZE)
+        for _ in range(choose.choice([1, 1, 6])):
+            wanted.append(Range(url, start, start + choose.randrange(1, SIZE)))
+            start = wanted[-1].stop - choose.randrange(100)
+    found = [
+        bytes(part[start - base : stop - base])
+        for (_, start, stop), (part, base) in zip(wanted, reader.read(wanted), strict=True)
+    ]
+    assert found == [data[start:stop] for _, start, stop in wanted]
+    assert reader.network.hedged <= 0.05 * reader.network.requests
+
+
+def test_readers_that_give_up_give_everything_back(web, local):
+    """While a second request runs, and just when it gets its bytes."""
+    reader, url = used_to(web, local[0])
+    web.faults.rules({"match": web.reads, "prob": 0.5, "stall_after": 10_000, "stall": 0.2}, seed=1)
+    for number in range(20):
+        with reader.read(ranges(url, 8)) as parts:
+            for _ in range(number % 8):
+                next(parts)
+    assert reader.network.hedged >= 1
+    wait_for(lambda: not tasks() and not budget().queues and not budget().held)

@@ -8,6 +8,7 @@ import io
 import json
 import lzma
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -368,3 +369,21 @@ def test_the_command_writes_offsets(tmp_path):
     result = CliRunner().invoke(main, ["index", *urls])
     assert result.exit_code == 2
     assert "pass -o index.json, or --offsets" in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.tar.gz", gzip.compress(tar(pairs(2))), "is compressed, .* unpack it, for example with gunzip"),
+        ("a.tar", tar((name, b"") for name in ("a.x", "b.x", "a.y")), "tar --sort=name.*--on-repeated-key ignore"),
+        ("a.tar", tar((name, b"") for name in ("a.x", "a.x")), "has field 'x' twice .* Rename or remove one"),
+    ],
+    ids=["compressed", "unsorted", "a field twice"],
+)
+def test_what_has_no_offsets_is_said_in_words(name, data, message, tmp_path):
+    """And the command that helps; nothing is written."""
+    put(tmp_path / name, data)
+    result = CliRunner().invoke(main, ["index", str(tmp_path / name), "--offsets"])
+    assert result.exit_code == 1
+    assert re.search(message, result.stderr)
+    assert os.listdir(tmp_path) == [name]

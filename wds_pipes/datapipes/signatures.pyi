@@ -62,6 +62,7 @@ class Methods(Generic[T_co]):
         connections: int = 8,
         readahead_bytes: int = 64 << 20,
         storage_options: dict[str, Any] | None = None,
+        cache: ShardCache | str | os.PathLike[str] | None = None,
         key_split: KeySplit = "first-dot",
         on_error: OnError = "raise",
         max_errors: int | None = None,

@@ -23,6 +23,7 @@ from wds_pipes.io.urls import at_home, local_path, redact, with_variables
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
+    from wds_pipes.io.cache.stream import CachedStream
 
 
 def is_remote(url: str) -> bool:
@@ -135,6 +136,10 @@ class Opener:
         except Exception as error:
             problem = self._problem(url, error)
         raise problem  # outside of the handlers: an error in its context could contain the URL
+
+    def open_stored(self, url: str) -> CachedStream | None:
+        """The file of a remote object in the cache; None: it is not stored there."""
+        return None if self._cache is None else self._cache.open_stored(url, store=self._store(url))
 
     def open_range(self, url: str, start: int, stop: int, queue: RangeQueue) -> RemoteShard:
         """The bytes ``start`` to ``stop`` - 1 of a remote object, which one request reads.

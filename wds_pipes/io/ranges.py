@@ -9,7 +9,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wds_pipes.core.counts import Network
 from wds_pipes.errors import ShardError, StateError
@@ -19,7 +19,13 @@ from wds_pipes.io.remote.queue import RangeQueue
 from wds_pipes.io.remote.shard import RemoteShard
 from wds_pipes.io.urls import at_home, local_path, redact
 
+if TYPE_CHECKING:
+    from wds_pipes.io.cache.shard_cache import ShardCache
+
 _MOST_OPEN = 128  # local files
+_WILL_NEED = getattr(mmap, "MADV_WILLNEED", None)  # only some systems have it
+_LARGE = 1 << 14  # bytes of a range of a local file that the kernel is told of
+_LONG = 64  # how many such ranges follow each other until the kernel reads ahead on its own
 _GAP = 1 << 16  # bytes between two ranges that are read with them, rather than with two requests
 _AHEAD = 8  # requests for each connection: those that wait, those that run, and those that are not used yet
 
@@ -44,15 +50,22 @@ class RangeReader:
         storage_options: how to reach the storage, as fsspec takes it.
         connections: the maximum number of requests at once.
         readahead_bytes: the maximum number of bytes that are requested and not yet returned.
+        cache: remote files that are stored there are read there. Nothing is stored.
     """
 
     def __init__(
-        self, storage_options: dict[str, Any] | None, connections: int, readahead_bytes: int = 64 << 20
+        self,
+        storage_options: dict[str, Any] | None,
+        connections: int,
+        readahead_bytes: int = 64 << 20,
+        cache: ShardCache | None = None,
     ) -> None:
         self.reading = Reading(storage_options or {}, connections=connections, readahead_bytes=readahead_bytes)
-        self.opener = Opener(self.reading, buffer_bytes=512)
+        self.opener = Opener(self.reading, cache=cache, buffer_bytes=512)
         self._files: dict[str, mmap.mmap] = {}  # in the order in which they were opened
         self._locks: dict[int, threading.Lock] = {}  # by process: a forked one may inherit a lock that is held
+        # the file of the last large range, where it ends, and how many before it were in order
+        self._last = "", 0, 0
 
     @property
     def network(self) -> Network:
@@ -67,7 +80,7 @@ class RangeReader:
         return {"reading": self.reading, "opener": self.opener}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _files={}, _locks={})
+        self.__dict__.update(state, _files={}, _locks={}, _last=("", 0, 0))
 
     def read(self, ranges: Iterable[Range]) -> Parts:
         """Return an iterator over the parts of files that have these ranges, in their order; each
@@ -79,35 +92,57 @@ class RangeReader:
         """Return what ``read`` yields for one range."""
         mapped = self._files.get(url)
         if mapped is not None and mapped.size() >= stop:
+            if stop - start >= _LARGE:
+                self._announce(mapped, url, start, stop)
             return mapped, 0
-        if self.is_local(url):
-            return self.map(url, start, stop)
+        part = self.map(url, start, stop)
+        if part is not None:
+            return part
         with self.read([Range(url, start, stop)]) as parts:
             return next(parts)
 
     def is_local(self, url: str) -> bool:
-        """Whether a file can be mapped into memory."""
-        return url in self._files or not is_remote(url)
+        """Whether a file can be mapped into memory: it is local, or in the cache."""
+        return url in self._files or not is_remote(url) or self._find(url) is not None
 
-    def map(self, url: str, start: int, stop: int) -> Part:
-        """Return what ``read`` yields for a range of a local file."""
-        mapped = self._files.get(url)
+    def map(self, url: str, start: int, stop: int) -> Part | None:
+        """Return what ``read`` yields for a range of a local file; None: it is not local."""
+        mapped = self._files.get(url) or self._find(url)
         if mapped is None:
-            with self.opener.open(url) as stream:
-                if not os.fstat(stream.fileno()).st_size:  # it cannot be mapped
-                    return b"", start
-                mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-            with self._locks.setdefault(os.getpid(), threading.Lock()):
-                self._files[url] = mapped
-                if len(self._files) > _MOST_OPEN:
-                    self._files.pop(next(iter(self._files)))  # closed when no thread uses it any more
+            return None
         # To read what a file does not have any more would end the process.
-        return (mapped, 0) if mapped.size() >= min(stop, len(mapped)) else (b"", start)
+        if not isinstance(mapped, mmap.mmap) or mapped.size() < min(stop, len(mapped)):
+            return b"", start
+        self._announce(mapped, url, start, stop)
+        return mapped, 0
 
-    @property
-    def used(self) -> Network:
-        """The network use of this process."""
-        return self.opener.used
+    def _announce(self, mapped: mmap.mmap, url: str, start: int, stop: int) -> None:
+        """Tell the kernel which bytes will be read, unless much has been read in order. It would
+        read far around the first of them instead: all of a shard for a tenth of its samples.
+        """
+        file, end, run = self._last
+        run = run + 1 if file == url and abs(start - end) <= _GAP else 0
+        self._last = url, stop, run
+        if run < _LONG and start < (stop := min(stop, len(mapped))) and _WILL_NEED is not None:
+            first = start - start % mmap.PAGESIZE
+            mapped.madvise(_WILL_NEED, first, stop - first)
+
+    def _find(self, url: str) -> mmap.mmap | bytes | None:
+        """Map a local file, or one in the cache; an empty one cannot be mapped. None: there is
+        none.
+        """
+        stream = self.opener.open_stored(url) if is_remote(url) else self.opener.open(url)
+        if stream is None:
+            return None
+        with stream:
+            if not os.fstat(stream.fileno()).st_size:
+                return b""
+            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        with self._locks.setdefault(os.getpid(), threading.Lock()):
+            self._files[url] = mapped
+            if len(self._files) > _MOST_OPEN:
+                self._files.pop(next(iter(self._files)))  # closed when no thread uses it any more
+        return mapped
 
     def size(self, url: str) -> int | None:
         """The size of a local file in bytes; None: the file is remote."""
@@ -162,8 +197,9 @@ class Parts(Iterator[Part]):
     def __next__(self) -> Part:
         if self._next is None and not self._runs:
             wanted = next(self._ranges, None) if self._error is None else None
-            if wanted is not None and self._reader.is_local(wanted.url):
-                return self._reader.map(*wanted)
+            part = None if wanted is None else self._reader.map(*wanted)
+            if part is not None:
+                return part
             self._next = wanted
         try:
             return self._next_part()
@@ -183,7 +219,7 @@ class Parts(Iterator[Part]):
             raise StopIteration
         run = self._runs[0]
         try:
-            return run.read_next()
+            return run.read_next(self)
         finally:
             if not run.ranges:
                 self._runs.popleft()
@@ -204,9 +240,8 @@ class Parts(Iterator[Part]):
                 self._next = self._pull()
             self._runs.append(run)
             self._bytes += run.stop - run.start
-            if not self._reader.is_local(run.url):
-                self._queue = self._queue or RangeQueue(self._reader.opener.client)
-                run.request(self._queue)
+            if is_remote(run.url) and not self._reader.is_local(run.url):
+                run.request(self.queue)
 
     def _pull(self) -> Range | None:
         try:
@@ -214,6 +249,13 @@ class Parts(Iterator[Part]):
         except Exception as error:
             self._error = error
             return None
+
+    @property
+    def queue(self) -> RangeQueue:
+        """Where the requests are."""
+        if self._queue is None:
+            self._queue = RangeQueue(self._reader.opener.client)
+        return self._queue
 
     def _close_queue(self) -> None:
         if self._queue is not None:
@@ -241,7 +283,6 @@ class _Run:
         self._reader = reader
         self.url, self.start, self.stop = first
         self.ranges = deque([first])
-        self._queue: RangeQueue | None = None
         self._stream: RemoteShard | None = None
         self._error: Exception | None = None  # why it cannot be requested
         self._held, self._base = b"", self.start  # bytes that were read, and the place of the first one
@@ -262,18 +303,22 @@ class _Run:
 
     def request(self, queue: RangeQueue) -> None:
         """Request the bytes."""
-        self._queue, start = queue, self.ranges[0].start
+        start = self.ranges[0].start
         self._held, self._base = b"", start
         try:
             self._stream = self._reader.opener.open_range(self.url, start, self.stop, queue)
         except ShardError as error:
             self._error = error
 
-    def read_next(self) -> Part:
+    def read_next(self, parts: Parts) -> Part:
         """Return the part with the next range."""
+        if self._stream is None and self._error is None:
+            part = self._reader.map(*self.ranges[0])
+            if part is not None:
+                self.ranges.popleft()
+                return part
+            self.request(parts.queue)  # the cache has removed it meanwhile
         wanted = self.ranges.popleft()
-        if self._queue is None:
-            return self._reader.map(*wanted)
         try:
             if self._error is not None:
                 raise self._error
@@ -282,7 +327,7 @@ class _Run:
             self.close()
             if self.ranges:  # they are requested without it
                 self._error = None
-                self.request(self._queue)
+                self.request(parts.queue)
             raise
 
     def _read(self, wanted: Range) -> Part:

@@ -327,9 +327,8 @@ class PipeLoader:
            reading (up to and including ``group_by_key``) and of the steps after it.
          - ``stall_share``: the part of ``read_share`` in which workers waited for bytes of a store.
            Each wait is measured; the rest of reading is measured on a part of the samples.
-         - ``requests``, ``retries``, ``bytes_fetched``, ``stall_seconds``, ``hedged``: the use of
-           the network. ``stall_seconds`` is the time for which workers waited for bytes, and
-           ``hedged`` the requests that repeated another one because it had stalled.
+         - ``requests``, ``retries``, ``hedged`` (of requests that stalled), ``bytes_fetched``,
+           ``stall_seconds``: the use of the network; the last is how long workers waited for bytes.
          - ``held_samples``: samples in shuffle buffers.
          - ``epoch``, ``filtered``, ``skipped``: the epoch (with ``"loop"``, of this rank's last
            lane, and samples of all epochs), and samples of it by what became of them.

@@ -62,3 +62,12 @@ class CacheShards(Stage[Out]):
     def run(self) -> Iterator[Out]:
         assert self.source is not None
         yield from self.source.items
+
+
+def as_cache(given: ShardCache | str | os.PathLike[str] | None) -> ShardCache | None:
+    """Return a cache that was passed as such, or as its directory."""
+    if isinstance(given, (str, os.PathLike)):
+        from wds_pipes.io.cache.shard_cache import ShardCache
+
+        return ShardCache(given)
+    return given

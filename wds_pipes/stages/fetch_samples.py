@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,10 @@ from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.core.words import listed
 from wds_pipes.errors import SampleError, ShardError
+from wds_pipes.io.cache.shard_cache import ShardCache
 from wds_pipes.io.ranges import Part, Range, RangeReader
 from wds_pipes.io.urls import redact
+from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.sample_ref import SampleRef
 from wds_pipes.tar.headers import BLOCK
@@ -42,6 +45,7 @@ class FetchSamples(Tolerant[Sample]):
         readahead_bytes: how many bytes may be read ahead.
         storage_options: how to reach the storage, as fsspec takes it; None: those of
             ``SampleList``.
+        cache: as in ``IndexedShards``.
         key_split: as in ``group_by_key``.
         on_error: what to do with a sample that cannot be read or is damaged: ``"raise"``, or
             ``"skip"`` it and count it.
@@ -73,6 +77,7 @@ class FetchSamples(Tolerant[Sample]):
         connections: int = 8,
         readahead_bytes: int = 64 << 20,
         storage_options: dict[str, Any] | None = None,
+        cache: ShardCache | str | os.PathLike[str] | None = None,
         key_split: KeySplit = "first-dot",
         on_error: OnError = "raise",
         max_errors: int | None = None,
@@ -82,7 +87,10 @@ class FetchSamples(Tolerant[Sample]):
         self.split = key_split
         options = source.storage_options if storage_options is None else storage_options
         self.files = RangeReader(
-            options, check_count("connections", connections), check_count("readahead_bytes", readahead_bytes)
+            options,
+            check_count("connections", connections),
+            check_count("readahead_bytes", readahead_bytes),
+            cache=as_cache(cache),
         )
         # while running:
         self._before: Mark | None = None  # of the source, after the last sample; None: the source is there

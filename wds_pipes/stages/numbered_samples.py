@@ -22,6 +22,7 @@ from wds_pipes.stages.open_shards import OpenShards
 from wds_pipes.stages.sample_fields import SeenFields
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.tar.headers import BLOCK
+from wds_pipes.tar.keys import splitter
 from wds_pipes.tar.reader import TarReader
 from wds_pipes.tar.samples import SampleParser
 
@@ -74,7 +75,7 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         ranges: Sequence[tuple[int, int, int]],
     ) -> None:
         self._load, opened, listed, self._offsets = steps
-        self._own, self._padding = own, lane.padding
+        self._own, self._padding, self._split = own, lane.padding, splitter(group.split)
         self._urls, self._ranges = listed.urls, ranges
         self._passed = own[-1][0]  # how many shards of the lane are before the first of these ranges
         self._starts = [0, *accumulate(stop - start for _, start, stop in ranges)]
@@ -194,7 +195,9 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         url, start, stop = self._range(place, of_shard)
         stop -= BLOCK
         if of_shard and part[1] <= (before := self._range(place, of_shard - 1).start):
-            self._checker.parse(part, before, start, url, url)  # that of its neighbour ends there
+            self._checker.parse(part, before, start, url, url)  # the one before it ends there
+        elif not of_shard and start and not part[1]:
+            self._check_head(part[0][:start], url)
         if stop - start > self._load.max_member_bytes:
             self._check_members(part[0][start - part[1] : stop - part[1]], start, url)
         sample = self._parser.parse(part, start, stop, url, url)
@@ -202,6 +205,12 @@ class NumberedSamples(Numbered[dict[str, Any]]):
             key = sample.pop("__key__")
             sample = {"__key__": key, "__url__": sample.pop("__url__"), "__padding__": self._padding, **sample}
         return sample
+
+    def _check_head(self, data: bytes, url: str) -> None:
+        """Check that what is before the first sample of a shard is none."""
+        for member in TarReader(io.BytesIO(data), url=url, want=lambda name: False, on_truncated="ignore"):
+            if member.name and self._split(member.name) is not None:
+                raise self._offsets.stale(url, f"a sample begins before byte {len(data)}")
 
     def _check_members(self, data: bytes, start: int, url: str) -> None:
         """Raise the ShardError for a member that is too large."""

@@ -21,7 +21,7 @@ from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.secret import hide
 from wds_pipes.io.urls import redact
-from wds_pipes.stages.cache_shards import CacheShards
+from wds_pipes.stages.cache_shards import CacheShards, as_cache
 from wds_pipes.stages.shard import Shard
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shard_ref import ShardRef
@@ -326,8 +326,4 @@ def _cache(given: ShardCache | str | os.PathLike[str] | None, source: Stage[Any]
         return None if source is None else source.cache
     if source is not None:
         raise ValueError("there are two caches: pass cache= to open_shards(), or put cache_shards() before it")
-    if isinstance(given, (str, os.PathLike)):
-        from wds_pipes.io.cache.shard_cache import ShardCache
-
-        return ShardCache(given)
-    return given
+    return as_cache(given)

@@ -18,10 +18,10 @@ from wds_pipes.core.running import Mark
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.words import plural
 from wds_pipes.io.ranges import RangeReader
-from wds_pipes.io.urls import Urls, at_home, redact
+from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages.sample_ref import SampleRef
 from wds_pipes.stages.shard_source import ShardRange, ShardSource, shortened_url
-from wds_pipes.tar.index import counts_of, list_shards
+from wds_pipes.tar.index import list_indexed
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.sample_numbers import described, numbers_at
 from wds_pipes.tar.views import Selection, Selector
@@ -48,10 +48,8 @@ class SampleList(ShardSource[SampleRef]):
     unless a later step changes the number or order of the samples.
 
     Args:
-        urls: the shards, as ``ShardList`` takes them; uncompressed. If it is an ``index.json``, the
-            indexes of offsets are read when they are needed, and none to count the samples.
-        index: where the indexes of offsets are: True: beside the shards; or a directory, where they
-            have the base names of the shards.
+        urls: the shards, as ``ShardList`` takes them, also by an ``index.json``; uncompressed.
+        index: where the indexes of offsets are, as in ``IndexedShards``.
         shuffle: permute the samples, differently in each epoch. Otherwise they come in order.
         block_samples: with ``shuffle``, permute runs of this many neighbours, which stay together
             and are read by one request. The last run may be shorter. A following
@@ -105,19 +103,16 @@ class SampleList(ShardSource[SampleRef]):
         moved: bool = False,
     ) -> None:
         super().__init__(seed, storage_options, moved)
-        if index is False or not isinstance(index, (bool, str, os.PathLike)):
-            raise TypeError(f"index must be True or a directory, not {index!r:.80}")
-        self.urls, self.facts = list_shards(urls, storage_options)
+        listed = list_indexed(urls, index, storage_options)
+        self.urls, self.facts = listed.urls, listed.facts
         if not isinstance(shuffle, bool):
             raise TypeError(f"shuffle must be True or False, not {shuffle!r}")
         self.shuffle = shuffle
         self._run_samples = check_count("block_samples", block_samples, most=MOST_SAMPLES)
         self.block_samples = block_samples if shuffle and block_samples > 1 else None  # a part of the order
-        folder = None if index is True else at_home(os.fspath(index))  # type: ignore[arg-type]
         connections = check_count("connections", connections)
         files = RangeReader(storage_options, connections)
-        counts = counts_of(self.facts)
-        self._located = Located(self.urls, folder, files, storage_options, connections, counts=counts)
+        self._located = Located(self.urls, listed.folder, files, storage_options, connections, counts=listed.counts)
         every = range(self._located.starts[-1])
         self._view = Selector(self._located, storage_options, connections).select(every, where, exclude, metadata)
         self.count = len(self._view)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from wds_pipes.io.expand import expand, urls_of
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
@@ -81,10 +82,45 @@ def list_shards(urls: Urls, storage_options: Options = None) -> tuple[list[str],
     return [url for url, _ in shards], [facts for _, facts in shards]
 
 
-def counts_of(facts: Sequence[ShardFacts] | None) -> list[int] | None:
-    """Return how many samples each shard has; None if this is not known of all."""
-    counts = [shard.samples for shard in facts or () if shard.samples is not None]
-    return counts if facts is not None and len(counts) == len(facts) else None
+class Listed(NamedTuple):
+    """The shards of a data set whose samples are read by their offsets.
+
+    Attributes:
+        urls: the shards.
+        facts: what an ``index.json`` says of each; None: there is none.
+        folder: the directory of the indexes of offsets; None: they are beside the shards.
+    """
+
+    urls: list[str]
+    facts: list[ShardFacts] | None
+    folder: str | None
+
+    @property
+    def counts(self) -> list[int] | None:
+        """How many samples each shard has; None if this is not known of all."""
+        counts = [shard.samples for shard in self.facts or () if shard.samples is not None]
+        return counts if self.facts is not None and len(counts) == len(self.facts) else None
+
+
+def list_indexed(urls: Urls, index: bool | str | os.PathLike[str] = True, storage_options: Options = None) -> Listed:
+    """List the shards of URLs or of an ``index.json``, whose indexes of offsets are where ``index``
+    says: True: beside the shards; a directory; or beside them, and the path of an ``index.json``,
+    which has the numbers of samples.
+
+    Raises:
+        TypeError: ``index`` is something else.
+        ValueError: nothing matches, or an ``index.json`` is damaged.
+        ShardError: a store cannot be listed, or an ``index.json`` cannot be read.
+    """
+    if index is False or not isinstance(index, (bool, str, os.PathLike)):
+        raise TypeError(f"index must be True, a directory or an index.json, not {index!r:.80}")
+    shards, facts = list_shards(urls, storage_options)
+    if "-" in shards:
+        raise ValueError("standard input has no index: write it to a file first")
+    where = None if isinstance(index, bool) else at_home(os.fspath(index))
+    if where is None or not is_index(where):
+        return Listed(shards, facts, where)
+    return Listed(shards, find_facts(shards, where, storage_options), None)
 
 
 def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options = None) -> list[ShardFacts]:
@@ -141,10 +177,10 @@ def _look_in(
     An index of DALI, or of offsets, is one file per shard.
     """
     for name in _BESIDE:
-        if _exists(folder + name, storage_options):
+        if exists(folder + name, storage_options):
             files.append(folder + name)
             return
-    if _exists(first := beside(shards[0], OFFSETS, folder), storage_options):
+    if exists(first := beside(shards[0], OFFSETS, folder), storage_options):
         each = list(dict.fromkeys(beside(shard, OFFSETS, folder) for shard in shards))
         if _is_text(first, storage_options):
             files += each
@@ -152,10 +188,10 @@ def _look_in(
             indices += _by_sizes(each, storage_options)
         return
     for stem in (first_dot, last_dot):
-        if _exists(f"{folder}{stem(shards[0])}.idx", storage_options):
+        if exists(f"{folder}{stem(shards[0])}.idx", storage_options):
             files += dict.fromkeys(f"{folder}{stem(shard)}.idx" for shard in shards)
             return
-    if _exists(folder + _LENGTH, storage_options):
+    if exists(folder + _LENGTH, storage_options):
         files.append(folder + _LENGTH)
         return
     shown = redact(folder) or "the working directory"
@@ -217,7 +253,8 @@ def _sizes_in_store(urls: Sequence[str], storage_options: Options) -> list[int |
         return list(pool.map(size_of, names))
 
 
-def _exists(url: str, storage_options: Options) -> bool:
+def exists(url: str, storage_options: Options) -> bool:
+    """Return whether there is such a file."""
     path = local_path(url)
     if path is not None:
         return os.path.isfile(path)

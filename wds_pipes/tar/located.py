@@ -60,7 +60,8 @@ class Located:
         files: reads the sizes of local files.
         storage_options: how to reach the storage.
         connections: how many remote indexes are read at once.
-        counts: how many samples each shard has; None: the indexes say it.
+        counts: how many samples each shard has; None: the indexes of offsets say it, and are all
+            looked at now.
 
     Raises:
         ShardError: an index cannot be read, or is damaged.
@@ -129,11 +130,11 @@ class Located:
     def offsets(self, shard: int) -> Sequence[int]:
         """Return the offsets of a shard.
 
-        When they are read, the end of a local shard is compared.
+        When they are read, their number is compared, and the end of a local shard.
         """
         held = self._held.get((shard, OFFSETS))
         if held is not None:
-            return cast(Sequence[int], held[0])
+            return held[0]  # type: ignore[no-any-return]
         # a number of a memoryview comes faster than one of an array
         found: Sequence[int] = self._load(shard, OFFSETS, lambda data, url: unpack_offsets(data, url).astype("u8").data)
         url, count = self.urls[shard], len(found) - 1
@@ -185,7 +186,10 @@ class Located:
         if held is not None:
             return cast(Found, held[0])
         url = beside(self.urls[shard], ending, self._folder)
-        data = self._read(shard, ending, url)
+        most = self._most(shard, ending)
+        data = self._read(shard, ending, url, -1 if most is None else most + 1)
+        if most is not None and len(data or b"") > most:
+            raise self.stale(self.urls[shard], f"{redact(url)} has more than {most} bytes, too many for its samples")
         if data is None and ending == OFFSETS:
             place = beside(self.urls[shard], "", self._folder)
             other = folder_of(place) + dali_name(place)
@@ -204,11 +208,23 @@ class Located:
                 self._bytes -= size
         return found
 
-    def _read(self, shard: int, ending: str, url: str) -> bytes | None:
-        """Return the content of an index of a shard; None: there is no such file."""
+    def _most(self, shard: int, ending: str) -> int | None:
+        """The maximum size of an index of a shard in bytes; None: not known."""
+        if ending == KEYS:
+            return 12 * (self.starts[shard + 1] - self.starts[shard])
+        try:
+            size = self._files.size(self.urls[shard])
+        except OSError:  # reading it will say why
+            return None
+        return None if size is None else 8 * (size // BLOCK + 1)
+
+    def _read(self, shard: int, ending: str, url: str, most: int = -1) -> bytes | None:
+        """Return the content of an index of a shard, at most so many bytes; None: there is no such
+        file.
+        """
         try:
             with self._opener.open(url) as stream:
-                return stream.read()
+                return stream.read(most)
         except ShardError as error:
             if error.missing:
                 return None

@@ -191,17 +191,6 @@ def ending_of(url: str) -> str | None:
     return next((ending for ending in ENDINGS if url.partition("?")[0].endswith(ending)), None)
 
 
-def exists(url: str, storage_options: dict[str, Any] | None) -> bool:
-    """Return whether there is a table."""
-    path = local_path(url)
-    if path is not None:
-        return os.path.isfile(at_home(path))
-    from wds_pipes.io.remote.file_systems import file_system
-
-    files, name = file_system(url, storage_options)
-    return bool(files.isfile(name))
-
-
 def _connect() -> duckdb.DuckDBPyConnection:
     try:
         import duckdb

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import zlib
 from collections.abc import Callable, Container, Iterator
 from struct import error as struct_error
 from typing import Any
+from zlib import adler32
 
 from wds_pipes.errors import ShardError
 from wds_pipes.io.ranges import Part
@@ -34,7 +34,7 @@ class SampleParser:
     ) -> None:
         self._fields, self._split, self._stale = fields, splitter(key_split), stale
         self._by_stem = key_split == "first-dot"
-        self._names: dict[str, str] = {}  # a cache: from a field as it is written to its name in lower case
+        self._names: dict[bytes, str] = {}  # a cache: from a field as it is written to its name in lower case
 
     def parse(self, part: Part, start: int, stop: int, url: str, shown: str) -> dict[str, Any]:
         """Return a sample of a shard.
@@ -55,8 +55,8 @@ class SampleParser:
         if end > len(data):
             raise self._stale(url, f"it ends at byte {base + len(data)}, inside a sample at byte {start}")
         sample: dict[str, Any] = {"__key__": "", "__url__": shown}
-        key = stem = ""
-        unpack, names, by_stem, length = FIELDS.unpack_from, self._names, self._by_stem, 0
+        key, stem = "", b""
+        unpack, names, kept, length = FIELDS.unpack_from, self._names, self._fields, 0
         while at < end:
             # A common header is parsed here; TarReader parses all others.
             try:
@@ -67,22 +67,29 @@ class SampleParser:
                     or prefix
                     or after_size & 223
                     or (kind != 48 and kind != 0)  # noqa: PLR1714 - a set is slower
-                    or zlib.adler32(data[at : at + BLOCK]) & 0xFFFF != _SUMS[checksum]
-                    or (name := short[: short.index(0)].decode())[-1] == "/"
+                    or adler32(data[at : at + BLOCK]) & 0xFFFF != _SUMS[checksum]
                 ):
+                    break
+                # most names are the key and a field that is known: they are not decoded
+                place = short.index(0)
+                field = names.get(short[length:place]) if length and short[:length] == stem else None
+                name = "" if field else short[:place].decode()
+                if name[-1:] == "/":
                     break
             except (ValueError, IndexError, struct_error):
                 break
             begin = at + BLOCK
             at = begin + size + (-size & 511)
             if at > end:
+                name = short[:place].decode()
                 raise self._stale(url, f"member {name!r} at byte {base + begin - BLOCK} is not inside one sample")
-            field = names.get(name[length:]) if stem and name[:length] == stem else None
             if field is None or field in sample:
+                name = name or short[:place].decode()
                 key = self._add(sample, name, data[begin : begin + size], (url, start))
-                if by_stem and key:
-                    stem, length = f"{key}.", len(key) + 1
-            elif self._fields is None or field in self._fields:
+                if self._by_stem and key:
+                    stem = f"{key}.".encode()
+                    length = len(stem)
+            elif kept is None or field in kept:
                 sample[field] = data[begin : begin + size]
         if at < end:
             following = name_of(data[end : end + BLOCK])
@@ -111,7 +118,7 @@ class SampleParser:
             raise self._stale(url, f"from byte {start} on it has samples {key!r} and {parts[0]!r}, not one")
         if len(self._names) > _MOST_NAMES:
             self._names.clear()
-        field = self._names[parts[1]] = parts[1].lower()
+        field = self._names[parts[1].encode("utf-8", "surrogateescape")] = parts[1].lower()
         if field in sample:
             raise self._stale(url, f"from byte {start} on, sample {parts[0]!r} has field {field!r} twice")
         if self._fields is None or field in self._fields:
@@ -137,7 +144,7 @@ def name_of(header: bytes) -> str | None:
     """Return the name in the header of a file; None for any other bytes. A name that an extended
     header holds is "".
     """
-    if len(header) < BLOCK or zlib.adler32(header) & 0xFFFF != _SUMS[header[148:156]]:
+    if len(header) < BLOCK or adler32(header) & 0xFFFF != _SUMS[header[148:156]]:
         return None
     if header[156] not in b"0\0":
         return ""

@@ -267,8 +267,9 @@ def _find_samples(found: Scanned, members: Iterable[_Member], rules: Rules, url:
 def _repeated(key: str, shown: str, offset: int, on_repeated_key: str) -> None:
     message = (
         f"key {key!r} comes again in shard {shown} at byte {offset}, apart from its other "
-        "members, so that its sample is in pieces. Sort the shard by name, "
-        "or pass on_repeated_key='ignore' here and to group_by_key, to take the pieces as samples."
+        "members, so that its sample is in pieces. Sort the shard by name (unpack it, and pack it with tar "
+        "--sort=name), or pass on_repeated_key='ignore' here and to group_by_key (wds-pipes index "
+        "--on-repeated-key ignore), to take the pieces as samples."
     )
     if on_repeated_key == "raise":
         raise SampleError(message, url=shown, key=key, offset=offset)

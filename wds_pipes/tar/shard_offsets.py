@@ -31,7 +31,7 @@ class ShardOffsets:
     def __init__(
         self, urls: Sequence[str], counts: Sequence[int], folder: str | None, storage_options: dict[str, Any] | None
     ) -> None:
-        self._urls, self._counts = urls, counts
+        self._urls = urls
         files = RangeReader(storage_options, _CONNECTIONS)
         places = dict.fromkeys((folder, None))
         self._places = [Located(urls, place, files, storage_options, _CONNECTIONS, counts=counts) for place in places]
@@ -49,7 +49,7 @@ class ShardOffsets:
             return None
         for place in () if shard in self._without else self._places:
             try:
-                found = place.offsets(shard)
+                return place.offsets(shard)
             except MissingIndexError:
                 continue
             except ShardError as error:
@@ -57,10 +57,6 @@ class ShardOffsets:
                 if isinstance(error.__cause__ and error.__cause__.__cause__, PermissionError):
                     continue
                 raise
-            if len(found) - 1 != self._counts[shard]:
-                what = f"it has {len(found) - 1} samples by this index, and {self._counts[shard]} by another"
-                raise place.stale(url, what)
-            return found
         self._without.add(shard)
         return None
 

@@ -23,9 +23,10 @@ from wds_pipes.errors import SampleError, ShardError
 from wds_pipes.io.open import Opener
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import at_home, redact
+from wds_pipes.tar.index import exists
 from wds_pipes.tar.index_formats import path_of
 from wds_pipes.tar.located import Located
-from wds_pipes.tar.metadata import ENDINGS, Tables, ending_of, exists
+from wds_pipes.tar.metadata import ENDINGS, Tables, ending_of
 from wds_pipes.tar.sample_numbers import (
     KINDS,
     among,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 from wds_pipes.io.cache.download import Fetch
 from wds_pipes.io.cache.files import CacheDirectory, Facts
@@ -142,3 +142,24 @@ class ShardCache:
             stream.close()
             raise
         return io.BufferedReader(stream, 1 << 20)
+
+    def open_stored(self, url: str, *, store: str = "") -> CachedStream | None:
+        """The file of the shard at ``url`` if all of it is stored; otherwise None. Its ``fileno()``
+        is that of the file.
+
+        Raises:
+            CacheError: the directory cannot be used.
+        """
+
+        def fetch(_: int) -> NoReturn:
+            raise NotImplementedError
+
+        stream = CachedStream(self, CacheDirectory(self.directory).entry(url, store), fetch, Facts(redact(url)))
+        try:
+            if stream.begin_stored():
+                return stream
+        except BaseException:
+            stream.close()
+            raise
+        stream.close()
+        return None

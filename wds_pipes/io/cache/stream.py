@@ -52,13 +52,19 @@ class CachedStream(io.RawIOBase):
     def begin(self, start: int) -> None:
         """Open the stored shard, start to store it, or read it directly from the store."""
         self._position = start
-        whole = self._open_whole()
-        if whole is not None:
-            self._take(whole)
-        elif start or time.monotonic() < _full.get(self._directory.path, 0.0):
+        if self.begin_stored():
+            return
+        if start or time.monotonic() < _full.get(self._directory.path, 0.0):
             self._go_direct()
         else:
             self._advance()
+
+    def begin_stored(self) -> bool:
+        """Open the stored shard; return whether there is one."""
+        whole = self._open_whole()
+        if whole is not None:
+            self._take(whole)
+        return whole is not None
 
     @property
     def end_is_vouched_for(self) -> bool:
@@ -70,6 +76,11 @@ class CachedStream(io.RawIOBase):
 
     def seekable(self) -> bool:
         return self._direct is None
+
+    def fileno(self) -> int:
+        if self._file is None:
+            raise io.UnsupportedOperation("this shard has no file")
+        return self._file.fd
 
     def tell(self) -> int:
         return self._position

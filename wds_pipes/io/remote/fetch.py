@@ -47,6 +47,7 @@ class Fetch:
             that gets bytes is used.
         has_response: whether the store has responded.
         failed: a block has ended in an error.
+        given_up: nothing of it is needed any more.
     """
 
     def __init__(self, queue: ReadQueue, url: str, start: int, size: int | None, stop: int | None = None) -> None:
@@ -58,9 +59,9 @@ class Fetch:
         self.rivals: list[Block] = []
         self.has_response = False
         self.failed = False
-        self._given_up = False
+        self.given_up = False
         self._store, self._path = queue.client.stores.find(url)  # last: if it raises, nothing was begun
-        self._budget.call(self._begin)
+        queue.add(self)
 
     # By the consumer, with the lock
 
@@ -103,18 +104,22 @@ class Fetch:
 
     def give_up(self) -> None:
         """Drop what has arrived, and cancel what was requested."""
-        if not self._given_up:
-            self._given_up = True
+        if not self.given_up:
+            self.given_up = True
             with self._budget.lock:
                 for block in self.blocks:
                     block.drop()
-            if not self._budget.loop.is_closed():
+                is_over = self.stop is not None and bool(self.blocks) and self.blocks[-1].done and not self.rivals
+                if is_over and self in self.queue.fetches:
+                    self.queue.fetches.remove(self)
+            if not (is_over and not self._budget.blocked) and not self._budget.loop.is_closed():
                 self._budget.call(self._cancel)
 
     # On the event loop
 
-    def _begin(self) -> None:
-        if self._given_up or not self.queue.open:
+    def begin(self) -> None:
+        """Take its place in the queue."""
+        if self.given_up or not self.queue.open:
             self.give_up()
         else:
             with self._budget.lock:
@@ -124,7 +129,7 @@ class Fetch:
     @property
     def can_request(self) -> bool:
         """Whether there is something to request that may be requested now."""
-        if self.failed or self._given_up:
+        if self.failed or self.given_up:
             return False
         if not self.blocks or self.stop is not None:
             return not self.blocks
@@ -204,6 +209,7 @@ class Fetch:
             self._watch()
 
     def _send(self, block: Block) -> None:
+        self.queue.transfers += 1
         block.task = self._budget.loop.create_task(Transfer(self, block, self._store, self._path).run())
         block.task.add_done_callback(lambda task: self._ended(block, task))
 
@@ -218,7 +224,7 @@ class Fetch:
         """Make a second request if the last one for the range has stalled, or look again later."""
         waits, loop = self._store.waits, self._budget.loop
         last = self.rivals[-1] if self.rivals else self.blocks[-1]
-        if self._given_up or self.failed or last.done or waits.stall == math.inf:
+        if self.given_up or self.failed or last.done or waits.stall == math.inf:
             return
         left = waits.stall if last.quiet_since is None else last.quiet_since + waits.stall - loop.time()
         if left > 0:
@@ -234,16 +240,18 @@ class Fetch:
 
     def prefer(self, block: Block) -> None:
         """Use the first of several requests that has bytes, and cancel the others."""
-        first = self.blocks[-1]
-        for other in (first, *self.rivals):
-            if other is not block and other.task is not None and not other.done:
-                other.done = True
-                other.task.cancel()
-        self.rivals.clear()
-        if block is not first:
-            with self._budget.lock:
+        with self._budget.lock:  # the consumer may give up at any time, and sees all of this or nothing
+            first = self.blocks[-1]
+            for other in (first, *self.rivals):
+                if other is not block and other.task is not None and not other.done:
+                    other.done = True
+                    other.task.cancel()
+            self.rivals.clear()
+            if block is not first:
                 first.stop = first.reached
                 self.blocks.append(block)
+                if self.given_up:
+                    block.drop()
 
     def withdraw(self, block: Block) -> None:
         """A second request has failed: the first one goes on."""
@@ -264,13 +272,16 @@ class Fetch:
             self.failed = self.failed or error is not None
             if block.stop is None and error is None:
                 block.stop = self.object.size = block.reached  # it had no length, and this was its end
-            self.queue.filled.notify()
+            self.queue.notify(self)
         self.queue.schedule()
 
     def _ended(self, block: Block, task: asyncio.Task[None]) -> None:
         """A task that was cancelled from outside, or that broke, is an error of its block."""
         cause = None if task.cancelled() else task.exception()
-        if not block.done and not self._given_up:
+        self.queue.transfers -= 1
+        if self.stop is not None:
+            self.queue.schedule()
+        if not block.done and not self.given_up:
             reason = "its request was cancelled" if cause is None else f"{type(cause).__name__}: {words(cause)}"
             try:
                 error = self.error(block, f"cannot be read ({reason})", cause)

@@ -31,6 +31,8 @@ class ReadQueue:
         waiting: the shard whose next bytes the consumer waits for.
         wake_bytes: wake the consumer after this many bytes.
         usual_size: the size of its last shard whose size was known.
+        transfers: how many run.
+        has_paused: whether some of them may be paused.
     """
 
     def __init__(self, client: Client, *, ahead: bool = False) -> None:
@@ -43,6 +45,7 @@ class ReadQueue:
         self.waiting: Fetch | None = None
         self.wake_bytes = 1
         self.usual_size: int | None = None
+        self.transfers, self.has_paused = 0, False
         self.open, self.ended = True, False
         self.budget.call(self._join)
 
@@ -73,6 +76,14 @@ class ReadQueue:
         if not self.fetches:
             self.close()
 
+    def add(self, fetch: Fetch) -> None:
+        """Add a shard, by any thread."""
+        self.budget.call(fetch.begin)
+
+    def notify(self, fetch: Fetch) -> None:
+        """Wake the consumer, which may wait for this shard; the caller holds the lock."""
+        self.filled.notify()
+
     def move_to_front(self, fetch: Fetch) -> None:
         """The consumer waits for this shard: a stage has changed their order."""
         if fetch in self.fetches:
@@ -95,12 +106,13 @@ class ReadQueue:
         # before.
         with self.budget.lock:
             self._request()
+            self.has_paused = False
             for fetch in self.fetches:
                 for block in fetch.blocks:
                     if block.paused is not None and self.may_read(block):
                         block.paused.set()
                     elif block.paused is not None:
-                        self.budget.blocked = True
+                        self.budget.blocked = self.has_paused = True
 
     def _request(self) -> None:
         """Request the next byte ranges, as far as connections and room allow."""
@@ -153,18 +165,50 @@ class RangeQueue(ReadQueue):
     """Ranges of bytes that are read one after another, each with one request.
 
     All that are in the queue are requested as soon as there are connections and room, also while
-    the consumer does something else.
+    the consumer does something else. There may be hundreds, so nothing is done for each of them
+    when one begins or ends.
     """
 
+    def __init__(self, client: Client) -> None:
+        self._unrequested: deque[Fetch] = deque()
+        self._is_called = False
+        super().__init__(client)
+
+    def add(self, fetch: Fetch) -> None:
+        with self.budget.lock:
+            self.fetches.append(fetch)
+            self._unrequested.append(fetch)
+            if self.transfers < self.connections and not self._is_called:  # otherwise one that ends requests the next
+                self._is_called = True
+                self.budget.call(self.schedule)
+
+    def move_to_front(self, fetch: Fetch) -> None:
+        if fetch in self._unrequested:
+            with self.budget.lock:
+                self._unrequested.remove(fetch)
+                self._unrequested.appendleft(fetch)
+        super().move_to_front(fetch)
+
+    def notify(self, fetch: Fetch) -> None:
+        if self.waiting is fetch:
+            self.filled.notify()
+
+    def schedule(self) -> None:
+        with self.budget.lock:
+            self._is_called = False
+            if self.has_paused:
+                super().schedule()
+            else:
+                self._request()
+
     def _request(self) -> None:
-        active = sum(fetch.active for fetch in self.fetches)
-        for place, fetch in enumerate(self.fetches):
-            if not fetch.can_request:
-                continue
-            if place and active >= self.connections:
-                return
-            if place and not self.has_room:
-                self.budget.blocked = True
-                return
-            fetch.request_next()
-            active += 1
+        while self._unrequested and self.fetches:
+            if self._unrequested[0] is not self.fetches[0]:
+                if self.transfers >= self.connections:
+                    return
+                if not self.has_room:
+                    self.budget.blocked = True
+                    return
+            fetch = self._unrequested.popleft()
+            if fetch.can_request:
+                fetch.request_next()

@@ -90,7 +90,8 @@ class RemoteShard(io.RawIOBase):
         """Wait for the event loop until ``wake_bytes`` have arrived; the caller holds the lock."""
         queue, budget = self._queue, self._budget
         queue.waiting, queue.wake_bytes = self._fetch, wake_bytes
-        if queue.fetches and queue.fetches[0] is not self._fetch:
+        first = queue.fetches[0] if queue.fetches else self._fetch
+        if first is not self._fetch and not first.given_up:
             budget.call(queue.move_to_front, self._fetch)
         if budget.blocked:
             budget.call(budget.schedule)

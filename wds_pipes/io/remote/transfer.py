@@ -173,9 +173,9 @@ class Transfer:
         fetch.has_response = True
         with self._budget.lock:
             self._set_stop(response, at, first=first)
-            if first:
-                queue.filled.notify()
-        if first:
+            if first and fetch.stop is None:
+                queue.notify(fetch)
+        if first and fetch.stop is None:
             queue.schedule()
         if response.start > at or (response.stop is not None and response.stop <= at < (self._block.stop or 0)):
             raise FaultyError(
@@ -251,7 +251,7 @@ class Transfer:
                 with lock:
                     block.add(chunk)
                     if queue.waiting is fetch and block.held >= queue.wake_bytes and block is fetch.read_now:
-                        queue.filled.notify()
+                        queue.notify(fetch)
             if block.is_whole() and not to_its_end:
                 break
             if block is fetch.blocks[-1]:
@@ -273,7 +273,8 @@ class Transfer:
                 if self._queue.may_read(block):
                     break
                 self._budget.blocked, block.paused = True, asyncio.Event()
-                self._queue.filled.notify()
+                self._queue.has_paused = True
+                self._queue.notify(self._fetch)
             self._rests += 1
             begin = clock()
             block.quiet_since = None
