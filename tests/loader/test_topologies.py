@@ -2,6 +2,8 @@
 and in the same order where the lanes stay.
 """
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from pipelines import keys_of, samples, shuffled, through_json
 from scripts import run_bench
 
 import wds_pipes as wp
+from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -127,6 +130,11 @@ def mixed(urls, fn=lambda pipe: pipe):
     )
 
 
+def by_offsets(urls):
+    """The samples in one global order."""
+    return wp.SampleList(urls, index=f"{os.path.dirname(urls[0])}/offsets", shuffle=True, seed=5).fetch_samples()
+
+
 # Pipes by name: the chain, which samples of the epoch it yields, and whether all of them (not those
 # of batches that are left out).
 PIPES = {
@@ -177,6 +185,14 @@ PIPES = {
         True,
     ),
 }
+PIPES |= {
+    "by offsets": (by_offsets, lambda number: True, True),
+    "by offsets, in lanes": (
+        lambda urls: by_offsets(urls).shuffle_buffer(4).filter_samples(wanted),
+        lambda number: number % 5 != 2,
+        True,
+    ),
+}
 BATCHED = ("batches", "full batches", "mix of batches")
 SHARDS = {
     "some": [3, 0, 5, 2, 9, 4, 6],
@@ -198,6 +214,8 @@ def collections(tmp_path_factory):
     for name, counts in SHARDS.items():
         urls = make_shards(tmp_path_factory.mktemp(name), shards=len(counts), samples=counts, fields={"cls": bad})
         counted[urls[0]] = counts
+        os.mkdir(offsets := f"{os.path.dirname(urls[0])}/offsets")
+        index_shards(urls, offsets=offsets)
         found[name] = urls
     return found
 

@@ -127,44 +127,52 @@ class SampleList(ShardSource[SampleRef]):
         at, lane, located, view = self.at, self.lane, self._located, self._view
         order, starts, files = self.order(lane.seed, lane.epoch), np.array(located.starts), _Files(self.urls, located)
         striped = lane.shards is None
-        for run in self._runs(lane):
-            for places, repeats in run:
-                numbers = numbers_at(view, places if order is None else order.numbers_at(places))
-                shards = np.searchsorted(starts, numbers, side="right") - 1
-                insides = numbers - starts[shards]
-                for number, shard, inside, repeat in zip(numbers.tolist(), shards.tolist(), insides.tolist(), repeats):
-                    at.inside += 1
-                    if repeat and striped:  # other repeats are counted by the loader
-                        at.padded += 1
-                    offsets, (url, index_url) = located.offsets(shard), files[shard]
-                    yield SampleRef(url, number, offsets[inside], offsets[inside + 1], index_url, repeat)
-            if not striped:
-                at.next, at.inside = at.next + 1, 0
+        for places, begins, repeats in self._stripe_places(lane) if striped else self._range_places(lane):
+            numbers = numbers_at(view, places if order is None else order.numbers_at(places))
+            shards = np.searchsorted(starts, numbers, side="right") - 1
+            insides = numbers - starts[shards]
+            for number, shard, inside, begun, repeat in zip(
+                numbers.tolist(), shards.tolist(), insides.tolist(), begins, repeats
+            ):
+                if begun:
+                    at.next, at.inside = at.next + 1, 0
+                at.inside += 1
+                if repeat and striped:  # other repeats are counted by the loader
+                    at.padded += 1
+                offsets, (url, index_url) = located.offsets(shard), files[shard]
+                yield SampleRef(url, number, offsets[inside], offsets[inside + 1], index_url, repeat)
 
     def order(self, seed: int, epoch: int) -> Permutation | None:
         """Return the order of an epoch; None: the samples come in the order of the list."""
         return order_of_samples(self.count, seed, epoch, block_samples=self._run_samples) if self.shuffle else None
 
-    def _runs(self, lane: Lane) -> Iterator[_Run]:
-        """Yield the places of a lane from its position on: those of each range, if it has ranges of
-        blocks, else of its stripe.
-        """
-        at = self.at
-        if lane.shards is None:
-            stripe = self._stripe(lane)
-            self._check(lane, at.next == 0 and at.inside <= stripe.count(lane.number, lane.of))
-            yield self._places_of(stripe, lane, at.inside)
-            return
-        self._check(lane, at.next <= len(lane.shards))
-        size = self._block
-        while at.next < len(lane.shards):
-            number, start, stop = lane.shards[at.next]
-            self._check(lane, at.inside <= stop - start)
-            first = number * size + start
-            yield (
-                (np.arange(place, min(place + _BLOCK, number * size + stop)), itertools.repeat(lane.padding))
-                for place in range(first + at.inside, number * size + stop, _BLOCK)
-            )
+    def _range_places(self, lane: Lane) -> _Blocks:
+        """Yield the places of a lane with ranges of blocks, from its position on."""
+        at, shards, size = self.at, lane.shards or (), self._block
+        self._check(lane, at.next <= len(shards))
+        ranges = np.array(shards[at.next :], np.int64).reshape(-1, 3)
+        counts, firsts = ranges[:, 2] - ranges[:, 1], ranges[:, 0] * size + ranges[:, 1]
+        self._check(lane, at.inside <= (counts[0] if len(counts) else 0))
+        counts[:1] -= at.inside
+        firsts[:1] += at.inside
+        ends = np.cumsum(counts)
+        total = int(ends[-1]) if len(ends) else 0
+        for start in range(0, total, _BLOCK):
+            taken = np.arange(start, min(start + _BLOCK, total))
+            of = np.searchsorted(ends, taken, side="right")  # the range of each place
+            insides = taken - (ends - counts)[of]
+            yield firsts[of] + insides, ((insides == 0) & (of > 0)).tolist(), itertools.repeat(lane.padding)
+
+    def _stripe_places(self, lane: Lane) -> _Blocks:
+        """Yield the places of a lane of a stripe, from its position on."""
+        stripe, at = self._stripe(lane), self.at
+        count = stripe.count(lane.number, lane.of)
+        self._check(lane, at.next == 0 and at.inside <= count)
+        for first in range(at.inside, count, _BLOCK):
+            turns, insides = np.divmod(np.arange(first, min(first + _BLOCK, count)), stripe.size)
+            places = stripe.start + (turns * lane.of + lane.number) * stripe.size + insides
+            repeats = itertools.repeat(None) if lane.padding is None else (places >= self.count).tolist()
+            yield places % self.count, itertools.repeat(False), repeats
 
     def _check(self, lane: Lane, fits: bool) -> None:
         """Raise StateError unless the position fits the lane."""
@@ -177,17 +185,6 @@ class SampleList(ShardSource[SampleRef]):
 
     def _stripe(self, lane: Lane) -> Stripe:
         return lane.stripe or Stripe(1, 0, self.count)
-
-    def _places_of(self, stripe: Stripe, lane: Lane, done: int) -> _Run:
-        """Yield the places of a lane of a stripe from number ``done`` on, and whether each is a
-        repeat.
-        """
-        count = stripe.count(lane.number, lane.of)
-        for first in range(done, count, _BLOCK):
-            turns, insides = np.divmod(np.arange(first, min(first + _BLOCK, count)), stripe.size)
-            places = stripe.start + (turns * lane.of + lane.number) * stripe.size + insides
-            repeats = itertools.repeat(None) if lane.padding is None else (places >= self.count).tolist()
-            yield places % self.count, repeats
 
     def place_in(self, lane: Lane) -> Callable[[int], int] | None:
         stripe, number, of = self._stripe(lane), lane.number, lane.of
@@ -256,5 +253,6 @@ class _Files(dict[int, tuple[str, str]]):
         return found
 
 
-# places of an order in blocks, and of each place whether it is a repeat; None: it is not said
-_Run = Iterator[tuple["npt.NDArray[np.int64]", Iterable[bool | None]]]
+# places of an order in blocks: of each place, whether the next range of the lane begins there, and
+# whether it is a repeat; None: it is not said
+_Blocks = Iterator[tuple["npt.NDArray[np.int64]", Iterable[bool], Iterable[bool | None]]]
