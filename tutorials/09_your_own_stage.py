@@ -358,6 +358,8 @@ print(len(rest), "batches are equal after the resume;", resumed.counts())
 #
 # - `keeps_count = True`: the stage yields as many samples as it takes. Then `len()` stays known, and
 #   all ranks get equally many batches. `check_resume` counts.
+# - `keeps_order = True`: the stage makes each sample of one sample alone, in their order. Then, over a
+#   `SampleList`, each training step has the same samples on any number of ranks.
 # - `holds_nothing = True`: when the stage yields, it has yielded or dropped for good all that it took.
 #   It remembers no sample, and has no `mark` of its own. Then, after `batch_samples`, PipeLoader fills
 #   batches across the segments of a lane. `RepeatSamples` and `DropRepeats` must not set it.
