@@ -353,7 +353,7 @@ print(len(rest), "batches are equal after the resume;", resumed.counts())
 # %% [markdown]
 # ## What a stage says of itself
 #
-# Attributes of the class tell the package what it cannot see. If you leave out the first two, nothing
+# Attributes of the class tell the package what it cannot see. If you leave out the first three, nothing
 # is wrong, but less is possible.
 #
 # - `keeps_count = True`: the stage yields as many samples as it takes. Then `len()` stays known, and
