@@ -4,7 +4,7 @@
     about 220 MB there (default: a temporary directory), takes two minutes
 
 Images of 107 KB in tars:
-1. Runs of 64 neighbours, in random order, against the stream of the whole shards, both with 8
+1. A SampleList in runs of 64 neighbours against the stream of the whole shards, both with 8
    connections.
 2. Single samples in random order, against the model of a link: k * size / (latency + size / cap).
 3. Batches of 64 single samples, with 8 connections, while 1 % of the requests stall for two
@@ -30,9 +30,7 @@ from servers import paced_web
 from servers.faults import faults_of
 
 import wds_pipes as wp
-from wds_pipes.io.ranges import Range, RangeReader
 from wds_pipes.tar import index_shards
-from wds_pipes.tar.headers import BLOCK
 
 RATE_MB, LATENCY, RUNS = 50, 0.05, 3
 
@@ -42,21 +40,10 @@ def volume(sample) -> int:
     return sum(len(value) for value in sample.values() if isinstance(value, bytes))
 
 
-class Fetcher:
-    """Reads samples by their numbers, in the order of these."""
-
-    def __init__(self, data: wp.IndexedShards, connections: int) -> None:
-        self.opened, self.reader = data._open(), RangeReader(None, connections)
-
-    def fetch(self, numbers):
-        places = [self.opened._place(number) for number in numbers]
-        ranges = (Range(url, start, stop + BLOCK) for url, start, stop in places)
-        with self.reader.read(ranges) as parts:
-            for (url, start, stop), part in zip(places, parts, strict=True):
-                yield self.opened._parser.parse(part, start, stop, url, url)
-
-    def mb_per_s(self, numbers) -> float:
-        return max(rate(lambda: self.fetch(numbers)) for _ in range(RUNS))
+def fetched(urls: list[str], connections: int, **order) -> float:
+    """MB/s of a SampleList; the first run also reads the indexes."""
+    samples = wp.SampleList(urls, **order)
+    return max(rate(lambda: samples.fetch_samples(connections=connections)) for _ in range(RUNS))
 
 
 def rate(items) -> float:
@@ -108,12 +95,12 @@ def main() -> None:
         samples, size = len(data), volume(data[0]) / 1e6
 
         stream = max(rate(wp.ShardList(urls).open_shards(connections=8).load_tar().group_by_key) for _ in range(RUNS))
-        runs = Fetcher(data, 8).mb_per_s(wp.SampleOrder(samples, shuffle=True, block_samples=64))
+        runs = fetched(urls, 8, shuffle=True, block_samples=64)
         print(f"all {samples} samples of {size * 1000:.0f} KB: {stream:.0f} MB/s as a stream, {runs:.0f} MB/s in runs")
         bar("runs of 64 over the stream", runs / stream, 0.8, least=True)
 
         for k in (8, 16, 32, 64):
-            found = Fetcher(data, k).mb_per_s(apart(100 * k, samples))
+            found = fetched(urls, k, where=apart(100 * k, samples))
             print(f"single samples, {k} connections: {found:.0f} MB/s")
             bar("of the model", found / (k * size / (LATENCY + size / RATE_MB)), 0.9, least=True)
         stalls(urls, web.url, 300)
