@@ -138,6 +138,14 @@ def test_each_form_selects_the_same_for_both(name, indexed, stream):
     assert fetched(indexed, exclude=where) == left == list(wp.IndexedShards(indexed).select(exclude=where))
 
 
+def test_numbers_of_few_bits(tmp_path):
+    """An array whose type cannot hold the number of samples."""
+    [url] = make_shards(tmp_path, shards=1, samples=[300])
+    index_shards([url], offsets=True)
+    assert list(wp.IndexedShards(url).select(np.array([7, -1], np.int8)).numbers) == [7, 299]
+    assert list(wp.IndexedShards(url).select(np.array([7, 255], np.uint8)).numbers) == [7, 255]
+
+
 def test_files_of_keys(indexed, stream, tmp_path, web):
     path = tmp_path / "keys.txt"
     path.write_bytes(b"\xef\xbb\xbf00000031\r\n\r\n00000002\r\n")
@@ -180,6 +188,7 @@ def test_wrong_selections(indexed):
         ([50], IndexError, "no sample 50: there are 50"),
         (range(40, 51), IndexError, "no sample 50"),
         (range(10**15), IndexError, "there are 50"),
+        (range(1 << 70), IndexError, "there are 50"),
         (np.ones(49, bool), TypeError, "samples are selected by"),
     ]
     for where, kind, message in wrong:
@@ -356,6 +365,10 @@ REFUSED = {
     "uuid() > 'a'": "may return something else",
     "current_date > DATE '2020-01-01'": "current_date may return something else",
     "now() > TIMESTAMP '2020-01-01'": "now may return something else",
+    "age(TIMESTAMP '2020-01-01') > INTERVAL 1 DAY": "age may return something else",
+    "current_localtimestamp() > TIMESTAMP '2020-01-01'": "current_localtimestamp may return something else",
+    "pg_postmaster_start_time() > TIMESTAMP '2020-01-01'": "pg_postmaster_start_time may return something else",
+    "clip > 0.1 \ud800": "surrogate",
     "$1 > 3": "more than one expression",
     "": "",
     "clip >": "syntax error",
@@ -377,6 +390,16 @@ def test_only_conditions_over_columns_are_evaluated(number, tabled, tmp_path):
     assert caught.match(message)
     assert "\n" not in str(caught.value)
     assert not out.exists()
+
+
+def test_times_do_not_depend_on_the_machine(tabled, monkeypatch):
+    """Text without a time zone is in UTC."""
+    for zone in ("America/New_York", "Asia/Tokyo"):
+        monkeypatch.setenv("TZ", zone)
+        found = wp.SampleList(tabled, where="'2024-01-01 00:00'::TIMESTAMPTZ = '2024-01-01 00:00+00'")
+        assert found.sample_count() == 50
+    found = wp.SampleList(tabled, where="age(DATE '2024-01-02', DATE '2024-01-01') > INTERVAL 1 HOUR")
+    assert found.sample_count() == 50
 
 
 def test_the_database_is_locked(tabled):

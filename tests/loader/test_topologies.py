@@ -2,6 +2,7 @@
 and in the same order where the lanes stay.
 """
 
+import itertools
 import os
 
 import pytest
@@ -66,6 +67,17 @@ def test_the_batches_of_a_rank_are_the_same_whatever_its_workers(world_size, lan
 def steps(ranks):
     """The batches of all ranks in turn: what one optimizer step sees after another."""
     return [batch for row in zip(*ranks, strict=False) for batch in row]
+
+
+@pytest.mark.parametrize("batches", [1, None])
+def test_the_number_of_lanes_that_is_requested(batches, many):
+    """It is that of the loader, also if the state stands at the end of an epoch."""
+    before, after = [loader(many, lanes=6, rank=rank, world_size=2) for rank in range(2)], loader(many, lanes=2)
+    for rank in before:
+        list(itertools.islice(rank, batches))
+    after.load_state_dict([rank.state_dict() for rank in before])
+    assert after.state_dict()["lane_count"] == 2
+    assert after.state_dict()["epoch"] == (batches is None)
 
 
 def test_order_in_each_lane_and_global_batches_are_the_same_on_any_number_of_ranks(many):

@@ -87,7 +87,7 @@ class _Restoring:
         fits = count % unit == 0 and (count == plan.new_lanes() if plan.in_order else count >= plan.new_lanes())
         place = self._place() if in_order else None
         if (self.whole or plan.mode != "exact") and all(lane["ended"] for lane in self.lanes.values()):
-            return plan.beginning(saved.epoch + 1, count if fits else None)
+            return plan.beginning(saved.epoch + 1, count if fits and plan.lanes in (None, count) else None)
         if place is not None and plan.in_order:
             return self._in_order(place, keep=alike and fits)
         if place == 0 or (plan.in_order and self._not_begun):

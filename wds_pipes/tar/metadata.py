@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 ENDINGS = (".parquet", ".jsonl")
 KEY_COLUMNS = ("key", "__key__")
-# what DuckDB reads as names of columns, although they call functions; and a macro that calls one
-_CLOCKS = frozenset({"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp", "ago"})
+# what DuckDB reads as names of columns, although they call functions
+_CLOCKS = frozenset({"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"})
+# what calls one, although DuckDB does not say so
+_CLOCKS |= {"current_localtime", "current_localtimestamp", "ago", "pg_conf_load_time", "pg_postmaster_start_time"}
 _LOCKED = ("SET enable_external_access=false", "SET python_enable_replacements=false", "SET lock_configuration=true")
 _SOME = 10_000  # rows
 
@@ -97,8 +99,10 @@ class Tables:
         changing = {name for (name,) in found.fetchall()}
         for node in nodes:
             columns = node.get("column_names") or [""]
-            if (name := str(node.get("function_name") or "").lower()) in changing | _CLOCKS or (
-                len(columns) == 1 and (name := str(columns[0]).lower()) in _CLOCKS
+            if (
+                (name := str(node.get("function_name") or "").lower()) in changing | _CLOCKS
+                or (name == "age" and len(node.get("arguments") or node.get("children") or ()) < 2)  # until today
+                or (len(columns) == 1 and (name := str(columns[0]).lower()) in _CLOCKS)
             ):
                 problem = f"{name} may return something else at another time, and would make another view"
         if problem is not None:
@@ -109,7 +113,12 @@ class Tables:
             )
 
     def _parsed(self, statement: str) -> Any:
-        [(text,)] = self._database.execute("SELECT json_serialize_sql(?)", [statement]).fetchall()
+        import duckdb
+
+        try:
+            [(text,)] = self._database.execute("SELECT json_serialize_sql(?)", [statement]).fetchall()
+        except duckdb.Error as error:  # it is no Unicode
+            return {"error_message": str(error)}
         return json.loads(text)
 
     def _path(self, number: int, url: str) -> str:
@@ -198,7 +207,8 @@ def _connect() -> duckdb.DuckDBPyConnection:
         raise ModuleNotFoundError(
             "a condition over metadata needs DuckDB: pip install 'wds_pipes[meta]'", name="duckdb"
         ) from error
-    return duckdb.connect(":memory:", config={"autoinstall_known_extensions": "false"})
+    database = duckdb.connect(":memory:", config={"autoinstall_known_extensions": "false"})
+    return database.execute("SET GLOBAL TimeZone='UTC'")  # not that of the machine
 
 
 def _described(cursor: duckdb.DuckDBPyConnection, path: str) -> tuple[str, dict[str, str]]:

@@ -107,7 +107,7 @@ def unpack_keys(data: bytes, samples: int, url: str) -> tuple[npt.NDArray[np.uin
 def unusable(url: str, what: str, *, shard: str | None = None) -> ShardError:
     """Return the error for an index that cannot be used."""
     of = "" if shard is None else f" of shard {redact(shard)}"
-    return ShardError(f"index {redact(url)}{of} cannot be used: {what}. {MEND}", url=redact(shard or url))
+    return ShardError(f"index {redact(url)}{of} cannot be used: {what.rstrip('.')}. {MEND}", url=redact(shard or url))
 
 
 def stale_offset(url: str, offset: int) -> ShardError:

@@ -68,7 +68,8 @@ def by_numbers(wanted: Any, view: Numbers) -> Numbers:
     wrong = given[(given < -count) | (given >= count)]
     if wrong.size:
         raise _no_sample(int(wrong[0]), count)
-    return compact(numbers_at(view, np.where(given < 0, given + count, given).astype(np.int64)))
+    given = given.astype(np.int64)  # before the sum, for which 8 bits may be too few
+    return compact(numbers_at(view, np.where(given < 0, given + count, given)))
 
 
 def _no_sample(number: int, count: int) -> IndexError:

@@ -152,7 +152,7 @@ class Selector:
         if isinstance(wanted, (str, os.PathLike)):
             text = os.fspath(wanted)
             wanted = self._listed(text[1:] if isinstance(wanted, str) else text)
-        if isinstance(wanted, slice):
+        if isinstance(wanted, (slice, range)):
             return by_numbers(wanted, view)
         if isinstance(wanted, (bytes, Mapping)) or not hasattr(wanted, "__iter__"):
             raise TypeError(f"{option} must be {KINDS}, not {wanted!r:.80}")
