@@ -209,8 +209,8 @@ class GroupByKey(Tolerant[Sample]):
                 elif ref.begin and offset >= ref.begin and not at.number:  # what is before it was not read
                     at.number, here.partial = ref.start - 1, True
                     at.shard = str(here)
-                elif first and self._resumed and offset and not at.number:
-                    # the saved pipe did not know samples_per_shard
+                elif first and self._resumed and at.shard and not at.number:
+                    # samples came before, and the saved pipe did not know samples_per_shard
                     here.lost = max(here.lost, 1)
                     at.shard = str(here)
                 first = passing = False
