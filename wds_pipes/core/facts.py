@@ -175,10 +175,8 @@ class StageFacts:
 
     @property
     def opened(self) -> int:
-        """For the running first stage of a chain: how many of the ranges of its lane it has
-        begun.
-        """
-        return 0
+        """For a running chain: how many of the ranges of its lane it has begun."""
+        return 0 if self.source is None else self.source.opened
 
     def epochs_differ(self) -> str | None:
         """For the first stage of a chain: return why epochs may differ in length, for a message;

@@ -34,6 +34,10 @@ class Numbered(ABC, Generic[Out]):
         """Return the position of the chain before an item, without reading shards."""
 
     @abstractmethod
+    def begun(self, count: int) -> int:
+        """Return how many ranges of the lane are begun when the first ``count`` items have come."""
+
+    @abstractmethod
     def read(self, numbers: Iterable[int]) -> Iterator[Out]:
         """Yield items, in this order. A bounded number is read ahead."""
 
@@ -68,6 +72,9 @@ class NumberedItems(Numbered[Any]):
 
     def mark(self, number: int) -> Mark:
         return self._own, self._before.mark(number)
+
+    def begun(self, count: int) -> int:
+        return self._before.begun(count)
 
     def read(self, numbers: Iterable[int]) -> Iterator[Any]:
         step, source = running_copy(self._step), running_copy(self._step.source)  # type: ignore[type-var]

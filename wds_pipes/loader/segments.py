@@ -165,7 +165,7 @@ class Segments(Composite[Out]):
         at, inner = self.at, self._inner
         if inner is None:
             return self._own(at), self._resume
-        at.opened = inner.root.opened
+        at.opened = inner.opened
         return self._own(at), inner.mark()
 
     def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -224,6 +224,10 @@ class ShuffleBuffer(Stage[Out]):
             self._ahead.read.close()  # type: ignore[attr-defined]
 
     @property
+    def opened(self) -> int:
+        return max(super().opened, 0 if self._ahead is None else self._ahead.items.begun(self._ahead.later))
+
+    @property
     def bytes_so_far(self) -> int:
         return super().bytes_so_far + (0 if self._ahead is None else self._ahead.items.bytes_read)
 
