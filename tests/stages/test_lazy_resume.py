@@ -410,7 +410,7 @@ def test_doubtful_places(lanes, tmp_path):
 
 
 def whole_of(lanes, make):
-    """The keys of an epoch in order, cut after some batches on each number of lanes but the last."""
+    """The sorted keys of an epoch, cut after some batches on each number of lanes but the last."""
     state, found = None, []
     for count, cut in lanes:
         loader = make(count)
