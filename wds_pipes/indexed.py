@@ -286,7 +286,10 @@ class _Opened:
         shard = bisect_right(starts, number) - 1
         offsets, place, url = located.offsets(shard), number - starts[shard], self._urls[shard]
         start, stop = offsets[place], offsets[place + 1]
-        sample = self._parser.parse(self._files.read_one(url, start, stop + BLOCK), start, stop, url, self._shown[url])
+        part = self._files.read_one(url, start, stop + BLOCK)
+        sample = self._parser.parse(part, start, stop, url, self._shown[url])
+        if not self._local and place + 2 == len(offsets):  # a local shard was checked with its index
+            self._parser.check_last(part, stop, url)
         return sample if self._decode is None else self._decode(sample)
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
@@ -294,11 +297,13 @@ class _Opened:
         if self._local:
             return self._read_local(numbers)
         ordered = sorted(set(numbers))
-        places = [self._place(number) for number in ordered]
+        places, starts = [self._place(number) for number in ordered], self.located.starts
         samples: dict[int, Any] = {}
         with self._files.read(Range(url, start, stop + BLOCK) for url, start, stop in places) as parts:
             for number, (url, start, stop), part in zip(ordered, places, parts, strict=True):
                 sample = self._parser.parse(part, start, stop, url, self._shown[url])
+                if number + 1 == starts[bisect_right(starts, number)]:
+                    self._parser.check_last(part, stop, url)
                 samples[number] = sample if self._decode is None else self._decode(sample)
         return [samples[number] for number in numbers]
 

@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import os
+import tarfile
 from itertools import islice
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import wds_pipes as wp
 from wds_pipes import SampleError, ShardWarning
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import GroupByKey, ShardList
+from wds_pipes.tar import index_shards
 from wds_pipes.testing import check_resume
 
 COMPRESS = {
@@ -259,3 +261,28 @@ def test_what_is_no_member_is_told():
         match=r"group_by_key\(\) takes the members of tars, and its source gave ShardRef.*: put .load_tar\(\)",
     ):
         list(Stream(GroupByKey(ShardList("x.tar"))))
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_a_shard_that_begins_with_a_directory(index, tmp_path):
+    """A resume at its first sample checks it as a whole run does: its number of samples, and the
+    samples next to another archive.
+    """
+    folder = tarfile.TarInfo("a")
+    folder.type = tarfile.DIRTYPE
+    urls = [put(tmp_path / f"{n}.tar", tar([folder, *pairs(1)]) + tar(pairs(3)[2:])) for n in range(2)]
+    index_shards(urls, offsets=True)
+
+    def make(count=3):
+        known = {"index": True} if index else {"samples_per_shard": count}
+        return wp.ShardList(urls, **known).open_shards().load_tar().group_by_key().shuffle_buffer(1)
+
+    check_resume(make)
+    if not index:
+        for cut in range(1, 6):
+            pipe = make()
+            list(islice(pipe, cut))
+            again = make(4)
+            again.load_state_dict(pipe.state_dict())
+            with pytest.raises(wp.ShardError, match="samples_per_shard"):
+                list(again)

@@ -10,6 +10,7 @@ import struct
 import tarfile
 import warnings
 
+import fsspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -333,6 +334,28 @@ def test_from_stores(remote, tmp_path):
         assert len({request.path for request in indexes}) >= 2
 
 
+def test_a_remote_shard_with_more_samples_than_its_index(tmp_path):
+    """An error, as in a whole run, also where only its samples are read and not the whole shard."""
+    store = fsspec.filesystem("memory")
+    for number in range(2):
+        url = put(tmp_path / f"{number}.tar", tar(pairs(5)))
+        index_shards(url, offsets=True)
+        store.pipe(f"/grown/{number}.tar", content(url))
+        store.pipe(f"/grown/{number}.tar.idx", content(f"{url}.idx"))
+    urls = [f"memory://grown/{number}.tar" for number in range(2)]
+    pipe = shuffled(urls, 100, shuffle=False)
+    after(pipe, 1)
+    store.pipe("/grown/1.tar", tar(pairs(6)))
+    again = shuffled(urls, 100, shuffle=False)
+    again.load_state_dict(pipe.state_dict())
+    with pytest.raises(wp.ShardError, match="1.tar .*more samples.*wds-pipes index"):
+        list(again)
+    data = wp.IndexedShards(urls)
+    for read in (lambda: data[9], lambda: data.__getitems__([8, 9])):
+        with pytest.raises(wp.ShardError, match="1.tar .*more samples.*wds-pipes index"):
+            read()
+
+
 # Other ways
 
 
@@ -401,6 +424,49 @@ def test_doubtful_places(lanes, tmp_path):
                 list(run())
         else:
             assert same(check_resume(run)[0], expected)
+
+
+def whole_of(lanes, make):
+    """The sorted keys of an epoch, cut after some batches on each number of lanes but the last."""
+    state, found = None, []
+    for count, cut in lanes:
+        loader = make(count)
+        if state is not None:
+            loader.load_state_dict(state)
+        found += itertools.islice(iter(loader), cut)
+        state = through_json(loader.state_dict())
+    return sorted(keys_of(flat(found)))
+
+
+@pytest.mark.parametrize("cuts", [((5, 1), (2, 6)), ((3, 1), (2, 6)), ((5, 1), (4, 3), (3, 1))])
+@pytest.mark.parametrize("offsets", [True, False])
+def test_parts_of_one_shard_after_each_other(offsets, cuts, tmp_path):
+    """After repartitions, a lane has several parts of a shard, with gaps between them."""
+    url = make_shards(tmp_path, shards=1, samples=40)
+    index_shards(url, offsets=True)
+    known = {"index": True} if offsets else {"samples_per_shard": 40, "index": None}
+
+    def make(lanes):
+        return wp.PipeLoader(shuffled(url, 1, **known).batch_samples(1, collate="list"), lanes=lanes)
+
+    assert whole_of([*cuts, (1, 100)], make) == [f"{number:08d}" for number in range(40)]
+
+
+@pytest.mark.parametrize("size", [1, 4, 16, 40])
+@pytest.mark.parametrize("cut", [1, 5, 14])
+def test_any_repartition_right_after_a_resume(cut, size, tmp_path):
+    """Shards of which samples were read when they left count as opened, though the source has not
+    reached them yet.
+    """
+    urls = make_shards(tmp_path, shards=6, samples=10)
+    index_shards(urls, offsets=True)
+
+    def make(lanes):
+        return wp.PipeLoader(shuffled(urls, size).batch_samples(1, collate="list"), lanes=lanes)
+
+    for further in (1, 3):
+        found = whole_of([(1, cut), (1, further), (2, 100)], make)
+        assert found == [f"{number:08d}" for number in range(60)]
 
 
 # Indexes

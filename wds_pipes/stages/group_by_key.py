@@ -184,13 +184,14 @@ class GroupByKey(Tolerant[Sample]):
         stop = sys.maxsize  # the number of the sample at which to leave the shard
         first = True
         passing = False  # all requested samples of this shard have come
+        left = False  # and no more members of it will come: the next one may be of another part of it
         before: Mark | None = None if mark is None else mark()
         for member in source.items:
             try:
                 shard, name, data, offset = member
             except (TypeError, ValueError):
                 raise no_member(member) from None
-            if (shard is not url and shard != url) or offset <= last:  # 1
+            if (shard is not url and shard != url) or offset <= last or left:  # 1
                 if mark and not isinstance(member, TarMember):
                     raise no_member(member)
                 ready = self._last(sample, bad, ref)
@@ -209,11 +210,11 @@ class GroupByKey(Tolerant[Sample]):
                 elif ref.begin and offset >= ref.begin and not at.number:  # what is before it was not read
                     at.number, here.partial = ref.start - 1, True
                     at.shard = str(here)
-                elif first and self._resumed and offset and not at.number:
-                    # the saved pipe did not know samples_per_shard
+                elif first and self._resumed and at.shard and not at.number:
+                    # samples came before, and the saved pipe did not know samples_per_shard
                     here.lost = max(here.lost, 1)
                     at.shard = str(here)
-                first = passing = False
+                first = passing = left = False
                 bad = suspect = 0
                 look, width = here.compares(wanted, others)
                 seen.clear()
@@ -257,7 +258,7 @@ class GroupByKey(Tolerant[Sample]):
                     if ref is not None and at.number >= stop:
                         check_more(ref, offset)
                         if isinstance(source, LoadTar):
-                            source.leave = True
+                            source.leave = left = True
                         sample, stem, passing = None, "", True
                         continue
                     key, bad, suspect = parts[0], suspect, 0

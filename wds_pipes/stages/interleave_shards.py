@@ -81,6 +81,10 @@ class InterleaveShards(Composite[Out]):
     def root(self) -> Stage[Any]:
         return self._list if self._list is not None else self._before.root
 
+    @property
+    def opened(self) -> int:
+        return self.root.opened
+
     def open(self, lane: Lane, mark: Mark | None = None) -> InterleaveShards[Out]:
         running = running_copy(self)
         running.lane, running.at = lane, self._at(mark and mark[0])

@@ -204,6 +204,8 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         if stop - start > self._load.max_member_bytes:
             self._check_members(part[0][start - part[1] : stop - part[1]], start, url)
         sample = self._parser.parse(part, start, stop, url, url)
+        if is_remote(url) and of_shard + 2 == len(self._offsets_of(place)):  # a local one was checked with its index
+            self._parser.check_last(part, stop, url)
         if self._padding is not None:
             key = sample.pop("__key__")
             sample = {"__key__": key, "__url__": sample.pop("__url__"), "__padding__": self._padding, **sample}
@@ -223,10 +225,14 @@ class NumberedSamples(Numbered[dict[str, Any]]):
 
     def _range(self, place: int, of_shard: int) -> Range:
         """Return the bytes of a sample of a range's shard, and of the header after it."""
-        shard = self._ranges[place][0]
-        offsets = self._offsets.of(shard)
+        offsets = self._offsets_of(place)
+        return Range(self._urls[self._ranges[place][0]], int(offsets[of_shard]), int(offsets[of_shard + 1]) + BLOCK)
+
+    def _offsets_of(self, place: int) -> Sequence[int]:
+        """Return the offsets of the shard of a range."""
+        offsets = self._offsets.of(self._ranges[place][0])
         assert offsets is not None
-        return Range(self._urls[shard], int(offsets[of_shard]), int(offsets[of_shard + 1]) + BLOCK)
+        return offsets
 
     @property
     def network(self) -> Network:

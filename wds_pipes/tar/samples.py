@@ -104,6 +104,16 @@ class SampleParser:
                 raise self._stale(url, f"sample {key!r} goes on at byte {stop}, after its end")
         return sample
 
+    def check_last(self, part: Part, stop: int, url: str) -> None:
+        """Check that no member follows the last sample of a shard, which ends at byte ``stop``.
+
+        Raises:
+            ShardError: one does, so that the index is of another shard.
+        """
+        data, base = part
+        if name_of(data[stop - base : stop - base + BLOCK]) is not None:
+            raise self._stale(url, f"it has more samples, and its samples should end at byte {stop}")
+
     def _add(self, sample: dict[str, Any], name: str, content: bytes, where: tuple[str, int]) -> str:
         """Add a member to a sample, which begins at ``where``; return the key of the sample, which
         is "" before its first member.
