@@ -351,7 +351,11 @@ def test_a_remote_shard_with_more_samples_than_its_index(tmp_path):
     with pytest.raises(wp.ShardError, match="1.tar .*more samples.*wds-pipes index"):
         list(again)
     data = wp.IndexedShards(urls)
-    for read in (lambda: data[9], lambda: data.__getitems__([8, 9])):
+    for read in (
+        lambda: data[9],
+        lambda: data.__getitems__([8, 9]),
+        lambda: list(wp.SampleList(urls).fetch_samples()),
+    ):
         with pytest.raises(wp.ShardError, match="1.tar .*more samples.*wds-pipes index"):
             read()
 

@@ -199,6 +199,14 @@ def test_a_shard_that_is_another_than_the_indexed_one(change, tmp_path):
         list(items)
 
 
+def test_an_index_without_samples_of_a_shard_with_some(tmp_path):
+    path = make_shards(tmp_path, shards=1, samples=5)[0]
+    index_shards(path, offsets=True)
+    os.truncate(f"{path}.idx", 8)
+    with pytest.raises(wp.ShardError, match=r"cannot be used.* --offsets"):
+        wp.SampleList(path)
+
+
 def test_what_is_no_reference_is_refused(indexed):
     with pytest.raises(TypeError, match=r"fetch_samples\(\) takes what SampleList\(...\) yields"):
         list(wp.ShardList(indexed).fetch_samples())
@@ -317,7 +325,7 @@ def test_remote_requests(web, tmp_path):
     whole = list(wp.SampleList(url, shuffle=True, seed=1).fetch_samples())
     items = after(pipe := wp.SampleList(url, shuffle=True, seed=1).fetch_samples(), 60)
     state = pipe.state_dict()
-    items.close()
+    assert list(items) == whole[60:]  # so that no request of this pipe is under way
     before = len(reads())
     again = wp.SampleList(url, shuffle=True, seed=1).fetch_samples()
     again.load_state_dict(state)

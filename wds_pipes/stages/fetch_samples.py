@@ -110,6 +110,8 @@ class FetchSamples(Tolerant[Sample]):
                 if isinstance(part, ShardError):
                     raise part
                 sample = parser.parse(part, ref.start, ref.stop, ref.url, shown[ref.url])
+                if ref.last:
+                    parser.check_last(part, ref.stop, ref.url)
                 if len(sample) == _NO_FIELDS:
                     raise _no_field(sample, self.fields)
             except (ShardError, SampleError) as error:

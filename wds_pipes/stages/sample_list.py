@@ -140,7 +140,8 @@ class SampleList(ShardSource[SampleRef]):
                 if repeat and striped:  # other repeats are counted by the loader
                     at.padded += 1
                 offsets, (url, index_url) = located.offsets(shard), files[shard]
-                yield SampleRef(url, number, offsets[inside], offsets[inside + 1], index_url, repeat)
+                start, stop, last = offsets[inside], offsets[inside + 1], inside + 2 == len(offsets)
+                yield SampleRef(url, number, start, stop, index_url, last, repeat)
 
     def order(self, seed: int, epoch: int) -> Permutation | None:
         """Return the order of an epoch; None: the samples come in the order of the list."""

@@ -14,6 +14,7 @@ class SampleRef(NamedTuple):
         start: the byte of its first header in the shard.
         stop: the byte after its last one.
         index_url: the URL of the index of offsets that says so.
+        last: whether it is the last one of its shard.
         padding: whether it is a repeat that fills up an epoch; None: there are no repeats.
     """
 
@@ -22,4 +23,5 @@ class SampleRef(NamedTuple):
     start: int
     stop: int
     index_url: str
+    last: bool = False
     padding: bool | None = None

@@ -119,8 +119,8 @@ class Located:
             size = self._files.size(url) or 0
         except OSError:
             size = 0
-        if not size or size % 8:
-            return len(self.offsets(shard)) - 1  # which reads an index of DALI, or raises
+        if size <= 8 or size % 8:
+            return len(self.offsets(shard)) - 1  # which reads an index of DALI, or raises; or no sample is expected
         return size // 8 - 1
 
     def _missing(self, shard: int, url: str) -> ShardError:
