@@ -203,7 +203,7 @@ class Parts(Iterator[Part]):
             self._next = wanted
         try:
             return self._next_part()
-        except (Exception, StopIteration):
+        except Exception:
             raise
         except BaseException:  # it may have come between any two steps, so the order is not certain
             self.close()
