@@ -33,12 +33,12 @@ def indexed(tmp_path_factory):
     return urls
 
 
-def shuffled(urls, size=3, *, group=None, load=None, **options):
+def shuffled(urls, size=3, *, group=None, load=None, reading=None, **options):
     """A pipe of raw samples through a shuffle buffer; by default with the offsets of its shards."""
     options = {"shuffle": True, "seed": 5, "index": True, **options}
     return (
         wp.ShardList(urls, **options)
-        .open_shards()
+        .open_shards(**(reading or {}))
         .load_tar(**(load or {}))
         .group_by_key(**(group or {}))
         .shuffle_buffer(size)
@@ -332,6 +332,41 @@ def test_from_stores(remote, tmp_path):
         assert keys_of(again) == whole[70:]
         indexes = [request for request in remote.faults.stats() if ".idx" in request.path and request.method == "GET"]
         assert len({request.path for request in indexes}) >= 2
+
+
+def test_a_remote_shard_written_again_with_the_same_offsets(remote, tmp_path):
+    """Said as in a whole run: the index has another size, or the store reports another version."""
+    local = make_shards(tmp_path, shards=2, samples=100)
+    index_shards(local, tmp_path / "index.json", offsets=True)
+    urls = put_all(remote, local)
+    put_all(remote, [f"{url}.idx" for url in local])
+    remote.put("d/index.json", (tmp_path / "index.json").read_bytes())
+    options = {"index": f"{os.path.dirname(urls[0])}/index.json", "storage_options": remote.storage_options}
+    lazily = shuffled(urls, 80, reading={"connections": 1}, **options)
+    after(lazily, 60)
+    state = lazily.state_dict()
+
+    def streams():
+        again = shuffled(urls, 80, reading={"connections": 1}, **options)
+        again.load_state_dict(state)
+        yield iter(again)
+        yield iter(wp.SampleList(urls, shuffle=True, **options).fetch_samples(connections=1))
+        yield map(wp.IndexedShards(urls, **options).__getitem__, range(0, 200, 9))
+
+    remote.faults.rules({"match": remote.reads, "headers": {"ETag": '"one"'}})
+    begun = list(streams())
+    for items in begun:
+        next(items)
+    remote.faults.rules({"match": remote.reads, "headers": {"ETag": '"other"'}})
+    for items in begun:
+        with pytest.raises(wp.ShardError, match='was changed while it was read [(]"one" became "other"'):
+            list(items)
+    remote.faults.rules()
+    for url in local:
+        remote.put(f"d/{os.path.basename(url)}", content(url) + bytes(10240))
+    for items in streams():
+        with pytest.raises(wp.ShardError, match=f"has {os.path.getsize(local[0]) + 10240} bytes, and .* were expected"):
+            list(items)
 
 
 def test_a_remote_shard_with_more_samples_than_its_index(tmp_path):

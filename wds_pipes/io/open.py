@@ -16,6 +16,7 @@ from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.pipe import CommandOutput
 from wds_pipes.io.remote.budget import Client, Reading, UnreadError
 from wds_pipes.io.remote.file_systems import missing_package
+from wds_pipes.io.remote.object import Reported
 from wds_pipes.io.remote.queue import RangeQueue, ReadQueue
 from wds_pipes.io.remote.shard import RemoteShard
 from wds_pipes.io.secret import clean, hide
@@ -141,14 +142,24 @@ class Opener:
         """The file of a remote object in the cache; None: it is not stored there."""
         return None if self._cache is None else self._cache.open_stored(url, store=self._store(url))
 
-    def open_range(self, url: str, start: int, stop: int, queue: RangeQueue) -> RemoteShard:
+    def open_range(
+        self, url: str, start: int, stop: int, queue: RangeQueue, *, size: int | None, reported: Reported
+    ) -> RemoteShard:
         """The bytes ``start`` to ``stop`` - 1 of a remote object, which one request reads.
+
+        Args:
+            url: the URL.
+            start: the first byte.
+            stop: the byte after the last one.
+            queue: the queue in which it is read.
+            size: how many bytes the object must have; None: as many as it has.
+            reported: what the store has reported of the object: its response must be of this one.
 
         Raises:
             ShardError: its protocol is not known. Other errors are raised when it is read.
         """
         try:
-            return RemoteShard(queue, url, start=start, stop=stop)
+            return RemoteShard(queue, url, start=start, stop=stop, size=size, reported=reported)
         except Exception as error:
             problem = self._problem(url, error)
         raise problem

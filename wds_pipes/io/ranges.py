@@ -15,6 +15,7 @@ from wds_pipes.core.counts import Network
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.remote.budget import Reading, UnreadError
+from wds_pipes.io.remote.object import Reported
 from wds_pipes.io.remote.queue import RangeQueue
 from wds_pipes.io.remote.shard import RemoteShard
 from wds_pipes.io.urls import at_home, local_path, redact
@@ -27,15 +28,19 @@ _WILL_NEED = getattr(mmap, "MADV_WILLNEED", None)  # only some systems have it
 _LARGE = 1 << 14  # bytes of a range of a local file that the kernel is told of
 _LONG = 64  # how many such ranges follow each other until the kernel reads ahead on its own
 _GAP = 1 << 16  # bytes between two ranges that are read with them, rather than with two requests
+_MOST_REPORTED = 4096  # remote files
 _AHEAD = 8  # requests for each connection: those that wait, those that run, and those that are not used yet
 
 
 class Range(NamedTuple):
-    """Bytes ``start`` to ``stop`` - 1 of a file."""
+    """Bytes ``start`` to ``stop`` - 1 of a file; a remote one must have ``size`` bytes (None: as many
+    as it has).
+    """
 
     url: str
     start: int
     stop: int
+    size: int | None = None
 
 
 # Bytes of a file, and which byte of it the first one is. If the file ends before a requested range,
@@ -45,6 +50,9 @@ Part = tuple[bytes | mmap.mmap, int]
 
 class RangeReader:
     """Reads ranges of local and remote files. Threads may share one; it can be pickled and forked.
+
+    All ranges of a remote file are of one version of it: if the store reports another size or ETag
+    for a later range, that is an error. This is compared for the 4096 remote files that were read last, until ``forget``.
 
     Args:
         storage_options: how to reach the storage, as fsspec takes it.
@@ -66,6 +74,7 @@ class RangeReader:
         self._locks: dict[int, threading.Lock] = {}  # by process: a forked one may inherit a lock that is held
         # the file of the last large range, where it ends, and how many before it were in order
         self._last = "", 0, 0
+        self._reported: dict[str, Reported] = {}  # of remote files, in the order in which they were first read
 
     @property
     def network(self) -> Network:
@@ -80,7 +89,7 @@ class RangeReader:
         return {"reading": self.reading, "opener": self.opener}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _files={}, _locks={}, _last=("", 0, 0))
+        self.__dict__.update(state, _files={}, _locks={}, _last=("", 0, 0), _reported={})
 
     def read(self, ranges: Iterable[Range]) -> Parts:
         """Return an iterator over the parts of files that have these ranges, in their order; each
@@ -88,7 +97,7 @@ class RangeReader:
         """
         return Parts(self, ranges)
 
-    def read_one(self, url: str, start: int, stop: int) -> Part:
+    def read_one(self, url: str, start: int, stop: int, size: int | None = None) -> Part:
         """Return what ``read`` yields for one range."""
         mapped = self._files.get(url)
         if mapped is not None and mapped.size() >= stop:
@@ -98,8 +107,22 @@ class RangeReader:
         part = self.map(url, start, stop)
         if part is not None:
             return part
-        with self.read([Range(url, start, stop)]) as parts:
+        with self.read([Range(url, start, stop, size)]) as parts:
             return next(parts)
+
+    def reported(self, url: str) -> Reported:
+        """Return what the store has reported of a remote file, which is updated at each response."""
+        found = self._reported.get(url)
+        if found is None:
+            with self._locks.setdefault(os.getpid(), threading.Lock()):
+                found = self._reported.setdefault(url, Reported())
+                if len(self._reported) > _MOST_REPORTED:
+                    del self._reported[next(iter(self._reported))]
+        return found
+
+    def forget(self) -> None:
+        """Forget what stores have reported: files may be others from here on."""
+        self._reported = {}
 
     def is_local(self, url: str) -> bool:
         """Whether a file can be mapped into memory: it is local, or in the cache."""
@@ -197,7 +220,7 @@ class Parts(Iterator[Part]):
     def __next__(self) -> Part:
         if self._next is None and not self._runs:
             wanted = next(self._ranges, None) if self._error is None else None
-            part = None if wanted is None else self._reader.map(*wanted)
+            part = None if wanted is None else self._reader.map(*wanted[:3])
             if part is not None:
                 return part
             self._next = wanted
@@ -281,7 +304,7 @@ class _Run:
 
     def __init__(self, reader: RangeReader, first: Range) -> None:
         self._reader = reader
-        self.url, self.start, self.stop = first
+        self.url, self.start, self.stop, self._size = first
         self.ranges = deque([first])
         self._stream: RemoteShard | None = None
         self._error: Exception | None = None  # why it cannot be requested
@@ -306,14 +329,16 @@ class _Run:
         start = self.ranges[0].start
         self._held, self._base = b"", start
         try:
-            self._stream = self._reader.opener.open_range(self.url, start, self.stop, queue)
+            self._stream = self._reader.opener.open_range(
+                self.url, start, self.stop, queue, size=self._size, reported=self._reader.reported(self.url)
+            )
         except ShardError as error:
             self._error = error
 
     def read_next(self, parts: Parts) -> Part:
         """Return the part with the next range."""
         if self._stream is None and self._error is None:
-            part = self._reader.map(*self.ranges[0])
+            part = self._reader.map(*self.ranges[0][:3])
             if part is not None:
                 self.ranges.popleft()
                 return part

@@ -103,6 +103,7 @@ class FetchSamples(Tolerant[Sample]):
             assert ref is not None
             return unusable(ref.index_url, f"the shard is another than the indexed one: {what}", shard=url)
 
+        self.files.forget()  # shards may be written again between epochs, as for open_shards
         parser = SampleParser(None if self.fields is None else frozenset(self.fields), self.split, stale)
         shown = ShownUrls()
         for ref, part in self._read():
@@ -132,7 +133,7 @@ class FetchSamples(Tolerant[Sample]):
                 return
             part: Part | ShardError
             try:
-                part = files.read_one(ref.url, ref.start, ref.stop + BLOCK)
+                part = files.read_one(ref.url, ref.start, ref.stop + BLOCK, ref.size)
             except ShardError as error:
                 part = error
             yield ref, part
@@ -145,7 +146,8 @@ class FetchSamples(Tolerant[Sample]):
         def ranges() -> Iterator[Range]:
             for ref in refs:
                 taken.append((ref, source.mark()))
-                yield Range(ref.url, ref.start, ref.stop + BLOCK)  # with the next header, which begins another sample
+                # with the next header, which begins another sample
+                yield Range(ref.url, ref.start, ref.stop + BLOCK, ref.size)
 
         with self.files.read(ranges()) as parts:
             while True:

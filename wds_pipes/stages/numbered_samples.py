@@ -76,7 +76,7 @@ class NumberedSamples(Numbered[dict[str, Any]]):
     ) -> None:
         self._load, opened, listed, self._offsets = steps
         self._own, self._padding, self._split = own, lane.padding, splitter(group.split)
-        self._urls, self._ranges = listed.urls, ranges
+        self._urls, self._facts, self._ranges = listed.urls, listed.facts, ranges
         self._passed = own[-1][0]  # how many shards of the lane are before the first of these ranges
         self._starts = [0, *accumulate(stop - start for _, start, stop in ranges)]
         self.count = self._starts[-1]
@@ -139,7 +139,7 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         """Return where a sample of a range begins, after a check that the one before it in the
         shard ends there.
         """
-        url, start, _ = self._range(place, of_shard)
+        url, start, *_ = self._range(place, of_shard)
         if of_shard:
             before = self._range(place, of_shard - 1)
             self._checker.parse(self._files.read_one(*before), before.start, start, url, url)
@@ -153,7 +153,7 @@ class NumberedSamples(Numbered[dict[str, Any]]):
             for run in self._runs(wanted):
                 ahead.append(run)
                 first, last = (self._range(*self._place(number)) for number in (run[0], run[-1]))
-                yield Range(first.url, first.start, last.stop)
+                yield first._replace(stop=last.stop)
 
         ready: dict[int, dict[str, Any]] = {}
         with closing(self._files.read(ranges())) as parts:
@@ -195,7 +195,7 @@ class NumberedSamples(Numbered[dict[str, Any]]):
     def _sample(self, part: Part, number: int) -> dict[str, Any]:
         """Return a sample from bytes of its shard."""
         place, of_shard = self._place(number)
-        url, start, stop = self._range(place, of_shard)
+        url, start, stop, _ = self._range(place, of_shard)
         stop -= BLOCK
         if of_shard and part[1] <= (before := self._range(place, of_shard - 1).start):
             self._checker.parse(part, before, start, url, url)  # the one before it ends there
@@ -225,8 +225,9 @@ class NumberedSamples(Numbered[dict[str, Any]]):
 
     def _range(self, place: int, of_shard: int) -> Range:
         """Return the bytes of a sample of a range's shard, and of the header after it."""
-        offsets = self._offsets_of(place)
-        return Range(self._urls[self._ranges[place][0]], int(offsets[of_shard]), int(offsets[of_shard + 1]) + BLOCK)
+        offsets, shard = self._offsets_of(place), self._ranges[place][0]
+        size = None if self._facts is None else self._facts[shard].size
+        return Range(self._urls[shard], int(offsets[of_shard]), int(offsets[of_shard + 1]) + BLOCK, size)
 
     def _offsets_of(self, place: int) -> Sequence[int]:
         """Return the offsets of the shard of a range."""

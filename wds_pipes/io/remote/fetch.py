@@ -12,7 +12,7 @@ from math import ceil
 from wds_pipes.errors import ShardError
 from wds_pipes.io.remote.block import Block
 from wds_pipes.io.remote.budget import UnreadError
-from wds_pipes.io.remote.object import RemoteObject
+from wds_pipes.io.remote.object import RemoteObject, Reported
 from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.remote.transfer import Transfer
 from wds_pipes.io.remote.verdicts import judge
@@ -35,6 +35,7 @@ class Fetch:
         start: the first byte to fetch.
         size: how many bytes the shard must have; None: any number.
         stop: the byte after the last one to fetch: it is requested at once; None: the shard's end.
+        reported: what the store has reported of the shard, see ``RemoteObject``.
 
     Attributes:
         object: what is known of the whole shard.
@@ -50,10 +51,18 @@ class Fetch:
         given_up: nothing of it is needed any more.
     """
 
-    def __init__(self, queue: ReadQueue, url: str, start: int, size: int | None, stop: int | None = None) -> None:
+    def __init__(
+        self,
+        queue: ReadQueue,
+        url: str,
+        start: int,
+        size: int | None,
+        stop: int | None = None,
+        reported: Reported | None = None,
+    ) -> None:
         self.queue, self.url, self._client, self._budget, self._start = queue, url, queue.client, queue.budget, start
         self.stop = stop
-        self.object = RemoteObject(url, size)
+        self.object = RemoteObject(url, size, reported)
         self.end_is_vouched_for = True
         self.blocks: deque[Block] = deque()
         self.rivals: list[Block] = []

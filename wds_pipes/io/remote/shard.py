@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from wds_pipes.io.remote.fetch import Fetch
+from wds_pipes.io.remote.object import Reported
 from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.urls import redact
 
@@ -25,6 +26,7 @@ class RemoteShard(io.RawIOBase):
         size: how many bytes the shard must have; None: any number.
         stop: the byte after the last one to read; None: the shard's end.
         whole_queue: whether to close the queue with it.
+        reported: what the store has reported of the shard, see ``RemoteObject``.
     """
 
     def __init__(
@@ -36,12 +38,13 @@ class RemoteShard(io.RawIOBase):
         size: int | None = None,
         stop: int | None = None,
         whole_queue: bool = False,
+        reported: Reported | None = None,
     ) -> None:
         self._queue, self._budget = queue, queue.budget
         self._whole_queue = whole_queue
         self._rest: memoryview | None = None  # of the chunk that is being read
         try:
-            self._fetch = Fetch(queue, url, start, size, stop)
+            self._fetch = Fetch(queue, url, start, size, stop, reported)
         except BaseException:
             super().close()
             raise
