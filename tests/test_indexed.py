@@ -28,21 +28,6 @@ from wds_pipes.testing import make_shards, same
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 
-@pytest.fixture(scope="module")
-def indexed(tmp_path_factory):
-    """The shards of ``fifty``, with offsets."""
-    urls = make_shards(
-        tmp_path_factory.mktemp("indexed"), shards=len(FIFTY), samples=FIFTY, fields=("txt", "cls", "json")
-    )
-    index_shards(urls, offsets=True)
-    return urls
-
-
-@pytest.fixture(scope="module")
-def stream(indexed):
-    return list(samples(indexed, shuffle=False))
-
-
 def test_the_samples_of_the_stream(indexed, stream, tmp_path):
     data = wp.IndexedShards(indexed)
     assert len(data) == len(stream) == 50

@@ -25,14 +25,6 @@ from wds_pipes.testing import check_resume, make_shards, same
 quick = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 
-@pytest.fixture(scope="module")
-def indexed(tmp_path_factory):
-    """The shards of ``fifty``, with offsets."""
-    urls = make_shards(tmp_path_factory.mktemp("indexed"), shards=len(FIFTY), samples=FIFTY)
-    index_shards(urls, offsets=True)
-    return urls
-
-
 def shuffled(urls, size=3, *, group=None, load=None, reading=None, **options):
     """A pipe of raw samples through a shuffle buffer; by default with the offsets of its shards."""
     options = {"shuffle": True, "seed": 5, "index": True, **options}

@@ -28,13 +28,13 @@ _WILL_NEED = getattr(mmap, "MADV_WILLNEED", None)  # only some systems have it
 _LARGE = 1 << 14  # bytes of a range of a local file that the kernel is told of
 _LONG = 64  # how many such ranges follow each other until the kernel reads ahead on its own
 _GAP = 1 << 16  # bytes between two ranges that are read with them, rather than with two requests
-_MOST_REPORTED = 4096  # remote files
+_MOST_REPORTED = 4096  # remote files of which the versions are compared
 _AHEAD = 8  # requests for each connection: those that wait, those that run, and those that are not used yet
 
 
 class Range(NamedTuple):
-    """Bytes ``start`` to ``stop`` - 1 of a file; a remote one must have ``size`` bytes (None: as many
-    as it has).
+    """Bytes ``start`` to ``stop`` - 1 of a file. A remote one must have ``size`` bytes; None: any
+    number.
     """
 
     url: str
@@ -52,7 +52,8 @@ class RangeReader:
     """Reads ranges of local and remote files. Threads may share one; it can be pickled and forked.
 
     All ranges of a remote file are of one version of it: if the store reports another size or ETag
-    for a later range, that is an error. This is compared for the 4096 remote files that were read last, until ``forget``.
+    for a later range, that is an error. ``forget`` ends this; it also ends when very many other
+    files were read.
 
     Args:
         storage_options: how to reach the storage, as fsspec takes it.
@@ -111,7 +112,7 @@ class RangeReader:
             return next(parts)
 
     def reported(self, url: str) -> Reported:
-        """Return what the store has reported of a remote file, which is updated at each response."""
+        """Return what the store has reported of a remote file; each response updates it."""
         found = self._reported.get(url)
         if found is None:
             with self._locks.setdefault(os.getpid(), threading.Lock()):

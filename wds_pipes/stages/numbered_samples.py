@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wds_pipes.core.counts import Network
 from wds_pipes.core.lane import Lane
@@ -21,6 +21,7 @@ from wds_pipes.stages.load_tar import LoadTar
 from wds_pipes.stages.open_shards import OpenShards
 from wds_pipes.stages.sample_fields import SeenFields
 from wds_pipes.stages.shard_list import ShardList
+from wds_pipes.stages.shard_source import ShardRange
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.keys import splitter
 from wds_pipes.tar.reader import TarReader
@@ -60,21 +61,45 @@ def numbered_samples(group: GroupByKey, lane: Lane, mark: Mark | None) -> Number
             return None
         own, mark = mark
         marks.append(own)
-    return NumberedSamples.after(group, (load, opened, listed, listed.offsets), lane, marks)
+    steps = _Steps(group, load, opened, listed, listed.offsets)
+    ranges = _ranges_after(steps, lane, marks)
+    return None if ranges is None else NumberedSamples(steps, lane, marks, ranges)
+
+
+class _Steps(NamedTuple):
+    """The steps of the chain, and the indexes of offsets of its shards."""
+
+    group: GroupByKey
+    load: LoadTar
+    opened: OpenShards
+    listed: ShardList
+    offsets: ShardOffsets
+
+
+def _ranges_after(steps: _Steps, lane: Lane, own: list[tuple[Any, ...]]) -> list[ShardRange] | None:
+    """Return the shard ranges after the position whose stages have these values, from the last
+    stage; None if it is not that of a sample.
+    """
+    (_, _, number, seen), (offset, compression, _), (passed,) = own[0], own[1], own[-1]
+    ranges = list(steps.listed.order(lane)[passed:])
+    if compression or SeenFields.parse(seen).lost:
+        return None
+    if offset:
+        if not ranges or (places := steps.offsets.of(ranges[0][0])) is None:
+            return None
+        shard, start, stop = ranges[0]
+        first = bisect_left(places, offset, hi=len(places) - 1)
+        if number not in (0, first) or not start <= first <= stop:
+            return None
+        ranges[0] = shard, first, stop
+    return ranges
 
 
 class NumberedSamples(Numbered[dict[str, Any]]):
     """The samples after a position, by their numbers: see ``numbered_samples``."""
 
-    def __init__(
-        self,
-        group: GroupByKey,
-        steps: tuple[LoadTar, OpenShards, ShardList, ShardOffsets],
-        lane: Lane,
-        own: list[tuple[Any, ...]],
-        ranges: Sequence[tuple[int, int, int]],
-    ) -> None:
-        self._load, opened, listed, self._offsets = steps
+    def __init__(self, steps: _Steps, lane: Lane, own: list[tuple[Any, ...]], ranges: Sequence[ShardRange]) -> None:
+        group, self._load, opened, listed, self._offsets = steps
         self._own, self._padding, self._split = own, lane.padding, splitter(group.split)
         self._urls, self._facts, self._ranges = listed.urls, listed.facts, ranges
         self._passed = own[-1][0]  # how many shards of the lane are before the first of these ranges
@@ -83,32 +108,6 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         self._files = RangeReader(opened.reading.storage_options, opened.reading.connections)
         self._parser = SampleParser(None, group.split, self._offsets.stale)
         self._checker = SampleParser(frozenset(), group.split, self._offsets.stale)
-
-    @classmethod
-    def after(
-        cls,
-        group: GroupByKey,
-        steps: tuple[LoadTar, OpenShards, ShardList, ShardOffsets],
-        lane: Lane,
-        own: list[tuple[Any, ...]],
-    ) -> NumberedSamples | None:
-        """Return the samples after the position whose stages have these values, from the last
-        stage; None if it is not that of a sample.
-        """
-        listed, offsets = steps[2], steps[3]
-        (_, _, number, seen), (offset, compression, _), (passed,) = own[0], own[1], own[-1]
-        ranges = list(listed.order(lane)[passed:])
-        if compression or SeenFields.parse(seen).lost:
-            return None
-        if offset:
-            if not ranges or (places := offsets.of(ranges[0][0])) is None:
-                return None
-            shard, start, stop = ranges[0]
-            first = bisect_left(places, offset, hi=len(places) - 1)
-            if number not in (0, first) or not start <= first <= stop:
-                return None
-            ranges[0] = shard, first, stop
-        return cls(group, steps, lane, own, ranges)
 
     def prepare(self, count: int) -> bool:
         last = min(bisect_left(self._starts, count) + 1, len(self._ranges))

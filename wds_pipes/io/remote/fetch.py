@@ -58,6 +58,7 @@ class Fetch:
         start: int,
         size: int | None,
         stop: int | None = None,
+        *,
         reported: Reported | None = None,
     ) -> None:
         self.queue, self.url, self._client, self._budget, self._start = queue, url, queue.client, queue.budget, start

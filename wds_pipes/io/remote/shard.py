@@ -44,7 +44,7 @@ class RemoteShard(io.RawIOBase):
         self._whole_queue = whole_queue
         self._rest: memoryview | None = None  # of the chunk that is being read
         try:
-            self._fetch = Fetch(queue, url, start, size, stop, reported)
+            self._fetch = Fetch(queue, url, start, size, stop, reported=reported)
         except BaseException:
             super().close()
             raise
