@@ -298,6 +298,25 @@ def test_any_damage_to_an_index_is_an_error_or_harmless(data, tmp_path_factory):
         pass
 
 
+def test_an_offset_of_a_second_member(tmp_path):
+    """The sample before it shows that, if it is read."""
+    [url] = make_shards(tmp_path, shards=1, samples=4)
+    index_shards(url, offsets=True)
+    path = f"{url}.idx"
+    offsets = list(struct.unpack("<5Q", content(path)))
+    offsets[2] += 1024
+    with open(path, "wb") as file:
+        file.write(struct.pack("<5Q", *offsets))
+    data = wp.IndexedShards(url)
+    for read in (
+        lambda: data[1],
+        lambda: data.__getitems__([2, 1]),
+        lambda: list(wp.SampleList(url, shuffle=True).fetch_samples()),
+    ):
+        with pytest.raises(wp.ShardError, match="it has samples '00000001' and '00000002', not one.*wds-pipes index"):
+            read()
+
+
 @pytest.mark.parametrize("ending", [".idx", ".keys"])
 def test_a_huge_index_takes_no_memory(ending, tmp_path):
     """It is read only as far as its shard can have samples."""

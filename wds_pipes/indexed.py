@@ -48,6 +48,10 @@ class IndexedShards(Dataset[dict[str, Any]]):
     is read with one request. A DataLoader that makes batches calls ``__getitems__``: neighbours are
     then read together, and remote samples with many requests at once.
 
+    An index of another shard is an error, or the samples are right, with one exception: if it
+    points at the second member of a sample, this sample lacks its first one when it is read alone.
+    The sample before it is then an error, so an epoch that reads all samples finds this.
+
     Nothing is opened before the first use. A copy in another process, forked or not, opens its own
     files. Threads may share one.
 

@@ -423,6 +423,56 @@ def test_errors_that_are_skipped(tmp_path):
         check_resume(lambda: shuffled(url, 4, load={"on_error": "skip"}, group={"on_error": "skip"}))
 
 
+LOSSY = {
+    "skip": {"load": {"on_error": "skip"}, "group": {"on_error": "skip"}},
+    "warn": {"load": {"on_truncated": "ignore"}, "group": {"on_error": "skip"}},
+    "decode": {"decode": {"on_error": "skip"}},
+}
+
+
+@pytest.mark.parametrize("kind", LOSSY)
+def test_errors_are_raised_again_after_they_were_skipped(kind, tmp_path):
+    """The state loads with the same options, and with others either goes on exactly or says what is
+    wrong; what was skipped among the held samples shifts their numbers.
+    """
+    store, members = fsspec.filesystem("memory"), pairs(20, ("txt", "text"))
+    if kind == "decode":
+        members.insert(12, ("0005.json", b"{"))
+    data = bytearray(tar(members))
+    url = put(tmp_path / "a.tar", bytes(data))
+    other = put(tmp_path / "b.tar", tar([(f"b{name}", text) for name, text in pairs(20, ("txt", "text"))]))
+    index_shards([url, other], offsets=True)
+    if kind == "skip":
+        data[8192 + 148] ^= 1
+    for name, path in (("a", url), ("b", other)):
+        there = content(path) if name == "b" else bytes(data if kind != "warn" else data.rstrip(b"\0")[:-3000])
+        store.pipe(f"/lossy {kind}/{name}.tar", there)
+        store.pipe(f"/lossy {kind}/{name}.tar.idx", content(f"{path}.idx"))
+
+    def make(*, decode=None, **options):
+        pipe = wp.ShardList([f"memory://lossy {kind}/{name}.tar" for name in "ab"], index=True).open_shards()
+        pipe = pipe.load_tar(**options.get("load", {})).group_by_key(**options.get("group", {}))
+        return (pipe.decode_by_ext(**(decode or {})) if kind == "decode" else pipe).shuffle_buffer(6)
+
+    whole = list(make(**LOSSY[kind]))
+    assert 30 < len(whole) < 40
+    raised = 0
+    for cut in range(1, len(whole)):
+        pipe = make(**LOSSY[kind])
+        after(pipe, cut)
+        state = through_json(pipe.state_dict())
+        again = make(**LOSSY[kind])
+        again.load_state_dict(state)
+        assert same(list(again), whole[cut:]), cut
+        again = make()
+        again.load_state_dict(state)
+        try:
+            assert same(list(again), whole[cut:]), cut
+        except wp.WdsError:
+            raised += 1
+    assert 0 < raised < len(whole) - 1
+
+
 @pytest.mark.parametrize("lanes", [1, 2, 3, 5])
 def test_doubtful_places(lanes, tmp_path):
     """Archives one after another, without an end mark, with samples of varied fields: a part is

@@ -51,7 +51,7 @@ def numbered_samples(group: GroupByKey, lane: Lane, mark: Mark | None) -> Number
         return None
     assert isinstance(load, LoadTar)
     assert isinstance(opened, OpenShards)
-    if any(step.changes_count() for step in group.chain):
+    if any(step.may_lose for step in group.chain):
         return None
     if opened.cache is not None and any(map(is_remote, listed.urls)):
         return None  # the samples would not be read from the cache

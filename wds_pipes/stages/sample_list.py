@@ -193,6 +193,9 @@ class SampleList(ShardSource[SampleRef]):
         stripe, number, of = self._stripe(lane), lane.number, lane.of
         return None if lane.shards is not None else lambda taken: stripe.place(taken, number, of) % self.count
 
+    def taken(self, entry: dict[str, Any]) -> int:
+        return read_count(entry.get("inside", 0), "'inside'")
+
     # With lanes, when steps change the number of samples, an epoch is divided by blocks of its
     # order, as that of a ShardList is by shards.
 

@@ -62,7 +62,9 @@ class ShuffleBuffer(Stage[Out]):
     2.25 * size samples again to fill the buffer. With an index of offsets it reads none again: see
     ``ShardList(index=...)``. Each held sample is then read when its turn comes, if the steps before
     this one are ``group_by_key`` without ``fields``, and after it only ``decode_by_ext``,
-    ``select_fields``, ``rename_fields`` or ``to_tuple``, and none of them may skip errors. Until
+    ``select_fields``, ``rename_fields`` or ``to_tuple``, and none of them may skip errors or leave
+    out the end of a cut shard, nor might when the state was saved. ``fields`` leave out samples
+    that have none of them, which an index does not know: use ``select_fields`` instead. Until
     the epoch ends, ``counts()`` reports the steps before this one as they were at that earlier
     position.
     """
@@ -71,6 +73,8 @@ class ShuffleBuffer(Stage[Out]):
     class At:
         first: int = 0  # the number of the sample at the saved position of the source; all samples before it have left
         left: int = 0  # how many samples have left
+        # steps before this one may have dropped samples: then their numbers say nothing
+        lossy: bool = False
 
     keeps_count = True
     order_options = ("size", "own_seed")
@@ -121,7 +125,7 @@ class ShuffleBuffer(Stage[Out]):
         own, before = mark
         assert self.source is not None
         at, window = self._at(own), 2 * self.size
-        items = self.source.numbered(lane, before) if at.left else None
+        items = self.source.numbered(lane, before) if at.left and not at.lossy else None
         if items is None:
             return None
         # All samples that have left, and all that are held, are among these numbers.
@@ -154,6 +158,7 @@ class ShuffleBuffer(Stage[Out]):
     def run(self) -> Iterator[Out]:
         at, source, window = self.at, self.source, 2 * self.size
         assert source is not None
+        at.lossy = at.lossy or any(step.may_lose for step in source.chain)
         key = self._key(self.lane)
         step = max(1, window // 16)  # a position of the source is kept for each step
         block = step * (1 + 2048 // step)  # the order is computed for one block at a time
