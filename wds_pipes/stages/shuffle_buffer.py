@@ -22,8 +22,9 @@ from wds_pipes.core.state import read_count
 _JITTER = 2  # the salt of the jitter
 _LATER = object()  # a sample that is read when it leaves
 # After a resume, so many samples more than those that were held are read when they leave. The first
-# batch then needs no others.
-_MORE = 256
+# batch then needs no others, and remote shards are streamed only when most of the window is there:
+# until then, both would share the connections.
+_MORE = 1024
 _MOST = 1 << 53  # the most samples of an epoch: the numbers, plus the jitter and a block, fit into 64 bits
 
 
