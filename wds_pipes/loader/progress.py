@@ -176,7 +176,7 @@ class Progress:
 
         The position stays.
         """
-        self.workers.close(interrupted=self.inside)
+        self.workers.end(interrupted=self.inside)
         self._replace(why)
         self.paused = None
         self.inside = False
