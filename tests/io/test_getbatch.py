@@ -1,0 +1,274 @@
+"""GetBatch of AIStore: many ranges with one request; whatever the gateway responds, the bytes are
+the same.
+"""
+
+import itertools
+import multiprocessing
+import random
+import tarfile
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from remote import bare, content, tasks
+from servers.aistore import FAULTS, STATUSES, AIStore
+from waiting import wait_for
+
+import wds_pipes as wp
+from wds_pipes.io.ranges import Range, RangeReader
+from wds_pipes.io.remote.budget import Reading, budget
+from wds_pipes.tar import index_shards
+from wds_pipes.testing import make_shards
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+KIB = 1 << 10
+APART = range(0, 192, 3)  # 64 samples with more than 64 KiB between them
+# How many batches are requested until no more are; the others of FAULTS spoil none, or only some
+# ranges.
+ONCE = {
+    *(f"status {status}" for status in STATUSES if status not in (429, 500, 503)),
+    "empty tar",
+    "whole objects",
+    "web page",
+    "reversed",
+    "other names",
+    "a byte more",
+    "directories",
+    "damaged header",
+}
+NEVER_AGAIN = {"some missing": 5} | dict.fromkeys(ONCE, 1)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """Four shards of 50 samples of 50 KB, with indexes."""
+    paths = make_shards(
+        tmp_path_factory.mktemp("shards"),
+        shards=4,
+        samples=50,
+        fields={"bin": lambda rng, _: rng.randbytes(rng.randrange(48_000, 52_000)), "cls": lambda *_: b"1"},
+    )
+    index_shards(paths, offsets=True)
+    return paths
+
+
+@pytest.fixture
+def store(monkeypatch):
+    with AIStore() as store:
+        monkeypatch.setenv("AIS_ENDPOINT", store.gateway)
+        yield store
+
+
+@pytest.fixture
+def urls(store, shards):
+    """The shards in the store."""
+    for path in shards:
+        store.put(f"{path.rpartition('/')[2]}.idx", content(f"{path}.idx"))
+    return [store.put(path.rpartition("/")[2], content(path)) for path in shards]
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A request without a byte is soon abandoned."""
+    monkeypatch.setattr(Reading, "patience", 0.3)
+
+
+def test_one_request_for_64_samples(store, urls, shards):
+    data = wp.IndexedShards(urls)
+    assert list(map(bare, data.__getitems__(list(APART)))) == [bare(wp.IndexedShards(shards)[i]) for i in APART]
+    assert store.batches("gateway") == store.batches("target") == [64]
+    assert store.ranges() == []
+
+
+def test_few_samples_have_a_request_each(store, urls, shards):
+    data, few = wp.IndexedShards(urls), APART[:15]
+    assert list(map(bare, data.__getitems__(list(few)))) == [bare(wp.IndexedShards(shards)[i]) for i in few]
+    assert data[7]["__key__"] == wp.IndexedShards(shards)[7]["__key__"]
+    assert store.batches("gateway") == []
+    assert len(store.ranges()) == 16
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_same_samples_whatever_is_wrong(fault, store, urls, shards):
+    """A gateway without GetBatch of byte ranges is asked once, and one that fails three times."""
+    data, local, store.fault = wp.IndexedShards(urls), wp.IndexedShards(shards), fault
+    expected = [bare(local[i]) for i in APART]
+    for _ in range(5):
+        assert list(map(bare, data.__getitems__(list(APART)))) == expected
+    assert store.batches("gateway") == [64] * NEVER_AGAIN.get(fault, 3)
+    in_batches = {"some missing": 60 * 5, "all missing": 0}.get(fault, 3 * 5 if fault not in ONCE else None)
+    if in_batches is not None and not fault.startswith("status"):
+        assert len(store.ranges()) in (64 * 5 - in_batches, 64 * 5), "what a batch has brought is not read again"
+
+
+@pytest.mark.parametrize("fault", ["", "status 404", "ends early"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_stream_of_samples(fault, shuffle, store, urls, shards):
+    store.fault = fault
+    options = {"shuffle": shuffle, "seed": 3, "where": slice(None, None, 3)}
+    pipe = wp.SampleList(urls, **options).fetch_samples()
+    expected = list(map(bare, wp.SampleList(shards, **options).fetch_samples()))
+    assert list(map(bare, pipe)) == expected
+    batches = store.batches()
+    if not fault:
+        assert all(count >= 16 for count in batches)
+        assert sum(batches) + len(store.ranges()) == len(expected)
+        assert len(store.ranges()) < 16
+        assert len(batches) <= 5
+
+
+def test_counts(store, urls, shards):
+    """Each GetBatch is a request; headers and padding are bytes that were fetched."""
+    pipe = wp.SampleList(urls, where=slice(None, None, 3)).fetch_samples()
+    loader = wp.PipeLoader(pipe.batch_samples(8, collate=list))
+    count = sum(len(batch) for batch in loader)
+    stats = loader.stats()
+    assert stats["requests"] == len([seen for seen in store.seen if seen.where == "target" and "idx" not in seen.path])
+    assert stats["retries"] == stats["hedged"] == 0
+    sent = sum(entry["length"] for seen in store.seen if seen.where == "target" for entry in seen.entries or ())
+    assert sent + 512 * count < stats["bytes_fetched"] < sent + 100_000 + 55_000 * len(store.ranges())
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT], ids=["posix", "gnu"])
+@pytest.mark.parametrize("name", ["a b/ü#%41/" + "y" * 120 + ".tar", "deep/" * 60 + "x.tar", "d/" * 48 + "x.tar"])
+def test_long_and_strange_names(name, form, store, shards):
+    store.format = form
+    url, data = store.put(name, content(shards[0]), bucket="other"), content(shards[0])
+    ranges = [Range(url, start, start + 700) for start in range(0, 2_000_000, 100_000)]
+    assert read(RangeReader(None, 8), ranges) == [data[start:stop] for _, start, stop in ranges]
+    assert (store.batches(), store.ranges()) == ([20], [])
+
+
+def read(reader, ranges):
+    """The bytes of each range."""
+    with reader.read(iter(ranges)) as parts:
+        return [
+            bytes(part[start - base : stop - base])
+            for (_, start, stop), (part, base) in zip(ranges, parts, strict=True)
+        ]
+
+
+def test_errors_are_those_of_single_requests(store, urls, shards):
+    """In their places; so is the end of an object."""
+    data, size = content(shards[0]), len(content(shards[0]))
+    ranges = [Range(urls[0], start, start + 700) for start in range(0, 2_000_000, 100_000)]
+    ranges[3:3] = [Range("ais://bucket/none.tar", 0, 10), Range("ais://none/x.tar", 5, 10)]
+    ranges[9:9] = [Range(urls[0], size - 1000, size + 512), Range(urls[0], size + 10_000_000, size + 10_000_001)]
+    found = []
+    with RangeReader(None, 8).read(ranges) as parts:
+        for _, start, stop in ranges:
+            try:
+                part, base = next(parts)
+                found.append(bytes(part[start - base : stop - base]))
+            except wp.ShardError as error:
+                found.append(str(error))
+    for place, name in ((3, "bucket/none.tar"), (4, "none/x.tar")):
+        assert found.pop(place).startswith(f"shard ais://{name} does not exist")
+        ranges.pop(place)
+        if place == 3:
+            found.insert(3, b"")
+            ranges.insert(3, Range(urls[0], 0, 0))
+    assert found == [data[start:stop] for _, start, stop in ranges]
+    assert store.batches() == [24]
+    assert len(store.ranges()) >= 4
+
+
+def test_any_ranges_with_any_faults(store, urls, shards, monkeypatch):
+    """Of several shards in any order, in runs and alone, with other connections and bounds."""
+    monkeypatch.setattr(Reading, "patience", 0.2)
+    data = dict(zip(urls, map(content, shards), strict=True))
+    start = st.integers(0, len(data[urls[0]]) + 2000)
+    wanted = st.tuples(st.sampled_from(urls), start, st.integers(1, 3000) | st.just(200_000))
+
+    @given(
+        st.lists(wanted, min_size=20, max_size=80),
+        st.sampled_from(["", *(fault for fault in FAULTS if fault not in ("stalls", "no response"))]),
+        st.integers(2, 8),
+        st.sampled_from([1 << 18, 4 << 20]),
+    )
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    def check(found, fault, connections, readahead_bytes):
+        store.fault = fault
+        ranges = [Range(url, start, start + size) for url, start, size in found]
+        reader = RangeReader(None, connections, readahead_bytes)
+        assert read(reader, ranges) == [data[url][start:stop] for url, start, stop in ranges]
+
+    check()
+    assert len(store.batches()) >= 10
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5, 70])
+@pytest.mark.parametrize("fault", ["", "stalls", "no response"])
+def test_what_is_not_used_is_cancelled(fault, taken, store, urls):
+    """Before the response, in its middle, and when batches wait for others."""
+    ranges = (
+        Range(url, start, start + 700) for url in itertools.cycle(urls) for start in range(0, 2_000_000, 100_000)
+    )
+    store.fault = fault if taken < 5 else ""
+    parts = RangeReader(None, 8).read(ranges)
+    for _ in range(taken if not store.fault == "no response" else 0):
+        next(parts)
+    if not taken or store.fault == "no response":
+        parts._read_ahead()
+        wait_for(lambda: store.batches("gateway"))
+    parts.close()
+    wait_for(lambda: not tasks() and not budget().queues and not budget().held)
+
+
+def test_readers_share_the_bytes(store, urls, shards):
+    """Batches pause when their share is used up, and all readers go on, whichever is read."""
+    data, choose = dict(zip(urls, map(content, shards), strict=True)), random.Random(1)
+    wanted = [
+        [Range(url, start, start + 6 * KIB) for start in range(0, 2_300_000, 80_000)] for url in urls for _ in range(3)
+    ]
+    reader = RangeReader(None, 4, 512 * KIB)
+    readers, found = [reader.read(ranges) for ranges in wanted], [[] for _ in wanted]
+    while left := [number for number, ranges in enumerate(wanted) if len(found[number]) < len(ranges)]:
+        number = choose.choice(left)
+        part, base = next(readers[number])
+        _, start, stop = wanted[number][len(found[number])]
+        found[number].append(bytes(part[start - base : stop - base]))
+        assert budget().held <= 512 * KIB + len(wanted) * 64 * KIB
+    assert found == [[data[url][start:stop] for url, start, stop in ranges] for ranges in wanted]
+    assert sum(store.batches()) >= 12 * 16
+    for parts in readers:
+        parts.close()
+    wait_for(lambda: not tasks() and not budget().queues and not budget().held)
+
+
+def read_there(reader, ranges, queue):
+    queue.put(read(reader, ranges))
+
+
+def test_in_a_forked_process(store, urls, shards):
+    """While a batch runs here."""
+    ranges = [Range(urls[0], start, start + 700) for start in range(0, 2_000_000, 100_000)]
+    reader, expected = RangeReader(None, 8), [content(shards[0])[start:stop] for _, start, stop in ranges]
+    store.fault = "stalls"
+    parts = reader.read(iter(ranges))
+    next(parts)
+    store.fault = ""
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    process = context.Process(target=read_there, args=(reader, ranges, answers))
+    process.start()
+    assert answers.get(timeout=60) == expected
+    process.join()
+    assert store.batches() == [20, 20]
+    parts.close()
+
+
+def test_a_window_that_is_resumed(store, urls, shards):
+    """The samples of a shuffle buffer are fetched when it is their turn."""
+
+    def pipe(urls):
+        return wp.ShardList(urls, index=True).open_shards().load_tar().group_by_key().shuffle_buffer(150, seed=4)
+
+    before, expected = pipe(urls), list(map(bare, pipe(shards)))
+    items = iter(before)
+    assert [bare(next(items)) for _ in range(60)] == expected[:60]
+    again = pipe(urls)
+    again.load_state_dict(before.state_dict())
+    assert list(map(bare, again)) == expected[60:]
