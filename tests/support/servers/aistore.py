@@ -66,9 +66,9 @@ class AIStore:
     def __init__(self):
         self.objects, self.seen, self.fault, self.format = {}, [], "", tarfile.PAX_FORMAT
         self.resume = threading.Event()
-        self._servers = [ThreadingHTTPServer(("127.0.0.1", 0), kind) for kind in (_Gateway, _Target)]
+        self._servers = [_Server(("127.0.0.1", 0), kind) for kind in (_Gateway, _Target)]
         for server in self._servers:
-            server.store, server.daemon_threads = self, True
+            server.store = self
 
     def __enter__(self):
         for server in self._servers:
@@ -101,6 +101,13 @@ class AIStore:
     def ranges(self):
         """The byte ranges of shards that were requested alone."""
         return [seen.range for seen in self.seen if seen.where == "target" and seen.path.endswith(".tar")]
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        """The client has gone away."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -96,6 +96,8 @@ class Batch:
             for fetch in self.fetches:
                 assert fetch.stop is not None
                 fetch.blocks.append(WholeBlock(fetch, fetch.start, fetch.stop))
+        if not self.fetches:
+            return
         self._queue.transfers += 1
         self._task = self._budget.loop.create_task(self._run())
         self._task.add_done_callback(self._ended)
@@ -134,6 +136,7 @@ class Batch:
             ranges = [(fetch.url, fetch.start, fetch.blocks[-1].stop - fetch.start) for fetch in self.fetches]  # type: ignore[operator]
             async with asyncio.timeout(self._patience):
                 response = await store.request_batch(ranges)
+            self._client.responded.add("ais")
             try:
                 await self._take(response)
             finally:
@@ -168,7 +171,7 @@ class Batch:
                     self._request_alone([fetch])
                 continue
             block.begin_time(clock())
-            data = Response(block.start, block.stop, None, {}, members.data(length), rest=response.rest)
+            data = Response(block.start, block.stop, None, {}, members, rest=response.rest)
             await Transfer(fetch, block, fetch.store, fetch.path).take(data, block.start)
             with self._budget.lock:
                 block.done = True
@@ -177,13 +180,15 @@ class Batch:
             await members.end()
 
 
-class Members:
-    """The members of a tar whose chunks arrive."""
+class Members(AsyncIterator[bytes]):
+    """The members of a tar whose chunks arrive. It iterates over the bytes of a member that
+    ``find`` has found.
+    """
 
     def __init__(self, chunks: AsyncIterator[bytes], client: Client) -> None:
         self._chunks, self._client = chunks, client
         self._chunk, self._at = b"", 0  # that is read, and how much of it was
-        self._padding = 0
+        self._left = self._padding = 0  # bytes of the member, and those after it
         self._is_first = True
 
     async def find(self, name: str, length: int) -> bool:
@@ -211,6 +216,7 @@ class Members:
             raise UnusableError("another member")
         if size < length:
             raise UnreadError("a member is too short")
+        self._left = length
         return True
 
     async def _header(self) -> tuple[str, int] | None:
@@ -235,26 +241,24 @@ class Members:
             elif head.type == _NEXT_ATTRIBUTES:
                 name = _attributes(data).get("path", name)
 
-    async def data(self, length: int) -> AsyncIterator[bytes]:
-        """The bytes of the member, as they arrive."""
-        while length:
-            if self._at == len(self._chunk):
-                self._chunk, self._at = await self._next_chunk(), 0
-            piece = self._chunk[self._at : self._at + length]
-            self._at += len(piece)
-            length -= len(piece)
-            yield piece
+    async def __anext__(self) -> bytes:
+        if not self._left:
+            raise StopAsyncIteration
+        while self._at == len(self._chunk):
+            chunk = await anext(self._chunks, None)
+            if chunk is None:
+                raise UnreadError("the response ended inside a member")
+            self._chunk, self._at = chunk, 0
+        piece = self._chunk[self._at : self._at + self._left]
+        self._at += len(piece)
+        self._left -= len(piece)
+        return piece
 
     async def _read(self, count: int) -> bytes:
         """Read bytes that belong to no range."""
         self._client.bytes_fetched += count
-        return b"".join([piece async for piece in self.data(count)])
-
-    async def _next_chunk(self) -> bytes:
-        try:
-            return await anext(self._chunks)
-        except StopAsyncIteration:
-            raise UnreadError("the response ended inside a member") from None
+        self._left = count
+        return b"".join([piece async for piece in self])
 
     async def end(self) -> None:
         """Read what follows the last member."""

@@ -209,12 +209,13 @@ class RangeQueue(ReadQueue):
 
     def _request(self) -> None:
         while self._unrequested and self.fetches:
+            if not self._unrequested[0].can_request:  # given up, or in a batch that is requested
+                self._unrequested.popleft()
+                continue
             if self._unrequested[0] is not self.fetches[0]:
                 if self.transfers >= self.connections:
                     return
                 if not self.has_room:
                     self.budget.blocked = True
                     return
-            fetch = self._unrequested.popleft()
-            if fetch.can_request:
-                fetch.request_next()
+            self._unrequested.popleft().request_next()
