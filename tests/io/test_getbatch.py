@@ -37,9 +37,9 @@ UNUSABLE = {
 }
 # Of four batches of 20 ranges, how many are requested if it is not three, and how many ranges each
 # of these brings if it is none.
-BATCHES = {"some missing": 4} | dict.fromkeys(UNUSABLE, 1)
+BATCHES = {"some missing": 4, "slow": 4} | dict.fromkeys(UNUSABLE, 1)
 IN_THE_SIXTH = {"a byte less", "a byte more", "cut in a header", "cut in a member", "damaged header", "stalls"}
-BROUGHT = {"some missing": 19, "one left out": 5, "ends early": 5} | dict.fromkeys(IN_THE_SIXTH, 5)
+BROUGHT = {"some missing": 19, "slow": 20, "one left out": 5, "ends early": 5} | dict.fromkeys(IN_THE_SIXTH, 5)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import tarfile
 import threading
+import time
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
@@ -31,6 +32,7 @@ FAULTS = (
     "damaged header",
     "no response",
     "stalls",
+    "slow",
 )
 _SOFT_ERRORS = 6  # more missing members end a response
 _PIECE = 10_000  # bytes that are written at once
@@ -221,6 +223,8 @@ class _Target(_Handler):
                 if fault == "stalls":
                     store.resume.wait()
                 return self.cut()
+            elif fault == "slow":
+                time.sleep(0.02)
             self.write(bytes(header) + data + bytes(-len(data) % tarfile.BLOCKSIZE))
             if missing > _SOFT_ERRORS:
                 return False

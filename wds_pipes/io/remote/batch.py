@@ -89,18 +89,21 @@ class Batch:
 
     # On the event loop
 
-    def request(self) -> None:
-        """Request the ranges."""
+    def request(self) -> bool:
+        """Request the ranges. Return False if the gateway takes no more batches."""
+        store = self.fetches[0].store
+        if not isinstance(store, AIStore) or not store.takes_batches:
+            return False
         with self._budget.lock:
             self.fetches = [fetch for fetch in self.fetches if not fetch.given_up]
             for fetch in self.fetches:
                 assert fetch.stop is not None
                 fetch.blocks.append(WholeBlock(fetch, fetch.start, fetch.stop))
-        if not self.fetches:
-            return
-        self._queue.transfers += 1
-        self._task = self._budget.loop.create_task(self._run())
-        self._task.add_done_callback(self._ended)
+        if self.fetches:
+            self._queue.transfers += 1
+            self._task = self._budget.loop.create_task(self._run(store))
+            self._task.add_done_callback(self._ended)
+        return True
 
     def give_up(self, fetch: Fetch) -> None:
         """Nothing of a range is needed any more."""
@@ -128,9 +131,7 @@ class Batch:
         self._queue.request_again(fetches)
         self._queue.schedule()
 
-    async def _run(self) -> None:
-        store = self.fetches[0].store
-        assert isinstance(store, AIStore)
+    async def _run(self, store: AIStore) -> None:
         self._client.requests += 1
         try:
             ranges = [(fetch.url, fetch.start, fetch.blocks[-1].stop - fetch.start) for fetch in self.fetches]  # type: ignore[operator]
@@ -141,9 +142,11 @@ class Batch:
                 await self._take(response)
             finally:
                 await close_response(response)
+        except asyncio.CancelledError:
+            raise
         except UnusableError:
             store.takes_batches = False
-        except Exception as error:
+        except BaseException as error:  # a SystemExit too, which would end the loop
             status = error.status if isinstance(error, RefusedError) else None
             if status == 501 or not judge(error, "ais").transient:
                 store.takes_batches = False

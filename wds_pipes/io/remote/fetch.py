@@ -208,8 +208,7 @@ class Fetch:
 
     def request_next(self) -> None:
         """Request the next bytes."""
-        if self.batch is not None:
-            self.batch.request()
+        if self.batch is not None and self.batch.request():
             return
         start = self.start
         if self.blocks:
