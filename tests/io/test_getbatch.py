@@ -16,7 +16,9 @@ from waiting import wait_for
 
 import wds_pipes as wp
 from wds_pipes.io.ranges import Range, RangeReader
+from wds_pipes.io.remote.batch import Batch
 from wds_pipes.io.remote.budget import Reading, budget
+from wds_pipes.io.remote.queue import RangeQueue
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
@@ -216,6 +218,40 @@ def test_what_is_not_used_is_cancelled(fault, taken, store, urls):
         wait_for(lambda: store.batches("gateway"))
     parts.close()
     wait_for(lambda: not tasks() and not budget().queues and not budget().held)
+
+
+def test_a_changed_object_is_never_spliced(store, urls, shards):
+    """It changes in the middle of a range, whose response is then cut: all of the range is new."""
+    old, new = content(shards[0]), content(shards[1])
+    ranges = [Range(urls[0], start, start + 30_000) for start in range(0, 2_000_000, 100_000)]
+    store.fault = "stalls"
+    with RangeReader(None, 8).read(iter(ranges)) as parts:
+        found = [next(parts) for _ in range(5)]
+        store.put("shard-000000.tar", new)
+        store.resume.set()
+        found += parts
+    for number, ((_, start, stop), (part, base)) in enumerate(zip(ranges, found, strict=True)):
+        assert bytes(part[start - base : stop - base]) == (old if number < 5 else new)[start:stop]
+
+
+def test_a_range_that_is_given_up_does_not_hold_the_others_up(store, urls, shards):
+    """While the batch is paused in the middle of it, for lack of room."""
+    reader = RangeReader(None, 4, 1000)
+    queue, opener, data = RangeQueue(reader.opener.client), reader.opener, content(shards[0])
+    batch = Batch(queue)
+    streams = [opener.open_range(urls[0], start, start + 60_000, queue, batch) for start in range(0, 960_000, 60_000)]
+    batch.add_to_queue()
+    assert b"".join(iter(streams[0].next_chunk, b"")) == data[:60_000]
+    streams[0].close()
+    wait_for(lambda: queue.has_paused)
+    streams[2].close()
+    streams[1].close()
+    for number in range(3, 16):
+        start = 60_000 * number
+        assert b"".join(iter(streams[number].next_chunk, b"")) == data[start : start + 60_000]
+        streams[number].close()
+    queue.close()
+    assert (store.batches(), store.ranges()) == ([16], [])
 
 
 def test_readers_share_the_bytes(store, urls, shards):
