@@ -7,6 +7,7 @@ from typing import Any
 
 from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.codecs.names import INTEGER, Decoder, Handler, NotAllowedError
+from wds_pipes.codecs.resizing import Fit, Size, read_resize
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
@@ -94,6 +95,8 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
         self,
         source: Stage[Any],
         *specs: str | Mapping[str, Decoder] | Handler,
+        size: Size | None = None,
+        fit: Fit = "cover",
         only: Iterable[str] | None = None,
         partial: bool = False,
         must_decode: bool = False,
@@ -107,6 +110,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
         self.specs, self.partial = specs, bool(partial)
         self.must_decode, self.allow_pickle = bool(must_decode), bool(allow_pickle)
         self.max_image_pixels = check_count("max_image_pixels", max_image_pixels)
+        self.size, self.fit = size, fit
         self._decoding()
 
     def _decoding(self) -> Decoding:
@@ -115,6 +119,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
             allow_pickle=self.allow_pickle,
             max_image_pixels=self.max_image_pixels,
             must_decode=self.must_decode,
+            resize=read_resize(self.size, self.fit),
         )
 
     def run(self) -> Iterator[dict[str, Any]]:
