@@ -16,6 +16,8 @@ from wds_pipes.codecs.jpeg import check_pixels, check_scans, decode_jpeg
 from wds_pipes.codecs.names import IMAGE_FORMATS, NAMED_FORMATS, Decoder, Encoder
 from wds_pipes.codecs.resizing import Pixels, Resize
 
+_MODULES = {"WEBP": "WebP"}  # the names of Pillow's modules where they are not those of their formats
+
 # The result of an image spec: Pillow's mode, floats in 0..1 instead of uint8, the kind of object.
 IMAGE_SPECS: dict[str, tuple[str, bool, str]] = {
     **{f"{name}8": (mode, False, "numpy") for name, mode in (("l", "L"), ("rgb", "RGB"), ("rgba", "RGBA"))},
@@ -43,6 +45,7 @@ def image_decoder(spec: str, max_pixels: int, extension: str, resize: Resize | N
     mode, floats, kind = IMAGE_SPECS[spec]
 
     def decode(data: bytes) -> Any:
+        data = bytes(data)  # of a memoryview; bytes are not copied
         if kind == "pil" and resize is None:
             return _decode_with_pillow(data, mode, max_pixels, extension, None)[0]
         array: npt.NDArray[Any] = _decode(data, mode, max_pixels, extension, resize)
@@ -90,26 +93,29 @@ def _decode_with_pillow(
 def image_size(data: bytes) -> tuple[int, int]:
     """Return the height and width of an image, from its header: nothing is decoded.
 
-    It is also a decoder, ``decode_by_ext({"jpg;png": wp.image_size})``, and then takes the place of
-    the pixels. The format is recognised by the content: JPEG, PNG, WebP, TIFF, GIF, BMP and PPM.
-    EXIF is ignored, as it is by ``decode_by_ext``, so the size is that of the decoded array.
+    It is also a decoder, ``decode_by_ext({"jpg;png": wp.image_size})``, which then takes the place
+    of decoding the pixels. The format is recognised by the content: JPEG, PNG, WebP, TIFF, GIF, BMP
+    or PPM.
 
     Args:
-        data: the image; of most formats, its first kilobytes are enough.
+        data: the image.
 
     Returns:
-        (height, width) in pixels.
+        (height, width) in pixels, as in the shape of the array to which ``decode_by_ext`` decodes
+        it.
 
     Raises:
-        ValueError: it is not an image of these formats.
+        ValueError: it is not an image of these formats, or its header is damaged.
         OSError, SyntaxError: its header is damaged, as Pillow says.
     """
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":  # Pillow allocates memory for all pixels when it opens one
+    data = bytes(data)  # of a memoryview; bytes are not copied
+    name = _format_of(data, IMAGE_FORMATS)
+    if name == "WEBP":
         width, height = webp_size(data)
         if not width:
             raise ValueError("the header of the WebP is damaged")
         return height, width
-    with open_image(data, sys.maxsize, "") as image:
+    with _open_as(name, data) as image:
         return image.height, image.width
 
 
@@ -122,29 +128,43 @@ def open_image(data: bytes, max_pixels: int, extension: str) -> Any:
     Raises:
         ValueError: it is not an image of a known format, or exceeds a limit.
     """
-    from PIL import Image, TiffImagePlugin, WebPImagePlugin  # noqa: F401 - these two register their formats
+    named = NAMED_FORMATS.get(extension)
+    name = _format_of(data, IMAGE_FORMATS if named is None else (*IMAGE_FORMATS, named))
+    if name == "ICO":
+        return _open_icon(data, max_pixels)
+    if name == "WEBP":  # Pillow allocates memory for all pixels when it opens one
+        check_pixels(*webp_size(data), max_pixels)
+    image = _open_as(name, data)
+    check_pixels(image.width, image.height, max_pixels)
+    if name == "DDS":
+        _check_dds(image, len(data))
+    if name == "JPEG":
+        check_scans(data)
+    return image
+
+
+def _format_of(data: bytes, formats: tuple[str, ...]) -> str:
+    """Return which of Pillow's formats the data have by their first bytes.
+
+    Raises:
+        ValueError: none of them.
+    """
+    from PIL import Image
 
     Image.preinit()
-    formats: tuple[str, ...] = IMAGE_FORMATS
-    if extension in NAMED_FORMATS:
-        named = NAMED_FORMATS[extension]
-        importlib.import_module(f"PIL.{named.title()}ImagePlugin")  # registers it
-        formats = (*formats, named)
     for name in formats:
-        factory, accept = Image.OPEN[name]
+        if name not in Image.OPEN:
+            importlib.import_module(f"PIL.{_MODULES.get(name, name.title())}ImagePlugin")  # registers it
+        accept = Image.OPEN[name][1]
         if accept is None or accept(data[:16]) is True:
-            if name == "ICO":
-                return _open_icon(data, max_pixels)
-            if name == "WEBP":  # Pillow allocates memory for all pixels when it opens one
-                check_pixels(*webp_size(data), max_pixels)
-            image = factory(io.BytesIO(data), "")
-            check_pixels(image.width, image.height, max_pixels)
-            if name == "DDS":
-                _check_dds(image, len(data))
-            if name == "JPEG":
-                check_scans(data)
-            return image
+            return name
     raise ValueError(f"the data are none of {', '.join(formats)}")
+
+
+def _open_as(name: str, data: bytes) -> Any:
+    from PIL import Image
+
+    return Image.OPEN[name][0](io.BytesIO(data), "")
 
 
 def _open_icon(data: bytes, max_pixels: int) -> Any:

@@ -65,8 +65,8 @@ class Resize:
             used_height = width * self.height / self.width if wider < 0 else height
             left, top = (width - used_width) / 2, (height - used_height) / 2
             return Place((left, top, left + used_width, top + used_height), self.width, self.height)
-        new_width = max(1, round(width * self.height / height)) if wider < 0 else self.width
-        new_height = max(1, round(height * self.width / width)) if wider > 0 else self.height
+        new_width = max(1, round(width / height * self.height)) if wider < 0 else self.width
+        new_height = max(1, round(height / width * self.width)) if wider > 0 else self.height
         left, top = round((self.width - new_width) / 2), round((self.height - new_height) / 2)
         return Place((0, 0, width, height), new_width, new_height, left, top)
 
@@ -171,9 +171,9 @@ def _grid(start: float, end: float, size: int, length: int) -> _Grid | None:
 def _resize_with_torch(array: Pixels, across: _Grid, down: _Grid, width: int, height: int) -> Pixels:
     import torch
 
-    part = torch.from_numpy(array)[down.first : down.last, across.first : across.last]
+    part = torch.from_numpy(array)[None, down.first : down.last, across.first : across.last]
     resized: Any = torch.nn.functional.interpolate(
-        part.permute(2, 0, 1)[None],
+        part.permute(0, 3, 1, 2),  # torch sees that the channels are last, and is twice as quick
         scale_factor=(down.factor, across.factor),
         mode="bilinear",
         antialias=True,
