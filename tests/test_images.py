@@ -7,7 +7,6 @@ import io
 import struct
 import tarfile
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +25,6 @@ from wds_pipes.stages import DecodeByExt
 from wds_pipes.testing import check_resume, make_shards, same
 
 BILINEAR = Image.Resampling.BILINEAR
-PHOTOGRAPHS = Path("/work/shared/data/photos-000000.tar")
 
 
 def saved(image, form="JPEG", **options):
@@ -156,11 +154,33 @@ def test_a_jpeg_that_claims_to_be_large_takes_no_memory(size, decoder):
 
 
 @pytest.mark.parametrize("size", [None, (8, 8)])
-def test_a_jpeg_of_very_many_scans_is_refused(size, decoder):
-    data = ODD["progressive"]
+@pytest.mark.parametrize("odd", [b"", b"\xff", b"\xff\xfe\0\x05abc"])
+def test_a_jpeg_of_very_many_scans_is_refused(odd, size, decoder):
+    """Whatever stands before its frame, such as a comment."""
+    data = ODD["progressive"][:2] + odd + ODD["progressive"][2:]
     start = data.rindex(b"\xff\xda")
     with pytest.raises(ValueError, match=r"the JPEG has 1\d\d scans, more than 100"):
         decode(data[:start] + data[start:-2] * 101 + data[-2:], size=size)
+
+
+def test_scans_after_the_only_one_of_a_jpeg_are_damage(decoder):
+    """They are not decoded, so they need not be counted: a JPEG that is not progressive ends with
+    it.
+    """
+    data = ODD["4:4:4"]
+    start = data.rindex(b"\xff\xda")
+    for extra in (1, 200):
+        with pytest.raises(OSError, match="broken data stream"):
+            decode(data[:-2] + data[start:-2] * extra + data[-2:])
+
+
+def test_scans_of_single_colours_are_counted(decoder):
+    """They are those of a JPEG whose colours come one after another."""
+    data = bytearray(ODD["grey"])
+    data[data.index(b"\xff\xc0") + 9] = 3  # three colours, of which the scan has one
+    start = data.rindex(b"\xff\xda")
+    with pytest.raises(ValueError, match="more than 100"):
+        decode(bytes(data[:start] + data[start:-2] * 101 + data[-2:]))
 
 
 # Size and fit
@@ -183,11 +203,10 @@ def test_images_are_resized_as_by_pillow(size, fit, decoder):
         assert decibels(found, with_pillow(data, pair, fit)) >= 40, (height, width)
 
 
-@pytest.mark.skipif(not PHOTOGRAPHS.exists(), reason="the photographs are not on this machine")
 @pytest.mark.parametrize("fit", ["cover", "contain", "stretch"])
-def test_photographs_are_resized_as_by_pillow(fit, decoder):
+def test_photographs_are_resized_as_by_pillow(fit, decoder, shared_data):
     """To 224 x 224 and to 32 x 32, where they are decoded at a quarter of their size."""
-    with tarfile.open(PHOTOGRAPHS) as shard:
+    with tarfile.open(shared_data / "photos-000000.tar") as shard:
         photographs = [shard.extractfile(name).read() for name in shard.getnames() if name.endswith("jpg")][:24]
     assert len(photographs) == 24
     for data in photographs:
