@@ -242,7 +242,11 @@ def test_a_range_that_is_given_up_does_not_hold_the_others_up(store, urls, shard
     reader = RangeReader(None, 4, 1000)
     queue, opener, data = RangeQueue(reader.opener.client), reader.opener, content(shards[0])
     batch = Batch(queue)
-    streams = [opener.open_range(urls[0], start, start + 60_000, queue, batch) for start in range(0, 960_000, 60_000)]
+    reported = reader.reported(urls[0])
+    streams = [
+        opener.open_range(urls[0], start, start + 60_000, queue, size=None, reported=reported, batch=batch)
+        for start in range(0, 960_000, 60_000)
+    ]
     batch.add_to_queue()
     assert b"".join(iter(streams[0].next_chunk, b"")) == data[:60_000]
     streams[0].close()
