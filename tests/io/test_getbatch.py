@@ -272,7 +272,7 @@ def test_readers_share_the_bytes(store, urls, shards):
     while left := [number for number, ranges in enumerate(wanted) if len(found[number]) < len(ranges)]:
         number = choose.choice(left)
         part, base = next(readers[number])
-        _, start, stop = wanted[number][len(found[number])]
+        _, start, stop, _ = wanted[number][len(found[number])]
         found[number].append(bytes(part[start - base : stop - base]))
         assert budget().held <= 512 * KIB + len(wanted) * 64 * KIB
     assert found == [[data[url][start:stop] for url, start, stop, _ in ranges] for ranges in wanted]
