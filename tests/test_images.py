@@ -7,6 +7,7 @@ import io
 import struct
 import tarfile
 import tracemalloc
+from functools import cache
 
 import numpy as np
 import pytest
@@ -40,6 +41,11 @@ def smooth(height, width, seed=0):
         (width, height), Image.Resampling.BICUBIC
     )
     return np.clip(np.asarray(small) + rng.normal(0, 6, (height, width, 3)), 0, 255).astype(np.uint8)
+
+
+@cache
+def photograph(height, width, seed=0):
+    return saved(smooth(height, width, seed), quality=90)
 
 
 @pytest.fixture(params=["simplejpeg", "pillow"])
@@ -195,7 +201,7 @@ def test_images_are_resized_as_by_pillow(size, fit, decoder):
     """At least 40 dB; to the size that was asked for, larger or smaller, of any shape."""
     pair = (size, size) if isinstance(size, int) else size
     for number, (height, width) in enumerate([(375, 500), (500, 333), (224, 224), (90, 640), (1000, 750)]):
-        data = saved(smooth(height, width, number), quality=90)
+        data = photograph(height, width, number)
         found = decode(data, size=size, fit=fit)
         assert found.shape == (*pair, 3)
         assert found.flags.writeable
@@ -207,15 +213,15 @@ def test_images_are_resized_as_by_pillow(size, fit, decoder):
 def test_photographs_are_resized_as_by_pillow(fit, decoder, shared_data):
     """To 224 x 224 and to 32 x 32, where they are decoded at a quarter of their size."""
     with tarfile.open(shared_data / "photos-000000.tar") as shard:
-        photographs = [shard.extractfile(name).read() for name in shard.getnames() if name.endswith("jpg")][:24]
-    assert len(photographs) == 24
+        photographs = [shard.extractfile(name).read() for name in shard.getnames() if name.endswith("jpg")][:12]
+    assert len(photographs) == 12
     for data in photographs:
         assert same(decode(data), np.array(Image.open(io.BytesIO(data))))
         for size in ((224, 224), (32, 32)):
             assert decibels(decode(data, size=size, fit=fit), with_pillow(data, size, fit)) >= 40
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.tuples(st.integers(1, 90), st.integers(1, 90)),
     st.tuples(st.integers(1, 70), st.integers(1, 70)),
