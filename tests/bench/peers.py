@@ -26,7 +26,7 @@ from wds_pipes.cli.peers.running import Environment, Plan, chosen, compare
 
 # torch of another version would be a build for CUDA, of some gigabytes.
 CONSTRAINT = f"torch=={importlib.metadata.version('torch').partition('+')[0]}\n"
-OWN_PACKAGES = ("torch", "torchdata", "fsspec", "braceexpand")  # what the package needs for its rows
+OWN_PACKAGES = ("torch", "torchdata", "fsspec", "braceexpand", "click")  # what the package needs for its rows
 BARS = {  # at least; peak memory at most
     ("wds_pipes", "limit: decode + resize", "decoded workers"): 0.95,
     ("wds_pipes", "limit: decode + resize", "decoded threads"): 0.95,

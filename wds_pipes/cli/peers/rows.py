@@ -84,4 +84,4 @@ MEASUREMENTS = (
 )
 STATE = Measurement("save", "state", "bytes")  # once for each row, before it is resumed
 MEMORY = "decoded workers"  # the measurement whose peak memory the table shows
-EVERYWHERE = ("numpy", "pillow", "simplejpeg", "click")  # what every environment has, for the shared function
+EVERYWHERE = ("numpy", "pillow", "simplejpeg")  # what every environment has, for the shared function

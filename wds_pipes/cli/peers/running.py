@@ -19,7 +19,7 @@ import wds_pipes
 from wds_pipes.cli.peers import processes
 from wds_pipes.cli.peers.adapters.base import LACKING, Adapter, adapter_of
 from wds_pipes.cli.peers.data import KINDS, Data
-from wds_pipes.cli.peers.rows import MEASUREMENTS, QUICK, ROWS, STATE, Row
+from wds_pipes.cli.peers.rows import MEASUREMENTS, OURS, QUICK, ROWS, STATE, Row
 
 
 @dataclass(frozen=True)
@@ -153,9 +153,14 @@ class _Runner:
         self._data, self._work, self._scratch, self._plan = data, work, scratch, plan
         self._environments = environments
         self.versions: dict[str, dict[str, str]] = {}  # of the libraries of each row
-        # Other environments see this package, and nothing else of the user's environment.
-        os.mkdir(os.path.join(scratch, "code"))
-        os.symlink(os.path.dirname(wds_pipes.__file__), os.path.join(scratch, "code", "wds_pipes"))
+        whole = os.path.dirname(wds_pipes.__file__)
+        os.mkdir(os.path.join(scratch, "whole"))
+        os.symlink(whole, os.path.join(scratch, "whole", "wds_pipes"))
+        # Other rows see the adapters only: the package would register its steps with their torch.
+        os.makedirs(os.path.join(scratch, "bare", "wds_pipes", "cli"))
+        for empty in ("wds_pipes", os.path.join("wds_pipes", "cli")):
+            Path(scratch, "bare", empty, "__init__.py").touch()
+        os.symlink(os.path.join(whole, "cli", "peers"), os.path.join(scratch, "bare", "wds_pipes", "cli", "peers"))
 
     def measure(self, row: Row, what: str, timeout_seconds: float | None = None) -> dict[str, Any]:
         """Take one measurement; the result has ``value`` and ``peak_bytes``, or ``reason``."""
@@ -180,7 +185,12 @@ class _Runner:
         command = [place.python, "-m", "wds_pipes.cli.peers.measuring", job, result]
         with open(log, "wb") as output:
             status, peak = processes.run(
-                command, env=self._variables(place), cwd=self._scratch, log=output, result=result, timeout_seconds=most
+                command,
+                env=self._variables(row, place),
+                cwd=self._scratch,
+                log=output,
+                result=result,
+                timeout_seconds=most,
             )
         if os.path.exists(result):
             found = json.loads(Path(result).read_text())
@@ -191,10 +201,12 @@ class _Runner:
         lines = Path(log).read_text(errors="replace").strip().splitlines() or ["it wrote nothing"]
         return {"reason": f"ended with {status}: {lines[-1]}"[:300]}
 
-    def _variables(self, place: Environment) -> dict[str, str]:
-        own = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")} if place.python == sys.executable else {"PYTHONPATH": ""}
-        path = os.pathsep.join(filter(None, (os.path.join(self._scratch, "code"), own["PYTHONPATH"])))
+    def _variables(self, row: Row, place: Environment) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
+        paths = [os.path.join(self._scratch, "whole" if row in OURS else "bare")]
+        if place.python == sys.executable and "PYTHONPATH" in os.environ:
+            paths.append(os.environ["PYTHONPATH"])
+        path = os.pathsep.join(paths)
         return {**kept, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "HF_HOME": self._scratch}
 
 
