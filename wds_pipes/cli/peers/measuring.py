@@ -6,7 +6,6 @@ value.
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import itertools
 import json
@@ -177,8 +176,7 @@ def main(job_path: str, result_path: str) -> None:
         versions = {package: importlib.metadata.version(package) for package in job["packages"]}
         kind = adapter_of(job["adapter"])
         os.makedirs(job["work"], exist_ok=True)
-        for library in kind.imports:  # the time that an import takes does not count
-            importlib.import_module(library)
+        kind.load()
         result = measure(kind(Data(**job["data"]), job["work"]), job["measurement"], job["seconds"])
         result["versions"] = versions
     except LacksError as error:

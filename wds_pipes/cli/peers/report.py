@@ -13,6 +13,8 @@ from wds_pipes.cli.peers.rows import MEASUREMENTS, MEMORY, STATE
 RATIOS = (  # what, over what, of which measurement
     ("wds_pipes", "limit: decode + resize", "decoded workers"),
     ("wds_pipes", "limit: decode + resize", "decoded threads"),
+    ("wds_pipes, size=(224, 224)", "limit: decode + resize", "decoded workers"),
+    ("wds_pipes, size=(224, 224)", "limit: decode + resize", "decoded threads"),
     ("wds_pipes", "webdataset", "decoded workers"),
     ("wds_pipes, size=(224, 224)", 'webdataset, .decode("pil")', "decoded workers"),
     ("wds_pipes", "limit: header walk", "raw tiny"),

@@ -46,6 +46,12 @@ class Adapter:
     def __init__(self, data: Data, work: str) -> None:
         self.data, self.work = data, work
 
+    @classmethod
+    def load(cls) -> None:
+        """Import the libraries."""
+        for library in cls.imports:
+            importlib.import_module(library)
+
     def prepare(self) -> None:
         """Convert the data to the library's own format, once."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -33,6 +35,19 @@ class Mosaic(Converted):
     """MDS shards and StreamingDataset, in torch's DataLoader."""
 
     imports = ("streaming", "torch")
+
+    @classmethod
+    def load(cls) -> None:
+        """Import it without torchvision.
+
+        It needs it for data sets of its own, which are not used here, and builds of torchvision for
+        CUDA do not load with a torch without CUDA.
+        """
+        for name in ("torchvision", "torchvision.datasets", "torchvision.transforms.functional"):
+            sys.modules[name] = types.ModuleType(name)
+        for module, name in (("datasets", "VisionDataset"), ("transforms.functional", "to_tensor")):
+            setattr(sys.modules[f"torchvision.{module}"], name, type(name, (), {}))
+        super().load()
 
     def write(self, kind: str) -> None:
         from streaming import MDSWriter
