@@ -100,7 +100,9 @@ def resume(adapter: Adapter, path: str) -> dict[str, Any]:
         before, state, expected = pickle.load(file)
     start = time.perf_counter()
     batches, _ = adapter.resumable(pickle.loads(state))
-    first = list(next(batches))
+    first = next(batches, None)
+    if first is None:
+        return {"reason": f"the resume lost all {len(expected)} samples that were left"}
     seconds = time.perf_counter() - start
     # A library that begins another epoch after this one is cut off.
     most = len(before) + 2 * len(expected)

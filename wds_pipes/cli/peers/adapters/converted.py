@@ -38,15 +38,12 @@ class Mosaic(Converted):
 
     @classmethod
     def load(cls) -> None:
-        """Import it without torchvision.
+        """Import it without its data sets of images.
 
-        It needs it for data sets of its own, which are not used here, and builds of torchvision for
-        CUDA do not load with a torch without CUDA.
+        They are not used here, and need torchvision, whose builds for CUDA do not load with a torch
+        without CUDA.
         """
-        for name in ("torchvision", "torchvision.datasets", "torchvision.transforms.functional"):
-            sys.modules[name] = types.ModuleType(name)
-        for module, name in (("datasets", "VisionDataset"), ("transforms.functional", "to_tensor")):
-            setattr(sys.modules[f"torchvision.{module}"], name, type(name, (), {}))
+        sys.modules["streaming.vision"] = types.ModuleType("streaming.vision")
         super().load()
 
     def write(self, kind: str) -> None:
@@ -66,13 +63,13 @@ class Mosaic(Converted):
         return StreamingDataset(local=self.path(kind), shuffle=shuffle, shuffle_seed=1, batch_size=BATCH)
 
     def raw(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind)  # type: ignore[no-any-return]
+        return self._samples(kind)
 
     def shuffled(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind, shuffle=True)  # type: ignore[no-any-return]
+        return self._samples(kind, shuffle=True)
 
     def access(self, kind: str) -> Callable[[int], Any]:
-        return self._samples(kind).__getitem__  # type: ignore[no-any-return]
+        return self._samples(kind).__getitem__
 
     def decoded(self, workers: int, threads: int) -> Iterable[Any]:
         from torch.utils.data import DataLoader
@@ -108,13 +105,13 @@ class LitData(Converted):
         return StreamingDataset(self.path(kind), shuffle=shuffle, seed=1)
 
     def raw(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind)  # type: ignore[no-any-return]
+        return self._samples(kind)
 
     def shuffled(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind, shuffle=True)  # type: ignore[no-any-return]
+        return self._samples(kind, shuffle=True)
 
     def access(self, kind: str) -> Callable[[int], Any]:
-        return self._samples(kind).__getitem__  # type: ignore[no-any-return]
+        return self._samples(kind).__getitem__
 
     def _loader(self, workers: int, collate: Any, *, shuffle: bool) -> Any:
         from litdata import StreamingDataLoader
@@ -125,7 +122,7 @@ class LitData(Converted):
     def decoded(self, workers: int, threads: int) -> Iterable[Any]:
         if threads:
             lacks("it has no threads")
-        return self._loader(workers, _decode_and_stack, shuffle=False)  # type: ignore[no-any-return]
+        return self._loader(workers, _decode_and_stack, shuffle=False)
 
     def resumable(self, state: Any) -> tuple[Iterator[Sequence[Any]], Callable[[], Any]]:
         loader = self._loader(0, _keys, shuffle=True)
@@ -156,13 +153,13 @@ class Grain(Converted):
         return grain.MapDataset.source(grain.sources.ArrayRecordDataSource(paths)).map(pickle.loads)
 
     def raw(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind).to_iter_dataset()  # type: ignore[no-any-return]
+        return self._samples(kind).to_iter_dataset()
 
     def shuffled(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind).shuffle(seed=1).to_iter_dataset()  # type: ignore[no-any-return]
+        return self._samples(kind).shuffle(seed=1).to_iter_dataset()
 
     def access(self, kind: str) -> Callable[[int], Any]:
-        return self._samples(kind).__getitem__  # type: ignore[no-any-return]
+        return self._samples(kind).__getitem__
 
     def decoded(self, workers: int, threads: int) -> Iterable[Any]:
         import grain
@@ -171,7 +168,7 @@ class Grain(Converted):
         batches = self._samples("images").map(decode_fields).to_iter_dataset(options).batch(BATCH, batch_fn=stack)
         if workers:
             batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
-        return batches  # type: ignore[no-any-return]
+        return batches
 
     def resumable(self, state: Any) -> tuple[Iterator[Sequence[Any]], Callable[[], Any]]:
         batches = iter(self._samples("images").shuffle(seed=1).to_iter_dataset().batch(BATCH, batch_fn=_keys))
@@ -201,10 +198,10 @@ class TfRecord(Converted):
         return TFRecordDataset(self.path(kind), f"{self.path(kind)}.index", **options)
 
     def raw(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind)  # type: ignore[no-any-return]
+        return self._samples(kind)
 
     def shuffled(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind, shuffle_queue_size=BUFFER)  # type: ignore[no-any-return]
+        return self._samples(kind, shuffle_queue_size=BUFFER)
 
     def decoded(self, workers: int, threads: int) -> Iterable[Any]:
         return torch_batches(self._samples("images", transform=_decode_arrays), workers, threads)
@@ -248,15 +245,17 @@ class LmdbReader:
     """Reads samples; each process opens the store for itself."""
 
     def __init__(self, path: str, fields: Sequence[str]) -> None:
-        self.path, self.fields, self.opened = path, fields, (0, None)
+        self.path, self.fields = path, fields
+        self.process = 0  # which has opened the store
+        self.reading: Any = None
 
     def __call__(self, number: int) -> dict[str, bytes]:
-        if self.opened[0] != os.getpid():
+        if self.process != os.getpid():
             import lmdb
 
             store = lmdb.open(self.path, readonly=True, lock=False, readahead=False)
-            self.opened = os.getpid(), store.begin()
-        get: Any = self.opened[1].get  # type: ignore[attr-defined]
+            self.process, self.reading = os.getpid(), store.begin()
+        get = self.reading.get
         return {name: get(f"{number:09d}.{name}".encode()) for name in self.fields}
 
 

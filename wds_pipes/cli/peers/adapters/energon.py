@@ -42,12 +42,12 @@ class Energon(Converted):
     def raw(self, kind: str) -> Iterable[Any]:
         from megatron.energon import get_loader
 
-        return get_loader(self._samples(kind, "raw", buffer=None, batch=None))  # type: ignore[no-any-return]
+        return get_loader(self._samples(kind, "raw", buffer=None, batch=None))
 
     def shuffled(self, kind: str) -> Iterable[Any]:
         from megatron.energon import get_loader
 
-        return get_loader(self._samples(kind, "raw", buffer=BUFFER, batch=None))  # type: ignore[no-any-return]
+        return get_loader(self._samples(kind, "raw", buffer=BUFFER, batch=None))
 
     def decoded(self, workers: int, threads: int) -> Iterable[Any]:
         from megatron.energon import get_loader
@@ -55,7 +55,7 @@ class Energon(Converted):
         if threads:
             lacks("it has no threads")
         samples = self._samples("images", "decode", buffer=None, batch=BATCH, workers=workers)
-        return get_loader(samples)  # type: ignore[no-any-return]
+        return get_loader(samples)
 
     def resumable(self, state: Any) -> tuple[Iterator[Sequence[Any]], Callable[[], Any]]:
         from megatron.energon import get_savable_loader
@@ -74,7 +74,7 @@ def _encoder(task: str) -> Any:
     def cook(sample: Any) -> Any:
         return dict(sample)
 
-    class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
+    class Encoder(DefaultTaskEncoder):
         decoder = None
         cookers = (Cooker(cook),)
 

@@ -122,7 +122,8 @@ class Measured(float):
 
 def _seconds_in_processes(urls: list[str], count: int) -> float:
     """Decode the images of all shards in processes that begin together; return the seconds."""
-    barrier, results = multiprocessing.Barrier(count), multiprocessing.SimpleQueue()
+    barrier = multiprocessing.Barrier(count)
+    results: Any = multiprocessing.SimpleQueue()
     processes = [
         multiprocessing.Process(target=_decode, args=(urls[number::count], barrier, results)) for number in range(count)
     ]

@@ -9,7 +9,7 @@ from wds_pipes.cli.peers.adapters.base import BUFFER, Adapter, lacks
 from wds_pipes.cli.peers.pictures import BATCH, SIDE, decode_image
 
 if TYPE_CHECKING:
-    from wds_pipes.datapipes.base import WdsPipe
+    from wds_pipes.datapipes import WdsPipe
 
 
 class Streamed(Adapter):

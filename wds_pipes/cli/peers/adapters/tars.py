@@ -22,10 +22,10 @@ class Webdataset(Adapter):
         return webdataset.WebDataset(self.data.urls(kind), shardshuffle=False, empty_check=False)
 
     def raw(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind)  # type: ignore[no-any-return]
+        return self._samples(kind)
 
     def shuffled(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind).shuffle(BUFFER)  # type: ignore[no-any-return]
+        return self._samples(kind).shuffle(BUFFER)
 
     def _decoded(self) -> Any:
         return self._samples("images").map(decode_fields)
@@ -36,7 +36,7 @@ class Webdataset(Adapter):
         if threads:
             lacks("it has no threads")
         batches = self._decoded().batched(BATCH, collation_fn=stack_tensors)
-        return webdataset.WebLoader(batches, batch_size=None, num_workers=workers)  # type: ignore[no-any-return]
+        return webdataset.WebLoader(batches, batch_size=None, num_workers=workers)
 
     def resumable(self, state: Any) -> tuple[Iterator[Sequence[Any]], Callable[[], Any]]:
         from torchdata.stateful_dataloader import StatefulDataLoader
@@ -68,10 +68,10 @@ class HuggingFace(Adapter):
         return found.cast_column("jpg", Image(decode=False)) if kind == "images" else found
 
     def raw(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind)  # type: ignore[no-any-return]
+        return self._samples(kind)
 
     def shuffled(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind).shuffle(seed=1, buffer_size=BUFFER)  # type: ignore[no-any-return]
+        return self._samples(kind).shuffle(seed=1, buffer_size=BUFFER)
 
     def decoded(self, workers: int, threads: int) -> Iterable[Any]:
         from torch.utils.data import DataLoader
@@ -106,7 +106,7 @@ class Nodes(Adapter):
             if count
             else Mapper(node, _decode_pair)
         )
-        return Loader(Mapper(Batcher(decoded, BATCH, drop_last=False), stack_tensors))  # type: ignore[no-any-return]
+        return Loader(Mapper(Batcher(decoded, BATCH, drop_last=False), stack_tensors))
 
     def resumable(self, state: Any) -> tuple[Iterator[Sequence[Any]], Callable[[], Any]]:
         from torchdata.nodes import Batcher, IterableWrapper, Loader
