@@ -36,7 +36,7 @@ class Data:
     @classmethod
     def quick(cls, directory: str) -> Data:
         """Few samples, for a look at the form of the results."""
-        return cls(directory, images=48, tiny=512)
+        return cls(directory, images=64, tiny=512)
 
     def make(self) -> None:
         """Write the shards that do not exist, and the number of samples and offsets of each."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from wds_pipes.cli.peers.rows import MEASUREMENTS, MEMORY, STATE
+from wds_pipes.core.words import plural
 
 RATIOS = (  # what, over what, of which measurement
     ("wds_pipes", "limit: decode + resize", "decoded workers"),
@@ -111,8 +112,8 @@ def _explained(results: dict[str, Any]) -> str:
     load = results["machine"]["load_before"]
     busy = "" if load is None else f" The load of the machine was {load:.1f} before the run."
     return (
-        f"`wds-pipes bench --peers` writes this page. Samples per second, medians of {results['plan']['rounds']} "
-        f"rounds in which the rows take turns, with half of the distance between the least and the most.{busy}\n\n"
+        f"`wds-pipes bench --peers` writes this page. Samples per second, medians of {plural(results['plan']['rounds'], 'round')} "
+        f"in which the rows take turns, with half of the distance between the least and the most.{busy}\n\n"
         f"Images: {images['samples']:,} samples with a JPEG of 500 x 375 pixels, "
         f"{images['bytes'] // images['samples']:,} bytes each. Tiny: {tiny['samples']:,} samples of 200 bytes. "
         "All files are in the memory of the machine. Decoded: batches of 64 images of 224 x 224 pixels, by the same "
