@@ -3,9 +3,10 @@ where it clashes with others.
 
     python tests/bench/peers.py --envs DIRECTORY [--out DIRECTORY] [--quick] [--only NAME ...]
 
-Needs the network to make the environments, which are kept and take about 8 GB. A run takes about 15
-minutes, and 3 GB in a temporary directory. Writes the table, its JSON and the chart; ``--out tutorials/docs`` writes those that the documentation shows.
-Exits with 1 if a bar is missed. ``wds-pipes bench --peers`` measures what is installed, instead.
+Needs the network to make the environments, which are kept and take 8 GB. A run takes 15 minutes,
+and 3 GB in a temporary directory; nothing else should run then. It writes the table, its JSON and
+the chart; with ``--out tutorials/docs`` those that the documentation shows. Exits with 1 if a bar
+is missed. ``wds-pipes bench --peers`` measures what is installed, instead.
 """
 
 import argparse
