@@ -113,7 +113,8 @@ def _explained(results: dict[str, Any]) -> str:
     busy = "" if load is None else f" The load of the machine was {load:.1f} before the run."
     return (
         "`wds-pipes bench --peers` writes this page. Samples per second, medians of "
-        f"{plural(results['plan']['rounds'], 'round')} in which the rows take turns, with half of the distance between the least and the most.{busy}\n\n"
+        f"{plural(results['plan']['rounds'], 'round')} in which the rows take turns, with half of the distance "
+        f"between the least and the most.{busy}\n\n"
         f"Images: {images['samples']:,} samples with a JPEG of 500 x 375 pixels, "
         f"{images['bytes'] // images['samples']:,} bytes each. Tiny: {tiny['samples']:,} samples of 200 bytes. "
         "All files are in the memory of the machine. Decoded: batches of 64 images of 224 x 224 pixels, by the same "
