@@ -164,13 +164,19 @@ def test_a_measurement_that_does_not_end_is_killed_with_its_children(tmp_path):
     assert not list(processes.session(leader))
 
 
-def test_unknown_rows_and_missing_urls_are_usage_errors():
+def test_arguments_that_do_not_fit_are_usage_errors():
     done = run("--only", "webdatasett")
     assert done.exit_code == 2
     assert "there is no row 'webdatasett'; there are: limit: reading; " in done.output
-    done = CliRunner().invoke(main, ["bench"])
-    assert done.exit_code == 2
-    assert "URLS" in done.output
+    for arguments, message in (
+        ([], "Missing argument 'URLS...'"),
+        (["--peers", "a.tar"], "--peers makes its own shards"),
+        (["--quick", "a.tar"], "options of --peers"),
+        (["--only", "wds_pipes", "a.tar"], "options of --peers"),
+    ):
+        done = CliRunner().invoke(main, ["bench", *arguments])
+        assert done.exit_code == 2
+        assert message in done.output
 
 
 def test_rates_count_what_was_taken():

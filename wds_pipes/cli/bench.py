@@ -81,6 +81,10 @@ def bench(
     package, by the other loaders that are installed, and by the simplest code, which shows the
     limits of the machine. It takes about a minute for each loader.
     """
+    if peers and urls:
+        raise click.UsageError("--peers makes its own shards: leave out URLS.")
+    if (quick or only) and not peers:
+        raise click.UsageError("--quick and --only are options of --peers.")
     if peers:
         _compare(quick, only, out)
         return

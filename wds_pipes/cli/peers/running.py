@@ -207,7 +207,9 @@ class _Runner:
         if place.python == sys.executable and "PYTHONPATH" in os.environ:
             paths.append(os.environ["PYTHONPATH"])
         path = os.pathsep.join(paths)
-        return {**kept, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "HF_HOME": self._scratch}
+        # Libraries leave caches and locks in their homes and in the directory for temporary files.
+        scratch = {"TMPDIR": self._scratch, "HF_HOME": self._scratch}
+        return {**kept, **scratch, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
 
 
 def _known_reason(row: Row, what: str) -> str | None:
