@@ -118,8 +118,8 @@ def _explained(results: dict[str, Any]) -> str:
         f"Images: {images['samples']:,} samples with a JPEG of 500 x 375 pixels, "
         f"{images['bytes'] // images['samples']:,} bytes each. Tiny: {tiny['samples']:,} samples of 200 bytes. "
         "All files are in the memory of the machine. Decoded: batches of 64 images of 224 x 224 pixels, by the same "
-        "function in all rows whose names do not say otherwise; DALI decodes by itself. Each measurement is a process "
-        "of its own.\n\n"
+        "function in all rows whose names do not say otherwise; DALI decodes by itself. DALI and the directory of "
+        "files read no JSON. Each measurement is a process of its own.\n\n"
         "A row that does not read tar reads what the library's own writer has made of the shards. Where it is ahead, "
         "that is the reason: the members of the tars were found and their fields grouped before."
     )
