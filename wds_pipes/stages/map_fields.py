@@ -44,6 +44,7 @@ class MapFields(MapSamples):
         functions: Mapping[str, Callable[[Any], Any]] | Mapping[int, Callable[[Any], Any]],
         *,
         seed_all: bool = False,
+        threads: int | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> None:
@@ -53,7 +54,7 @@ class MapFields(MapSamples):
         if places and len(places) < len(functions):
             raise TypeError(f"map_fields() takes either fields of dicts or places of tuples, not {list(functions)}")
         fn = _OnPlaces(functions) if places else _OnFields(functions)
-        super().__init__(source, fn, seed_all=seed_all, on_error=on_error, max_errors=max_errors)
+        super().__init__(source, fn, seed_all=seed_all, threads=threads, on_error=on_error, max_errors=max_errors)
 
 
 class _OnFields:
