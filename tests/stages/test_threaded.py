@@ -89,7 +89,7 @@ def trace(stream, most=None):
         found.append(("end", json.dumps(stream.state_dict()), stream.counts()))
     except Exception as error:
         found.append((told(error), json.dumps(stream.state_dict()), stream.counts()))
-    stream.close()
+    del items  # closes it
     return found
 
 
@@ -187,40 +187,40 @@ def test_a_lazy_resume_through_threads(tmp_path):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_bounded_number_is_in_flight(threads):
     source, most = Given(range(500)), threaded.AHEAD * threads
-    called, gate = [], threading.Semaphore(0)
+    called, allowed, gate = [], [0], threading.Condition()
 
     def fn(number):
         called.append(number)
-        gate.acquire()
+        with gate:
+            gate.wait_for(lambda: number < allowed[0])
         return number
+
+    def allow(count):
+        with gate:
+            allowed[0] = count
+            gate.notify_all()
 
     stream = Stream(MapSamples(source, fn, threads=threads))
     items = iter(stream)
     for number in range(100):
-        gate.release(1)  # for one more call than were yielded
-        if number == 0:
-            gate.release(threads - 1)  # calls may end in any order
+        allow(number + 1)
         assert next(items) == number
         assert source.taken[0] <= number + most
-        assert len(called) <= number + 2 * threads
-    gate.release(500)
+        assert len(called) <= number + 1 + threads
+    allow(500)
     stream.close()
     assert source.taken[0] < 500
 
 
 def test_samples_ahead_are_made_while_the_caller_does_something_else():
     done = []
-    stream = Stream(MapSamples(Given(range(100)), done.append, threads=2, on_error="skip"))
-    with pytest.raises(StopIteration):
-        next(iter(stream))
-    assert len(done) == 100
     stream = Stream(MapSamples(Given(range(100)), lambda number: done.append(number) or number, threads=2))
     items = iter(stream)
     assert next(items) == 0
     for _ in range(40):
         next(items)
     ahead = stream._live()._running.held_items
-    wait_for(lambda: len(done) == 100 + 41 + ahead)
+    wait_for(lambda: len(done) == 41 + ahead)
     assert ahead > 2
     stream.close()
 
@@ -237,7 +237,6 @@ def test_a_resume_repeats_only_what_was_in_flight(urls):
     taken = [next(items)["__key__"] for _ in range(6)]
     state = pipe.state_dict()
     del items
-    pipe.close()
     called.clear()
     resumed = samples(urls).map_samples(fn, threads=1)
     resumed.load_state_dict(state)
@@ -276,7 +275,7 @@ def test_no_thread_is_left(end):
     stream = Stream(TakeSamples(chain, 20) if end == "take" else chain)
     iterator = cyclic(stream) if end == "collect" else iter(stream)
     assert next(iterator) == 0
-    assert len(living("wds_pipes map_samples")) == 3
+    assert 1 <= len(living("wds_pipes map_samples")) <= 3
     if end == "close":
         stream.close()
     elif end == "load":
@@ -315,18 +314,15 @@ def test_close_waits_for_calls_that_run_and_makes_no_others():
 
 
 def test_the_collector_may_close_a_chain_in_a_thread_of_another():
-    """And of its own: a thread does not wait for itself."""
-    garbage = [Stream(MapSamples(Given(range(40)), slowly, threads=2)) for _ in range(3)]
-    held = [iter(stream) for stream in garbage]
-    for items in held:
-        next(items)
-    assert list(Stream(MapSamples(Given(range(3)), lambda number: held and held.pop() and number, threads=1))) == [
-        0,
-        1,
-        2,
-    ]
-    del garbage
-    gc.collect()
+    """A thread does not wait for other threads, as it may hold what they wait for."""
+    held = [iter(Stream(MapSamples(Given(range(40)), slowly, threads=2))) for _ in range(3)]
+    assert [next(items) for items in held] == [0, 0, 0]
+
+    def fn(number):
+        held.pop()  # __del__ closes the chain, in this thread
+        return number
+
+    assert list(Stream(MapSamples(Given(range(3)), fn, threads=1))) == [0, 1, 2]
     wait_for(lambda: not living())
 
 
@@ -447,7 +443,7 @@ def test_a_forked_child_does_not_wait_for_the_threads_of_its_parent():
     assert in_child(stream.close) == "None"
     own = Stream(MapSamples(Given(range(60)), slowly, threads=2))
     assert in_child(lambda: list(own)) == repr(list(range(60)))
-    assert in_child(lambda: sum(itertools.islice(stream, 5))) == "10"  # iter() closes the parent's
+    assert in_child(lambda: gate.set() or sum(stream)) == str(sum(range(60)))  # iter() closes the parent's
     gate.set()
     assert list(items) == list(range(1, 60))
 

@@ -77,7 +77,16 @@ class MapSamples(Threaded[Any]):
             is, with a note that names the sample.
         ValueError: when the stage is built, if ``seed_all`` and ``threads`` are both given.
 
-    Threads: THREADS
+    Threads: with ``threads=n``, samples are yielded in their order, an error is raised when the
+    turn of its sample comes, and random numbers are the same. At most 16 * n samples are in flight:
+    taken from the source, and not yielded yet. They are also made while the caller does something
+    else between two samples. The threads belong to the process that iterates, and end with the
+    iteration; to end it waits for calls that run. Each lane of a ``PipeLoader``, and each open
+    shard before ``interleave_shards``, has threads of its own, so put the step after that one.
+    Threads help where ``fn`` releases Python's global lock, as Pillow, numpy, torch and reading do,
+    or under free-threaded Python. ``fn`` must not change what its calls share. torch divides large
+    operations over threads of its own, in each of these threads: outside of worker processes, call
+    ``torch.set_num_threads(1)`` if ``fn`` uses torch and the training does not need them.
 
     Checkpoint: the number of samples so far. A resume reads nothing again, with threads only the
     samples that were in flight. States with and without threads are the same.
@@ -123,14 +132,14 @@ class MapSamples(Threaded[Any]):
             at.number += 1
             if type(result) is not _Failed:
                 yield result
+            elif isinstance(result.why, Exception):
+                self._raised(result.sample, result.why)
             elif result.why is None:
                 self.skip(_nothing(result.sample, at.number))
-            elif result.why is DROP:
-                if self.keeps_count:
-                    raise _dropped(result.sample, at.number)
-                at.filtered += 1
+            elif self.keeps_count:
+                raise _dropped(result.sample, at.number)
             else:
-                self._raised(result.sample, result.why)
+                at.filtered += 1
 
     def _attempt(self) -> Callable[[tuple[Any, int]], Any]:
         """Return a function that calls that of the step, on a sample and its number in the lane."""
