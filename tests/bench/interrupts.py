@@ -3,10 +3,10 @@ iterator says that it was interrupted.
 
     python tests/bench/interrupts.py [--trials 400] [--seed N]
 
-Each trial runs two epochs with 0 or 2 workers, with or without threads in them. A timer raises KeyboardInterrupt again and again.
-The loop continues with the same iterator, which must raise RuntimeError or return the next batch,
-or with the state and a new iterator. Exit code 1 if a batch was lost, came twice or was another
-one.
+Each trial runs two epochs with 0 or 2 workers, with or without threads in them. A timer raises
+KeyboardInterrupt again and again. The loop continues with the same iterator, which must raise
+RuntimeError or return the next batch, or with the state and a new iterator. Exit code 1 if a batch
+was lost, came twice or was another one.
 """
 
 import argparse

@@ -80,7 +80,7 @@ def told(error):
 
 
 def trace(stream, most=None):
-    """What comes out of a stream: each item with the state and counts after it, then how it ends."""
+    """Each item of a stream, with the state and counts after it; then how the stream ends."""
     found, items = [], iter(stream)
     try:
         while most is None or len(found) < most:
@@ -434,9 +434,11 @@ def in_child(function):
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_does_not_wait_for_the_threads_of_its_parent():
-    """It can drop the parent's iterator, and start its own; it cannot continue that of the parent."""
+    """It can drop the parent's iterator, and start its own; it cannot continue the parent's."""
     gate = threading.Event()
-    stream = Stream(MapSamples(Given(range(60)), lambda number: number if number < 5 else gate.wait() and number, threads=2))
+    stream = Stream(
+        MapSamples(Given(range(60)), lambda number: number if number < 5 else gate.wait() and number, threads=2)
+    )
     items = iter(stream)
     assert next(items) == 0
     assert "started this iteration: start a new one, with iter()" in in_child(lambda: next(items))
@@ -450,7 +452,8 @@ def test_a_forked_child_does_not_wait_for_the_threads_of_its_parent():
 
 @functools.cache
 def plain_batches(urls):
-    return [batch for _ in range(2) for batch in loader_of(urls, None, 0)]
+    loader = loader_of(urls, None, 0)
+    return [*loader, *loader]
 
 
 def loader_of(urls, threads, workers, context=None, **options):
@@ -475,7 +478,7 @@ def test_in_workers(context, fifty):
     for _ in range(7):
         next(rest)
     assert without.state_dict() == state
-    resumed = loader_of(urls, 2, workers, context)
+    resumed = loader_of(urls, 2, 0)
     resumed.load_state_dict(state)
     assert [*resumed, *resumed] == expected[7:]
     for each in (loader, without, resumed):
@@ -494,7 +497,9 @@ def test_an_epoch_is_repartitioned_as_without_threads(taken, fifty):
         second = loader_of(tuple(fifty), threads, 0, lanes=3)
         second.load_state_dict(state)
         batches = [[sample["__key__"] for sample in batch] for batch in second]
-        assert sorted([*keys, *(key for batch in batches for key in batch)]) == [f"{number:08d}" for number in range(50)]
+        assert sorted([*keys, *(key for batch in batches for key in batch)]) == [
+            f"{number:08d}" for number in range(50)
+        ]
         first.close()
         return batches
 

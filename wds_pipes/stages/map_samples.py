@@ -62,8 +62,8 @@ class MapSamples(Threaded[Any]):
             decides ``rng``, and restore them after it; of numpy's, the kept half of a pair of
             ``np.random.randn`` is dropped. In worker processes they are not restored. Not with
             ``threads``, or in a thread: threads share these generators.
-        threads: call ``fn`` in this many threads, on samples ahead of the one that is needed; None or
-            0: in the thread that iterates. See below.
+        threads: call ``fn`` in this many threads, on samples ahead of the one that is needed; None
+            or 0: in the thread that iterates. See below.
         on_error: what to do if ``fn`` raises or returns None: ``"raise"``, or ``"skip"`` the sample
             and count it. ``"skip"`` raises what is a mistake in the code and not in a sample:
             NameError, TypeError, AttributeError, ImportError, NotImplementedError. A dict such as

@@ -3,9 +3,9 @@
 Rules:
 1. Only the function runs in threads. The thread that iterates does all else: it reads the source,
    yields the results in their order, counts and skips errors.
-2. It takes items ahead, at most ``AHEAD`` for each thread, and stores with each of them the position
-   of the source right after it. So a position is that of the item that was yielded last: the same
-   as without threads. An error of the source is raised when its turn comes.
+2. It takes items ahead, at most ``AHEAD`` for each thread, and stores with each of them the
+   position of the source right after it. So a position is that of the item that was yielded last:
+   the same as without threads. An error of the source is raised when its turn comes.
 3. It may be interrupted at any moment, by Ctrl-C or a signal handler that raises. So it shares no
    lock with its threads that an interrupt could leave locked: only a queue, and for each call a
    lock that is released once.
@@ -40,9 +40,7 @@ class Threaded(Tolerant[Out]):
     ``run``.
     """
 
-    def __init__(
-        self, source: Stage[Any], on_error: OnError, max_errors: int | None, threads: int | None
-    ) -> None:
+    def __init__(self, source: Stage[Any], on_error: OnError, max_errors: int | None, threads: int | None) -> None:
         super().__init__(source, on_error, max_errors)
         self.threads = 0 if threads is None else check_count("threads", threads, least=0)
         # While running in threads: the calls whose turn has not come; of the item whose turn came
@@ -74,7 +72,7 @@ class Threaded(Tolerant[Out]):
             while True:
                 pool.check_process()
                 taken = 0
-                # A result that is there waits for two more items at most, as the source may be slow.
+                # A result that is there waits for at most two more items: the source may be slow.
                 while not ended and len(calls) < most and (taken < 2 or not calls[0].ended):
                     try:
                         item = next(items, _END)
@@ -172,7 +170,7 @@ class _Pool:
     def begin(self, call: _Call) -> None:
         """Let a thread make a call, after those that were begun before it."""
         if len(self._threads) < self._count:
-            # Python would wait at its exit for threads that are not daemons, before it calls _stop_all.
+            # For one that is no daemon, Python would wait at its exit before it calls _stop_all.
             thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._threads.append(thread)
             _pools[thread] = self
