@@ -53,6 +53,7 @@ class Methods(Generic[T_co]):
         must_decode: bool = False,
         allow_pickle: bool = False,
         max_image_pixels: int = 1 << 26,
+        threads: int | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> WdsPipe[dict[str, Any]]:
@@ -109,6 +110,7 @@ class Methods(Generic[T_co]):
         functions: Mapping[str, Callable[[Any], Any]] | Mapping[int, Callable[[Any], Any]],
         *,
         seed_all: bool = False,
+        threads: int | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> WdsPipe[Any]:
@@ -120,6 +122,7 @@ class Methods(Generic[T_co]):
         *,
         may_drop: bool = False,
         seed_all: bool = False,
+        threads: int | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> WdsPipe[Any]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.codecs.names import INTEGER, Decoder, Handler, NotAllowedError
 from wds_pipes.codecs.resizing import Fit, Size, read_resize
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
-from wds_pipes.core.tolerant import OnError, Tolerant
+from wds_pipes.core.tolerant import OnError
 from wds_pipes.errors import DecodeError
 from wds_pipes.io.secret import hide, words
 from wds_pipes.stages.collating import identity
 from wds_pipes.stages.fields import read_names
+from wds_pipes.stages.threaded import Threaded
 
 _NEW = object()  # no decoder is known yet
 _BYTES = (bytes, bytearray, memoryview)
@@ -24,7 +25,15 @@ _NOT_BYTES = (
 )
 
 
-class DecodeByExt(Tolerant[dict[str, Any]]):
+class _Failed(NamedTuple):
+    """A sample of which a field cannot be decoded."""
+
+    sample: dict[str, Any]
+    field: str
+    error: Exception
+
+
+class DecodeByExt(Threaded[dict[str, Any]]):
     """Decode the fields of samples by their extensions (functional name: ``decode_by_ext``).
 
     The last part of a field's name decides: ``seg.png`` is a png. An outer ``gz``, ``bz2``, ``xz``
@@ -87,6 +96,8 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
             code: use this only for data that you wrote.
         max_image_pixels: refuse a larger image before decoding it. Decoding takes up to 20 bytes
             per pixel for uint8, and 36 for floats. A JPEG with more than 100 scans is refused too.
+        threads: decode in this many threads, samples ahead of the one that is needed; None or 0: in
+            the thread that iterates. See ``map_samples``.
         on_error: what to do if a field cannot be decoded: ``"raise"``, or ``"skip"`` its sample and
             count it. Refused data, a missing package and a value that is not bytes always raise. So
             does MemoryError, which is not the fault of the sample.
@@ -97,7 +108,8 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
         TypeError, ValueError: when the stage is built, if a spec is unknown, or a function does not
             take key and data.
 
-    Checkpoint: the number of skipped samples. A resume reads nothing again.
+    Checkpoint: the number of skipped samples. A resume reads nothing again, with threads only the
+    samples that were in flight.
     """
 
     keeps_count = keeps_order = True
@@ -115,10 +127,11 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
         must_decode: bool = False,
         allow_pickle: bool = False,
         max_image_pixels: int = 1 << 26,
+        threads: int | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> None:
-        super().__init__(source, on_error, max_errors)
+        super().__init__(source, on_error, max_errors, threads)
         self.only = None if only is None else frozenset(read_names("only", only))
         self.specs, self.partial = specs, bool(partial)
         self.must_decode, self.allow_pickle = bool(must_decode), bool(allow_pickle)
@@ -137,19 +150,22 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
 
     def run(self) -> Iterator[dict[str, Any]]:
         assert self.source is not None
-        decode = self.decoder()
-        for sample in self.source.items:
-            decoded = decode(sample)
-            if decoded is not None:
+        for decoded in self.results(self.decoder(_Failed), self.source.items):
+            if type(decoded) is not _Failed:
                 yield decoded
+            else:
+                self._failed(*decoded)
 
-    def decoder(self) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
-        """Return the function that decodes a sample; it returns None for one that is skipped."""
+    def decoder(self, failed: Callable[[dict[str, Any], str, Exception], Any] | None = None) -> Callable[[Any], Any]:
+        """Return the function that decodes a sample; for one with a field that cannot be decoded,
+        it returns what ``failed(sample, field, error)`` returns. By default, that raises the error.
+        """
+        failed = failed or self._failed
         decoder, only, partial = self._decoding().decoder, self.only, self.partial
         decoders: dict[str, Decoder | None] = {}
         known: Callable[[str, Any], Any] = decoders.get
 
-        def decode_sample(sample: dict[str, Any]) -> dict[str, Any] | None:
+        def decode_sample(sample: dict[str, Any]) -> Any:
             if not isinstance(sample, dict):
                 raise TypeError(
                     "decode_by_ext() takes samples as dicts, and its source gave "
@@ -172,8 +188,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
                             raise TypeError(_NOT_BYTES.format(type(data).__name__))
                 return decoded
             except Exception as error:
-                self._failed(sample, field, error)
-                return None
+                return failed(sample, field, error)
 
         return decode_sample
 
