@@ -9,19 +9,21 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.counts import Network
 from wds_pipes.io.open import Opener, is_remote
+from wds_pipes.io.range_runs import GAP, Part, Range, Run
 from wds_pipes.io.remote.batch import FEWEST, Batch, batches
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.remote.object import Reported
 from wds_pipes.io.remote.queue import RangeQueue
-from wds_pipes.io.runs import GAP, Run
 from wds_pipes.io.urls import at_home, local_path
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
+
+__all__ = ["Part", "Parts", "Range", "RangeReader"]
 
 _MOST_OPEN = 128  # local files
 _WILL_NEED = getattr(mmap, "MADV_WILLNEED", None)  # only some systems have it
@@ -29,22 +31,6 @@ _LARGE = 1 << 14  # bytes of a range of a local file that the kernel is told of
 _LONG = 64  # how many such ranges follow each other until the kernel reads ahead on its own
 _MOST_REPORTED = 4096  # remote files of which the versions are compared
 _AHEAD = 8  # requests for each connection: those that wait, those that run, and those that are not used yet
-
-
-class Range(NamedTuple):
-    """Bytes ``start`` to ``stop`` - 1 of a file. A remote one must have ``size`` bytes; None: any
-    number.
-    """
-
-    url: str
-    start: int
-    stop: int
-    size: int | None = None
-
-
-# Bytes of a file, and which byte of it the first one is. If the file ends before a requested range,
-# there are fewer.
-Part = tuple[bytes | mmap.mmap, int]
 
 
 class RangeReader:

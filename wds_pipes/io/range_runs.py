@@ -1,9 +1,10 @@
-"""Runs: consecutive ranges of a file, which one request reads."""
+"""Ranges of files, and runs of them, which one request reads."""
 
 from __future__ import annotations
 
+import mmap
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.remote.batch import Batch
@@ -13,9 +14,25 @@ from wds_pipes.io.remote.shard import RemoteShard
 from wds_pipes.io.urls import redact
 
 if TYPE_CHECKING:
-    from wds_pipes.io.ranges import Part, Parts, Range, RangeReader
+    from wds_pipes.io.ranges import Parts, RangeReader
 
 GAP = 1 << 16  # bytes between two ranges that are read with them, rather than with two requests
+
+
+class Range(NamedTuple):
+    """Bytes ``start`` to ``stop`` - 1 of a file. A remote one must have ``size`` bytes; None: any
+    number.
+    """
+
+    url: str
+    start: int
+    stop: int
+    size: int | None = None
+
+
+# Bytes of a file, and which byte of it the first one is. If the file ends before a requested range,
+# there are fewer.
+Part = tuple[bytes | mmap.mmap, int]
 
 
 class Run:
