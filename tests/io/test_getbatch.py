@@ -237,14 +237,27 @@ def test_a_changed_object_is_never_spliced(store, urls, shards):
         assert bytes(part[start - base : stop - base]) == (old if number < 5 else new)[start:stop]
 
 
+def test_the_size_of_a_shard_is_checked_first(store, urls, shards):
+    """A batch does not report it."""
+    data, size = content(shards[0]), len(content(shards[0]))
+    reader, places = RangeReader(None, 8), range(0, 2_000_000, 100_000)
+    for _ in range(2):
+        ranges = [Range(urls[0], start, start + 700, size) for start in places]
+        assert read(reader, ranges) == [data[start:stop] for _, start, stop, _ in ranges]
+    assert (len(store.ranges()), store.batches()) == (20, [20])
+    with pytest.raises(wp.ShardError, match=f"has {size} bytes, and {size - 1} were expected"):
+        read(RangeReader(None, 8), [Range(urls[0], start, start + 700, size - 1) for start in places])
+
+
 def test_a_range_that_is_given_up_does_not_hold_the_others_up(store, urls, shards):
     """While the batch is paused in the middle of it, for lack of room."""
     reader = RangeReader(None, 4, 1000)
     queue, opener, data = RangeQueue(reader.opener.client), reader.opener, content(shards[0])
     batch = Batch(queue)
-    reported = reader.reported(urls[0])
     streams = [
-        opener.open_range(urls[0], start, start + 60_000, queue, size=None, reported=reported, batch=batch)
+        opener.open_range(
+            urls[0], start, start + 60_000, queue, size=None, reported=reader.reported(urls[0]), batch=batch
+        )
         for start in range(0, 960_000, 60_000)
     ]
     batch.add_to_queue()

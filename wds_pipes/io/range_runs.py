@@ -66,6 +66,20 @@ class Run:
             self.stop = max(self.stop, wanted.stop)
         return fits
 
+    @property
+    def may_be_in_batch(self) -> bool:
+        """Whether one request may read it with others.
+
+        A batch does not report the size of a file: if it must have one, another response has to
+        report it first.
+        """
+        reader = self._reader
+        return (
+            self.start < self.stop
+            and reader.opener.takes_batches(self.url)
+            and (self._size is None or reader.reported(self.url).size is not None)
+        )
+
     def request(self, queue: RangeQueue, batch: Batch | None = None) -> None:
         """Request the bytes, together with the others of a batch."""
         start = self.ranges[0].start

@@ -38,7 +38,7 @@ class RangeReader:
 
     All ranges of a remote file are of one version of it: if the store reports another size or ETag
     for a later range, that is an error. ``forget`` ends this; it also ends when very many other
-    files were read.
+    files were read. Ranges that a batch brings (see ``Parts``) come without size and ETag.
 
     Args:
         storage_options: how to reach the storage, as fsspec takes it.
@@ -270,7 +270,7 @@ class Parts(Iterator[Part]):
             self._runs.append(run)
             self._bytes += run.stop - run.start
             if is_remote(run.url) and not self._reader.is_local(run.url):
-                if run.start < run.stop and self._reader.opener.takes_batches(run.url):
+                if run.may_be_in_batch:
                     self._held.append(run)
                 else:
                     run.request(self.queue)
