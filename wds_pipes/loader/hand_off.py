@@ -213,10 +213,14 @@ class _Pickler(pickle.Pickler):
         """Return how an object is pickled; NotImplemented: as its class or ``dispatch_table``
         says.
         """
+        # Storages are sent by value: between processes, torch would share them, and for that move
+        # them from where a buffer of this pickle may refer to.
+        if isinstance(value, torch.UntypedStorage) and not value.is_cuda:
+            return _storage, (torch.empty(0, dtype=torch.uint8).set_(value),)
+        if isinstance(value, torch.TypedStorage) and not value.is_cuda:
+            return value.__reduce_ex__(5)
         if not isinstance(value, torch.Tensor):
-            # by value: between processes, torch would share a storage, and for that move it
-            # from where a buffer of this pickle may refer to
-            return value.__reduce_ex__(5) if isinstance(value, _STORAGES) and not value.is_cuda else NotImplemented
+            return NotImplemented
         if value.requires_grad and not value.is_leaf:
             return reduce_tensor(value)  # type: ignore[no-untyped-call]  # raises
         if value.device.type != "cpu":
@@ -234,9 +238,6 @@ class _Pickler(pickle.Pickler):
             array = np.ascontiguousarray(array.transpose(order))
         kind = None if integer is None else value.dtype
         return _tensor, (array.shape, array.dtype, pickle.PickleBuffer(array.data), order, kind)
-
-
-_STORAGES = (torch.UntypedStorage, torch.TypedStorage)
 
 
 # ----------------------------------------------------------------------- the main process's side
@@ -311,3 +312,7 @@ def _tensor(shape: tuple[int, ...], dtype: Any, buffer: Any, order: list[int] | 
     if kind is not None:
         tensor = tensor.view(kind)
     return tensor if order is None else tensor.permute([order.index(axis) for axis in range(len(order))])
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
