@@ -6,7 +6,8 @@ in one run, alternating, medians.
 
 Both run the same pipeline, whose last step copies a batch that exists. ``collated`` is DataLoader
 alone over a list of tensors: its workers stack these into shared memory. The processor time of the
-main process is that of all of its threads; from it goes that of a DataLoader that hands over None.
+main process is that of all of its threads; from it goes that of a PipeLoader that hands over
+numbers.
 Prints the figures beside their bars; exits with 1 if one is missed.
 """
 
@@ -26,14 +27,15 @@ from torch.utils.data import DataLoader
 
 import wds_pipes as wp
 
-WORKERS, SLICES, SLICE = 2, 20, 15
+WORKERS, SLICES, SLICE = 2, 16, 10
 IMAGES = torch.randint(0, 255, (64, 3, 224, 224), dtype=torch.uint8)
 SMALL = {f"field {number}": torch.randn(64, 4) for number in range(114)}
 ENCODED = [os.urandom(107_000) for _ in range(64)]
 
 
 def nothing(batch):
-    """No batch."""
+    """A number instead of a batch."""
+    return 0
 
 
 def small(batch):
@@ -93,7 +95,7 @@ def main() -> None:
         urls = tiny(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(temporary), shards=2)
         for make, least in ((small, 1.3), (images, 1.2), (encoded, 1.0)):
             print(f"{make.__doc__} The load of the machine is {os.getloadavg()[0]:.1f}.")
-            sources = {"torch": torchs(urls, make), "ours": ours(urls, make), "none": torchs(urls, nothing)}
+            sources = {"torch": torchs(urls, make), "ours": ours(urls, make), "numbers": ours(urls, nothing)}
             if make is images:
                 sources["collated"] = collated()
             found = measure(sources)
@@ -107,8 +109,8 @@ def main() -> None:
                     ratios = [other / own for own, other in zip(found["ours"][0], found[name][0], strict=True)]
                     bar(f"ours against {name}", statistics.median(ratios), least, least=True)
             if make is images:
-                above = statistics.median(found["ours"][1]) - statistics.median(found["none"][1])
-                bar("ms of the main process above a DataLoader of None", above, 0.1)
+                above = statistics.median(found["ours"][1]) - statistics.median(found["numbers"][1])
+                bar("ms of the main process above a PipeLoader of numbers", above, 0.1)
     exit_if_missed()
 
 
