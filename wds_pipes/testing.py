@@ -250,8 +250,15 @@ class _Given(Stage[Any]):
         super().__init__(source)
         self.items = iter(copy.deepcopy(items))
 
+    @property
+    def opened(self) -> int:
+        return 0
+
     def mark(self) -> Any:
         return (), None
+
+    def close(self) -> None:
+        """Nothing is open: its source does not run."""
 
 
 _TRIED = 16  # items of a stage that are made again
@@ -293,6 +300,8 @@ def _run_over(step: Stage[Any], items: Sequence[Any]) -> list[Any]:
         return list(running.items)
     except Exception as error:
         return [error]
+    finally:
+        running.close()
 
 
 _LANES = ((0, 1), (0, 2), (1, 2))  # each as its number and the number of lanes

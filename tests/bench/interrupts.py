@@ -3,10 +3,10 @@ iterator says that it was interrupted.
 
     python tests/bench/interrupts.py [--trials 400] [--seed N]
 
-Each trial runs two epochs with 0 or 2 workers. A timer raises KeyboardInterrupt again and again.
-The loop continues with the same iterator, which must raise RuntimeError or return the next batch,
-or with the state and a new iterator. Exit code 1 if a batch was lost, came twice or was another
-one.
+Each trial runs two epochs with 0 or 2 workers, with or without threads in them. A timer raises
+KeyboardInterrupt again and again. The loop continues with the same iterator, which must raise
+RuntimeError or return the next batch, or with the state and a new iterator. Exit code 1 if a batch
+was lost, came twice or was another one.
 """
 
 import argparse
@@ -24,8 +24,9 @@ def keys_of(samples):
     return [sample["__key__"] for sample in samples]
 
 
-def make(urls, workers, cut=None):
+def make(urls, workers, cut=None, threads=None):
     pipe = wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().shuffle_buffer(3)
+    pipe = pipe.map_samples(dict, threads=threads)
     loader = wp.PipeLoader(
         pipe,
         batch_size=2,
@@ -61,7 +62,7 @@ def trial(urls, expected, workers, rng):
         AssertionError: a batch was lost, came twice or was another one.
     """
     cut, longest = rng.choice([None, 3]), rng.choice([0.0005, 0.005, 0.05] if workers else [0.0003, 0.002])
-    loader, given, interrupts = make(urls, workers, cut), [], 0
+    loader, given, interrupts = make(urls, workers, cut, rng.choice([None, 2])), [], 0
     items = iter(loader)
     before = signal.signal(signal.SIGALRM, interrupt)
     try:

@@ -112,7 +112,7 @@ def test_all_frames_are_shown_on_request(monkeypatch):
             samples().map_samples(broken), num_workers=workers, multiprocessing_context="fork" if workers else None
         )  # a server of forks may have started with another environment
         names = frames(shown(error_of(loader)))
-        assert names[-5:] == ["wds_pipes.run", *JSON]
+        assert names[-5:] == ["wds_pipes.attempt", *JSON]
         assert len(names) > 8
 
 

@@ -48,7 +48,7 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     # local shards are not cached
     "CacheShards": ((os.path.join(tempfile.gettempdir(), "never-made"),), {"max_bytes": "1GB"}),
     "ShuffleBuffer": ((3,), {}),
-    "MapSamples": ((draw,), {}),
+    "MapSamples": ((draw,), {"threads": 2}),
     "FilterSamples": ((wanted,), {}),
     "InterleaveShards": ((2,), {}),
     "BatchSamples": ((2,), {"collate": "list"}),
@@ -60,7 +60,7 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "Repeat": ((2,), {}),
     "SliceSamples": ((1, 9, 2), {}),
     "TakeSamples": ((7,), {}),
-    "DecodeByExt": ((), {}),
+    "DecodeByExt": ((), {"threads": 2}),
     "UnbatchSamples": ((), {}),
     "SampleList": ((), {"block_samples": 2}),
     "FetchSamples": ((), {"connections": 3}),

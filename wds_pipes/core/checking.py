@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any
 
 from wds_pipes.core.lane import Lane
+from wds_pipes.core.running import Mark, frozen
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.words import plural
 
@@ -26,6 +27,7 @@ _MEND = (
     f"source, and read the items again. {SEE}"
 )
 _LEAST_TEXT = 8  # characters: a shorter text in a position may equal one in a sample by chance
+_MARKS = 1 << 12  # the positions that are kept
 _GROWTH = 40  # characters by which a field may grow in any epoch
 _ENDLESS = 1000  # items of a chain without end that are checked
 _END = object()
@@ -56,7 +58,7 @@ def _check(recipe: Stage[Any], count: int) -> None:
     steps = [step for step, _ in zip(running.chain, range(count), strict=False)]
     taps = []
     for step in steps:
-        step.items = tap = _Tap(step.items)
+        step.items = tap = _Tap(step)
         taps.append(tap)
     sizes: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     try:
@@ -82,7 +84,7 @@ def _check_mark(step: Stage[Any], given: _Tap | None, sizes: dict[tuple[str, str
             f"of its source (None if there is none); it returns {mark!r:.100}. {SEE}"
         )
     own, before = mark
-    if step.holds_nothing and step.source is not None and before != step.source.mark():
+    if step.holds_nothing and step.source is not None and before != _position(step, given):
         raise AssertionError(
             f"{name} has holds_nothing = True, and its mark() returns an earlier position of its source. "
             "Leave holds_nothing out: a stage that reads items again holds them."
@@ -122,12 +124,23 @@ def _check_count(step: Stage[Any], taken: _Tap, given: _Tap) -> None:
         )
 
 
-class _Tap(Iterator[Any]):
-    """The items of a running stage, counted; the last ones are kept."""
+def _position(step: Stage[Any], given: _Tap | None) -> Mark:
+    """Return the position of the source of a stage after all items that the stage has yielded, and
+    before those that it holds for its threads.
+    """
+    assert step.source is not None
+    return step.source.mark() if given is None or not step.held_items else given.marks[-1 - step.held_items]
 
-    def __init__(self, items: Iterator[Any]) -> None:
-        self._items, self.count, self.ended = items, 0, False
+
+class _Tap(Iterator[Any]):
+    """The items of a running stage, counted; the last ones are kept, and the positions after
+    them.
+    """
+
+    def __init__(self, step: Stage[Any]) -> None:
+        self._step, self._items, self.count, self.ended = step, step.items, 0, False
         self._last: deque[Any] = deque(maxlen=3)
+        self.marks: deque[Mark] = deque(maxlen=_MARKS)
 
     def __next__(self) -> Any:
         try:
@@ -137,6 +150,7 @@ class _Tap(Iterator[Any]):
             raise
         self.count += 1
         self._last.append(item)
+        self.marks.append(frozen(self._step.mark()))
         return item
 
     def close(self) -> None:

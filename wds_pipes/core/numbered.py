@@ -77,11 +77,13 @@ class NumberedItems(Numbered[Any]):
         return self._before.opened(number)
 
     def read(self, numbers: Iterable[int]) -> Iterator[Any]:
-        step, source = running_copy(self._step), running_copy(self._step.source)  # type: ignore[type-var]
-        assert source is not None
-        step.at, source.at = step._at(None), source._at(None)
-        step.source, source.items = source, self._before.read(numbers)
-        return step.run()
+        step = running_copy(self._step)
+        step.at, step.source = step._at(None), _Given(self._before.read(numbers))  # type: ignore[assignment]
+        step.items = step.run()
+        try:
+            yield from step.items
+        finally:
+            step.close()
 
     @property
     def network(self) -> Network:
@@ -89,3 +91,20 @@ class NumberedItems(Numbered[Any]):
 
     def stall_clock(self) -> Callable[[], float]:
         return self._before.stall_clock()
+
+
+class _Given:
+    """What a running step uses of its source, for items without a position."""
+
+    chain: tuple[Stage[Any], ...] = ()
+    opened = 0
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self.items = items
+
+    def mark(self) -> Mark:
+        return (), None
+
+    def close(self) -> None:
+        """Stop reading the items."""
+        self.items.close()  # type: ignore[attr-defined]

@@ -22,6 +22,16 @@ class Ended(NamedTuple):
     before: Any
 
 
+def frozen(mark: Any) -> Any:
+    """Return a mark that was just taken as one that never changes: without the lists that the marks
+    of a stage may share.
+    """
+    if isinstance(mark, tuple):
+        parts = map(frozen, mark)
+        return type(mark)(*parts) if hasattr(mark, "_fields") else tuple(parts)
+    return mark.copy() if isinstance(mark, list) else mark
+
+
 _CONTAINERS = frozenset({list, dict, set, bytearray, deque, defaultdict, OrderedDict, Counter})
 
 

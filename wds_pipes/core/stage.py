@@ -112,6 +112,8 @@ class Stage(StageFacts, Generic[Out]):
             saved, such as after another size of ``batch_samples`` before this stage.
         holds_nothing: whether the stage, when it yields, has yielded or dropped for good all that
             it took: it remembers no item, and its ``mark`` returns the source's current position.
+            Items that it holds for its threads do not count (``held_items``), if ``mark`` and
+            ``opened`` return what those of the source returned before them.
             Then it may run over several sources in a row: after ``batch_samples``, PipeLoader fills
             batches across the segments of a lane. False where it could be True costs only this;
             True where it should be False loses or repeats samples when an epoch is repartitioned.

@@ -278,10 +278,12 @@ class Pass(Generic[Out]):
         """Make every further ``next()`` raise ``error``, unless the iterator has stopped
         already.
         """
-        self.close()
-        if self._error is None:
-            self._error, self._trace = error, error.__traceback__
-        self._running = None
+        try:
+            self.close()
+        finally:  # also if an interrupt comes while it waits for threads
+            if self._error is None:
+                self._error, self._trace = error, error.__traceback__
+            self._running = None
 
     def close(self) -> None:
         """Close everything that is open."""

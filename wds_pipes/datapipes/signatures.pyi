@@ -11,6 +11,7 @@ from typing import Any, Generic, overload
 from typing_extensions import TypeVar
 
 from wds_pipes.codecs.names import Decoder, Handler
+from wds_pipes.codecs.resizing import Fit, Size
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.datapipes.base import IterDataPipe
 from wds_pipes.datapipes.pipe import WdsPipe
@@ -45,11 +46,14 @@ class Methods(Generic[T_co]):
     def decode_by_ext(
         self,
         *specs: str | Mapping[str, Decoder] | Handler,
+        size: Size | None = None,
+        fit: Fit = "cover",
         only: Iterable[str] | None = None,
         partial: bool = False,
         must_decode: bool = False,
         allow_pickle: bool = False,
         max_image_pixels: int = 1 << 26,
+        threads: int | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> WdsPipe[dict[str, Any]]:
@@ -106,6 +110,7 @@ class Methods(Generic[T_co]):
         functions: Mapping[str, Callable[[Any], Any]] | Mapping[int, Callable[[Any], Any]],
         *,
         seed_all: bool = False,
+        threads: int | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> WdsPipe[Any]:
@@ -117,6 +122,7 @@ class Methods(Generic[T_co]):
         *,
         may_drop: bool = False,
         seed_all: bool = False,
+        threads: int | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> WdsPipe[Any]:

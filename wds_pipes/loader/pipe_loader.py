@@ -330,7 +330,7 @@ class PipeLoader:
            Each wait is measured; the rest of reading is measured on a part of the samples.
          - ``requests``, ``retries``, ``hedged`` (of requests that stalled), ``bytes_fetched``,
            ``stall_seconds``: the use of the network; the last is how long workers waited for bytes.
-         - ``held_samples``: samples in shuffle buffers.
+         - ``held_samples``: samples in shuffle buffers, and in flight in threads.
          - ``epoch``, ``filtered``, ``skipped``: the epoch (with ``"loop"``, of this rank's last
            lane, and samples of all epochs), and samples of it by what became of them.
          - ``lane_imbalance``: by how many batches the first lane is ahead of the last.

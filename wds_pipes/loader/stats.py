@@ -25,7 +25,7 @@ class Spent(NamedTuple):
         busy: seconds in which its worker made batches of the lane.
         reading: seconds of these that were spent up to and including ``group_by_key``.
         bytes_read: bytes of the decompressed tars.
-        held: samples in shuffle buffers.
+        held: samples in shuffle buffers, and in flight in threads.
         process: the id of its process.
         network: what that process has used of the network so far: see ``Stage.network``.
     """

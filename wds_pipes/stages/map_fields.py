@@ -26,6 +26,7 @@ class MapFields(MapSamples):
             on: ``{0: resize}``.
         seed_all: for functions that draw from global generators, as in ``map_samples``: they are
             seeded once for each sample, before the first function.
+        threads: call the functions in this many threads: see ``map_samples``.
         on_error: what to do if a sample lacks one of the fields, or a function raises: ``"raise"``,
             or ``"skip"`` the sample and count it. A MemoryError is always raised: it is not the
             fault of the sample.
@@ -35,7 +36,8 @@ class MapFields(MapSamples):
         SampleError: during iteration, if a field is missing. The message lists the fields of the
             sample.
 
-    Checkpoint: the number of samples so far. A resume reads nothing again.
+    Checkpoint: the number of samples so far. A resume reads nothing again, with threads only the
+    samples that were in flight.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class MapFields(MapSamples):
         functions: Mapping[str, Callable[[Any], Any]] | Mapping[int, Callable[[Any], Any]],
         *,
         seed_all: bool = False,
+        threads: int | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> None:
@@ -53,7 +56,7 @@ class MapFields(MapSamples):
         if places and len(places) < len(functions):
             raise TypeError(f"map_fields() takes either fields of dicts or places of tuples, not {list(functions)}")
         fn = _OnPlaces(functions) if places else _OnFields(functions)
-        super().__init__(source, fn, seed_all=seed_all, on_error=on_error, max_errors=max_errors)
+        super().__init__(source, fn, seed_all=seed_all, threads=threads, on_error=on_error, max_errors=max_errors)
 
 
 class _OnFields:

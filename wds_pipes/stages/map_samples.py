@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 from wds_pipes.core.stage import Stage, functional_name
-from wds_pipes.core.tolerant import OnError, Tolerant
+from wds_pipes.core.tolerant import OnError
 from wds_pipes.errors import SampleError, WdsError
 from wds_pipes.io.secret import hide, words
 from wds_pipes.stages.collating import identity
 from wds_pipes.stages.draws import Draws, GlobalGenerators, takes_rng
+from wds_pipes.stages.threaded import Threaded
 
 _RNG = 3  # the salt of the generators
 
@@ -30,7 +32,14 @@ DROP = _Drop()
 _OF_CODE = (NameError, TypeError, AttributeError, ImportError, NotImplementedError)  # "skip" does not skip these
 
 
-class MapSamples(Tolerant[Any]):
+class _Failed(NamedTuple):
+    """What became of a sample for which the function did not return another one."""
+
+    sample: Any
+    why: Exception | _Drop | None  # what it raised; or that it returned DROP, or None
+
+
+class MapSamples(Threaded[Any]):
     """Apply a function to each sample (functional name: ``map_samples``).
 
     A function with a second parameter, ``fn(sample, rng)``, gets a ``numpy.random.Generator`` that
@@ -51,8 +60,10 @@ class MapSamples(Tolerant[Any]):
         seed_all: for functions that draw from global generators, such as torchvision's transforms:
             seed those of ``random``, numpy and torch (on the CPU) for each sample, by what also
             decides ``rng``, and restore them after it; of numpy's, the kept half of a pair of
-            ``np.random.randn`` is dropped. In worker processes they are not restored. Not in
-            threads, which share these generators.
+            ``np.random.randn`` is dropped. In worker processes they are not restored. Not with
+            ``threads``, or in a thread: threads share these generators.
+        threads: call ``fn`` in this many threads, on samples ahead of the one that is needed; None
+            or 0: in the thread that iterates. See below.
         on_error: what to do if ``fn`` raises or returns None: ``"raise"``, or ``"skip"`` the sample
             and count it. ``"skip"`` raises what is a mistake in the code and not in a sample:
             NameError, TypeError, AttributeError, ImportError, NotImplementedError. A dict such as
@@ -64,8 +75,21 @@ class MapSamples(Tolerant[Any]):
     Raises:
         SampleError: during iteration, if ``fn`` returned None. What ``fn`` raises is raised as it
             is, with a note that names the sample.
+        ValueError: when the stage is built, if ``seed_all`` and ``threads`` are both given.
 
-    Checkpoint: the number of samples so far. A resume reads nothing again.
+    Threads: with ``threads=n``, samples are yielded in their order, an error is raised when the
+    turn of its sample comes, and random numbers are the same. At most 16 * n samples are in flight:
+    taken from the source, and not yielded yet. They are also made while the caller does something
+    else between two samples. The threads belong to the process that iterates, and end with the
+    iteration; to end it waits for calls that run. Each lane of a ``PipeLoader``, and each open
+    shard before ``interleave_shards``, has threads of its own, so put the step after that one.
+    Threads help where ``fn`` releases Python's global lock, as Pillow, numpy, torch and reading do,
+    or under free-threaded Python. ``fn`` must not change what its calls share. torch divides large
+    operations over threads of its own, in each of these threads: outside of worker processes, call
+    ``torch.set_num_threads(1)`` if ``fn`` uses torch and the training does not need them.
+
+    Checkpoint: the number of samples so far. A resume reads nothing again, with threads only the
+    samples that were in flight. States with and without threads are the same.
     """
 
     @dataclass(slots=True)
@@ -84,12 +108,18 @@ class MapSamples(Tolerant[Any]):
         *,
         may_drop: bool = False,
         seed_all: bool = False,
+        threads: int | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> None:
-        super().__init__(source, on_error, max_errors)
+        super().__init__(source, on_error, max_errors, threads)
         if not callable(fn):
             raise TypeError(f"map_samples() needs a function, not {fn!r}")
+        if seed_all and self.threads:
+            raise ValueError(
+                f"seed_all=True seeds the generators of the process, which all threads share: with threads={threads} "
+                "let the function draw from rng, as fn(sample, rng)"
+            )
         self.fn, self.seed_all = fn, bool(seed_all)
         self.keeps_count = not may_drop  # type: ignore[misc]
         self.takes_rng = takes_rng(fn, functional_name(type(self)))
@@ -97,55 +127,64 @@ class MapSamples(Tolerant[Any]):
 
     def run(self) -> Iterator[Any]:
         assert self.source is not None
-        at, fn, takes_rng, step = self.at, self.fn, self.takes_rng, functional_name(type(self))
-        if self.counts_items:
-            draws = Draws(self, MapSamples, _RNG)
-        if self.seed_all:
-            fn = _seeded(fn, draws, at)
-        for sample in self.source.items:
+        at, attempt = self.at, self._attempt()
+        for result in self.results(attempt, zip(self.source.items, count(at.number + 1), strict=False)):
             at.number += 1
-            try:
-                result = fn(sample, draws.rng(sample, at.number)) if takes_rng else fn(sample)
-            except Exception as error:
-                if not self.skips(error):
-                    error.add_note(f"raised by the function of {step}() on {_name(sample, at.number)}")
-                    if self.on_error == "skip" and isinstance(error, _OF_CODE):
-                        kind = type(error).__name__
-                        error.add_note(
-                            f"on_error='skip' does not skip a {kind}, which is most often a mistake in the code: if "
-                            f"it is one of the data, pass on_error={{Exception: 'skip'}}."
-                        )
-                    raise
-                self.count_skip(_wrapped(step, sample, at.number, error))
-                continue
-            if result is DROP:
-                if self.keeps_count:
-                    raise _dropped(sample, at.number)
+            if type(result) is not _Failed:
+                yield result
+            elif isinstance(result.why, Exception):
+                self._raised(result.sample, result.why)
+            elif result.why is None:
+                self.skip(_nothing(result.sample, at.number))
+            elif self.keeps_count:
+                raise _dropped(result.sample, at.number)
+            else:
                 at.filtered += 1
-                continue
-            if result is None:
-                self.skip(_nothing(sample, at.number))
-                continue
-            yield result
+
+    def _attempt(self) -> Callable[[tuple[Any, int]], Any]:
+        """Return a function that calls that of the step, on a sample and its number in the lane."""
+        fn, takes_rng = self.fn, self.takes_rng
+        draws = Draws(self, MapSamples, _RNG) if self.counts_items else None
+        generators = GlobalGenerators() if self.seed_all else None
+
+        def attempt(item: tuple[Any, int]) -> Any:
+            sample, number = item
+            try:
+                if draws is None:
+                    result = fn(sample)
+                else:
+                    if generators is not None:
+                        generators.seed(draws.key(sample, number))
+                    try:
+                        result = fn(sample, draws.rng(sample, number)) if takes_rng else fn(sample)
+                    finally:
+                        if generators is not None:
+                            generators.restore()
+            except Exception as error:
+                return _Failed(sample, error)
+            return _Failed(sample, result) if result is None or result is DROP else result
+
+        return attempt
+
+    def _raised(self, sample: Any, error: Exception) -> None:
+        """Raise what the function raised on a sample, or count the sample as skipped."""
+        number, step = self.at.number, functional_name(type(self))
+        if self.skips(error):
+            self.count_skip(_wrapped(step, sample, number, error))
+            return
+        error.add_note(f"raised by the function of {step}() on {_name(sample, number)}")
+        if self.on_error == "skip" and isinstance(error, _OF_CODE):
+            kind = type(error).__name__
+            error.add_note(
+                f"on_error='skip' does not skip a {kind}, which is most often a mistake in the code: if "
+                f"it is one of the data, pass on_error={{Exception: 'skip'}}."
+            )
+        raise error
 
     def skips(self, error: Exception) -> bool:
         if isinstance(error, MemoryError) or (self.on_error == "skip" and isinstance(error, _OF_CODE)):
             return False
         return super().skips(error)
-
-
-def _seeded(fn: Callable[..., Any], draws: Draws, at: Any) -> Callable[..., Any]:
-    """Return a function that calls ``fn`` with global generators that are seeded for the sample."""
-    generators = GlobalGenerators()
-
-    def call(sample: Any, *rng: Any) -> Any:
-        generators.seed(draws.key(sample, at.number))
-        try:
-            return fn(sample, *rng)
-        finally:
-            generators.restore()
-
-    return call
 
 
 def _name(sample: Any, number: int) -> str:
