@@ -9,7 +9,6 @@ import traceback
 import weakref
 from collections.abc import Callable
 from functools import partial
-from multiprocessing import queues
 from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
@@ -21,6 +20,7 @@ from wds_pipes.core.tracebacks import in_words, shorten
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, WorkerError
 from wds_pipes.io.secret import hide
+from wds_pipes.loader.hand_off import Outbox
 from wds_pipes.loader.lengths import batching
 from wds_pipes.loader.parent import begin_worker, worker_info
 from wds_pipes.loader.protocol import Begin, Command, LaneState, Result, pack
@@ -29,17 +29,42 @@ from wds_pipes.loader.stats import Meter
 
 
 class LaneHost(Dataset[Result]):
-    """The lanes that a worker process hosts, as a map-style dataset whose indices are commands."""
+    """The lanes that a worker process hosts, as a map-style dataset whose indices are commands.
+
+    Attributes:
+        inbox: the number of the main process's inbox for batches; None: the lanes run in the main
+            process.
+    """
 
     def __init__(self, stage: Stage[Any]) -> None:
         self._stage = stage
+        self.inbox: int | None = None
+        self._outbox: Outbox | None = None
         self._run = -1
         self._lanes: dict[int, _Running] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_stage": self._stage, "_run": -1, "_lanes": {}}
+        return {"_stage": self._stage, "inbox": self.inbox, "_outbox": None, "_run": -1, "_lanes": {}}
 
     def __getitem__(self, command: Command) -> Result:
+        result = self._next(command)
+        worker = worker_info()
+        if self.inbox is None or worker is None or result[2] is None or result[4]:
+            return result
+        if self._outbox is None:
+            self._outbox = Outbox(self.inbox, worker.id)
+        run, lane, batch, state, ended, _, spent = result
+        try:
+            return run, lane, self._outbox.pack(batch), state, ended, None, spent
+        except Exception as error:
+            unsent = WorkerError(
+                f"a batch of lane {lane} cannot be sent to the main process ({type(error).__name__}: "
+                f"{hide(str(error))}). Make the last step return what "
+                "can be pickled, or use num_workers=0. state_dict() is still good."
+            )
+            return run, lane, None, None, False, unsent, None
+
+    def _next(self, command: Command) -> Result:
         run, lane, begins = command
         if run != self._run:
             self.close()
@@ -199,27 +224,5 @@ def _arrived(error: Exception, notes: list[str]) -> Exception:
 def start_worker(worker: int, on_start: Callable[[int], Any] | None = None) -> None:
     """Set up a worker process; the first function that it runs. Then call ``on_start``."""
     begin_worker(worker)
-    queues.Queue._on_queue_feeder_error = _not_sent  # type: ignore[attr-defined]
     if on_start is not None:
         on_start(worker)
-
-
-_log_not_sent = queues.Queue._on_queue_feeder_error  # type: ignore[attr-defined]
-
-
-def _not_sent(queue: queues.Queue[Any], error: Exception, item: Any) -> None:
-    """Send an error instead of a batch that cannot be pickled.
-
-    The queue by itself would drop the batch, and the main process would wait for ever.
-    """
-    try:
-        number, (run, lane, _, _, _, _, _) = item
-    except (TypeError, ValueError):  # an item of another queue
-        _log_not_sent(error, item)
-        return
-    unsent = WorkerError(
-        f"a batch of lane {lane} cannot be sent to the main process ({type(error).__name__}: "
-        f"{hide(str(error))}). Make the last step return what "
-        "can be pickled, or use num_workers=0. state_dict() is still good."
-    )
-    queue.put((number, (run, lane, None, None, False, unsent, None)))

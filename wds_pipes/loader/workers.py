@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from wds_pipes.core.stage import Stage
 from wds_pipes.errors import WorkerError
 from wds_pipes.loader.commands import Commands
+from wds_pipes.loader.hand_off import Inbox
 from wds_pipes.loader.interrupts import uninterrupted
 from wds_pipes.loader.parent import check_guarded, end_workers, kill_workers, make_terminate_kill, why_ended
 from wds_pipes.loader.protocol import Begin, Result
@@ -25,6 +26,7 @@ _NOT_PICKLED = (
     "with def, at the top of a module, not as lambda or in a notebook; "
     "or, on Linux, pass multiprocessing_context='fork'."
 )
+_KEPT = 4  # how many batches of each worker a caller may keep before batches are copied
 
 
 class Workers:
@@ -64,9 +66,10 @@ class Workers:
             **options,
         )
         self._results: Iterator[Result] | None = None  # also holds the processes
+        self._inbox: Inbox | None = None  # of these processes
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_results": None}
+        return {**self.__dict__, "_results": None, "_inbox": None}
 
     def start(self, run: int, begins: dict[int, Begin], seed: int) -> Iterator[Result]:
         """Begin a run over lanes.
@@ -87,6 +90,8 @@ class Workers:
             self._loader.generator.manual_seed(seed)
             if self.count:
                 check_guarded()
+                self._inbox = Inbox((self._loader.prefetch_factor or 0) + _KEPT)
+                self._host.inbox = self._inbox.number
             with uninterrupted():
                 self._results = self._start()
         return self._results
@@ -132,11 +137,12 @@ class Workers:
             # Code that waits for a batch, in another thread or interrupted by the signal handler
             # that runs this, must see that the workers are gone.
             results._workers_status = [True] * len(results._workers)
+            self._inbox = None
 
     def forget(self) -> None:
         """Drop the processes without ending them, in a forked child: they belong to its parent."""
         results: Any = self._results
-        self._results = None
+        self._results = self._inbox = None
         if hasattr(results, "_workers"):
             results._shutdown = True
             for worker in results._workers:

@@ -1,0 +1,569 @@
+"""Batches cross from workers in memory blocks: all objects arrive equal, blocks are used again, a
+batch that is kept never changes, and nothing is left in /dev/shm.
+"""
+
+import dataclasses
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections import OrderedDict, deque, namedtuple
+from itertools import islice
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from waiting import wait_for
+
+import wds_pipes as wp
+from wds_pipes.loader.hand_off import Inbox, Outbox
+from wds_pipes.testing import make_shards
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.ao.quantization:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*quint8:UserWarning"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),
+]
+needs_blocks = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no memfd_create")
+
+LARGE = 9_000  # float32 values that go into a block
+
+
+class Point(namedtuple("Point", "x y")):
+    __slots__ = ()
+
+
+@dataclasses.dataclass
+class Box:
+    inside: object
+
+
+class Labelled(torch.Tensor):
+    """A subclass of Tensor."""
+
+
+def equal(one, other):
+    """Whether two objects have the same type, form and values, bit by bit."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return (
+            (one.dtype, one.layout, one.requires_grad) == (other.dtype, other.layout, other.requires_grad)
+            and one.is_nested == other.is_nested
+            and (one.is_nested or one.shape == other.shape)
+            and pickle_of(one) == pickle_of(other)
+        )
+    if isinstance(one, np.ndarray):
+        if one.dtype.hasobject:
+            return one.shape == other.shape and one.tolist() == other.tolist()
+        flags = one.flags.writeable == other.flags.writeable
+        return flags and (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(equal(one[name], other[name]) for name in one)
+    if isinstance(one, (list, tuple, deque)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return equal(one.inside, other.inside) if isinstance(one, Box) else one == other
+
+
+def pickle_of(tensor):
+    """The values of a tensor of any kind."""
+    with torch.no_grad():
+        if tensor.is_nested:
+            return [pickle_of(part) for part in tensor.unbind()]
+        dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
+        plain = dense.as_subclass(torch.Tensor)
+        if plain.is_quantized:
+            return plain.int_repr().tolist(), plain.q_scale(), plain.q_zero_point()
+        plain = plain.detach().resolve_conj().resolve_neg().flatten().clone(memory_format=torch.contiguous_format)
+        return plain.view(torch.uint8).tolist() if plain.numel() else []
+
+
+def every_kind():
+    """Objects of all kinds; each tensor and array once small and once large."""
+    found = {}
+    for size in (6, LARGE * 2):
+        values = torch.arange(size)
+        floats = values.float()
+        array = np.arange(size)
+        frozen = np.arange(size)
+        frozen.flags.writeable = False
+        found[size] = {
+            **{
+                str(kind): values.to(kind)
+                for kind in (torch.bool, torch.uint8, torch.int16, torch.float16, torch.bfloat16, torch.complex64)
+            },
+            "float8": floats.to(torch.float8_e4m3fn),
+            "rows": floats.view(2, -1),
+            "channels last": floats.view(1, 3, 1, -1).to(memory_format=torch.channels_last),
+            "transposed": floats.view(2, -1).t(),
+            "strided": floats[::2],
+            "strided bfloat16": floats.to(torch.bfloat16)[::2],
+            "expanded": floats[:1].expand(3, size),
+            "offset": floats[3:],
+            "conjugate": torch.complex(floats, floats).conj(),
+            "negative": torch.complex(floats, floats).conj().imag,
+            "leaf": floats.clone().requires_grad_(),
+            "leaf bfloat16": floats.to(torch.bfloat16).requires_grad_(),
+            "parameter": torch.nn.Parameter(floats.clone()),
+            "subclass": floats.clone().as_subclass(Labelled),
+            "sparse": torch.eye(3).to_sparse(),
+            "csr": torch.eye(3).to_sparse_csr(),
+            "quantised": torch.quantize_per_tensor(floats, 0.5, 1, torch.quint8),
+            "nested": torch.nested.nested_tensor([floats, floats[:3]]),
+            "array": array,
+            "frozen": frozen,
+            "fortran": np.asfortranarray(array.reshape(2, -1)),
+            "array strided": array[::2],
+            "records": np.zeros(size, [("a", "f4"), ("b", "S3")]),
+            "times": array.astype("datetime64[s]"),
+            "big endian": array.astype(">i4"),
+            "text": np.array(["a"] * size),
+            "objects": np.array([{"a": 1}, None] * 3, dtype=object),
+            "bytes": bytes(size),
+            "bytearray": bytearray(size),
+            "str": "é" * size,
+        }
+    found["empty"] = [torch.zeros(0), torch.zeros(3, 0, 2), torch.tensor(5.0), np.zeros(0), np.zeros((2, 0)), b"", ""]
+    found["scalars"] = [np.float32(1.5), torch.float32, torch.Size([1, 2]), None, 2**70, {1, 2}, frozenset("ab"), 1j]
+    found["containers"] = [
+        Point(torch.zeros(LARGE), 1),
+        Box([np.zeros(LARGE), Box(torch.ones(3))]),
+        OrderedDict(b=torch.zeros(LARGE), a=1),
+        deque([torch.ones(LARGE)]),
+        ((), [[]], {}),
+    ]
+    return found
+
+
+def cross(batch, outbox=None, inbox=None):
+    """Return a batch as it arrives; within one process."""
+    inbox = Inbox(100) if inbox is None else inbox
+    outbox = Outbox(inbox.number, 0) if outbox is None else outbox
+    return pickle.loads(ForkingPickler.dumps(outbox.pack(batch)))
+
+
+def numbered(tmp_path, count=60):
+    """A pipe of batches of one sample each."""
+    [url] = make_shards(tmp_path, shards=1, samples=count, fields={"cls": lambda rng, number: str(number).encode()})
+    return wp.ShardList([url]).open_shards().load_tar().group_by_key().decode_by_ext().batch_samples(1, collate="list")
+
+
+def as_every_kind(batch):
+    return every_kind()
+
+
+def filled(batch):
+    """A large tensor, an array and a small tensor, all filled with the number of the batch."""
+    number = batch[0]["cls"]
+    return {
+        "tensor": torch.full((4, LARGE), float(number)),
+        "array": np.full(LARGE, number),
+        "label": torch.full((3,), number),
+        "bytes": bytes([number]) * LARGE * 4,
+        "number": number,
+    }
+
+
+_KEPT = torch.zeros(LARGE)
+
+
+def same_tensor(batch):
+    """Always the same tensor, with other values."""
+    return _KEPT.fill_(batch[0]["cls"])
+
+
+def sizes(batch):
+    """One large batch, then small ones."""
+    return torch.zeros(40 * LARGE if batch[0]["cls"] == 0 else 2 * LARGE, dtype=torch.uint8)
+
+
+def is_filled(batch):
+    """Whether a batch has the values with which it was made."""
+    number = batch["number"]
+    return (
+        bool((batch["tensor"] == number).all())
+        and bool((batch["array"] == number).all())
+        and bool((batch["label"] == number).all())
+        and batch["bytes"] == bytes([number]) * LARGE * 4
+    )
+
+
+def blocks(process="self"):
+    """The sizes of the memory blocks that a process has mapped, by their numbers."""
+    found = {}
+    for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+        if "/memfd:wds_pipes" in line:
+            first, last = line.split()[0].split("-")
+            found[line.split()[4]] = int(last, 16) - int(first, 16)
+    return found
+
+
+# Every kind of object
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_every_kind_of_object_arrives_equal(method, tmp_path):
+    loader = wp.PipeLoader(
+        numbered(tmp_path, 3).map_samples(as_every_kind), num_workers=1, multiprocessing_context=method
+    )
+    expected = every_kind()
+    for batch in loader:
+        wrong = [
+            (size, name)
+            for size, kinds in expected.items()
+            if isinstance(kinds, dict)
+            for name, value in kinds.items()
+            if not equal(batch[size][name], value)
+        ]
+        assert wrong == []
+        assert equal(batch["empty"], expected["empty"])
+        assert equal(batch["scalars"], expected["scalars"])
+        assert equal(batch["containers"], expected["containers"])
+    loader.close()
+
+
+SIZES = st.sampled_from([0, 1, 5, 4_000, 4_097, 20_000])
+LEAVES = st.one_of(
+    st.builds(lambda size, kind: torch.arange(size).to(kind), SIZES, st.sampled_from([torch.float32, torch.bfloat16])),
+    st.builds(lambda size, step: torch.arange(size * step)[::step], SIZES, st.integers(1, 3)),
+    st.builds(lambda size: torch.arange(size * 6).view(3, -1, 2).permute(2, 0, 1), SIZES.filter(bool)),
+    st.builds(lambda size, kind: np.arange(size).astype(kind), SIZES, st.sampled_from(["u1", "f4", ">i8", "c16"])),
+    st.builds(lambda size: bytes(Random(size).randbytes(size)), SIZES),
+    st.builds(lambda size: "ü" * size, SIZES),
+    st.integers(),
+    st.none(),
+)
+BATCHES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.text(max_size=3), inner, max_size=4),
+        st.builds(Point, inner, inner),
+        st.builds(Box, inner),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches=st.lists(BATCHES, min_size=1, max_size=6), most=st.integers(0, 3), keeps=st.booleans())
+def test_any_structure_arrives_equal_and_stays_equal(batches, most, keeps):
+    inbox = Inbox(most)
+    outbox = Outbox(inbox.number, 0)
+    kept = []
+    for batch in batches * 2:
+        arrived = cross(batch, outbox, inbox)
+        assert equal(arrived, batch)
+        kept = [*kept, (arrived, batch)] if keeps else []
+    assert all(equal(arrived, batch) for arrived, batch in kept)
+    assert len(inbox.blocks) <= most + 1
+
+
+def test_one_object_in_two_fields_stays_one_and_views_of_one_tensor_stay_equal():
+    one = torch.arange(LARGE)
+    arrived = cross({"a": one, "b": one, "rows": list(one.view(3, -1)), "half": one[::2]})
+    assert arrived["a"] is arrived["b"]
+    assert equal(arrived["rows"], list(one.view(3, -1)))
+    arrived["rows"][0].zero_()
+    assert equal(arrived["half"], one[::2])
+
+
+def test_a_tensor_keeps_its_strides_and_its_memory_format():
+    images = torch.rand(2, 3, 60, 60).to(memory_format=torch.channels_last)
+    arrived = cross(images)
+    assert arrived.is_contiguous(memory_format=torch.channels_last)
+    assert arrived.stride() == images.stride()
+
+
+def test_a_tensor_has_a_storage_of_its_own():
+    batch = {"a": torch.zeros(LARGE), "b": torch.zeros(4 * LARGE), "c": torch.zeros(3)}
+    for name, tensor in cross(batch).items():
+        assert tensor.untyped_storage().nbytes() == batch[name].nbytes
+        before = tensor._version
+        tensor.add_(1)
+        assert tensor._version == before + 1
+
+
+def test_what_autograd_has_computed_is_refused():
+    with pytest.raises(RuntimeError, match="non-leaf tensor"):
+        cross([torch.ones(3, requires_grad=True) * 2])
+
+
+def test_a_leaf_beside_its_data_arrives_whole():
+    leaf = torch.rand(LARGE, requires_grad=True)
+    data = leaf.detach()
+    arrived = cross([data, leaf, data[::2], leaf.untyped_storage(), data.numpy()])
+    assert equal(arrived[:3], [data, leaf, data[::2]])
+    assert bytes(arrived[3]) == bytes(leaf.untyped_storage())
+    assert equal(arrived[4], data.numpy())
+
+
+# Blocks are used again, and never too early
+
+
+@needs_blocks
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_blocks_are_used_again(method, tmp_path):
+    loader = wp.PipeLoader(
+        numbered(tmp_path).map_samples(filled), num_workers=1, prefetch_factor=2, multiprocessing_context=method
+    )
+    before, seen, count = set(blocks()), set(), 0  # earlier tests may have left some
+    for batch in loader:
+        assert is_filled(batch)
+        count += 1
+        if count % 5 == 0:
+            seen |= set(blocks()) - before
+        batch["tensor"].add_(1000)  # does not show in later batches
+        batch["array"] += 1000
+    assert count == 60
+    assert 1 <= len(seen) <= 2 + 3  # prefetched; the one ahead, that of the caller, and the one before
+    del batch
+    loader.close()
+    assert set(blocks()) <= before
+
+
+@needs_blocks
+def test_kept_batches_never_change_and_their_blocks_are_bounded(tmp_path):
+    before = set(blocks())
+    loader = wp.PipeLoader(numbered(tmp_path).map_samples(filled), num_workers=2, prefetch_factor=2)
+    batches = list(loader)
+    assert len(set(blocks()) - before) <= 2 * (2 + 4 + 2)
+    assert [batch["number"] for batch in batches] == list(range(60))
+    assert all(map(is_filled, batches))
+    loader.close()
+    assert all(map(is_filled, batches))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda batch: batch["tensor"][2, 5:900],
+        lambda batch: batch["tensor"].numpy()[1:3, ::7],
+        lambda batch: torch.from_numpy(batch["array"])[:50],
+        lambda batch: memoryview(batch["array"]),
+        lambda batch: torch.from_dlpack(batch["tensor"].view(torch.int32)).view(torch.float32),
+        lambda batch: torch.zeros(0).set_(batch["tensor"].untyped_storage()),
+        lambda batch: batch["label"],
+    ],
+    ids=["slice", "numpy", "from_numpy", "memoryview", "dlpack", "storage", "small"],
+)
+def test_a_kept_part_of_a_batch_never_changes(part, tmp_path):
+    loader = wp.PipeLoader(numbered(tmp_path, 30).map_samples(filled), num_workers=1)
+    chosen, kept = Random(1), []
+    for batch in loader:
+        kept.append((part(batch), bytes(np.asarray(part(batch)).tobytes())))
+        del batch
+        if len(kept) > 3:
+            del kept[chosen.randrange(4)]
+        for view, before in kept:
+            assert np.asarray(view).tobytes() == before
+    loader.close()
+    assert all(np.asarray(view).tobytes() == before for view, before in kept)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_reads_the_batch_that_its_parent_had(tmp_path):
+    loader = wp.PipeLoader(numbered(tmp_path).map_samples(filled), num_workers=1, multiprocessing_context="fork")
+    items = iter(loader)
+    batch = next(items)
+    start, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        os.read(start, 1)
+        os._exit(0 if (batch["array"] == batch["number"]).all() else 1)  # not by torch, whose threads are not forked
+    del batch
+    assert all(map(is_filled, islice(items, 40)))  # the worker fills many batches meanwhile
+    os.write(go, b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(list(items)) == 19
+    os.close(start)
+    os.close(go)
+    loader.close()
+
+
+def test_a_batch_is_a_snapshot_of_what_the_worker_changes_later(tmp_path):
+    loader = wp.PipeLoader(numbered(tmp_path, 20).map_samples(same_tensor), num_workers=1)
+    assert [float(batch.sum()) / LARGE for batch in list(loader)] == [float(number) for number in range(20)]
+    loader.close()
+
+
+@needs_blocks
+def test_blocks_that_are_too_large_are_closed(tmp_path):
+    before = set(blocks())
+    loader = wp.PipeLoader(numbered(tmp_path, 300).map_samples(sizes), num_workers=1)
+
+    def largest():
+        return max(size for number, size in blocks().items() if number not in before)
+
+    items = iter(loader)
+    next(items)
+    assert largest() > 40 * LARGE
+    for _ in items:
+        pass
+    assert largest() <= 8 * LARGE
+    loader.close()
+
+
+@needs_blocks
+def test_blocks_that_nobody_needs_any_more_are_closed():
+    inbox = Inbox(100)
+    outbox = Outbox(inbox.number, 0)
+    many = [cross(torch.zeros(LARGE), outbox, inbox) for _ in range(20)]
+    assert len(inbox.blocks) == 20
+    del many
+    for _ in range(200):
+        cross(torch.zeros(LARGE), outbox, inbox)
+    assert len(inbox.blocks) == 1
+
+
+# Without blocks
+
+
+def no_block(name):
+    raise OSError("memfd_create")
+
+
+@pytest.mark.parametrize("how", ["missing", "refused"])
+def test_without_memory_blocks_batches_arrive_as_in_torch(how, tmp_path, monkeypatch):
+    if how == "missing":
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    else:
+        monkeypatch.setattr(os, "memfd_create", no_block, raising=False)
+    before = set(blocks())
+    loader = wp.PipeLoader(numbered(tmp_path, 10).map_samples(filled), num_workers=1, multiprocessing_context="fork")
+    batches = list(loader)
+    assert set(blocks()) <= before
+    assert len(batches) == 10
+    assert all(map(is_filled, batches))
+    loader.close()
+
+
+# Nothing is left
+
+SCRIPT = """
+import os, signal, sys, time, warnings
+import psutil, torch
+import wds_pipes as wp
+
+warnings.filterwarnings("ignore")
+
+
+def make(batch):
+    return {"a": torch.zeros(4, 9000), "b": [torch.zeros(3), bytes(100000)]}
+
+
+def fail(batch):
+    raise ValueError("as wanted")
+
+
+def main(url, method, how):
+    pipe = wp.ShardList([url]).open_shards().load_tar().group_by_key().batch_samples(1, collate="list")
+    pipe = pipe.map_samples(make)
+    loader = wp.PipeLoader(pipe, num_workers=2, multiprocessing_context=method)
+    items = iter(loader)
+    kept = [next(items) for _ in range(5)]
+    workers = [child for child in psutil.Process().children() if "resource_tracker" not in " ".join(child.cmdline())]
+    shared = [
+        line
+        for process in (psutil.Process(), *workers)
+        for line in open(f"/proc/{process.pid}/maps").read().splitlines()
+        if "/dev/shm/" in line and "/dev/shm/sem." not in line
+    ]
+    print(*[os.getpid(), *(child.pid for child in workers)], flush=True)
+    print(len(shared), flush=True)
+    if how == "main":
+        time.sleep(600)
+    if how == "exception":
+        raise KeyError("as wanted")
+    if how == "worker":
+        workers[-1].kill()
+        try:
+            for batch in items:
+                pass
+        except wp.WorkerError:
+            print("WorkerError", flush=True)
+    assert all(float(batch["a"].sum()) == 0 for batch in kept)
+    loader.close()
+    print("closed", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="this system has no /dev/shm")
+@pytest.mark.parametrize(
+    ("how", "method"),
+    [
+        ("close", "fork"),
+        ("exception", "fork"),
+        ("worker", "fork"),
+        ("main", "fork"),
+        ("worker", "spawn"),
+        ("main", "spawn"),
+    ],
+)
+def test_nothing_is_left_in_dev_shm(how, method, tmp_path):
+    [url] = make_shards(tmp_path, shards=1, samples=2000)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(url), method, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    numbers = process.stdout.readline().split()
+    assert len(numbers) >= 3, process.communicate()
+    assert process.stdout.readline() == "0\n"  # not even while it runs
+    if how == "main":
+        process.send_signal(signal.SIGKILL)
+    rest, errors = process.communicate()
+    assert ("closed" in rest) == (how in ("close", "worker")), errors
+    assert ("WorkerError" in rest) == (how == "worker"), errors
+    wait_for(lambda: not any(psutil.pid_exists(int(number)) for number in numbers))
+    assert [name for name in os.listdir("/dev/shm") if any(number in name.split("_") for number in numbers)] == []
+
+
+def test_close_gives_back_all_descriptors(tmp_path):
+    def run():
+        loader = wp.PipeLoader(numbered(tmp_path, 10).map_samples(filled), num_workers=2)
+        for batch in loader:
+            assert is_filled(batch)
+        loader.close()
+
+    run()
+    gc.collect()  # DataLoader's queues
+    before = psutil.Process().num_fds()
+    run()
+    gc.collect()
+    assert psutil.Process().num_fds() <= before
+
+
+# Pinned memory
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory needs a CUDA device, and there is none")
+@pytest.mark.parametrize("kept", [1, 60])
+def test_pinned_batches_are_equal(kept, tmp_path):
+    loader = wp.PipeLoader(numbered(tmp_path).map_samples(filled), num_workers=2, pin_memory=True)
+    batches = deque(maxlen=kept)
+    for batch in loader:
+        assert batch["tensor"].is_pinned()
+        assert batch["tensor"].to("cuda", non_blocking=True).mean().item() == batch["number"]
+        batches.append(batch)
+    assert all(map(is_filled, batches))
+    loader.close()

@@ -1,0 +1,318 @@
+"""Hands batches from workers to the main process through shared memory.
+
+Rules:
+1. A worker pickles a batch. It copies the large buffers of tensors and arrays, and the pickle
+   itself if that is large, into one memory block. Only a small message goes through the queue.
+2. A block has no name in any file system, so the system frees it when the last process that uses it
+   ends, however it ends. Its descriptor crosses once, with the first batch in it.
+3. In the main process, tensors and arrays are views of the block. When the last of them is gone,
+   the main process marks the block as free, and the worker uses it again.
+4. A caller may keep batches. From a number of blocks on, further batches are copied out of theirs,
+   so the blocks of a worker are bounded, and a kept field does not keep the rest of its batch.
+5. Blocks that are in use when this process forks are never used again: the child may read them.
+6. Small buffers stay in the pickle, and so have memory of their own.
+7. What is neither a plain tensor nor an array is pickled by value, as for a file.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import mmap
+import os
+import pickle
+import weakref
+from multiprocessing.reduction import DupFd, ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+from torch.multiprocessing.reductions import reduce_tensor
+
+_SMALL = 16 << 10  # bytes; a buffer, or a pickle, up to this size goes through the queue
+_ALIGNED = 64  # bytes; also the size of the head of a block, whose first byte is its mark
+_SLACK = 1.25  # a block is by this factor larger than the batch for which it is made
+_TOO_LARGE = 4  # times the size of recent batches: such a block is closed
+_IDLE = 64  # a block that was not needed for so many batches is closed
+_FREE, _IN_USE, _SPENT = 0, 1, 2  # the marks
+
+# Tensors of these dtypes are sent as integers of the same size, since numpy has no such dtype.
+_AS_INTEGERS = {
+    getattr(torch, name): integer
+    for integer, names in {
+        torch.int16: ["bfloat16"],
+        torch.uint8: ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"],
+    }.items()
+    for name in names
+    if hasattr(torch, name)
+}
+
+
+# Where a buffer is in a block, in bytes: its beginning and its end; and whether it is read-only.
+_Span = tuple[int, int, bool]
+
+# What goes through the queue for a batch in a block: the numbers of the inbox, of the worker and of
+# the block; with the block's first batch, what gives its descriptor; the numbers of blocks that the
+# worker has closed; where the buffers are; and the pickle (None: it is the last of the buffers).
+# Plain tuples, because to unpickle a class costs more than they do.
+_Sent = tuple[int, int, int, Any, list[int], list[_Span], bytes | None]
+
+
+# ----------------------------------------------------------------------------- the worker's side
+
+
+class Outbox:
+    """Packs the batches of a worker.
+
+    Args:
+        inbox: the number of the inbox in the main process.
+        worker: the number of the worker.
+    """
+
+    def __init__(self, inbox: int, worker: int) -> None:
+        self._inbox, self._worker = inbox, worker
+        self._blocks: list[_Block] = []
+        self._numbers = itertools.count()
+        self._packed = 0  # batches in blocks
+        self._recent = 0.0  # bytes of the largest recent batch
+
+    def pack(self, batch: Any) -> Parcel:
+        """Return a batch in a form that can be sent.
+
+        It is a snapshot: the worker may then change the batch.
+
+        Raises:
+            Exception: what pickling raises.
+        """
+        if not hasattr(os, "memfd_create"):
+            return Parcel(pickle.loads, (bytes(ForkingPickler.dumps(batch)),))
+        chunks = _Chunks()
+        buffers: list[memoryview] = []
+
+        def stays(buffer: pickle.PickleBuffer) -> bool:
+            """Whether a buffer stays in the pickle."""
+            raw = buffer.raw()
+            if raw.nbytes <= _SMALL:
+                return True
+            buffers.append(raw)
+            return False
+
+        _Pickler(chunks, protocol=5, buffer_callback=stays).dump(batch)
+        length = sum(map(len, chunks.parts))
+        if not buffers and length <= _SMALL:
+            return Parcel(pickle.loads, (b"".join(chunks.parts),))
+        spans: list[_Span] = []
+        end = _ALIGNED
+        for buffer in buffers:
+            spans.append((end, end + buffer.nbytes, buffer.readonly))
+            end = -(-(end + buffer.nbytes) // _ALIGNED) * _ALIGNED
+        header = b"".join(chunks.parts) if length <= _SMALL else None
+        if header is None:
+            spans.append((end, end + length, True))
+            end += length
+        try:
+            block, gone = self._block(end)
+        except OSError:  # no memory or no descriptor is left, or the system has no such blocks
+            return Parcel(pickle.loads, (bytes(ForkingPickler.dumps(batch)),))
+        for (start, stop, _), buffer in zip(spans, buffers, strict=False):
+            block.memory[start:stop] = buffer
+        if header is None:
+            place = end - length
+            for part in chunks.parts:
+                block.memory[place : place + len(part)] = part
+                place += len(part)
+        block.memory[0] = _IN_USE
+        sent: _Sent = (self._inbox, self._worker, block.number, block.ticket(), gone, spans, header)
+        return Parcel(_open, (sent,))
+
+    def _block(self, size: int) -> tuple[_Block, list[int]]:
+        """Return a free block of at least this size, and the numbers of those that are closed."""
+        self._packed += 1
+        self._recent = max(size, 0.98 * self._recent)
+        found: _Block | None = None
+        kept, gone = [], []
+        spare: list[_Block] = []  # free and too small
+        for block in self._blocks:
+            mark = block.memory[0]
+            if mark == _SPENT or (
+                mark == _FREE and (len(block) > _TOO_LARGE * self._recent or self._packed - block.used > _IDLE)
+            ):
+                gone.append(block.number)
+                continue
+            kept.append(block)
+            if mark == _FREE and len(block) < size:
+                spare.append(block)
+            elif mark == _FREE and found is None:
+                found = block
+        self._blocks = kept
+        if found is None:
+            if spare:
+                gone.append(spare[0].number)
+                kept.remove(spare[0])
+            found = _Block(next(self._numbers), int(_SLACK * size))
+            kept.append(found)
+        found.used = self._packed
+        return found, gone
+
+
+class _Block:
+    """A memory block of a worker."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number, self.used = number, 0
+        self._descriptor: int | None = os.memfd_create("wds_pipes")
+        try:
+            os.ftruncate(self._descriptor, size)
+            self.memory = memoryview(mmap.mmap(self._descriptor, size))
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+    def ticket(self) -> Any:
+        """Return, once, what gives the main process the descriptor; then None."""
+        if self._descriptor is None:
+            return None
+        descriptor, self._descriptor = self._descriptor, None
+        try:
+            return DupFd(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class Parcel:
+    """A batch on its way. It is unpickled as the batch."""
+
+    def __init__(self, function: Any, arguments: tuple[Any, ...]) -> None:
+        self._call = function, arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._call
+
+
+class _Chunks:
+    """Collects what a pickler writes, without a copy of large parts."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes | bytearray] = []
+
+    def write(self, part: Any) -> int:
+        self.parts.append(part if isinstance(part, (bytes, bytearray)) else bytes(part))
+        return len(part)
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors by their buffers, and other objects as between processes."""
+
+    # what modules and users have registered for sending between processes
+    dispatch_table = ForkingPickler(io.BytesIO()).dispatch_table
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how an object is pickled; NotImplemented: as its class or ``dispatch_table``
+        says.
+        """
+        # Storages are sent by value: between processes, torch would share them, and for that move
+        # them from where a buffer of this pickle may refer to.
+        if isinstance(value, torch.UntypedStorage) and not value.is_cuda:
+            return _storage, (torch.empty(0, dtype=torch.uint8).set_(value),)
+        if isinstance(value, torch.TypedStorage) and not value.is_cuda:
+            return value.__reduce_ex__(5)
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
+        if value.requires_grad and not value.is_leaf:
+            return reduce_tensor(value)  # type: ignore[no-untyped-call]  # raises
+        if value.device.type != "cpu":
+            return NotImplemented
+        if type(value) is not torch.Tensor or value.requires_grad or value.layout is not torch.strided:
+            return value.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+        integer = _AS_INTEGERS.get(value.dtype)
+        try:
+            array = (value if integer is None else value.view(integer)).numpy()
+        except (RuntimeError, TypeError):  # quantised, conjugated, nested and other rare kinds
+            return value.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+        order = None
+        if not array.flags.c_contiguous:
+            order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+            array = np.ascontiguousarray(array.transpose(order))
+        kind = None if integer is None else value.dtype
+        return _tensor, (array.shape, array.dtype, pickle.PickleBuffer(array.data), order, kind)
+
+
+# ----------------------------------------------------------------------- the main process's side
+
+
+class Inbox:
+    """What the main process has of the blocks of its workers.
+
+    Args:
+        most: from how many blocks of a worker on, batches are copied out of their blocks.
+    """
+
+    forks = 0  # how often this process has forked
+
+    def __init__(self, most: int) -> None:
+        self.number = next(_numbers)
+        self.most = most
+        self.blocks: dict[tuple[int, int], mmap.mmap] = {}  # by the numbers of the worker and the block
+        self.in_use: dict[int, set[int]] = {}  # of each worker
+        _inboxes[self.number] = self
+
+
+_numbers = itertools.count()
+_inboxes: weakref.WeakValueDictionary[int, Inbox] = weakref.WeakValueDictionary()
+
+
+def _count_fork() -> None:
+    Inbox.forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)
+
+
+def _open(sent: _Sent) -> Any:
+    """Return the batch of a parcel."""
+    number, worker, place, ticket, gone, spans, header = sent
+    inbox = _inboxes[number]
+    for old in gone:
+        inbox.blocks.pop((worker, old), None)
+    if ticket is not None:
+        descriptor = ticket.detach()
+        try:
+            inbox.blocks[worker, place] = mmap.mmap(descriptor, 0)
+        finally:
+            os.close(descriptor)
+    block, in_use = inbox.blocks[worker, place], inbox.in_use.setdefault(worker, set())
+    copied = len(in_use) >= inbox.most
+    in_use.add(place)
+    # All views of the batch refer to this array, and nothing else does.
+    array = np.frombuffer(block, np.uint8)
+    weakref.finalize(array, _give_back, block, in_use, place, Inbox.forks).atexit = False
+    memory = array.data
+    del array
+    buffers: list[Any] = []
+    for start, stop, readonly in spans:
+        view = memory[start:stop]
+        whole = bytearray(view) if copied else view
+        buffers.append(memoryview(whole).toreadonly() if readonly else whole)
+    return pickle.loads(buffers.pop() if header is None else header, buffers=buffers)
+
+
+def _give_back(block: mmap.mmap, in_use: set[int], place: int, forks: int) -> None:
+    """Let the worker use a block again; not if a child process may read it."""
+    in_use.discard(place)
+    block[0] = _FREE if forks == Inbox.forks else _SPENT
+
+
+def _tensor(shape: tuple[int, ...], dtype: Any, buffer: Any, order: list[int] | None, kind: Any) -> torch.Tensor:
+    """Return a tensor over a buffer; ``order`` and ``kind`` are None for most."""
+    tensor = torch.from_numpy(np.ndarray(shape, dtype, buffer))
+    if kind is not None:
+        tensor = tensor.view(kind)
+    return tensor if order is None else tensor.permute([order.index(axis) for axis in range(len(order))])
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
