@@ -24,6 +24,7 @@ if _TYPE_CHECKING:
     from wds_pipes import stages as stages
     from wds_pipes import tar as tar
     from wds_pipes import testing as testing
+    from wds_pipes.codecs.images import image_size
     from wds_pipes.core.flat_map import FlatMap
     from wds_pipes.core.stage import Stage
     from wds_pipes.datapipes import SampleList, ShardList, WdsPipe, load_state_dict, mix, register_stage, state_dict
@@ -75,6 +76,7 @@ __all__ = [
     "WorkerError",
     "as_dataset",
     "describe_state",
+    "image_size",
     "load_state_dict",
     "merge_states",
     "mix",
@@ -102,6 +104,7 @@ _NAMES = {
     "loader.merging": ("merge_states",),
     "loader.pipe_loader": ("PipeLoader",),
     "loader.sample_order": ("SampleOrder",),
+    "codecs.images": ("image_size",),
     "display.states": ("describe_state",),
     "core.flat_map": ("FlatMap",),
     "core.stage": ("Stage",),

@@ -22,9 +22,9 @@ import psutil
 import webdataset
 from bars import bar, exit_if_missed
 from data import images, tiny
-from walker import walk
 
 import wds_pipes as wp
+from wds_pipes.cli.peers.adapters.limits import walk
 
 
 def rate(source) -> float:

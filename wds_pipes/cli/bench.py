@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,7 +37,7 @@ class _Seen(NamedTuple):
 
 
 @click.command()
-@click.argument("urls", nargs=-1, required=True)
+@click.argument("urls", nargs=-1)
 @click.option(
     "--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="How long each measurement takes."
 )
@@ -49,12 +50,46 @@ class _Seen(NamedTuple):
     help="As readahead_bytes in open_shards.",
 )
 @click.option("--storage-options", default="{}", help="As in open_shards, in JSON: '{\"anon\": true}'.")
-def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib: int, storage_options: str) -> None:
+@click.option("--peers", is_flag=True, help="Compare this package with the other loaders that are installed.")
+@click.option("--quick", is_flag=True, help="With --peers: few samples, and only webdataset beside this package.")
+@click.option("--only", multiple=True, metavar="ROW", help="With --peers: measure this row; may be repeated.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False),
+    default="wds-pipes-peers",
+    show_default=True,
+    help="With --peers: where peers.json, peers.md and peers.png are written.",
+)
+def bench(
+    urls: tuple[str, ...],
+    seconds: float,
+    connections: int,
+    readahead_mib: int,
+    storage_options: str,
+    *,
+    peers: bool,
+    quick: bool,
+    only: tuple[str, ...],
+    out: str,
+) -> None:
     """Measure the speed of the link to a store and of a pipeline, and report what would help.
 
     URLS are the shards, with {000..011} or * in quotes. They are read repeatedly, so local shards
     mostly come from the memory of the machine.
+
+    With --peers no URLS are needed: shards are made in a temporary directory, and read by this
+    package, by the other loaders that are installed, and by the simplest code, which shows the
+    limits of the machine. It takes about a minute for each loader.
     """
+    if peers and urls:
+        raise click.UsageError("--peers makes its own shards: leave out URLS.")
+    if (quick or only) and not peers:
+        raise click.UsageError("--quick and --only are options of --peers.")
+    if peers:
+        _compare(quick, only, out)
+        return
+    if not urls:
+        raise click.UsageError("Missing argument 'URLS...'.")
     from wds_pipes.core.words import plural
     from wds_pipes.errors import WdsError
     from wds_pipes.io.expand import expand
@@ -88,6 +123,26 @@ def bench(urls: tuple[str, ...], seconds: float, connections: int, readahead_mib
             click.echo(f"-> {line}")
     except (WdsError, ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _compare(quick: bool, only: tuple[str, ...], out: str) -> None:
+    """Compare this package with other loaders, and write the results."""
+    from wds_pipes.cli.peers import report
+    from wds_pipes.cli.peers.data import Data
+    from wds_pipes.cli.peers.rows import ROWS
+    from wds_pipes.cli.peers.running import Plan, chosen, compare
+
+    names = [row.name for row in ROWS]
+    if unknown := [name for name in only if name not in names]:
+        raise click.UsageError(f"there is no row {unknown[0]!r}; there are: {'; '.join(names)}")
+    with tempfile.TemporaryDirectory() as work:
+        data, plan = (Data.quick(work), Plan.quick()) if quick else (Data(work), Plan())
+        found = compare(chosen(only, quick), data, work, plan, report=lambda line: click.echo(line, err=True))
+    written = report.write(found, out)
+    click.echo(report.table(found))
+    click.echo(f"written: {', '.join(written)}", err=True)
+    if not any(path.endswith(".png") for path in written):
+        click.echo("there is no chart, for which matplotlib is needed: pip install matplotlib", err=True)
 
 
 def _gains(pipe: Callable[..., _Seen], own: _Seen, connections: int, enough: int, shards: int) -> list[str]:

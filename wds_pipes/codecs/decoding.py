@@ -39,6 +39,7 @@ from wds_pipes.codecs.names import (
     Handler,
     NotAllowedError,
 )
+from wds_pipes.codecs.resizing import Resize
 from wds_pipes.core.importing import library
 from wds_pipes.io import compression
 
@@ -154,6 +155,7 @@ class Decoding:
         allow_pickle: bool,
         max_image_pixels: int,
         must_decode: bool = False,
+        resize: Resize | None = None,
     ) -> None:
         self._must_decode = must_decode
         self._own: dict[str, Decoder] = {}
@@ -188,7 +190,11 @@ class Decoding:
                 )
         self._parts = max((name.count(".") + 1 for name in self._own), default=0)
         if images is not None:
-            self._known.update({name: image_decoder(images, max_image_pixels, name) for name in IMAGE})
+            self._known.update({name: image_decoder(images, max_image_pixels, name, resize) for name in IMAGE})
+        elif resize is not None:
+            raise ValueError(
+                "size is that of decoded images: also name an image spec, as in decode_by_ext('rgb8', size=224)"
+            )
         self._images = images
         if allow_pickle:
             self._known.update(

@@ -1,0 +1,1 @@
+"""One class per row of the comparison: how a library does what is measured."""
