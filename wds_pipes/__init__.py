@@ -24,6 +24,9 @@ if _TYPE_CHECKING:
     from wds_pipes import stages as stages
     from wds_pipes import tar as tar
     from wds_pipes import testing as testing
+    from wds_pipes.codecs.audio import AudioReader, audio
+    from wds_pipes.codecs.codec import Codec, register_codec
+    from wds_pipes.codecs.video import VideoReader, video
     from wds_pipes.core.flat_map import FlatMap
     from wds_pipes.core.stage import Stage
     from wds_pipes.datapipes import SampleList, ShardList, WdsPipe, load_state_dict, mix, register_stage, state_dict
@@ -52,7 +55,9 @@ if _TYPE_CHECKING:
 
 __all__ = [
     "DROP",
+    "AudioReader",
     "CacheError",
+    "Codec",
     "DecodeError",
     "FlatMap",
     "IndexedShards",
@@ -70,17 +75,21 @@ __all__ = [
     "Stage",
     "StateError",
     "TarWriter",
+    "VideoReader",
     "WdsError",
     "WdsPipe",
     "WorkerError",
     "as_dataset",
+    "audio",
     "describe_state",
     "load_state_dict",
     "merge_states",
     "mix",
+    "register_codec",
     "register_stage",
     "split_by_key",
     "state_dict",
+    "video",
 ]
 
 # Where each public name is defined.
@@ -103,6 +112,9 @@ _NAMES = {
     "loader.pipe_loader": ("PipeLoader",),
     "loader.sample_order": ("SampleOrder",),
     "display.states": ("describe_state",),
+    "codecs.audio": ("AudioReader", "audio"),
+    "codecs.codec": ("Codec", "register_codec"),
+    "codecs.video": ("VideoReader", "video"),
     "core.flat_map": ("FlatMap",),
     "core.stage": ("Stage",),
     "stages.map_samples": ("DROP",),
