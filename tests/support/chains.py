@@ -62,6 +62,8 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "TakeSamples": ((7,), {}),
     "DecodeByExt": ((), {}),
     "UnbatchSamples": ((), {}),
+    # each character of an ASCII text is a small integer of MessagePack
+    "ExplodeRecords": (("msgpack",), {"field": "text;txt"}),
     "SampleList": ((), {"block_samples": 2}),
     "FetchSamples": ((), {"connections": 3}),
 }
