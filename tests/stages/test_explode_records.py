@@ -25,7 +25,7 @@ URL = "a.tar"
 def parquet_bytes(rows, **options):
     parquet = pytest.importorskip("pyarrow.parquet")
     file = io.BytesIO()
-    parquet.write_table(parquet.pa.Table.from_pylist(rows), file, **options)
+    parquet.write_table(pytest.importorskip("pyarrow").Table.from_pylist(rows), file, **options)
     return file.getvalue()
 
 
