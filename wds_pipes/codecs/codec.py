@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from wds_pipes.codecs.names import PACKED, Decoder, Encoder
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "wds_pipes.codecs"  # of the entry points of packages with codecs
 
@@ -175,6 +177,8 @@ def registered_codecs() -> dict[str, Codec]:
 @functools.cache
 def _plug_ins() -> dict[str, list[EntryPoint]]:
     """The entry points of installed packages, by extension. Nothing is imported."""
+    from importlib.metadata import entry_points  # takes longer to import than this whole module
+
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP):
         found.setdefault(point.name.lower(), []).append(point)

@@ -49,11 +49,12 @@ class TarWriter:
     integers (also as str), JSON, csv, YAML, npy, npz, tenbin, MessagePack, CBOR, safetensors, what
     torch.save writes of tensors and plain objects, and images from PIL, arrays or tensors, of uint8
     or of floats from 0 to 1. Audio is ``(samples, sample_rate)`` and video ``(frames,
-    frames_per_second)``. A str in a ``json``, ``jsonl``, ``csv`` or ``yaml`` field is written as it
-    is, since it is the text of that format; JSON that does not parse is refused. For a JSON string
-    pass ``json.dumps(text)``. A field such as ``txt.gz`` takes bytes that are compressed already,
-    or another value, which is encoded and then compressed. Fields are in lower case. Other names
-    that start with a double underscore are left out.
+    frames_per_second)``; an ogg or opus differs each time that it is encoded. A str in a ``json``,
+    ``jsonl``, ``csv`` or ``yaml`` field is written as it is, since it is the text of that format;
+    JSON that does not parse is refused. For a JSON string pass ``json.dumps(text)``. A field such
+    as ``txt.gz`` takes bytes that are compressed already, or another value, which is encoded and
+    then compressed. Fields are in lower case. Other names that start with a double underscore are
+    left out.
 
     The name of a file decides about compression: ``.tar.gz`` or ``.tgz``, ``.tar.bz2``,
     ``.tar.xz``, ``.tar.zst``. The bytes of a compressed shard also depend on the version of the
