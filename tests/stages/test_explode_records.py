@@ -137,6 +137,32 @@ def test_a_damaged_record_is_named_and_those_before_it_come(field, data, good):
     ) as caught:
         next(found)
     assert (caught.value.url, caught.value.key, caught.value.field) == (URL, "k", field)
+    assert str(caught.value).endswith(". Correct it, or pass on_error='skip'.")
+
+
+BAD = [
+    sample("a", jsonl=b"1\n2\n{\n4\n"),
+    sample("b", txt=b"x"),
+    sample("c", jsonl=b'5\n{"__key__": 6}\n'),
+    sample("d", jsonl=b"7\n"),
+]
+
+
+def test_the_rest_of_a_bad_field_is_skipped_and_counted():
+    """At any cut of the epoch, each once."""
+    wanted = explode(BAD, "jsonl", on_error="skip")
+    assert [record["jsonl"] for record in wanted] == [1, 2, 5, 7]
+    for cut in range(6):
+        stream = Stream(ExplodeRecords(Given(BAD), "jsonl", on_error="skip"))
+        items = iter(stream)
+        before = [item for _, item in zip(range(cut), items)]
+        resumed = Stream(ExplodeRecords(Given(BAD), "jsonl", on_error="skip"))
+        resumed.load_state_dict(through_json(stream.state_dict()))
+        assert before + (list(resumed) if cut < 5 else []) == wanted
+        counts = (resumed if cut < 5 else stream).counts()
+        assert (counts["delivered"], counts["skipped"]) == (4, 3)
+    with pytest.raises(wp.SampleError, match="'b'.*has no field"):
+        explode(BAD, "jsonl", on_error="skip", max_errors=1)
 
 
 @pytest.mark.parametrize("kind", ["msgpack", "cbor", "parquet"])
@@ -164,7 +190,7 @@ def test_a_parquet_that_repeats_a_large_value_is_refused(monkeypatch):
 def test_a_missing_package_says_what_to_install(kind, module, package, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(wp.DecodeError, match=f"pip install {package}"):
-        explode([sample("k", **{kind: b"x"})], kind)
+        explode([sample("k", **{kind: b"x"})], kind, on_error="skip")
 
 
 def test_wrong_arguments_are_refused_at_once():

@@ -56,7 +56,9 @@ class Methods(Generic[T_co]):
     ) -> WdsPipe[dict[str, Any]]:
         """Decode the fields of samples by their extensions."""
 
-    def explode_records(self, kind: str, *, field: str | None = None) -> WdsPipe[dict[str, Any]]:
+    def explode_records(
+        self, kind: str, *, field: str | None = None, on_error: OnError = "raise", max_errors: int | None = None
+    ) -> WdsPipe[dict[str, Any]]:
         """Make a sample of each record of a field that holds many."""
 
     def fetch_samples(

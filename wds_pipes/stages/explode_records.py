@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from wds_pipes.codecs.decoding import unpack
@@ -11,6 +12,7 @@ from wds_pipes.codecs.records import RECORDS
 from wds_pipes.core.flat_map import FlatMap
 from wds_pipes.core.options import check_choice
 from wds_pipes.core.stage import Stage
+from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import DecodeError, SampleError
 from wds_pipes.io.secret import hide, words
 from wds_pipes.stages.collating import identity
@@ -19,7 +21,7 @@ from wds_pipes.stages.fields import check_sample, first_of, missing, read_choice
 _BYTES = (bytes, bytearray, memoryview)
 
 
-class ExplodeRecords(FlatMap[dict[str, Any]]):
+class ExplodeRecords(FlatMap[dict[str, Any]], Tolerant[dict[str, Any]]):
     """Make a sample of each record of a field that holds many (functional name:
     ``explode_records``).
 
@@ -50,6 +52,10 @@ class ExplodeRecords(FlatMap[dict[str, Any]]):
         field: the name of the field, as in ``"text.jsonl"`` or ``"mp;msgpack.gz"``, of which the
             first that a sample has is exploded. By default, the field whose extension is that of
             the kind, which may be compressed (``jsonl.gz``).
+        on_error: what to do at a record that is bad, and at a sample without the field:
+            ``"raise"``, or ``"skip"``: leave out this record and all that come after it in the
+            field, and count that as one skipped sample. A missing package is always raised.
+        max_errors: with ``"skip"``, how often that may happen in an epoch; None: no limit.
 
     Raises:
         SampleError: during iteration: a sample lacks the field, or has several of this kind; the
@@ -59,20 +65,43 @@ class ExplodeRecords(FlatMap[dict[str, Any]]):
             records before it were yielded.
         TypeError, ValueError: when the stage is built: ``kind`` or ``field`` is wrong.
 
-    Checkpoint: how many records of the current sample were yielded. A resume reads this sample
+    Checkpoint: how many records of the current sample were yielded, and the number of skipped
+    samples. A resume reads this sample
     again, and decodes the records before this place again.
     """
 
+    @dataclass(slots=True)
+    class At:
+        taken: int = 0  # see FlatMap
+        skipped: int = 0
+
     order_options = ("kind", "field")
 
-    def __init__(self, source: Stage[Any], kind: str, *, field: str | None = None) -> None:
-        super().__init__(source)
+    def __init__(
+        self,
+        source: Stage[Any],
+        kind: str,
+        *,
+        field: str | None = None,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+    ) -> None:
+        Tolerant.__init__(self, source, on_error, max_errors)
         self.kind = check_choice("kind", kind, *RECORDS)
         self.field = field
         self._names = None if field is None else read_choices([field])[0]
 
     def expand(self, item: Any) -> Iterable[dict[str, Any]]:
         check_sample(item, "explode_records")
+        try:
+            yield from self._exploded(item)
+        except SampleError as error:
+            if isinstance(error.__cause__, ImportError):
+                raise
+            self.skip(error)  # nothing of this item comes after it, so a resume counts it only once
+
+    def _exploded(self, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The samples of a sample; SampleError at the first record that cannot be one."""
         field = self._field_of(item)
         data, key = item[field], item.get("__key__")
         if not isinstance(data, _BYTES) or isinstance(key, list):
@@ -101,10 +130,11 @@ class ExplodeRecords(FlatMap[dict[str, Any]]):
             if isinstance(error, MemoryError):
                 raise
             key, url = identity(sample)
+            mend = "Correct it, or pass on_error='skip'." if not self.may_skip else ""
             raise DecodeError(
                 f"record {number} of field {field!r} of sample {key!r} in shard {url} cannot be decoded: "
                 f"{type(error).__name__}: {hide(words(error))}".rstrip(".")
-                + ".",
+                + f". {mend}".rstrip(),
                 url=url,
                 key=key,
                 field=field,
