@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import random
 import tracemalloc
 
 import numpy as np
@@ -69,7 +70,7 @@ def test_audio_decodes_as_soundfile_does(name, sounds):
 
 
 @pytest.mark.parametrize("name", AUDIO)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.floats(0, 5.9), st.floats(0.01, 3))
 def test_a_clip_is_a_part_of_the_whole(name, sounds, start, duration):
     """To the sample, also of formats in which seeking is not exact."""
@@ -200,6 +201,29 @@ def test_frames_of_too_many_pixels_are_refused_before_they_take_memory(films, mo
     monkeypatch.setattr(video, "_MAX_PIXELS", 1000)
     for name in VIDEO:
         refused(name, films[name], "video", "it is damaged|has no frame")
+
+
+@pytest.mark.parametrize("name", AUDIO + VIDEO)
+def test_damaged_bytes_are_no_other_error(name, request):
+    """Any bytes give samples, frames or a ValueError: twenty files with some bytes changed."""
+    data = request.getfixturevalue("films" if name in VIDEO else "sounds")[name]
+    rng = random.Random(name)
+    decode = (wp.video if name in VIDEO else wp.audio)(max_bytes=50_000_000)
+    failed = 0
+    for _ in range(20):
+        damaged = bytearray(data)
+        for _ in range(rng.randrange(1, 8)):
+            damaged[rng.randrange(rng.choice([200, len(data)]))] = rng.randrange(256)
+        try:
+            decode(bytes(damaged))
+        except ValueError:
+            failed += 1
+    assert failed
+
+
+def test_video_of_an_unknown_codec_is_an_error(films):
+    assert films["mp4"].count(b"avc1") > 0
+    refused("mp4", films["mp4"].replace(b"avc1", b"xxx1"), "video", "FFmpeg has no decoder for its video|has no video")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ class AudioReader:
     """The audio of a field, which is decoded when it is read, with the package ``soundfile``.
 
     A decoder: ``decode_by_ext({"wav;flac;mp3": wp.AudioReader})``. It holds the bytes of the field,
-    can be pickled, and is for one thread at a time.
+    and can be pickled.
 
     Args:
         data: the bytes of a WAV, FLAC, Ogg (Vorbis, Opus) or MP3 file.

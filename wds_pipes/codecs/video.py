@@ -44,6 +44,8 @@ class VideoReader:
         self._data = bytes(data)
         self._container = _open(self._data)
         stream = self._container.streams.video[0]
+        if stream.codec_context is None:
+            raise ValueError("FFmpeg has no decoder for its video")
         stream.codec_context.options = {"max_pixels": str(_MAX_PIXELS)}
         stream.codec_context.thread_count = 1
         self.width: int = stream.codec_context.width
