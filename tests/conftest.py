@@ -4,16 +4,17 @@ import multiprocessing
 import os
 import tracemalloc  # noqa: F401 - pytest imports it when a finalizer fails; in a forked worker, in the middle of another import, Python 3.11 trips over that
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
-from pipelines import FIFTY
+from pipelines import FIFTY, samples
 from remote import tasks
 from servers import Missing, Servers
 from waiting import wait_for
 
+from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
 
@@ -47,6 +48,22 @@ def urls(tmp_path_factory) -> list[str]:
 def fifty(tmp_path_factory) -> list[str]:
     """Eight shards, one of them empty: 50 samples."""
     return make_shards(tmp_path_factory.mktemp("fifty"), shards=len(FIFTY), samples=FIFTY)
+
+
+@pytest.fixture(scope="session")
+def indexed(tmp_path_factory) -> list[str]:
+    """The same with txt, cls and json, and with indexes of offsets."""
+    urls = make_shards(
+        tmp_path_factory.mktemp("indexed"), shards=len(FIFTY), samples=FIFTY, fields=("txt", "cls", "json")
+    )
+    index_shards(urls, offsets=True)
+    return urls
+
+
+@pytest.fixture(scope="session")
+def stream(indexed) -> list[dict[str, Any]]:
+    """The samples of these, in order."""
+    return list(samples(indexed, shuffle=False))
 
 
 class CountedFileSystem(LocalFileSystem):

@@ -28,21 +28,6 @@ from wds_pipes.testing import make_shards, same
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 
-@pytest.fixture(scope="module")
-def indexed(tmp_path_factory):
-    """The shards of ``fifty``, with offsets."""
-    urls = make_shards(
-        tmp_path_factory.mktemp("indexed"), shards=len(FIFTY), samples=FIFTY, fields=("txt", "cls", "json")
-    )
-    index_shards(urls, offsets=True)
-    return urls
-
-
-@pytest.fixture(scope="module")
-def stream(indexed):
-    return list(samples(indexed, shuffle=False))
-
-
 def test_the_samples_of_the_stream(indexed, stream, tmp_path):
     data = wp.IndexedShards(indexed)
     assert len(data) == len(stream) == 50
@@ -311,6 +296,25 @@ def test_any_damage_to_an_index_is_an_error_or_harmless(data, tmp_path_factory):
             assert found.by_key(key)["__key__"] == key
     except (wp.ShardError, KeyError):
         pass
+
+
+def test_an_offset_of_a_second_member(tmp_path):
+    """The sample before it shows that, if it is read."""
+    [url] = make_shards(tmp_path, shards=1, samples=4)
+    index_shards(url, offsets=True)
+    path = f"{url}.idx"
+    offsets = list(struct.unpack("<5Q", content(path)))
+    offsets[2] += 1024
+    with open(path, "wb") as file:
+        file.write(struct.pack("<5Q", *offsets))
+    data = wp.IndexedShards(url)
+    for read in (
+        lambda: data[1],
+        lambda: data.__getitems__([2, 1]),
+        lambda: list(wp.SampleList(url, shuffle=True).fetch_samples()),
+    ):
+        with pytest.raises(wp.ShardError, match="it has samples '00000001' and '00000002', not one.*wds-pipes index"):
+            read()
 
 
 @pytest.mark.parametrize("ending", [".idx", ".keys"])

@@ -181,6 +181,8 @@ def test_wrong_selections(indexed):
     wrong = [
         (7, TypeError, "where must be a condition over metadata"),
         (b"key", TypeError, "where must be"),
+        (np.array(5), TypeError, r"where must be .*, not array\(5\)"),
+        ("@", ValueError, "where='@' names no file of keys: write '@keys.txt'"),
         ({"train": 0.9}, TypeError, "where must be"),
         ([0.5], TypeError, "samples are selected by"),
         ([[1]], TypeError, "samples are selected by"),

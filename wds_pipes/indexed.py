@@ -46,7 +46,12 @@ class IndexedShards(Dataset[dict[str, Any]]):
     ``data[i]`` is a sample, ``data[-1]`` the last one, ``data[10:20]`` a view of the same kind,
     ``data[[3, 1, 2]]`` a view in this order. Local shards are mapped into memory; a remote sample
     is read with one request. A DataLoader that makes batches calls ``__getitems__``: neighbours are
-    then read together, and remote samples with many requests at once.
+    then read together, and remote samples with many requests at once. From AIStore (``ais://``),
+    one request brings up to 128 samples, by GetBatch, where the gateway has it for byte ranges.
+
+    An index of another shard is an error, or the samples are right, with one exception: if it
+    points at the second member of a sample, this sample lacks its first one when it is read alone.
+    The sample before it is then an error, so an epoch that reads all samples finds this.
 
     Nothing is opened before the first use. A copy in another process, forked or not, opens its own
     files. Threads may share one.
@@ -268,7 +273,7 @@ class _Opened:
     def __init__(self, data: IndexedShards) -> None:
         self._files = RangeReader(data._options, data._connections, cache=data._cache)
         listed = data._listing()
-        self._urls = listed.urls
+        self._urls, self._facts = listed.urls, listed.facts
         self.located = Located(
             listed.urls, listed.folder, self._files, data._options, data._connections, counts=listed.counts
         )
@@ -285,7 +290,8 @@ class _Opened:
         shard = bisect_right(starts, number) - 1
         offsets, place, url = located.offsets(shard), number - starts[shard], self._urls[shard]
         start, stop = offsets[place], offsets[place + 1]
-        part = self._files.read_one(url, start, stop + BLOCK)
+        size = None if self._facts is None else self._facts[shard].size
+        part = self._files.read_one(url, start, stop + BLOCK, size)
         sample = self._parser.parse(part, start, stop, url, self._shown[url])
         if not self._local and place + 2 == len(offsets):  # a local shard was checked with its index
             self._parser.check_last(part, stop, url)
@@ -298,8 +304,8 @@ class _Opened:
         ordered = sorted(set(numbers))
         places, starts = [self._place(number) for number in ordered], self.located.starts
         samples: dict[int, Any] = {}
-        with self._files.read(Range(url, start, stop + BLOCK) for url, start, stop in places) as parts:
-            for number, (url, start, stop), part in zip(ordered, places, parts, strict=True):
+        with self._files.read(place._replace(stop=place.stop + BLOCK) for place in places) as parts:
+            for number, (url, start, stop, _), part in zip(ordered, places, parts, strict=True):
                 sample = self._parser.parse(part, start, stop, url, self._shown[url])
                 if number + 1 == starts[bisect_right(starts, number)]:
                     self._parser.check_last(part, stop, url)
@@ -325,7 +331,8 @@ class _Opened:
         """Return where a sample begins and ends."""
         shard, place = self.located.place(number)
         offsets = self.located.offsets(shard)
-        return Range(self._urls[shard], offsets[place], offsets[place + 1])
+        size = None if self._facts is None else self._facts[shard].size
+        return Range(self._urls[shard], offsets[place], offsets[place + 1], size)
 
 
 def _specs(decode: Any) -> tuple[Any, ...] | None:

@@ -26,7 +26,7 @@ KIB = 1 << 10
 def data_of(parts, ranges):
     """The bytes of each range."""
     return [
-        bytes(part[start - base : stop - base]) for (_, start, stop), (part, base) in zip(ranges, parts, strict=True)
+        bytes(part[start - base : stop - base]) for (_, start, stop, _), (part, base) in zip(ranges, parts, strict=True)
     ]
 
 
@@ -52,7 +52,7 @@ def test_any_ranges_in_any_order(remote, local):
     def check(found, connections, ordered):
         ranges = [Range(url, start, start + size) for url, start, size in (sorted(found) if ordered else found)]
         reader = RangeReader(remote.storage_options, connections, 1 << 20)
-        expected = [files[url][start:stop] for url, start, stop in ranges]
+        expected = [files[url][start:stop] for url, start, stop, _ in ranges]
         assert data_of(reader.read(iter(ranges)), ranges) == expected
         assert data_of([reader.read_one(*each) for each in ranges[:3]], ranges[:3]) == expected[:3]
 
@@ -67,7 +67,7 @@ def test_neighbours_are_one_request(web, local):
     ranges = [*near, Range(other, 0, 10), Range(other, 64 * KIB, 64 * KIB + 10), Range(other, 140 * KIB, 150 * KIB)]
     data = {url: content(local[0]), other: content(local[1])}
     reader = RangeReader(None, 4, 1 << 20)
-    assert data_of(reader.read(ranges), ranges) == [data[url][start:stop] for url, start, stop in ranges]
+    assert data_of(reader.read(ranges), ranges) == [data[url][start:stop] for url, start, stop, _ in ranges]
     assert [request.range for request in sorted(requests(web), key=lambda request: request.started)] == [
         "bytes=0-259071",
         "bytes=258048-410623",
@@ -110,6 +110,38 @@ def test_requests_ahead_are_bounded(web, local):
             assert len(pulled) <= taken + 8 * 2 + 1
 
 
+def test_all_ranges_are_of_one_version_of_a_file(remote, local):
+    """Also those of different requests and iterations, until the reader may forget it."""
+    [url] = put_all(remote, local[:1])
+    reader, ranges = RangeReader(remote.storage_options, 2), list(apart(url, 3))
+    remote.faults.rules({"match": remote.reads, "headers": {"ETag": '"one"'}})
+    data_of(reader.read(ranges), ranges)
+    remote.faults.rules({"match": remote.reads, "headers": {"ETag": '"other"'}})
+    for read in (lambda: data_of(reader.read(ranges), ranges), lambda: reader.read_one(url, 0, 10)):
+        with pytest.raises(wp.ShardError, match=r'was changed while it was read \("one" became "other"\)'):
+            read()
+    for other in (pickle.loads(pickle.dumps(reader)), RangeReader(remote.storage_options, 2)):
+        assert other.read_one(url, 0, 10)
+    reader.forget()
+    assert reader.read_one(url, 0, 10)
+    reader.forget()
+    remote.faults.rules()
+    reader.read_one(url, 0, 10)
+    remote.put("d/shard-000000.tar", content(local[0])[:-512])
+    with pytest.raises(wp.ShardError, match="was changed while it was read"):
+        reader.read_one(url, 0, 10)
+
+
+def test_a_file_that_must_have_a_size(remote, local):
+    [url], size = put_all(remote, local[:1]), os.path.getsize(local[0])
+    reader = RangeReader(remote.storage_options, 2)
+    for start, stop in ((0, 10), (size - 10, size), (size - 10, size + 1000)):
+        assert reader.read_one(url, start, stop, size)
+        for wrong in (size - 1, size + 512):
+            with pytest.raises(wp.ShardError, match=f"{url} has {size} bytes, and {wrong} were expected"):
+                RangeReader(remote.storage_options, 2).read_one(url, start, stop, wrong)
+
+
 def test_errors_in_their_places(web, local):
     """What comes before and after is read."""
     url, cut = put_all(web, local[:2])
@@ -125,7 +157,7 @@ def test_errors_in_their_places(web, local):
     ]
     found = []
     with RangeReader(None, 4).read(ranges) as parts:
-        for _, start, stop in ranges:
+        for _, start, stop, _ in ranges:
             try:
                 part, base = next(parts)
                 found.append(bytes(part[start - base : stop - base]) == content(local[0])[start:stop])
@@ -189,7 +221,7 @@ def test_in_other_processes_and_threads(method, web, local):
         for url in data
         for start in (choose.randrange(len(data[url])) for _ in range(9))
     ]
-    expected = [data[url][start:stop] for url, start, stop in ranges]
+    expected = [data[url][start:stop] for url, start, stop, _ in ranges]
     reader = RangeReader(None, 4)
     started = reader.read(ranges)
     next(started)

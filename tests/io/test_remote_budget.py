@@ -17,6 +17,7 @@ from wds_pipes.io.remote.budget import budget
 from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.remote.shard import RemoteShard
 from wds_pipes.stages import OpenShards, ShardList
+from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
 MIB = 1 << 20
@@ -82,6 +83,54 @@ def test_readers_that_stop_early_give_everything_back(web, large):
     settle()
     assert budget().held == 0
     assert budget().queues == []
+
+
+def after_an_error(loader):
+    """What a loader has left when a step raises an error."""
+    with pytest.raises(ZeroDivisionError):
+        list(loader)
+
+
+def after_one(items):
+    """An iterator that was read from."""
+    items = iter(items)
+    next(items)
+    return items
+
+
+LEFT = {
+    "pipe": lambda of: after_one(of()),
+    "dataset": lambda of: after_one(of().as_dataset()),
+    "loader": lambda of: after_one(wp.PipeLoader(of(), batch_size=1, collate="list")),
+    "lanes": lambda of: after_one(wp.PipeLoader(of().filter_samples(len), batch_size=2, collate="list")),
+    "error": lambda of: after_an_error(wp.PipeLoader(of().map_samples(lambda sample: 1 / 0), batch_size=1)),
+}
+
+
+@pytest.mark.parametrize("indexed", [False, True], ids=["shards", "samples"])
+@pytest.mark.parametrize("way", LEFT)
+def test_what_is_dropped_gives_everything_back_at_once(way, indexed, web, large):
+    """The garbage collector, which may run minutes later, is not needed."""
+    index_shards(large, offsets=True)
+    url, few = web.put("large.tar", content(large)), {"readahead_bytes": MIB, "connections": 2}
+    web.put("large.tar.idx", content(f"{large}.idx"))
+    web.faults.rules({"match": web.reads, "skip": 2, "rate": 2_000_000})
+    gc.disable()
+    try:
+        LEFT[way](lambda: wp.SampleList(url).fetch_samples(**few) if indexed else samples(url, **few))
+        settle()
+        assert (budget().held, budget().queues) == (0, [])
+    finally:
+        gc.enable()
+
+
+def test_a_loader_reads_no_further_after_an_error(web, large):
+    url = web.put("large.tar", content(large))
+    loader = wp.PipeLoader(samples(url, readahead_bytes=MIB).map_samples(lambda sample: 1 / 0), batch_size=1)
+    after_an_error(loader)
+    settle()
+    assert (budget().held, budget().queues) == (0, [])
+    after_an_error(loader)  # the next epoch
 
 
 def test_the_sources_of_a_mix_share_one_budget(web, large):

@@ -390,6 +390,35 @@ def test_with_epoch_continues_after_a_consumer_that_counts_batches(counted_urls)
         next(kept[0])
 
 
+@pytest.mark.parametrize("seen", [True, False], ids=["to the end", "to the last batch"])
+@pytest.mark.parametrize("loaded", [True, False])
+def test_with_epoch_continues_after_set_epoch(loaded, seen, counted_urls):
+    """Of the epoch of the data in which it was cut, as a state of it does; another epoch begins."""
+
+    def make():
+        return wp.PipeLoader(pipe(counted_urls), batch_size=2, collate="list").with_epoch(batches=3)
+
+    def cut():
+        first = make()
+        items = iter(first)
+        for _ in range(3):
+            next(items)
+        if seen:
+            assert list(items) == []
+        if not loaded:
+            return first
+        again = make()
+        again.load_state_dict(through_json(first.state_dict()))
+        return again
+
+    [_, second], begun = [list(one) for one in [make()] * 2], make()
+    begun.set_epoch(1)
+    for epoch, expected in ((0, second), (1, list(begun))):
+        goes_on = cut()
+        goes_on.set_epoch(epoch)
+        assert list(goes_on) == expected
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_with_epoch_continues_after_close(workers, counted_urls):
     """Whether or not the end was requested. close() ends the workers, also those that the next

@@ -5,6 +5,7 @@ before and after any resume.
 import itertools
 import re
 from collections import Counter
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import HealthCheck, event, example, given, settings
@@ -260,6 +261,12 @@ def order_of(urls, epoch):
     return keys_of(pipe)
 
 
+def test_fewer_samples_than_lanes_without_end(indexed):
+    made = loader(indexed["one"], size=1, lanes=3, epoch_end="loop")
+    with pytest.raises(wp.ShardError, match=r"lane . of 3 .* fewer samples than lanes \(then pass a smaller lanes=\)"):
+        after(made, 20)
+
+
 def test_lengths_counts_and_stats(urls):
     for end, steps, counts in (
         ("drop", [5, 5, 5], {"delivered": 30, "dropped": N - 30}),
@@ -395,6 +402,45 @@ def test_lanes_that_no_run_leaves(lane, delivered, ended, urls):
     state["lanes"][lane].update(delivered=delivered, ended=ended)
     with pytest.raises(wp.StateError):
         loader(urls, lanes=2).load_state_dict(state)
+
+
+@pytest.mark.parametrize("inside", [0, 4, 5, 7, 8])
+def test_a_place_that_is_not_that_of_the_batches(inside, urls):
+    """Samples would be lost or repeated."""
+    state = a_state(urls, 5, lanes=2)
+    assert state["lanes"]["0"]["position"][0] == {"inside": 6}
+    state["lanes"]["0"]["position"][0]["inside"] = inside
+    with pytest.raises(wp.StateError, match=f"lane 0 gave 6 samples, and the next one is number {inside}"):
+        loader(urls, lanes=2).load_state_dict(state)
+
+
+class OneBefore(OneOfOne):
+    """Its position is that of the item before, which it reads again."""
+
+    @dataclass(slots=True)
+    class At:
+        again: bool = False
+
+    def run(self):
+        again, self.before = self.at.again, self.source.mark()
+        for item in self.source.items:
+            if not again:
+                self.at.again = True
+                yield item
+            again, self.before = False, self.source.mark()
+
+    def mark(self):
+        return self._own(self.at), self.before
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_step_whose_position_is_earlier(count, urls, order):
+    pipe = lambda pipe: own(OneBefore, pipe)  # noqa: E731
+    made = loader(urls, pipe=pipe, lanes=2)
+    after(made, count)
+    again = loader(urls, pipe=pipe, lanes=2)
+    again.load_state_dict(through_json(made.state_dict()))
+    assert in_turn([again]) == order[2 * count :]
 
 
 # Random numbers

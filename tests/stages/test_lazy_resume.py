@@ -25,20 +25,12 @@ from wds_pipes.testing import check_resume, make_shards, same
 quick = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 
-@pytest.fixture(scope="module")
-def indexed(tmp_path_factory):
-    """The shards of ``fifty``, with offsets."""
-    urls = make_shards(tmp_path_factory.mktemp("indexed"), shards=len(FIFTY), samples=FIFTY)
-    index_shards(urls, offsets=True)
-    return urls
-
-
-def shuffled(urls, size=3, *, group=None, load=None, **options):
+def shuffled(urls, size=3, *, group=None, load=None, reading=None, **options):
     """A pipe of raw samples through a shuffle buffer; by default with the offsets of its shards."""
     options = {"shuffle": True, "seed": 5, "index": True, **options}
     return (
         wp.ShardList(urls, **options)
-        .open_shards()
+        .open_shards(**(reading or {}))
         .load_tar(**(load or {}))
         .group_by_key(**(group or {}))
         .shuffle_buffer(size)
@@ -334,6 +326,41 @@ def test_from_stores(remote, tmp_path):
         assert len({request.path for request in indexes}) >= 2
 
 
+def test_a_remote_shard_written_again_with_the_same_offsets(remote, tmp_path):
+    """Said as in a whole run: the index has another size, or the store reports another version."""
+    local = make_shards(tmp_path, shards=2, samples=100)
+    index_shards(local, tmp_path / "index.json", offsets=True)
+    urls = put_all(remote, local)
+    put_all(remote, [f"{url}.idx" for url in local])
+    remote.put("d/index.json", (tmp_path / "index.json").read_bytes())
+    options = {"index": f"{os.path.dirname(urls[0])}/index.json", "storage_options": remote.storage_options}
+    lazily = shuffled(urls, 80, reading={"connections": 1}, **options)
+    after(lazily, 60)
+    state = lazily.state_dict()
+
+    def streams():
+        again = shuffled(urls, 80, reading={"connections": 1}, **options)
+        again.load_state_dict(state)
+        yield iter(again)
+        yield iter(wp.SampleList(urls, shuffle=True, **options).fetch_samples(connections=1))
+        yield map(wp.IndexedShards(urls, **options).__getitem__, range(0, 200, 9))
+
+    remote.faults.rules({"match": remote.reads, "headers": {"ETag": '"one"'}})
+    begun = list(streams())
+    for items in begun:
+        next(items)
+    remote.faults.rules({"match": remote.reads, "headers": {"ETag": '"other"'}})
+    for items in begun:
+        with pytest.raises(wp.ShardError, match='was changed while it was read [(]"one" became "other"'):
+            list(items)
+    remote.faults.rules()
+    for url in local:
+        remote.put(f"d/{os.path.basename(url)}", content(url) + bytes(10240))
+    for items in streams():
+        with pytest.raises(wp.ShardError, match=f"has {os.path.getsize(local[0]) + 10240} bytes, and .* were expected"):
+            list(items)
+
+
 def test_a_remote_shard_with_more_samples_than_its_index(tmp_path):
     """An error, as in a whole run, also where only its samples are read and not the whole shard."""
     store = fsspec.filesystem("memory")
@@ -394,6 +421,56 @@ def test_errors_that_are_skipped(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check_resume(lambda: shuffled(url, 4, load={"on_error": "skip"}, group={"on_error": "skip"}))
+
+
+LOSSY = {
+    "skip": {"load": {"on_error": "skip"}, "group": {"on_error": "skip"}},
+    "warn": {"load": {"on_truncated": "ignore"}, "group": {"on_error": "skip"}},
+    "decode": {"decode": {"on_error": "skip"}},
+}
+
+
+@pytest.mark.parametrize("kind", LOSSY)
+def test_errors_are_raised_again_after_they_were_skipped(kind, tmp_path):
+    """The state loads with the same options, and with others either goes on exactly or says what is
+    wrong; what was skipped among the held samples shifts their numbers.
+    """
+    store, members = fsspec.filesystem("memory"), pairs(20, ("txt", "text"))
+    if kind == "decode":
+        members.insert(12, ("0005.json", b"{"))
+    data = bytearray(tar(members))
+    url = put(tmp_path / "a.tar", bytes(data))
+    other = put(tmp_path / "b.tar", tar([(f"b{name}", text) for name, text in pairs(20, ("txt", "text"))]))
+    index_shards([url, other], offsets=True)
+    if kind == "skip":
+        data[8192 + 148] ^= 1
+    for name, path in (("a", url), ("b", other)):
+        there = content(path) if name == "b" else bytes(data if kind != "warn" else data.rstrip(b"\0")[:-3000])
+        store.pipe(f"/lossy {kind}/{name}.tar", there)
+        store.pipe(f"/lossy {kind}/{name}.tar.idx", content(f"{path}.idx"))
+
+    def make(*, decode=None, **options):
+        pipe = wp.ShardList([f"memory://lossy {kind}/{name}.tar" for name in "ab"], index=True).open_shards()
+        pipe = pipe.load_tar(**options.get("load", {})).group_by_key(**options.get("group", {}))
+        return (pipe.decode_by_ext(**(decode or {})) if kind == "decode" else pipe).shuffle_buffer(6)
+
+    whole = list(make(**LOSSY[kind]))
+    assert 30 < len(whole) < 40
+    raised = 0
+    for cut in range(1, len(whole)):
+        pipe = make(**LOSSY[kind])
+        after(pipe, cut)
+        state = through_json(pipe.state_dict())
+        again = make(**LOSSY[kind])
+        again.load_state_dict(state)
+        assert same(list(again), whole[cut:]), cut
+        again = make()
+        again.load_state_dict(state)
+        try:
+            assert same(list(again), whole[cut:]), cut
+        except wp.WdsError:
+            raised += 1
+    assert 0 < raised < len(whole) - 1
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 5])

@@ -21,21 +21,6 @@ from wds_pipes.testing import check_resume, make_shards
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 
-@pytest.fixture(scope="module")
-def indexed(tmp_path_factory):
-    """The shards of ``fifty``, with offsets."""
-    urls = make_shards(
-        tmp_path_factory.mktemp("indexed"), shards=len(FIFTY), samples=FIFTY, fields=("txt", "cls", "json")
-    )
-    index_shards(urls, offsets=True)
-    return urls
-
-
-@pytest.fixture(scope="module")
-def stream(indexed):
-    return list(samples(indexed, shuffle=False))
-
-
 def fetched(urls, **options):
     """A pipe of raw samples in random order; ``options`` are those of SampleList."""
     return wp.SampleList(urls, **{"shuffle": True, "seed": 5, **options}).fetch_samples()

@@ -173,6 +173,17 @@ class StageFacts:
         """
         return None
 
+    def taken(self, entry: dict[str, Any]) -> int:
+        """For the first stage of a chain: return how many items of a lane with a stripe came before
+        a position that ``dump`` wrote.
+        """
+        raise NotImplementedError
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether the stage leaves out damaged data, by options that are no part of the graph."""
+        return False
+
     @property
     def opened(self) -> int:
         """How many of the ranges of its lane a running chain has begun."""

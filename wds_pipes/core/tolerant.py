@@ -47,6 +47,10 @@ class Tolerant(Stage[Out]):
         rule = self.on_error
         return "skip" in rule.values() if isinstance(rule, Mapping) else bool(rule != "raise")
 
+    @property
+    def may_lose(self) -> bool:
+        return self.may_skip
+
     def changes_count(self) -> str | None:
         if not self.may_skip:
             return super().changes_count()

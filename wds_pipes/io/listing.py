@@ -23,9 +23,13 @@ def list_shards(pattern: str, storage_options: dict[str, Any] | None, *, folder:
     With ``folder``, ``pattern`` is a directory, which ends in ``/``: the result is the tars in it.
 
     Raises:
-        ValueError: no shard matches.
+        ValueError: no shard matches, or the store has no listing.
         ShardError: the store cannot be listed.
     """
+    if pattern.startswith("ais://"):
+        raise ValueError(
+            f"{redact(pattern)!r}: ais:// cannot be listed; name the shards, as in 'ais://bucket/x-{{000..099}}.tar'"
+        )
     names: list[str] = []
     known, problem = True, None
     try:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wds_pipes.core.counts import Network
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.open import Opener, is_remote
+from wds_pipes.io.remote.batch import FEWEST, Batch, batches
 from wds_pipes.io.remote.budget import Reading, UnreadError
+from wds_pipes.io.remote.object import Reported
 from wds_pipes.io.remote.queue import RangeQueue
 from wds_pipes.io.remote.shard import RemoteShard
 from wds_pipes.io.urls import at_home, local_path, redact
@@ -27,15 +29,19 @@ _WILL_NEED = getattr(mmap, "MADV_WILLNEED", None)  # only some systems have it
 _LARGE = 1 << 14  # bytes of a range of a local file that the kernel is told of
 _LONG = 64  # how many such ranges follow each other until the kernel reads ahead on its own
 _GAP = 1 << 16  # bytes between two ranges that are read with them, rather than with two requests
+_MOST_REPORTED = 4096  # remote files of which the versions are compared
 _AHEAD = 8  # requests for each connection: those that wait, those that run, and those that are not used yet
 
 
 class Range(NamedTuple):
-    """Bytes ``start`` to ``stop`` - 1 of a file."""
+    """Bytes ``start`` to ``stop`` - 1 of a file. A remote one must have ``size`` bytes; None: any
+    number.
+    """
 
     url: str
     start: int
     stop: int
+    size: int | None = None
 
 
 # Bytes of a file, and which byte of it the first one is. If the file ends before a requested range,
@@ -45,6 +51,10 @@ Part = tuple[bytes | mmap.mmap, int]
 
 class RangeReader:
     """Reads ranges of local and remote files. Threads may share one; it can be pickled and forked.
+
+    All ranges of a remote file are of one version of it: if the store reports another size or ETag
+    for a later range, that is an error. ``forget`` ends this; it also ends when very many other
+    files were read.
 
     Args:
         storage_options: how to reach the storage, as fsspec takes it.
@@ -66,6 +76,7 @@ class RangeReader:
         self._locks: dict[int, threading.Lock] = {}  # by process: a forked one may inherit a lock that is held
         # the file of the last large range, where it ends, and how many before it were in order
         self._last = "", 0, 0
+        self._reported: dict[str, Reported] = {}  # of remote files, in the order in which they were first read
 
     @property
     def network(self) -> Network:
@@ -80,7 +91,7 @@ class RangeReader:
         return {"reading": self.reading, "opener": self.opener}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _files={}, _locks={}, _last=("", 0, 0))
+        self.__dict__.update(state, _files={}, _locks={}, _last=("", 0, 0), _reported={})
 
     def read(self, ranges: Iterable[Range]) -> Parts:
         """Return an iterator over the parts of files that have these ranges, in their order; each
@@ -88,7 +99,7 @@ class RangeReader:
         """
         return Parts(self, ranges)
 
-    def read_one(self, url: str, start: int, stop: int) -> Part:
+    def read_one(self, url: str, start: int, stop: int, size: int | None = None) -> Part:
         """Return what ``read`` yields for one range."""
         mapped = self._files.get(url)
         if mapped is not None and mapped.size() >= stop:
@@ -98,8 +109,22 @@ class RangeReader:
         part = self.map(url, start, stop)
         if part is not None:
             return part
-        with self.read([Range(url, start, stop)]) as parts:
+        with self.read([Range(url, start, stop, size)]) as parts:
             return next(parts)
+
+    def reported(self, url: str) -> Reported:
+        """Return what the store has reported of a remote file; each response updates it."""
+        found = self._reported.get(url)
+        if found is None:
+            with self._locks.setdefault(os.getpid(), threading.Lock()):
+                found = self._reported.setdefault(url, Reported())
+                if len(self._reported) > _MOST_REPORTED:
+                    del self._reported[next(iter(self._reported))]
+        return found
+
+    def forget(self) -> None:
+        """Forget what stores have reported: files may be others from here on."""
+        self._reported = {}
 
     def is_local(self, url: str) -> bool:
         """Whether a file can be mapped into memory: it is local, or in the cache."""
@@ -166,6 +191,9 @@ class Parts(Iterator[Part]):
     2. A run has at most a connection's share of the read-ahead bytes, or one range. The ranges are
        pulled as long as there is room for a whole run, so runs are the same however slow the
        consumer is; and one range further, to see that it begins another run.
+    3. Where the store takes batches (AIStore), up to 128 runs are one request: at most a
+       connection's share of the bytes. Runs are held back for it, as long as more of those that
+       come before them are requested. Fewer than 16 runs have a request each.
 
     Raises:
         ShardError: a file cannot be read.
@@ -174,6 +202,7 @@ class Parts(Iterator[Part]):
 
     def __init__(self, reader: RangeReader, ranges: Iterable[Range]) -> None:
         self._runs: deque[_Run] = deque()
+        self._held: list[_Run] = []  # those of them that are held back
         self._bytes = 0  # of the runs
         self._queue: RangeQueue | None = None
         self._next: Range | None = None  # it was pulled, and begins the next run
@@ -197,7 +226,7 @@ class Parts(Iterator[Part]):
     def __next__(self) -> Part:
         if self._next is None and not self._runs:
             wanted = next(self._ranges, None) if self._error is None else None
-            part = None if wanted is None else self._reader.map(*wanted)
+            part = None if wanted is None else self._reader.map(*wanted[:3])
             if part is not None:
                 return part
             self._next = wanted
@@ -228,6 +257,22 @@ class Parts(Iterator[Part]):
 
     def _read_ahead(self) -> None:
         """Pull ranges, and request them."""
+        self._pull_runs()
+        if self._held and not self._may_hold_back():
+            held, self._held = self._held, []
+            for runs in batches(held, self._most_bytes):
+                batch = Batch(self.queue) if len(runs) >= FEWEST else None
+                for run in runs:
+                    run.request(self.queue, batch)
+                if batch is not None:
+                    batch.add_to_queue()
+
+    def _may_hold_back(self) -> bool:
+        """Whether the runs that are held back may wait for others (rule 3)."""
+        ahead, held = len(self._runs), self._held
+        return self._next is not None and held[0] is not self._runs[0] and ahead >= 2 * FEWEST and 2 * len(held) < ahead
+
+    def _pull_runs(self) -> None:
         while len(self._runs) < self._most_runs and (
             not self._runs or self._bytes + self._most_bytes <= self._readahead_bytes
         ):
@@ -241,7 +286,10 @@ class Parts(Iterator[Part]):
             self._runs.append(run)
             self._bytes += run.stop - run.start
             if is_remote(run.url) and not self._reader.is_local(run.url):
-                run.request(self.queue)
+                if run.start < run.stop and self._reader.opener.takes_batches(run.url):
+                    self._held.append(run)
+                else:
+                    run.request(self.queue)
 
     def _pull(self) -> Range | None:
         try:
@@ -266,6 +314,7 @@ class Parts(Iterator[Part]):
         """Cancel what is requested. The iteration is over; closing again does nothing."""
         self._ranges, self._next, self._error = iter(()), None, None
         self._close_queue()
+        self._held.clear()
         while self._runs:
             self._runs.popleft().close()
 
@@ -281,7 +330,7 @@ class _Run:
 
     def __init__(self, reader: RangeReader, first: Range) -> None:
         self._reader = reader
-        self.url, self.start, self.stop = first
+        self.url, self.start, self.stop, self._size = first
         self.ranges = deque([first])
         self._stream: RemoteShard | None = None
         self._error: Exception | None = None  # why it cannot be requested
@@ -301,19 +350,22 @@ class _Run:
             self.stop = max(self.stop, wanted.stop)
         return fits
 
-    def request(self, queue: RangeQueue) -> None:
-        """Request the bytes."""
+    def request(self, queue: RangeQueue, batch: Batch | None = None) -> None:
+        """Request the bytes, together with the others of a batch."""
         start = self.ranges[0].start
         self._held, self._base = b"", start
         try:
-            self._stream = self._reader.opener.open_range(self.url, start, self.stop, queue)
+            size, reported = self._size, self._reader.reported(self.url)
+            self._stream = self._reader.opener.open_range(
+                self.url, start, self.stop, queue, size=size, reported=reported, batch=batch
+            )
         except ShardError as error:
             self._error = error
 
     def read_next(self, parts: Parts) -> Part:
         """Return the part with the next range."""
         if self._stream is None and self._error is None:
-            part = self._reader.map(*self.ranges[0])
+            part = self._reader.map(*self.ranges[0][:3])
             if part is not None:
                 self.ranges.popleft()
                 return part

@@ -197,7 +197,8 @@ class PipeLoader:
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``iter()`` start ``epoch`` from its beginning.
 
-        After a state of the same epoch was loaded, ``iter()`` still continues from that state. With
+        After a state of the same epoch was loaded, ``iter()`` still continues from that state, and
+        from where ``with_epoch()`` has cut this epoch. ``epoch`` is one of the data. With
         ``epoch_end="loop"``, only the first ``iter()`` of a new loader can start at an epoch.
         """
         check_count("epoch", epoch, least=0, most=MOST)

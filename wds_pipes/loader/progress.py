@@ -95,13 +95,14 @@ class Progress:
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration start ``epoch`` from its beginning, unless it resumes within this
-        epoch.
+        epoch, from a state or from a cut of with_epoch().
 
         Endless epochs follow each other by themselves: then only the first iteration can start one.
         """
         if self.plan.endless and self._begun:
             return
-        if not (self.resume and self.position.epoch == epoch):
+        goes_on = self.resume or self.is_over(self.at)  # at a cut, whether or not the caller saw its end
+        if not (goes_on and self.position.epoch == epoch):
             self.epoch, self.at, self.resume = epoch, self.plan.beginning(epoch, self._lanes), False
 
     def go_to(self, at: LoaderPosition) -> None:
@@ -175,7 +176,7 @@ class Progress:
 
         The position stays.
         """
-        self.workers.close(interrupted=self.inside)
+        self.workers.end(interrupted=self.inside)
         self._replace(why)
         self.paused = None
         self.inside = False

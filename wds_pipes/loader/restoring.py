@@ -6,7 +6,7 @@ from typing import Any
 
 from wds_pipes.core.counts import logger
 from wds_pipes.core.moved import Move
-from wds_pipes.core.stage import State
+from wds_pipes.core.stage import Stage, State, is_built_in
 from wds_pipes.core.state import Saved, SavedLane, are_all, damaged
 from wds_pipes.core.stream import check_lane, check_recipe
 from wds_pipes.core.words import shown, some
@@ -122,12 +122,29 @@ class _Restoring:
         if not keep or (self.whole and steps % plan.rank.of):
             return plan.beginning(saved.epoch)._replace(partition=plan.first(plan.new_lanes(), saved.epoch, place))
         partition = plan.first(saved.lane_count, saved.epoch, saved.partition["place"])  # type: ignore[index]
-        batches, samples = plan.batches(partition), partition.samples() or []
+        batches, samples, stripe = plan.batches(partition), partition.samples() or [], partition.stripe
+        assert stripe is not None
         for number, lane in self.lanes.items():
             most = batches_of(plan.batching, samples[number]) if batches is None else batches[number]
             if lane["delivered"] > most or (lane["ended"] and lane["delivered"] < most):
                 raise damaged(f"lane {number} gave {lane['delivered']} of its {most} batches")
+            self._check_taken(number, lane, stripe.count(number, saved.lane_count))
         return self._same(partition)
+
+    def _check_taken(self, number: int, lane: LaneState, most: int) -> None:
+        """Raise StateError if the first stage of a lane with ``most`` samples is not where the
+        batches of the lane end.
+
+        A step of the user's may have its own ``mark``: an earlier position, from which it drops
+        what it yielded.
+        """
+        plan = self._plan
+        given, taken = min(lane["delivered"] * plan.part_size, most), 0
+        if lane["position"] is not None:
+            taken = plan.source.taken(lane["position"][0])
+        earlier = any(type(step).mark is not Stage.mark and not is_built_in(type(step)) for step in plan.stage.chain)
+        if not lane["ended"] and (taken > given or (taken < given and not earlier)):
+            raise damaged(f"lane {number} gave {given} samples, and the next one is number {taken} of the lane")
 
     def _same(self, partition: Partition) -> LoaderPosition:
         """Return the position in the lanes of the state, as they are."""

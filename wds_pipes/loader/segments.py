@@ -125,9 +125,12 @@ class Segments(Composite[Out]):
         if self._empty and self._lack_before.explains({"filtered": at.filtered, "skipped": at.skipped}):
             raise self._lack_before.error(f"lane {self.lane.number} of {self.lane.of}")
         if self._empty >= MOST_EMPTY:
+            counted = self.root.sample_counts is not None  # then lanes are divided by samples
+            few = "samples" if counted else "shards"
+            mend = "pass a smaller lanes=" if counted else "let ShardList(index=...) count the samples"
             raise ShardError(
                 f"lane {self.lane.number} of {self.lane.of} found no sample in {self._empty} epochs in a row: has the "
-                "list fewer shards than lanes (then let ShardList(index=...) count the samples), has take_samples() or "
+                f"list fewer {few} than lanes (then {mend}), has take_samples() or "
                 "slice_samples() fewer samples, or do filters and on_error='skip' leave nothing of its shards?"
                 f"{self._lack_before.first_skip}"
             )

@@ -6,7 +6,9 @@ import math
 import pickle
 import time
 import traceback
+import weakref
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import queues
 from typing import Any, NamedTuple
 
@@ -86,7 +88,8 @@ class _Running:
         self._epochs, self._counted = 0, begin.state["counts"].get("delivered", 0)  # since and at the last batch
         self._most = MOST_EMPTY * math.prod(step.items_per_batch or 1 for step in batching(recipe))
         if segments is not self.stage:
-            segments.after_epoch = self._after_epoch
+            # not a reference cycle: see ``__del__``
+            segments.after_epoch = partial(_Running._after_epoch, weakref.proxy(self))
 
     def __del__(self) -> None:
         # The chain is a reference cycle of stages and generators. Without this, what it has open

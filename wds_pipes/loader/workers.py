@@ -112,7 +112,7 @@ class Workers:
         self._commands.end(lane)
 
     def end(self, *, interrupted: bool = False) -> None:
-        """End the processes: the next run starts new ones.
+        """End the processes, or close the lanes in this process: the next run starts new ones.
 
         Args:
             interrupted: ``next()`` of their results is running, or an exception has left it at any
@@ -122,6 +122,7 @@ class Workers:
             results: Any = self._results
             self._results = None
             if not hasattr(results, "_workers"):
+                self._host.close()
                 return
             # A worker that was killed may have held a lock, too.
             if interrupted or not all(worker.is_alive() for worker in results._workers):
@@ -131,11 +132,6 @@ class Workers:
             # Code that waits for a batch, in another thread or interrupted by the signal handler
             # that runs this, must see that the workers are gone.
             results._workers_status = [True] * len(results._workers)
-
-    def close(self, *, interrupted: bool = False) -> None:
-        """End the processes, and close the lanes in this process."""
-        self.end(interrupted=interrupted)
-        self._host.close()
 
     def forget(self) -> None:
         """Drop the processes without ending them, in a forked child: they belong to its parent."""

@@ -77,6 +77,10 @@ class LoadTar(Tolerant[TarMember]):
     error_kind = ShardError
     counter = "damaged"
 
+    @property
+    def may_lose(self) -> bool:
+        return self.on_truncated != "raise" or super().may_lose
+
     def problem(self, at: Any) -> str | None:
         if at.offset % BLOCK:
             return f"the headers of a tar start at multiples of {BLOCK} bytes"

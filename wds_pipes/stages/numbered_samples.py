@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wds_pipes.core.counts import Network
 from wds_pipes.core.lane import Lane
@@ -21,15 +21,17 @@ from wds_pipes.stages.load_tar import LoadTar
 from wds_pipes.stages.open_shards import OpenShards
 from wds_pipes.stages.sample_fields import SeenFields
 from wds_pipes.stages.shard_list import ShardList
+from wds_pipes.stages.shard_source import ShardRange
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.keys import splitter
 from wds_pipes.tar.reader import TarReader
 from wds_pipes.tar.samples import SampleParser
 
 # How many remote samples are read one by one; and how many bytes a run of later ones has, and how
-# many may be between two of them. In 50 ms, a connection of 50 MB/s brings 2.5 MB.
+# many may be between two of them. In 50 ms, a connection of 50 MB/s brings 2.5 MB, so a run of 8 MB
+# loses a quarter of its time. All samples of a run are held soon anyway, and no others.
 _ONE_BY_ONE = 128
-_MOST_RUN, _MOST_GAP = 2 << 20, 1 << 19
+_MOST_RUN, _MOST_GAP = 8 << 20, 1 << 19
 
 if TYPE_CHECKING:
     from wds_pipes.stages.group_by_key import GroupByKey
@@ -50,7 +52,7 @@ def numbered_samples(group: GroupByKey, lane: Lane, mark: Mark | None) -> Number
         return None
     assert isinstance(load, LoadTar)
     assert isinstance(opened, OpenShards)
-    if any(step.changes_count() for step in group.chain):
+    if any(step.may_lose or step.changes_count() for step in group.chain):
         return None
     if opened.cache is not None and any(map(is_remote, listed.urls)):
         return None  # the samples would not be read from the cache
@@ -60,55 +62,53 @@ def numbered_samples(group: GroupByKey, lane: Lane, mark: Mark | None) -> Number
             return None
         own, mark = mark
         marks.append(own)
-    return NumberedSamples.after(group, (load, opened, listed, listed.offsets), lane, marks)
+    steps = _Steps(group, load, opened, listed, listed.offsets)
+    ranges = _ranges_after(steps, lane, marks)
+    return None if ranges is None else NumberedSamples(steps, lane, marks, ranges)
+
+
+class _Steps(NamedTuple):
+    """The steps of the chain, and the indexes of offsets of its shards."""
+
+    group: GroupByKey
+    load: LoadTar
+    opened: OpenShards
+    listed: ShardList
+    offsets: ShardOffsets
+
+
+def _ranges_after(steps: _Steps, lane: Lane, own: list[tuple[Any, ...]]) -> list[ShardRange] | None:
+    """Return the shard ranges after the position whose stages have these values, from the last
+    stage; None if it is not that of a sample.
+    """
+    (_, _, number, seen), (offset, compression, _), (passed,) = own[0], own[1], own[-1]
+    ranges = list(steps.listed.order(lane)[passed:])
+    if compression or SeenFields.parse(seen).lost:
+        return None
+    if offset:
+        if not ranges or (places := steps.offsets.of(ranges[0][0])) is None:
+            return None
+        shard, start, stop = ranges[0]
+        first = bisect_left(places, offset, hi=len(places) - 1)
+        if number not in (0, first) or not start <= first <= stop:
+            return None
+        ranges[0] = shard, first, stop
+    return ranges
 
 
 class NumberedSamples(Numbered[dict[str, Any]]):
     """The samples after a position, by their numbers: see ``numbered_samples``."""
 
-    def __init__(
-        self,
-        group: GroupByKey,
-        steps: tuple[LoadTar, OpenShards, ShardList, ShardOffsets],
-        lane: Lane,
-        own: list[tuple[Any, ...]],
-        ranges: Sequence[tuple[int, int, int]],
-    ) -> None:
-        self._load, opened, listed, self._offsets = steps
+    def __init__(self, steps: _Steps, lane: Lane, own: list[tuple[Any, ...]], ranges: Sequence[ShardRange]) -> None:
+        group, self._load, opened, listed, self._offsets = steps
         self._own, self._padding, self._split = own, lane.padding, splitter(group.split)
-        self._urls, self._ranges = listed.urls, ranges
+        self._urls, self._facts, self._ranges = listed.urls, listed.facts, ranges
         self._passed = own[-1][0]  # how many shards of the lane are before the first of these ranges
         self._starts = [0, *accumulate(stop - start for _, start, stop in ranges)]
         self.count = self._starts[-1]
         self._files = RangeReader(opened.reading.storage_options, opened.reading.connections)
         self._parser = SampleParser(None, group.split, self._offsets.stale)
         self._checker = SampleParser(frozenset(), group.split, self._offsets.stale)
-
-    @classmethod
-    def after(
-        cls,
-        group: GroupByKey,
-        steps: tuple[LoadTar, OpenShards, ShardList, ShardOffsets],
-        lane: Lane,
-        own: list[tuple[Any, ...]],
-    ) -> NumberedSamples | None:
-        """Return the samples after the position whose stages have these values, from the last
-        stage; None if it is not that of a sample.
-        """
-        listed, offsets = steps[2], steps[3]
-        (_, _, number, seen), (offset, compression, _), (passed,) = own[0], own[1], own[-1]
-        ranges = list(listed.order(lane)[passed:])
-        if compression or SeenFields.parse(seen).lost:
-            return None
-        if offset:
-            if not ranges or (places := offsets.of(ranges[0][0])) is None:
-                return None
-            shard, start, stop = ranges[0]
-            first = bisect_left(places, offset, hi=len(places) - 1)
-            if number not in (0, first) or not start <= first <= stop:
-                return None
-            ranges[0] = shard, first, stop
-        return cls(group, steps, lane, own, ranges)
 
     def prepare(self, count: int) -> bool:
         last = min(bisect_left(self._starts, count) + 1, len(self._ranges))
@@ -139,7 +139,7 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         """Return where a sample of a range begins, after a check that the one before it in the
         shard ends there.
         """
-        url, start, _ = self._range(place, of_shard)
+        url, start, *_ = self._range(place, of_shard)
         if of_shard:
             before = self._range(place, of_shard - 1)
             self._checker.parse(self._files.read_one(*before), before.start, start, url, url)
@@ -153,7 +153,7 @@ class NumberedSamples(Numbered[dict[str, Any]]):
             for run in self._runs(wanted):
                 ahead.append(run)
                 first, last = (self._range(*self._place(number)) for number in (run[0], run[-1]))
-                yield Range(first.url, first.start, last.stop)
+                yield first._replace(stop=last.stop)
 
         ready: dict[int, dict[str, Any]] = {}
         with closing(self._files.read(ranges())) as parts:
@@ -195,7 +195,7 @@ class NumberedSamples(Numbered[dict[str, Any]]):
     def _sample(self, part: Part, number: int) -> dict[str, Any]:
         """Return a sample from bytes of its shard."""
         place, of_shard = self._place(number)
-        url, start, stop = self._range(place, of_shard)
+        url, start, stop, _ = self._range(place, of_shard)
         stop -= BLOCK
         if of_shard and part[1] <= (before := self._range(place, of_shard - 1).start):
             self._checker.parse(part, before, start, url, url)  # the one before it ends there
@@ -225,8 +225,9 @@ class NumberedSamples(Numbered[dict[str, Any]]):
 
     def _range(self, place: int, of_shard: int) -> Range:
         """Return the bytes of a sample of a range's shard, and of the header after it."""
-        offsets = self._offsets_of(place)
-        return Range(self._urls[self._ranges[place][0]], int(offsets[of_shard]), int(offsets[of_shard + 1]) + BLOCK)
+        offsets, shard = self._offsets_of(place), self._ranges[place][0]
+        size = None if self._facts is None else self._facts[shard].size
+        return Range(self._urls[shard], int(offsets[of_shard]), int(offsets[of_shard + 1]) + BLOCK, size)
 
     def _offsets_of(self, place: int) -> Sequence[int]:
         """Return the offsets of the shard of a range."""

@@ -108,7 +108,7 @@ class Repeat(Composite[Out]):
             if self.n is None and empty == _MOST_EMPTY:
                 raise ShardError(
                     f"repeat() found no item in {empty} repetitions of lane {self.lane.number} of {self.lane.of}: has "
-                    "the list fewer shards than lanes, or do filters and on_error='skip' leave nothing?"
+                    "the list fewer shards or samples than lanes, or do filters and on_error='skip' leave nothing?"
                 )
             self.retire(self.source)
             at.repetition += 1

@@ -22,6 +22,7 @@ from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages.sample_ref import SampleRef
 from wds_pipes.stages.shard_source import ShardRange, ShardSource, shortened_url
 from wds_pipes.tar.index import list_indexed
+from wds_pipes.tar.index_formats import ShardFacts
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.sample_numbers import described, numbers_at
 from wds_pipes.tar.views import Selection, Selector
@@ -125,7 +126,8 @@ class SampleList(ShardSource[SampleRef]):
 
     def run(self) -> Iterator[SampleRef]:
         at, lane, located, view = self.at, self.lane, self._located, self._view
-        order, starts, files = self.order(lane.seed, lane.epoch), np.array(located.starts), _Files(self.urls, located)
+        order, starts = self.order(lane.seed, lane.epoch), np.array(located.starts)
+        files = _Files(self.urls, located, self.facts)
         striped = lane.shards is None
         for places, begins, repeats in self._stripe_places(lane) if striped else self._range_places(lane):
             numbers = numbers_at(view, places if order is None else order.numbers_at(places))
@@ -139,9 +141,9 @@ class SampleList(ShardSource[SampleRef]):
                 at.inside += 1
                 if repeat and striped:  # other repeats are counted by the loader
                     at.padded += 1
-                offsets, (url, index_url) = located.offsets(shard), files[shard]
+                offsets, (url, index_url, size) = located.offsets(shard), files[shard]
                 start, stop, last = offsets[inside], offsets[inside + 1], inside + 2 == len(offsets)
-                yield SampleRef(url, number, start, stop, index_url, last, repeat)
+                yield SampleRef(url, number, start, stop, index_url, last, repeat, size)
 
     def order(self, seed: int, epoch: int) -> Permutation | None:
         """Return the order of an epoch; None: the samples come in the order of the list."""
@@ -190,6 +192,9 @@ class SampleList(ShardSource[SampleRef]):
     def place_in(self, lane: Lane) -> Callable[[int], int] | None:
         stripe, number, of = self._stripe(lane), lane.number, lane.of
         return None if lane.shards is not None else lambda taken: stripe.place(taken, number, of) % self.count
+
+    def taken(self, entry: dict[str, Any]) -> int:
+        return read_count(entry.get("inside", 0), "'inside'")
 
     # With lanes, when steps change the number of samples, an epoch is divided by blocks of its
     # order, as that of a ShardList is by shards.
@@ -242,15 +247,16 @@ class SampleList(ShardSource[SampleRef]):
         return {**options, "urls": patterns}, count
 
 
-class _Files(dict[int, tuple[str, str]]):
-    """The URL of each shard, and that of its index."""
+class _Files(dict[int, tuple[str, str, int | None]]):
+    """The URL of each shard, that of its index of offsets, and its size if it is known."""
 
-    def __init__(self, urls: list[str], located: Located) -> None:
+    def __init__(self, urls: list[str], located: Located, facts: list[ShardFacts] | None) -> None:
         super().__init__()
-        self._urls, self._located = urls, located
+        self._urls, self._located, self._facts = urls, located, facts
 
-    def __missing__(self, shard: int) -> tuple[str, str]:
-        found = self[shard] = self._urls[shard], self._located.index_of(shard)
+    def __missing__(self, shard: int) -> tuple[str, str, int | None]:
+        size = None if self._facts is None else self._facts[shard].size
+        found = self[shard] = self._urls[shard], self._located.index_of(shard), size
         return found
 
 

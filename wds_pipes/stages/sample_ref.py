@@ -16,6 +16,7 @@ class SampleRef(NamedTuple):
         index_url: the URL of the index of offsets that says so.
         last: whether it is the last one of its shard.
         padding: whether it is a repeat that fills up an epoch; None: there are no repeats.
+        size: the size of its shard in bytes, as an ``index.json`` says; None: not known.
     """
 
     url: str
@@ -25,3 +26,4 @@ class SampleRef(NamedTuple):
     index_url: str
     last: bool = False
     padding: bool | None = None
+    size: int | None = None

@@ -22,8 +22,9 @@ from wds_pipes.core.state import read_count
 _JITTER = 2  # the salt of the jitter
 _LATER = object()  # a sample that is read when it leaves
 # After a resume, so many samples more than those that were held are read when they leave. The first
-# batch then needs no others.
-_MORE = 256
+# batch then needs no others, and remote shards are streamed only when most of the window is there:
+# until then, both would share the connections.
+_MORE = 1024
 _MOST = 1 << 53  # the most samples of an epoch: the numbers, plus the jitter and a block, fit into 64 bits
 
 
@@ -62,7 +63,9 @@ class ShuffleBuffer(Stage[Out]):
     2.25 * size samples again to fill the buffer. With an index of offsets it reads none again: see
     ``ShardList(index=...)``. Each held sample is then read when its turn comes, if the steps before
     this one are ``group_by_key`` without ``fields``, and after it only ``decode_by_ext``,
-    ``select_fields``, ``rename_fields`` or ``to_tuple``, and none of them may skip errors. Until
+    ``select_fields``, ``rename_fields`` or ``to_tuple``, and none of them may skip errors or leave
+    out the end of a cut shard, nor might when the state was saved. ``fields`` leave out samples
+    that have none of them, which an index does not know: use ``select_fields`` instead. Until
     the epoch ends, ``counts()`` reports the steps before this one as they were at that earlier
     position.
     """
@@ -71,6 +74,8 @@ class ShuffleBuffer(Stage[Out]):
     class At:
         first: int = 0  # the number of the sample at the saved position of the source; all samples before it have left
         left: int = 0  # how many samples have left
+        # steps before this one may have dropped samples: then their numbers say nothing
+        lossy: bool = False
 
     keeps_count = True
     order_options = ("size", "own_seed")
@@ -121,7 +126,7 @@ class ShuffleBuffer(Stage[Out]):
         own, before = mark
         assert self.source is not None
         at, window = self._at(own), 2 * self.size
-        items = self.source.numbered(lane, before) if at.left else None
+        items = self.source.numbered(lane, before) if at.left and not at.lossy else None
         if items is None:
             return None
         # All samples that have left, and all that are held, are among these numbers.
@@ -154,6 +159,7 @@ class ShuffleBuffer(Stage[Out]):
     def run(self) -> Iterator[Out]:
         at, source, window = self.at, self.source, 2 * self.size
         assert source is not None
+        at.lossy = at.lossy or any(step.may_lose for step in source.chain)
         key = self._key(self.lane)
         step = max(1, window // 16)  # a position of the source is kept for each step
         block = step * (1 + 2048 // step)  # the order is computed for one block at a time

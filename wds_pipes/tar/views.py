@@ -149,12 +149,15 @@ class Selector:
             return of_view(view, self._by_hash(wanted))
         if isinstance(wanted, str) and not wanted.startswith("@"):
             return of_view(view, self._by_condition(wanted, metadata))
+        if isinstance(wanted, str) and wanted == "@":
+            raise ValueError(f"{option}='@' names no file of keys: write '@keys.txt', a file with a key on each line")
         if isinstance(wanted, (str, os.PathLike)):
             text = os.fspath(wanted)
             wanted = self._listed(text[1:] if isinstance(wanted, str) else text)
         if isinstance(wanted, (slice, range)):
             return by_numbers(wanted, view)
-        if isinstance(wanted, (bytes, Mapping)) or not hasattr(wanted, "__iter__"):
+        single = not hasattr(wanted, "__iter__") or getattr(wanted, "ndim", 1) == 0
+        if isinstance(wanted, (bytes, Mapping)) or single:
             raise TypeError(f"{option} must be {KINDS}, not {wanted!r:.80}")
         if isinstance(wanted, (set, frozenset)) or not hasattr(wanted, "__len__"):
             wanted = sorted(wanted) if isinstance(wanted, (set, frozenset)) else list(wanted)

@@ -8,16 +8,20 @@ import asyncio
 import math
 from collections import deque
 from math import ceil
+from typing import TYPE_CHECKING
 
 from wds_pipes.errors import ShardError
 from wds_pipes.io.remote.block import Block
 from wds_pipes.io.remote.budget import UnreadError
-from wds_pipes.io.remote.object import RemoteObject
+from wds_pipes.io.remote.object import RemoteObject, Reported
 from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.remote.transfer import Transfer
 from wds_pipes.io.remote.verdicts import judge
 from wds_pipes.io.secret import clean, hide, words
 from wds_pipes.io.urls import redact
+
+if TYPE_CHECKING:
+    from wds_pipes.io.remote.batch import Batch
 
 _LEAST, _MOST = 1 << 20, 16 << 20  # of the byte ranges that are requested, in bytes
 _WAITS = 6  # a range takes at least this many times as long as the wait for its response, if it may
@@ -35,12 +39,15 @@ class Fetch:
         start: the first byte to fetch.
         size: how many bytes the shard must have; None: any number.
         stop: the byte after the last one to fetch: it is requested at once; None: the shard's end.
+        reported: what the store has reported of the shard, see ``RemoteObject``.
+        batch: the ranges that are requested together with it; None: it is requested alone.
 
     Attributes:
         object: what is known of the whole shard.
         end_is_vouched_for: False once the shard has ended where only its connection did: see
             ``RemoteShard``.
-        stop: as above.
+        start, stop, batch: as above.
+        store, path: where it is requested.
         blocks: the byte ranges that were requested and are not used up, in order; guarded by the
             lock.
         rivals: second requests for the rest of a range whose request has stalled: the first of them
@@ -50,18 +57,31 @@ class Fetch:
         given_up: nothing of it is needed any more.
     """
 
-    def __init__(self, queue: ReadQueue, url: str, start: int, size: int | None, stop: int | None = None) -> None:
-        self.queue, self.url, self._client, self._budget, self._start = queue, url, queue.client, queue.budget, start
-        self.stop = stop
-        self.object = RemoteObject(url, size)
+    def __init__(
+        self,
+        queue: ReadQueue,
+        url: str,
+        start: int,
+        size: int | None,
+        *,
+        stop: int | None = None,
+        reported: Reported | None = None,
+        batch: Batch | None = None,
+    ) -> None:
+        self.queue, self.url, self._client, self._budget = queue, url, queue.client, queue.budget
+        self.start, self.stop, self.batch = start, stop, batch
+        self.object = RemoteObject(url, size, reported)
         self.end_is_vouched_for = True
         self.blocks: deque[Block] = deque()
         self.rivals: list[Block] = []
         self.has_response = False
         self.failed = False
         self.given_up = False
-        self._store, self._path = queue.client.stores.find(url)  # last: if it raises, nothing was begun
-        queue.add(self)
+        self.store, self.path = queue.client.stores.find(url)  # last: if it raises, nothing was begun
+        if batch is None:
+            queue.add(self)
+        else:
+            batch.fetches.append(self)
 
     # By the consumer, with the lock
 
@@ -190,7 +210,9 @@ class Fetch:
 
     def request_next(self) -> None:
         """Request the next bytes."""
-        start = self._start
+        if self.batch is not None and self.batch.request():
+            return
+        start = self.start
         if self.blocks:
             assert self.blocks[-1].stop is not None
             start = self.blocks[-1].stop
@@ -198,19 +220,19 @@ class Fetch:
         if (
             self.stop is None
             and not self.object.ignores_ranges
-            and (self.queue.connections > 1 or not self._store.streams)
+            and (self.queue.connections > 1 or not self.store.streams)
         ):
             stop = start + self._count() if stop is None else min(start + self._count(), stop)
         block = Block(self, start, stop)
         self.blocks.append(block)
         self._send(block)
         if self._is_hedged:
-            self._store.waits.count_request()
+            self.store.waits.count_request()
             self._watch()
 
     def _send(self, block: Block) -> None:
         self.queue.transfers += 1
-        block.task = self._budget.loop.create_task(Transfer(self, block, self._store, self._path).run())
+        block.task = self._budget.loop.create_task(Transfer(self, block, self.store, self.path).run())
         block.task.add_done_callback(lambda task: self._ended(block, task))
 
     # A second request for a range that has stalled
@@ -218,11 +240,11 @@ class Fetch:
     @property
     def _is_hedged(self) -> bool:
         """Whether a second request helps: those of stores that do not stream wait for a thread."""
-        return self.stop is not None and self._store.streams
+        return self.stop is not None and self.store.streams
 
     def _watch(self, *, again: bool = False) -> None:
         """Make a second request if the last one for the range has stalled, or look again later."""
-        waits, loop = self._store.waits, self._budget.loop
+        waits, loop = self.store.waits, self._budget.loop
         last = self.rivals[-1] if self.rivals else self.blocks[-1]
         if self.given_up or self.failed or last.done or waits.stall == math.inf:
             return
@@ -266,7 +288,7 @@ class Fetch:
         if self.rivals:
             self.prefer(block)
         if self._is_hedged and error is None:
-            self._store.waits.note(block.longest_wait)
+            self.store.waits.note(block.longest_wait)
         with self._budget.lock:
             block.done, block.error = True, error
             self.failed = self.failed or error is not None
@@ -297,7 +319,7 @@ class Fetch:
         url, at = redact(self.url), block.reached
         options = self._client.reading.storage_options
         what = hide(what, self.url, options)
-        if block.got or block.start > self._start:
+        if block.got or block.start > self.start:
             error: Exception = UnreadError(f"byte {at} {what}")
         else:
             error = ShardError(f"shard {url} {what}.", url=url, offset=at or None)
@@ -309,6 +331,8 @@ class Fetch:
         for block in (*self.blocks, *self.rivals):
             if block.task is not None and not block.done:
                 block.task.cancel()
+        if self.batch is not None:
+            self.batch.give_up(self)
         if self in self.queue.fetches:
             with self._budget.lock:
                 self.queue.fetches.remove(self)

@@ -36,6 +36,8 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[Any, 
     """
     from fsspec.core import get_filesystem_class, url_to_fs
 
+    if url.startswith("ais://"):
+        url = aistore_url(url)
     options, links = dict(storage_options or {}), links_of(url)
     for link in links:
         protocol = link.partition("://")[0]
@@ -94,13 +96,24 @@ def missing_package(url: str) -> str:
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 
 
-def aistore_url(url: str) -> str:
-    """The URL of an AIStore object in the REST interface of the gateway."""
+def aistore_gateway() -> str:
+    """The URL of the gateway of the AIStore."""
     endpoint = os.environ.get("AIS_ENDPOINT")
     if not endpoint:
         raise ValueError("ais:// needs the environment variable AIS_ENDPOINT, such as http://gateway:51080")
+    return endpoint.rstrip("/")
+
+
+def aistore_object(url: str) -> tuple[str, str]:
+    """The bucket and the name of an AIStore object."""
     bucket, _, name = url.removeprefix("ais://").partition("/")
-    return f"{endpoint.rstrip('/')}/v1/objects/{bucket}/{quote(name)}?provider=ais"
+    return bucket, name
+
+
+def aistore_url(url: str) -> str:
+    """The URL of an AIStore object in the REST interface of the gateway."""
+    bucket, name = aistore_object(url)
+    return f"{aistore_gateway()}/v1/objects/{bucket}/{quote(name)}?provider=ais"
 
 
 async def _client(**options: Any) -> Any:

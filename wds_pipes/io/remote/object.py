@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from wds_pipes.errors import ShardError, StateError
@@ -11,26 +12,50 @@ from wds_pipes.io.urls import redact
 RECORD = 512  # bytes: if a tar ends before a multiple of this, only padding is missing
 
 
+@dataclass(slots=True)
+class Reported:
+    """What a store has reported of a remote object.
+
+    Attributes:
+        size: in bytes; None: not known (yet).
+        validators: values that change with the object, such as its ETag, by name.
+    """
+
+    size: int | None = None
+    validators: dict[str, str] = field(default_factory=dict)
+
+
 class RemoteObject:
     """A remote shard as a whole: every response must be of the same object.
 
     Args:
         url: where it is.
         expected: how many bytes it must have; None: any number.
+        reported: what the store has reported of it, to be shared by all that read ranges of it;
+            None: nothing yet.
 
     Attributes:
         size: in bytes; None: not known (yet).
-        size_is_reported: whether the size is from the store, not only expected.
         ignores_ranges: whether the store always sends it from its beginning: then all the rest is
             requested at once.
-        validators: values that change with the object, such as its ETag, by name.
     """
 
-    def __init__(self, url: str, expected: int | None) -> None:
+    def __init__(self, url: str, expected: int | None, reported: Reported | None = None) -> None:
         self._url = url
-        self._expected = self.size = expected
-        self.size_is_reported = self.ignores_ranges = False
-        self.validators: dict[str, str] = {}
+        self._reported = reported or Reported()
+        self._expected = expected
+        self.size = expected if self._reported.size is None else self._reported.size
+        self.ignores_ranges = False
+
+    @property
+    def size_is_reported(self) -> bool:
+        """Whether the size is from the store, not only expected."""
+        return self._reported.size is not None
+
+    @property
+    def validators(self) -> dict[str, str]:
+        """Values that change with the object, such as its ETag, by name."""
+        return self._reported.validators
 
     @property
     def etag(self) -> str | None:
@@ -49,14 +74,16 @@ class RemoteObject:
             self.refuse_size(response.size)
         if self._expected is not None and response.stop is not None and response.stop > self._expected:
             self.refuse_size("more")
-        if None not in (response.size, self.size) and response.size != self.size:
-            self.refuse_change(at, self.size, response.size)
-        if differing := changed(self.validators, response.validators):
+        known = self._reported
+        for size in (self.size, known.size):  # another reader of it may have got a response meanwhile
+            if None not in (response.size, size) and response.size != size:
+                self.refuse_change(at, size, response.size)
+        if differing := changed(known.validators, response.validators):
             self.refuse_change(at, *differing)
         self.ignores_ranges = self.ignores_ranges or response.start < at
-        self.size = self.size if response.size is None else response.size
-        self.size_is_reported = self.size_is_reported or response.size is not None
-        self.validators |= response.validators | self.validators
+        if response.size is not None:
+            self.size = known.size = response.size
+        known.validators |= response.validators | known.validators
         if response.size is not None and response.size <= at - RECORD:
             self.refuse_end(at, response.size)
 

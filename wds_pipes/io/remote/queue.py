@@ -155,7 +155,7 @@ class ReadQueue:
 
     def may_read(self, block: Block) -> bool:
         """Rule 2 of ``io.remote``."""
-        if self.has_room:
+        if self.has_room or block.fetch.given_up:
             return True
         first = self.fetches[0] if self.fetches else None
         return block.fetch is first and not block.chunks and block is first.read_now
@@ -174,13 +174,19 @@ class RangeQueue(ReadQueue):
         self._is_called = False
         super().__init__(client)
 
-    def add(self, fetch: Fetch) -> None:
+    def add(self, *fetches: Fetch) -> None:
         with self.budget.lock:
-            self.fetches.append(fetch)
-            self._unrequested.append(fetch)
+            self.fetches.extend(fetches)
+            self._unrequested.extend(fetches)
             if self.transfers < self.connections and not self._is_called:  # otherwise one that ends requests the next
                 self._is_called = True
                 self.budget.call(self.schedule)
+
+    def request_again(self, fetches: list[Fetch]) -> None:
+        """Request ranges that were requested, but have no block any more."""
+        with self.budget.lock:
+            unrequested = {*self._unrequested, *fetches}
+            self._unrequested = deque(fetch for fetch in self.fetches if fetch in unrequested)
 
     def move_to_front(self, fetch: Fetch) -> None:
         if fetch in self._unrequested:
@@ -203,12 +209,13 @@ class RangeQueue(ReadQueue):
 
     def _request(self) -> None:
         while self._unrequested and self.fetches:
+            if not self._unrequested[0].can_request:  # given up, or in a batch that is requested
+                self._unrequested.popleft()
+                continue
             if self._unrequested[0] is not self.fetches[0]:
                 if self.transfers >= self.connections:
                     return
                 if not self.has_room:
                     self.budget.blocked = True
                     return
-            fetch = self._unrequested.popleft()
-            if fetch.can_request:
-                fetch.request_next()
+            self._unrequested.popleft().request_next()

@@ -12,7 +12,7 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from time import perf_counter
@@ -20,6 +20,8 @@ from typing import Any, Protocol
 
 from wds_pipes.io.identity import identify_store
 from wds_pipes.io.remote.file_systems import (
+    aistore_gateway,
+    aistore_object,
     aistore_url,
     are_same,
     check_reachable,
@@ -45,6 +47,7 @@ from wds_pipes.io.urls import links_of
 
 # Bytes in a range, for stores that return whole ranges.
 _LEAST_RANGE, _FIRST_RANGE = 1 << 12, 1 << 18
+_MOST_FAILED = 3  # batches in a row, after which no more are requested
 
 
 class Store(Protocol):
@@ -53,10 +56,12 @@ class Store(Protocol):
     Attributes:
         streams: whether a response arrives in chunks, so that one request can be for all the rest
             of a shard.
+        takes_batches: whether one request may be for many ranges: see ``io.remote.batch``.
         waits: how long its requests wait for bytes.
     """
 
     streams: bool
+    takes_batches: bool
     waits: Waits
 
     async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
@@ -91,7 +96,8 @@ class Stores:
         """
         from fsspec.core import get_filesystem_class
 
-        if url.startswith("ais://"):
+        gateway = aistore_gateway() if url.startswith("ais://") else None
+        if gateway is not None:
             url = aistore_url(url)
         if len(links_of(url)) > 1:
             fs, path = file_system(url, self._options)
@@ -99,11 +105,11 @@ class Stores:
         protocol = url.partition(":")[0]
         kind = get_filesystem_class(protocol)
         of_url = kind._get_kwargs_from_urls(url)
-        key = f"{protocol} {sorted(of_url.items())}"
+        key = f"{protocol} {sorted(of_url.items())} {gateway}"
         with self._lock:
             if key not in self._known:
                 fs = self._make(protocol, kind, of_url)
-                self._known[key] = fs, self._store(fs)
+                self._known[key] = fs, self._store(fs) if gateway is None else AIStore(fs, gateway)
             fs, store = self._known[key]
         return store, fs._strip_protocol(url)
 
@@ -166,21 +172,57 @@ _shared: dict[int, _Shared] = {}  # by process
 
 class _Http:
     streams = True
+    takes_batches = False
 
     def __init__(self, fs: Any) -> None:
         self._fs, self.waits = fs, Waits()
 
     async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
+        return await self._get(path, start, range_headers(start, stop))
+
+    async def _get(self, url: str, start: int, headers: dict[str, str], **more: Any) -> Response:
         options = dict(self._fs.kwargs)
-        headers = {**options.pop("headers", {}), **range_headers(start, stop)}
+        headers = {**options.pop("headers", {}), **headers}
         session = await self._fs.set_session()
         return await request_by_http(
-            session, start, self._fs.encode_url(path), **{"timeout": _no_limit(), **options}, headers=headers
+            session, start, self._fs.encode_url(url), **{"timeout": _no_limit(), **options, **more}, headers=headers
         )
+
+
+class AIStore(_Http):
+    """An AIStore, by the REST interface of its gateway.
+
+    ``takes_batches`` becomes False when the gateway has shown that it has no GetBatch of byte
+    ranges, and when several batches in a row have failed.
+    """
+
+    def __init__(self, fs: Any, gateway: str) -> None:
+        super().__init__(fs)
+        self._gateway, self._failed, self.takes_batches = gateway, 0, True
+
+    async def request_batch(self, ranges: Sequence[tuple[str, int, int]]) -> Response:
+        """Request ranges of objects: the URL of each, its first byte, and how many bytes. The
+        response is a tar with a member for each range, in this order.
+        """
+        entries = []
+        for url, start, length in ranges:
+            bucket, name = aistore_object(url)
+            entries.append({"objname": name, "bucket": bucket, "provider": "ais", "start": start, "length": length})
+        # An entry that cannot be read has a member that says so, and the others are sent.
+        body = {"mime": ".tar", "in": entries, "coer": True, "onob": False, "strm": True}
+        url = f"{self._gateway}/v1/ml/moss/{entries[0]['bucket']}?provider=ais"
+        return await self._get(url, 0, {"Accept-Encoding": "identity"}, json=body)
+
+    def note_batch(self, *, failed: bool) -> None:
+        """Record how a batch has ended."""
+        self._failed = self._failed + 1 if failed else 0
+        if self._failed >= _MOST_FAILED:
+            self.takes_batches = False
 
 
 class _Gcs:
     streams = True
+    takes_batches = False
 
     def __init__(self, fs: Any, threads: Executor) -> None:
         self._fs, self._threads, self.waits = fs, threads, Waits()
@@ -199,6 +241,7 @@ class _Gcs:
 
 class _S3:
     streams = True
+    takes_batches = False
 
     def __init__(self, fs: Any) -> None:
         self._fs, self.waits = fs, Waits()
@@ -237,7 +280,7 @@ class _Other:
     on any connection, a request is divided into ranges, whose size follows the measured speed.
     """
 
-    streams = False
+    streams = takes_batches = False
 
     def __init__(self, fs: Any, threads: Executor, patience: float) -> None:
         self._fs, self._threads, self._patience, self.waits = fs, threads, patience, Waits()

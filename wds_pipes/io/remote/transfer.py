@@ -119,7 +119,7 @@ class Transfer:
         self._client.note_latency(clock() - begin)
         try:
             self._check(response, at)
-            await self._take(response, at)
+            await self.take(response, at)
         finally:
             await close_response(response)
 
@@ -203,8 +203,12 @@ class Transfer:
 
     # The bytes of a response
 
-    async def _take(self, response: Response, at: int) -> None:
-        """Pass the chunks of a response to the consumer."""
+    async def take(self, response: Response, at: int) -> None:
+        """Pass the chunks of a response to the consumer.
+
+        Raises:
+            UnreadError: it ends too early, or is too slow.
+        """
         block, clock = self._block, self._clock
         if block.is_whole():
             return
