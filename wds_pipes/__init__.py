@@ -26,6 +26,7 @@ if _TYPE_CHECKING:
     from wds_pipes import testing as testing
     from wds_pipes.codecs.audio import AudioReader, audio
     from wds_pipes.codecs.codec import Codec, register_codec
+    from wds_pipes.codecs.images import image_size
     from wds_pipes.codecs.video import VideoReader, video
     from wds_pipes.core.flat_map import FlatMap
     from wds_pipes.core.stage import Stage
@@ -82,6 +83,7 @@ __all__ = [
     "as_dataset",
     "audio",
     "describe_state",
+    "image_size",
     "load_state_dict",
     "merge_states",
     "mix",
@@ -111,6 +113,7 @@ _NAMES = {
     "loader.merging": ("merge_states",),
     "loader.pipe_loader": ("PipeLoader",),
     "loader.sample_order": ("SampleOrder",),
+    "codecs.images": ("image_size",),
     "display.states": ("describe_state",),
     "codecs.audio": ("AudioReader", "audio"),
     "codecs.codec": ("Codec", "register_codec"),

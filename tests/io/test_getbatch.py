@@ -144,7 +144,7 @@ def test_long_and_strange_names(name, form, store, shards):
     store.format = form
     url, data = store.put(name, content(shards[0]), bucket="other"), content(shards[0])
     ranges = [Range(url, start, start + 700) for start in range(0, 2_000_000, 100_000)]
-    assert read(RangeReader(None, 8), ranges) == [data[start:stop] for _, start, stop in ranges]
+    assert read(RangeReader(None, 8), ranges) == [data[start:stop] for _, start, stop, _ in ranges]
     assert (store.batches(), store.ranges()) == ([20], [])
 
 
@@ -153,7 +153,7 @@ def read(reader, ranges):
     with reader.read(iter(ranges)) as parts:
         return [
             bytes(part[start - base : stop - base])
-            for (_, start, stop), (part, base) in zip(ranges, parts, strict=True)
+            for (_, start, stop, _), (part, base) in zip(ranges, parts, strict=True)
         ]
 
 
@@ -165,7 +165,7 @@ def test_errors_are_those_of_single_requests(store, urls, shards):
     ranges[9:9] = [Range(urls[0], size - 1000, size + 512), Range(urls[0], size + 10_000_000, size + 10_000_001)]
     found = []
     with RangeReader(None, 8).read(ranges) as parts:
-        for _, start, stop in ranges:
+        for _, start, stop, _ in ranges:
             try:
                 part, base = next(parts)
                 found.append(bytes(part[start - base : stop - base]))
@@ -177,7 +177,7 @@ def test_errors_are_those_of_single_requests(store, urls, shards):
         if place == 3:
             found.insert(3, b"")
             ranges.insert(3, Range(urls[0], 0, 0))
-    assert found == [data[start:stop] for _, start, stop in ranges]
+    assert found == [data[start:stop] for _, start, stop, _ in ranges]
     assert store.batches() == [24]
     assert len(store.ranges()) >= 4
 
@@ -201,7 +201,7 @@ def test_any_ranges_with_any_faults(store, urls, shards, monkeypatch):
         store.fault = fault
         ranges = [Range(url, start, start + size) for url, start, size in found]
         reader = RangeReader(None, connections, readahead_bytes)
-        assert read(reader, ranges) == [data[url][start:stop] for url, start, stop in ranges]
+        assert read(reader, ranges) == [data[url][start:stop] for url, start, stop, _ in ranges]
 
     check()
     assert len(store.batches("gateway")) >= 20
@@ -233,7 +233,7 @@ def test_a_changed_object_is_never_spliced(store, urls, shards):
         store.put("shard-000000.tar", new)
         store.resume.set()
         found += parts
-    for number, ((_, start, stop), (part, base)) in enumerate(zip(ranges, found, strict=True)):
+    for number, ((_, start, stop, _), (part, base)) in enumerate(zip(ranges, found, strict=True)):
         assert bytes(part[start - base : stop - base]) == (old if number < 5 else new)[start:stop]
 
 
@@ -271,7 +271,7 @@ def test_readers_share_the_bytes(store, urls, shards):
         _, start, stop = wanted[number][len(found[number])]
         found[number].append(bytes(part[start - base : stop - base]))
         assert budget().held <= 512 * KIB + len(wanted) * 64 * KIB
-    assert found == [[data[url][start:stop] for url, start, stop in ranges] for ranges in wanted]
+    assert found == [[data[url][start:stop] for url, start, stop, _ in ranges] for ranges in wanted]
     assert sum(store.batches()) >= 12 * 16
     for parts in readers:
         parts.close()
@@ -285,7 +285,7 @@ def read_there(reader, ranges, queue):
 def test_in_a_forked_process(store, urls, shards):
     """While a batch runs here."""
     ranges = [Range(urls[0], start, start + 700) for start in range(0, 2_000_000, 100_000)]
-    reader, expected = RangeReader(None, 8), [content(shards[0])[start:stop] for _, start, stop in ranges]
+    reader, expected = RangeReader(None, 8), [content(shards[0])[start:stop] for _, start, stop, _ in ranges]
     store.fault = "stalls"
     parts = reader.read(iter(ranges))
     next(parts)

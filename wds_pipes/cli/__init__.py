@@ -2,7 +2,7 @@
 
 import click
 
-from wds_pipes.cli import bench, cache, index
+from wds_pipes.cli import bench, cache, index, info
 from wds_pipes.cli.demo import command
 
 
@@ -16,3 +16,4 @@ main.add_command(bench.bench)
 main.add_command(cache.cache)
 main.add_command(command.demo)
 main.add_command(index.index)
+main.add_command(info.info)

@@ -21,6 +21,7 @@ from wds_pipes.codecs.names import (
     Handler,
     NotAllowedError,
 )
+from wds_pipes.codecs.resizing import Resize
 from wds_pipes.codecs.table import IMAGE, ROWS, SPECS, names_asked
 from wds_pipes.io import compression
 
@@ -68,6 +69,7 @@ class Decoding:
         max_image_pixels: of the images that are decoded.
         must_decode: whether a field without a decoder is an error.
         registered: the codecs that the caller registered, by extension.
+        resize: what images are resized to; None: nothing.
 
     Raises:
         ValueError: a spec is unknown, or two specs are for images.
@@ -82,6 +84,7 @@ class Decoding:
         max_image_pixels: int,
         must_decode: bool = False,
         registered: Mapping[str, Codec] | None = None,
+        resize: Resize | None = None,
     ) -> None:
         self._must_decode = must_decode
         self._own: ByExtension[Decoder] = ByExtension()
@@ -120,7 +123,11 @@ class Decoding:
             elif row.asked is None or name in asked:
                 self._known[name] = row.decode
             elif row.asked == "image" and images is not None:
-                self._known[name] = image_decoder(images, max_image_pixels, name)
+                self._known[name] = image_decoder(images, max_image_pixels, name, resize)
+        if images is None and resize is not None:
+            raise ValueError(
+                "size is that of decoded images: also name an image spec, as in decode_by_ext('rgb8', size=224)"
+            )
         self._images = images
 
     def decoder(self, field: str) -> Decoder | None:

@@ -1,4 +1,4 @@
-"""Images, with Pillow."""
+"""Images: the quickest installed decoder of each format, sizes, and encoding with Pillow."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ import sys
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from wds_pipes.codecs.names import IMAGE_FORMATS, MAX_SCANS, NAMED_FORMATS, Decoder, Encoder
+from wds_pipes.codecs import jpeg
+from wds_pipes.codecs.jpeg import check_pixels, check_scans, decode_jpeg
+from wds_pipes.codecs.names import IMAGE_FORMATS, NAMED_FORMATS, Decoder, Encoder
+from wds_pipes.codecs.resizing import Pixels, Resize
+
+_MODULES = {"WEBP": "WebP"}  # the names of Pillow's modules where they are not those of their formats
 
 # The result of an image spec: Pillow's mode, floats in 0..1 instead of uint8, the kind of object.
 IMAGE_SPECS: dict[str, tuple[str, bool, str]] = {
@@ -28,29 +34,89 @@ IMAGE_SPECS: dict[str, tuple[str, bool, str]] = {
 }
 
 
-def image_decoder(spec: str, max_pixels: int, extension: str) -> Decoder:
-    """A decoder of images with Pillow; ``spec`` names the kind of result, see ``decode_by_ext``."""
+def decoders_in_use() -> dict[str, str]:
+    """Return what decodes each format: ``"simplejpeg"`` or ``"pillow"``."""
+    quick = {"JPEG": "simplejpeg"} if jpeg.simplejpeg() is not None else {}
+    return {name: quick.get(name, "pillow") for name in (*IMAGE_FORMATS, *NAMED_FORMATS.values())}
+
+
+def image_decoder(spec: str, max_pixels: int, extension: str, resize: Resize | None = None) -> Decoder:
+    """A decoder of images; ``spec`` names the kind of result, see ``decode_by_ext``."""
     mode, floats, kind = IMAGE_SPECS[spec]
 
     def decode(data: bytes) -> Any:
-        with open_image(data, max_pixels, extension) as image:
-            converted = _in_8_bits(image).convert(mode)
-        del image  # free its memory before the next copy is made
+        data = bytes(data)  # of a memoryview; bytes are not copied
+        if kind == "pil" and resize is None:
+            return _decode_with_pillow(data, mode, max_pixels, extension, None)[0]
+        array: npt.NDArray[Any] = _decode(data, mode, max_pixels, extension, resize)
         if kind == "pil":
-            return converted
-        array = np.asarray(converted)
-        del converted
+            from PIL import Image
+
+            return Image.fromarray(array)
         if floats:
             array = array.astype(np.float32)
             array /= np.float32(255)
         if kind == "numpy":
-            return array if array.flags.writeable else array.copy()
+            return array
         import torch
 
         planes = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
         return torch.from_numpy(np.ascontiguousarray(planes) if floats else planes.copy(order="C"))
 
     return decode
+
+
+def _decode(data: bytes, mode: str, max_pixels: int, extension: str, resize: Resize | None) -> Pixels:
+    """Decode an image to an array of shape (H, W) or (H, W, C), which can be written to."""
+    if data[:3] == b"\xff\xd8\xff" and (decoded := decode_jpeg(data, mode, max_pixels, resize)) is not None:
+        return decoded
+    image, width, height = _decode_with_pillow(data, mode, max_pixels, extension, resize)
+    array: Pixels = np.asarray(image)
+    del image  # free its memory before the next copy is made
+    array = array if array.flags.writeable else array.copy()
+    return array if resize is None else resize.resize(array, width, height)
+
+
+def _decode_with_pillow(
+    data: bytes, mode: str, max_pixels: int, extension: str, resize: Resize | None
+) -> tuple[Any, int, int]:
+    """Return an image in a mode, and its width and height before it was scaled: a JPEG that is
+    resized is decoded at a smaller scale where that is enough.
+    """
+    with open_image(data, max_pixels, extension) as image:
+        width, height = image.size
+        if resize is not None and (denominator := resize.denominator(width, height)) > 1:
+            image.draft(None, (width // denominator, height // denominator))  # of a JPEG; others stay as they are
+        return _in_8_bits(image).convert(mode), width, height
+
+
+def image_size(data: bytes) -> tuple[int, int]:
+    """Return the height and width of an image, from its header: nothing is decoded.
+
+    It is also a decoder, ``decode_by_ext({"jpg;png": wp.image_size})``, which then takes the place
+    of decoding the pixels. The format is recognised by the content: JPEG, PNG, WebP, TIFF, GIF, BMP
+    or PPM.
+
+    Args:
+        data: the image.
+
+    Returns:
+        (height, width) in pixels, as in the shape of the array to which ``decode_by_ext`` decodes
+        it.
+
+    Raises:
+        ValueError: it is not an image of these formats, or its header is damaged.
+        OSError, SyntaxError: its header is damaged, as Pillow says.
+    """
+    data = bytes(data)  # of a memoryview; bytes are not copied
+    name = _format_of(data, IMAGE_FORMATS)
+    if name == "WEBP":
+        width, height = webp_size(data)
+        if not width:
+            raise ValueError("the header of the WebP is damaged")
+        return height, width
+    with _open_as(name, data) as image:
+        return image.height, image.width
 
 
 def open_image(data: bytes, max_pixels: int, extension: str) -> Any:
@@ -62,47 +128,43 @@ def open_image(data: bytes, max_pixels: int, extension: str) -> Any:
     Raises:
         ValueError: it is not an image of a known format, or exceeds a limit.
     """
-    from PIL import Image, TiffImagePlugin, WebPImagePlugin  # noqa: F401 - these two register their formats
+    named = NAMED_FORMATS.get(extension)
+    name = _format_of(data, IMAGE_FORMATS if named is None else (*IMAGE_FORMATS, named))
+    if name == "ICO":
+        return _open_icon(data, max_pixels)
+    if name == "WEBP":  # Pillow allocates memory for all pixels when it opens one
+        check_pixels(*webp_size(data), max_pixels)
+    image = _open_as(name, data)
+    check_pixels(image.width, image.height, max_pixels)
+    if name == "DDS":
+        _check_dds(image, len(data))
+    if name == "JPEG":
+        check_scans(data)
+    return image
+
+
+def _format_of(data: bytes, formats: tuple[str, ...]) -> str:
+    """Return which of Pillow's formats the data have by their first bytes.
+
+    Raises:
+        ValueError: none of them.
+    """
+    from PIL import Image
 
     Image.preinit()
-    formats: tuple[str, ...] = IMAGE_FORMATS
-    if extension in NAMED_FORMATS:
-        named = NAMED_FORMATS[extension]
-        importlib.import_module(f"PIL.{named.title()}ImagePlugin")  # registers it
-        formats = (*formats, named)
     for name in formats:
-        factory, accept = Image.OPEN[name]
+        if name not in Image.OPEN:
+            importlib.import_module(f"PIL.{_MODULES.get(name, name.title())}ImagePlugin")  # registers it
+        accept = Image.OPEN[name][1]
         if accept is None or accept(data[:16]) is True:
-            if name == "ICO":
-                return _open_icon(data, max_pixels)
-            if name == "WEBP":  # Pillow allocates memory for all pixels when it opens one
-                _check_pixels(*webp_size(data), max_pixels)
-            image = factory(io.BytesIO(data), "")
-            _check_pixels(image.width, image.height, max_pixels)
-            if name == "DDS":
-                _check_dds(image, len(data))
-            if name == "JPEG" and (scans := _count_scans(data)) > MAX_SCANS:
-                raise ValueError(
-                    f"the JPEG has {scans} scans, more than {MAX_SCANS}, each of which costs as "
-                    "much time as a whole image"
-                )
-            return image
+            return name
     raise ValueError(f"the data are none of {', '.join(formats)}")
 
 
-def _check_pixels(width: int, height: int, most: int) -> None:
-    if width * height > most:
-        raise ValueError(f"the image has {width} x {height} pixels, more than max_image_pixels={most}")
+def _open_as(name: str, data: bytes) -> Any:
+    from PIL import Image
 
-
-def _count_scans(data: bytes) -> int:
-    """Count the scans of a JPEG by their marker (FF DA), which cannot occur inside compressed
-    data.
-    """
-    # Compare 16-bit numbers at both alignments: this takes a seventh of the time of data.count().
-    return sum(
-        int(np.count_nonzero(np.frombuffer(data, "<u2", (len(data) - start) // 2, start) == 0xDAFF)) for start in (0, 1)
-    )
+    return Image.OPEN[name][0](io.BytesIO(data), "")
 
 
 def _open_icon(data: bytes, max_pixels: int) -> Any:
@@ -125,7 +187,7 @@ def _open_icon(data: bytes, max_pixels: int) -> Any:
     if content.startswith(b"\x89PNG"):
         return open_image(content, max_pixels, "")
     width, height = BmpImagePlugin.DibImageFile(io.BytesIO(content)).size
-    _check_pixels(width, height // 2, max_pixels)  # a mask of as many pixels follows the colours
+    check_pixels(width, height // 2, max_pixels)  # a mask of as many pixels follows the colours
     if width * height > 8 * len(content):  # both take at least one bit a pixel
         raise ValueError("the icon is cut short")
     alone = struct.pack("<3H4B2H2I", 0, 1, 1, *entry[:6], len(content), 22) + content

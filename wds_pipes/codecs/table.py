@@ -178,6 +178,7 @@ TABLE: tuple[Row, ...] = (
         gives="what torch.load(weights_only=True) returns",
         unpickle=arrays.pickled_tensors,
     ),
+    # Of these, one text has several meanings: a csv with or without a header, a YAML 1.1 "no".
     Row(
         "csv",
         text.decode_csv,

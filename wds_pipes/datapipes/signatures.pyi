@@ -12,6 +12,7 @@ from typing_extensions import TypeVar
 
 from wds_pipes.codecs.codec import Codec
 from wds_pipes.codecs.names import Decoder, Handler
+from wds_pipes.codecs.resizing import Fit, Size
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.datapipes.base import IterDataPipe
 from wds_pipes.datapipes.pipe import WdsPipe
@@ -46,6 +47,8 @@ class Methods(Generic[T_co]):
     def decode_by_ext(
         self,
         *specs: str | Mapping[str, Decoder | Codec] | Handler,
+        size: Size | None = None,
+        fit: Fit = "cover",
         only: Iterable[str] | None = None,
         partial: bool = False,
         must_decode: bool = False,

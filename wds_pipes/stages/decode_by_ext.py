@@ -8,6 +8,7 @@ from typing import Any
 from wds_pipes.codecs.codec import Codec, registered_codecs
 from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.codecs.names import Decoder, Handler, NotAllowedError
+from wds_pipes.codecs.resizing import Fit, Size, read_resize
 from wds_pipes.codecs.table import ROWS
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
@@ -72,9 +73,22 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
             ``torchl8 torchrgb8 torchrgba8 torchl torchrgb torchrgba`` return tensors of shape
             (C, H, W), with C = 1 for the first and fourth; ``torch`` is ``torchrgb``. ``pill pil
             pilrgba`` return PIL images, and ``pilrgb`` is ``pil``. Of 16-bit images only the upper
-            8 bits are kept, and of animations only the first frame. EXIF is ignored, so photos are
-            not rotated. A field that looks like an image but has no decoder (``heic``, ``svg``)
-            stays bytes, with a warning, once in a process.
+            8 bits are kept, and of animations only the first frame; palettes and CMYK become the
+            colours of the spec. EXIF is ignored, so photos are not rotated. A field that looks like
+            an image but has no decoder (``heic``, ``svg``) stays bytes, with a warning, once in a
+            process. JPEG is decoded by ``simplejpeg`` if it is installed (extra ``images``), which
+            returns the same pixels as Pillow in less time; ``wds-pipes info --codecs`` says what is
+            used.
+        size: resize all images to this size, ``(height, width)`` in pixels, or one number for both;
+            None: they keep their sizes. They are resized once, antialiased, with the filter
+            ``BILINEAR`` of Pillow. A JPEG with at least 4.5 times the requested width and height is
+            decoded at a half, a quarter or an eighth of its size, which saves most of the time. The
+            result is within 40 dB (PSNR) of decoding and resizing with Pillow, and the same
+            whichever decoder is installed. ``max_image_pixels`` is for images before this.
+        fit: how an image with another shape comes to this size. ``"cover"``: it fills it, and what
+            is too wide or too high is cropped on both sides (``ImageOps.fit`` of Pillow).
+            ``"contain"``: all of it is in the middle, between zeros: black, or transparent with
+            ``rgba`` (``ImageOps.pad``). ``"stretch"``: width and height are scaled apart.
         only: names of the fields to decode, as in ``["jpg;png", "cls"]``; all others stay as they
             are.
         partial: leave fields that are not bytes as they are, since they were decoded before.
@@ -106,6 +120,8 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
         self,
         source: Stage[Any],
         *specs: str | Mapping[str, Decoder | Codec] | Handler,
+        size: Size | None = None,
+        fit: Fit = "cover",
         only: Iterable[str] | None = None,
         partial: bool = False,
         must_decode: bool = False,
@@ -121,6 +137,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
         self.max_image_pixels = check_count("max_image_pixels", max_image_pixels)
         # As they are now: they travel with the pipe to processes where nothing was registered.
         self.registered = registered_codecs()
+        self.size, self.fit = size, fit
         self._decoding()
 
     def _decoding(self) -> Decoding:
@@ -130,6 +147,7 @@ class DecodeByExt(Tolerant[dict[str, Any]]):
             max_image_pixels=self.max_image_pixels,
             must_decode=self.must_decode,
             registered=self.registered,
+            resize=read_resize(self.size, self.fit),
         )
 
     def run(self) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,32 @@
+"""``wds-pipes info``."""
+
+from importlib.metadata import version
+
+from click.testing import CliRunner
+
+from wds_pipes.cli import main
+from wds_pipes.codecs import jpeg
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["info", *arguments])
+
+
+def test_codecs_says_what_decodes_each_format(monkeypatch):
+    monkeypatch.setattr(jpeg, "simplejpeg", lambda: None)
+    lines = run("--codecs").output.splitlines()
+    assert lines[0] == f"JPEG  pillow {version('pillow')}"
+    assert [line.split()[0] for line in lines[1:5]] == ["PNG", "WEBP", "TIFF", "GIF"]
+    assert "with: pip install 'wds_pipes[images]'" in lines[-1]
+
+
+def test_simplejpeg_is_named_if_it_is_used(monkeypatch):
+    monkeypatch.setattr(jpeg, "simplejpeg", object)
+    found = run("--codecs").output
+    assert found.startswith("JPEG  simplejpeg")
+    assert "pip install" not in found
+
+
+def test_what_to_show_has_to_be_named():
+    result = run()
+    assert (result.exit_code, "pass --codecs" in result.output) == (2, True)

@@ -1,0 +1,410 @@
+"""Images: the same pixels whichever decoder is installed, ``size=`` against Pillow, image_size.
+
+Formats, specs and limits of Pillow's decoders are in test_codecs.py.
+"""
+
+import io
+import struct
+import tarfile
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+from sources import Given
+
+import wds_pipes as wp
+from wds_pipes.codecs import jpeg
+from wds_pipes.codecs.decoding import Decoding
+from wds_pipes.codecs.images import decoders_in_use
+from wds_pipes.codecs.resizing import Resize, read_resize
+from wds_pipes.core.stream import Stream
+from wds_pipes.stages import DecodeByExt
+from wds_pipes.testing import check_resume, make_shards, same
+
+BILINEAR = Image.Resampling.BILINEAR
+
+
+def saved(image, form="JPEG", **options):
+    file = io.BytesIO()
+    (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(file, form, **options)
+    return file.getvalue()
+
+
+def smooth(height, width, seed=0):
+    """A picture with the smooth shapes of a photograph, and some grain."""
+    rng = np.random.default_rng(seed)
+    small = Image.fromarray(rng.integers(0, 256, (9, 12, 3), np.uint8)).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
+    return np.clip(np.asarray(small) + rng.normal(0, 6, (height, width, 3)), 0, 255).astype(np.uint8)
+
+
+@pytest.fixture(params=["simplejpeg", "pillow"])
+def decoder(request, monkeypatch):
+    """The decoder of JPEG, of those that users may have."""
+    if request.param == "pillow":
+        monkeypatch.setattr(jpeg, "simplejpeg", lambda: None)
+    else:
+        pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
+    assert decoders_in_use()["JPEG"] == request.param
+    return request.param
+
+
+def decode(data, spec="rgb8", *, size=None, fit="cover", extension="jpg", max_image_pixels=1 << 26):
+    decoding = Decoding((spec,), allow_pickle=False, max_image_pixels=max_image_pixels, resize=read_resize(size, fit))
+    return decoding.decoder(extension)(data)
+
+
+def with_pillow(data, size, fit, mode="RGB"):
+    """The same by Pillow alone, from all pixels."""
+    image, pair = Image.open(io.BytesIO(data)).convert(mode), (size[1], size[0])
+    if fit == "stretch":
+        return np.asarray(image.resize(pair, BILINEAR))
+    return np.asarray((ImageOps.fit if fit == "cover" else ImageOps.pad)(image, pair, BILINEAR))
+
+
+def decibels(found, expected):
+    """The PSNR of two images."""
+    error = np.mean((found.astype(float) - expected) ** 2)
+    return 10 * np.log10(255**2 / error) if error else np.inf
+
+
+PIXELS = smooth(61, 83)
+ODD = {
+    "colours": saved(PIXELS),
+    "4:4:4": saved(PIXELS, subsampling=0),
+    "4:2:2": saved(PIXELS, subsampling=1),
+    "progressive": saved(PIXELS, progressive=True),
+    "rgb": saved(PIXELS, keep_rgb=True),
+    "grey": saved(Image.fromarray(PIXELS).convert("L")),
+    "cmyk": saved(Image.fromarray(PIXELS).convert("CMYK")),
+    "restarts": saved(PIXELS, restart_marker_rows=1),
+    "1 x 1": saved(PIXELS[:1, :1]),
+    "1 x 83": saved(PIXELS[:1]),
+    "61 x 1": saved(PIXELS[:, :1]),
+    "exif": saved(PIXELS, exif=b"Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0\6\0\0\0\0\0\0"),
+    "a thumbnail": saved(PIXELS, exif=b"Exif\0\0" + saved(PIXELS[:9, :9])),
+    "data after its end": saved(PIXELS) + b"more",
+    "two pictures": saved(Image.fromarray(PIXELS), "MPO", save_all=True, append_images=[Image.fromarray(PIXELS[::-1])]),
+}
+
+
+# Which decoder
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("spec", ["rgb8", "l8", "rgba8", "torchrgb", "pil"])
+def test_odd_jpegs_have_the_pixels_of_pillow(name, spec, decoder):
+    mode = {"rgb8": "RGB", "l8": "L", "rgba8": "RGBA", "torchrgb": "RGB", "pil": "RGB"}[spec]
+    value = decode(ODD[name], spec)
+    found = value.permute(1, 2, 0).numpy() if spec == "torchrgb" else np.asarray(value)
+    expected = np.asarray(Image.open(io.BytesIO(ODD[name])).convert(mode))
+    assert np.array_equal(found, expected.astype(np.float32) / np.float32(255) if spec == "torchrgb" else expected)
+    if spec == "rgb8":
+        assert value.flags.writeable
+        assert value.flags.c_contiguous
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_any_bytes_are_decoded(kind, decoder):
+    assert decode(kind(ODD["colours"])).shape == (61, 83, 3)
+    assert decode(kind(saved(PIXELS, "PNG")), size=(4, 5)).shape == (4, 5, 3)
+
+
+@pytest.mark.parametrize("size", [None, (8, 8)])
+def test_damaged_jpegs_are_errors(size, decoder):
+    """Not an image that is grey below, whichever decoder is installed."""
+    data = ODD["colours"]
+    place = data.index(b"\xff\xc0")
+    damaged = [
+        *(data[:end] for end in (3, 20, place + 6, len(data) // 2, len(data) - 40)),
+        data[:place] + data[place + 19 :],  # no header of a frame
+        data[: place + 9] + b"\0" + data[place + 10 :],  # no components
+    ]
+    for each in damaged:
+        with pytest.raises((OSError, ValueError, SyntaxError, IndexError, struct.error)):
+            decode(each, size=size)
+
+
+def taller(data, height, width):
+    """A JPEG whose header claims another size."""
+    place = data.index(b"\xff\xc0") + 5
+    return data[:place] + struct.pack(">HH", height, width) + data[place + 4 :]
+
+
+@pytest.mark.parametrize("size", [None, (8, 8)])
+def test_a_jpeg_that_claims_to_be_large_takes_no_memory(size, decoder):
+    """It is refused by its header, before memory is taken; 65 500 x 65 500 would be 13 GB.
+
+    Within the limit it is decoded as by Pillow, grey where data are missing.
+    """
+    for lie, most in ((taller(ODD["colours"], 65_500, 65_500), 1 << 26), (taller(ODD["colours"], 1000, 1001), 10**6)):
+        tracemalloc.start()
+        try:
+            with pytest.raises(ValueError, match=r"pixels, more than max_image_pixels"):
+                decode(lie, size=size, max_image_pixels=most)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+    lie = taller(ODD["colours"], 61, 90)
+    assert same(decode(lie), np.array(Image.open(io.BytesIO(lie))))
+
+
+@pytest.mark.parametrize("size", [None, (8, 8)])
+@pytest.mark.parametrize("odd", [b"", b"\xff", b"\xff\xfe\0\x05abc"])
+def test_a_jpeg_of_very_many_scans_is_refused(odd, size, decoder):
+    """Whatever stands before its frame, such as a comment."""
+    data = ODD["progressive"][:2] + odd + ODD["progressive"][2:]
+    start = data.rindex(b"\xff\xda")
+    with pytest.raises(ValueError, match=r"the JPEG has 1\d\d scans, more than 100"):
+        decode(data[:start] + data[start:-2] * 101 + data[-2:], size=size)
+
+
+def test_scans_after_the_only_one_of_a_jpeg_are_damage(decoder):
+    """They are not decoded, so they need not be counted: a JPEG that is not progressive ends with
+    it.
+    """
+    data = ODD["4:4:4"]
+    start = data.rindex(b"\xff\xda")
+    for extra in (1, 200):
+        with pytest.raises(OSError, match="broken data stream"):
+            decode(data[:-2] + data[start:-2] * extra + data[-2:])
+
+
+def test_scans_of_single_colours_are_counted(decoder):
+    """They are those of a JPEG whose colours come one after another."""
+    data = bytearray(ODD["grey"])
+    data[data.index(b"\xff\xc0") + 9] = 3  # three colours, of which the scan has one
+    start = data.rindex(b"\xff\xda")
+    with pytest.raises(ValueError, match="more than 100"):
+        decode(bytes(data[:start] + data[start:-2] * 101 + data[-2:]))
+
+
+# Size and fit
+
+
+SIZES = [(224, 224), (48, 80), (33, 17), (300, 200), 40]
+
+
+@pytest.mark.parametrize("fit", ["cover", "contain", "stretch"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_images_are_resized_as_by_pillow(size, fit, decoder):
+    """At least 40 dB; to the size that was asked for, larger or smaller, of any shape."""
+    pair = (size, size) if isinstance(size, int) else size
+    for number, (height, width) in enumerate([(375, 500), (500, 333), (224, 224), (90, 640), (1000, 750)]):
+        data = saved(smooth(height, width, number), quality=90)
+        found = decode(data, size=size, fit=fit)
+        assert found.shape == (*pair, 3)
+        assert found.flags.writeable
+        assert found.flags.c_contiguous
+        assert decibels(found, with_pillow(data, pair, fit)) >= 40, (height, width)
+
+
+@pytest.mark.parametrize("fit", ["cover", "contain", "stretch"])
+def test_photographs_are_resized_as_by_pillow(fit, decoder, shared_data):
+    """To 224 x 224 and to 32 x 32, where they are decoded at a quarter of their size."""
+    with tarfile.open(shared_data / "photos-000000.tar") as shard:
+        photographs = [shard.extractfile(name).read() for name in shard.getnames() if name.endswith("jpg")][:24]
+    assert len(photographs) == 24
+    for data in photographs:
+        assert same(decode(data), np.array(Image.open(io.BytesIO(data))))
+        for size in ((224, 224), (32, 32)):
+            assert decibels(decode(data, size=size, fit=fit), with_pillow(data, size, fit)) >= 40
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.tuples(st.integers(1, 90), st.integers(1, 90)),
+    st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    st.sampled_from(["cover", "contain", "stretch"]),
+    st.sampled_from(["rgb8", "l8", "rgba8", "torchrgb8", "pil"]),
+    st.sampled_from(["PNG", "JPEG"]),
+)
+def test_any_image_is_resized_to_any_size(shape, size, fit, spec, form):
+    """Also by Pillow's geometry: the same as from all pixels, of images without grain."""
+    rows, columns = np.linspace(0, 1, shape[0])[:, None], np.linspace(0, 1, shape[1])[None]
+    pixels = np.stack([200 * rows + 0 * columns, 200 * columns + 0 * rows, 100 * (rows + columns)], -1).astype(np.uint8)
+    data = saved(pixels, form, **({"quality": 95} if form == "JPEG" else {}))
+    value = decode(data, spec, size=size, fit=fit)
+    mode = {"l8": "L", "rgba8": "RGBA"}.get(spec, "RGB")
+    found = value.permute(1, 2, 0).numpy() if spec == "torchrgb8" else np.asarray(value)
+    assume(fit != "contain" or min(Resize(size, fit).place(shape[1], shape[0])[1:3]) > 1)  # Pillow rounds to 0
+    expected = with_pillow(data, size, fit, mode)
+    assert found.shape == expected.shape
+    if fit == "contain" and mode == "RGBA":  # ImageOps.pad fills with opaque black
+        expected = np.where(found[..., 3:] == 0, 0, expected)
+    assert np.abs(found.astype(int) - expected).max() <= 8
+
+
+def test_both_decoders_return_the_same_pixels_of_any_size(monkeypatch):
+    """So that a run continues with the same data on a machine that has another one."""
+    pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
+    pictures = [
+        *ODD.values(),
+        *(saved(smooth(height, width)) for height, width in ((500, 375), (601, 903), (77, 1111))),
+    ]
+    found = {}
+    for name in ("simplejpeg", "pillow"):
+        if name == "pillow":
+            monkeypatch.setattr(jpeg, "simplejpeg", lambda: None)
+        found[name] = [decode(data, size=size) for data in pictures for size in (None, 16, (100, 60), 300)]
+    assert all(map(same, found["simplejpeg"], found["pillow"]))
+
+
+def test_a_jpeg_is_decoded_at_the_scale_that_is_enough(monkeypatch):
+    """At an eighth at most, and only if twice the size or more is left."""
+    decoded = []
+    draft = jpeg.simplejpeg() or pytest.skip("simplejpeg is not installed")
+
+    class Spy:
+        decode_jpeg_header = staticmethod(draft.decode_jpeg_header)
+
+        @staticmethod
+        def decode_jpeg(*arguments, **options):
+            decoded.append(draft.decode_jpeg(*arguments, **options))
+            return decoded[-1]
+
+    monkeypatch.setattr(jpeg, "simplejpeg", lambda: Spy)
+    data = saved(smooth(601, 903))
+    for size in (16, 32, 60, 100, 200, 500):
+        decode(data, size=size)
+    assert [array.shape[0] for array in decoded] == [76, 76, 151, 301, 601, 601]
+
+
+@pytest.mark.parametrize("form", ["PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "TGA"])
+def test_every_format_is_resized(form):
+    pixels = smooth(90, 70)
+    found = decode(saved(pixels, form), size=(30, 40), extension=form.lower())
+    expected = with_pillow(saved(pixels, form), (30, 40), "cover")
+    assert np.abs(found.astype(int) - expected).max() <= 1
+
+
+def test_16_bits_and_palettes_are_resized():
+    deep = np.linspace(0, 65535, 40 * 60).reshape(40, 60).astype(np.uint16)
+    expected = np.asarray(Image.fromarray((deep >> 8).astype(np.uint8)).resize((6, 4), BILINEAR))
+    assert np.abs(decode(saved(deep, "PNG"), "l8", size=(4, 6)).astype(int) - expected).max() <= 1
+    palette = saved(Image.fromarray(PIXELS).quantize(16), "PNG")
+    assert (
+        np.abs(decode(palette, size=20, fit="stretch").astype(int) - with_pillow(palette, (20, 20), "stretch")).max()
+        <= 1
+    )
+
+
+def test_transparent_colours_do_not_bleed():
+    """Pixels are weighed by their alpha; the padding is transparent."""
+    pixels = np.zeros((40, 80, 4), np.uint8)
+    pixels[:, :40] = (255, 0, 0, 255)
+    pixels[:, 40:] = (0, 255, 0, 0)
+    found = decode(saved(pixels, "PNG"), "rgba8", size=20, fit="contain", extension="png")
+    assert found[..., 1].max() == 0
+    assert not found[:5].any()
+    assert not found[15:].any()
+    assert (found[5:15, :9] == (255, 0, 0, 255)).all()
+
+
+def test_contain_lies_in_the_middle():
+    found = decode(saved(np.full((20, 40, 3), 200, np.uint8), "PNG"), size=(41, 40), fit="contain")
+    rows = found.any(axis=(1, 2))
+    assert np.flatnonzero(rows).tolist() == list(range(10, 30))
+    assert (found[10:30] == 200).all()
+
+
+def test_an_image_of_the_size_is_not_changed():
+    assert same(decode(saved(PIXELS, "PNG"), size=(61, 83)), PIXELS)
+
+
+def test_pixels_are_limited_before_an_image_is_resized(decoder):
+    for form in ("JPEG", "PNG"):
+        with pytest.raises(ValueError, match="83 x 61 pixels, more than max_image_pixels=100"):
+            decode(saved(PIXELS, form), size=8, max_image_pixels=100)
+
+
+@pytest.mark.parametrize(
+    ("specs", "options", "message"),
+    [
+        (("rgb8",), {"size": 0}, "size must be at least 1"),
+        (("rgb8",), {"size": (1, 2, 3)}, r"size is one number, or \(height, width\)"),
+        (("rgb8",), {"size": (8, 8.5)}, "size must be an int, not 8.5"),
+        (("rgb8",), {"size": "224"}, "size must be an int"),
+        (("rgb8",), {"size": 1 << 20}, "size must be at most 65536"),
+        (("rgb8",), {"size": 8, "fit": "crop"}, "fit must be one of 'cover', 'contain', 'stretch'"),
+        (("rgb8",), {"fit": "contain"}, "also pass size="),
+        ((), {"size": 8}, "also name an image spec"),
+    ],
+)
+def test_wrong_sizes_are_refused_when_it_is_built(specs, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        DecodeByExt(Given([]), *specs, **options)
+
+
+def test_a_pipe_resizes_its_images_and_resumes_exactly(tmp_path):
+    urls = make_shards(tmp_path, shards=2, samples=4, fields=("jpg", "cls"))
+
+    def pipe():
+        return wp.ShardList(urls).open_shards().load_tar().group_by_key().decode_by_ext("torchrgb8", size=(6, 5))
+
+    assert {tuple(sample["jpg"].shape) for sample in pipe()} == {(3, 6, 5)}
+    check_resume(pipe)
+
+
+def test_a_damaged_image_is_a_decode_error_of_its_sample(decoder):
+    samples = [{"__key__": "a", "__url__": "x.tar", "jpg": ODD["colours"][:900]}]
+    with pytest.raises(wp.DecodeError, match="field 'jpg' of sample 'a' in shard x.tar cannot be decoded"):
+        list(Stream(DecodeByExt(Given(samples), "rgb8", size=8)))
+
+
+# image_size
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM"])
+def test_the_size_is_that_of_the_decoded_array(form):
+    data = saved(PIXELS, form)
+    assert wp.image_size(data) == decode(data).shape[:2] == (61, 83)
+    assert wp.image_size(memoryview(data)) == (61, 83)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_the_size_of_a_turned_image_is_that_of_its_array(form):
+    """Only the orientation of a TIFF is applied."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = saved(PIXELS, form, exif=exif)
+    assert wp.image_size(data) == decode(data).shape[:2] == ((83, 61) if form == "TIFF" else (61, 83))
+    assert decode(data, size=(9, 8)).shape == (9, 8, 3)
+
+
+def test_sizes_are_read_from_headers_alone():
+    """Of images that would be refused, and of the first bytes of a file."""
+    assert wp.image_size(taller(ODD["colours"], 65_500, 65_000)) == (65_500, 65_000)
+    for form in ("JPEG", "PNG", "WEBP", "BMP"):
+        assert wp.image_size(saved(smooth(300, 400), form)[:1024]) == (300, 400)
+    tracemalloc.start()
+    try:
+        wp.image_size(taller(ODD["colours"], 65_500, 65_000))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_size_is_a_decoder():
+    samples = [{"__key__": "a", "__url__": "x.tar", "jpg": ODD["colours"], "png": saved(PIXELS, "PNG")}]
+    [sample] = Stream(DecodeByExt(Given(samples), {"jpg;png": wp.image_size}))
+    assert (sample["jpg"], sample["png"]) == ((61, 83), (61, 83))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"<html>404</html>", ODD["colours"][:30], b"RIFF\0\0\0\0WEBPVP8 ", b"\x89PNG\r\n\x1a\n"]
+)
+def test_what_has_no_size_is_an_error(data):
+    with pytest.raises((ValueError, OSError, SyntaxError)):
+        wp.image_size(data)
+
+
+def test_the_geometry_is_exact_for_large_numbers():
+    """Fractions do not make an image cropped that has the shape of the result."""
+    place = Resize((224, 336), "cover").place(30_000, 20_000)
+    assert place.box == (0, 0, 30_000, 20_000)
+    assert Resize((1, 1000), "contain").place(1, 60_000)[1:3] == (1, 1)
