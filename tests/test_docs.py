@@ -14,6 +14,7 @@ import pytest
 import wds_pipes
 import wds_pipes.datapipes
 import wds_pipes.stages
+from wds_pipes.codecs.table import TABLE
 from wds_pipes.core.stage import functional_name
 
 TUTORIALS = Path(__file__).parents[1] / "tutorials"
@@ -81,9 +82,13 @@ def test_it_builds_without_a_warning_and_has_every_public_name(tmp_path):
     assert "pipe.shuffle_buffer(size, *, seed=None)" in order
     assert order.index("pipe.interleave_shards(count)") < order.index("pipe.shuffle_buffer(size")
     assert '"shuffle_buffer() (pipe method)"' in (tmp_path / "docs" / "searchindex.js").read_text()
+    table = " ".join(re.sub(r"<[^>]*>", " ", pages["docs/reference/codecs.html"]).split())
+    for row in TABLE:
+        assert f"{' '.join(row.names)} {row.gives} " in table, "tutorials/docs/conf.py lists the table of codecs"
     assert "Stream training data into PyTorch" in pages["index.html"]
     shown = "".join(text for name, text in pages.items() if name.startswith("docs/"))
     assert "STEPS" not in shown
+    assert "CODECS" not in shown
     assert "Rules:" not in shown
     scripts = [script.stem for script in sorted(TUTORIALS.glob("[0-9]*.ipynb"))]
     assert all(f'href="../{name}.html"' in pages["docs/tutorials.html"] for name in scripts)

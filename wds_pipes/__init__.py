@@ -24,7 +24,10 @@ if _TYPE_CHECKING:
     from wds_pipes import stages as stages
     from wds_pipes import tar as tar
     from wds_pipes import testing as testing
+    from wds_pipes.codecs.audio import AudioReader, audio
+    from wds_pipes.codecs.codec import Codec, register_codec
     from wds_pipes.codecs.images import image_size
+    from wds_pipes.codecs.video import VideoReader, video
     from wds_pipes.core.flat_map import FlatMap
     from wds_pipes.core.stage import Stage
     from wds_pipes.datapipes import SampleList, ShardList, WdsPipe, load_state_dict, mix, register_stage, state_dict
@@ -53,7 +56,9 @@ if _TYPE_CHECKING:
 
 __all__ = [
     "DROP",
+    "AudioReader",
     "CacheError",
+    "Codec",
     "DecodeError",
     "FlatMap",
     "IndexedShards",
@@ -71,18 +76,22 @@ __all__ = [
     "Stage",
     "StateError",
     "TarWriter",
+    "VideoReader",
     "WdsError",
     "WdsPipe",
     "WorkerError",
     "as_dataset",
+    "audio",
     "describe_state",
     "image_size",
     "load_state_dict",
     "merge_states",
     "mix",
+    "register_codec",
     "register_stage",
     "split_by_key",
     "state_dict",
+    "video",
 ]
 
 # Where each public name is defined.
@@ -106,6 +115,9 @@ _NAMES = {
     "loader.sample_order": ("SampleOrder",),
     "codecs.images": ("image_size",),
     "display.states": ("describe_state",),
+    "codecs.audio": ("AudioReader", "audio"),
+    "codecs.codec": ("Codec", "register_codec"),
+    "codecs.video": ("VideoReader", "video"),
     "core.flat_map": ("FlatMap",),
     "core.stage": ("Stage",),
     "stages.map_samples": ("DROP",),

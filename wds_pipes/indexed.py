@@ -99,13 +99,12 @@ class IndexedShards(Dataset[dict[str, Any]]):
         self._listed: Listed | None = listed
         self._fingerprint = _fingerprint_of(listed)
         self._fields = None if fields is None else frozenset(name.lower() for name in read_names("fields", fields))
-        self._decode = _specs(decode)
+        specs = _specs(decode)
+        self._decode = None if specs is None else DecodeByExt(None, *specs)  # type: ignore[arg-type]
         self._cache, self._key_split = as_cache(cache), key_split
         self._connections = check_count("connections", connections)
         self._numbers: Numbers | None = None  # of a view: which samples; None: all
         self._opened: _Opened | None = None
-        if self._decode is not None:
-            DecodeByExt(None, *self._decode)  # type: ignore[arg-type]  # raises if a spec is unknown
 
     def __getstate__(self) -> dict[str, Any]:
         # ten thousand URLs are much larger than the pattern that they come from
@@ -282,7 +281,7 @@ class _Opened:
         self._local = not any(map(is_remote, self._urls))
         self._shown = {url: redact(url) for url in self._urls}
         self._parser = SampleParser(data._fields, data._key_split, self.located.stale)
-        self._decode = None if data._decode is None else DecodeByExt(None, *data._decode).decoder()  # type: ignore[arg-type]
+        self._decode = None if data._decode is None else data._decode.decoder()
 
     def read_one(self, number: int) -> Any:
         """Return the sample with this number among all."""

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from wds_pipes.codecs.codec import Codec
 from wds_pipes.core.checking import SEE, check_positions
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.running import begin, running_copy
@@ -357,19 +358,42 @@ def _dump(pipeline: Any) -> str:
     return json.dumps(pipeline.state_dict())
 
 
-def same(one: Any, other: Any) -> bool:
+def check_codec(codec: Codec) -> None:
+    """Encode the example of a codec, decode it, and compare; for tests of plug-ins.
+
+    Raises:
+        AssertionError: the example changes; or, for a codec that is ``lossy``, its types, shapes or
+            dtypes do.
+        ValueError: the codec has no example, or lacks a function.
+    """
+    if codec.example is None or codec.decode is None or codec.encode is None:
+        raise ValueError(f"the codec {codec.extensions!r} needs decode, encode and an example to be checked")
+    example = codec.example() if callable(codec.example) else codec.example
+    data = codec.encode(example)
+    if not isinstance(data, bytes):
+        raise AssertionError(f"encode of {codec.extensions!r} returned {type(data).__name__}, not bytes")
+    decoded = codec.decode(data)
+    if not same(decoded, example, values=not codec.lossy):
+        raise AssertionError(
+            f"the example of {codec.extensions!r} became {decoded!r:.200} when it was encoded and decoded, and it is "
+            f"{example!r:.200}"
+        )
+
+
+def same(one: Any, other: Any, *, values: bool = True) -> bool:
     """Whether two items are equal, in type and value.
 
-    Arrays and tensors are equal if dtype, shape and all numbers are; NaN equals NaN.
+    Arrays and tensors are equal if dtype, shape and all numbers are; NaN equals NaN. With
+    ``values=False``, only types, lengths, shapes and dtypes are compared.
     """
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+        return list(one) == list(other) and all(same(one[name], other[name], values=values) for name in one)
     if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
+        return len(one) == len(other) and all(same(*both, values=values) for both in zip(one, other, strict=True))
     if hasattr(one, "dtype") and hasattr(one, "shape"):
         if one.dtype != other.dtype or one.shape != other.shape:
             return False
-        return bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124 - NaN
-    return bool(one == other or (one != one and other != other))  # noqa: PLR0124 - NaN
+        return not values or bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124 - NaN
+    return not values or bool(one == other or (one != one and other != other))  # noqa: PLR0124 - NaN

@@ -30,7 +30,8 @@ class Torch:
 
 
 def backwards(value: Any) -> Any:
-    return value[::-1]
+    """The last characters, at most three, in the other order."""
+    return value[: -1 - len(value) % 4 : -1]
 
 
 def pairs_of(items: Any) -> Any:
@@ -62,13 +63,18 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "TakeSamples": ((7,), {}),
     "DecodeByExt": ((), {"threads": 2}),
     "UnbatchSamples": ((), {}),
+    # each character of an ASCII text is an integer of MessagePack; MapFields leaves three at most
+    "ExplodeRecords": (("msgpack",), {"field": "text;txt"}),
     "SampleList": ((), {"block_samples": 2}),
     "FetchSamples": ((), {"connections": 3}),
 }
 BASE = ("OpenShards", "LoadTar", "GroupByKey")
 BY_OFFSETS = ("SampleList", "FetchSamples")  # instead of ShardList and BASE
 FIRST = ("CacheShards",)
-NEEDS = {"UnbatchSamples": ("BatchSamples",)}  # the stages that must be before a stage
+NEEDS = {
+    "UnbatchSamples": ("BatchSamples",),
+    "ExplodeRecords": ("MapFields",),
+}  # the stages that must be before a stage
 AFTER = tuple(name for name in stages.__all__ if name not in ("ShardList", "Mix", *FIRST, *BASE, *BY_OFFSETS))
 
 

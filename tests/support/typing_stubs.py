@@ -29,7 +29,7 @@ class _Renamed(ast.NodeTransformer):
 
 def given(kind: type[Stage]) -> str:
     """The type of a stage's items."""
-    [base] = kind.__orig_bases__
+    base = kind.__orig_bases__[0]
     [gives] = typing.get_args(base)
     if isinstance(gives, typing.TypeVar):
         return "T_co"
@@ -105,6 +105,7 @@ from typing import Any, Generic, overload
 
 from typing_extensions import TypeVar
 
+from wds_pipes.codecs.codec import Codec
 from wds_pipes.codecs.names import Decoder, Handler
 from wds_pipes.codecs.resizing import Fit, Size
 from wds_pipes.core.tolerant import OnError

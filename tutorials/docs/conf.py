@@ -14,6 +14,7 @@ from sphinx.ext.napoleon import GoogleDocstring
 
 from wds_pipes import stages
 from wds_pipes.cli import main
+from wds_pipes.codecs.table import TABLE
 from wds_pipes.core.stage import functional_name, shown_signature
 
 project = "wds_pipes"
@@ -100,9 +101,30 @@ def step(app, name):
     )
 
 
+def codecs():
+    """The table of codecs."""
+    asked = {
+        None: "",
+        "image": "an image spec, such as `rgb8`",
+        "audio": "`audio`",
+        "video": "`video`",
+        "name": "its name",
+    }
+    rows = [
+        "| extensions | decoded | encoded by TarWriter | media type | needs | if the call names |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in TABLE:
+        names = " ".join(f"`{name}`" for name in row.names)
+        encoded = "from bytes only" if row.encode is None else "yes, not exactly" if row.lossy else "yes"
+        needs = f"`{row.package}`" if row.package else ""
+        rows.append(f"| {names} | {row.gives} | {encoded} | {row.media_type} | {needs} | {asked[row.asked]} |")
+    return "\n".join(rows)
+
+
 def lists(app, document, source):
-    """Replace a line with STEPS by the help of the steps that it names, and COMMANDS by the help
-    of the command line.
+    """Replace a line with STEPS by the help of the steps that it names, COMMANDS by the help of
+    the command line, and CODECS by the table of codecs.
     """
     helps = []
     for name, command in sorted(main.commands.items()):
@@ -111,6 +133,7 @@ def lists(app, document, source):
     text = re.sub(
         r"(?m)^STEPS (.*)$", lambda found: "\n" + "\n".join(step(app, name) for name in found[1].split()), source[0]
     )
+    text = text.replace("\nCODECS\n", f"\n{codecs()}\n")
     source[0] = text.replace("\nCOMMANDS\n", "\n" + "\n".join(helps))
 
 

@@ -1,4 +1,4 @@
-"""Arrays and tensors: npy, npz, tenbin, pt."""
+"""Arrays and tensors: npy, npz, tenbin, safetensors, pt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,35 @@ def check_zip(data: bytes) -> list[str]:
         # zipfile unpacks other types without a limit.
         raise ValueError("its entries are neither stored nor deflated, as numpy and torch write them")
     return [entry.filename for entry in entries]
+
+
+def encode_npy(value: Any) -> bytes:
+    """Encode an array; ValueError if it holds Python objects."""
+    file = io.BytesIO()
+    np.save(file, np.asarray(value), allow_pickle=False)
+    return file.getvalue()
+
+
+def encode_npz(value: Any) -> bytes:
+    """Encode a dict of arrays by name."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"it must be a dict of arrays by name, not {type(value).__name__}; an array alone is an npy")
+    if any(np.asarray(array).dtype.hasobject for array in value.values()):
+        raise ValueError("object arrays cannot be saved: they would be pickled")
+    file = io.BytesIO()
+    np.savez(file, **value)
+    return file.getvalue()
+
+
+def decode_safetensors(data: bytes) -> dict[str, Any]:
+    """Decode tensors by name."""
+    tensors = library("safetensors.torch", "safetensors", "a safetensors field").load(data)
+    return dict(sorted(tensors.items()))  # the library returns them in another order at each call
+
+
+def encode_safetensors(value: Any) -> bytes:
+    """Encode a dict of tensors by name."""
+    return bytes(library("safetensors.torch", "safetensors", "a safetensors field").save(value))
 
 
 def decode_torch(data: bytes) -> Any:

@@ -1,38 +1,20 @@
-"""Which decoder a field has: a table by extension, and the specs of ``decode_by_ext``."""
+"""Which decoder a field has: the table by extension, and the specs of ``decode_by_ext``."""
 
 from __future__ import annotations
 
-import csv
 import functools
 import inspect
-import io
-import json
-import pickle
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from wds_pipes.codecs.arrays import (
-    decode_npy,
-    decode_npz,
-    decode_tenbin,
-    decode_torch,
-    pickled_arrays,
-    pickled_npz,
-    pickled_tensors,
-)
+from wds_pipes.codecs.codec import ByExtension, Codec, by_extension, plug_in
 from wds_pipes.codecs.images import IMAGE_SPECS, image_decoder
 from wds_pipes.codecs.names import (
-    IMAGE,
-    INTEGER,
     MAX_DECODED_BYTES,
-    MAX_MERGED,
     MAX_PACKED,
     NOT_DECODED,
-    ON_REQUEST,
     PACKED,
-    PICKLE,
-    TEXT,
     TOO_LARGE,
     UNPICKLING,
     Decoder,
@@ -40,76 +22,14 @@ from wds_pipes.codecs.names import (
     NotAllowedError,
 )
 from wds_pipes.codecs.resizing import Resize
-from wds_pipes.core.importing import library
+from wds_pipes.codecs.table import IMAGE, ROWS, SPECS, names_asked
 from wds_pipes.io import compression
-
-
-def _lines(data: bytes) -> list[Any]:
-    return [json.loads(line) for line in data.splitlines() if line.strip()]
-
-
-def _msgpack(data: bytes) -> Any:
-    return library("msgpack", "msgpack", "a MessagePack field").unpackb(data)
-
-
-def _cbor(data: bytes) -> Any:
-    return library("cbor2", "cbor2", "a CBOR field").loads(data)
-
-
-def _safetensors(data: bytes) -> Any:
-    tensors = library("safetensors.torch", "safetensors", "a safetensors field").load(data)
-    return dict(sorted(tensors.items()))  # the library returns them in another order at each call
-
-
-def _yaml(data: bytes) -> Any:
-    yaml = library("yaml", "pyyaml", "a YAML field")
-    return yaml.load(data, _yaml_loader(yaml))
-
-
-@functools.cache
-def _yaml_loader(yaml: Any) -> Any:
-    """PyYAML's safe loader with a limit on the pairs that merge keys (``<<``) add.
-
-    With merge keys, a short text may multiply its content.
-    """
-
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        def flatten_mapping(self, node: Any) -> None:
-            pairs = 0
-            for key, value in node.value:
-                if key.tag == "tag:yaml.org,2002:merge":
-                    for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                        if isinstance(merged, yaml.MappingNode):
-                            self.flatten_mapping(merged)
-                            pairs += len(merged.value)
-            if pairs > MAX_MERGED:
-                raise ValueError(f"its merge keys (<<) bring more than {MAX_MERGED:,} pairs into one mapping")
-            super().flatten_mapping(node)
-
-    return Loader
-
-
-DECODERS: dict[str, Decoder] = {
-    **dict.fromkeys(TEXT, lambda data: data.decode("utf-8")),
-    **dict.fromkeys(INTEGER, int),
-    **dict.fromkeys(("json", "jsn"), json.loads),
-    "jsonl": _lines,
-    "npy": decode_npy,
-    "npz": decode_npz,
-    **dict.fromkeys(("ten", "tenbin", "tb"), decode_tenbin),
-    **dict.fromkeys(("mp", "msg", "msgpack"), _msgpack),
-    "cbor": _cbor,
-    "safetensors": _safetensors,
-    **dict.fromkeys(("pt", "pth"), decode_torch),
-    "csv": lambda data: list(csv.reader(io.StringIO(data.decode("utf-8"), newline=""))),
-    **dict.fromkeys(("yaml", "yml"), _yaml),
-}
 
 
 def _refuse(data: bytes) -> Any:
     raise LookupError(
-        "there is no decoder for it: name an image spec, such as 'rgb8', if it is an image, or pass a function for its "
-        "extension, such as bytes"
+        "there is no decoder for it: name an image spec, such as 'rgb8', if it is an image, 'audio' or 'video', or "
+        "pass a function for its extension, such as bytes"
     )
 
 
@@ -143,6 +63,14 @@ def _warn_of_bytes(field: str, extension: str, spec: str, data: bytes) -> bytes:
 class Decoding:
     """Chooses the decoder of a field, by the specs of ``decode_by_ext``.
 
+    Args:
+        specs: the specs.
+        allow_pickle: whether pickles are decoded.
+        max_image_pixels: of the images that are decoded.
+        must_decode: whether a field without a decoder is an error.
+        registered: the codecs that the caller registered, by extension.
+        resize: what images are resized to; None: nothing.
+
     Raises:
         ValueError: a spec is unknown, or two specs are for images.
         TypeError: a spec is neither a name nor a dict of functions nor a function of key and data.
@@ -150,33 +78,34 @@ class Decoding:
 
     def __init__(
         self,
-        specs: tuple[str | Mapping[str, Decoder] | Handler, ...],
+        specs: tuple[str | Mapping[str, Decoder | Codec] | Handler, ...],
         *,
         allow_pickle: bool,
         max_image_pixels: int,
         must_decode: bool = False,
+        registered: Mapping[str, Codec] | None = None,
         resize: Resize | None = None,
     ) -> None:
         self._must_decode = must_decode
-        self._own: dict[str, Decoder] = {}
+        self._own: ByExtension[Decoder] = ByExtension()
         self._handlers: list[Handler] = []
         self._before_images: int | None = None  # how many of the handlers stand before the image spec
-        self._known = {name: decode for name, decode in DECODERS.items() if name not in ON_REQUEST}
+        self._known: dict[str, Decoder | None] = {name: codec.decode for name, codec in (registered or {}).items()}
         images: str | None = None
+        asked: set[str] = set()  # extensions
         for spec in specs:
             if isinstance(spec, Mapping):
-                for name, decode in spec.items():
-                    if not isinstance(name, str) or not callable(decode):
-                        raise TypeError(f"a decoder is given as {{'ext': function}}, not {name!r}: {decode!r}")
-                    self._own.update({each.lower().lstrip("."): decode for each in name.split(";")})
+                self._own.update(by_extension(spec, "decode"))
             elif callable(spec):
                 self._handlers.append(_checked(spec))
             elif not isinstance(spec, str):
                 raise TypeError(
                     f"a spec is a name, a dict of functions by extension, or a function fn(key, data), not {spec!r:.80}"
                 )
-            elif spec in ON_REQUEST:
-                self._known[spec] = DECODERS[spec]
+            elif spec in SPECS:
+                asked |= names_asked(spec)
+            elif spec in names_asked("name"):
+                asked.add(spec)
             elif spec in IMAGE_SPECS and images is None:
                 images, self._before_images = spec, len(self._handlers)
             elif spec in IMAGE_SPECS:
@@ -186,28 +115,20 @@ class Decoding:
             else:
                 raise ValueError(
                     f"unknown spec {spec!r}: use one of {', '.join(sorted(IMAGE_SPECS))}, "
-                    f"{', '.join(sorted(ON_REQUEST))}, or {{'ext': function}}"
+                    f"{', '.join(sorted({*SPECS, *names_asked('name')}))}, or {{'ext': function}}"
                 )
-        self._parts = max((name.count(".") + 1 for name in self._own), default=0)
-        if images is not None:
-            self._known.update({name: image_decoder(images, max_image_pixels, name, resize) for name in IMAGE})
-        elif resize is not None:
+        for name, row in ROWS.items():
+            if row.unpickle is not None:
+                self._known[name] = row.unpickle if allow_pickle else row.decode or _refuse_pickle
+            elif row.asked is None or name in asked:
+                self._known[name] = row.decode
+            elif row.asked == "image" and images is not None:
+                self._known[name] = image_decoder(images, max_image_pixels, name, resize)
+        if images is None and resize is not None:
             raise ValueError(
                 "size is that of decoded images: also name an image spec, as in decode_by_ext('rgb8', size=224)"
             )
         self._images = images
-        if allow_pickle:
-            self._known.update(
-                {
-                    **dict.fromkeys(PICKLE, pickle.loads),
-                    "npy": pickled_arrays,
-                    "npz": pickled_npz,
-                    "pt": pickled_tensors,
-                    "pth": pickled_tensors,
-                }
-            )
-        else:
-            self._known.update(dict.fromkeys(PICKLE, _refuse_pickle))
 
     def decoder(self, field: str) -> Decoder | None:
         """The decoder of a field, or None if the field is not decoded.
@@ -222,14 +143,14 @@ class Decoding:
         name, packed = field.lower(), []
         while True:
             last = name.rpartition(".")[2]
-            own = self._of_caller(name)
+            own = self._own.find(name)
             if own is not None or last not in PACKED:
                 break
             packed.append(PACKED[last])
             if len(packed) > MAX_PACKED:
                 raise ValueError(f"it is packed more than {MAX_PACKED} times by its name")
             name = name[: -len(last) - 1]
-        decode = own or self._known.get(last) or (_refuse if self._must_decode else None)
+        decode = own or self._of_table(last) or (_refuse if self._must_decode else None)
         handlers = self._handlers[: self._before_images] if last in IMAGE else self._handlers
         if decode is None and self._images is not None and last in NOT_DECODED:
             stays = functools.partial(_warn_of_bytes, field, last, self._images)
@@ -249,18 +170,12 @@ class Decoding:
 
         return unpack_and_decode
 
-    def _of_caller(self, name: str) -> Decoder | None:
-        """The caller's own decoder of a field, or None.
-
-        At most as many parts of the name are compared as the caller's longest extension has.
-        """
-        if not self._own:
-            return None
-        parts = name.rsplit(".", self._parts)
-        parts = parts[-self._parts :] if len(parts) > self._parts else parts
-        return next(
-            (own for start in range(len(parts)) if (own := self._own.get(".".join(parts[start:]))) is not None), None
-        )
+    def _of_table(self, extension: str) -> Decoder | None:
+        """The decoder of the table, of a registered codec, or of an installed package."""
+        if extension in self._known or extension in ROWS:
+            return self._known.get(extension)
+        codec = plug_in(extension)
+        return None if codec is None else codec.decode
 
 
 def _checked(handler: Handler) -> Handler:

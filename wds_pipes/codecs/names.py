@@ -20,15 +20,10 @@ Decoder = Callable[[bytes], Any]
 Handler = Callable[[str, bytes], Any]  # fn(key, data), where key is the field's name after a dot
 Encoder = Callable[[Any], bytes]
 
-TEXT = frozenset(["txt", "text", "transcript", "html", "htm"])
-INTEGER = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
 # Images are recognised by content, whatever the field is called. Most formats in NAMED_FORMATS have
 # no sure first bytes: they are tried only in a field of their name.
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM")  # Pillow's names
 NAMED_FORMATS = {name: name.upper() for name in ("tga", "ico", "pcx", "dds", "sgi")}
-IMAGE = frozenset(
-    "jpg jpeg jpe jfif png apng ppm pgm pbm pnm bmp tif tiff webp gif".split()  # noqa: SIM905
-) | frozenset(NAMED_FORMATS)
 # Fields that people take for images, and that are not decoded. Pillow cannot read most of them, and
 # runs a program for some. JPEG 2000 (jp2) and AVIF take memory that the size in their header does
 # not bound: 151 bytes of JPEG 2000, for 2048 x 2048 pixels, took 2.3 GB and 6 seconds, and an AVIF
@@ -37,11 +32,7 @@ NOT_DECODED = frozenset(
     "image img heic heif hif avif avifs jxl jxr jp2 j2k jpf jpx j2c svg svgz raw dng cr2 cr3 nef arw orf rw2 raf "  # noqa: SIM905
     "psd exr qoi dib cur icns eps pfm xbm xpm emf wmf".split()
 )
-PICKLE = frozenset(["pyd", "pkl", "pickle"])
 PACKED = {"gz": "gz", "bz2": "bz2", "xz": "xz", "zst": "zst"}
-# decoded only if the caller names them, since one text has several meanings: a csv with or without
-# a header, a YAML 1.1 "no"
-ON_REQUEST = frozenset(["csv", "yaml", "yml"])
 MAX_DECODED_BYTES = 1 << 30
 MAX_PACKED = 2  # layers of gz, bz2, xz and zst that are unpacked
 MAX_MERGED = 100_000  # pairs that merge keys may add to a YAML mapping

@@ -10,6 +10,7 @@ from typing import Any, Generic, overload
 
 from typing_extensions import TypeVar
 
+from wds_pipes.codecs.codec import Codec
 from wds_pipes.codecs.names import Decoder, Handler
 from wds_pipes.codecs.resizing import Fit, Size
 from wds_pipes.core.tolerant import OnError
@@ -45,7 +46,7 @@ class Methods(Generic[T_co]):
 
     def decode_by_ext(
         self,
-        *specs: str | Mapping[str, Decoder] | Handler,
+        *specs: str | Mapping[str, Decoder | Codec] | Handler,
         size: Size | None = None,
         fit: Fit = "cover",
         only: Iterable[str] | None = None,
@@ -58,6 +59,11 @@ class Methods(Generic[T_co]):
         max_errors: int | None = None,
     ) -> WdsPipe[dict[str, Any]]:
         """Decode the fields of samples by their extensions."""
+
+    def explode_records(
+        self, kind: str, *, field: str | None = None, on_error: OnError = "raise", max_errors: int | None = None
+    ) -> WdsPipe[dict[str, Any]]:
+        """Make a sample of each record of a field that holds many."""
 
     def fetch_samples(
         self,
@@ -189,6 +195,9 @@ class CacheShards(WdsPipe[T_co]):
 
 class DecodeByExt(WdsPipe[dict[str, Any]]):
     """Decode the fields of samples by their extensions."""
+
+class ExplodeRecords(WdsPipe[dict[str, Any]]):
+    """Make a sample of each record of a field that holds many."""
 
 class FetchSamples(WdsPipe[dict[str, Any]]):
     """Read the samples of a ``SampleList``, in its order."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from wds_pipes.codecs.images import image_decoder
-from wds_pipes.codecs.names import IMAGE
+from wds_pipes.codecs.table import IMAGE
 from wds_pipes.display.text import shape_of
 
 IMAGE_PIXELS = 192  # the longer side of a shown image at most

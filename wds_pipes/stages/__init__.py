@@ -11,6 +11,7 @@ What several stages share: ``check_count`` and ``check_choice`` (``core.options`
 from wds_pipes.stages.batch_samples import BatchSamples
 from wds_pipes.stages.cache_shards import CacheShards
 from wds_pipes.stages.decode_by_ext import DecodeByExt
+from wds_pipes.stages.explode_records import ExplodeRecords
 from wds_pipes.stages.fetch_samples import FetchSamples
 from wds_pipes.stages.filter_samples import FilterSamples
 from wds_pipes.stages.group_by_key import GroupByKey
@@ -36,6 +37,7 @@ __all__ = [
     "BatchSamples",
     "CacheShards",
     "DecodeByExt",
+    "ExplodeRecords",
     "FetchSamples",
     "FilterSamples",
     "GroupByKey",

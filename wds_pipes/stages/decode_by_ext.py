@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from wds_pipes.codecs.codec import Codec, registered_codecs
 from wds_pipes.codecs.decoding import Decoding
-from wds_pipes.codecs.names import INTEGER, Decoder, Handler, NotAllowedError
+from wds_pipes.codecs.names import Decoder, Handler, NotAllowedError
 from wds_pipes.codecs.resizing import Fit, Size, read_resize
+from wds_pipes.codecs.table import ROWS
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError
@@ -51,20 +53,30 @@ class DecodeByExt(Threaded[dict[str, Any]]):
     jpg jpeg jpe jfif png apng webp gif
     bmp tif tiff ppm pgm pbm pnm tga ico
     pcx dds sgi                             by the image spec; bytes without one
+    wav flac ogg opus mp3                   ``"audio"``: (samples, sample_rate); else bytes
+    mp4 m4v mov mkv webm avi                ``"video"``: (frames, frames_per_second); else bytes
     pyd pkl pickle                          refused, unless allow_pickle
     anything else                           bytes
     ======================================  =======================================================
 
+    ``wp.register_codec`` and installed packages add extensions to the table: see ``wp.Codec``. The
+    reference lists it with what each format needs, and how ``TarWriter`` encodes it.
+
     Args:
         source: a pipe of samples: ``group_by_key()``, or a ``shuffle_buffer`` after it.
         specs: an image spec, names of formats that are decoded only on request, and functions of
-            your own. ``{"seg.png": fn, "flac;wav": fn}`` are functions ``fn(data)`` by extension,
-            which take precedence over everything else; of several extensions that fit, the longest
-            is used. ``fn(key, data)`` is a function for all other fields, as in webdataset: ``key``
-            is the field's name after a dot (``".seg.png"``, so that ``key.endswith(".png")`` finds
-            all of them), ``data`` its bytes, decompressed. If it returns None, the next function is
-            tried, then the table above. The image spec takes its turn as in the call:
-            ``decode_by_ext("pil", fn)`` passes no images to ``fn``.
+            your own. ``{"seg.png": fn, "flac;wav": fn}`` are functions ``fn(data)``, or codecs, by
+            extension, which take precedence over everything else; of several extensions that fit,
+            the longest is used. ``fn(key, data)`` is a function for all other fields, as in
+            webdataset: ``key`` is the field's name after a dot (``".seg.png"``, so that
+            ``key.endswith(".png")`` finds all of them), ``data`` its bytes, decompressed. If it
+            returns None, the next function is tried, then the table above. The image spec takes its
+            turn as in the call: ``decode_by_ext("pil", fn)`` passes no images to ``fn``.
+            ``"audio"`` returns float32 arrays of shape (channels, samples) and their sample rate,
+            and ``"video"`` uint8 arrays of shape (frames, height, width, 3) and their frames per
+            second. For a clip pass ``{"wav": wp.audio(start=1, duration=2)}`` or ``{"mp4":
+            wp.video(...)}``; ``{"mp4": wp.VideoReader}`` and ``{"wav": wp.AudioReader}`` are
+            objects that decode what is read from them.
             Image specs: ``l8 rgb8 rgba8`` return uint8 arrays of shape (H, W) or (H, W, C).
             ``l rgb rgba`` return the same as float32 from 0 to 1.
             ``torchl8 torchrgb8 torchrgba8 torchl torchrgb torchrgba`` return tensors of shape
@@ -119,7 +131,7 @@ class DecodeByExt(Threaded[dict[str, Any]]):
     def __init__(
         self,
         source: Stage[Any],
-        *specs: str | Mapping[str, Decoder] | Handler,
+        *specs: str | Mapping[str, Decoder | Codec] | Handler,
         size: Size | None = None,
         fit: Fit = "cover",
         only: Iterable[str] | None = None,
@@ -136,6 +148,8 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         self.specs, self.partial = specs, bool(partial)
         self.must_decode, self.allow_pickle = bool(must_decode), bool(allow_pickle)
         self.max_image_pixels = check_count("max_image_pixels", max_image_pixels)
+        # As they are now: they travel with the pipe to processes where nothing was registered.
+        self.registered = registered_codecs()
         self.size, self.fit = size, fit
         self._decoding()
 
@@ -145,6 +159,7 @@ class DecodeByExt(Threaded[dict[str, Any]]):
             allow_pickle=self.allow_pickle,
             max_image_pixels=self.max_image_pixels,
             must_decode=self.must_decode,
+            registered=self.registered,
             resize=read_resize(self.size, self.fit),
         )
 
@@ -214,7 +229,8 @@ def _error(sample: dict[str, Any], field: str, cause: Exception, mend: str = "")
     key, url = identity(sample)
     why = f"{type(cause).__name__}: {hide(words(cause))}"
     message = f"field {field!r} of sample {key!r} in shard {url} cannot be decoded: {why}"
-    if field.rpartition(".")[2] in INTEGER and str(cause).startswith("invalid literal for int()"):
+    row = ROWS.get(field.rpartition(".")[2])
+    if row is not None and row.decode is int and str(cause).startswith("invalid literal for int()"):
         message += (
             f". A field of this name is an integer: for a text pass decode_by_ext({{{field!r}: "
             f"bytes.decode}}), or write it as txt"

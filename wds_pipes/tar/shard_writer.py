@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from hashlib import md5
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.io.compression import compressor, kind_of_name
@@ -17,7 +17,11 @@ from wds_pipes.tar.index import listed_shards
 from wds_pipes.tar.index_file import Entry, check_output, name_in, read_index, write_index
 from wds_pipes.tar.index_formats import ShardFacts
 from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets, write_beside
-from wds_pipes.tar.writer import Encoded, TarWriter, local_target, whole
+from wds_pipes.tar.writer import Encoded, TarWriter, encoders, local_target, whole
+
+if TYPE_CHECKING:
+    from wds_pipes.codecs.codec import Codec
+    from wds_pipes.codecs.names import Encoder
 
 # Not "%20d": a name may contain "%20" (a quoted space).
 _PLACE = re.compile(r"%0\d+d|%d|\{(:0?\d*d?)?\}")
@@ -53,6 +57,7 @@ class ShardWriter:
             exceptions are raised by ``write()`` or ``close()``.
         overwrite: replace existing shards. By default an existing shard is an error. In both cases,
             shards of an earlier run with higher numbers than this run reaches stay.
+        codecs: encoders by extension, as for ``TarWriter``.
 
     Raises:
         FileExistsError: a shard exists, and ``overwrite`` is not set: at once for the first shard,
@@ -80,7 +85,9 @@ class ShardWriter:
         offsets: bool = False,
         on_shard: Callable[[str], None] | None = None,
         overwrite: bool = False,
+        codecs: Mapping[str, Encoder | Codec] | None = None,
     ) -> None:
+        self._codecs = encoders(codecs)
         self.pattern = local_target(pattern)
         if max_samples < 1 or max_bytes < 1 or start < 0:
             raise ValueError(
@@ -130,7 +137,7 @@ class ShardWriter:
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Append a sample to the current shard, or to the next one if the current one is full."""
-        encoded = Encoded(sample)
+        encoded = Encoded(sample, self._codecs)
         writer = self._writer
         if not self._told:
             self._tell()

@@ -20,7 +20,7 @@ import sys
 import tarfile
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from wds_pipes.errors import SampleError
 from wds_pipes.io.compression import Compressor, compressor, kind_of_name
@@ -29,6 +29,10 @@ from wds_pipes.io.urls import at_home, local_path, redact, restored, with_variab
 from wds_pipes.tar.headers import MAX_HEADER_BYTES
 from wds_pipes.tar.keys import split_key
 from wds_pipes.tar.offsets import remove_beside
+
+if TYPE_CHECKING:
+    from wds_pipes.codecs.codec import ByExtension, Codec
+    from wds_pipes.codecs.names import Encoder
 
 logger = logging.getLogger("wds_pipes")
 
@@ -42,13 +46,15 @@ class TarWriter:
 
     A sample is a dict with ``"__key__"`` and its fields. A field of bytes is written unchanged;
     other values are encoded by the extension of the field, as ``decode_by_ext`` decodes it: text,
-    integers (also as str), JSON, npy, npz, tenbin, MessagePack, CBOR, safetensors, what torch.save
-    writes of tensors and plain objects, and images from PIL, arrays or tensors, of uint8 or of
-    floats from 0 to 1. A str in a ``json``, ``jsonl``, ``csv`` or ``yaml`` field is written as it
-    is, since it is the text of that format; JSON that does not parse is refused. For a JSON string
-    pass ``json.dumps(text)``. A field such as ``txt.gz`` takes bytes that are compressed already,
-    or another value, which is encoded and then compressed. Fields are in lower case. Other names
-    that start with a double underscore are left out.
+    integers (also as str), JSON, csv, YAML, npy, npz, tenbin, MessagePack, CBOR, safetensors, what
+    torch.save writes of tensors and plain objects, and images from PIL, arrays or tensors, of uint8
+    or of floats from 0 to 1. Audio is ``(samples, sample_rate)`` and video ``(frames,
+    frames_per_second)``; an ogg or opus differs each time that it is encoded. A str in a ``json``,
+    ``jsonl``, ``csv`` or ``yaml`` field is written as it is, since it is the text of that format;
+    JSON that does not parse is refused. For a JSON string pass ``json.dumps(text)``. A field such
+    as ``txt.gz`` takes bytes that are compressed already, or another value, which is encoded and
+    then compressed. Fields are in lower case. Other names that start with a double underscore are
+    left out.
 
     The name of a file decides about compression: ``.tar.gz`` or ``.tgz``, ``.tar.bz2``,
     ``.tar.xz``, ``.tar.zst``. The bytes of a compressed shard also depend on the version of the
@@ -71,6 +77,9 @@ class TarWriter:
             environment variables, ``${NAME}``, are replaced. For a store, write a local file and
             copy it, or pass a stream.
         overwrite: replace an existing file at this path. By default that is an error.
+        codecs: functions that encode a value to bytes, or codecs, by extension, as in
+            ``{"seg.png": encode_mask, "dcm": wp.Codec(...)}``. They take precedence over the table.
+            A field of bytes is written unchanged all the same.
 
     Raises:
         FileExistsError: the path exists, and ``overwrite`` is not set.
@@ -89,7 +98,14 @@ class TarWriter:
         size: the bytes of the tar so far, before compression and without the zeros at the end.
     """
 
-    def __init__(self, target: str | os.PathLike[str] | BinaryIO, *, overwrite: bool = False) -> None:
+    def __init__(
+        self,
+        target: str | os.PathLike[str] | BinaryIO,
+        *,
+        overwrite: bool = False,
+        codecs: Mapping[str, Encoder | Codec] | None = None,
+    ) -> None:
+        self._codecs = encoders(codecs)
         self._closed = True  # until the target is open
         self._process = os.getpid()
         self._failed: BaseException | None = None
@@ -124,7 +140,7 @@ class TarWriter:
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Append a sample."""
-        self._write(Encoded(sample))
+        self._write(Encoded(sample, self._codecs))
 
     def _write(self, sample: Encoded) -> None:
         self._check()
@@ -272,10 +288,19 @@ def _cannot_write(target: str) -> str:
     )
 
 
+def encoders(codecs: Mapping[str, Encoder | Codec] | None) -> ByExtension[Encoder] | None:
+    """Read the argument ``codecs`` of a writer; TypeError if it is none."""
+    if not codecs:
+        return None
+    from wds_pipes.codecs.codec import by_extension
+
+    return by_extension(codecs, "encode")
+
+
 class Encoded:
     """A checked and encoded sample: ``key``, ``blocks`` of the tar, and their ``size`` in bytes."""
 
-    def __init__(self, sample: Mapping[str, Any]) -> None:
+    def __init__(self, sample: Mapping[str, Any], own: ByExtension[Encoder] | None) -> None:
         from wds_pipes.codecs.encoding import encode  # imports numpy, which reading tars does not need
 
         key = sample.get("__key__")
@@ -296,7 +321,7 @@ class Encoded:
                     f"sample {key!r} with field {field!r} would not be read back as that: {_mend(key, field)}.", key=key
                 )
             try:
-                data = encode(field, sample[field])
+                data = encode(field, sample[field], own)
             except Exception as error:
                 raise SampleError(f"field {field!r} of sample {key!r} cannot be encoded: {error}", key=key) from error
             header = _header(f"{key}.{field}", len(data))

@@ -84,7 +84,7 @@ def inspect_shards(urls: Sequence[str]) -> tuple[list[str], str, str | None]:
         click.BadParameter: the shards cannot be read or have no sample, or the sample has no image.
     """
     import wds_pipes as wp
-    from wds_pipes.codecs.names import IMAGE
+    from wds_pipes.codecs.table import IMAGE
     from wds_pipes.stages import ShardList
 
     try:

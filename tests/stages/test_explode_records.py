@@ -1,0 +1,280 @@
+"""ExplodeRecords: one field of many records to many samples, exact inside of a field."""
+
+import gzip
+import io
+import json
+from itertools import islice
+
+import cbor2
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipelines import samples, through_json
+from sources import Given
+
+import wds_pipes as wp
+from wds_pipes.codecs import records
+from wds_pipes.core.stream import Stream
+from wds_pipes.stages import ExplodeRecords
+from wds_pipes.testing import check_resume
+
+URL = "a.tar"
+
+
+def parquet_bytes(rows, **options):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = io.BytesIO()
+    parquet.write_table(pytest.importorskip("pyarrow").Table.from_pylist(rows), file, **options)
+    return file.getvalue()
+
+
+PACK = {
+    "jsonl": lambda rows: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(),
+    "msgpack": lambda rows: b"".join(map(msgpack.packb, rows)),
+    "cbor": lambda rows: b"".join(map(cbor2.dumps, rows)),
+    "parquet": parquet_bytes,
+}
+ROWS = [{"text": f"line {number}", "n": number, "list": [number, None]} for number in range(150)]
+
+
+def sample(key, **fields):
+    return {"__key__": key, "__url__": URL, **fields}
+
+
+def explode(given, kind, **options):
+    return list(Stream(ExplodeRecords(Given(given), kind, **options)))
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_each_record_is_a_sample(kind):
+    """With the number of the record in its key, and the other fields of the sample."""
+    found = explode([sample("a/b", **{kind: PACK[kind](ROWS), "cls": b"3"})], kind)
+    assert found == [sample(f"a/b/{number}", cls=b"3", **row) for number, row in enumerate(ROWS)]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "msgpack", "cbor"])
+def test_records_that_are_no_dicts_are_one_field(kind):
+    rows = [1, "ü", [2, None], {"a": 1}]
+    found = explode([sample("k", **{f"x.{kind}": PACK[kind](rows)})], kind)
+    assert found == [
+        *(sample(f"k/{number}", **{f"x.{kind}": row}) for number, row in enumerate(rows[:3])),
+        sample("k/3", a=1),
+    ]
+
+
+@pytest.mark.parametrize(("field", "kind"), [("jsonl.gz", "jsonl"), ("Docs.JSONL", "jsonl"), ("mp", "msgpack")])
+def test_the_field_is_found_by_its_extension(field, kind):
+    data = PACK[kind](ROWS[:2])
+    found = explode([sample("k", **{field: gzip.compress(data) if "gz" in field else data})], kind)
+    assert [record["n"] for record in found] == [0, 1]
+
+
+def test_the_field_can_be_named():
+    given = [sample("a", jsonl=b"1\n", other=b"2\n3\n"), sample("b", more=b"4\n")]
+    assert [each["__key__"] for each in explode(given, "jsonl", field="other;more")] == ["a/0", "a/1", "b/0"]
+
+
+def test_fields_without_records_give_no_samples():
+    assert explode([sample("a", jsonl=b""), sample("b", jsonl=b"\n \n"), sample("c", jsonl=b"1")], "jsonl") == [
+        sample("c/0", jsonl=1)
+    ]
+
+
+def test_lines_end_at_newlines_only():
+    """Not at the other characters that Python's str takes for the end of a line."""
+    assert explode([sample("a", jsonl='"\u2028 \x85"\r\n"b"'.encode())], "jsonl") == [
+        sample("a/0", jsonl="\u2028 \x85"),
+        sample("a/1", jsonl="b"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        (sample("k", txt=b"x"), {}, "sample 'k' of shard a.tar has no field 'jsonl'; it has: 'txt'"),
+        (sample("k", txt=b"x"), {"field": "a;b"}, "has no field 'a;b'"),
+        (sample("k", jsonl=b"1", **{"x.jsonl": b"2"}), {}, "several fields of this kind, jsonl, x.jsonl: name one"),
+        (sample("k", jsonl=[1]), {}, "field 'jsonl' is list, not bytes: put explode_records.. before decode_by_ext"),
+        (sample("k", jsonl=b'{"cls": 1}', cls=b"2"), {}, "record 0 of field 'jsonl' has 'cls', and so has the sample"),
+        (sample("k", jsonl=b'{"__key__": 1}'), {}, "has '__key__', and so has the sample"),
+    ],
+)
+def test_what_cannot_be_exploded_is_named(given, options, message):
+    with pytest.raises(wp.SampleError, match=message) as caught:
+        explode([given], "jsonl", **options)
+    assert (caught.value.url, caught.value.key) == (URL, "k")
+
+
+def test_names_of_fields_are_strings():
+    with pytest.raises(wp.SampleError, match="record 1 of field 'cbor' has the name 3, which is not a string"):
+        explode([sample("k", cbor=cbor2.dumps({}) + cbor2.dumps({3: 4}))], "cbor")
+
+
+HOSTILE = [
+    ("jsonl", b"1\n{\n", 1),
+    ("jsonl", b"1\n" + b"[" * 200_000, 1),
+    ("jsonl", b"1\n\xff", 1),
+    ("jsonl.gz", b"no gzip", 0),
+    ("msgpack", b"\x01\xdd\xff\xff\xff\xff", 1),
+    ("msgpack", b"\x01\xc6\xff\xff\xff\xff", 1),
+    ("msgpack", b"\x01" + b"\x81" * 200_000, 1),
+    ("cbor", b"\x01\x9b\x7f" + b"\xff" * 7, 1),
+    ("cbor", b"\x01" + b"\x81" * 200_000, 1),
+    ("parquet", b"PAR1", 0),
+]
+
+
+@pytest.mark.parametrize(("field", "data", "good"), HOSTILE, ids=[case[0] for case in HOSTILE])
+def test_a_damaged_record_is_named_and_those_before_it_come(field, data, good):
+    kind = field.partition(".")[0]
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    found = iter(Stream(ExplodeRecords(Given([sample("k", **{field: data})]), kind)))
+    assert len(list(islice(found, good))) == good
+    with pytest.raises(
+        wp.DecodeError, match=rf"record {good} of field '{field}' of sample 'k' in shard a\.tar"
+    ) as caught:
+        next(found)
+    assert (caught.value.url, caught.value.key, caught.value.field) == (URL, "k", field)
+    assert str(caught.value).endswith(". Correct it, or pass on_error='skip'.")
+
+
+BAD = [
+    sample("a", jsonl=b"1\n2\n{\n4\n"),
+    sample("b", txt=b"x"),
+    sample("c", jsonl=b'5\n{"__key__": 6}\n'),
+    sample("d", jsonl=b"7\n"),
+]
+
+
+def test_the_rest_of_a_bad_field_is_skipped_and_counted():
+    """At any cut of the epoch, each once."""
+    wanted = explode(BAD, "jsonl", on_error="skip")
+    assert [record["jsonl"] for record in wanted] == [1, 2, 5, 7]
+    for cut in range(6):
+        stream = Stream(ExplodeRecords(Given(BAD), "jsonl", on_error="skip"))
+        items = iter(stream)
+        before = [item for _, item in zip(range(cut), items)]
+        resumed = Stream(ExplodeRecords(Given(BAD), "jsonl", on_error="skip"))
+        resumed.load_state_dict(through_json(stream.state_dict()))
+        assert before + (list(resumed) if cut < 5 else []) == wanted
+        counts = (resumed if cut < 5 else stream).counts()
+        assert (counts["delivered"], counts["skipped"]) == (4, 3)
+    with pytest.raises(wp.SampleError, match="'b'.*has no field"):
+        explode(BAD, "jsonl", on_error="skip", max_errors=1)
+
+
+@pytest.mark.parametrize("kind", ["msgpack", "cbor", "parquet"])
+def test_data_that_are_cut_short_are_an_error(kind):
+    data = PACK[kind](ROWS)
+    with pytest.raises(wp.DecodeError):
+        explode([sample("k", **{kind: data[:-1]})], kind)
+
+
+def test_a_parquet_that_repeats_a_large_value_is_refused(monkeypatch):
+    """Two thousand rows in a few hundred bytes, whose one value stands in a dictionary."""
+    monkeypatch.setattr(records, "MAX_DECODED_BYTES", 10 << 20)
+    data = parquet_bytes([{"a": "x" * 100_000}] * 2000, compression="zstd")
+    assert len(data) < 1000
+    with pytest.raises(wp.DecodeError, match="record 64 .* it unpacks to more than 10485760 bytes"):
+        explode([sample("k", parquet=data)], "parquet")
+    data = parquet_bytes([{"a": "x" * (20 << 20)}], compression="zstd")
+    with pytest.raises(wp.DecodeError, match="record 0 .* it unpacks to more than 10485760 bytes"):
+        explode([sample("k", parquet=data)], "parquet")
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "package"), [("msgpack", "msgpack", "msgpack"), ("parquet", "pyarrow.parquet", "pyarrow")]
+)
+def test_a_missing_package_says_what_to_install(kind, module, package, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, module, None)
+    with pytest.raises(wp.DecodeError, match=f"pip install {package}"):
+        explode([sample("k", **{kind: b"x"})], kind, on_error="skip")
+
+
+def test_wrong_arguments_are_refused_at_once():
+    with pytest.raises(ValueError, match="kind must be one of 'jsonl', 'msgpack', 'cbor', 'parquet'"):
+        ExplodeRecords(Given([]), "json")
+    with pytest.raises(TypeError, match="a field is named by a string"):
+        ExplodeRecords(Given([]), "jsonl", field=3)
+    with pytest.raises(TypeError, match=r"explode_records\(\) takes samples as dicts"):
+        explode([(1, 2)], "jsonl")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=3), values, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(["jsonl", "msgpack", "cbor"]),
+    st.lists(st.lists(VALUES | st.integers(5000, 90_000).map("x".__mul__), max_size=6), max_size=5),
+)
+def test_a_resume_at_every_record_goes_on_there(kind, fields):
+    """Whatever the records are: none lost, none twice, and the state stays the same."""
+    given = [sample(str(number), **{kind: PACK[kind](rows)}) for number, rows in enumerate(fields)]
+    wanted = explode(given, kind)
+    assert len(wanted) == sum(map(len, fields))
+    stream = Stream(ExplodeRecords(Given(given), kind))
+    items = iter(stream)
+    for cut in range(len(wanted) + 1):
+        state = through_json(stream.state_dict())
+        resumed = Stream(ExplodeRecords(Given(given), kind))
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        if cut < len(wanted):
+            assert list(resumed) == wanted[cut:]
+            assert next(items) == wanted[cut]
+    assert next(items, None) is None
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Three shards of three files of lines each, some of them empty."""
+    urls = []
+    for shard in range(3):
+        urls.append(str(tmp_path / f"{shard}.tar"))
+        with wp.TarWriter(urls[-1]) as writer:
+            for number in range(3):
+                rows = [{"n": 100 * shard + 10 * number + row} for row in range((shard + 2 * number) % 5)]
+                writer.write({"__key__": f"{shard}-{number}", "jsonl": rows})
+    return urls
+
+
+def test_resume_within_and_between_fields_after_a_shuffle(shards):
+    check_resume(lambda: samples(shards).explode_records("jsonl").shuffle_buffer(4))
+
+
+def test_lanes_workers_and_counts(shards):
+    """Each record once, on two workers, and again after a resume."""
+    pipe = samples(shards).explode_records("jsonl").to_tuple("n")
+
+    def load():
+        return wp.PipeLoader(pipe, batch_size=2, num_workers=2, collate="list")
+
+    loader = load()
+    batches = iter(loader)
+    first = [next(batches) for _ in range(2)]
+    state = through_json(loader.state_dict())
+    rest = list(batches)
+    resumed = load()
+    resumed.load_state_dict(state)
+    assert list(resumed) == rest
+    expected = [
+        100 * shard + 10 * number + row
+        for shard in range(3)
+        for number in range(3)
+        for row in range((shard + 2 * number) % 5)
+    ]
+    assert sorted(item for batch in [*first, *rest] for (item,) in batch) == expected
+
+
+def test_the_steps_options_belong_to_the_state(shards):
+    stream = samples(shards).explode_records("jsonl")
+    next(iter(stream))
+    with pytest.raises(wp.StateError, match="explode_records"):
+        samples(shards).explode_records("jsonl", field="jsonl").load_state_dict(stream.state_dict())

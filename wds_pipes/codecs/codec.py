@@ -1,0 +1,222 @@
+"""What a codec is, and the codecs of users: registered ones, and those of installed packages."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from wds_pipes.codecs.names import PACKED, Decoder, Encoder
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "wds_pipes.codecs"  # of the entry points of packages with codecs
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Codec:
+    """How the fields with some extensions are decoded and encoded.
+
+    ``wds_pipes.testing.check_codec`` encodes and decodes the example. A package offers a codec by
+    an entry point of the group ``wds_pipes.codecs``, whose name is the extension::
+
+        [project.entry-points."wds_pipes.codecs"]
+        dcm = "my_package.codecs:dicom"         # dicom = wp.Codec("dcm", read, write)
+
+    It is imported in the process that meets the first field with this extension, so it is there in
+    every worker. ``register_codec`` is for code that is no package.
+
+    Args:
+        extensions: the last parts of the names of fields, as in ``"dcm;dicom"``.
+        decode: a function of the bytes that returns the object. If it imports a package that is
+            missing, it should raise ImportError, which is never skipped.
+        encode: a function of the object that returns bytes; None: such fields are written from
+            bytes.
+        package: the package to install, if it is not a dependency of wds_pipes.
+        media_type: such as ``"application/dicom"``.
+        example: an object that ``encode`` takes, or a function without arguments that returns one.
+        lossy: whether the decoded example differs from the example in its values.
+
+    Raises:
+        TypeError: an argument has another type.
+        ValueError: an extension has a dot, or is one of compression (gz, bz2, xz, zst).
+    """
+
+    extensions: str
+    decode: Decoder | None = None
+    encode: Encoder | None = None
+    _: KW_ONLY
+    package: str | None = None
+    media_type: str | None = None
+    example: Any = None
+    lossy: bool = False
+
+    def __post_init__(self) -> None:
+        for name in split_names(self.extensions):
+            if "." in name:
+                raise ValueError(f"an extension is the last part of a name, without a dot, unlike {name!r}")
+            if name in PACKED:
+                raise ValueError(f"fields that end in .{name} are decompressed, so no codec can have this extension")
+        for role, function in (("decode", self.decode), ("encode", self.encode)):
+            if function is not None and not callable(function):
+                raise TypeError(f"{role} must be a function, not {function!r:.80}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The extensions, one by one."""
+        return split_names(self.extensions)
+
+
+def split_names(text: Any) -> tuple[str, ...]:
+    """Return the extensions that ``"flac;.WAV"`` names, in lower case and without dots before them.
+
+    Raises:
+        TypeError: it is not a string of names.
+    """
+    if not isinstance(text, str) or not all(map(str.strip, text.split(";"))):
+        raise TypeError(f"extensions are named by a string such as 'flac;wav', not {text!r:.80}")
+    return tuple(name.strip().lower().lstrip(".") for name in text.split(";"))
+
+
+class ByExtension(Generic[T]):
+    """Values by extension: of those that fit a name, that of the longest extension is found."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, T] = {}
+        self._parts = 0  # of the longest extension
+
+    def add(self, extensions: str, value: T) -> None:
+        """Set the value of some extensions, which may have several parts, such as ``seg.png``."""
+        for name in split_names(extensions):
+            self._values[name] = value
+            self._parts = max(self._parts, name.count(".") + 1)
+
+    def update(self, other: ByExtension[T]) -> None:
+        """Add all values of another one."""
+        for name, value in other._values.items():
+            self.add(name, value)
+
+    def find(self, name: str) -> T | None:
+        """Return the value for the name of a field; None if there is none.
+
+        At most as many parts of the name are compared as the longest extension has.
+        """
+        if not self._values:
+            return None
+        parts = name.rsplit(".", self._parts)
+        parts = parts[-self._parts :] if len(parts) > self._parts else parts
+        values = (self._values.get(".".join(parts[start:])) for start in range(len(parts)))
+        return next((value for value in values if value is not None), None)
+
+
+def by_extension(given: Mapping[Any, Any], role: str) -> ByExtension[Any]:
+    """Read the functions or codecs that a caller passes by extension.
+
+    Args:
+        given: as in ``{"seg.png": fn, "flac;wav": codec}``.
+        role: ``"decode"`` or ``"encode"``: which function of a codec is meant.
+
+    Raises:
+        TypeError: a key is not a string, or a value is neither a function nor a codec that has one.
+    """
+    found: ByExtension[Any] = ByExtension()
+    for name, value in given.items():
+        function = getattr(value, role) if isinstance(value, Codec) else value
+        if not isinstance(name, str) or not callable(function):
+            kind = "a decoder" if role == "decode" else "an encoder"
+            raise TypeError(f"{kind} is given as {{'ext': function}}, not {name!r}: {value!r:.80}")
+        found.add(name, function)
+    return found
+
+
+_registered: dict[str, Codec] = {}
+
+
+def register_codec(codec: Codec) -> Codec:
+    """Decode and encode the fields with some extensions by a codec, from here on.
+
+    ``decode_by_ext`` takes the codecs that are registered when the step is built, and they travel
+    with the pipe to workers. So its functions must be defined at the top of a module if workers are
+    started with spawn or forkserver. ``TarWriter`` takes those that are registered when it writes.
+    For a single pipe or writer, pass functions: ``decode_by_ext({"dcm": fn})``,
+    ``TarWriter(codecs={"dcm": fn})``.
+
+    Args:
+        codec: the codec. It replaces one that was registered for the same extension before, and
+            goes before the codecs of installed packages.
+
+    Returns:
+        The same codec.
+
+    Raises:
+        TypeError: it is not a ``Codec``.
+        ValueError: wds_pipes decodes one of the extensions itself.
+    """
+    from wds_pipes.codecs.table import ROWS
+
+    if not isinstance(codec, Codec):
+        raise TypeError(f"register_codec() takes a Codec, such as Codec('dcm', decode), not {codec!r:.80}")
+    if own := [name for name in codec.names if name in ROWS]:
+        raise ValueError(
+            f"wds_pipes has a codec for {', '.join(own)}: to decode or encode otherwise, pass a function, as in "
+            f"decode_by_ext({{{own[0]!r}: function}}) and TarWriter(codecs={{{own[0]!r}: function}})"
+        )
+    _registered.update(dict.fromkeys(codec.names, codec))
+    return codec
+
+
+def registered_codecs() -> dict[str, Codec]:
+    """Return the codecs that are registered now, by extension."""
+    return dict(_registered)
+
+
+@functools.cache
+def _plug_ins() -> dict[str, list[EntryPoint]]:
+    """The entry points of installed packages, by extension. Nothing is imported."""
+    from importlib.metadata import entry_points  # takes longer to import than this whole module
+
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=GROUP):
+        found.setdefault(point.name.lower(), []).append(point)
+    return found
+
+
+def plug_in(extension: str) -> Codec | None:
+    """Return the codec of an installed package for an extension; None if there is none.
+
+    Raises:
+        ImportError: it cannot be loaded, is not a codec for this extension, or several packages
+            have one.
+    """
+    points = _plug_ins().get(extension)
+    return None if points is None else _load(extension, tuple(points))
+
+
+@functools.cache
+def _load(extension: str, points: tuple[EntryPoint, ...]) -> Codec:
+    if len(points) > 1:
+        raise _broken(extension, points, "several packages offer one")
+    try:
+        codec = points[0].load()
+    except Exception as error:
+        raise _broken(extension, points, f"it cannot be imported: {type(error).__name__}: {error}") from error
+    if not isinstance(codec, Codec):
+        raise _broken(extension, points, f"it is {type(codec).__name__}, not wds_pipes.Codec")
+    if extension not in codec.names:
+        raise _broken(extension, points, f"it is a codec for {codec.extensions!r}")
+    return codec
+
+
+def _broken(extension: str, points: Iterable[EntryPoint], why: str) -> ImportError:
+    named = " and ".join(
+        f"{point.value} of package {point.dist.name} {point.dist.version}" if point.dist else point.value
+        for point in points
+    )
+    return ImportError(
+        f"the codec for {extension!r}, {named}, cannot be used: {why}. Correct or uninstall it, or pass a function: "
+        f"{{{extension!r}: function}}"
+    )

@@ -1,0 +1,241 @@
+"""The table of codecs: one row for each format, with its decoder and its encoder."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pickle
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import numpy as np
+
+from wds_pipes.codecs import arrays, audio, text, video
+from wds_pipes.codecs.codec import Codec
+from wds_pipes.codecs.images import image_decoder, image_encoder
+from wds_pipes.codecs.names import Decoder
+
+
+@dataclass(frozen=True, eq=False)
+class Row(Codec):
+    """A codec of this package.
+
+    Attributes:
+        gives: what the decoder returns, in words.
+        asked: what must be passed to ``decode_by_ext``, or these fields stay bytes: ``"image"``: an
+            image spec; ``"audio"``, ``"video"``; ``"name"``: the extension; None: nothing.
+        unpickle: the decoder with ``allow_pickle=True``, if that is another one.
+    """
+
+    _: KW_ONLY
+    gives: str = ""
+    asked: str | None = None
+    unpickle: Decoder | None = None
+
+
+def _image(extensions: str, media_type: str, *, lossy: bool = False) -> Row:
+    first = extensions.partition(";")[0]
+    return Row(
+        extensions,
+        image_decoder("rgb8", 1 << 26, first),  # decode_by_ext makes the one of its image spec
+        # Pillow would write several sizes of an icon, and none above 256 pixels.
+        None if first == "ico" else image_encoder(first),
+        media_type=media_type,
+        example=_picture,
+        lossy=lossy,
+        gives="by the image spec",
+        asked="image",
+    )
+
+
+def _audio(extensions: str, media_type: str, form: str, deepest: str, *, lossy: bool = True) -> Row:
+    return Row(
+        extensions,
+        audio.audio(),
+        audio.audio_encoder(form, deepest),
+        package="soundfile",
+        media_type=media_type,
+        example=audio.example,
+        lossy=lossy,
+        gives="(float32 array (channels, samples), sample_rate)",
+        asked="audio",
+    )
+
+
+def _video(extensions: str, media_type: str, form: str, codec: str) -> Row:
+    return Row(
+        extensions,
+        video.video(),
+        video.video_encoder(form, codec),
+        package="av",
+        media_type=media_type,
+        example=video.example,
+        lossy=True,
+        gives="(uint8 array (frames, height, width, 3), frames_per_second)",
+        asked="video",
+    )
+
+
+def _picture() -> Any:
+    """Four colours, which a palette can hold."""
+    picture = np.zeros((16, 24, 3), np.uint8)
+    picture[:8, :, 0], picture[:, 12:, 2] = 200, 100
+    return picture
+
+
+def _array() -> Any:
+    return np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def _tensors() -> Any:
+    import torch
+
+    return {"a": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.tensor([True, False])}
+
+
+_OBJECT = {"a": [1, 2.5, None, True], "ü": {"b": "x"}}
+
+TABLE: tuple[Row, ...] = (
+    Row(
+        "txt;text;transcript;html;htm",
+        text.decode_text,
+        text.encode_text,
+        media_type="text/plain",
+        example="Grüße\r\n",
+        gives="str",
+    ),
+    Row(
+        "cls;cls2;class;count;index;inx;id", int, text.encode_integer, media_type="text/plain", example=-42, gives="int"
+    ),
+    Row("json;jsn", json.loads, text.encode_json, media_type="application/json", example=_OBJECT, gives="object"),
+    Row(
+        "jsonl",
+        text.decode_lines,
+        text.encode_lines,
+        media_type="application/jsonl",
+        example=[_OBJECT, [2], "x"],
+        gives="list of objects",
+    ),
+    Row(
+        "npy",
+        arrays.decode_npy,
+        arrays.encode_npy,
+        media_type="application/x-npy",
+        example=_array,
+        gives="ndarray",
+        unpickle=arrays.pickled_arrays,
+    ),
+    Row(
+        "npz",
+        arrays.decode_npz,
+        arrays.encode_npz,
+        media_type="application/x-npz",
+        example=lambda: {"a": _array(), "b": np.arange(3)},
+        gives="dict of ndarrays",
+        unpickle=arrays.pickled_npz,
+    ),
+    Row(
+        "ten;tenbin;tb",
+        arrays.decode_tenbin,
+        arrays.encode_tenbin,
+        media_type="application/octet-stream",
+        example=lambda: [_array(), np.arange(5, dtype=np.int64)],
+        gives="list of ndarrays (the format of webdataset)",
+    ),
+    Row(
+        "mp;msg;msgpack",
+        text.decode_msgpack,
+        text.encode_msgpack,
+        package="msgpack",
+        media_type="application/vnd.msgpack",
+        example=_OBJECT,
+        gives="object",
+    ),
+    Row(
+        "cbor",
+        text.decode_cbor,
+        text.encode_cbor,
+        package="cbor2",
+        media_type="application/cbor",
+        example=_OBJECT,
+        gives="object",
+    ),
+    Row(
+        "safetensors",
+        arrays.decode_safetensors,
+        arrays.encode_safetensors,
+        package="safetensors",
+        media_type="application/octet-stream",
+        example=_tensors,
+        gives="dict of tensors",
+    ),
+    Row(
+        "pt;pth",
+        arrays.decode_torch,
+        arrays.encode_torch,
+        media_type="application/octet-stream",
+        example=_tensors,
+        gives="what torch.load(weights_only=True) returns",
+        unpickle=arrays.pickled_tensors,
+    ),
+    # Of these, one text has several meanings: a csv with or without a header, a YAML 1.1 "no".
+    Row(
+        "csv",
+        text.decode_csv,
+        text.encode_csv,
+        media_type="text/csv",
+        example=[["a", "b,c", 'd"'], ["1", "", "x\ny"]],
+        gives="list of rows of str",
+        asked="name",
+    ),
+    Row(
+        "yaml;yml",
+        text.decode_yaml,
+        text.encode_yaml,
+        package="pyyaml",
+        media_type="application/yaml",
+        example=_OBJECT,
+        gives="object",
+        asked="name",
+    ),
+    _image("jpg;jpeg;jpe;jfif", "image/jpeg", lossy=True),
+    _image("png;apng", "image/png"),
+    _image("webp", "image/webp", lossy=True),
+    _image("gif", "image/gif"),
+    _image("bmp", "image/bmp"),
+    _image("tif;tiff", "image/tiff"),
+    _image("ppm;pgm;pbm;pnm", "image/x-portable-anymap"),
+    _image("tga", "image/x-tga"),
+    _image("ico", "image/vnd.microsoft.icon"),
+    _image("pcx", "image/vnd.zbrush.pcx"),
+    _image("dds", "image/vnd-ms.dds"),
+    _image("sgi", "image/sgi"),
+    _audio("wav", "audio/wav", "WAV", "FLOAT", lossy=False),
+    _audio("flac", "audio/flac", "FLAC", "PCM_24", lossy=False),
+    _audio("ogg", "audio/ogg", "OGG", "VORBIS"),
+    _audio("opus", "audio/ogg", "OGG", "OPUS"),
+    _audio("mp3", "audio/mpeg", "MP3", "MPEG_LAYER_III"),
+    _video("mp4;m4v", "video/mp4", "mp4", "libx264"),
+    _video("mov", "video/quicktime", "mov", "libx264"),
+    _video("mkv", "video/matroska", "matroska", "libx264"),
+    _video("webm", "video/webm", "webm", "libvpx-vp9"),
+    _video("avi", "video/x-msvideo", "avi", "mpeg4"),
+    Row(
+        "pyd;pkl;pickle",
+        media_type="application/octet-stream",
+        gives="refused, unless allow_pickle",
+        unpickle=pickle.loads,
+    ),
+)
+
+ROWS: dict[str, Row] = {name: row for row in TABLE for name in row.names}
+SPECS = ("audio", "video")  # what a call passes to decode all fields of a kind
+
+
+@functools.cache
+def names_asked(asked: str) -> frozenset[str]:
+    """The extensions of the rows that are decoded if a call asks for them in this way."""
+    return frozenset(name for name, row in ROWS.items() if row.asked == asked)
+
+
+IMAGE = names_asked("image")

@@ -1,0 +1,160 @@
+"""Text and objects: txt, cls, json, jsonl, csv, yaml, MessagePack, CBOR."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import json
+from typing import Any
+
+from wds_pipes.codecs.names import MAX_MERGED
+from wds_pipes.core.importing import library
+
+
+def decode_text(data: bytes) -> str:
+    """Decode UTF-8."""
+    return data.decode("utf-8")
+
+
+def encode_text(value: Any) -> bytes:
+    """Encode a str as UTF-8."""
+    if not isinstance(value, str):
+        raise TypeError(f"text must be str, not {type(value).__name__}")
+    return value.encode("utf-8")
+
+
+def encode_integer(value: Any) -> bytes:
+    """Encode an int, a text that is read as one, or an array or tensor without dimensions."""
+    if isinstance(value, str):
+        data = value.encode("utf-8")
+        try:
+            int(data)  # as it is decoded
+        except ValueError:
+            raise TypeError(f"it must be an integer, not {value!r:.80}; a text belongs in a field named txt") from None
+        return data
+    # Arrays and tensors without dimensions, such as labels of torch, are integers too.
+    whole = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+    if isinstance(whole, bool) or not isinstance(whole, int):
+        raise TypeError(f"it must be an integer, not {type(value).__name__}; a text belongs in a field named txt")
+    return str(whole).encode()
+
+
+def encode_json(value: Any) -> bytes:
+    """Encode an object; a str is the JSON text itself."""
+    if isinstance(value, str):
+        _check_json(value)
+        return value.encode("utf-8")
+    return _dump(value)
+
+
+def _dump(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode("utf-8")
+
+
+def _check_json(text: str | bytes) -> None:
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise ValueError(
+            f"a str is written as the JSON text that it is, and this one does not parse ({error}): pass an object, "
+            "json.dumps(text) for a JSON string, or name the field txt"
+        ) from error
+
+
+def decode_lines(data: bytes) -> list[Any]:
+    """Decode JSON Lines; blank lines are left out."""
+    return [json.loads(line) for line in data.splitlines() if line.strip()]
+
+
+def encode_lines(value: Any) -> bytes:
+    """Encode a list of objects as JSON Lines; a str is the text itself."""
+    if isinstance(value, str):
+        data = value.encode("utf-8")
+        for line in data.splitlines():
+            if line.strip():
+                _check_json(line)
+        return data
+    if isinstance(value, dict):
+        raise TypeError("it must be a list of objects, or JSON Lines as str, not dict: pass [value]")
+    return b"".join(_dump(item) + b"\n" for item in value)
+
+
+def decode_csv(data: bytes) -> list[list[str]]:
+    """Decode rows of strings."""
+    return list(csv.reader(io.StringIO(data.decode("utf-8"), newline="")))
+
+
+def encode_csv(value: Any) -> bytes:
+    """Encode rows of strings and numbers; a str is the text itself."""
+    if isinstance(value, str):
+        return value.encode("utf-8")
+    rows = [list(row) if isinstance(row, (list, tuple)) else None for row in value]
+    if any(row is None or not all(type(cell) in (str, int, float) for cell in row) for row in rows):
+        raise TypeError("it must be a list of rows of strings or numbers, or csv as str")
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)  # type: ignore[arg-type]
+    return text.getvalue().encode("utf-8")
+
+
+def decode_yaml(data: bytes) -> Any:
+    """Decode an object of plain types."""
+    yaml = library("yaml", "pyyaml", "a YAML field")
+    return yaml.load(data, _yaml_loader(yaml))
+
+
+def encode_yaml(value: Any) -> bytes:
+    """Encode an object of plain types; a str is the text itself."""
+    if isinstance(value, str):
+        return value.encode("utf-8")
+    text: str = library("yaml", "pyyaml", "a YAML field").safe_dump(value, allow_unicode=True, sort_keys=False)
+    return text.encode("utf-8")
+
+
+@functools.cache
+def _yaml_loader(yaml: Any) -> Any:
+    """PyYAML's safe loader with a limit on the pairs that merge keys (``<<``) add.
+
+    With merge keys, a short text may multiply its content.
+    """
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def flatten_mapping(self, node: Any) -> None:
+            pairs = 0
+            for key, value in node.value:
+                if key.tag == "tag:yaml.org,2002:merge":
+                    for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                        if isinstance(merged, yaml.MappingNode):
+                            self.flatten_mapping(merged)
+                            pairs += len(merged.value)
+            if pairs > MAX_MERGED:
+                raise ValueError(f"its merge keys (<<) bring more than {MAX_MERGED:,} pairs into one mapping")
+            super().flatten_mapping(node)
+
+    return Loader
+
+
+def decode_msgpack(data: bytes) -> Any:
+    """Decode one MessagePack object."""
+    return library("msgpack", "msgpack", "a MessagePack field").unpackb(data)
+
+
+def encode_msgpack(value: Any) -> bytes:
+    """Encode one MessagePack object; ValueError if it would not be read back."""
+    msgpack = library("msgpack", "msgpack", "a MessagePack field")
+    data = bytes(msgpack.packb(value))
+    try:
+        msgpack.unpackb(data)
+    except ValueError as error:
+        raise ValueError(f"it would not be read back ({error}): use str for the keys of dicts") from error
+    return data
+
+
+def decode_cbor(data: bytes) -> Any:
+    """Decode one CBOR object."""
+    return library("cbor2", "cbor2", "a CBOR field").loads(data)
+
+
+def encode_cbor(value: Any) -> bytes:
+    """Encode one CBOR object."""
+    return bytes(library("cbor2", "cbor2", "a CBOR field").dumps(value))
