@@ -46,6 +46,7 @@ if _TYPE_CHECKING:
     from wds_pipes.indexed import IndexedShards
     from wds_pipes.io.cache.shard_cache import ShardCache
     from wds_pipes.loader.merging import merge_states
+    from wds_pipes.loader.on_device import DecodeOnDevice
     from wds_pipes.loader.pipe_loader import PipeLoader
     from wds_pipes.loader.sample_order import SampleOrder
     from wds_pipes.stages.map_samples import DROP
@@ -60,6 +61,7 @@ __all__ = [
     "CacheError",
     "Codec",
     "DecodeError",
+    "DecodeOnDevice",
     "FlatMap",
     "IndexedShards",
     "PipeLoader",
@@ -111,6 +113,7 @@ _NAMES = {
     "indexed": ("IndexedShards",),
     "io.cache.shard_cache": ("ShardCache",),
     "loader.merging": ("merge_states",),
+    "loader.on_device": ("DecodeOnDevice",),
     "loader.pipe_loader": ("PipeLoader",),
     "loader.sample_order": ("SampleOrder",),
     "codecs.images": ("image_size",),

@@ -21,10 +21,18 @@ class Joining:
         collate: makes the batch of the list of samples in all parts; None: the parts are batches
             themselves, as ``batch_samples`` makes them, and are joined column by column.
         pin: copy tensors into pinned memory.
+        on_device: called with each batch at last; None: nothing.
     """
 
-    def __init__(self, parts: int = 1, collate: Callable[[list[Any]], Any] | None = None, *, pin: bool = False) -> None:
-        self.parts, self._collate = parts, collate
+    def __init__(
+        self,
+        parts: int = 1,
+        collate: Callable[[list[Any]], Any] | None = None,
+        *,
+        pin: bool = False,
+        on_device: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.parts, self._collate, self._on_device = parts, collate, on_device
         # As DataLoader does; torch.accelerator is there from torch 2.6 on.
         self._pin = pin and getattr(torch, "accelerator", torch.cuda).is_available()
 
@@ -34,8 +42,15 @@ class Joining:
         Raises:
             SampleError: a column differs in kind, shape or dtype.
         """
-        if self.parts == 1:
-            return parts[0]
+        batch = parts[0] if self.parts == 1 else self._joined(parts)
+        if self._on_device is None:
+            return batch
+        try:
+            return self._on_device(batch)
+        except StopIteration as error:
+            raise RuntimeError("on_device raised StopIteration") from error
+
+    def _joined(self, parts: list[Any]) -> Any:
         batch = _join(parts, "the samples")
         if self._collate is not None:
             try:
@@ -60,11 +75,11 @@ def _join(parts: list[Any], what: str) -> Any:
         columns = [_join(list(values), f"place {place} of the tuples") for place, values in enumerate(zip(*parts))]
         return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
     if isinstance(first, torch.Tensor):
-        return _joined(parts)
+        return _concatenated(parts)
     return np.concatenate(parts) if isinstance(first, np.ndarray) else [item for part in parts for item in part]
 
 
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+def _concatenated(parts: list[torch.Tensor]) -> torch.Tensor:
     """Return the rows of all tensors as one. numpy copies with one thread, torch with all cores,
     which the workers need.
     """

@@ -109,6 +109,9 @@ class PipeLoader:
             in torch.distributed if that is initialised when the loader is first used, else the
             environment variables RANK and WORLD_SIZE, else rank 0 of 1.
         world_size: the number of data-parallel ranks.
+        on_device: a function that is called with each batch in this process, and returns what the
+            loader yields: ``DecodeOnDevice``, or one that moves tensors to a GPU. If it raises, the
+            state is that before the batch.
         progress: show a progress bar; needs tqdm.
         timeout_seconds: how long to wait for a batch of a worker before an error; 0: for ever.
 
@@ -145,6 +148,7 @@ class PipeLoader:
         worker_init_fn: Callable[[int], Any] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        on_device: Callable[[Any], Any] | None = None,
         progress: bool = False,
         timeout_seconds: float = 0,
     ) -> None:
@@ -175,7 +179,9 @@ class PipeLoader:
             timeout=timeout_seconds,
         )
         self._plan, self._progress = plan, Progress(plan, workers)
-        self._join = Joining(mix_lanes, collate if callable(collate) else None, pin=pin_memory)
+        if on_device is not None and not callable(on_device):
+            raise TypeError(f"on_device is a function of a batch, not {on_device!r:.80}")
+        self._join = Joining(mix_lanes, collate if callable(collate) else None, pin=pin_memory, on_device=on_device)
         self._tqdm = library("tqdm", "tqdm", "progress=True").tqdm if progress else None
 
     @property
@@ -192,7 +198,7 @@ class PipeLoader:
     def _bar(self, initial: int) -> Any:
         """A progress bar."""
         assert self._tqdm is not None
-        return self._tqdm(initial=initial, total=None if self._length_unknown else len(self), unit="batch")
+        return self._tqdm(initial=initial, total=None if self._progress.length_unknown else len(self), unit="batch")
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``iter()`` start ``epoch`` from its beginning.
@@ -379,19 +385,9 @@ class PipeLoader:
         progress = self._progress
         if progress.cut is not None and not progress.cut_in_samples:
             return progress.cut
-        if unknown := self._length_unknown:
+        if unknown := progress.length_unknown:
             raise TypeError(f"the number of batches is not known: {unknown}")
         return progress.length()
-
-    @property
-    def _length_unknown(self) -> str | None:
-        """Why ``len()`` is not known, and what to do; None if it is known."""
-        progress = self._progress
-        if progress.cut_in_samples:
-            return "the last batch of a lane may be smaller: pass batches= to with_epoch(), or drop_last=True"
-        if progress.cut is not None:
-            return None
-        return "epoch_end='loop' has no end: call with_epoch()" if self._plan.endless else self._plan.uncounted
 
 
 def progress_of(loader: PipeLoader) -> Progress:

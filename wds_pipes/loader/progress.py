@@ -155,6 +155,15 @@ class Progress:
         return at, self._runs, self.workers.start(self._runs, begins, seed)
 
     @property
+    def length_unknown(self) -> str | None:
+        """Why the number of batches of an iteration is not known, and what to do; None if it is."""
+        if self.cut_in_samples:
+            return "the last batch of a lane may be smaller: pass batches= to with_epoch(), or drop_last=True"
+        if self.cut is not None:
+            return None
+        return "epoch_end='loop' has no end: call with_epoch()" if self.plan.endless else self.plan.uncounted
+
+    @property
     def live(self) -> Live | None:
         """The iterator in use."""
         return None if self._live is None else self._live()

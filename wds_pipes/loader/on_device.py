@@ -1,0 +1,181 @@
+"""Decode the images of a batch in the main process, on a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import get_worker_info
+
+from wds_pipes.codecs.images import IMAGE_SPECS, image_decoder, open_image
+from wds_pipes.codecs.resizing import Fit, Resize, Size
+from wds_pipes.core.importing import library
+from wds_pipes.core.options import check_count
+from wds_pipes.core.words import listed
+from wds_pipes.errors import DecodeError
+from wds_pipes.io.secret import hide, words
+from wds_pipes.stages.fields import read_names
+
+_SPECS = [spec for spec, (mode, _, kind) in IMAGE_SPECS.items() if kind == "torch" and mode in ("L", "RGB")]
+
+
+class DecodeOnDevice:
+    """Decodes the images of each batch on a GPU: ``PipeLoader(..., on_device=DecodeOnDevice("jpg",
+    size=224))``.
+
+    The pipe does not decode these fields, so a worker sends encoded images, about a tenth of the
+    bytes of their pixels. In the main process, the JPEGs of a batch are decoded in one call, by
+    nvJPEG through ``torchcodec``, and resized on the device. What nvJPEG does not decode (PNG,
+    WebP, CMYK and rarer kinds of JPEG) is decoded on the CPU, as by ``decode_by_ext``.
+
+    nvJPEG rounds differently from the decoders on the CPU, and a crop begins at a whole pixel: a
+    picture looks the same, but its numbers differ a little.
+
+    Args:
+        fields: the names of the fields, or places of tuples; a batch has at least one of them. Its
+            column is a list of bytes, as ``batch_samples`` makes it.
+        spec: as in ``decode_by_ext``: ``"torchrgb8"`` (uint8) or ``"torchrgb"`` (float32 from 0 to
+            1), and the same with ``l`` for one channel.
+        size: as in ``decode_by_ext``; all images of a batch have this size.
+        fit: as in ``decode_by_ext``.
+        device: where the images are decoded and returned; on ``"cpu"``, with the decoders of
+            ``decode_by_ext``.
+        max_image_pixels: refuse a larger image before decoding it.
+
+    Returns:
+        The batch with a tensor of shape (N, C, H, W) for each of these fields.
+
+    Raises:
+        TypeError, ValueError: when built: an argument is wrong.
+        DecodeError: an image cannot be decoded.
+        TypeError: a batch has none of the fields, or a field is not a list of bytes.
+        RuntimeError: there is no such device, or this is a worker process.
+        ImportError: ``torchcodec`` is missing.
+
+    The state of a loader is that of the batches that were returned: a resume decodes nothing again
+    but the batch whose decoding failed.
+    """
+
+    def __init__(
+        self,
+        *fields: str | int,
+        spec: str = "torchrgb8",
+        size: Size,
+        fit: Fit = "cover",
+        device: str | torch.device = "cuda",
+        max_image_pixels: int = 1 << 26,
+    ) -> None:
+        places = tuple(field for field in fields if type(field) is int)
+        if not fields or (places and len(places) < len(fields)):
+            raise ValueError(f"DecodeOnDevice() takes names of fields, or places of tuples, not {fields!r:.80}")
+        self._fields: tuple[Any, ...] = places or read_names("fields", fields)  # type: ignore[arg-type]
+        if spec not in _SPECS:
+            raise ValueError(f"spec is one of {', '.join(_SPECS)}, not {spec!r:.80}")
+        self._mode, self._floats, _ = IMAGE_SPECS[spec]
+        self._resize = Resize(size, fit)
+        self._device = torch.device(device)
+        self._max_pixels = check_count("max_image_pixels", max_image_pixels)
+        self._text = f"DecodeOnDevice({', '.join(map(repr, fields))}, size={size}, device={str(device)!r})"
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def __call__(self, batch: Any) -> Any:
+        if get_worker_info() is not None:
+            raise RuntimeError(
+                f"{self} is for the main process, and this is a worker: pass it to PipeLoader(on_device=...)"
+            )
+        if self._device.type == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError(f"{self} needs a CUDA device, and there is none: pass device='cpu'")
+        columns: Any = dict(batch) if isinstance(batch, dict) else list(batch) if isinstance(batch, tuple) else {}
+        there = range(len(columns)) if isinstance(columns, list) else columns
+        found = [field for field in self._fields if field in there]
+        if not found:
+            raise TypeError(f"{self} finds none of its fields in a batch of {_form(batch)}")
+        for field in found:
+            columns[field] = self._decode(columns[field], field, batch)
+        if isinstance(batch, tuple):
+            return type(batch)(*columns) if hasattr(batch, "_fields") else tuple(columns)
+        return columns
+
+    def _decode(self, images: Any, field: str | int, batch: Any) -> torch.Tensor:
+        if not isinstance(images, list) or not all(isinstance(image, bytes) for image in images):
+            raise TypeError(
+                f"{self} takes a list of bytes, and field {field!r} is {type(images).__name__}: leave its decoding "
+                "out of the pipe, as in decode_by_ext(only=[...])"
+            )
+        decoded: dict[int, torch.Tensor] = {}
+        if self._device.type != "cpu":
+            decoded = self._on_device({place: image for place, image in enumerate(images) if self._is_plain(image)})
+        channels = 1 if self._mode == "L" else 3
+        shape = len(images), channels, self._resize.height, self._resize.width
+        result = torch.zeros(shape, dtype=torch.uint8, device=self._device)
+        on_cpu = image_decoder("torchl8" if self._mode == "L" else "torchrgb8", self._max_pixels, "", self._resize)
+        for place, image in enumerate(images):
+            if place in decoded:
+                self._fill(result[place], decoded.pop(place))
+                continue
+            try:
+                result[place] = on_cpu(image)
+            except Exception as error:
+                raise _error(batch, place, field, error) from error
+        return result.float() / 255 if self._floats else result
+
+    def _is_plain(self, image: bytes) -> bool:
+        """Whether nvJPEG decodes an image: a JPEG with one or three colours, within the limits."""
+        if not image.startswith(b"\xff\xd8\xff"):
+            return False
+        try:
+            with open_image(image, self._max_pixels, "") as opened:
+                return opened.mode in ("L", "RGB")
+        except Exception:  # the decoder on the CPU says why
+            return False
+
+    def _on_device(self, images: dict[int, bytes]) -> dict[int, torch.Tensor]:
+        """Decode images on the device, without those that it refuses."""
+        if not images:
+            return {}
+        codec = library("torchcodec.decoders", "torchcodec", f"{self}")
+        mode = "GRAY" if self._mode == "L" else "RGB"
+        try:
+            decoded = codec.decode_jpeg(list(images.values()), mode=mode, device=self._device)
+            return dict(zip(images, decoded, strict=True))
+        except RuntimeError:  # of one of them, which is not named
+            if len(images) == 1:
+                return {}
+        halves = list(images)
+        middle = len(halves) // 2
+        parts = ({place: images[place] for place in half} for half in (halves[:middle], halves[middle:]))
+        return {place: image for part in parts for place, image in self._on_device(part).items()}
+
+    def _fill(self, result: torch.Tensor, image: torch.Tensor) -> None:
+        """Resize an image of shape (C, H, W) into its place of the batch."""
+        height, width = image.shape[1:]
+        box, new_width, new_height, left, top = self._resize.place(width, height)
+        first_x, first_y, last_x, last_y = map(round, box)
+        part = image[None, :, first_y : max(last_y, first_y + 1), first_x : max(last_x, first_x + 1)].float()
+        resized = torch.nn.functional.interpolate(part, (new_height, new_width), mode="bilinear", antialias=True)
+        result[:, top : top + new_height, left : left + new_width] = resized[0].round_().clamp_(0, 255)
+
+
+def _form(batch: Any) -> str:
+    if isinstance(batch, dict):
+        return f"the fields {listed(tuple(map(str, batch)))}"
+    return f"{len(batch)} columns" if isinstance(batch, tuple) else type(batch).__name__
+
+
+def _error(batch: Any, place: int, field: str | int, cause: Exception) -> DecodeError:
+    def of(column: str) -> Any:
+        values = batch.get(column) if isinstance(batch, dict) else None
+        return values[place] if isinstance(values, list) and place < len(values) else None
+
+    key, url = of("__key__"), of("__url__")
+    which = f"field {field!r}" if isinstance(field, str) else f"place {field}"
+    sample = f"sample {key!r} in shard {url}" if key is not None else f"sample {place} of the batch"
+    return DecodeError(
+        f"{which} of {sample} cannot be decoded: {type(cause).__name__}: {hide(words(cause))}. Correct it, or "
+        "check it in the pipe, where on_error='skip' leaves such samples out.",
+        url=url,
+        key=key,
+        field=str(field),
+    )
