@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from wds_pipes.cli.peers.adapters.base import BUFFER, Adapter, lacks
+from wds_pipes.cli.peers.adapters.base import BUFFER, Adapter
 from wds_pipes.cli.peers.pictures import BATCH, SIDE, decode_image
 
 if TYPE_CHECKING:
@@ -42,10 +42,7 @@ class Streamed(Adapter):
         if threads:
             options["threads"] = threads
         samples = self._samples("images").select_fields("jpg", "cls")
-        try:
-            pipe = samples.decode_by_ext(spec, **options)
-        except TypeError as error:  # an option that this version of the package does not have
-            lacks(str(error))
+        pipe = samples.decode_by_ext(spec, **options)
         return wp.PipeLoader(pipe.to_tuple("jpg", "cls"), batch_size=BATCH, num_workers=workers)
 
     def resumable(self, state: Any) -> tuple[Iterator[Sequence[Any]], Callable[[], Any]]:
