@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from sources import Given
@@ -222,6 +222,7 @@ def test_photographs_are_resized_as_by_pillow(fit, decoder, shared_data):
 
 
 @settings(max_examples=80, deadline=None)
+@example((17, 17), (1, 1), "cover", "rgb8", "JPEG")
 @given(
     st.tuples(st.integers(1, 90), st.integers(1, 90)),
     st.tuples(st.integers(1, 70), st.integers(1, 70)),

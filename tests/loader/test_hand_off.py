@@ -315,11 +315,8 @@ def test_a_leaf_beside_its_data_arrives_whole():
 
 
 @needs_blocks
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_blocks_are_used_again(method, tmp_path):
-    loader = wp.PipeLoader(
-        numbered(tmp_path).map_samples(filled), num_workers=1, prefetch_factor=2, multiprocessing_context=method
-    )
+def test_blocks_are_used_again(tmp_path):
+    loader = wp.PipeLoader(numbered(tmp_path).map_samples(filled), num_workers=1, prefetch_factor=2)
     before, seen, count = set(blocks()), set(), 0  # earlier tests may have left some
     for batch in loader:
         assert is_filled(batch)
@@ -513,8 +510,6 @@ if __name__ == "__main__":
         ("close", "fork"),
         ("exception", "fork"),
         ("worker", "fork"),
-        ("main", "fork"),
-        ("worker", "spawn"),
         ("main", "spawn"),
     ],
 )

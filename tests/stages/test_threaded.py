@@ -466,7 +466,7 @@ def loader_of(urls, threads, workers, context=None, **options):
 @pytest.mark.parametrize("context", [None, "fork", "spawn"])
 def test_in_workers(context, fifty):
     """The same batches as in one process without threads, also from a state in the middle."""
-    urls, workers = tuple(fifty), 2 if context else 0
+    urls, workers = tuple(fifty), {None: 0, "fork": 2, "spawn": 1}[context]
     expected = plain_batches(urls)
     loader = loader_of(urls, 2, workers, context)
     items = iter(loader)
