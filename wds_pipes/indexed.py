@@ -14,7 +14,7 @@ from wds_pipes.core.options import check_count
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.errors import SampleError
 from wds_pipes.io.open import is_remote
-from wds_pipes.io.ranges import Part, Range, RangeReader
+from wds_pipes.io.ranges import LARGE, Part, Range, RangeReader
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.decode_by_ext import DecodeByExt
@@ -321,9 +321,14 @@ class _Opened:
             url, place, there = urls[shard], number - starts[shard], known.get(shard)
             if there is None:
                 offsets = self.located.offsets(shard)
-                there = known[shard] = offsets, self._files.read_one(url, offsets[0], offsets[-1] + BLOCK)
+                mapped = self._files.map_up_to(url, offsets[-1] + BLOCK)
+                assert mapped is not None
+                there = known[shard] = offsets, mapped
             offsets, part = there
-            sample = parse(part, offsets[place], offsets[place + 1], url, self._shown[url])
+            start, stop = offsets[place], offsets[place + 1]
+            if stop - start >= LARGE:
+                self._files.announce(part, url, start, stop)
+            sample = parse(part, start, stop, url, self._shown[url])
             found.append(sample if decode is None else decode(sample))
         return found
 

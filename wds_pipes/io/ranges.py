@@ -23,11 +23,11 @@ from wds_pipes.io.urls import at_home, local_path
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
 
-__all__ = ["Part", "Parts", "Range", "RangeReader"]
+__all__ = ["LARGE", "Part", "Parts", "Range", "RangeReader"]
 
 _MOST_OPEN = 128  # local files
 _WILL_NEED = getattr(mmap, "MADV_WILLNEED", None)  # only some systems have it
-_LARGE = 1 << 14  # bytes of a range of a local file that the kernel is told of
+LARGE = 1 << 14  # bytes of a range of a local file that the kernel is told of
 _LONG = 64  # how many such ranges follow each other until the kernel reads ahead on its own
 _MOST_REPORTED = 4096  # remote files of which the versions are compared
 _AHEAD = 8  # requests for each connection: those that wait, those that run, and those that are not used yet
@@ -87,12 +87,13 @@ class RangeReader:
         """Return what ``read`` yields for one range."""
         mapped = self._files.get(url)
         if mapped is not None and mapped.size() >= stop:
-            if stop - start >= _LARGE:
-                self._announce(mapped, url, start, stop)
-            return mapped, 0
-        part = self.map(url, start, stop)
-        if part is not None:
+            part = mapped, 0
+            if stop - start >= LARGE:
+                self.announce(part, url, start, stop)
             return part
+        there = self.map(url, start, stop)
+        if there is not None:
+            return there
         with self.read([Range(url, start, stop, size)]) as parts:
             return next(parts)
 
@@ -116,19 +117,30 @@ class RangeReader:
 
     def map(self, url: str, start: int, stop: int) -> Part | None:
         """Return what ``read`` yields for a range of a local file; None: it is not local."""
+        part = self.map_up_to(url, stop)
+        if part is not None:
+            self.announce(part, url, start, stop)
+        return part
+
+    def map_up_to(self, url: str, stop: int) -> Part | None:
+        """Return a local file that has the bytes up to ``stop`` - 1, if it is not shorter than it
+        was; None: it is not local. ``announce`` the ranges that are read.
+        """
         mapped = self._files.get(url) or self._find(url)
         if mapped is None:
             return None
         # To read what a file does not have any more would end the process.
         if not isinstance(mapped, mmap.mmap) or mapped.size() < min(stop, len(mapped)):
-            return b"", start
-        self._announce(mapped, url, start, stop)
+            return b"", 0
         return mapped, 0
 
-    def _announce(self, mapped: mmap.mmap, url: str, start: int, stop: int) -> None:
+    def announce(self, part: Part, url: str, start: int, stop: int) -> None:
         """Tell the kernel which bytes will be read, unless much has been read in order. It would
         read far around the first of them instead: all of a shard for a tenth of its samples.
         """
+        mapped = part[0]
+        if not isinstance(mapped, mmap.mmap):
+            return
         file, end, run = self._last
         run = run + 1 if file == url and abs(start - end) <= GAP else 0
         self._last = url, stop, run
