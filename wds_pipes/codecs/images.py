@@ -16,6 +16,8 @@ from wds_pipes.codecs.jpeg import check_pixels, check_scans, decode_jpeg
 from wds_pipes.codecs.names import IMAGE_FORMATS, NAMED_FORMATS, Decoder, Encoder
 from wds_pipes.codecs.resizing import Pixels, Resize
 
+_ORIENTATION, _WIDTH, _LENGTH = 0x0112, 0x0100, 0x0101  # tags of TIFF
+_TURNED = (5, 6, 7, 8)  # the orientations that exchange width and height
 _MODULES = {"WEBP": "WebP"}  # the names of Pillow's modules where they are not those of their formats
 
 # The result of an image spec: Pillow's mode, floats in 0..1 instead of uint8, the kind of object.
@@ -87,7 +89,10 @@ def _decode_with_pillow(
         width, height = image.size
         if resize is not None and (denominator := resize.denominator(width, height)) > 1:
             image.draft(None, (width // denominator, height // denominator))  # of a JPEG; others stay as they are
-        return _in_8_bits(image).convert(mode), width, height
+        converted = _in_8_bits(image).convert(mode)
+    if image.format == "TIFF":  # some versions of Pillow turn it only when they decode it
+        width, height = converted.size
+    return converted, width, height
 
 
 def image_size(data: bytes) -> tuple[int, int]:
@@ -116,6 +121,10 @@ def image_size(data: bytes) -> tuple[int, int]:
             raise ValueError("the header of the WebP is damaged")
         return height, width
     with _open_as(name, data) as image:
+        if name == "TIFF" and image.tag_v2.get(_ORIENTATION, 1) in _TURNED:
+            return image.tag_v2[_WIDTH], image.tag_v2[
+                _LENGTH
+            ]  # some versions of Pillow turn it only when they decode it
         return image.height, image.width
 
 
