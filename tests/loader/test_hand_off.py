@@ -427,6 +427,19 @@ def test_blocks_that_nobody_needs_any_more_are_closed():
     assert len(inbox.blocks) == 1
 
 
+@needs_blocks
+def test_a_block_that_cannot_be_replaced_is_closed_nevertheless(monkeypatch):
+    """The worker has closed the one that was too small when the system refuses a larger one."""
+    inbox = Inbox(2)
+    outbox = Outbox(inbox.number, 0)
+    cross(torch.zeros(LARGE), outbox, inbox)
+    with monkeypatch.context() as refused:
+        refused.setattr(os, "memfd_create", no_block)
+        cross(torch.zeros(4 * LARGE), outbox, inbox)
+    cross(torch.zeros(4 * LARGE), outbox, inbox)
+    assert len(inbox.blocks) == 1
+
+
 # Without blocks
 
 

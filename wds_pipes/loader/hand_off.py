@@ -72,6 +72,7 @@ class Outbox:
     def __init__(self, inbox: int, worker: int) -> None:
         self._inbox, self._worker = inbox, worker
         self._blocks: list[_Block] = []
+        self._gone: list[int] = []  # the numbers of blocks that were closed since the last batch in a block
         self._numbers = itertools.count()
         self._packed = 0  # batches in blocks
         self._recent = 0.0  # bytes of the largest recent batch
@@ -111,7 +112,7 @@ class Outbox:
             spans.append((end, end + length, True))
             end += length
         try:
-            block, gone = self._block(end)
+            block = self._block(end)
         except OSError:  # no memory or no descriptor is left, or the system has no such blocks
             return Parcel(pickle.loads, (bytes(ForkingPickler.dumps(batch)),))
         for (start, stop, _), buffer in zip(spans, buffers, strict=False):
@@ -122,22 +123,23 @@ class Outbox:
                 block.memory[place : place + len(part)] = part
                 place += len(part)
         block.memory[0] = _IN_USE
+        gone, self._gone = self._gone, []
         sent: _Sent = (self._inbox, self._worker, block.number, block.ticket(), gone, spans, header)
         return Parcel(_open, (sent,))
 
-    def _block(self, size: int) -> tuple[_Block, list[int]]:
-        """Return a free block of at least this size, and the numbers of those that are closed."""
+    def _block(self, size: int) -> _Block:
+        """Return a free block of at least this size, and close those that are not needed."""
         self._packed += 1
         self._recent = max(size, 0.98 * self._recent)
         found: _Block | None = None
-        kept, gone = [], []
+        kept: list[_Block] = []
         spare: list[_Block] = []  # free and too small
         for block in self._blocks:
             mark = block.memory[0]
             if mark == _SPENT or (
                 mark == _FREE and (len(block) > _TOO_LARGE * self._recent or self._packed - block.used > _IDLE)
             ):
-                gone.append(block.number)
+                self._gone.append(block.number)
                 continue
             kept.append(block)
             if mark == _FREE and len(block) < size:
@@ -147,12 +149,12 @@ class Outbox:
         self._blocks = kept
         if found is None:
             if spare:
-                gone.append(spare[0].number)
+                self._gone.append(spare[0].number)
                 kept.remove(spare[0])
             found = _Block(next(self._numbers), int(_SLACK * size))
             kept.append(found)
         found.used = self._packed
-        return found, gone
+        return found
 
 
 class _Block:
