@@ -144,6 +144,14 @@ def test_after_an_error_the_batch_comes_again(shards):
     assert [batch["__key__"] for batch in loader] == expected[2:]
 
 
+def test_an_end_of_the_function_is_no_end_of_the_epoch(shards):
+    def ends(batch):
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="on_device raised StopIteration"):
+        list(encoded_batches(shards, on_device=ends))
+
+
 def test_nvjpeg_decodes_a_batch_in_one_call(shards, nvjpeg):
     """And the CPU what it does not decode: PNG and CMYK, which are two of five here."""
     on_device = wp.DecodeOnDevice("jpg", size=(32, 48), fit="stretch")
@@ -205,6 +213,9 @@ def test_wrong_arguments():
         wp.DecodeOnDevice("jpg", 1, size=32)
     with pytest.raises(ValueError, match="spec is one of torchl8, torchrgb8"):
         wp.DecodeOnDevice("jpg", spec="rgb8", size=32)
+    for device in ("gpu", "mps", "meta"):
+        with pytest.raises(ValueError, match=f"device is 'cuda', such as 'cuda:1', or 'cpu', not '{device}'"):
+            wp.DecodeOnDevice("jpg", size=32, device=device)
     with pytest.raises(TypeError, match="on_device is a function of a batch"):
         wp.PipeLoader(wp.ShardList(["a.tar"]).open_shards(), on_device="cuda")
 

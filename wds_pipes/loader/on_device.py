@@ -73,7 +73,7 @@ class DecodeOnDevice:
             raise ValueError(f"spec is one of {', '.join(_SPECS)}, not {spec!r:.80}")
         self._mode, self._floats, _ = IMAGE_SPECS[spec]
         self._resize = Resize(size, fit)
-        self._device = torch.device(device)
+        self._device = _read_device(device)
         self._max_pixels = check_count("max_image_pixels", max_image_pixels)
         self._text = f"DecodeOnDevice({', '.join(map(repr, fields))}, size={size}, device={str(device)!r})"
 
@@ -156,6 +156,17 @@ class DecodeOnDevice:
         part = image[None, :, first_y : max(last_y, first_y + 1), first_x : max(last_x, first_x + 1)].float()
         resized = torch.nn.functional.interpolate(part, (new_height, new_width), mode="bilinear", antialias=True)
         result[:, top : top + new_height, left : left + new_width] = resized[0].round_().clamp_(0, 255)
+
+
+def _read_device(device: str | torch.device) -> torch.device:
+    """Raises ValueError: it is neither the CPU nor a CUDA device."""
+    try:
+        read = torch.device(device)
+    except RuntimeError:  # of a name that torch does not know
+        read = torch.device("meta")
+    if read.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is 'cuda', such as 'cuda:1', or 'cpu', not {str(device)!r:.80}")
+    return read
 
 
 def _form(batch: Any) -> str:
