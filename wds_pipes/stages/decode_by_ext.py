@@ -92,8 +92,8 @@ class DecodeByExt(Threaded[dict[str, Any]]):
             None: they keep their sizes. They are resized once, antialiased, with the filter
             ``BILINEAR`` of Pillow. A JPEG with at least 4.5 times the requested width and height is
             decoded at a half, a quarter or an eighth of its size, which saves most of the time. The
-            result is within 40 dB (PSNR) of decoding and resizing with Pillow, and the same
-            whichever decoder is installed. ``max_image_pixels`` is for images before this.
+            PSNR against decoding and resizing with Pillow is at least 40 dB, and the result is the
+            same whichever decoder is installed. ``max_image_pixels`` is for images before this.
         fit: how an image with another shape comes to this size. ``"cover"``: it fills it, and what
             is too wide or too high is cropped on both sides (``ImageOps.fit`` of Pillow).
             ``"contain"``: all of it is in the middle, between zeros: black, or transparent with

@@ -66,8 +66,7 @@ class ExplodeRecords(FlatMap[dict[str, Any]], Tolerant[dict[str, Any]]):
         TypeError, ValueError: when the stage is built: ``kind`` or ``field`` is wrong.
 
     Checkpoint: how many records of the current sample were yielded, and the number of skipped
-    samples. A resume reads this sample
-    again, and decodes the records before this place again.
+    samples. A resume reads this sample again, and decodes the records before this place again.
     """
 
     @dataclass(slots=True)
