@@ -11,6 +11,7 @@ import time
 import pytest
 from fsspec.asyn import get_loop
 from remote import bare, content, samples
+from waiting import wait_for
 
 import wds_pipes as wp
 from wds_pipes.io.remote.budget import budget
@@ -199,6 +200,29 @@ def test_shards_that_are_read_in_another_order(web, local, ahead):
         .group_by_key()
     )
     assert in_time(lambda: list(map(bare, pipe))) == list(map(bare, samples(alone)))
+    settle()
+    assert (budget().held, budget().queues) == (0, [])
+
+
+def test_a_shard_is_waited_for_before_one_that_was_closed_has_left_its_queue(web, local):
+    """The next one in the queue, which then comes first, holds all the room; and both have responded
+    before, so that no response wakes the consumer.
+    """
+    urls = [web.put(f"busy/{number}.tar", content(local[number])) for number in range(3)]
+    web.faults.rules({"match": "busy/2", "latency": 0.2})
+    queue = ReadQueue(OpenShards(ShardList(urls), readahead_bytes=MIB).opener.client)
+    shards = [RemoteShard(queue, url) for url in urls]
+    assert shards[0].readall() == content(local[0])
+    wait_for(lambda: queue.fetches[2].blocks and queue.fetches[2].blocks[0].paused)
+    stop = threading.Event()
+    budget().call(stop.wait)  # the event loop is busy
+    shards[0].close()
+    threading.Timer(0.5, stop.set).start()
+    assert in_time(shards[2].wait) is None
+    assert shards[2].readall() == content(local[2])
+    for shard in shards:
+        shard.close()
+    queue.close()
     settle()
     assert (budget().held, budget().queues) == (0, [])
 

@@ -84,14 +84,6 @@ class ReadQueue:
         """Wake the consumer, which may wait for this shard; the caller holds the lock."""
         self.filled.notify()
 
-    def move_to_front(self, fetch: Fetch) -> None:
-        """The consumer waits for this shard: a stage has changed their order."""
-        if fetch in self.fetches:
-            with self.budget.lock:
-                self.fetches.remove(fetch)
-                self.fetches.appendleft(fetch)
-            self.budget.schedule()
-
     def _leave(self) -> None:
         for fetch in tuple(self.fetches):
             fetch.give_up()
@@ -105,6 +97,7 @@ class ReadQueue:
         # With the lock: the consumer either sees that something is blocked, or took its bytes
         # before.
         with self.budget.lock:
+            self._put_first()
             self._request()
             self.has_paused = False
             for fetch in self.fetches:
@@ -113,6 +106,16 @@ class ReadQueue:
                         block.paused.set()
                     elif block.paused is not None:
                         self.budget.blocked = self.has_paused = True
+
+    def _put_first(self) -> None:
+        """Put the shard that the consumer waits for first: a stage may have changed their order."""
+        if self.waiting is not None and self.fetches and self.fetches[0] is not self.waiting:
+            self._move_to_front(self.waiting)
+
+    def _move_to_front(self, fetch: Fetch) -> None:
+        if fetch in self.fetches:
+            self.fetches.remove(fetch)
+            self.fetches.appendleft(fetch)
 
     def _request(self) -> None:
         """Request the next byte ranges, as far as connections and room allow."""
@@ -188,13 +191,6 @@ class RangeQueue(ReadQueue):
             unrequested = {*self._unrequested, *fetches}
             self._unrequested = deque(fetch for fetch in self.fetches if fetch in unrequested)
 
-    def move_to_front(self, fetch: Fetch) -> None:
-        if fetch in self._unrequested:
-            with self.budget.lock:
-                self._unrequested.remove(fetch)
-                self._unrequested.appendleft(fetch)
-        super().move_to_front(fetch)
-
     def notify(self, fetch: Fetch) -> None:
         if self.waiting is fetch:
             self.filled.notify()
@@ -205,7 +201,14 @@ class RangeQueue(ReadQueue):
             if self.has_paused:
                 super().schedule()
             else:
+                self._put_first()
                 self._request()
+
+    def _move_to_front(self, fetch: Fetch) -> None:
+        super()._move_to_front(fetch)
+        if fetch in self._unrequested:
+            self._unrequested.remove(fetch)
+            self._unrequested.appendleft(fetch)
 
     def _request(self) -> None:
         while self._unrequested and self.fetches:

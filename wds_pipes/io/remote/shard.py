@@ -98,11 +98,10 @@ class RemoteShard(io.RawIOBase):
         """Wait for the event loop until ``wake_bytes`` have arrived; the caller holds the lock."""
         queue, budget = self._queue, self._budget
         queue.waiting, queue.wake_bytes = self._fetch, wake_bytes
-        first = queue.fetches[0] if queue.fetches else self._fetch
-        if first is not self._fetch and not first.given_up:
-            budget.call(queue.move_to_front, self._fetch)
         if budget.blocked:
             budget.call(budget.schedule)
+        elif not queue.fetches or queue.fetches[0] is not self._fetch:  # see ReadQueue._put_first
+            budget.call(queue.schedule)
         start = perf_counter()
         queue.filled.wait(None if wake_bytes == 1 else _WAKE_SECONDS)
         queue.client.stalled += perf_counter() - start
