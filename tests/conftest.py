@@ -1,5 +1,6 @@
 """Fixtures that several tests share."""
 
+import gc
 import multiprocessing
 import os
 import tracemalloc  # noqa: F401 - pytest imports it when a finalizer fails; in a forked worker, in the middle of another import, Python 3.11 trips over that
@@ -25,6 +26,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if method := config.getoption("--start-method"):
         multiprocessing.set_start_method(method, force=True)
+
+
+def pytest_collection_finish() -> None:
+    """Tests that collect garbage, and Python itself, need not look through all modules and tests
+    each time: that takes half a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

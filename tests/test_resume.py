@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from chains import AFTER, ARGUMENTS, BASE, BY_OFFSETS, FIRST, NEEDS, Torch, build, chains
+from chains import AFTER, ARGUMENTS, BASE, BY_OFFSETS, FIRST, NEEDS, NodeLoader, Torch, build, chains
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipelines import flat, keys_of, through_json
@@ -44,10 +44,10 @@ HOSTS = {
         build(datapipes, names, urls).map(text).batch(2).map_samples(tuple).shuffle_buffer(2)
     ),
     "dataset": lambda names, urls: build(datapipes, names, urls).as_dataset(),
-    "loader": lambda names, urls: torchdata_nodes.Loader(build(nodes, names, urls)),
-    "prefetcher": lambda names, urls: torchdata_nodes.Loader(torchdata_nodes.Prefetcher(build(nodes, names, urls), 3)),
-    "as_node": lambda names, urls: torchdata_nodes.Loader(build(datapipes, names, urls).as_node()),
-    "over-node": lambda names, urls: torchdata_nodes.Loader(
+    "loader": lambda names, urls: NodeLoader(build(nodes, names, urls)),
+    "prefetcher": lambda names, urls: NodeLoader(torchdata_nodes.Prefetcher(build(nodes, names, urls), 3)),
+    "as_node": lambda names, urls: NodeLoader(build(datapipes, names, urls).as_node()),
+    "over-node": lambda names, urls: NodeLoader(
         nodes.ShuffleBuffer(torchdata_nodes.Batcher(build(nodes, names, urls), 2, drop_last=False), 2)
     ),
 }
@@ -80,7 +80,7 @@ def test_every_cut_below_threads(chain, tmp_path):
     """
     urls = make_shards(tmp_path, shards=3, samples=[2, 0, 4])
     check_resume(lambda: HOSTS["prefetcher"](CHAINS[chain], urls))
-    mapped = lambda: torchdata_nodes.Loader(  # noqa: E731
+    mapped = lambda: NodeLoader(  # noqa: E731
         torchdata_nodes.ParallelMapper(
             build(nodes, CHAINS[chain], urls), text, num_workers=2, method="thread", in_order=True
         )
@@ -375,7 +375,7 @@ def assemble(urls, steps, options):
     return pipe
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(pipelines())
 def test_random_pipelines_at_every_pair_of_cuts(pipeline):
     samples, steps, options = pipeline

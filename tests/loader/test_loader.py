@@ -207,8 +207,10 @@ def note_start(path, worker):
         file.write(f"{worker}\n")
 
 
-@pytest.mark.parametrize("persistent", [True, False])
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("context", "persistent"),
+    [("fork", True), ("fork", False), ("forkserver", True), ("forkserver", False), ("spawn", True)],
+)
 def test_start_methods(context, persistent, urls, monkeypatch, tmp_path):
     """Epochs differ and depend only on (seed, epoch), also where workers cannot find out a rank. A
     resume with workers of any kind is exact. ``worker_init_fn`` is called where each starts.

@@ -7,6 +7,7 @@ import tempfile
 from typing import Any
 
 from pipelines import draw, wanted
+from torchdata.nodes import Loader
 
 import wds_pipes as wp
 from wds_pipes import stages
@@ -27,6 +28,17 @@ class Torch:
 
     def load_state_dict(self, state: Any) -> None:
         wp.load_state_dict(self.pipe, state)
+
+
+class NodeLoader(Loader[Any]):
+    """torchdata's, without its count of items: a resume does not use it, and adds one too many to
+    it, so that the same position would be another cut after each resume.
+    """
+
+    __module__ = Loader.__module__  # check_resume knows how torchdata's loaders end an epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "num_yielded": 0}
 
 
 def backwards(value: Any) -> Any:
