@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import os
 import tracemalloc  # noqa: F401 - pytest imports it when a finalizer fails; in a forked worker, in the middle of another import, Python 3.11 trips over that
+from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +27,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if method := config.getoption("--start-method"):
         multiprocessing.set_start_method(method, force=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, then those with the most tests, so that no long file is
+    left to one worker at the end.
+    """
+    count = Counter(item.path for item in items)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path not in slow, -count[item.path], str(item.path)))
 
 
 def pytest_collection_finish() -> None:
