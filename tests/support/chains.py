@@ -55,7 +55,7 @@ def pairs_of(items: Any) -> Any:
 
 
 # The arguments that a stage is tried with. Each stage has an entry, also one without arguments:
-# choose them so that the stage does something on 14 samples with distinct keys, in shards of about
+# choose them so that the stage does something on 10 samples with distinct keys, in shards of about
 # 3. (A window of 1000, or a filter that lets all pass, tests nothing.)
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     # local shards are not cached
