@@ -275,14 +275,14 @@ print([sample["pts"].shape for sample in scans.decode_by_ext(on_error="skip")])
 # ## What cannot be decoded
 #
 # The last scan was skipped, and counted. By default it is an error. It names the shard, the sample,
-# the field and the cause:
+# the field and the cause, and in a local shard the byte where its member starts:
 
 # %%
 try:
     list(scans.decode_by_ext())
 except wp.DecodeError as error:
     print(error)
-    print(error.url, error.key, error.field)
+    print(error.url, error.key, error.field, error.offset)
 
 # %% [markdown]
 # ## What to read next

@@ -15,6 +15,7 @@ from wds_pipes.core.words import listed
 from wds_pipes.errors import DecodeError
 from wds_pipes.io.secret import hide, words
 from wds_pipes.stages.fields import read_names
+from wds_pipes.tar.finding import at_byte, offset_of
 
 _SPECS = [spec for spec, (mode, _, kind) in IMAGE_SPECS.items() if kind == "torch" and mode in ("L", "RGB")]
 
@@ -118,7 +119,7 @@ class DecodeOnDevice:
             try:
                 result[place] = on_cpu(image)
             except Exception as error:
-                raise _error(batch, place, field, error) from error
+                raise _error(batch, place, field, error, image) from error
         return result.float() / 255 if self._floats else result
 
     def _is_plain(self, image: bytes) -> bool:
@@ -175,7 +176,7 @@ def _form(batch: Any) -> str:
     return f"{len(batch)} columns" if isinstance(batch, tuple) else type(batch).__name__
 
 
-def _error(batch: Any, place: int, field: str | int, cause: Exception) -> DecodeError:
+def _error(batch: Any, place: int, field: str | int, cause: Exception, image: bytes) -> DecodeError:
     def of(column: str) -> Any:
         values = batch.get(column) if isinstance(batch, dict) else None
         return values[place] if isinstance(values, list) and place < len(values) else None
@@ -183,10 +184,12 @@ def _error(batch: Any, place: int, field: str | int, cause: Exception) -> Decode
     key, url = of("__key__"), of("__url__")
     which = f"field {field!r}" if isinstance(field, str) else f"place {field}"
     sample = f"sample {key!r} in shard {url}" if key is not None else f"sample {place} of the batch"
+    offset = offset_of(url, key, field, image)
     return DecodeError(
-        f"{which} of {sample} cannot be decoded: {type(cause).__name__}: {hide(words(cause))}. Correct it, or "
-        "check it in the pipe, where on_error='skip' leaves such samples out.",
+        f"{which} of {sample} cannot be decoded: {type(cause).__name__}: {hide(words(cause))}.{at_byte(offset)} "
+        "Correct it, or check it in the pipe, where on_error='skip' leaves such samples out.",
         url=url,
         key=key,
         field=str(field),
+        offset=offset,
     )
