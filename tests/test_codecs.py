@@ -570,7 +570,7 @@ def test_an_image_that_claims_to_be_larger_than_it_is_takes_no_memory(name):
 
 def test_an_image_that_stays_bytes_is_warned_of_once(monkeypatch):
     """Once in a process; not without an image spec, and not if the caller decodes it."""
-    monkeypatch.setattr(decoding, "_warned", set())
+    monkeypatch.setattr(decoding, "_warned", {})
     assert decode("heic", b"x") == b"x"
     assert decode("left.heic", b"x", "rgb8", {"heic": len}) == 1
     with pytest.warns(UserWarning, match=r"'left\.HEIC' looks like an image .* decode_by_ext\('rgb8', \{'heic': fun"):

@@ -21,15 +21,17 @@ from bars import bar, exit_if_missed
 
 from wds_pipes.cli.peers.data import Data
 from wds_pipes.cli.peers.report import ratios, write
-from wds_pipes.cli.peers.rows import EVERYWHERE, OURS, ROWS
+from wds_pipes.cli.peers.rows import EVERYWHERE, ROWS
 from wds_pipes.cli.peers.running import Environment, Plan, chosen, compare
 
 # torch of another version would be a build for CUDA, of some gigabytes.
 CONSTRAINT = f"torch=={importlib.metadata.version('torch').partition('+')[0]}\n"
 OWN_PACKAGES = ("torch", "torchdata", "fsspec", "braceexpand", "click")  # what the package needs for its rows
 BARS = {  # at least; peak memory at most
-    ("wds_pipes", "limit: decode + resize", "decoded workers"): 0.95,
-    ("wds_pipes", "limit: decode + resize", "decoded threads"): 0.95,
+    ("wds_pipes", "limit: the same function", "decoded workers"): 0.95,
+    ("wds_pipes", "limit: the same function", "decoded threads"): 0.95,
+    ("wds_pipes, size=(224, 224)", "limit: decode + resize", "decoded workers"): 0.95,
+    ("wds_pipes, size=(224, 224)", "limit: decode + resize", "decoded threads"): 0.95,
     ("wds_pipes", "webdataset", "decoded workers"): 1.15,
     ("wds_pipes, size=(224, 224)", 'webdataset, .decode("pil")', "decoded workers"): 1.9,
     ("wds_pipes", "limit: header walk", "raw tiny"): 0.45,
@@ -49,7 +51,7 @@ def environments(rows, directory: Path) -> dict[str, Environment]:
         python = directory / name / "bin" / "python"
         if not python.exists():
             subprocess.run([sys.executable, "-m", "venv", directory / name], check=True)
-        packages = [*EVERYWHERE, *row.packages, *(OWN_PACKAGES if row in OURS else ())]
+        packages = [*EVERYWHERE, *row.packages, *(OWN_PACKAGES if row.with_package else ())]
         reason = install(python, packages, constraints)
         print(f"{name}: {' '.join(packages)}: {reason or 'installed'}", flush=True)
         found[row.name] = Environment(str(python), reason)

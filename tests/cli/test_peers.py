@@ -5,60 +5,108 @@ import json
 import os
 import random
 import sys
+from contextlib import suppress
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
+import wds_pipes as wp
 from wds_pipes.cli import main
 from wds_pipes.cli.peers import processes
-from wds_pipes.cli.peers.adapters.base import Adapter, adapter_of
+from wds_pipes.cli.peers.adapters.base import Adapter, LacksError, adapter_of
 from wds_pipes.cli.peers.chart import draw
 from wds_pipes.cli.peers.data import Data
-from wds_pipes.cli.peers.measuring import access_rate, batch_rate, outcome, rate
+from wds_pipes.cli.peers.measuring import access_rate, batch_rate, measure, outcome, rate
 from wds_pipes.cli.peers.report import ratios, table
-from wds_pipes.cli.peers.rows import MEASUREMENTS, ROWS, Row
+from wds_pipes.cli.peers.rows import LIMITS, MEASUREMENTS, OURS, ROWS, Row
 from wds_pipes.cli.peers.running import Environment, Plan, compare
 
 MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
-CHOSEN = ("limit: header walk", "limit: decode + resize", "wds_pipes")
 
 
 def run(*arguments):
     return CliRunner().invoke(main, ["bench", "--peers", *map(str, arguments)])
 
 
-@pytest.mark.slow
-def test_a_quick_run_writes_table_json_and_chart(tmp_path):
-    done = run("--quick", "--out", tmp_path, *(part for name in CHOSEN for part in ("--only", name)))
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Few samples, with small pictures: three batches."""
+    found = Data(str(tmp_path_factory.mktemp("data")), images=48, tiny=64)
+    os.mkdir(os.path.dirname(found.urls("images")[0]))
+    for shard, url in enumerate(found.urls("images")):
+        with wp.TarWriter(url) as writer:
+            for number in range(48):
+                picture = np.full((48, 64, 3), number, np.uint8)
+                writer.write({"__key__": f"{48 * shard + number:09d}", "jpg": picture, "cls": number})
+    found.make()
+    return found
+
+
+def test_a_quick_run_writes_table_json_and_chart(tmp_path, monkeypatch):
+    monkeypatch.setattr(Data, "quick", lambda directory: Data(directory, images=2, tiny=64))
+    done = run("--quick", "--out", tmp_path, "--only", "limit: reading", "--only", "limit: header walk")
     assert done.exit_code == 0, done.output
     results = json.loads((tmp_path / "peers.json").read_text())
     rows = {row["name"]: row["cells"] for row in results["rows"]}
-    assert tuple(rows) == CHOSEN
+    assert tuple(rows) == ("limit: reading", "limit: header walk")
     for cells in rows.values():
         assert cells.keys() == {*(each.name for each in MEASUREMENTS), "save"}
         for cell in cells.values():
             assert cell["median"] > 0 if "values" in cell else cell["reason"]
-    own = rows["wds_pipes"]
-    for name in ("raw images", "raw tiny", "shuffled tiny", "decoded", "decoded workers", "resume", "save"):
-        assert "values" in own[name], own[name]
-    assert own["resume"]["outcome"] == "exact"
-    assert own["decoded workers"]["peak_bytes"] > 50e6  # of three processes with torch
-    assert "values" in rows["limit: decode + resize"]["decoded workers"]
+    assert [name for name, cell in rows["limit: header walk"].items() if "values" in cell] == [
+        "raw images",
+        "raw tiny",
+        "shuffled tiny",
+    ]
     assert rows["limit: header walk"]["decoded"] == {"reason": "it does not decode"}
 
     page = (tmp_path / "peers.md").read_text()
     lines = [line for line in page.splitlines() if line.startswith("| ")]
-    assert [line.split(" | ")[0][2:] for line in lines[2:5]] == list(CHOSEN)
-    assert len({line.count("|") for line in lines[:5]}) == 1
+    assert [line.split(" | ")[0][2:] for line in lines[2:4]] == list(rows)
+    assert len({line.count("|") for line in lines[:4]}) == 1
     assert results["date"] in page
     assert "it does not decode" in page
-    assert "| wds_pipes / limit: decode + resize | decoded workers | " in page
     assert table(results) in done.output
     picture = tmp_path / "peers.png"
     assert picture.exists() == MATPLOTLIB
     if MATPLOTLIB:
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert "(peers.png)" in page
+
+
+def test_processes_are_measured_with_all_their_memory(data, tmp_path):
+    """The quickest decoding alone is the limit of this package with its own decoder."""
+    limit, own = (row for row in ROWS if row.name in ("limit: decode + resize", "wds_pipes, size=(224, 224)"))
+    rows = [replace(row, only="decoded workers") for row in (limit, own)]
+    found = compare(rows, data, str(tmp_path / "work"), Plan.quick())
+    for row in found["rows"]:
+        cell = row["cells"]["decoded workers"]
+        assert cell.get("median", 0) > 0, cell
+        assert cell["peak_bytes"] is None or cell["peak_bytes"] > 50e6  # of three processes with torch
+    assert "| wds_pipes, size=(224, 224) / limit: decode + resize | decoded workers | " in table(found)
+
+
+@pytest.mark.parametrize("row", [*LIMITS, *OURS], ids=lambda row: row.adapter.replace(":", "-"))
+def test_what_an_adapter_measures(data, tmp_path, row):
+    """In this process, without workers; of this package, each resume is exact."""
+    found, adapter, threads = {}, adapter_of(row.adapter)(data, str(tmp_path)), torch.get_num_threads()
+    try:
+        for what in ("prepare", *(each.name for each in MEASUREMENTS if not each.name.endswith("workers"))):
+            with suppress(LacksError):
+                if what == "resume":
+                    assert measure(adapter, "save", 0.01)["value"] > 0
+                found[what] = measure(adapter, what, 0.01)
+    finally:
+        torch.set_num_threads(threads)
+    assert all(result["value"] >= 0 for result in found.values())
+    if row.adapter.startswith("own"):
+        assert found["resume"]["outcome"] == "exact"
+        assert found.keys() >= {"raw images", "raw tiny", "shuffled tiny", "decoded", "decoded threads"}
+    if row.adapter.endswith("Decoding"):
+        assert found.keys() == {"prepare", "decoded", "decoded threads"}
 
 
 def results_of(values):

@@ -21,7 +21,8 @@ from waiting import wait_for
 
 import wds_pipes as wp
 from wds_pipes.core.stream import Stream
-from wds_pipes.stages import DecodeByExt, MapSamples, TakeSamples, threaded
+from wds_pipes.stages import DecodeByExt, MapSamples, TakeSamples, shard_source, threaded
+from wds_pipes.stages.shard_source import numbers_of
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import check_resume, make_shards, same
 
@@ -537,3 +538,20 @@ def test_global_generators_cannot_be_seeded_in_threads():
 def test_without_threads_the_caller_makes_the_calls(threads):
     stream = Stream(MapSamples(Given([1]), lambda number: threading.current_thread(), threads=threads))
     assert list(stream) == [threading.current_thread()]
+
+
+def test_random_numbers_are_the_same_while_the_shards_are_numbered(tmp_path, monkeypatch):
+    """They are numbered when a thread first needs it; others see all of the numbers, or none."""
+
+    class Slow(dict):
+        def __iter__(self):
+            return super().__iter__()
+
+        def __getitem__(self, key):
+            time.sleep(0.003)
+            return super().__getitem__(key)
+
+    urls = make_shards(tmp_path, shards=12, samples=4)
+    expected = [sample["draw"] for sample in samples(urls).map_samples(draw)]
+    monkeypatch.setattr(shard_source, "numbers_of", lambda urls: Slow(numbers_of(urls)))
+    assert [sample["draw"] for sample in samples(urls).map_samples(draw, threads=4)] == expected

@@ -45,13 +45,13 @@ def unpack(data: bytes, kind: str) -> bytes:
     return content
 
 
-_warned: set[str] = set()  # extensions, in this process
+_warned: dict[str, object] = {}  # by extension, in this process: the first call
 
 
 def _warn_of_bytes(field: str, extension: str, spec: str, data: bytes) -> bytes:
     """Return ``data``; warn once that a field that looks like an image stays bytes."""
-    if extension not in _warned:
-        _warned.add(extension)
+    call = object()
+    if _warned.setdefault(extension, call) is call:  # of several threads, one
         warnings.warn(
             f"field {field!r} looks like an image and stays bytes: there is no decoder for {extension}. Pass a "
             f"function of the bytes, decode_by_ext({spec!r}, {{{extension!r}: function}}), or leave the field out.",

@@ -18,6 +18,7 @@ from wds_pipes.io.secret import hide, words
 from wds_pipes.stages.collating import identity
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.threaded import Threaded
+from wds_pipes.tar.finding import at_byte, offset_of
 
 _NEW = object()  # no decoder is known yet
 _BYTES = (bytes, bytearray, memoryview)
@@ -116,7 +117,8 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
 
     Raises:
-        DecodeError: during iteration, with ``.url``, ``.key`` and ``.field``.
+        DecodeError: during iteration, with ``.url``, ``.key`` and ``.field``. A local shard that is
+            not compressed is searched for the byte of the member then, ``.offset``.
         TypeError, ValueError: when the stage is built, if a spec is unknown, or a function does not
             take key and data.
 
@@ -222,11 +224,16 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         if not isinstance(sample[field], _BYTES):
             raise _error(sample, field, error) from error
         mend = "Correct it, or pass on_error='skip' to leave such samples out." if not self.may_skip else ""
-        self.skip(_error(sample, field, error, mend))
+        found = _error(sample, field, error, mend, find=False)
+        if not self.skips(found):
+            raise _error(sample, field, error, mend) from error
+        self.count_skip(found)
 
 
-def _error(sample: dict[str, Any], field: str, cause: Exception, mend: str = "") -> DecodeError:
+def _error(sample: dict[str, Any], field: str, cause: Exception, mend: str = "", *, find: bool = True) -> DecodeError:
+    """Make the error; ``find``: search for the byte, which takes time, so not if it is skipped."""
     key, url = identity(sample)
+    offset = offset_of(url, key, field, sample[field]) if find else None
     why = f"{type(cause).__name__}: {hide(words(cause))}"
     message = f"field {field!r} of sample {key!r} in shard {url} cannot be decoded: {why}"
     row = ROWS.get(field.rpartition(".")[2])
@@ -235,6 +242,8 @@ def _error(sample: dict[str, Any], field: str, cause: Exception, mend: str = "")
             f". A field of this name is an integer: for a text pass decode_by_ext({{{field!r}: "
             f"bytes.decode}}), or write it as txt"
         )
-    error = DecodeError(f"{message.rstrip('.')}. {mend}" if mend else message, url=url, key=key, field=field)
+    more = f"{at_byte(offset)} {mend}".rstrip()
+    message = f"{message.rstrip('.')}.{more}" if more else message
+    error = DecodeError(message, url=url, key=key, field=field, offset=offset)
     error.__cause__ = cause
     return error

@@ -17,6 +17,7 @@ from wds_pipes.errors import DecodeError, SampleError
 from wds_pipes.io.secret import hide, words
 from wds_pipes.stages.collating import identity
 from wds_pipes.stages.fields import check_sample, first_of, missing, read_choices
+from wds_pipes.tar.finding import at_byte, offset_of
 
 _BYTES = (bytes, bytearray, memoryview)
 
@@ -129,14 +130,18 @@ class ExplodeRecords(FlatMap[dict[str, Any]], Tolerant[dict[str, Any]]):
             if isinstance(error, MemoryError):
                 raise
             key, url = identity(sample)
-            mend = "Correct it, or pass on_error='skip'." if not self.may_skip else ""
+            offset, mend = None, ""
+            if not self.may_skip:  # skipping must not cost the time to search for the place
+                offset = offset_of(sample.get("__url__"), key, field, sample[field])
+                mend = "Correct it, or pass on_error='skip'."
             raise DecodeError(
                 f"record {number} of field {field!r} of sample {key!r} in shard {url} cannot be decoded: "
                 f"{type(error).__name__}: {hide(words(error))}".rstrip(".")
-                + f". {mend}".rstrip(),
+                + f".{at_byte(offset)} {mend}".rstrip(),
                 url=url,
                 key=key,
                 field=field,
+                offset=offset,
             ) from error
 
     def _field_of(self, sample: dict[str, Any]) -> str:

@@ -46,7 +46,9 @@ class ShardSource(Stage[Out]):
         if seed >= 1 << 63:
             raise ValueError(f"seed must fit into 64 bits, unlike {seed}")
         self._host = Host()
-        self._numbers: dict[str, str] = {}  # of the shards by their URLs, filled when a number is first requested
+        # The numbers of the shards by their URLs, added when one is first requested. As a whole: a
+        # thread must not see a part of them.
+        self._numbers: list[dict[str, str]] = []
 
     @property
     def host(self) -> Host:
@@ -76,8 +78,8 @@ class ShardSource(Stage[Out]):
 
     def number_of(self, url: str) -> str | None:
         if not self._numbers:
-            self._numbers.update(numbers_of(self.urls))
-        return self._numbers.get(url)
+            self._numbers.append(numbers_of(self.urls))
+        return self._numbers[0].get(url)
 
     @cached_property
     def samples_fingerprint(self) -> str | None:

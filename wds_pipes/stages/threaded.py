@@ -111,7 +111,8 @@ class Threaded(Tolerant[Out]):
 
     @property
     def opened(self) -> int:
-        return super().opened if self._passed is None else self._passed[1]
+        passed = self._passed
+        return super().opened if passed is None else passed[1]
 
     @property
     def held_items(self) -> int:
@@ -219,7 +220,7 @@ def _stop_all() -> None:
     """Stop all threads before Python ends: a daemon thread in a library of C++ could then crash the
     process.
     """
-    for pool in set(_pools.values()):
+    for pool in set(_pools.copy().values()):  # threads that end meanwhile leave _pools
         pool.join()
 
 

@@ -12,8 +12,8 @@ from wds_pipes.cli.peers.rows import MEASUREMENTS, MEMORY, STATE
 from wds_pipes.core.words import plural
 
 RATIOS = (  # what, over what, of which measurement
-    ("wds_pipes", "limit: decode + resize", "decoded workers"),
-    ("wds_pipes", "limit: decode + resize", "decoded threads"),
+    ("wds_pipes", "limit: the same function", "decoded workers"),
+    ("wds_pipes", "limit: the same function", "decoded threads"),
     ("wds_pipes, size=(224, 224)", "limit: decode + resize", "decoded workers"),
     ("wds_pipes, size=(224, 224)", "limit: decode + resize", "decoded threads"),
     ("wds_pipes", "webdataset", "decoded workers"),
@@ -118,8 +118,9 @@ def _explained(results: dict[str, Any]) -> str:
         f"Images: {images['samples']:,} samples with a JPEG of 500 x 375 pixels, "
         f"{images['bytes'] // images['samples']:,} bytes each. Tiny: {tiny['samples']:,} samples of 200 bytes. "
         "All files are in the memory of the machine. Decoded: batches of 64 images of 224 x 224 pixels, by the same "
-        "function in all rows whose names do not say otherwise; DALI decodes by itself. DALI and the directory of "
-        "files read no JSON. Each measurement is a process of its own.\n\n"
+        "function in all rows whose names do not say otherwise; DALI decodes by itself. The limits decode images that "
+        "are in memory: by that function, and by the quickest way that is known, which is that of `size=`. DALI and "
+        "the directory of files read no JSON. Each measurement is a process of its own.\n\n"
         "A row that does not read tar reads what the library's own writer has made of the shards. Where it is ahead, "
         "that is the reason: the members of the tars were found and their fields grouped before."
     )

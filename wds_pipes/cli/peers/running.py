@@ -19,7 +19,7 @@ import wds_pipes
 from wds_pipes.cli.peers import processes
 from wds_pipes.cli.peers.adapters.base import LACKING, Adapter, adapter_of
 from wds_pipes.cli.peers.data import KINDS, Data
-from wds_pipes.cli.peers.rows import MEASUREMENTS, OURS, QUICK, ROWS, STATE, Row
+from wds_pipes.cli.peers.rows import MEASUREMENTS, QUICK, ROWS, STATE, Row
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class _Runner:
 
     def _variables(self, row: Row, place: Environment) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
-        paths = [os.path.join(self._scratch, "whole" if row in OURS else "bare")]
+        paths = [os.path.join(self._scratch, "whole" if row.with_package else "bare")]
         if place.python == sys.executable and "PYTHONPATH" in os.environ:
             paths.append(os.environ["PYTHONPATH"])
         path = os.pathsep.join(paths)
