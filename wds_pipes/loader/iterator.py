@@ -20,7 +20,7 @@ from wds_pipes.loader.position import LoaderPosition, Paused
 from wds_pipes.loader.progress import Progress
 from wds_pipes.loader.protocol import Result, delivered_in, total_counts, unpack
 from wds_pipes.loader.stats import Tally
-from wds_pipes.loader.workers import worker_error
+from wds_pipes.loader.workers import next_result, worker_error
 
 
 class LoaderIterator:
@@ -260,7 +260,7 @@ class LoaderIterator:
         """Return the next result, a batch or an error; None at the end of the epoch."""
         while self._waiting:
             try:
-                result = next(self._results)
+                result = next_result(self._results)
             except Exception as error:
                 told = worker_error(error, self._results)
                 self._progress.workers.end(interrupted=True)

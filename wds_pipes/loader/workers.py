@@ -154,6 +154,18 @@ class Workers:
             self.end(interrupted=True)  # the garbage collector is not to wait for workers
 
 
+def next_result(results: Any) -> Result:
+    """Return the next result of workers.
+
+    ``next()`` of DataLoader's iterators does the same inside a range for torch's profiler. Such a
+    range takes 0.02 ms of processor time also where no profiler runs.
+    """
+    profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+    without_range = None if profiled else getattr(results, "_next_data", None)
+    result: Result = next(results) if without_range is None else without_range()
+    return result
+
+
 def worker_error(error: Exception, results: object) -> Exception:
     """Return an error of DataLoader, about a worker that died or is late, as a WorkerError; any
     other error unchanged.
