@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from wds_pipes.core.stage import State
 from wds_pipes.core.state import read_state
 from wds_pipes.core.words import plural, shown
-from wds_pipes.display import describe_state
+from wds_pipes.display.states import describe_state
 from wds_pipes.errors import StateError
 from wds_pipes.io.partial import PartialFile
 from wds_pipes.loader.checkpoint_files import complete_steps, look_for_steps, states_of_step
@@ -87,10 +88,12 @@ def _content(path: str) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises errors of many kinds
-        first = str(error).strip().partition("\n")[0][:300]
+        # its message would recommend weights_only=False, which runs code of the file
+        refused = re.search(r"GLOBAL (\S+)", str(error))
+        why = f"it has a {refused[1]}" if refused else f"it is none, or damaged ({type(error).__name__})"
         raise StateError(
-            f"{path} cannot be read by torch.load(weights_only=True) ({type(error).__name__}: {first}). It must be a "
-            "file of torch.save with plain values and tensors, or JSON"
+            f"{path} cannot be read: it must be JSON, or a file of torch.save with plain values and tensors, and {why}. "
+            "Save the state_dict() of the loader by itself, or use an untouched checkpoint"
         ) from error
 
 
@@ -105,7 +108,7 @@ def _states_in(content: Any, where: str = "", depth: int = 0) -> Iterator[Placed
         for name, part in content.items():
             if name == "ranks" and isinstance(part, str):
                 try:
-                    part = json.loads(part)  # noqa: PLW2901
+                    part = json.loads(part)
                 except (ValueError, RecursionError):
                     continue
             yield from _states_in(part, f"{where}.{name}" if where else str(name), depth + 1)
@@ -124,10 +127,8 @@ def in_words(placed: Placed) -> str:
     if saved.shards is not None:
         facts.append(plural(saved.shards, "shard"))
     facts.append(f"{len(saved.lanes)} of {plural(saved.lane_count, 'lane')}")
-    if saved.rank is not None:
+    if saved.given:
         facts.append(f"{plural(saved.given, 'item')} given")
-        if saved.given_samples is not None:
-            facts[-1] += f", {plural(saved.given_samples, 'sample')}"
     title = f"{placed.where}: " if placed.where else ""
     return f"{title}{', '.join(facts)}\n{describe_state(state)}"
 
