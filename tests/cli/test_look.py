@@ -64,9 +64,9 @@ def shard(tmp_path_factory):
 
 def test_each_command_has_an_example_in_its_help():
     for name in ("info", "ls", "head", "cat", "get", "verify", "state"):
-        assert f"Example:\n  wds-pipes {name}" in done(name, "--help").output
+        assert f"Example:\n    wds-pipes {name}" in done(name, "--help").output
     for name in ("show", "diff", "merge"):
-        assert f"Example:\n  wds-pipes state {name}" in done("state", name, "--help").output
+        assert f"Example:\n    wds-pipes state {name}" in done("state", name, "--help").output
 
 
 def test_what_cannot_be_done_is_said_in_one_line(tmp_path, shard):
@@ -125,7 +125,14 @@ def test_info_finds_what_would_save_bytes(tmp_path):
     found = json.loads(done("info", old, "--json").stdout)
     assert found["parts"]["pax"] == 80 * 1024
     assert "pax headers" in found["savings"][0]
-    assert "cls, txt are small" in done("info", put(tmp_path / "p.tar", tar([*pairs(9)])), "--all").stdout
+    assert (
+        "cls, txt are small"
+        in done(
+            "info",
+            put(tmp_path / "p.tar", tar([(f"{n}.{of}", b"1") for n in range(9) for of in ("cls", "txt")])),
+            "--all",
+        ).stdout
+    )
     lean = tmp_path / "lean.tar"
     lean.write_bytes(done("cat", old).stdout_bytes)
     again = json.loads(done("info", lean, "--json").stdout)
@@ -134,8 +141,9 @@ def test_info_finds_what_would_save_bytes(tmp_path):
 
 
 def test_info_reads_a_bounded_part_unless_all_is_requested(tmp_path, counted):
+    data = tar(pairs(400))
     for number in range(12):
-        put(tmp_path / f"s{number:02d}.tar", tar(pairs(400)))
+        put(tmp_path / f"s{number:02d}.tar", data)
     quick = json.loads(done("info", tmp_path, "--json").stdout)
     assert quick["read"] == {"shards": 8, "samples": 8 * 256}
     assert not quick["samples_exact"]
@@ -147,7 +155,9 @@ def test_info_reads_a_bounded_part_unless_all_is_requested(tmp_path, counted):
     indexed = json.loads(done("info", tmp_path, "--json").stdout)
     assert (indexed["samples"], indexed["samples_exact"], indexed["index"]) == (4800, True, True)
     assert "counted by an index" in done("info", tmp_path / "index.json").stdout
-    assert "about" in done("info", f"counted://{tmp_path}/s*.tar", "--storage-options", "{}").stdout or counted
+    counted.clear()
+    done("info", f"counted://{tmp_path}/s00.tar")
+    assert sum(size for _, size in counted)
 
 
 def test_info_of_a_compressed_shard_and_of_odd_files(tmp_path):
@@ -272,7 +282,7 @@ def test_cat_refuses_what_a_tar_would_not_hold(tmp_path):
 def test_a_closed_pipe_ends_quietly(tmp_path):
     """As ``| head -c 100`` closes it."""
     path = put(tmp_path / "a.tar", tar([(f"{number:05d}.txt", b"x" * 5000) for number in range(400)]))
-    for arguments in (["cat", path], ["cat", "--jsonl", path], ["ls", path, "--json"]):
+    for arguments in (["cat", path], ["ls", path, "--json"]):
         process = subprocess.Popen(
             [sys.executable, "-m", "wds_pipes", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 import threading
 import warnings
 from collections import Counter
@@ -19,7 +20,7 @@ from wds_pipes.codecs.names import Decoder, NotAllowedError
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError, ShardError, ShardWarning, WdsError
 from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
-from wds_pipes.io.open import Opener
+from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.dali import unpack_dali
 from wds_pipes.tar.index_formats import ShardFacts, dali_name, folder_of, make_opener
@@ -36,7 +37,7 @@ class Finding(NamedTuple):
     """What is wrong.
 
     Attributes:
-        kind: one of ``KINDS``.
+        kind: one of ``KINDS`` of the command.
         text: what is wrong, and where, in a sentence.
         shard: the URL, without credentials; None: it is about several shards.
         key: the key of the sample; None: it is not about one.
@@ -50,19 +51,6 @@ class Finding(NamedTuple):
     key: str | None = None
     byte: int | None = None
     mend: str | None = None
-
-
-KINDS = {
-    "damage": "the shard cannot be read as a whole",
-    "end": "its end is odd, or has no mark",
-    "sample": "a field comes twice, or a key comes again in a shard",
-    "duplicate-key": "shards have samples with one key",
-    "undecodable": "a field cannot be decoded (--decode)",
-    "some-fields": "only some samples have a field",
-    "dotted-name": "a key has a dot, where its field begins",
-    "checksum": "size, MD5 or number of samples are not those of the index.json",
-    "stale-index": "an index is not of this shard",
-}
 
 
 class Options(NamedTuple):
@@ -151,7 +139,7 @@ class _Check:
             hashed = self._read(opener, scanned)
         for warning in caught:
             if issubclass(warning.category, ShardWarning):
-                mend = f"wds-pipes cat {found.url} > NEW.tar"
+                mend = f"wds-pipes cat {shlex.quote(found.url)} > NEW.tar"
                 found.add(Finding("end", str(warning.message), found.url, None, None, mend))
         found.samples, found.outside = len(scanned.keys), scanned.outside
         found.hashes = np.fromiter(map(hash_text, scanned.keys), np.uint64, len(scanned.keys))
@@ -295,7 +283,9 @@ class _Check:
 
     def _stale(self, option: str, text: str) -> None:
         found = self._found
-        found.add(Finding("stale-index", text, found.url, None, None, f"wds-pipes index {found.url} {option}"))
+        where = f"{option}-to DIRECTORY" if is_remote(self._url) else option
+        mend = f"wds-pipes index {shlex.quote(found.url)} {where}"
+        found.add(Finding("stale-index", text, found.url, None, None, mend))
 
     def _content(self, opener: Opener, place: str) -> bytes | None:
         """Return the content of an index; None: there is none."""

@@ -24,7 +24,7 @@ from wds_pipes.tar.reader import TarReader
 
 _ENTRY = np.dtype([("hash", "<u8"), ("byte", "<u8"), ("shard", "<u4")])
 _MOST_HELD = 3_000_000  # entries, of 20 bytes each; sorting takes as much again
-_FILES = 256
+_FILES = 64
 
 
 class Place(NamedTuple):
@@ -71,7 +71,7 @@ class Keys:
             ]
         entries = np.concatenate(self._held)
         entries = entries[np.argsort(entries["hash"])]
-        bounds = np.searchsorted(entries["hash"] >> np.uint64(56), np.arange(_FILES + 1))
+        bounds = np.searchsorted(entries["hash"] >> np.uint64(58), np.arange(_FILES + 1))
         for number, file in enumerate(self._files):
             file.write(entries[bounds[number] : bounds[number + 1]].tobytes())
         self._held, self._count = [], 0

@@ -20,6 +20,7 @@ from wds_pipes.tar.index import exists, find_facts, list_shards
 from wds_pipes.tar.index_formats import ShardFacts, folder_of, make_opener
 
 _MOST_NAMED = 20  # findings of a kind about all shards that are reported; more are counted
+_MOST_KEPT = 100_000  # findings of single shards that the report has; more are counted
 _MOST_SETS = 10_000  # different sets of fields
 
 
@@ -82,7 +83,8 @@ def verify(
     with Keys() as keys:
         for number, checked in enumerate(_each(shards, known, options, jobs)):
             on_shard(checked)
-            report.findings += [finding for finding in checked.findings if finding.kind not in ignored]
+            kept = [finding for finding in checked.findings if finding.kind not in ignored]
+            report.findings += kept[: max(0, _MOST_KEPT - len(report.findings))]
             report.counts += Counter({kind: count for kind, count in checked.counts.items() if kind not in ignored})
             report.shards, report.samples = number + 1, report.samples + checked.samples
             report.outside += checked.outside
@@ -135,7 +137,7 @@ def _known(
 def _each(shards: Sequence[str], known: Sequence[ShardFacts | None], options: Options, jobs: int) -> Iterator[Checked]:
     """Yield what was found in each shard, in order."""
     pairs = zip(shards, known, strict=True)
-    if min(jobs, len(shards)) == 1:
+    if min(jobs, len(shards)) == 1 or "-" in shards:
         for url, facts in pairs:
             yield check_shard(url, facts, options)
         return

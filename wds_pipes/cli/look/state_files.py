@@ -92,8 +92,8 @@ def _content(path: str) -> Any:
         refused = re.search(r"GLOBAL (\S+)", str(error))
         why = f"it has a {refused[1]}" if refused else f"it is none, or damaged ({type(error).__name__})"
         raise StateError(
-            f"{path} cannot be read: it must be JSON, or a file of torch.save with plain values and tensors, and {why}. "
-            "Save the state_dict() of the loader by itself, or use an untouched checkpoint"
+            f"{path} cannot be read: it must be JSON, or a file of torch.save with plain values and tensors, and "
+            f"{why}. Save the state_dict() of the loader by itself, or use an untouched checkpoint"
         ) from error
 
 

@@ -10,7 +10,7 @@ import click
 
 from wds_pipes.cli.look.options import FOUND, as_json, example, in_one_line, key_split, storage_options, urls
 
-# The kinds of findings, see checking.KINDS, which a test compares: importing it here takes long.
+# The kinds of findings; the reference of the command line says what each means.
 KINDS = (
     "damage",
     "end",
@@ -88,6 +88,8 @@ def verify(
 
         options = Options(storage_options, key_split, decode)
         report = check(urls, options, index=index, jobs=jobs, ignored=ignored, on_shard=on_shard)
+        if progress:
+            click.echo(f"\r{'':30}\r", nl=False, err=True)
         total = sum(report.counts.values())
         if as_json:
             content = {
