@@ -255,6 +255,15 @@ def test_cat_slices_the_same_with_and_without_an_index(part, indexed, fifty):
         assert [json.loads(line)["__key__"] for line in lines] == expected
 
 
+def test_a_damaged_index_matters_only_where_it_is_used(tmp_path):
+    path = put(tmp_path / "a.tar", tar(pairs(3)))
+    put(tmp_path / "a.tar.idx", b"12345")
+    assert len(done("cat", "--jsonl", path).stdout.splitlines()) == 3
+    assert "0000" in done("head", path).stdout
+    for arguments in (["cat", "--slice", "1:2"], ["get", "1"]):
+        assert "Make it with: wds-pipes index SHARDS --offsets" in refused(*arguments, path, code=1)
+
+
 def test_an_index_saves_reading_what_comes_before(indexed, counted):
     urls = [f"counted://{url}" for url in indexed]
     done("cat", "--jsonl", *urls, "--slice", "48:50")

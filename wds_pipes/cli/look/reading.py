@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -127,9 +128,6 @@ def shards_of(urls: Sequence[str], storage_options: dict[str, Any]) -> list[str]
 class Source:
     """The samples of shards, as the pipelines read them: by their index of offsets if all have
     one, else from the beginning.
-
-    Attributes:
-        indexed: the samples by their numbers; None: a shard has no index of offsets.
     """
 
     def __init__(
@@ -140,22 +138,31 @@ class Source:
         fields: Sequence[str] | None = None,
     ) -> None:
         self._urls, self._options, self._split, self._fields = list(urls), storage_options, key_split, fields
-        self.indexed: SampleList | None = None
-        if "-" not in urls and key_split == "first-dot":
-            try:
-                self.indexed = self._list(None)
-            except MissingIndexError:
-                pass
-            except ShardError as error:
-                if not error.missing:
-                    raise
+
+    @cached_property
+    def indexed(self) -> SampleList | None:
+        """The samples by their numbers; None: a shard has no index of offsets.
+
+        Raises:
+            ShardError: an index cannot be read, or is damaged.
+        """
+        if "-" in self._urls or self._split != "first-dot":
+            return None
+        try:
+            return self._list(None)
+        except MissingIndexError:
+            return None
+        except ShardError as error:
+            if error.missing:  # the shard itself, as reading it will say
+                return None
+            raise
 
     def _list(self, where: Any) -> SampleList:
         return SampleList(self._urls, storage_options=self._options, where=where)
 
     def slice(self, start: int, stop: int | None) -> Iterator[Sample]:
         """Yield the samples from number ``start`` on, before ``stop`` (None: to the end)."""
-        if self.indexed is not None and (start or stop is not None):
+        if (start or stop is not None) and self.indexed is not None:
             chosen = range(self.indexed.count)[start:stop]
             return iter(Stream(FetchSamples(self._list(chosen), fields=self._fields))) if chosen else iter(())
         return islice(self.read(), start, stop)
