@@ -30,3 +30,5 @@ def test_simplejpeg_is_named_if_it_is_used(monkeypatch):
 def test_what_to_show_has_to_be_named():
     result = run()
     assert (result.exit_code, "pass --codecs" in result.output) == (2, True)
+    result = run("--codecs", "a.tar")
+    assert (result.exit_code, "leave out URLS" in result.output) == (2, True)

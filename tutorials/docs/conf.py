@@ -127,7 +127,10 @@ def lists(app, document, source):
     the command line, and CODECS by the table of codecs.
     """
     helps = []
-    for name, command in sorted(main.commands.items()):
+    commands = dict(main.commands)
+    for name, group in main.commands.items():
+        commands.update({f"{name} {sub}": command for sub, command in getattr(group, "commands", {}).items()})
+    for name, command in sorted(commands.items()):
         context = click.Context(command, info_name=f"wds-pipes {name}", max_content_width=100)
         helps.append(f"## wds-pipes {name}\n\n```text\n{command.get_help(context)}\n```\n")
     text = re.sub(

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wds_pipes.core.words import plural
+from wds_pipes.core.words import bytes_shown, plural
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache.files import CacheDirectory
 
-_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 _directory = click.option(
     "--directory", type=click.Path(file_okay=False), help="The cache; without it, WDS_PIPES_CACHE_DIR."
 )
@@ -33,8 +32,8 @@ def list_shards(directory: str | None) -> None:
         click.echo(f"{'SIZE':>10}  {'LAST USED':<19}  {'STATE':<11}  SHARD")
     for entry in entries:
         used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.used))
-        click.echo(f"{_shown(entry.bytes):>10}  {used}  {entry.state:<11}  {entry.url or entry.path}")
-    click.echo(f"{files.path}: {plural(len(entries), 'shard')}, {_shown(sum(entry.bytes for entry in entries))}")
+        click.echo(f"{bytes_shown(entry.bytes):>10}  {used}  {entry.state:<11}  {entry.url or entry.path}")
+    click.echo(f"{files.path}: {plural(len(entries), 'shard')}, {bytes_shown(sum(entry.bytes for entry in entries))}")
 
 
 @cache.command()
@@ -78,13 +77,6 @@ def _prune(files: CacheDirectory, limit: int) -> None:
     left = files.entries()
     kept = (
         f"{plural(len(left), 'shard')} {'is' if len(left) == 1 else 'are'} left, "
-        f"{_shown(sum(entry.bytes for entry in left))}"
+        f"{bytes_shown(sum(entry.bytes for entry in left))}"
     )
-    click.echo(f"{files.path}: removed {plural(count, 'shard')}, {_shown(freed)}; {kept}")
-
-
-def _shown(size: float) -> str:
-    unit = 0
-    while size >= 999.5 and unit < len(_UNITS) - 1:
-        size, unit = size / 1000, unit + 1
-    return f"{size:.3g} {_UNITS[unit]}"
+    click.echo(f"{files.path}: removed {plural(count, 'shard')}, {bytes_shown(freed)}; {kept}")

@@ -1,18 +1,49 @@
-"""``wds-pipes info``: what is installed, and what is used for what."""
+"""``wds-pipes info``: what is in shards, or what is installed and used for what."""
 
 from __future__ import annotations
 
+import json
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import click
 
+from wds_pipes.cli.look.options import as_json, example, in_one_line, key_split, storage_options
 
-@click.command()
+
+@click.command(
+    epilog=example("wds-pipes info 'train-{000000..000011}.tar'\nwds-pipes info --all --json s3://bucket/train/")
+)
+@click.argument("urls", nargs=-1)
+@click.option("--all", "whole", is_flag=True, help="Read all shards to their ends, without which some are looked into.")
+@as_json
 @click.option("--codecs", is_flag=True, help="Show what decodes each image format, and what resizes images.")
-def info(*, codecs: bool) -> None:
-    """Show what is installed here, and what it is used for."""
-    if not codecs:
-        raise click.UsageError("pass --codecs")
+@key_split
+@storage_options
+def info(
+    *, urls: tuple[str, ...], whole: bool, as_json: bool, codecs: bool, key_split: str, storage_options: Any
+) -> None:
+    """Show what is in shards: samples, fields with types and sizes, and where the bytes go.
+
+    URLS are paths or URLs of shards, with {000..011} or * in quotes, or an index.json. Without
+    --all, at most 256 samples of each of 8 shards are read, and samples are estimated unless an
+    index (wds-pipes index) counts them. With --codecs, URLS are left out.
+    """
+    with in_one_line():
+        if codecs:
+            if urls:
+                raise ValueError("--codecs is about what is installed: leave out URLS")
+            _show_codecs()
+            return
+        if not urls:
+            raise ValueError("name shards, such as 'train-*.tar', or pass --codecs")
+        from wds_pipes.cli.look.summary import Summary
+
+        summary = Summary(urls, storage_options, key_split, whole=whole)
+        click.echo(json.dumps(summary.as_dict()) if as_json else "\n".join(summary.lines()))
+
+
+def _show_codecs() -> None:
     from wds_pipes.codecs.images import decoders_in_use
 
     formats = decoders_in_use()

@@ -6,6 +6,7 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any
 
+_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 80
 _repr.maxlist = _repr.maxdict = _repr.maxtuple = 4
@@ -24,6 +25,14 @@ def shown(value: object) -> str:
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun: ``1 shard``, ``1,000 shards``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}es" if noun.endswith("ch") else f"{count:,} {noun}s"
+
+
+def bytes_shown(size: float) -> str:
+    """Return a number of bytes in three digits: ``107 kB``; 1 kB is 1,000 bytes."""
+    unit = 0
+    while size >= 999.5 and unit < len(_UNITS) - 1:
+        size, unit = size / 1000, unit + 1
+    return "1 byte" if size == 1 and not unit else f"{size:.3g} {_UNITS[unit]}"
 
 
 def listed(names: Iterable[str]) -> str:

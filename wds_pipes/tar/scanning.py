@@ -12,14 +12,14 @@ from hashlib import md5
 from struct import error as struct_error
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from wds_pipes.errors import SampleError, ShardError, ShardWarning
+from wds_pipes.errors import SampleError, ShardError, ShardWarning, WdsError
 from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.dali import Component
 from wds_pipes.tar.headers import BLOCK, FIELDS, MAX_SIZE, Sizes, Sums
 from wds_pipes.tar.index_formats import ShardFacts
 from wds_pipes.tar.keys import KeySplit, splitter
-from wds_pipes.tar.members import END, MARK, half_sample
+from wds_pipes.tar.members import ASTRAY, END, GAP, MARK, half_sample
 from wds_pipes.tar.reader import TarReader
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Scanned:
         starts: the byte of the first header of each.
         end: where the last one ends; None: the shard is compressed.
         components: all its files, if they were requested.
+        outside: how many files belong to no sample.
     """
 
     facts: ShardFacts = dataclasses.field(default_factory=ShardFacts)
@@ -54,11 +55,12 @@ class Scanned:
     starts: list[int] = dataclasses.field(default_factory=list)
     end: int | None = None
     components: list[Component] = dataclasses.field(default_factory=list)
+    outside: int = 0
 
 
 # A member of a tar: its name, the byte of its first header, that of its last one, its stored size,
 # whether the stored bytes are its data, and of a doubtful place, which has no name, its kind.
-_Member = tuple[str, int, int, int, bool, bytes | None]
+Member = tuple[str, int, int, int, bool, bytes | None]
 
 
 def scan(url: str, rules: Rules, opener: Opener, stop: threading.Event, *, components: bool) -> Scanned:
@@ -77,13 +79,13 @@ def scan(url: str, rules: Rules, opener: Opener, stop: threading.Event, *, compo
     """
     shown = redact(url)
     with opener.open(url) as raw:
-        hashed = _Hashed(raw, stop)
+        hashed = Hashed(raw, stop)
         stream = io.BufferedReader(hashed, _CHUNK)
         try:
             kind = detect(stream.peek(MAGIC_BYTES)[:MAGIC_BYTES])
             walk = _Walk(decompress(stream, kind) if kind else stream, url)
             members, found = walk.members() if kind else walk.common_members(), Scanned()
-            _find_samples(found, _noting(members, found.components) if components else members, rules, url)
+            find_samples(found, _noting(members, found.components) if components else members, rules, url)
             found.end = None if kind else walk.end
             while stream.read(_CHUNK):
                 pass
@@ -107,7 +109,7 @@ class _Walk:
         self._failed: Exception | None = None  # what reading has raised
         self.end = 0  # where the last member ends
 
-    def common_members(self) -> Iterator[_Member]:
+    def common_members(self) -> Iterator[Member]:
         """Yield all members: those with common headers are found here, in chunks, which takes a
         third of the time. From the first other one on, TarReader finds them.
         """
@@ -146,7 +148,7 @@ class _Walk:
             yield name, start, start, size, True, None
         yield from self.members(data[at:], base + at)
 
-    def members(self, begun: bytes = b"", offset: int = 0) -> Iterator[_Member]:
+    def members(self, begun: bytes = b"", offset: int = 0) -> Iterator[Member]:
         """Yield the members from ``offset`` on; their first bytes, ``begun``, were read already."""
         reader = TarReader(
             io.BufferedReader(_Rest(begun, self._read_on), _CHUNK),
@@ -201,7 +203,7 @@ class _Rest(io.RawIOBase):
         return len(data)
 
 
-def _noting(members: Iterable[_Member], components: list[Component]) -> Iterator[_Member]:
+def _noting(members: Iterable[Member], components: list[Component]) -> Iterator[Member]:
     """Yield members, and add them to the components of a shard."""
     for member in members:
         name, _, header, size, plain, _ = member
@@ -210,8 +212,25 @@ def _noting(members: Iterable[_Member], components: list[Component]) -> Iterator
         yield member
 
 
-def _find_samples(found: Scanned, members: Iterable[_Member], rules: Rules, url: str) -> None:
-    """Add the samples that ``group_by_key`` yields."""
+def find_samples(
+    found: Scanned,
+    members: Iterable[Member],
+    rules: Rules,
+    url: str,
+    *,
+    report: Callable[[WdsError], None] | None = None,
+    on_sample: Callable[[str, int, set[str]], None] | None = None,
+) -> None:
+    """Add the samples that ``group_by_key`` yields.
+
+    Args:
+        found: what they are added to.
+        members: the members of the shard, in order.
+        rules: how samples are found.
+        url: the shard.
+        report: called with each error. If it returns, the sample still counts. None: raise it.
+        on_sample: called with the key, the first byte and the fields of each sample that is whole.
+    """
     split, on_repeated_key, by_stem = splitter(rules.key_split), rules.on_repeated_key, rules.key_split == "first-dot"
     key, stem, length, started = "", "", 0, False
     fields, known, seen = set[str](), set[str](), set[str]()
@@ -220,51 +239,63 @@ def _find_samples(found: Scanned, members: Iterable[_Member], rules: Rules, url:
     # there.
     doubts: list[tuple[int, bytes, int]] = []
     suspects: list[tuple[int, bytes, int]] = []  # the same for the next sample
+    lost = next_lost = False  # whether members of the current sample, or of the next one, were lost
+    report = report or _raise
 
-    def check() -> None:
-        several = len(found.keys) > 1
+    def end_sample() -> None:
+        several, whole = len(found.keys) > 1, not lost
         for place, kind, before in doubts:
             if (several and (len(fields) < len(known) or (kind == MARK and len(known) > before))) or (
                 not several and (kind == END or not before)
             ):
-                raise half_sample(url, key, place, kind)
+                whole = False
+                report(half_sample(url, key, place, kind))
+        if on_sample is not None and whole and started:
+            on_sample(key, found.starts[-1], fields)
 
     for name, offset, _, _, _, doubt in members:
         field = lower.get(name[length:]) if stem and name[:length] == stem else None
         if field is None:
             parts = split(name) if name else None
             if parts is None:
-                if doubt is not None:
+                if not name and (doubt is GAP or doubt == ASTRAY):
+                    lost = next_lost = True
+                elif doubt is not None:
                     suspects = [(offset, doubt, len(known))]
                     doubts += suspects if started else []
+                found.outside += bool(name)
                 continue
             if len(lower) > _MOST_NAMES:
                 lower.clear()
             field = lower[parts[1]] = parts[1].lower()
             if parts[0] != key or not started:
-                if doubts:
-                    check()
-                key, fields, doubts, started = parts[0], set(), suspects, True
+                if doubts or on_sample is not None:
+                    end_sample()
+                key, fields, doubts, started, lost = parts[0], set(), suspects, True, next_lost
                 if by_stem:
                     stem, length = f"{key}.", len(key) + 1
                 if key in seen and on_repeated_key != "ignore":
-                    _repeated(key, redact(url), offset, on_repeated_key)
+                    _repeated(key, redact(url), offset, on_repeated_key, report)
                 seen.add(key)
                 found.keys.append(key)
                 found.starts.append(offset)
-        suspects = []
+        suspects, next_lost = [], False
         if field in fields:
             message = (
                 f"sample {key!r} of shard {redact(url)} has field {field!r} twice (again at byte "
                 f"{offset}, as {name!r}). Rename or remove one."
             )
-            raise SampleError(message, url=redact(url), key=key, offset=offset)
+            report(SampleError(message, url=redact(url), key=key, offset=offset))
         fields.add(field)
         known.add(field)
-    check()
+    end_sample()
 
 
-def _repeated(key: str, shown: str, offset: int, on_repeated_key: str) -> None:
+def _raise(error: WdsError) -> None:
+    raise error
+
+
+def _repeated(key: str, shown: str, offset: int, on_repeated_key: str, report: Callable[[WdsError], None]) -> None:
     message = (
         f"key {key!r} comes again in shard {shown} at byte {offset}, apart from its other "
         "members, so that its sample is in pieces. Sort the shard by name (unpack it, and pack it with tar "
@@ -272,11 +303,12 @@ def _repeated(key: str, shown: str, offset: int, on_repeated_key: str) -> None:
         "--on-repeated-key ignore), to take the pieces as samples."
     )
     if on_repeated_key == "raise":
-        raise SampleError(message, url=shown, key=key, offset=offset)
-    warnings.warn(message, ShardWarning, stacklevel=2)
+        report(SampleError(message, url=shown, key=key, offset=offset))
+    else:
+        warnings.warn(message, ShardWarning, stacklevel=2)
 
 
-class _Hashed(io.RawIOBase):
+class Hashed(io.RawIOBase):
     """A stream that counts the bytes read and computes their MD5.
 
     When ``stop`` is set, reading raises OSError.

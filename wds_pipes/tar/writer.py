@@ -26,6 +26,7 @@ from wds_pipes.errors import SampleError
 from wds_pipes.io.compression import Compressor, compressor, kind_of_name
 from wds_pipes.io.partial import PartialFile
 from wds_pipes.io.urls import at_home, local_path, redact, restored, with_variables
+from wds_pipes.tar.header_block import common_header
 from wds_pipes.tar.headers import MAX_HEADER_BYTES
 from wds_pipes.tar.keys import split_key
 from wds_pipes.tar.offsets import remove_beside
@@ -331,7 +332,7 @@ class Encoded:
                     "of headers for its name, which is not read back. Shorten it.",
                     key=key[:1000],
                 )
-            self.blocks += [_header(f"{key}.{field}", len(data)), data, bytes(-len(data) & 511)]
+            self.blocks += [header, data, bytes(-len(data) & 511)]
         if not self.blocks:
             raise SampleError(
                 f"sample {key!r} has no fields: it would not be in the shard at all. Give it one, or leave it out.",
@@ -354,6 +355,8 @@ def _encodable(name: str) -> bool:
 
 
 def _header(name: str, size: int) -> bytes:
+    if (block := common_header(name, size)) is not None:
+        return block
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = size, 0o444, 0
     with contextlib.suppress(ValueError):

@@ -1,0 +1,258 @@
+"""``wds-pipes verify``: each kind of finding, with its shard, key, byte and mend."""
+
+import gzip
+import json
+import os
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from remote import content
+from tars import filled, pairs, put, samples, tar
+
+from wds_pipes import SampleError, ShardError, ShardWarning
+from wds_pipes.cli import main
+from wds_pipes.cli.look.duplicates import Keys
+from wds_pipes.cli.look.verify import KINDS
+from wds_pipes.tar import index_shards
+from wds_pipes.testing import make_shards
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["verify", *map(str, arguments)])
+
+
+def found(*arguments):
+    """The findings, and the exit code must fit them."""
+    result = run(*arguments, "--json")
+    report = json.loads(result.stdout)
+    assert result.exit_code == bool(report["findings"]), result.output
+    assert sum(report["counts"].values()) >= len(report["findings"])
+    return report["findings"]
+
+
+def one(*arguments):
+    [finding] = found(*arguments)
+    return finding
+
+
+def good(count=5, first=0):
+    return [
+        (f"{number:04d}.{field}", b"%d" % number) for number in range(first, first + count) for field in ("cls", "txt")
+    ]
+
+
+def test_the_reference_says_what_each_kind_means():
+    page = Path(__file__).parents[2] / "tutorials" / "docs" / "reference" / "commands.md"
+    assert [line.split("`")[1] for line in page.read_text().splitlines() if line.startswith("| `")] == list(KINDS)
+
+
+def test_nothing_is_wrong_with_good_shards(tmp_path):
+    make_shards(tmp_path, shards=3, samples=4, fields=("txt", "cls", "jpg", "npy"))
+    index_shards(str(tmp_path), tmp_path / "index.json", offsets=True, dali=True)
+    for arguments in ([], ["--decode"], ["-j", "2"]):
+        result = run(tmp_path, *arguments)
+        assert (result.exit_code, result.output) == (0, "3 shards, 12 samples: nothing is wrong\n")
+
+
+def test_damage_has_a_shard_and_a_byte(tmp_path):
+    data = bytearray(filled(tar(good())))
+    data[2048 + 5] ^= 1  # the header of 0001.cls
+    path = put(tmp_path / "a.tar", bytes(data))
+    finding = one(path)
+    assert (finding["kind"], finding["shard"], finding["byte"]) == ("damage", path, 2048)
+    assert "checksum" in finding["text"]
+    # the samples beside the damage are no examples of samples that lack a field
+    assert json.loads(run(path, "--json").stdout)["samples"] == 5
+
+
+def test_several_damaged_places_and_shards_are_all_found(tmp_path):
+    data = bytearray(filled(tar(good(9))))
+    for place in (2048, 8192):
+        data[place + 5] ^= 1
+    put(tmp_path / "a.tar", bytes(data))
+    put(tmp_path / "b.tar", filled(tar(good(3, 100)))[:2000])
+    put(tmp_path / "c.tar", b"<html>no</html>")
+    put(tmp_path / "d.tar.gz", gzip.compress(tar(good(50, 200)))[:-20])
+    findings = found(tmp_path)
+    assert [(os.path.basename(one["shard"]), one["byte"]) for one in findings if one["kind"] == "damage"][:4] == [
+        ("a.tar", 2048),
+        ("a.tar", 8192),
+        ("b.tar", 1024),
+        ("c.tar", 0),
+    ]
+    assert findings[-1]["shard"].endswith("d.tar.gz")
+    assert findings == found(tmp_path, "-j", 2)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 10239), st.integers(1, 255), st.booleans())
+def test_all_damage_that_reading_finds_is_found(tmp_path_factory, place, change, cut):
+    """And nothing else: a pipe over the shard raises or warns exactly if verify finds something."""
+    import warnings
+
+    data = bytearray(filled(tar(good(6), end=False)))
+    data = data[: place + 1] if cut else data
+    data[place % len(data)] ^= change
+    path = put(tmp_path_factory.mktemp("v") / "a.tar", bytes(data))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ShardWarning)
+        try:
+            samples([path])
+            bad = False
+        except (ShardError, SampleError, ShardWarning):
+            bad = True
+    findings = [one for one in found(path) if one["kind"] in ("damage", "end", "sample")]
+    odd_fields = [one for one in found(path) if one["kind"] == "some-fields"]
+    assert bool(findings or odd_fields) >= bad
+    assert bad or not findings
+
+
+def test_an_odd_end_is_mended_by_the_command_it_names(tmp_path):
+    path = put(tmp_path / "a.tar", tar(good(), end=False))
+    finding = one(path)
+    assert finding["kind"] == "end"
+    command = shlex.split(finding["mend"])
+    assert command[:2] == ["wds-pipes", "cat"]
+    written = CliRunner().invoke(main, command[1 : command.index(">")])
+    put(tmp_path / "a.tar", written.stdout_bytes)
+    assert found(path) == []
+    assert run(path, "--ignore", "end").exit_code == 0
+
+
+def test_keys_and_fields_that_come_twice(tmp_path):
+    twice = put(
+        tmp_path / "a.tar", tar([*good(2), ("0000.jpg", b"x"), ("z.cls", b"1"), ("z.txt", b""), ("z.txt", b"2")])
+    )
+    kinds = {(one["key"], one["byte"]): one["text"] for one in found(twice) if one["kind"] == "sample"}
+    assert kinds.keys() == {("0000", 4096), ("z", 6656)}
+    assert "comes again" in kinds["0000", 4096]
+    assert "field 'txt' twice" in kinds["z", 6656]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_keys_that_several_shards_have(jobs, tmp_path):
+    put(tmp_path / "a.tar", tar(good(4)))
+    put(tmp_path / "b.tar", tar(good(4, 3)))
+    put(tmp_path / "c.tar.gz", gzip.compress(tar(good(2, 6))))
+    three, six = found(tmp_path, "-j", jobs)
+    assert (three["kind"], three["key"], three["byte"]) == ("duplicate-key", "0003", 3 * 2048)
+    assert "b.tar (byte 0)" in three["text"]
+    assert (six["key"], six["shard"]) == ("0006", str(tmp_path / "b.tar"))
+    assert run(tmp_path, "--ignore", "duplicate-key").exit_code == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 40), unique=True), max_size=6), st.integers(1, 30))
+def test_keys_are_found_with_little_memory_too(shards, most_held):
+    """A bound on the entries in memory, above which they go to files, changes nothing."""
+
+    def repeated(most):
+        with Keys(most) as keys:
+            for number, hashes in enumerate(shards):
+                spread = np.array([value << 58 | value for value in hashes], np.uint64)
+                keys.add(number, spread, np.array(hashes, np.uint64) * np.uint64(512))
+            return sorted(sorted(places) for places in keys.repeated())
+
+    of = {value: [number for number, one in enumerate(shards) if value in one] for value in range(41)}
+    expected = sorted(
+        [(number, 512 * value) for number in numbers] for value, numbers in of.items() if len(numbers) > 1
+    )
+    assert repeated(most_held) == repeated(10**6) == expected
+
+
+def test_fields_that_only_some_samples_have(tmp_path):
+    members = [*good(5), ("0005.cls", b"1"), ("0005.txt", b""), ("0005.json", b"{}"), ("0006.txt", b"")]
+    path = put(tmp_path / "a.tar", tar(members))
+    lacks, has = found(path)
+    assert (lacks["kind"], lacks["key"], lacks["byte"]) == ("some-fields", "0006", 12800)
+    assert "first without field 'cls', which 6 of 7 samples have" in lacks["text"]
+    assert (has["key"], "first with field 'json'" in has["text"]) == ("0005", True)
+    assert run(path, "--ignore", "some-fields").exit_code == 0
+
+
+def test_keys_with_dots(tmp_path):
+    """Fields with dots that most samples have are none: those of several views or masks."""
+    trap = [("img.v2.txt", b"a"), ("img.v2.cls", b"1")]
+    path = put(tmp_path / "a.tar", tar([*good(5), *trap]))
+    findings = found(path, "--ignore", "some-fields")
+    assert [(one["kind"], one["key"], one["byte"]) for one in findings] == [("dotted-name", "img", 10240)] * 2
+    assert "--key-split last-dot" in findings[0]["text"]
+    assert found(path, "--key-split", "last-dot") == []
+    views = [
+        (f"{number}.{field}", b"") for number in range(4) for field in ("left.jpg", "right.jpg", "seg.v2.png", "cls")
+    ]
+    assert found(put(tmp_path / "b.tar", tar(views))) == []
+
+
+def test_fields_that_cannot_be_decoded(tmp_path):
+    members = [("a.cls", b"1"), ("a.jpg", b"\xff\xd8\xffbroken"), ("b.cls", b"one"), ("b.jpg", b"")]
+    path = put(tmp_path / "a.tar", tar([*members, ("c.pkl", b"x")]))
+    assert [one["kind"] for one in found(path, "--ignore", "some-fields")] == []
+    findings = found(path, "--ignore", "some-fields", "--decode")
+    assert [(one["kind"], one["key"], one["byte"]) for one in findings] == [
+        ("undecodable", "a", 1024),
+        ("undecodable", "b", 2048),
+        ("undecodable", "b", 3072),
+    ]
+    assert "note: field 'pkl' was not decoded" in run(path, "--decode").output
+
+
+def test_checksums_of_an_index(tmp_path):
+    first, second = make_shards(tmp_path, shards=2, samples=4)
+    index_shards([first, second], tmp_path / "index.json")
+    data = bytearray(content(second))
+    data[512] ^= 1  # the content of a field
+    put(tmp_path / "shard-000001.tar", bytes(data))
+    finding = one(first, second)
+    assert (finding["kind"], finding["shard"], "its MD5 is" in finding["text"]) == ("checksum", second, True)
+    assert one(tmp_path / "index.json")["shard"] == second
+    put(tmp_path / "shard-000001.tar", bytes(data) + bytes(10240))
+    assert "bytes, and the index says" in next(one for one in found(tmp_path) if one["kind"] == "checksum")["text"]
+    other = tmp_path / "new.tar"
+    shutil.copy(first, other)
+    assert "is not in index" in next(one for one in found(first, other) if one["kind"] == "checksum")["text"]
+    assert "is not in index" in run(first, other, "--index", tmp_path / "index.json").stderr
+
+
+def test_stale_indexes_are_mended_by_the_commands_they_name(tmp_path):
+    path, other = tmp_path / "a.tar", tmp_path / "b.tar"
+    put(path, tar(good(4)))
+    put(other, tar(good(3, 50)))
+    index_shards([str(path)], offsets=True, dali=True)
+    shutil.copy(other, path)
+    findings = found(path)
+    assert {one["kind"] for one in findings} == {"stale-index"}
+    assert len(findings) == 3
+    for finding in findings:
+        command = shlex.split(finding["mend"])
+        assert CliRunner().invoke(main, command[1:]).exit_code == 0, finding
+    assert found(path) == []
+    put(tmp_path / "a.tar.idx", b"12345")
+    assert "not 8 for each sample" in one(path)["text"]
+
+
+def test_a_missing_shard_is_a_finding_and_no_match_is_not(tmp_path):
+    put(tmp_path / "a.tar", tar(good()))
+    assert one(tmp_path / "a.tar", tmp_path / "gone.tar")["kind"] == "damage"
+    assert run(tmp_path / "x*.tar").exit_code == 2
+
+
+def test_many_findings_are_counted(tmp_path):
+    members = [(f"{number:04d}.cls", b"no") for number in range(150)]
+    path = put(tmp_path / "a.tar", tar(members))
+    report = json.loads(run(path, "--decode", "--json").stdout)
+    assert (len(report["findings"]), report["counts"]) == (100, {"undecodable": 150})
+    assert "150 findings, of which 50 are not shown" in run(path, "--decode").stdout
+
+
+def test_pairs_of_a_sample_are_one_line_each(tmp_path):
+    path = put(tmp_path / "a.tar", tar([*pairs(3), ("b\n\x1b.txt", b""), ("b\n\x1b.txt", b"")]))
+    lines = run(path).stdout.splitlines()
+    assert all(line.startswith(("sample: ", "some-fields: ", "1 shard")) for line in lines)
+    assert "\x1b" not in "".join(lines)

@@ -1,0 +1,307 @@
+"""Check one shard: damage, names, keys, fields, checksums and its indexes."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from wds_pipes.codecs.codec import registered_codecs
+from wds_pipes.codecs.decoding import Decoding
+from wds_pipes.codecs.names import Decoder, NotAllowedError
+from wds_pipes.core.order import hash_text
+from wds_pipes.errors import SampleError, ShardError, ShardWarning, WdsError
+from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
+from wds_pipes.io.open import Opener, is_remote
+from wds_pipes.io.urls import redact
+from wds_pipes.tar.dali import unpack_dali
+from wds_pipes.tar.index_formats import ShardFacts, dali_name, folder_of, make_opener
+from wds_pipes.tar.keys import splitter
+from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, unpack_offsets
+from wds_pipes.tar.reader import TarReader
+from wds_pipes.tar.scanning import Hashed, Member, Rules, Scanned, find_samples
+
+MOST_OF_A_KIND = 100  # findings of a shard that are kept; more are counted
+_MOST_SETS = 1000  # different sets of fields of a shard that are kept
+
+
+class Finding(NamedTuple):
+    """What is wrong.
+
+    Attributes:
+        kind: one of ``KINDS`` of the command.
+        text: what is wrong, and where, in a sentence.
+        shard: the URL, without credentials; None: it is about several shards.
+        key: the key of the sample; None: it is not about one.
+        byte: the place in the (decompressed) tar; None: there is none.
+        mend: a command that mends it; None: the text says what to do.
+    """
+
+    kind: str
+    text: str
+    shard: str | None = None
+    key: str | None = None
+    byte: int | None = None
+    mend: str | None = None
+
+
+class Options(NamedTuple):
+    """How shards are checked; it is sent to other processes."""
+
+    storage_options: dict[str, Any]
+    key_split: str
+    decode: bool
+
+
+@dataclass
+class FieldSet:
+    """The samples of a shard that have the same fields: how many, and which is the first."""
+
+    count: int
+    shard: str
+    key: str
+    byte: int
+
+
+@dataclass
+class Checked:
+    """What was found in a shard.
+
+    Attributes:
+        url: the shard, without credentials.
+        findings: at most ``MOST_OF_A_KIND`` of each kind.
+        counts: how many there are of each kind.
+        samples: its samples.
+        bytes: its size in bytes, after decompression.
+        compressed: whether it is compressed.
+        hashes: of the keys of its samples: uint64, shape (samples,).
+        starts: the first byte of each: uint64, shape (samples,).
+        sets: its samples by the names of their fields.
+        outside: how many files belong to no sample.
+        notes: what could not be checked.
+    """
+
+    url: str
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    samples: int = 0
+    bytes: int = 0
+    compressed: bool = False
+    hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    starts: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    sets: dict[tuple[str, ...], FieldSet] = field(default_factory=dict)
+    outside: int = 0
+    notes: set[str] = field(default_factory=set)
+
+    def add(self, finding: Finding) -> None:
+        """Add a finding, and count it."""
+        self.counts[finding.kind] += 1
+        if self.counts[finding.kind] <= MOST_OF_A_KIND:
+            self.findings.append(finding)
+
+
+def check_shard(url: str, known: ShardFacts | None, options: Options) -> Checked:
+    """Read a shard to its end, and return what was found.
+
+    Args:
+        url: the shard.
+        known: what an ``index.json`` says of it; None: there is none.
+        options: how it is checked.
+    """
+    return _Check(url, known, options).run()
+
+
+class _Check:
+    def __init__(self, url: str, known: ShardFacts | None, options: Options) -> None:
+        self._url, self._known, self._options = url, known, options
+        self._found = Checked(redact(url))
+        self._split = splitter(options.key_split)
+        self._sets: dict[frozenset[str], FieldSet] = {}
+        self._last: tuple[set[str], FieldSet] | None = None  # the fields of the sample before
+        self._decoding = Decoding(
+            ("rgb8", "audio", "video"), allow_pickle=False, max_image_pixels=1 << 26, registered=registered_codecs()
+        )
+        self._decoders: dict[str, Decoder | None] = {}
+
+    def run(self) -> Checked:
+        found, opener = self._found, make_opener(self._options.storage_options)
+        scanned = Scanned()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ShardWarning)
+            hashed = self._read(opener, scanned)
+        for warning in caught:
+            if issubclass(warning.category, ShardWarning):
+                mend = f"wds-pipes cat {shlex.quote(found.url)} > NEW.tar"
+                found.add(Finding("end", str(warning.message), found.url, None, None, mend))
+        found.samples, found.outside = len(scanned.keys), scanned.outside
+        found.hashes = np.fromiter(map(hash_text, scanned.keys), np.uint64, len(scanned.keys))
+        found.starts = np.array(scanned.starts, np.uint64)
+        found.sets = {tuple(sorted(names)): seen for names, seen in self._sets.items()}
+        self._compare_facts(hashed)
+        if not found.compressed and not found.counts["damage"]:
+            self._compare_indexes(opener, scanned)
+        return found
+
+    def _report(self, error: WdsError) -> None:
+        found = self._found
+        byte, key = getattr(error, "offset", None), getattr(error, "key", None)
+        kind = "sample" if isinstance(error, SampleError) else "damage"
+        # what the command that reads next could be passed does not belong here
+        text = str(error).partition(", or pass on_repeated_key")[0]
+        found.add(Finding(kind, text, found.url, key, byte))
+
+    def _read(self, opener: Opener, scanned: Scanned) -> Hashed | None:
+        """Read the shard; return what was read if all of it was, and its MD5 is wanted."""
+        found, known = self._found, self._known
+        try:
+            with opener.open(self._url) as raw:
+                hashed = None
+                if known is not None and known.md5 is not None:
+                    hashed = Hashed(raw, threading.Event())
+                stored = raw if hashed is None else io.BufferedReader(hashed, 1 << 20)
+                kind = detect(stored.peek(MAGIC_BYTES)[:MAGIC_BYTES])  # type: ignore[attr-defined]
+                found.compressed = bool(kind)
+                reader = TarReader(
+                    decompress(stored, kind) if kind else stored,
+                    url=self._url,
+                    on_error=self._report,
+                    doubts=True,
+                    named=False,
+                )
+                rules = Rules(self._options.key_split, "raise")
+                find_samples(
+                    scanned, self._members(reader), rules, self._url, report=self._report, on_sample=self._add_sample
+                )
+                found.bytes = scanned.end = reader.offset
+                while hashed is not None and stored.read(1 << 20):
+                    pass
+                return hashed
+        except (ShardError, ModuleNotFoundError) as error:
+            text = str(error) if isinstance(error, ShardError) else f"shard {found.url} cannot be read: {error}"
+            found.add(Finding("damage", text, found.url, None, getattr(error, "offset", None)))
+        except unreadable() as error:
+            what = f"shard {found.url} cannot be read ({type(error).__name__}: {error}). Write or fetch it again."
+            found.add(Finding("damage", what, found.url))
+        return None
+
+    def _members(self, reader: TarReader) -> Iterator[Member]:
+        decode = self._options.decode
+        for _, name, data, start in reader:
+            if decode and name and data is not None:
+                self._decode(name, data, start)
+            yield name, start, start, 0, True, None if name else data
+
+    def _add_sample(self, key: str, start: int, fields: set[str]) -> None:
+        if self._last is not None and self._last[0] == fields:
+            self._last[1].count += 1
+            return
+        names = frozenset(fields)
+        seen = self._sets.get(names)
+        if seen is None:
+            if len(self._sets) >= _MOST_SETS:
+                self._found.notes.add("some shards have so many different fields that not all were compared")
+                return
+            seen = self._sets[names] = FieldSet(0, self._found.url, key, start)
+        seen.count += 1
+        self._last = fields, seen
+
+    def _decode(self, name: str, data: bytes, start: int) -> None:
+        """Decode a member, and add what its decoder raises."""
+        parts, found = self._split(name), self._found
+        if parts is None:
+            return
+        key, of = parts[0], parts[1].lower()
+        try:
+            if of not in self._decoders:
+                if len(self._decoders) > 4096:  # so that hostile names do not fill the memory
+                    self._decoders.clear()
+                self._decoders[of] = self._decoding.decoder(of)
+            decode = self._decoders[of]
+            if decode is not None:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    decode(data)
+        except NotAllowedError:
+            found.notes.add(f"field {of!r} was not decoded: unpickling can run code")
+        except ImportError as error:
+            found.notes.add(f"field {of!r} was not decoded: {error}")
+        except Exception as error:  # whatever a decoder raises for damaged data
+            why = f"{type(error).__name__}: {error}"
+            text = f"shard {found.url}, byte {start}: field {of!r} of sample {key!r} cannot be decoded: {why:.300}"
+            found.add(Finding("undecodable", " ".join(text.split()), found.url, key, start))
+
+    def _compare_facts(self, hashed: Hashed | None) -> None:
+        """Compare the shard with its entry in an index.json."""
+        found, known = self._found, self._known
+        if known is None:
+            return
+        wrong = []
+        if hashed is not None:
+            if known.size not in (None, hashed.size):
+                wrong.append(f"it has {hashed.size:,} bytes, and the index says {known.size:,}")
+            elif (digest := hashed.md5.hexdigest()) != known.md5:
+                wrong.append(f"its MD5 is {digest}, and the index says {known.md5}")
+        if known.samples not in (None, found.samples) and not found.counts["damage"]:
+            wrong.append(f"it has {found.samples:,} samples, and the index says {known.samples:,}")
+        if wrong:
+            text = (
+                f"shard {found.url} is not the one of its index: {'; '.join(wrong)}. Fetch it again, or index it again"
+            )
+            found.add(Finding("checksum", text, found.url, None, None, "wds-pipes index SHARDS -o index.json"))
+
+    def _compare_indexes(self, opener: Opener, scanned: Scanned) -> None:
+        """Compare the indexes beside the shard with where its samples are."""
+        if self._url == "-" or self._url.startswith("pipe:"):
+            return
+        right = [*scanned.starts, scanned.end or 0]
+        dali = folder_of(self._url) + dali_name(self._url)
+        for place, option in dict.fromkeys(((beside(self._url, OFFSETS), "--offsets"), (dali, "--dali"))):
+            content = self._content(opener, place)
+            of_dali = content is not None and content.startswith(b"v1.")
+            if content is None or of_dali > (self._options.key_split == "first-dot") or of_dali < (option == "--dali"):
+                continue  # the indexes of DALI split names at the first dot
+            try:
+                offsets = unpack_dali(content, place) if of_dali else unpack_offsets(content, place).tolist()
+            except ShardError as error:
+                self._stale(option, str(error).partition(" Make it with")[0])
+                continue
+            if offsets != right:
+                text = f"index {redact(place)} is not of shard {self._found.url}: {_differ(offsets, right)}"
+                self._stale(option, text)
+        place = beside(self._url, KEYS)
+        content = self._content(opener, place)
+        if content is not None and content != pack_keys(scanned.keys):
+            self._stale("--offsets", f"index {redact(place)} has other keys than shard {self._found.url}")
+
+    def _stale(self, option: str, text: str) -> None:
+        found = self._found
+        where = f"{option}-to DIRECTORY" if is_remote(self._url) else option
+        mend = f"wds-pipes index {shlex.quote(found.url)} {where}"
+        found.add(Finding("stale-index", text, found.url, None, None, mend))
+
+    def _content(self, opener: Opener, place: str) -> bytes | None:
+        """Return the content of an index; None: there is none."""
+        try:
+            with opener.open(place) as stream:
+                return stream.read()
+        except ShardError as error:
+            if not error.missing:
+                self._found.notes.add(f"index {redact(place)} cannot be read, and was not compared")
+        except OSError:  # a directory has its name
+            pass
+        return None
+
+
+def _differ(offsets: list[int], right: list[int]) -> str:
+    if len(offsets) != len(right):
+        return f"it has {len(offsets) - 1:,} samples, and the shard {len(right) - 1:,}"
+    place = next(number for number, pair in enumerate(zip(offsets, right, strict=True)) if pair[0] != pair[1])
+    return f"sample {place:,} starts at byte {right[place]:,}, and not at {offsets[place]:,}"

@@ -1,0 +1,237 @@
+"""Check many shards, and what only all of them together show."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from wds_pipes.cli.look.checking import Checked, FieldSet, Finding, Options, check_shard
+from wds_pipes.cli.look.duplicates import Keys, same_key
+from wds_pipes.core.words import plural
+from wds_pipes.errors import WorkerError
+from wds_pipes.io.urls import redact
+from wds_pipes.tar.index import exists, find_facts, list_shards
+from wds_pipes.tar.index_formats import ShardFacts, folder_of, make_opener
+
+_MOST_NAMED = 20  # findings of a kind about all shards that are reported; more are counted
+_MOST_KEPT = 100_000  # findings of single shards that the report has; more are counted
+_MOST_SETS = 10_000  # different sets of fields
+
+
+@dataclass
+class Report:
+    """What was found in all shards.
+
+    Attributes:
+        findings: in the order of the shards, and then ``of_all``.
+        of_all: those that ``on_shard`` was not called with.
+        counts: how many there are of each kind.
+        shards: how many were read.
+        samples: how many samples they have.
+        outside: how many files belong to no sample.
+        notes: what could not be checked.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    of_all: list[Finding] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    shards: int = 0
+    samples: int = 0
+    outside: int = 0
+    notes: set[str] = field(default_factory=set)
+
+    def add(self, findings: Iterable[Finding], counts: Counter[str]) -> None:
+        """Add what was found in all shards together."""
+        kept = list(findings)
+        self.findings += kept
+        self.of_all += kept
+        self.counts += counts
+
+
+def verify(
+    urls: Sequence[str],
+    options: Options,
+    *,
+    index: str | None = None,
+    jobs: int = 1,
+    ignored: Collection[str] = (),
+    on_shard: Callable[[Checked], None] = lambda checked: None,
+) -> Report:
+    """Check shards.
+
+    Args:
+        urls: the shards, or an ``index.json``.
+        options: how they are checked.
+        index: an ``index.json`` to compare with; None: the one in the directory of the shards, if
+            there is one.
+        jobs: how many processes read shards.
+        ignored: kinds of findings to leave out.
+        on_shard: called with what was found in each shard, in order.
+
+    Raises:
+        ValueError: nothing matches, or ``index`` is damaged.
+    """
+    shards, facts = list_shards(list(urls), options.storage_options)
+    report, sets, compressed = Report(), dict[tuple[str, ...], FieldSet](), list[bool]()
+    known, missing = _known(shards, facts, index, options.storage_options)
+    with Keys() as keys:
+        for number, checked in enumerate(_each(shards, known, options, jobs)):
+            on_shard(checked)
+            kept = [finding for finding in checked.findings if finding.kind not in ignored]
+            report.findings += kept[: max(0, _MOST_KEPT - len(report.findings))]
+            report.counts += Counter({kind: count for kind, count in checked.counts.items() if kind not in ignored})
+            report.shards, report.samples = number + 1, report.samples + checked.samples
+            report.outside += checked.outside
+            report.notes |= checked.notes
+            compressed.append(checked.compressed)
+            keys.add(number, checked.hashes, checked.starts)
+            for names, seen in checked.sets.items():
+                if names in sets:
+                    sets[names].count += seen.count
+                elif len(sets) < _MOST_SETS:
+                    sets[names] = seen
+                else:
+                    report.notes.add(f"there are more than {_MOST_SETS:,} sets of fields, and not all were compared")
+        if "duplicate-key" not in ignored:
+            report.add(*_duplicates(keys, shards, compressed, options))
+    for findings in (missing, *_field_findings(sets)):
+        if findings and findings[0].kind not in ignored:
+            report.add(findings[:_MOST_NAMED], Counter({findings[0].kind: len(findings)}))
+    return report
+
+
+def _known(
+    shards: Sequence[str], facts: Sequence[ShardFacts] | None, index: str | None, storage_options: dict[str, Any]
+) -> tuple[list[ShardFacts | None], list[Finding]]:
+    """Return what an index.json says of each shard (``facts``, if the shards come from one), and
+    which directories have one that does not fit.
+    """
+    if facts is not None and index is None:
+        return list(facts), []
+    if index is not None:
+        return list(find_facts(shards, index, storage_options)), []
+    found: dict[str, ShardFacts] = {}
+    findings = []
+    folders: dict[str, list[str]] = {}
+    for url in shards:
+        if url != "-" and not url.startswith("pipe:"):
+            folders.setdefault(folder_of(url), []).append(url)
+    for folder, members in folders.items():
+        place = f"{folder}index.json"
+        if exists(place, storage_options):
+            try:
+                found.update(zip(members, find_facts(members, place, storage_options), strict=True))
+            except ValueError as error:  # it is damaged, or does not have one of them
+                text = str(error).partition(" Make one with")[0]
+                mend = "wds-pipes index SHARDS -o index.json"
+                findings.append(Finding("checksum", text, redact(members[0]), None, None, mend))
+    return [found.get(url) for url in shards], findings
+
+
+def _each(shards: Sequence[str], known: Sequence[ShardFacts | None], options: Options, jobs: int) -> Iterator[Checked]:
+    """Yield what was found in each shard, in order."""
+    pairs = zip(shards, known, strict=True)
+    if min(jobs, len(shards)) == 1 or "-" in shards:
+        for url, facts in pairs:
+            yield check_shard(url, facts, options)
+        return
+    # not forked: other threads of this process may hold locks
+    pool = ProcessPoolExecutor(min(jobs, len(shards)), multiprocessing.get_context("spawn"))
+    try:
+        waiting = [pool.submit(check_shard, url, facts, options) for url, facts in islice(pairs, 2 * jobs)]
+        while waiting:
+            yield waiting.pop(0).result()
+            waiting += [pool.submit(check_shard, url, facts, options) for url, facts in islice(pairs, 1)]
+    except BrokenProcessPool as error:
+        raise WorkerError(
+            "a process that read shards died, maybe because memory is short: try again with fewer, -j 1"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _duplicates(
+    keys: Keys, shards: Sequence[str], compressed: Sequence[bool], options: Options
+) -> tuple[list[Finding], Counter[str]]:
+    """Return the keys that several shards have, and how many there are."""
+    opener, count = make_opener(options.storage_options), 0
+    findings: list[Finding] = []
+    for places in keys.repeated():
+        if count < _MOST_NAMED:
+            first, key = places[0], same_key(places, shards, opener, options.key_split, compressed)
+            if key is None:  # two keys with one hash
+                continue
+            others = [place for place in places if place.shard != first.shard]
+            where = ", ".join(f"{redact(shards[place.shard])} (byte {place.byte})" for place in others[:3])
+            shown = redact(shards[first.shard])
+            text = (
+                f"shard {shown}, byte {first.byte}: key {key!r:.300} is also in {where}"
+                f"{' and others' if len(others) > 3 else ''}. Rename or remove one, or take samples by number"
+            )
+            findings.append(Finding("duplicate-key", text, shown, key, first.byte))
+        count += 1
+    findings.sort(key=lambda finding: (finding.shard, finding.byte))
+    return findings, Counter({"duplicate-key": count} if count else {})
+
+
+def _field_findings(sets: dict[tuple[str, ...], FieldSet]) -> tuple[list[Finding], list[Finding]]:
+    """Return the fields that begin inside of keys with dots, and those that only some samples
+    have.
+    """
+    total = sum(seen.count for seen in sets.values())
+    counts: Counter[str] = Counter()
+    for names, seen in sets.items():
+        counts.update(dict.fromkeys(names, seen.count))
+    traps: dict[str, FieldSet] = {}
+    whole: dict[tuple[str, ...], FieldSet] = {}  # the sets without such fields
+    for names, seen in sets.items():
+        trapped = _trapped(names, counts, total)
+        for name in trapped:
+            traps.setdefault(name, seen)
+        if not trapped:
+            whole[names] = seen
+    dotted = []
+    for name, seen in sorted(traps.items()):
+        text = (
+            f"shard {seen.shard}, byte {seen.byte}: sample {seen.key!r} has field {name!r}, which looks like the end "
+            f"of a key with a dot (in {plural(counts[name], 'sample')}). Read with key_split='last-dot' (--key-split "
+            "last-dot), or write keys without dots"
+        )
+        dotted.append(Finding("dotted-name", text, seen.shard, seen.key, seen.byte))
+    some = []
+    for name, count in sorted(counts.items()):
+        lacking = 2 * count > total  # then the samples without it are the odd ones
+        odd = [seen for names, seen in whole.items() if (name in names) is not lacking]
+        if count == total or name in traps or not odd:
+            continue
+        seen = odd[0]
+        text = (
+            f"shard {seen.shard}, byte {seen.byte}: sample {seen.key!r} is the first "
+            f"{'without' if lacking else 'with'} field {name!r}, which {count:,} of {plural(total, 'sample')} have. "
+            "If that is meant, pass --ignore some-fields"
+        )
+        some.append(Finding("some-fields", text, seen.shard, seen.key, seen.byte))
+    return dotted, some
+
+
+def _trapped(names: Sequence[str], counts: Counter[str], total: int) -> list[str]:
+    """Return the fields of a sample that look like the end of a key, a dot and a field.
+
+    Few samples have such a field. What is before its last dot is the end of a key if all fields of
+    the sample are so, or if other fields of the sample have the same endings without it.
+    """
+    plain = {name for name in names if "." not in name}
+    rare = [name for name in names if "." in name and 2 * counts[name] <= total]
+    if not plain:
+        return rare if len(rare) == len(names) else []
+    ends: dict[str, set[str]] = {}
+    for name in rare:
+        begin, _, end = name.rpartition(".")
+        ends.setdefault(begin, set()).add(end)
+    return rare if len(plain) > 1 and ends and all(of == plain for of in ends.values()) else []

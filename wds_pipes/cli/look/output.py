@@ -1,0 +1,153 @@
+"""What ``cat`` and ``get`` write: samples as a tar or as JSON Lines, and fields as files."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, BinaryIO
+
+from wds_pipes.codecs.decoding import Decoding
+from wds_pipes.errors import SampleError
+from wds_pipes.io.partial import PartialFile
+from wds_pipes.tar.writer import TarWriter
+
+Sample = dict[str, Any]
+
+
+def read_renames(given: Iterable[str]) -> dict[str, str]:
+    """Return the new names of fields by their old ones, from ``old=new``; ValueError if they are
+    no such names.
+    """
+    renames: dict[str, str] = {}
+    for text in given:
+        old, equals, new = text.partition("=")
+        if not equals or not old or not new:
+            raise ValueError(f"--rename takes old=new, such as jpeg=jpg, not {text!r:.80}")
+        for name in old.lower().split(";"):
+            renames[name] = new.lower()
+    return renames
+
+
+def read_slice(text: str | None) -> tuple[int, int | None]:
+    """Return the first sample and the one after the last (None: the end) that ``A:B`` names."""
+    if text is None:
+        return 0, None
+    first, colon, last = text.partition(":")
+    try:
+        start, stop = int(first or 0), int(last) if last else None
+        if not colon or start < 0 or (stop is not None and stop < start):
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"--slice takes numbers of samples A:B, with A <= B, such as 0:100 or 100:, not {text!r:.80}"
+        ) from None
+    return start, stop
+
+
+def renamed(samples: Iterable[Sample], renames: Mapping[str, str]) -> Iterator[Sample]:
+    """Yield samples with other names of fields.
+
+    Raises:
+        SampleError: two fields of a sample would have one name.
+    """
+    if not renames:
+        yield from samples
+        return
+    for sample in samples:
+        other = {renames.get(name, name): value for name, value in sample.items()}
+        if len(other) < len(sample):
+            key = sample["__key__"]
+            raise SampleError(
+                f"with --rename, two fields of sample {key!r} in shard {sample['__url__']} would have one name: its "
+                f"fields are {', '.join(name for name in sample if name[:2] != '__')}",
+                key=key,
+                url=sample["__url__"],
+            )
+        yield other
+
+
+def write_tar(samples: Iterable[Sample], stream: BinaryIO) -> None:
+    """Write samples as one tar."""
+    with TarWriter(stream) as writer:
+        for sample in samples:
+            writer.write(sample)
+
+
+def write_lines(samples: Iterable[Sample], stream: BinaryIO, renames: Mapping[str, str]) -> None:
+    """Write samples as JSON Lines. Text, numbers and JSON are values; of any other field, and of
+    one that cannot be decoded, the bytes are ``{"base64": ...}``. A field that was renamed is
+    decoded by its old name.
+    """
+    originals = {new: old for old, new in renames.items()}
+    decoding = Decoding((), allow_pickle=False, max_image_pixels=1 << 26)
+    decoders: dict[str, Any] = {}
+    for sample in samples:
+        line = {"__key__": _clean(sample["__key__"]), "__url__": sample["__url__"]}
+        for name, data in sample.items():
+            if name[:2] == "__":
+                continue
+            if name not in decoders:
+                if len(decoders) > 4096:  # so that hostile names do not fill the memory
+                    decoders.clear()
+                decoders[name] = decoding.decoder(originals.get(name, name))
+            line[_clean(name)] = _value(data, decoders[name])
+        stream.write(json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+    stream.flush()
+
+
+def _clean(name: str) -> str:
+    """Return a name as it can be in JSON: bytes that are no UTF-8 become escapes."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _value(data: bytes, decode: Any) -> Any:
+    if decode is not None:
+        try:
+            value = decode(data)
+            json.dumps(value, allow_nan=False).encode()
+        except Exception:  # whatever a decoder raises, and what is not JSON
+            pass
+        else:
+            if not isinstance(value, tuple):
+                return value
+    return {"base64": base64.b64encode(data).decode()}
+
+
+def write_fields(sample: Sample, folder: str) -> list[str]:
+    """Write the fields of a sample as files ``KEY.FIELD`` into a directory, and return their
+    paths. A ``/`` in a key makes directories, which stay inside of it.
+    """
+    root, paths = os.path.realpath(folder), []
+    for field, data in sample.items():
+        if field[:2] == "__":
+            continue
+        name = f"{sample['__key__']}.{field}"
+        path = os.path.realpath(os.path.join(root, name))
+        if os.path.isabs(name) or not path.startswith(os.path.join(root, "")):
+            raise SampleError(
+                f"file {name!r} would not be inside of {folder}: write the sample to standard output, as a tar",
+                key=sample["__key__"],
+            )
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        partial = PartialFile(path, overwrite=True, wait=True)
+        try:
+            partial.write(data)
+            partial.commit()
+        finally:
+            partial.discard()
+        paths.append(path)
+    return paths
+
+
+def binary_output() -> BinaryIO:
+    """Return standard output for bytes.
+
+    Raises:
+        ValueError: it is a terminal.
+    """
+    if sys.stdout.isatty():
+        raise ValueError("the output is binary, and standard output is a terminal: write it to a file, > FILE")
+    return sys.stdout.buffer

@@ -1,0 +1,187 @@
+"""The samples of shards with the bytes that they take, and samples by number or key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Any, NamedTuple
+
+from wds_pipes.core.stream import Stream
+from wds_pipes.errors import ShardError
+from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
+from wds_pipes.io.open import Opener
+from wds_pipes.io.urls import redact
+from wds_pipes.stages import FetchSamples, GroupByKey, LoadTar, OpenShards, SampleList, ShardList
+from wds_pipes.tar.headers import BLOCK, MAX_SIZE
+from wds_pipes.tar.index import list_shards
+from wds_pipes.tar.keys import splitter
+from wds_pipes.tar.offsets import MissingIndexError
+from wds_pipes.tar.reader import TarReader
+
+Sample = dict[str, Any]
+
+
+class Member(NamedTuple):
+    """A file of a sample.
+
+    Attributes:
+        name: its name in the tar.
+        field: its field, in lower case.
+        data: its bytes; None: they were not read.
+        start: the byte of its first header in the (decompressed) tar.
+        end: the byte after its padding.
+        size: its bytes, without padding.
+    """
+
+    name: str
+    field: str
+    data: bytes | None
+    start: int
+    end: int
+    size: int
+
+    @property
+    def offset(self) -> int:
+        """The byte where its data starts."""
+        return self.end - self.size - (-self.size & 511)
+
+
+class Found(NamedTuple):
+    """A sample of a shard: its key and its files."""
+
+    key: str
+    members: list[Member]
+
+
+class ShardWalk:
+    """One walk over the samples of a shard, from its first byte on.
+
+    Args:
+        opener: opens the shard.
+        url: the shard.
+        key_split: as in ``group_by_key``.
+        want: whether the data of the next file is read, by its name; None: it never is.
+
+    Attributes:
+        compression: of the shard: gz, bz2, xz, zst or ``""``.
+        outside: how many files belong to no sample, by their names; at most 1,000 are counted.
+        bytes: how many bytes of the (decompressed) tar were passed.
+        ended: whether the shard was read to its end.
+    """
+
+    def __init__(
+        self, opener: Opener, url: str, key_split: str = "first-dot", want: Callable[[str], bool] | None = None
+    ) -> None:
+        self._opener, self._url, self._split, self._want = opener, url, splitter(key_split), want
+        self.compression, self.bytes, self.ended = "", 0, False
+        self.outside: list[str] = []
+
+    def samples(self) -> Iterator[Found]:
+        """Yield the samples, in order.
+
+        Raises:
+            ShardError: the shard cannot be read, or is damaged.
+        """
+        key, members = "", list[Member]()
+        for member, of in self._members():
+            if of != key and members:
+                yield Found(key, members)
+                members = []
+            key = of
+            members.append(member)
+        self.ended = True
+        if members:
+            yield Found(key, members)
+
+    def _members(self) -> Iterator[tuple[Member, str]]:
+        split, shown = self._split, redact(self._url)
+        with self._opener.open(self._url) as raw:
+            try:
+                self.compression = detect(raw.peek(MAGIC_BYTES)[:MAGIC_BYTES])  # type: ignore[attr-defined]
+                stream = decompress(raw, self.compression) if self.compression else raw
+            except ModuleNotFoundError as error:
+                raise ShardError(f"shard {shown} cannot be read: {error}", url=shown) from error
+            except unreadable() as error:
+                what = f"{type(error).__name__}: {error}"
+                raise ShardError(
+                    f"shard {shown} cannot be read ({what}). Write or fetch it again.", url=shown
+                ) from error
+            want = self._want or (lambda name: False)
+            reader = TarReader(stream, url=self._url, want=want, max_member_bytes=MAX_SIZE, named=False)
+            for _, name, data, start in reader:
+                self.bytes = end = reader.offset
+                size = reader.skipped[1] if data is None else min(len(data), end - start - BLOCK)
+                parts = split(name)
+                if parts is not None:
+                    yield Member(name, parts[1].lower(), data, start, end, size), parts[0]
+                elif len(self.outside) < 1000:
+                    self.outside.append(name)
+            self.bytes = reader.offset
+
+
+def shards_of(urls: Sequence[str], storage_options: dict[str, Any]) -> list[str]:
+    """Return the shards that URLs or an ``index.json`` name."""
+    return list_shards(list(urls), storage_options)[0]
+
+
+class Source:
+    """The samples of shards, as the pipelines read them: by their index of offsets if all have
+    one, else from the beginning.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        storage_options: dict[str, Any],
+        key_split: str = "first-dot",
+        fields: Sequence[str] | None = None,
+    ) -> None:
+        self._urls, self._options, self._split, self._fields = list(urls), storage_options, key_split, fields
+
+    @cached_property
+    def indexed(self) -> SampleList | None:
+        """The samples by their numbers; None: a shard has no index of offsets.
+
+        Raises:
+            ShardError: an index cannot be read, or is damaged.
+        """
+        if "-" in self._urls or self._split != "first-dot":
+            return None
+        try:
+            return self._list(None)
+        except MissingIndexError:
+            return None
+        except ShardError as error:
+            if error.missing:  # the shard itself, as reading it will say
+                return None
+            raise
+
+    def _list(self, where: Any) -> SampleList:
+        return SampleList(self._urls, storage_options=self._options, where=where)
+
+    def slice(self, start: int, stop: int | None) -> Iterator[Sample]:
+        """Yield the samples from number ``start`` on, before ``stop`` (None: to the end)."""
+        if (start or stop is not None) and self.indexed is not None:
+            chosen = range(self.indexed.count)[start:stop]
+            return iter(Stream(FetchSamples(self._list(chosen), fields=self._fields))) if chosen else iter(())
+        return islice(self.read(), start, stop)
+
+    def read(self, fields: Sequence[str] | None = None) -> Iterator[Sample]:
+        """Yield all samples, from the beginning; with these fields, or those of this source."""
+        members = LoadTar(OpenShards(ShardList(self._shards(), storage_options=self._options)))
+        wanted = self._fields if fields is None else fields
+        return iter(Stream(GroupByKey(members, fields=wanted, key_split=self._split)))
+
+    def _shards(self) -> list[str]:
+        return shards_of(self._urls, self._options)
+
+    def by_key(self, key: str) -> Sample:
+        """Return the sample with a key, by the index of keys.
+
+        Raises:
+            ShardError: there is no index of keys, or it is damaged.
+            ValueError: there is no such sample.
+            SampleError: several samples have the key.
+        """
+        return next(iter(Stream(FetchSamples(self._list([key]), fields=self._fields))))
