@@ -262,8 +262,10 @@ def test_both_decoders_return_the_same_pixels_of_any_size(monkeypatch):
 
 
 def test_a_jpeg_is_decoded_at_the_scale_that_is_enough(monkeypatch):
-    """At an eighth at most, and only if twice the size or more is left."""
-    decoded = []
+    """At an eighth at most, and only if twice the size or more is left; roughly only if 1.5 times
+    the size is left.
+    """
+    decoded, rough = [], []
     draft = jpeg.simplejpeg() or pytest.skip("simplejpeg is not installed")
 
     class Spy:
@@ -272,13 +274,27 @@ def test_a_jpeg_is_decoded_at_the_scale_that_is_enough(monkeypatch):
         @staticmethod
         def decode_jpeg(*arguments, **options):
             decoded.append(draft.decode_jpeg(*arguments, **options))
+            rough.append(options.get("fastdct", False) and options["fastupsample"])
             return decoded[-1]
 
     monkeypatch.setattr(jpeg, "simplejpeg", lambda: Spy)
     data = saved(smooth(601, 903))
-    for size in (16, 32, 60, 100, 200, 500):
+    for size in (16, 32, 60, 100, 200, 400, 401, 500, None):
         decode(data, size=size)
-    assert [array.shape[0] for array in decoded] == [76, 76, 151, 301, 601, 601]
+    assert [array.shape[0] for array in decoded] == [76, 76, 151, 301, 601, 601, 601, 601, 601]
+    assert rough == [True] * 6 + [False] * 3
+
+
+def test_roughly_decoded_colours_are_the_same_by_both_decoders(monkeypatch):
+    """For all ways in which JPEG stores colours."""
+    pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
+    pictures = [
+        saved(smooth(64 + n, 90 + n, n), subsampling=n % 3, quality=(75, 90, 100)[n // 3], progressive=n % 2 == 1)
+        for n in range(9)
+    ]
+    quick = [decode(data, size=(40, 50)) for data in pictures]
+    monkeypatch.setattr(jpeg, "simplejpeg", lambda: None)
+    assert all(map(same, quick, [decode(data, size=(40, 50)) for data in pictures]))
 
 
 @pytest.mark.parametrize("form", ["PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "TGA"])

@@ -165,7 +165,9 @@ def test_nvjpeg_decodes_a_batch_in_one_call(shards, nvjpeg):
     for (keys, images, _), (other_keys, other_images, _) in zip(found, expected, strict=True):
         assert keys == other_keys
         assert images.shape == other_images.shape
-        assert (images.float() - other_images.float()).abs().max() <= 1
+        difference = (images.float() - other_images.float()).abs()  # the CPU decodes JPEG roughly where it is resized
+        assert difference.max() <= 8, difference.max()
+        assert difference.mean() <= 1, difference.mean()
 
 
 @pytest.mark.parametrize("fit", ["cover", "contain"])

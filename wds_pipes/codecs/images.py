@@ -87,8 +87,10 @@ def _decode_with_pillow(
     """
     with open_image(data, max_pixels, extension) as image:
         width, height = image.size
-        if resize is not None and (denominator := resize.denominator(width, height)) > 1:
-            image.draft(None, (width // denominator, height // denominator))  # of a JPEG; others stay as they are
+        if resize is not None and image.format in ("JPEG", "MPO"):
+            denominator, rough = resize.scale(width, height)
+            image.draft(None, (width // denominator, height // denominator))
+            image.decoderconfig = (denominator, rough)
         converted = _in_8_bits(image).convert(mode)
     if image.format == "TIFF":  # some versions of Pillow turn it only when they decode it
         width, height = converted.size

@@ -54,15 +54,20 @@ def decode_jpeg(data: bytes, mode: str, max_pixels: int, resize: Resize | None) 
         return None
     check_pixels(width, height, max_pixels)
     check_scans(data)
-    least = {}
-    if resize is not None and (denominator := resize.denominator(width, height)) > 1:
-        least = {"min_height": -(-height // denominator), "min_width": -(-width // denominator)}
+    options = {} if resize is None else _options(resize, width, height)
     try:
-        array: Pixels = library.decode_jpeg(data, _COLOURS[mode], **least)
+        array: Pixels = library.decode_jpeg(data, _COLOURS[mode], **options)
     except ValueError:
         return None
     array = array[..., 0] if mode == "L" else array
     return array if resize is None else resize.resize(array, width, height)
+
+
+def _options(resize: Resize, width: int, height: int) -> dict[str, Any]:
+    """Return the options of simplejpeg for an image that is resized."""
+    denominator, rough = resize.scale(width, height)
+    options = {"fastdct": True, "fastupsample": True} if rough else {}
+    return {**options, "min_height": -(-height // denominator), "min_width": -(-width // denominator)}
 
 
 def check_pixels(width: int, height: int, most: int) -> None:

@@ -92,9 +92,13 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         size: resize all images to this size, ``(height, width)`` in pixels, or one number for both;
             None: they keep their sizes. They are resized once, antialiased, with the filter
             ``BILINEAR`` of Pillow. A JPEG with at least 4.5 times the requested width and height is
-            decoded at a half, a quarter or an eighth of its size, which saves most of the time. The
-            PSNR against decoding and resizing with Pillow is at least 40 dB, and the result is the
-            same whichever decoder is installed. ``max_image_pixels`` is for images before this.
+            decoded at a half, a quarter or an eighth of its size, which saves most of the time, and
+            one with at least 1.5 times with a quicker transform of libjpeg-turbo that does not
+            smooth colours. The PSNR against decoding and resizing with Pillow, measured on 200
+            photographs of 500 x 375, is at least 43 dB at 224 x 224, and at smaller sizes at least
+            40 dB for 19 of 20 and 36 dB for all. It is about 30 dB where thin shapes have strong
+            colours, such as red text on blue. The result is the same whichever decoder is
+            installed. ``max_image_pixels`` is for images before this.
         fit: how an image with another shape comes to this size. ``"cover"``: it fills it, and what
             is too wide or too high is cropped on both sides (``ImageOps.fit`` of Pillow).
             ``"contain"``: all of it is in the middle, between zeros: black, or transparent with

@@ -1,0 +1,165 @@
+"""Decoded batches of 224 x 224 images on two cores, with two workers and with two threads, against
+decoding and resizing alone on both cores, and against webdataset with two workers, in one run.
+
+    python tests/bench/decoded.py [DIRECTORY]      writes about 140 MB there (default: a temporary
+    directory), takes about a minute
+
+The limit is the decoder of ``decode_by_ext("rgb8", size=224)`` itself, called in two threads or in
+two processes, whichever is quicker, on JPEGs that are in memory. Rounds alternate, and the figures
+are medians of the ratios of the rounds: of the clock, which has the bars and needs a machine that
+does nothing else, and of processor time, which other programs disturb less. Exits with 1 if a bar
+is missed.
+"""
+
+import gc
+import multiprocessing
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+import webdataset
+from bars import bar, exit_if_missed
+from data import images
+from PIL import Image, ImageOps
+
+import wds_pipes as wp
+from wds_pipes.codecs.decoding import Decoding
+from wds_pipes.codecs.resizing import read_resize
+
+BATCH, CORES, SIDE, ROUNDS = 64, 2, 224, 7
+SHARDS, SAMPLES = 4, 320
+
+decode = Decoding(("rgb8",), allow_pickle=False, max_image_pixels=1 << 26, resize=read_resize(SIDE, "cover")).decoder(
+    "jpg"
+)
+
+
+def by_pillow(image):
+    return np.asarray(ImageOps.fit(image, (SIDE, SIDE), Image.Resampling.BILINEAR))
+
+
+def decode_all(photographs) -> None:
+    for data in photographs:
+        decode(data)
+
+
+def alone_in_threads(photographs) -> None:
+    with ThreadPoolExecutor(CORES) as pool:
+        list(pool.map(decode_all, (photographs[number::CORES] for number in range(CORES))))
+
+
+def alone_in_processes(photographs) -> None:
+    fork = multiprocessing.get_context("fork")
+    both = [fork.Process(target=decode_all, args=(photographs[number::CORES],)) for number in range(CORES)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+
+
+def ours(urls, **options):
+    raw = wp.ShardList(urls).open_shards().load_tar().group_by_key(fields=["jpg", "cls"])
+    pipe = raw.decode_by_ext("rgb8", size=SIDE, threads=options.pop("threads", None)).to_tuple("jpg", "cls")
+    return wp.PipeLoader(pipe, batch_size=BATCH, **options)
+
+
+def webdataset_loader(urls, decoder):
+    raw = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False)
+    if decoder is decode:
+        pipe = raw.to_tuple("jpg", "cls").map_tuple(decode, int)
+    else:
+        pipe = raw.decode("pil").to_tuple("jpg", "cls").map_tuple(decoder, int)
+    return webdataset.WebLoader(pipe.batched(BATCH), batch_size=None, num_workers=CORES)
+
+
+def seconds_of_a_sample(loader, after: int) -> float:
+    """Clock seconds for each sample of an epoch, after the first batches: those for which the
+    workers started, one for each of them.
+    """
+    start, count = time.perf_counter(), 0
+    for number, (batch, _) in enumerate(loader):
+        if number + 1 == after:
+            start = time.perf_counter()
+        elif number >= after:
+            count += len(batch)
+    return (time.perf_counter() - start) / count
+
+
+def processor() -> float:
+    """Processor seconds of this process and of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as temporary:
+        urls = images(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(temporary), shards=SHARDS, samples=SAMPLES)
+        photographs = [
+            sample["jpg"] for sample in wp.ShardList(urls).open_shards().load_tar().group_by_key(fields=["jpg"])
+        ]
+
+        def alone(run):
+            def seconds():
+                start = time.perf_counter()
+                run(photographs)
+                return (time.perf_counter() - start) / len(photographs)
+
+            return seconds
+
+        def epoch(make, after=CORES, **options):
+            def seconds():
+                loader = make(urls, **options)
+                found = seconds_of_a_sample(loader, after)
+                getattr(loader, "close", lambda: None)()
+                return found
+
+            return seconds
+
+        ways = {
+            "alone in threads": alone(alone_in_threads),
+            "alone in processes": alone(alone_in_processes),
+            "threads": epoch(ours, 0, threads=CORES),
+            "workers": epoch(ours, num_workers=CORES),
+            "webdataset, same function": epoch(webdataset_loader, decoder=decode),
+            "webdataset and Pillow": epoch(webdataset_loader, decoder=by_pillow),
+        }
+        clock: dict[str, list[float]] = {name: [] for name in ways}
+        used: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(ROUNDS):
+            for name in ways if number % 2 else reversed(ways):
+                gc.collect()
+                before = processor()
+                clock[name].append(ways[name]())
+                used[name].append((processor() - before) / len(photographs))
+    print(f"load {os.getloadavg()[0]:.1f} at the end; decoded 224 x 224, batches of {BATCH}, {CORES} cores")
+    for name, found in clock.items():
+        print(
+            f"  {name:<27}{1 / statistics.median(found):>8,.0f} samples/s"
+            f"{statistics.median(used[name]) * 1e6:>8,.0f} us of a processor"
+        )
+    limits = ("alone in threads", "alone in processes")
+    for times in (clock, used):
+        times["limit"] = [min(both) for both in zip(*(times[name] for name in limits), strict=True)]
+
+    def ratio(times, one: str, other: str) -> float:
+        return statistics.median(a / b for a, b in zip(times[one], times[other], strict=True))
+
+    for one, least in (("limit", 0.95), ("webdataset, same function", 1.15), ("webdataset and Pillow", 1.9)):
+        for other in ("workers", "threads"):
+            bar(f"{one} over {other}", ratio(clock, one, other), least, least=True)
+            print(f"    of processor time {ratio(used, one, other):.3f}")
+    exit_if_missed()
+
+
+if __name__ == "__main__":
+    main()
