@@ -8,7 +8,7 @@ import inspect
 import re
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from time import perf_counter, time
@@ -129,7 +129,7 @@ def _from_http(found: Any, start: int) -> Response:
             raise RefusedError(found.status, reason, wait_seconds=_retry_after(headers.get("retry-after")), size=size)
         body = HttpBody(found)
         response = response_of(found.status, headers, start)
-        response.chunks, response.close, response.rest = body.chunks(), found.close, body.rest
+        response.chunks, response.close, response.rest = body.chunks(), body.close, body.rest
         return response
     except BaseException:
         found.close()
@@ -213,6 +213,11 @@ class HttpBody:
         if self._least > 1:
             self._gather(1)
 
+    def close(self) -> None:
+        """Close the connection, if the response has not ended."""
+        if not self._response.closed:
+            self._response.close()
+
     def _gather(self, count: int) -> None:
         least = 1 << max(1, count).bit_length() - 1
         if least != self._least:
@@ -268,6 +273,8 @@ def refused_by_s3(found: dict[str, Any], message: str) -> RefusedError:
 
 async def close_response(response: Response) -> None:
     """Close the connection of a response."""
+    if isinstance(response.chunks, AsyncGenerator):  # otherwise the event loop does it, with a task
+        await response.chunks.aclose()
     done = response.close()
     if inspect.isawaitable(done):
         await done
