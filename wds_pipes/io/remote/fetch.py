@@ -4,7 +4,6 @@ arrived.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import deque
 from math import ceil
@@ -247,21 +246,21 @@ class Fetch:
 
     def _watch(self, *, again: bool = False) -> None:
         """Make a second request if the last one for the range has stalled, or look again later."""
-        waits, loop = self.store.waits, self._budget.loop
+        waits, timer = self.store.waits, self._budget.timer
         last = self.rivals[-1] if self.rivals else self.blocks[-1]
         if self.given_up or self.failed or last.done or waits.stall == math.inf:
             return
-        left = waits.stall if last.quiet_since is None else last.quiet_since + waits.stall - loop.time()
+        left = waits.stall if last.quiet_since is None else last.quiet_since + waits.stall - self._budget.loop.time()
         if left > 0:
-            loop.call_later(left, self._watch)
+            timer.call_later(left, self._watch)
         elif not again:  # this process may have been busy, and the bytes have arrived
-            loop.call_later(_BUSY_SECONDS, lambda: self._watch(again=True))
+            timer.call_later(_BUSY_SECONDS, lambda: self._watch(again=True))
         else:
             if waits.allow_second():
                 self._client.hedged += 1
                 self.rivals.append(Block(self, self.blocks[-1].reached, self.stop))
                 self._send(self.rivals[-1])
-            loop.call_later(waits.stall, self._watch)
+            timer.call_later(waits.stall, self._watch)
 
     def prefer(self, block: Block) -> None:
         """Use the first of several requests that has bytes, and cancel the others."""

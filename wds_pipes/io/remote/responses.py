@@ -153,7 +153,7 @@ def response_of(status: int, headers: Any, start: int) -> Response:
     length = headers.get("content-length")
     length = int(length) if length is not None and length.isdigit() else None
     # Weak ETags are good enough here.
-    validators = {name: _WEAK.sub("", headers[name]) for name in _VALIDATORS if name in headers and headers[name]}
+    validators = {name: _WEAK.sub("", value) for name in _VALIDATORS if (value := headers.get(name))}
     if status != 206:  # the server ignored the range
         return Response(
             0,
