@@ -7,6 +7,7 @@ import pickle
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -68,11 +69,11 @@ def test_neighbours_are_one_request(web, local):
     data = {url: content(local[0]), other: content(local[1])}
     reader = RangeReader(None, 4, 1 << 20)
     assert data_of(reader.read(ranges), ranges) == [data[url][start:stop] for url, start, stop, _ in ranges]
-    assert [request.range for request in sorted(requests(web), key=lambda request: request.started)] == [
-        "bytes=0-259071",
-        "bytes=258048-410623",
-        "bytes=0-65545",
-        "bytes=143360-153599",
+    assert sorted((request.path, request.range) for request in requests(web)) == [
+        (urlsplit(url).path, "bytes=0-259071"),
+        (urlsplit(url).path, "bytes=258048-410623"),
+        (urlsplit(other).path, "bytes=0-65545"),
+        (urlsplit(other).path, "bytes=143360-153599"),
     ]
 
 
@@ -97,6 +98,21 @@ def test_without_end_and_within_bounds(web, local):
         assert (len(pulled) - taken - 1) * 32 <= 512
         assert sum(request.sent for request in seen) <= taken * 32 * KIB + 512 * KIB
     assert next(parts, None) is None
+
+
+def test_a_connection_has_one_task(web, local, monkeypatch):
+    """Which makes one request after another, and ends responses without other tasks."""
+    [url] = put_all(web, local[:1])
+    ranges = list(apart(url, 15))
+    RangeReader(None, 2).read_one(*ranges[0])  # it connects
+    web.faults.rules({"match": web.reads, "latency": 0.2})
+    loop, started = budget().loop, []
+    create = loop.create_task
+    monkeypatch.setattr(loop, "create_task", lambda what, **options: started.append(what) or create(what, **options))
+    data = content(local[0])
+    assert data_of(RangeReader(None, 2).read(ranges), ranges) == [data[start:stop] for _, start, stop, _ in ranges]
+    assert len(requests(web)) == 1 + len(ranges)
+    assert len(started) == 2
 
 
 def test_requests_ahead_are_bounded(web, local):

@@ -10,6 +10,7 @@ import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import aiohttp
+import fsspec.config
 import pytest
 from remote import bare, content, samples
 
@@ -165,12 +166,34 @@ def test_credentials_stay_with_their_origin(site, local, options):
     assert all(headers["accept-encoding"] == "identity" for _, headers in second.came)
 
 
+CREDENTIALS = {name: options for name, options in OPTIONS.items() if name != "parameters"}
+
+
 @pytest.mark.filterwarnings("ignore:The 'auth' parameter is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
-    "options",
-    [OPTIONS[name] for name in OPTIONS if name != "parameters"],
-    ids=[name for name in OPTIONS if name != "parameters"],
+    ("options", "configured"),
+    # aiohttp before 3.14 sends the cookies of a request to all origins
+    [
+        (options, configured)
+        for configured in (False, True)
+        for name, options in CREDENTIALS.items()
+        if name != "cookies" or not configured
+    ],
 )
+def test_credentials_alone_stay_with_their_origin(site, local, options, configured, monkeypatch):
+    """Without any other option, and also where the user has configured fsspec with them."""
+    first, second = site(), site()
+    first.objects["/x.tar"], second.objects["/x.tar"] = f"{second.address}/x.tar", content(local[0])
+    if configured:
+        monkeypatch.setitem(fsspec.config.conf, "http", options)
+    assert len(list(samples(f"{first.address}/x.tar", storage_options=None if configured else options))) == 40
+    assert first.leaked()
+    assert second.came
+    assert not second.leaked()
+
+
+@pytest.mark.filterwarnings("ignore:The 'auth' parameter is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("options", CREDENTIALS.values(), ids=CREDENTIALS)
 def test_credentials_for_an_index_stay_with_its_origin(site, options):
     first, second = site(), site()
     first.objects["/index.json"] = f"{second.address}/index.json"

@@ -174,7 +174,7 @@ def test_a_request_that_another_has_cancelled_is_an_error(web, large):
     async def cancel():
         for task in asyncio.all_tasks():
             # tasks of others, such as an ending generator, have no name
-            if getattr(task.get_coro(), "__qualname__", "") == "Transfer.run":
+            if getattr(task.get_coro(), "__qualname__", "") == "Transfers._run":
                 task.cancel()
 
     asyncio.run_coroutine_threadsafe(cancel(), get_loop()).result()

@@ -306,7 +306,7 @@ class Parts(Iterator[Part]):
                 self._next = self._pull()
             self._runs.append(run)
             self._bytes += run.stop - run.start
-            if is_remote(run.url) and not self._reader.is_local(run.url):
+            if not self._reader.is_local(run.url):
                 if run.may_be_in_batch:
                     self._held.append(run)
                 else:

@@ -175,7 +175,7 @@ class Batch:
                 continue
             block.begin_time(clock())
             data = Response(block.start, block.stop, None, {}, members, rest=response.rest)
-            await Transfer(fetch, block, fetch.store, fetch.path).take(data, block.start)
+            await Transfer(fetch, block).take(data, block.start)
             with self._budget.lock:
                 block.done = True
                 self._queue.notify(fetch)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.io.remote.stores import Stores
+from wds_pipes.io.remote.waits import Timer
 
 if TYPE_CHECKING:
     from wds_pipes.io.remote.queue import ReadQueue
@@ -49,6 +50,7 @@ class Budget:
         self.pid = os.getpid()
         self.loop: asyncio.AbstractEventLoop = get_loop()
         self.lock = threading.RLock()
+        self.timer = Timer(self.loop)
         self.queues: list[ReadQueue] = []
         self.readahead_bytes = 0
         self.held = 0

@@ -4,7 +4,6 @@ arrived.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import deque
 from math import ceil
@@ -15,7 +14,7 @@ from wds_pipes.io.remote.block import Block
 from wds_pipes.io.remote.budget import UnreadError
 from wds_pipes.io.remote.object import RemoteObject, Reported
 from wds_pipes.io.remote.queue import ReadQueue
-from wds_pipes.io.remote.transfer import Transfer
+from wds_pipes.io.remote.transfer import Transfers
 from wds_pipes.io.remote.verdicts import judge
 from wds_pipes.io.secret import clean, hide, words
 from wds_pipes.io.urls import redact
@@ -232,8 +231,11 @@ class Fetch:
 
     def _send(self, block: Block) -> None:
         self.queue.transfers += 1
-        block.task = self._budget.loop.create_task(Transfer(self, block, self.store, self.path).run())
-        block.task.add_done_callback(lambda task: self._ended(block, task))
+        if self.queue.free is None:
+            Transfers(self._budget.loop, block)
+        else:
+            self.queue.free.begin(block)
+            self.queue.free = None
 
     # A second request for a range that has stalled
 
@@ -244,21 +246,21 @@ class Fetch:
 
     def _watch(self, *, again: bool = False) -> None:
         """Make a second request if the last one for the range has stalled, or look again later."""
-        waits, loop = self.store.waits, self._budget.loop
+        waits, timer = self.store.waits, self._budget.timer
         last = self.rivals[-1] if self.rivals else self.blocks[-1]
         if self.given_up or self.failed or last.done or waits.stall == math.inf:
             return
-        left = waits.stall if last.quiet_since is None else last.quiet_since + waits.stall - loop.time()
+        left = waits.stall if last.quiet_since is None else last.quiet_since + waits.stall - self._budget.loop.time()
         if left > 0:
-            loop.call_later(left, self._watch)
+            timer.call_later(left, self._watch)
         elif not again:  # this process may have been busy, and the bytes have arrived
-            loop.call_later(_BUSY_SECONDS, lambda: self._watch(again=True))
+            timer.call_later(_BUSY_SECONDS, lambda: self._watch(again=True))
         else:
             if waits.allow_second():
                 self._client.hedged += 1
                 self.rivals.append(Block(self, self.blocks[-1].reached, self.stop))
                 self._send(self.rivals[-1])
-            loop.call_later(waits.stall, self._watch)
+            timer.call_later(waits.stall, self._watch)
 
     def prefer(self, block: Block) -> None:
         """Use the first of several requests that has bytes, and cancel the others."""
@@ -295,14 +297,13 @@ class Fetch:
             if block.stop is None and error is None:
                 block.stop = self.object.size = block.reached  # it had no length, and this was its end
             self.queue.notify(self)
-        self.queue.schedule()
-
-    def _ended(self, block: Block, task: asyncio.Task[None]) -> None:
-        """A task that was cancelled from outside, or that broke, is an error of its block."""
-        cause = None if task.cancelled() else task.exception()
-        self.queue.transfers -= 1
-        if self.stop is not None:
+        if self.stop is None:  # otherwise when its task is free
             self.queue.schedule()
+
+    def end(self, block: Block, free: Transfers | None, cause: BaseException | None = None) -> None:
+        """A transfer has ended: its task is free, or was cancelled from outside, or broke, which is
+        an error of its block.
+        """
         if not block.done and not self.given_up:
             reason = "its request was cancelled" if cause is None else f"{type(cause).__name__}: {words(cause)}"
             try:
@@ -310,6 +311,11 @@ class Fetch:
             except Exception:  # its message cannot be made
                 error = UnreadError(f"byte {block.reached} cannot be read ({type(cause).__name__})")
             self.finish(block, error)
+        self.queue.transfers -= 1
+        if self.stop is not None:
+            self.queue.free = free
+            self.queue.schedule()
+            self.queue.free = None
 
     def error(self, block: Block, what: str, cause: BaseException | None) -> Exception:
         """The error that the consumer gets for a block, without credentials.

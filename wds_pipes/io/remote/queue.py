@@ -12,6 +12,7 @@ from wds_pipes.io.remote.budget import Client
 if TYPE_CHECKING:
     from wds_pipes.io.remote.block import Block
     from wds_pipes.io.remote.fetch import Fetch
+    from wds_pipes.io.remote.transfer import Transfers
 
 
 class ReadQueue:
@@ -32,6 +33,8 @@ class ReadQueue:
         wake_bytes: wake the consumer after this many bytes.
         usual_size: the size of its last shard whose size was known.
         transfers: how many run.
+        free: while the next ranges are requested: the task of a transfer that has just ended, which
+            may go on with another one.
         has_paused: whether some of them may be paused.
     """
 
@@ -46,6 +49,7 @@ class ReadQueue:
         self.wake_bytes = 1
         self.usual_size: int | None = None
         self.transfers, self.has_paused = 0, False
+        self.free: Transfers | None = None
         self.open, self.ended = True, False
         self.budget.call(self._join)
 
@@ -174,7 +178,7 @@ class RangeQueue(ReadQueue):
 
     def __init__(self, client: Client) -> None:
         self._unrequested: deque[Fetch] = deque()
-        self._is_called = False
+        self._is_called = self._is_waking = False
         super().__init__(client)
 
     def add(self, *fetches: Fetch) -> None:
@@ -192,7 +196,15 @@ class RangeQueue(ReadQueue):
             self._unrequested = deque(fetch for fetch in self.fetches if fetch in unrequested)
 
     def notify(self, fetch: Fetch) -> None:
-        if self.waiting is fetch:
+        if self.waiting is fetch and not self._is_waking:
+            # When the event loop has done what it has to do now: both threads would take the
+            # interpreter's lock from each other.
+            self._is_waking = True
+            self.budget.loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        with self.budget.lock:
+            self._is_waking = False
             self.filled.notify()
 
     def schedule(self) -> None:

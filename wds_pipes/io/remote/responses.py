@@ -8,8 +8,8 @@ import inspect
 import re
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from time import perf_counter, time
 from typing import Any
@@ -31,6 +31,7 @@ _TRANSIENT_CODES = {
 _WITH_BYTES = {200, 203, 206}  # statuses of responses with bytes of the object
 # Headers that change with the object (the validators of RFC 9110), the surest first.
 _VALIDATORS = ("x-goog-generation", "etag", "last-modified")
+_WEAK = re.compile("^[Ww]/")  # at the beginning of an ETag
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 
 
@@ -118,7 +119,7 @@ async def request_by_http(session: Any, start: int, url: Any, **options: Any) ->
 def _from_http(found: Any, start: int) -> Response:
     """The response of aiohttp ``found`` as a ``Response``."""
     try:
-        headers = {name.lower(): value for name, value in found.headers.items()}
+        headers = found.headers  # their names may be in any case
         if found.status >= 300:
             ranged = _CONTENT_RANGE.match(headers.get("content-range", ""))
             size = int(ranged[3]) if ranged and ranged[3] != "*" else None
@@ -127,9 +128,9 @@ def _from_http(found: Any, start: int) -> Response:
                 reason += f", redirected to {found.url.host}:{found.url.port}, to which your headers are not sent"
             raise RefusedError(found.status, reason, wait_seconds=_retry_after(headers.get("retry-after")), size=size)
         body = HttpBody(found)
-        return replace(
-            response_of(found.status, headers, start), chunks=body.chunks(), close=found.close, rest=body.rest
-        )
+        response = response_of(found.status, headers, start)
+        response.chunks, response.close, response.rest = body.chunks(), body.close, body.rest
+        return response
     except BaseException:
         found.close()
         raise
@@ -139,7 +140,7 @@ def response_of(status: int, headers: Any, start: int) -> Response:
     """The response to a request from byte ``start`` on, by its status and headers, still without
     its bytes.
 
-    The names of the headers are in lower case.
+    The names of the headers are in lower case, or may be in any case.
     """
     if headers.get("content-encoding", "identity") not in ("", "identity", "aws-chunked"):
         raise RefusedError(
@@ -152,7 +153,7 @@ def response_of(status: int, headers: Any, start: int) -> Response:
     length = headers.get("content-length")
     length = int(length) if length is not None and length.isdigit() else None
     # Weak ETags are good enough here.
-    validators = {name: re.sub("^[Ww]/", "", headers[name]) for name in _VALIDATORS if headers.get(name)}
+    validators = {name: _WEAK.sub("", value) for name in _VALIDATORS if (value := headers.get(name))}
     if status != 206:  # the server ignored the range
         return Response(
             0,
@@ -212,6 +213,11 @@ class HttpBody:
         if self._least > 1:
             self._gather(1)
 
+    def close(self) -> None:
+        """Close the connection, if the response has not ended."""
+        if not self._response.closed:
+            self._response.close()
+
     def _gather(self, count: int) -> None:
         least = 1 << max(1, count).bit_length() - 1
         if least != self._least:
@@ -267,6 +273,8 @@ def refused_by_s3(found: dict[str, Any], message: str) -> RefusedError:
 
 async def close_response(response: Response) -> None:
     """Close the connection of a response."""
+    if isinstance(response.chunks, AsyncGenerator):  # otherwise the event loop does it, with a task
+        await response.chunks.aclose()
     done = response.close()
     if inspect.isawaitable(done):
         await done

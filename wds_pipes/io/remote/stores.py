@@ -28,6 +28,7 @@ from wds_pipes.io.remote.file_systems import (
     copy_of_options,
     file_system,
     through_client,
+    without_guard,
 )
 from wds_pipes.io.remote.responses import (
     CHUNK_BYTES,
@@ -99,7 +100,7 @@ class Stores:
         gateway = aistore_gateway() if url.startswith("ais://") else None
         if gateway is not None:
             url = aistore_url(url)
-        if len(links_of(url)) > 1:
+        if "::" in url and len(links_of(url)) > 1:
             fs, path = file_system(url, self._options)
             return self._store(fs), path
         protocol = url.partition(":")[0]
@@ -176,17 +177,17 @@ class _Http:
 
     def __init__(self, fs: Any) -> None:
         self._fs, self.waits = fs, Waits()
+        without_guard(fs)
+        self._options = {"timeout": _no_limit(), **fs.kwargs}
+        self._headers = self._options.pop("headers", {})
 
     async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
         return await self._get(path, start, range_headers(start, stop))
 
     async def _get(self, url: str, start: int, headers: dict[str, str], **more: Any) -> Response:
-        options = dict(self._fs.kwargs)
-        headers = {**options.pop("headers", {}), **headers}
         session = await self._fs.set_session()
-        return await request_by_http(
-            session, start, self._fs.encode_url(url), **{"timeout": _no_limit(), **options, **more}, headers=headers
-        )
+        options = {**self._options, **more, "headers": {**self._headers, **headers}}
+        return await request_by_http(session, start, self._fs.encode_url(url), **options)
 
 
 class AIStore(_Http):

@@ -12,7 +12,6 @@ from wds_pipes.io.remote.block import Block
 from wds_pipes.io.remote.budget import UnreadError
 from wds_pipes.io.remote.object import RECORD
 from wds_pipes.io.remote.responses import FaultyError, RefusedError, Response, close_response, in_chunks
-from wds_pipes.io.remote.stores import Store
 from wds_pipes.io.remote.verdicts import judge
 from wds_pipes.io.secret import words
 
@@ -25,6 +24,36 @@ _LEAST_RATE = 1024  # bytes a second that count as progress
 _AT_ONCE = 1 << 16  # a response that ends early, as it said, after this many bytes is continued without a wait
 
 
+class Transfers:
+    """A task that fills a block, and then others, as long as there are ranges to request: a task
+    for each would take longer, and each range would wait for several rounds of the event loop.
+
+    Args:
+        loop: the event loop.
+        block: the first block.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, block: Block) -> None:
+        self._block: Block | None = None
+        self._task = loop.create_task(self._run())
+        self._task.add_done_callback(self._ended)
+        self.begin(block)
+
+    def begin(self, block: Block) -> None:
+        """Let the task fill a block, when it has filled those before."""
+        self._block, block.task = block, self._task
+
+    async def _run(self) -> None:
+        while (block := self._block) is not None:
+            await Transfer(block.fetch, block).run()
+            self._block = None
+            block.fetch.end(block, self)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if self._block is not None:
+            self._block.fetch.end(self._block, None, None if task.cancelled() else task.exception())
+
+
 class Transfer:
     """Fills a block with the bytes of its byte range, with as many requests as that takes.
 
@@ -33,12 +62,10 @@ class Transfer:
     Args:
         fetch: the shard that the block belongs to.
         block: what to fill.
-        store: where the shard is.
-        path: its path there.
     """
 
-    def __init__(self, fetch: Fetch, block: Block, store: Store, path: str) -> None:
-        self._fetch, self._block, self._store, self._path = fetch, block, store, path
+    def __init__(self, fetch: Fetch, block: Block) -> None:
+        self._fetch, self._block, self._store, self._path = fetch, block, fetch.store, fetch.path
         self._queue, self._client, self._object = fetch.queue, fetch.queue.client, fetch.object
         self._budget, self._reading = fetch.queue.budget, fetch.queue.client.reading
         self._protocol = fetch.url.partition(":")[0]
@@ -104,8 +131,9 @@ class Transfer:
         self._client.requests += 1
         begin = block.quiet_since = clock()
         end = min(begin + self._reading.patience, block.since + self._reading.timeout_seconds)
+        response: Response | None = None
         try:
-            async with asyncio.timeout_at(end):
+            async with asyncio.timeout_at(end) as limit:
                 try:
                     response = await self._store.request(
                         self._path, at, self._stop_to_request(), shard.size if self._fetch.has_response else None
@@ -114,14 +142,16 @@ class Transfer:
                     if refused.status != 416:
                         raise
                     response = await self._out_of_range(refused, at)
+                self._client.note_latency(clock() - begin)
+                self._check(response, at)
+                await self._take(response, at, limit)
         except TimeoutError:
-            raise UnreadError(f"no response in {clock() - begin:.0f} s") from None
-        self._client.note_latency(clock() - begin)
-        try:
-            self._check(response, at)
-            await self.take(response, at)
+            if response is None:
+                raise UnreadError(f"no response in {clock() - begin:.0f} s") from None
+            self._refuse_slow()
         finally:
-            await close_response(response)
+            if response is not None:
+                await close_response(response)
 
     def _stop_to_request(self) -> int | None:
         """Where a request ends.
@@ -209,6 +239,24 @@ class Transfer:
         Raises:
             UnreadError: it ends too early, or is too slow.
         """
+        try:
+            async with asyncio.timeout(None) as limit:
+                await self._take(response, at, limit)
+        except TimeoutError:
+            self._refuse_slow()
+
+    def _refuse_slow(self) -> None:
+        """Raise UnreadError: a response is too slow."""
+        block, timeout = self._block, self._reading.timeout_seconds
+        if block.is_whole():  # the index is taken as right
+            return
+        slow = f"no byte came for {self._reading.patience:.0f} s"
+        if block.new_bytes and self._clock() >= block.since + timeout:
+            slow = f"only {block.new_bytes} bytes came in {timeout:.0f} s"
+        raise UnreadError(slow) from None
+
+    async def _take(self, response: Response, at: int, limit: asyncio.Timeout) -> None:
+        """Pass the chunks of a response to the consumer, and move the time limit with them."""
         block, clock = self._block, self._clock
         if block.is_whole():
             return
@@ -216,15 +264,7 @@ class Transfer:
         # a longer shard.
         to_its_end = response.stop is None and not self._object.size_is_reported and block.stop == self._object.size
         begin, came, rests = clock(), block.came, self._rests
-        try:
-            async with asyncio.timeout(None) as limit:
-                await self._take_chunks(response, at - response.start, limit, to_its_end=to_its_end)
-        except TimeoutError:
-            if not block.is_whole():  # otherwise the index is taken as right
-                timeout, slow = self._reading.timeout_seconds, f"no byte came for {self._reading.patience:.0f} s"
-                if block.new_bytes and clock() >= block.since + timeout:
-                    slow = f"only {block.new_bytes} bytes came in {timeout:.0f} s"
-                raise UnreadError(slow) from None
+        await self._take_chunks(response, at - response.start, limit, to_its_end=to_its_end)
         if self._rests == rests:
             self._client.note_rate(block.came - came, clock() - begin)
         if block.stop is None:
