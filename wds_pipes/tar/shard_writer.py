@@ -175,7 +175,7 @@ class ShardWriter:
             self._writer = TarWriter(path, overwrite=self.overwrite, storage_options=self._options)
             self._samples = []
             if self._index is not None:
-                self._writer._digest = md5(usedforsecurity=False)
+                self._writer.digest = md5(usedforsecurity=False)
         begin = self._writer.size
         self._writer._write(encoded)
         if self._offsets:
@@ -227,7 +227,7 @@ class ShardWriter:
             self.shards[path] = self._writer.samples
             if self._index is not None:
                 self._entries[path] = Entry(
-                    ShardFacts(self._writer.samples, self._writer._stored, self._writer._digest.hexdigest())
+                    ShardFacts(self._writer.samples, self._writer.stored, self._writer.digest.hexdigest())
                 )
             if self._offsets:
                 self._write_offsets(path, self._writer.size)

@@ -98,6 +98,7 @@ class TarWriter:
     Attributes:
         samples: the number of samples written.
         size: the bytes of the tar so far, before compression and without the zeros at the end.
+        stored: the bytes that the target got, after compression.
     """
 
     def __init__(
@@ -114,9 +115,9 @@ class TarWriter:
         self._process = os.getpid()
         self._failed: BaseException | None = None
         self.samples = self.size = 0
-        self._stored = 0  # bytes written to the target
+        self.stored = 0  # bytes written to the target
         self._keys: set[str] = set()
-        self._digest: Any = None  # the MD5 of the bytes written, set by a ShardWriter with an index
+        self.digest: Any = None  # the MD5 of the bytes written, set by a ShardWriter with an index
         self._name = ""
         self._compressor: Compressor | None = None
         self._partial: OutputFile | None = None
@@ -170,9 +171,9 @@ class TarWriter:
         self._store(data if self._compressor is None else self._compressor.compress(data))
 
     def _store(self, data: bytes) -> None:
-        self._stored += len(data)
-        if self._digest is not None:
-            self._digest.update(data)
+        self.stored += len(data)
+        if self.digest is not None:
+            self.digest.update(data)
         while data:
             count = (self._partial or self._stream).write(data)
             # An unbuffered stream may write only a part.
@@ -292,7 +293,7 @@ class Encoded:
                     "of headers for its name, which is not read back. Shorten it.",
                     key=key[:1000],
                 )
-            self.blocks += [_header(f"{key}.{field}", len(data)), data, bytes(-len(data) & 511)]
+            self.blocks += [header, data, bytes(-len(data) & 511)]
         if not self.blocks:
             raise SampleError(
                 f"sample {key!r} has no fields: it would not be in the shard at all. Give it one, or leave it out.",
