@@ -205,8 +205,8 @@ def test_shards_that_are_read_in_another_order(web, local, ahead):
 
 
 def test_a_shard_is_waited_for_before_one_that_was_closed_has_left_its_queue(web, local):
-    """The next one in the queue, which then comes first, holds all the room; and both have responded
-    before, so that no response wakes the consumer.
+    """The next one in the queue, which then comes first, holds all the room; and both have
+    responded before, so that no response wakes the consumer.
     """
     urls = [web.put(f"busy/{number}.tar", content(local[number])) for number in range(3)]
     web.faults.rules({"match": "busy/2", "latency": 0.2})

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LARGE", "Part", "Parts", "Range", "RangeReader"]
 
-_MOST_OPEN = 128  # local files
+_MOST_OPEN = 128  # local files, each with two descriptors
 _WILL_NEED = getattr(mmap, "MADV_WILLNEED", None)  # only some systems have it
+_NO_WAIT = getattr(os, "RWF_NOWAIT", None)  # likewise
 LARGE = 1 << 14  # bytes of a range of a local file that the kernel is told of
 _LONG = 64  # how many such ranges follow each other until the kernel reads ahead on its own
 _MOST_REPORTED = 4096  # remote files of which the versions are compared
@@ -56,7 +57,7 @@ class RangeReader:
     ) -> None:
         self.reading = Reading(storage_options or {}, connections=connections, readahead_bytes=readahead_bytes)
         self.opener = Opener(self.reading, cache=cache, buffer_bytes=512)
-        self._files: dict[str, mmap.mmap] = {}  # in the order in which they were opened
+        self._files: dict[str, _Mapped] = {}  # in the order in which they were opened
         self._locks: dict[int, threading.Lock] = {}  # by process: a forked one may inherit a lock that is held
         # the file of the last large range, where it ends, and how many before it were in order
         self._last = "", 0, 0
@@ -135,11 +136,12 @@ class RangeReader:
         return mapped, 0
 
     def announce(self, part: Part, url: str, start: int, stop: int) -> None:
-        """Tell the kernel which bytes will be read, unless much has been read in order. It would
-        read far around the first of them instead: all of a shard for a tenth of its samples.
+        """Tell the kernel which bytes will be read, unless they are in memory, or much has been
+        read in order. It would read far around the first of them instead: all of a shard for a
+        tenth of its samples.
         """
         mapped = part[0]
-        if not isinstance(mapped, mmap.mmap):
+        if not isinstance(mapped, _Mapped) or mapped.is_in_memory((start + stop) // 2):
             return
         file, end, run = self._last
         run = run + 1 if file == url and abs(start - end) <= GAP else 0
@@ -148,7 +150,7 @@ class RangeReader:
             first = start - start % mmap.PAGESIZE
             mapped.madvise(_WILL_NEED, first, stop - first)
 
-    def _find(self, url: str) -> mmap.mmap | bytes | None:
+    def _find(self, url: str) -> _Mapped | bytes | None:
         """Map a local file, or one in the cache; an empty one cannot be mapped. None: there is
         none.
         """
@@ -158,7 +160,8 @@ class RangeReader:
         with stream:
             if not os.fstat(stream.fileno()).st_size:
                 return b""
-            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = _Mapped(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped.file = os.dup(stream.fileno())
         with self._locks.setdefault(os.getpid(), threading.Lock()):
             self._files[url] = mapped
             if len(self._files) > _MOST_OPEN:
@@ -173,6 +176,28 @@ class RangeReader:
     def close(self) -> None:
         """Close all files."""
         self._files.clear()
+
+
+class _Mapped(mmap.mmap):
+    """A file that is mapped into memory. Closed when nothing refers to it."""
+
+    file = -1  # its descriptor
+    _byte = (bytearray(1),)
+
+    def __del__(self) -> None:
+        if self.file >= 0:
+            os.close(self.file)
+
+    def is_in_memory(self, place: int) -> bool:
+        """Whether a byte of the file can be read without waiting; False also where the system
+        cannot say.
+        """
+        if _NO_WAIT is None:
+            return False
+        try:
+            return os.preadv(self.file, self._byte, place, _NO_WAIT) == 1
+        except OSError:
+            return False
 
 
 class Parts(Iterator[Part]):

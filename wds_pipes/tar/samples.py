@@ -56,7 +56,7 @@ class SampleParser:
             raise self._stale(url, f"it ends at byte {base + len(data)}, inside a sample at byte {start}")
         sample: dict[str, Any] = {"__key__": "", "__url__": shown}
         key, stem = "", b""
-        unpack, names, kept, length = FIELDS.unpack_from, self._names, self._fields, 0
+        unpack, names, kept, by_stem, length = FIELDS.unpack_from, self._names, self._fields, self._by_stem, 0
         while at < end:
             # A common header is parsed here; TarReader parses all others.
             try:
@@ -71,10 +71,16 @@ class SampleParser:
                 ):
                     break
                 # most names are the key and a field that is known: they are not decoded
-                place = short.index(0)
-                field = names.get(short[length:place]) if length and short[:length] == stem else None
-                name = "" if field else short[:place].decode()
-                if name[-1:] == "/":
+                place, field = short.index(0), None
+                if length:
+                    field = names.get(short[length:place]) if short[:length] == stem else None
+                elif by_stem:  # as ``first-dot`` splits a name: a field that is known has no "/"
+                    first, _, rest = short[:place].partition(b".")
+                    if first and first[-1] != 47 and first[:2] != b"__" and rest in names:
+                        sample["__key__"] = key = first.decode()
+                        field, stem = names[rest], first + b"."
+                        length = len(stem)
+                if field is None and (name := short[:place].decode())[-1:] == "/":
                     break
             except (ValueError, IndexError, struct_error):
                 break
@@ -84,9 +90,9 @@ class SampleParser:
                 name = short[:place].decode()
                 raise self._stale(url, f"member {name!r} at byte {base + begin - BLOCK} is not inside one sample")
             if field is None or field in sample:
-                name = name or short[:place].decode()
+                name = short[:place].decode()
                 key = self._add(sample, name, data[begin : begin + size], (url, start))
-                if self._by_stem and key:
+                if by_stem and key:
                     stem = f"{key}.".encode()
                     length = len(stem)
             elif kept is None or field in kept:
