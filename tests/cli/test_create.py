@@ -4,6 +4,8 @@ import itertools
 import json
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import fsspec
@@ -11,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from scripts import run_bench
 from tars import by_tarfile, samples
+from waiting import wait_for
 
 import wds_pipes as wp
 from wds_pipes.cli import main
@@ -403,6 +406,18 @@ def test_a_killed_command_goes_on(tmp_path):
     done = run_bench("kill_jobs.py", "--rounds", 1, "--kills", 3, "--samples", 1200, "--seed", 4)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all as without an interruption" in done.stdout
+
+
+def test_sigterm_discards_what_is_being_written(source, tmp_path):
+    """As schedulers send it; the next run writes what is missing."""
+    command = [sys.executable, "-m", "wds_pipes", "create", source, tmp_path / "out", "--max-samples", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait_for((tmp_path / "out/.wds-pipes/plan.json").exists)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (143, "")
+    assert not [name for name in os.listdir(tmp_path / "out") if name.endswith(".partial")]
+    assert "60 shards, 60 samples" in run(source, tmp_path / "out", "--max-samples", 1).stdout
 
 
 def test_tars_are_plain(whole):

@@ -11,38 +11,18 @@ from functools import partial
 
 import pytest
 from scripts import run_file
+from task_work import moody, nothing, write
 from waiting import wait_for
 
-from wds_pipes import SampleError, StateError
+from wds_pipes import StateError
 from wds_pipes.io.tasks import running
-from wds_pipes.tasks import Job, Place, Task, fingerprint, run
+from wds_pipes.tar import index_shards
+from wds_pipes.tasks import Job, Place, Task, fingerprint, run, shard_files, write_shard
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
     monkeypatch.setattr(running, "_PAUSE_SECONDS", 0.01)
-
-
-def write(task, place):
-    """Writes two files, the second of which says which process ran it."""
-    first, second = task.outputs
-    place.write(first, str(task.arguments).encode() * 1000)
-    place.write(second, b"x" * 10)
-    return {"value": task.arguments, "pid": os.getpid()}
-
-
-def moody(folder, task, place):
-    """Fails as the arguments say, and notes each call."""
-    with open(f"{folder}/calls", "a") as log:
-        log.write(f"{task.name}\n")
-    with open(f"{folder}/calls") as log:
-        count = log.read().split().count(task.name)
-    kind, times = task.arguments
-    if count <= times:
-        if kind == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise SampleError("sample 'a' is wrong") if kind == "sample" else OSError("the disk is gone")
-    return write(task, place)
 
 
 def total(place, facts):
@@ -125,6 +105,29 @@ def test_finished_tasks_are_skipped_and_missing_outputs_are_written_again(tmp_pa
     assert not (tmp_path / "2.a").exists()
     assert run(make(tmp_path)).written == ["part-2", "part-4"]
     assert outputs(tmp_path) == whole
+
+
+def test_a_progress_bar(tmp_path, capsys):
+    """With what was finished before."""
+    pytest.importorskip("tqdm")
+    run(make(tmp_path), share=(0, 2))
+    run(make(tmp_path), progress=True)
+    assert "5/5" in capsys.readouterr().err
+
+
+def test_shards_by_tasks(tmp_path):
+    """write_shard replaces a shard, its offsets and its keys."""
+    from wds_pipes import IndexedShards
+
+    for count in (5, 3):
+        items = [{"__key__": str(number), "txt": "x" * 1000 * number} for number in range(count)]
+        facts = write_shard(str(tmp_path / "a.tar"), items)
+        assert sorted(os.listdir(tmp_path)) == sorted(shard_files("a.tar"))
+        again = index_shards(str(tmp_path / "a.tar"), offsets=False)
+        assert list(again.values()) == [facts]
+        indexed = IndexedShards(str(tmp_path / "a.tar"))
+        assert [indexed[number]["txt"] for number in range(count)] == [item["txt"].encode() for item in items]
+        assert indexed.by_key("2")["txt"] == items[2]["txt"].encode()
 
 
 def test_a_dry_run_writes_nothing(tmp_path):
@@ -246,10 +249,6 @@ def test_wrong_jobs(tmp_path):
 def test_a_task_that_does_not_write_its_output_has_failed(tmp_path):
     report = run(Job("test", Place(str(tmp_path)), nothing, [Task("a", ("x",))]))
     assert report.failed == {"a": "FileNotFoundError: the task did not write x"}
-
-
-def nothing(task, place):
-    return {}
 
 
 SLOW = """

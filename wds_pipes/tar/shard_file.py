@@ -10,7 +10,12 @@ from wds_pipes.tar.index_formats import ShardFacts
 from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets, write_beside
 from wds_pipes.tar.writer import TarWriter
 
-ENDINGS = ("", KEYS, OFFSETS)  # of the files that are written
+
+def shard_files(name: str) -> tuple[str, ...]:
+    """The names of the files that ``write_shard`` writes for a shard: its own, and those of its
+    indexes of keys and of offsets.
+    """
+    return name, name + KEYS, name + OFFSETS
 
 
 def write_shard(

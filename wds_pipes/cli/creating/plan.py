@@ -16,7 +16,7 @@ from wds_pipes.errors import SampleError
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.tar.index_file import Entry, write_index
 from wds_pipes.tar.index_formats import ShardFacts
-from wds_pipes.tar.shard_file import ENDINGS, write_shard
+from wds_pipes.tar.shard_file import shard_files, write_shard
 from wds_pipes.tar.views import split_by_key
 from wds_pipes.tar.writer import check_name, stored_size, whole
 
@@ -61,7 +61,7 @@ def plan(
         prefix = f"{name}/{name}" if name else "shard"
         for number, group in enumerate(_shards(part, max_samples, max_bytes)):
             shard = f"{prefix}-{number:06d}.tar"
-            tasks.append(Task(shard, tuple(shard + ending for ending in ENDINGS), group, _fingerprint(group)))
+            tasks.append(Task(shard, shard_files(shard), group, _fingerprint(group)))
     indexes = tuple(f"{name}/{_INDEX}" if name else _INDEX for name in parts)
     options = {"shuffle": shuffle, "split": dict(shares) if shares else None, "classes": list(classes)}
     return Job(
