@@ -46,10 +46,17 @@ def start(arguments: list[str], jobs: int) -> subprocess.Popen:
     )
 
 
-def begun(process: subprocess.Popen, place: Path) -> None:
-    """Wait until the command has begun to write."""
+def wait_for_files(process: subprocess.Popen, place: Path, count: int) -> None:
+    """Wait until the command has begun, and there are so many files more."""
     while not (place / ".wds-pipes/plan.json").exists() and process.poll() is None:
         time.sleep(0.002)
+    before = count_of(place)
+    while count_of(place) < before + count and process.poll() is None:
+        time.sleep(0.002)
+
+
+def count_of(place: Path) -> int:
+    return sum(not name.startswith(".") for _, _, names in os.walk(place) for name in names)
 
 
 def finish(process: subprocess.Popen) -> None:
@@ -58,13 +65,13 @@ def finish(process: subprocess.Popen) -> None:
         sys.exit(f"the command failed with {process.returncode}: {errors}")
 
 
-def one_round(name: str, data: Path, place: Path, *, whole: dict, waits: list[float], numbers) -> tuple[int, int]:
+def one_round(name: str, data: Path, place: Path, *, whole: dict, kills: int, numbers) -> tuple[int, int]:
     """Kill and repeat a command; return how many kills found it at work, and the files then."""
     hit = found = 0
-    for seconds in waits:
+    for _ in range(kills):
         process = start(COMMANDS[name](str(data), str(place)), numbers.choice([1, 2]))
-        begun(process, place)
-        time.sleep(seconds)
+        wait_for_files(process, place, numbers.randrange(len(whole) // kills))
+        time.sleep(numbers.random() * 0.1)
         hit += process.poll() is None
         if numbers.random() < 0.5:
             os.killpg(process.pid, signal.SIGKILL)
@@ -98,7 +105,7 @@ def main() -> None:
         make_files(data, arguments.samples)
         for name, command in COMMANDS.items():
             process = start(command(str(data), f"{data}/whole-{name}"), 1)
-            begun(process, data / f"whole-{name}")
+            wait_for_files(process, data / f"whole-{name}", 0)
             beginning = time.perf_counter()
             finish(process)
             seconds = time.perf_counter() - beginning
@@ -106,8 +113,7 @@ def main() -> None:
             hits = 0
             for number in range(arguments.rounds):
                 place = data / f"{name}-{number}"
-                waits = [numbers.random() * seconds / arguments.kills for _ in range(arguments.kills)]
-                hit, found = one_round(name, data, place, whole=whole, waits=waits, numbers=numbers)
+                hit, found = one_round(name, data, place, whole=whole, kills=arguments.kills, numbers=numbers)
                 hits += hit
                 print(
                     f"{name}, round {number}: killed {hit} times at work, the last time with {found} files", flush=True
