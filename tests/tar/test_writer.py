@@ -29,6 +29,7 @@ from tars import by_reader, by_tarfile, by_webdataset, samples
 from wds_pipes import SampleError, ShardError, ShardList, ShardWriter, StateError, TarWriter
 from wds_pipes.codecs.names import PACKED
 from wds_pipes.tar import index_shards, split_key
+from wds_pipes.tar.writer import _header
 
 GOLDEN = "47a2ed20336a15709acd5e8c3a972f21d5d44cb147ae6c79c979292deadf7554"
 HUNDRED = [{"__key__": f"{number:06d}", "txt": f"text {number}", "cls": number % 10} for number in range(100)]
@@ -85,6 +86,19 @@ def test_a_pax_header_only_where_the_name_does_not_fit(tmp_path, key, headers):
     assert by_tarfile(path) == by_reader(path.read_bytes()) == [(f"{key}.txt", b"")]
     assert [sample["__key__"] for sample in by_webdataset(path)] == [key]
     assert [sample["__key__"] for sample in samples([str(path)])] == [key]
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=110), st.integers(0, 1 << 34))
+def test_headers_are_those_of_the_standard_library(name, size):
+    """Byte for byte, where a name or a size has its usual place and where it has not."""
+    assume("\0" not in name and not name.startswith("/"))
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o444
+    usual = len(name.encode()) <= 100 and size < 8**11
+    if usual:
+        assert _header(name, size) == info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
+    found = tarfile.open(fileobj=io.BytesIO(_header(name, size) + bytes(1024))).next()
+    assert (found.name, found.size, found.mtime) == (name.rstrip("/"), size, 0)
 
 
 @pytest.mark.skipif(shutil.which("tar") is None, reason="tar is not installed")

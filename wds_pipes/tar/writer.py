@@ -17,6 +17,7 @@ import io
 import os
 import tarfile
 from collections.abc import Mapping
+from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
@@ -334,7 +335,25 @@ def _encodable(name: str) -> bool:
         return False
 
 
+@cache
+def _template() -> tuple[bytes, bytes, int]:
+    """A header of tarfile without a name and a size: what is between these, what comes after the
+    checksum, and the sum of all bytes.
+    """
+    info = tarfile.TarInfo("")
+    info.mode, info.mtime = 0o444, 0
+    header = info.tobuf(tarfile.USTAR_FORMAT)
+    between, after = header[100:124], header[156:]
+    return between, after, sum(between) + sum(header[136:148]) + sum(after) + 8 * ord(" ")
+
+
 def _header(name: str, size: int) -> bytes:
+    raw = name.encode("utf-8", "surrogateescape")
+    if len(raw) <= 100 and size < 1 << 33:  # the same bytes as from tarfile, in a tenth of the time
+        between, after, total = _template()
+        digits = b"%011o\0" % size
+        checksum = b"%06o\0 " % (total + sum(raw) + sum(digits))
+        return b"".join((raw.ljust(100, b"\0"), between, digits, b"%011o\0" % 0, checksum, after))
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = size, 0o444, 0
     with contextlib.suppress(ValueError):
