@@ -105,7 +105,7 @@ def test_split_by_key(indexed):
             data.split(wrong)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_in_a_dataloader(method, indexed, stream):
     for workers in (0, 2):
         loader = DataLoader(

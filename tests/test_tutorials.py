@@ -53,6 +53,7 @@ def test_the_notebook_has_the_cells_of_the_script(path):
         assert not cell.get("outputs"), "jupyter nbconvert --clear-output --inplace"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", named(WITH_PROCESSES))
 def test_it_runs_as_a_script_where_processes_are_not_forked(path):
     """From another directory than its own, and under forkserver, Python 3.14's default;

@@ -568,7 +568,7 @@ def test_a_state_of_another_view_is_refused(tabled):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
+@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("forkserver", 1)])
 def test_in_a_loader(method, workers, tabled):
     def loader(workers=workers, **options):
         pipe = wp.SampleList(tabled, shuffle=True, seed=5, **options).fetch_samples()

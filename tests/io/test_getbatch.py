@@ -75,7 +75,7 @@ def urls(store, shards):
 @pytest.fixture
 def impatient(monkeypatch):
     """A request without a byte is soon abandoned."""
-    monkeypatch.setattr(Reading, "patience", 0.3)
+    monkeypatch.setattr(Reading, "patience", 1.0)
 
 
 def test_one_request_for_64_samples(store, urls, shards):

@@ -212,7 +212,7 @@ def read_there(reader, ranges, expected, queue):
     queue.put(data_of(reader.read(ranges), ranges) == expected)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_in_other_processes_and_threads(method, web, local):
     data = dict(zip(put_all(web, local), map(content, local), strict=True))
     choose = random.Random(1)

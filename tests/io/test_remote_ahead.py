@@ -72,7 +72,7 @@ def test_several_shards_share_them(remote, large, local, connections):
         )
     paths = [large, *local[:3]]
     urls = [remote.put(f"share/{number}.tar", content(path)) for number, path in enumerate(paths)]
-    remote.faults.rules({"match": remote.reads, "rate": 4_000_000})
+    remote.faults.rules({"match": remote.reads, "rate": 8_000_000})
     options = {"storage_options": remote.storage_options, "readahead_bytes": 4 * MIB, "connections": connections}
     pipe = wp.ShardList(urls).open_shards(**options).load_tar().group_by_key().interleave_shards(4)
     alone = wp.ShardList(paths).open_shards().load_tar().group_by_key().interleave_shards(4)

@@ -134,10 +134,10 @@ def test_a_fork_while_bytes_arrive(web, local):
         assert len(list(held[0])) == 100
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_of_a_loader(remote, local, method):
     """After the parent has read from the same pipe."""
-    if method != "fork" and remote.kind != {"spawn": "http", "forkserver": "s3"}[method]:
+    if method != "fork" and remote.kind != "s3":
         pytest.skip("takes long")
     urls = put_all(remote, local)
     pipe = samples(urls, remote)

@@ -213,7 +213,7 @@ def blocks(process="self"):
 # Every kind of object
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_every_kind_of_object_arrives_equal(method, tmp_path):
     loader = wp.PipeLoader(
         numbered(tmp_path, 3).map_samples(as_every_kind), num_workers=1, multiprocessing_context=method

@@ -207,8 +207,10 @@ def note_start(path, worker):
         file.write(f"{worker}\n")
 
 
-@pytest.mark.parametrize("persistent", [True, False])
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("context", "persistent"),
+    [("fork", True), ("fork", False), ("forkserver", True), ("forkserver", False), ("spawn", True)],
+)
 def test_start_methods(context, persistent, urls, monkeypatch, tmp_path):
     """Epochs differ and depend only on (seed, epoch), also where workers cannot find out a rank. A
     resume with workers of any kind is exact. ``worker_init_fn`` is called where each starts.
@@ -974,8 +976,7 @@ def test_workers_end_with_a_loader_that_was_cut(urls):
     [copy.copy, copy.deepcopy, lambda source: pickle.loads(pickle.dumps(source))],
     ids=["copy", "deepcopy", "pickle"],
 )
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("cut", [None, 5])
+@pytest.mark.parametrize(("workers", "cut"), [(0, None), (0, 5), (2, 5)])
 def test_a_copy_has_the_position_of_its_loader(urls, workers, cut, make_copy):
     """Neither changes the other, whatever was iterated."""
 

@@ -231,7 +231,7 @@ def test_wrong_batches(monkeypatch):
         wp.DecodeOnDevice("jpg", size=32)({"jpg": [encoded(1)]})
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_worker_is_refused(shards, method):
     step = pipe(shards).decode_by_ext(only=["cls"]).batch_samples(8).map_samples(wp.DecodeOnDevice("jpg", size=32))
     loader = wp.PipeLoader(step, num_workers=1, multiprocessing_context=method)

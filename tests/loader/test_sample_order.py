@@ -12,6 +12,7 @@ import weakref
 
 import pytest
 import torch
+from chains import NodeLoader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import after, flat, through_json
@@ -158,9 +159,9 @@ def test_a_copy_has_the_position(copied):
         lambda: StatefulDataLoader(
             Squares(), batch_sampler=StatefulBatchSampler(order(), 4, drop_last=False), collate_fn=list
         ),
-        lambda: Loader(MapStyleWrapper(Squares(), order())),
-        lambda: Loader(Prefetcher(MapStyleWrapper(Squares(), order()), 2)),
-        lambda: Loader(IterableWrapper(order())),
+        lambda: NodeLoader(MapStyleWrapper(Squares(), order())),
+        lambda: NodeLoader(Prefetcher(MapStyleWrapper(Squares(), order()), 2)),
+        lambda: NodeLoader(IterableWrapper(order())),
     ],
     ids=["batches", "drop_last", "even", "single", "batch_sampler", "map_style", "prefetched", "iterable"],
 )

@@ -5,13 +5,13 @@ import json
 import pickle
 
 import pytest
+from chains import NodeLoader
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipelines import even, samples, through_json
 from sources import Given
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
-from torchdata import nodes as torchdata_nodes
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
@@ -59,7 +59,7 @@ def test_resumes_exactly(urls, count):
         lambda: Stream(InterleaveShards(stage(), count)),
         lambda: samples(urls).interleave_shards(count),
         lambda: samples(urls).interleave_shards(count).as_dataset(),
-        lambda: torchdata_nodes.Loader(nodes.InterleaveShards(node(), count)),
+        lambda: NodeLoader(nodes.InterleaveShards(node(), count)),
     ]
     given_ = [check_resume(make, epochs=3) for make in hosts]
     assert all(one == given_[0] for one in given_)
@@ -67,7 +67,7 @@ def test_resumes_exactly(urls, count):
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 @given(
     st.lists(st.integers(0, 5), min_size=1, max_size=6),

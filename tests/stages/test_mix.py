@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from chains import Torch
+from chains import NodeLoader, Torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipelines import samples, through_json
@@ -205,10 +205,10 @@ HOSTS = {
         {name: samples(urls[name]).interleave_shards(2) for name in urls}, **options
     ),
     "dataset": lambda urls, **options: wp.mix({name: samples(urls[name]) for name in urls}, **options).as_dataset(),
-    "loader": lambda urls, **options: torchdata_nodes.Loader(
+    "loader": lambda urls, **options: NodeLoader(
         nodes.Mix({name: chain(nodes, urls[name]) for name in urls}, **options)
     ),
-    "prefetcher": lambda urls, **options: torchdata_nodes.Loader(
+    "prefetcher": lambda urls, **options: NodeLoader(
         nodes.Mix({name: torchdata_nodes.Prefetcher(chain(nodes, urls[name]), 2) for name in urls}, **options)
     ),
 }
@@ -555,7 +555,7 @@ def test_lanes_in_workers_resume_exactly(three, workers):
         assert [list(second), list(second)] == [whole[0][cut:], whole[1]]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_a_plain_dataloader_partitions_a_bare_mix(three, context):
     """torch partitions the shards of the sources over the workers; also sources that are torch's
     own.

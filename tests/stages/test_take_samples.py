@@ -253,12 +253,12 @@ def run(make, history):
 @pytest.mark.parametrize("new", [1, 2, 5])
 @pytest.mark.parametrize("pipe", PIPES)
 def test_the_epoch_goes_on_on_other_lanes(pipe, new, fifty):
-    """From 3 lanes at every second batch, and at once to another number again: the samples of the
+    """From 3 lanes at every third batch, and at once to another number again: the samples of the
     3 lanes, each exactly once, and their counts.
     """
     make = lambda: PIPES[pipe](fifty)  # noqa: E731
     expected, counts = run(make, [(3, None)])
-    for cut in range(1, len(expected) // 2, 2):
+    for cut in range(1, len(expected) // 2, 3):
         for history in ([(3, cut), (new, None)], [(3, cut), (new, 2), (3 if new == 2 else 2, None)]):
             got, found = run(make, history)
             assert sorted(got) == sorted(expected), history

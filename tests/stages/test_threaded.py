@@ -463,10 +463,10 @@ def loader_of(urls, threads, workers, context=None, **options):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("context", [None, "fork", "spawn"])
+@pytest.mark.parametrize("context", [None, "fork", "forkserver"])
 def test_in_workers(context, fifty):
     """The same batches as in one process without threads, also from a state in the middle."""
-    urls, workers = tuple(fifty), {None: 0, "fork": 2, "spawn": 1}[context]
+    urls, workers = tuple(fifty), {None: 0, "fork": 2, "forkserver": 1}[context]
     expected = plain_batches(urls)
     loader = loader_of(urls, 2, workers, context)
     items = iter(loader)
