@@ -82,6 +82,29 @@ def test_the_test_kit_works(tmp_path):
     assert run(code, tmp_path) == "6\n"
 
 
+def test_shards_are_made_by_the_command(tmp_path):
+    """Also in processes, which import what they need."""
+    code = """
+        import os
+        from click.testing import CliRunner
+        from wds_pipes.cli import main
+        import wds_pipes.tasks
+
+        folder = sys.argv[1] + "/in"
+        os.mkdir(folder)
+        for number in range(4):
+            with open(f"{folder}/{number}.txt", "w") as file:
+                file.write("text")
+        for jobs in "12":
+            arguments = [folder, sys.argv[1] + "/out" + jobs, "--max-samples", "2", "-j", jobs]
+            result = CliRunner().invoke(main, ["create", *arguments])
+            assert result.exit_code == 0, result.output
+        assert "torch" not in sys.modules
+        print("2 shards, 4 samples" in result.output)
+    """
+    assert run(code, tmp_path) == "True\n"
+
+
 def test_an_index_is_made_and_read(tmp_path):
     """By the functions and by the command."""
     code = """

@@ -2,7 +2,7 @@
 
 Importing this package makes the stages methods of every torch IterDataPipe:
 ``ShardList(urls).open_shards().load_tar().group_by_key()``. Without torch, only ``wds_pipes.tar``,
-``wds_pipes.stages`` and ``wds_pipes.testing`` can be used.
+``wds_pipes.tasks``, ``wds_pipes.stages`` and ``wds_pipes.testing`` can be used.
 
 The import is fast: each public name is loaded at its first use, and the methods are registered as
 soon as torch is imported.
@@ -23,6 +23,7 @@ if _TYPE_CHECKING:
     from wds_pipes import nodes as nodes
     from wds_pipes import stages as stages
     from wds_pipes import tar as tar
+    from wds_pipes import tasks as tasks
     from wds_pipes import testing as testing
     from wds_pipes.codecs.audio import AudioReader, audio
     from wds_pipes.codecs.codec import Codec, register_codec

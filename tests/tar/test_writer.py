@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from tars import by_reader, by_tarfile, by_webdataset, samples
 
-from wds_pipes import SampleError, ShardList, ShardWriter, TarWriter
+from wds_pipes import SampleError, ShardError, ShardList, ShardWriter, StateError, TarWriter
 from wds_pipes.codecs.names import PACKED
 from wds_pipes.tar import index_shards, split_key
 from wds_pipes.tar.header_block import common_header
@@ -274,21 +274,19 @@ def test_a_place_where_no_file_can_be_made(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("s3://bucket/x-%d.tar", "not to 's3://bucket/x-%d.tar': write them to a directory and copy them"),
-        ("gs://bucket/x-%d.tar", "on_shard="),
-        ("https://user:secret@host/x-%d.tar", "not to 'https://host/x-%d.tar'"),
-        ("simplecache::s3://bucket/x-%d.tar", "local files"),
-        ("memory://x-%d.tar", "local files"),
-        (Path("s3://bucket/x-%d.tar"), "not to 's3://bucket/x-%d.tar'"),
-        (Path("https://user:secret@host/x-%d.tar?sig=secret"), "not to 'https://host/x-%d.tar?...'"),
+        ("https://user:secret@host/x-%d.tar", "nothing is written to 'https://host/x-%d.tar', for"),
+        ("ais://bucket/x-%d.tar", "write to a local directory or to a store, such as s3://"),
+        ("simplecache::s3://bucket/x-%d.tar", "a chain of protocols"),
+        (Path("s3://bucket/x-%d.tar"), "a '/' is missing in 's3://bucket/x-%d.tar', which a pathlib.Path shortens"),
+        (Path("https://user:secret@host/x-%d.tar?sig=secret"), "a '/' is missing in 'https://host/x-%d.tar?...'"),
         ("", "this path is empty"),
         ("${NO_SUCH_VARIABLE}/x-%d.tar", "the environment variable NO_SUCH_VARIABLE is not set"),
-        ("pipe:cat > secret-%d.tar", "not to 'pipe:cat ...'"),
+        ("pipe:cat > secret-%d.tar", "nothing is written to 'pipe:cat ...'"),
         ("x-%d.tar.lz4", "not written as .lz4, which is not read either"),
         ("x-%d.zip", "not written as .zip"),
     ],
 )
-def test_a_target_that_is_no_local_tar_is_refused_at_once(tmp_path, monkeypatch, target, message):
+def test_a_target_that_takes_no_tar_is_refused_at_once(tmp_path, monkeypatch, target, message):
     """Not written under an odd name, or in another format than the name says."""
     monkeypatch.chdir(tmp_path)
     for make in (TarWriter, ShardWriter):
@@ -724,6 +722,116 @@ def test_half_a_shard_gets_no_name_in_a_store(store, size, inside, request):
         writer.write({"__key__": "a", "bin": bytes(size)})
         writer.write(name)
     assert fs.cat(path) == written([{"__key__": "a", "bin": bytes(size)}, name])
+
+
+@pytest.mark.parametrize("size", [10, 3 << 20], ids=["one request", "parts"])
+def test_shards_in_a_store(s3, tmp_path, size, monkeypatch):
+    """The same bytes, offsets and index as on a disk, and nothing of an unfinished shard."""
+    monkeypatch.setattr("s3fs.S3FileSystem.default_block_size", 5 << 20)
+    items = [{"__key__": str(number), "bin": bytes([number]) * size} for number in range(7)]
+    folder, options = f"{s3.url}/written-{size}", {"storage_options": s3.storage_options}
+    fs, path = fsspec.core.url_to_fs(folder, **s3.storage_options)
+    for place, more in ((tmp_path, {}), (folder, options)):
+        writer = ShardWriter(f"{place}/s-%d.tar", max_samples=3, offsets=True, index=f"{place}/index.json", **more)
+        with pytest.raises(KeyError):
+            write_and_fail(writer, items)
+    fs.invalidate_cache()
+    expected = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
+    assert len(expected) == 7
+    assert {name.rpartition("/")[2]: fs.cat(name) for name in fs.find(path)} == expected
+    assert not s3.client.list_multipart_uploads(Bucket=path.partition("/")[0]).get("Uploads")
+    with pytest.raises(FileExistsError, match="resume=True"):
+        ShardWriter(f"{folder}/s-%d.tar", **options)
+    with ShardWriter(
+        f"{folder}/s-%d.tar", max_samples=3, resume=True, index=f"{folder}/index.json", **options
+    ) as writer:
+        for item in items:
+            writer.write(item)
+    assert list(writer.shards.values()) == [3, 3, 1]
+    read = ShardList(f"{folder}/index.json", **options).open_shards(**options).load_tar().group_by_key()
+    assert [(sample["__key__"], sample["bin"]) for sample in read] == [(item["__key__"], item["bin"]) for item in items]
+
+
+def test_a_store_that_cannot_be_written_to_says_so(s3):
+    """A bucket that does not exist: without the key, and nothing is left open."""
+    options = s3.storage_options
+    writer = TarWriter("s3://nowhere/x.tar", storage_options=options)
+    writer.write(HUNDRED[0])
+    with pytest.raises(ShardError, match="s3://nowhere/x.tar cannot be written") as caught:
+        writer.close()
+    assert options["secret"] not in str(caught.value)
+    with pytest.raises(ValueError, match="shard s3://nowhere/x.tar was not written"):
+        writer.close()
+
+
+def test_a_store_without_uploads_gets_the_name_at_the_end():
+    """There a file is written under another name and moved."""
+    fs = fsspec.filesystem("memory")
+    with TarWriter("memory://folder/x.tar") as writer:
+        writer.write(HUNDRED[0])
+        assert not fs.exists("/folder/x.tar")
+    assert fs.cat("/folder/x.tar") == written(HUNDRED[:1])
+    with pytest.raises(KeyError):
+        write_and_fail(TarWriter("memory://folder/y.tar"), HUNDRED[:1])
+    assert fs.find("/folder") == ["/folder/x.tar"]
+    fs.rm("/folder", recursive=True)
+
+
+# Going on after an interruption
+
+
+def contents(folder):
+    return {name: (folder / name).read_bytes() for name in sorted(os.listdir(folder))}
+
+
+@pytest.mark.parametrize("ending", ["tar", "tar.gz"])
+@pytest.mark.parametrize("done", [0, 1, 29, 30, 31, 99, 100])
+def test_a_resumed_writer_goes_on_at_the_first_unfinished_shard(tmp_path, done, ending):
+    """The files are those of one run, and complete shards are not written again."""
+    options = {"max_samples": 30, "offsets": ending == "tar"}
+    for folder in ("whole", "resumed"):
+        (tmp_path / folder).mkdir()
+    with ShardWriter(
+        tmp_path / "whole" / f"s-%d.{ending}", index=tmp_path / "whole" / "index.json", **options
+    ) as whole:
+        for sample in HUNDRED:
+            whole.write(sample)
+    pattern, index = tmp_path / "resumed" / f"s-%d.{ending}", tmp_path / "resumed" / "index.json"
+    with pytest.raises(KeyError):
+        write_and_fail(ShardWriter(pattern, index=index, **options), HUNDRED[:done])
+    for name in os.listdir(tmp_path / "resumed"):
+        if not name.startswith("s-") or name.endswith(".idx"):
+            os.unlink(tmp_path / "resumed" / name)  # as if killed before it was written
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "resumed").glob(f"*.{ending}")}
+    told = []
+    with ShardWriter(pattern, index=index, resume=True, on_shard=told.append, **options) as writer:
+        for sample in HUNDRED:
+            writer.write(sample)
+    assert writer.shards == {name.replace("whole", "resumed"): count for name, count in whole.shards.items()}
+    assert (writer.samples, told) == (100, list(writer.shards))
+    assert contents(tmp_path / "resumed") == contents(tmp_path / "whole")
+    assert before == {name: (tmp_path / "resumed" / name).stat().st_mtime_ns for name in before}
+
+
+def test_other_samples_are_not_mixed_with_those_of_an_earlier_run(tmp_path):
+    """Another key, another order, too few."""
+    pattern = tmp_path / "s-%d.tar"
+    with ShardWriter(pattern, max_samples=3) as writer:
+        for sample in HUNDRED[:6]:
+            writer.write(sample)
+    before = contents(tmp_path)
+    writer = ShardWriter(pattern, max_samples=3, resume=True)
+    writer.write(HUNDRED[0])
+    with pytest.raises(
+        StateError, match=r"s-0.tar is of another run: its sample 1 has the key '000001', and .* '000002'"
+    ):
+        writer.write(HUNDRED[2])
+    writer.write(HUNDRED[1])
+    with pytest.raises(StateError, match=r"it has 3 samples, and 1 of them were not written again"):
+        writer.close()
+    with pytest.raises(ValueError, match="overwrite=True replaces"):
+        ShardWriter(pattern, resume=True, overwrite=True)
+    assert contents(tmp_path) == before
 
 
 def test_a_name_is_refused_where_no_reader_takes_it(tmp_path):

@@ -2,7 +2,7 @@
 
 import click
 
-from wds_pipes.cli import bench, cache, index, info
+from wds_pipes.cli import bench, cache, create, index, info
 from wds_pipes.cli.demo import command
 from wds_pipes.cli.look import commands as look
 from wds_pipes.cli.look import state, verify
@@ -17,6 +17,7 @@ def main() -> None:
 main.add_command(bench.bench)
 main.add_command(cache.cache)
 main.add_command(command.demo)
+main.add_command(create.create)
 main.add_command(index.index)
 main.add_command(info.info)
 main.add_command(look.ls)

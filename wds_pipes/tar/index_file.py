@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from wds_pipes.io.partial import PartialFile
+from wds_pipes.io.outputs import read_small, target_of, write_small
 from wds_pipes.io.urls import at_home, local_path, plain, redact, with_variables
 from wds_pipes.tar.index_formats import MAX_INDEX_BYTES, ShardFacts
 
@@ -50,8 +50,12 @@ class IndexFile(NamedTuple):
     rules: dict[str, str]
 
 
-def check_output(output: str | os.PathLike[str]) -> str:
-    """The path of an index to write; ValueError if it is not local or has no existing directory."""
+def check_output(output: str | os.PathLike[str], *, remote: bool = False) -> str:
+    """The path of an index to write, with ``remote`` also its URL; ValueError if it is another one,
+    or has no existing directory.
+    """
+    if remote and local_path(target := target_of(output)) is None:
+        return target
     path = local_path(at_home(with_variables(os.fspath(output))))
     if path is None or not path or path.endswith("/"):
         raise ValueError(
@@ -62,7 +66,12 @@ def check_output(output: str | os.PathLike[str]) -> str:
     return path
 
 
-def write_index(path: str, entries: Mapping[str, Entry], rules: Mapping[str, str] | None = None) -> None:
+def write_index(
+    path: str,
+    entries: Mapping[str, Entry],
+    rules: Mapping[str, str] | None = None,
+    storage_options: dict[str, Any] | None = None,
+) -> None:
     """Write an index of shards by their URLs; the file appears when it is complete."""
     shardlist = []
     named = {name_in(path, url): entry for url, entry in entries.items()}
@@ -84,21 +93,15 @@ def write_index(path: str, entries: Mapping[str, Entry], rules: Mapping[str, str
         shardlist.append({field: value for field, value in entry.items() if value is not None})
     unusual = {name: rule for name, rule in (rules or {}).items() if rule != _RULES[name]}
     content = {"__kind__": "wids-shard-index-v1", "wids_version": 1, **unusual, "shardlist": shardlist}
-    partial = PartialFile(path, overwrite=True, wait=True)
-    try:
-        partial.write((json.dumps(content, indent=1) + "\n").encode("ascii"))
-        partial.commit()
-    finally:
-        partial.discard()
+    write_small(path, (json.dumps(content, indent=1) + "\n").encode("ascii"), storage_options)
 
 
-def read_index(path: str) -> IndexFile:
+def read_index(path: str, storage_options: dict[str, Any] | None = None) -> IndexFile:
     """Read an index that ``write_index`` has written. Of a file that is missing, damaged or in
     another format, nothing is known.
     """
     try:
-        with open(path, "rb") as file:
-            content = json.loads(file.read(MAX_INDEX_BYTES + 1)[:MAX_INDEX_BYTES])
+        content = json.loads((read_small(path, storage_options, most=MAX_INDEX_BYTES + 1) or b"")[:MAX_INDEX_BYTES])
         rules = {name: content.get(name, usual) for name, usual in _RULES.items()}
         found = {entry["url"]: entry for entry in content["shardlist"]}
         if len(found) < len(content["shardlist"]):
@@ -121,12 +124,12 @@ def _entry(entry: dict[str, Any]) -> Entry:
 def name_in(index: str, url: str) -> str:
     """The name of a shard in an index.
 
-    It is relative for a local shard in the directory of the index or below; otherwise it is
-    complete.
+    It is relative for a shard in the directory of the index or below; otherwise it is complete.
     """
     path = local_path(url)
     if path is None:
-        return plain(url)
+        folder = plain(index).rpartition("/")[0] + "/"
+        return plain(url).removeprefix(folder) if local_path(index) is None else plain(url)
     path, folder = os.path.abspath(path), os.path.dirname(os.path.abspath(index))
     inside = path.startswith(os.path.join(folder, ""))
     return (os.path.relpath(path, folder) if inside else path).replace(os.sep, "/")

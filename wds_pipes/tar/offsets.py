@@ -20,11 +20,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import ShardError
-from wds_pipes.io.partial import PartialFile
+from wds_pipes.io.outputs import read_small, remove, write_small
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.index_formats import dali_name, path_of
@@ -123,24 +123,16 @@ def stale_offset(url: str, offset: int) -> ShardError:
     )
 
 
-def write_beside(path: str, ending: str, content: bytes) -> None:
+def write_beside(path: str, ending: str, content: bytes, storage_options: dict[str, Any] | None = None) -> None:
     """Write such a file; it appears when it is complete."""
-    partial = PartialFile(path + ending, overwrite=True, wait=True)
-    try:
-        partial.write(content)
-        partial.commit()
-    finally:
-        partial.discard()
+    write_small(path + ending, content, storage_options)
 
 
-def remove_beside(path: str) -> None:
+def remove_beside(path: str, storage_options: dict[str, Any] | None = None) -> None:
     """Remove the files of a shard that is about to be replaced."""
     for ending in (OFFSETS, KEYS):
-        if os.path.lexists(path + ending):
-            os.unlink(path + ending)
-    dali = os.path.join(os.path.dirname(path), dali_name(path))
-    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-        with open(dali, "rb") as file:
-            is_one = file.read(3) == b"v1."
-        if is_one:
-            os.unlink(dali)
+        remove(path + ending, storage_options)
+    dali = path.rpartition("/")[0] + "/" * ("/" in path) + dali_name(path)
+    with contextlib.suppress(IsADirectoryError):
+        if read_small(dali, storage_options, most=3) == b"v1.":
+            remove(dali, storage_options)

@@ -5,19 +5,24 @@ from __future__ import annotations
 import errno
 import os
 import re
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from hashlib import md5
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from wds_pipes.core.suggest import checks_options
+from wds_pipes.errors import StateError
 from wds_pipes.io.compression import compressor, kind_of_name
+from wds_pipes.io.outputs import exists, target_of
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import listed_shards
 from wds_pipes.tar.index_file import Entry, check_output, name_in, read_index, write_index
-from wds_pipes.tar.index_formats import ShardFacts
+from wds_pipes.tar.index_formats import ShardFacts, make_opener
 from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets, write_beside
-from wds_pipes.tar.writer import Encoded, TarWriter, encoders, local_target, whole
+from wds_pipes.tar.scanning import Rules, scan
+from wds_pipes.tar.writer import Encoded, TarWriter, encoders, whole
 
 if TYPE_CHECKING:
     from wds_pipes.codecs.codec import Codec
@@ -36,12 +41,14 @@ class ShardWriter:
     must be written again.
 
     A process that is killed leaves the unfinished shard as ``.NAME.partial``; the next writer of
-    that shard overwrites it.
+    that shard overwrites it. Run the same program again with ``resume=True``: it goes on at the
+    first shard that is not complete.
 
     Args:
-        pattern: the path of the shards with one place for their number: ``"train-%06d.tar"`` or
-            ``"train-{:06d}.tar"``. The directory must exist. Names such as ``train-%06d.tar.gz``
-            are written compressed, as ``TarWriter`` does.
+        pattern: the path or URL of the shards with one place for their number:
+            ``"train-%06d.tar"`` or ``"s3://bucket/train-{:06d}.tar"``. A local directory must
+            exist. Names such as ``train-%06d.tar.gz`` are written compressed, as ``TarWriter``
+            does.
         max_samples: the maximum number of samples in a shard.
         max_bytes: the maximum size of a shard in bytes, with headers and padding. A shard with a
             single sample may be larger. Of a compressed shard the bytes before compression count,
@@ -57,15 +64,24 @@ class ShardWriter:
             exceptions are raised by ``write()`` or ``close()``.
         overwrite: replace existing shards. By default an existing shard is an error. In both cases,
             shards of an earlier run with higher numbers than this run reaches stay.
+        resume: keep the complete shards of an earlier run. Write the same samples again from the
+            first on: those that these shards have are compared with them by their keys, and are
+            neither encoded nor written. Each of these shards is read once, and its index and
+            offsets are written again.
         codecs: encoders by extension, as for ``TarWriter``.
+        storage_options: how to reach the storage: a dict of options for fsspec.
 
     Raises:
         FileExistsError: a shard exists, and ``overwrite`` is not set: at once for the first shard,
             from ``write`` for a later one.
         SampleError: from ``write``, as for ``TarWriter``. The writer can still be used.
-        ValueError: from the constructor: the pattern has no place for a number, is a URL or a
-            command, or promises a compression that is not read; a limit is not positive; the index
-            cannot be written or is damaged; offsets of compressed shards.
+        StateError: from ``write`` and ``close``, with ``resume``: the complete shards have other
+            samples.
+        ShardError: the store cannot be written to; with ``resume``, a shard is damaged.
+        ValueError: from the constructor: the pattern has no place for a number, is a command or on
+            a web server, or promises a compression that is not read; a limit is not positive; the
+            index cannot be written or is damaged; offsets of compressed shards; ``overwrite`` and
+            ``resume``.
         ModuleNotFoundError: the pattern ends in ``.zst``, and the library of zstd is not installed.
 
     Attributes:
@@ -85,10 +101,14 @@ class ShardWriter:
         offsets: bool = False,
         on_shard: Callable[[str], None] | None = None,
         overwrite: bool = False,
+        resume: bool = False,
         codecs: Mapping[str, Encoder | Codec] | None = None,
+        storage_options: dict[str, Any] | None = None,
     ) -> None:
-        self._codecs = encoders(codecs)
-        self.pattern = local_target(pattern)
+        self._codecs, self._options = encoders(codecs), storage_options
+        self.pattern = target_of(pattern)
+        if overwrite and resume:
+            raise ValueError("overwrite=True replaces the shards that resume=True keeps: pass one of them")
         if max_samples < 1 or max_bytes < 1 or start < 0:
             raise ValueError(
                 "max_samples and max_bytes must be positive and start not negative, not "
@@ -110,17 +130,20 @@ class ShardWriter:
         self.max_samples, self.max_bytes, self.on_shard = max_samples, max_bytes, on_shard
         self.overwrite = overwrite
         self.shards: dict[str, int] = {}
-        self._index = None if index is None else check_output(index)
-        self._entries, self._rules = _entries(self._index)
+        self._index = None if index is None else check_output(index, remote=True)
+        self._entries, self._rules = _entries(self._index, storage_options)
         self._number = start
         self._writer: TarWriter | None = None
         # Whether the last complete shard was reported to the index and to ``on_shard``.
         self._told = True
-        if not overwrite and os.path.lexists(self.path(start)):
+        # Of a complete shard found: the keys that have not come again, and how many it has.
+        self._resume, self._kept, self._count = bool(resume), deque[str](), 0
+        if not (overwrite or resume) and exists(self.path(start), storage_options):
             raise FileExistsError(
                 errno.EEXIST,
-                "there is such a shard: pass overwrite=True to replace it, or another start=",
-                self.path(start),
+                "there is such a shard: pass overwrite=True to replace it, resume=True to go on after it, or another "
+                "start=",
+                redact(self.path(start)),
             )
 
     @property
@@ -137,6 +160,8 @@ class ShardWriter:
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Append a sample to the current shard, or to the next one if the current one is full."""
+        if self._resume and self._has(sample):
+            return
         encoded = Encoded(sample, self._codecs)
         writer = self._writer
         if not self._told:
@@ -146,13 +171,54 @@ class ShardWriter:
         ):
             self._finish()
         if self._writer is None:
-            self._writer, self._samples = TarWriter(self.path(self._number), overwrite=self.overwrite), []
+            path = self.path(self._number)
+            self._writer = TarWriter(path, overwrite=self.overwrite, storage_options=self._options)
+            self._samples = []
             if self._index is not None:
-                self._writer._digest = md5(usedforsecurity=False)
+                self._writer.digest = md5(usedforsecurity=False)
         begin = self._writer.size
         self._writer._write(encoded)
         if self._offsets:
             self._samples.append((encoded.key, begin))
+
+    def _has(self, sample: Mapping[str, Any]) -> bool:
+        """Whether a complete shard of an earlier run has this sample."""
+        if not self._told:
+            self._tell()
+        if not self._kept:
+            self._find()
+        if not self._kept:
+            self._resume = False
+            return False
+        key, path = self._kept[0], self.path(self._number)
+        if sample.get("__key__") != key:
+            raise StateError(
+                f"shard {redact(path)} is of another run: its sample {self._count - len(self._kept)} has the key "
+                f"{key!r}, and this sample has {sample.get('__key__')!r}. Write the same samples in the same order, or "
+                "pass overwrite=True"
+            )
+        self._kept.popleft()
+        if not self._kept:
+            self.shards[path] = self._count
+            self._told = False
+            self._number += 1
+            self._tell()
+        return True
+
+    def _find(self) -> None:
+        """Read the next shard, if there is one."""
+        path = self.path(self._number)
+        if not exists(path, self._options):
+            return
+        found = scan(path, Rules("first-dot", "raise"), make_opener(self._options), threading.Event(), components=False)
+        self._kept, self._count = deque(found.keys), len(found.keys)
+        if not self._kept:
+            raise StateError(f"shard {redact(path)} has no samples, so it is of another run: remove it")
+        if self._index is not None:
+            self._entries[path] = Entry(found.facts)
+        if self._offsets and found.end is not None:
+            self._samples = list(zip(found.keys, found.starts, strict=True))
+            self._write_offsets(path, found.end)
 
     def _finish(self) -> None:
         if self._writer is not None:
@@ -161,7 +227,7 @@ class ShardWriter:
             self.shards[path] = self._writer.samples
             if self._index is not None:
                 self._entries[path] = Entry(
-                    ShardFacts(self._writer.samples, self._writer._stored, self._writer._digest.hexdigest())
+                    ShardFacts(self._writer.samples, self._writer.stored, self._writer.digest.hexdigest())
                 )
             if self._offsets:
                 self._write_offsets(path, self._writer.size)
@@ -172,8 +238,8 @@ class ShardWriter:
 
     def _write_offsets(self, path: str, end: int) -> None:
         # after an error the next call tries again, so the samples stay
-        write_beside(path, KEYS, pack_keys([key for key, _ in self._samples]))
-        write_beside(path, OFFSETS, pack_offsets([*(begin for _, begin in self._samples), end]))
+        write_beside(path, KEYS, pack_keys([key for key, _ in self._samples]), self._options)
+        write_beside(path, OFFSETS, pack_offsets([*(begin for _, begin in self._samples), end]), self._options)
 
     def _tell(self) -> None:
         """Add the last complete shard to the index, and call ``on_shard``.
@@ -182,13 +248,22 @@ class ShardWriter:
         ``close``.
         """
         if self._index is not None:
-            write_index(self._index, self._entries, self._rules)
+            write_index(self._index, self._entries, self._rules, self._options)
         self._told = True
         if self.on_shard is not None:
             self.on_shard(self.path(self._number - 1))
 
     def close(self) -> None:
         """Finish the last shard."""
+        if self._resume:
+            if not self._kept:
+                self._find()
+            if self._kept:
+                raise StateError(
+                    f"shard {redact(self.path(self._number))} is of another run: it has {self._count} samples, and "
+                    f"{len(self._kept)} of them were not written again. Write the same samples in the same order, or "
+                    "remove the shards from this one on"
+                )
         self._finish()
 
     def __enter__(self) -> Self:
@@ -204,15 +279,15 @@ class ShardWriter:
             self._writer = None
 
 
-def _entries(index: str | None) -> tuple[dict[str, Entry], dict[str, str]]:
+def _entries(index: str | None, storage_options: dict[str, Any] | None) -> tuple[dict[str, Entry], dict[str, str]]:
     """Return what an existing index says of each shard by its URL, and how it found the samples.
 
     Raises:
         ValueError: it is damaged, or in another format.
     """
-    if index is None or not os.path.exists(index):
+    if index is None or not exists(index, storage_options):
         return {}, {}
-    listed, known = listed_shards([index])[0], read_index(index)
+    listed, known = listed_shards([index], storage_options)[0], read_index(index, storage_options)
     entries = {url: (known.entries.get(name_in(index, url)), facts) for url, facts in listed}
     return {
         url: entry if entry is not None and entry.facts == facts else Entry(facts)

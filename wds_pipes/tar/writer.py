@@ -6,17 +6,15 @@ Rules:
 2. The header of a member is in ustar format if the name fits; otherwise in pax format.
 3. A shard gets its name only when it is complete: it is written to another name in the same
    directory and renamed. ShardWriter never leaves a shard without samples.
-4. Only local files are written, and a file contains what its name promises: ``x.tar.gz`` is
-   compressed. Everything else is refused before anything is written.
+4. A file contains what its name promises: ``x.tar.gz`` is compressed. A name that promises
+   something else is refused before anything is written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import os
-import sys
 import tarfile
 from collections.abc import Mapping
 from types import TracebackType
@@ -24,8 +22,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from wds_pipes.errors import SampleError
 from wds_pipes.io.compression import Compressor, compressor, kind_of_name
-from wds_pipes.io.partial import PartialFile
-from wds_pipes.io.urls import at_home, local_path, redact, restored, with_variables
+from wds_pipes.io.outputs import OutputFile, abort, open_output, target_of
+from wds_pipes.io.urls import local_path, redact
 from wds_pipes.tar.header_block import common_header
 from wds_pipes.tar.headers import MAX_HEADER_BYTES
 from wds_pipes.tar.keys import split_key
@@ -34,8 +32,6 @@ from wds_pipes.tar.offsets import remove_beside
 if TYPE_CHECKING:
     from wds_pipes.codecs.codec import ByExtension, Codec
     from wds_pipes.codecs.names import Encoder
-
-logger = logging.getLogger("wds_pipes")
 
 _END = 1024  # bytes of zeros at the end
 _RECORD = 10240  # the size of a tar file is a multiple of this
@@ -65,6 +61,11 @@ class TarWriter:
     discarded if the block raises. Until then its name is ``.NAME.partial``, in the same directory.
     The next writer of the same file overwrites what a killed process left there.
 
+    An object in a store (``s3://``, ``gs://``, ``az://`` and what else fsspec can write to) is sent
+    in parts, and appears when the block ends. If the block raises, or writing fails, the upload is
+    aborted. A process that is killed leaves parts that have no name, which a rule of the bucket
+    for incomplete uploads removes.
+
     A stream is not closed, so use the writer inside the stream's own block. If the writer's block
     raises, or writing fails, the upload of an fsspec stream (``fsspec.open("s3://...", "wb")``) is
     aborted: no object appears. A stream that cannot be aborted, such as an open local file, keeps
@@ -74,13 +75,13 @@ class TarWriter:
     ``write()`` and ``close()`` raise ValueError.
 
     Args:
-        target: the path of a local file, or a binary stream to write to. In a path, ``~`` and
-            environment variables, ``${NAME}``, are replaced. For a store, write a local file and
-            copy it, or pass a stream.
+        target: the path or the URL of a file, or a binary stream to write to. In a path, ``~`` and
+            environment variables, ``${NAME}``, are replaced.
         overwrite: replace an existing file at this path. By default that is an error.
         codecs: functions that encode a value to bytes, or codecs, by extension, as in
             ``{"seg.png": encode_mask, "dcm": wp.Codec(...)}``. They take precedence over the table.
             A field of bytes is written unchanged all the same.
+        storage_options: how to reach the storage: a dict of options for fsspec.
 
     Raises:
         FileExistsError: the path exists, and ``overwrite`` is not set.
@@ -89,14 +90,16 @@ class TarWriter:
             a key or a field would not be read back unchanged, or needs more than 1 MiB of headers
             for its name; a value cannot be encoded. Nothing of the sample is written, and the
             writer can still be used.
-        ValueError: from the constructor: the target is a URL or a command, or its name promises a
-            compression that is not read. From ``write`` and ``close``: the writer is closed, or
-            failed before.
+        ShardError: the store cannot be written to.
+        ValueError: from the constructor: the target is a command or on a web server, or its name
+            promises a compression that is not read. From ``write`` and ``close``: the writer is
+            closed, or failed before.
         ModuleNotFoundError: the name ends in ``.zst``, and the library of zstd is not installed.
 
     Attributes:
         samples: the number of samples written.
         size: the bytes of the tar so far, before compression and without the zeros at the end.
+        stored: the bytes that the target got, after compression.
     """
 
     def __init__(
@@ -105,29 +108,33 @@ class TarWriter:
         *,
         overwrite: bool = False,
         codecs: Mapping[str, Encoder | Codec] | None = None,
+        storage_options: dict[str, Any] | None = None,
     ) -> None:
         self._codecs = encoders(codecs)
+        self._options = storage_options
         self._closed = True  # until the target is open
         self._process = os.getpid()
         self._failed: BaseException | None = None
         self.samples = self.size = 0
-        self._stored = 0  # bytes written to the target
+        self.stored = 0  # bytes written to the target
         self._keys: set[str] = set()
-        self._digest: Any = None  # the MD5 of the bytes written, set by a ShardWriter with an index
+        self.digest: Any = None  # the MD5 of the bytes written, set by a ShardWriter with an index
         self._name = ""
         self._compressor: Compressor | None = None
-        self._partial: PartialFile | None = None
+        self._partial: OutputFile | None = None
         # A local stream of fsspec is also a PathLike.
         if isinstance(target, (str, os.PathLike)) and not isinstance(target, io.IOBase):
-            self._name = local_target(target)
+            self._name = target_of(target)
             kind = kind_of_name(self._name)
             self._compressor = compressor(kind) if kind else None
             try:
-                self._partial = PartialFile(self._name, overwrite=overwrite)
+                self._partial = open_output(self._name, overwrite=overwrite, storage_options=storage_options)
             except (FileExistsError, BlockingIOError) as error:
-                error.add_note(f"raised when shard {self._name} was to be written")
+                error.add_note(f"raised when shard {redact(self._name)} was to be written")
                 raise
             except OSError as error:
+                if local_path(self._name) is None:
+                    raise
                 shown = redact(self._name)
                 if error.filename == self._name:
                     error.filename = shown
@@ -165,9 +172,9 @@ class TarWriter:
         self._store(data if self._compressor is None else self._compressor.compress(data))
 
     def _store(self, data: bytes) -> None:
-        self._stored += len(data)
-        if self._digest is not None:
-            self._digest.update(data)
+        self.stored += len(data)
+        if self.digest is not None:
+            self.digest.update(data)
         while data:
             count = (self._partial or self._stream).write(data)
             # An unbuffered stream may write only a part.
@@ -176,7 +183,7 @@ class TarWriter:
     def _check(self) -> None:
         """Raise ValueError if this writer cannot be written to."""
         if self._failed is not None:
-            what = f"shard {self._name} was not written" if self._name else "the shard was not written"
+            what = f"shard {redact(self._name)} was not written" if self._name else "the shard was not written"
             raise ValueError(
                 f"this writer is closed: {what}, for an error came before "
                 f"({type(self._failed).__name__}: {self._failed}), and its {self.samples} "
@@ -205,7 +212,7 @@ class TarWriter:
             if self._compressor is not None:
                 self._store(self._compressor.flush())
             if self._partial is not None:
-                remove_beside(self._name)
+                remove_beside(self._name, self._options)
                 self._partial.commit()
             else:
                 self._stream.flush()
@@ -225,7 +232,7 @@ class TarWriter:
         if self._partial is not None:
             self._partial.discard()
         else:
-            _abort(self._stream)
+            abort(self._stream)
 
     def __enter__(self) -> Self:
         return self
@@ -241,43 +248,6 @@ class TarWriter:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._process == os.getpid():
             self.discard()  # before the stream itself is collected, which would commit its bytes
-
-
-def local_target(target: str | os.PathLike[str]) -> str:
-    """The path of a shard to write; ValueError if it is not a local file."""
-    name = at_home(with_variables(os.fspath(target)))
-    path = local_path(name)
-    if path == "":
-        raise ValueError("a shard needs a name, and this path is empty")
-    if name == "-":
-        raise ValueError("a shard is not written to '-': for standard output pass the stream sys.stdout.buffer")
-    whole = restored(name)
-    if path is None or whole != name:
-        shown = redact(whole)
-        raise ValueError(
-            f"shards are written to local files, not to {shown!r}: write them to a directory and copy them, for "
-            "example each complete one with ShardWriter(on_shard=...), or pass an open binary stream to TarWriter"
-        )
-    return path
-
-
-def _abort(stream: Any) -> None:
-    """Abort the upload of a stream, if that is possible.
-
-    Closing an fsspec stream would store half a shard under its name.
-    """
-    discard = getattr(stream, "discard", None)  # of fsspec
-    if not callable(discard):
-        discard = getattr(stream, "terminate", None)  # of google-cloud-storage and smart_open
-    if not callable(discard):
-        return
-    try:
-        if not sys.is_finalizing():  # at exit, nothing can be sent any more
-            discard()
-    except Exception as error:
-        logger.warning("the upload of a shard could not be aborted: %s: %s.", type(error).__name__, error)
-    with contextlib.suppress(AttributeError):
-        stream.closed = True  # bytes that are not uploaded yet must not be uploaded later
 
 
 def _cannot_write(target: str) -> str:
@@ -312,15 +282,7 @@ class Encoded:
         self.key = key
         self.blocks: list[bytes] = []
         for field in sorted(str(name) for name in sample if not str(name).startswith("__")):
-            if (
-                field not in sample
-                or split_key(f"{key}.{field}") != (key, field)
-                or not field
-                or not _encodable(f"{key}.{field}")
-            ):
-                raise SampleError(
-                    f"sample {key!r} with field {field!r} would not be read back as that: {_mend(key, field)}.", key=key
-                )
+            check_name(key, field, known=field in sample)
             try:
                 data = encode(field, sample[field], own)
             except Exception as error:
@@ -339,6 +301,23 @@ class Encoded:
                 key=key,
             )
         self.size = sum(map(len, self.blocks))
+
+
+def check_name(key: str, field: str, *, known: bool = True) -> None:
+    """Raise SampleError, with the mend, if a key and a field would not be read back unchanged.
+
+    ``known``: whether the sample has a field of this name, which is then a string.
+    """
+    name = f"{key}.{field}"
+    if not known or split_key(name) != (key, field) or not field or not _encodable(name):
+        raise SampleError(
+            f"sample {key!r} with field {field!r} would not be read back as that: {_mend(key, field)}.", key=key
+        )
+
+
+def stored_size(key: str, field: str, size: int) -> int:
+    """The bytes that a field of ``size`` bytes takes in a tar, with its header and padding."""
+    return len(_header(f"{key}.{field}", size)) + size + (-size & 511)
 
 
 def whole(size: int) -> int:

@@ -1,0 +1,127 @@
+"""Commands that write shards, killed for real: SIGKILL at random moments, of the command alone or
+with its processes, and then the same command again.
+
+    python tests/bench/kill_jobs.py [--rounds 10] [--kills 3] [--seed N] [--samples 4000]
+
+After each kill, every file under a final name must be that of a run without an interruption, and at
+the end all files must be. Exit code 1 if one is not.
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+COMMANDS = {"create": lambda data, place: ["create", f"{data}/files", place, "--max-samples", "50", "--shuffle", "3"]}
+
+
+def make_files(folder: Path, count: int) -> None:
+    """Files of samples with two fields, of 1 to 40 kB."""
+    numbers = random.Random(0)
+    for number in range(count):
+        path = folder / "files" / f"{number % 17:02d}" / f"{number:06d}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".bin").write_bytes(numbers.randbytes(numbers.randrange(1000, 40_000)))
+        path.with_suffix(".cls").write_text(str(number % 10))
+
+
+def outputs(place: Path) -> dict[str, bytes]:
+    """The files under their final names."""
+    return {
+        str(path.relative_to(place)): path.read_bytes()
+        for path in sorted(place.rglob("*"))
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(place).parts)
+    }
+
+
+def start(arguments: list[str], jobs: int) -> subprocess.Popen:
+    command = [sys.executable, "-m", "wds_pipes", *arguments, "-j", str(jobs), "--no-progress"]
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def wait_for_files(process: subprocess.Popen, place: Path, count: int) -> None:
+    """Wait until the command has begun, and there are so many files more."""
+    while not (place / ".wds-pipes/plan.json").exists() and process.poll() is None:
+        time.sleep(0.002)
+    before = count_of(place)
+    while count_of(place) < before + count and process.poll() is None:
+        time.sleep(0.002)
+
+
+def count_of(place: Path) -> int:
+    return sum(not name.startswith(".") for _, _, names in os.walk(place) for name in names)
+
+
+def finish(process: subprocess.Popen) -> None:
+    errors = process.communicate()[1]
+    if process.returncode:
+        sys.exit(f"the command failed with {process.returncode}: {errors}")
+
+
+def one_round(name: str, data: Path, place: Path, *, whole: dict, kills: int, numbers) -> tuple[int, int]:
+    """Kill and repeat a command; return how many kills found it at work, and the files then."""
+    hit = found = 0
+    for _ in range(kills):
+        process = start(COMMANDS[name](str(data), str(place)), numbers.choice([1, 2]))
+        wait_for_files(process, place, numbers.randrange(len(whole) // kills))
+        time.sleep(numbers.random() * 0.1)
+        hit += process.poll() is None
+        if numbers.random() < 0.5:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+        process.communicate()
+        now = outputs(place)
+        found = len(now)
+        wrong = [path for path, content in now.items() if whole.get(path) != content]
+        if wrong:
+            sys.exit(f"{name}: after a kill, {wrong} are not as in a run without an interruption")
+    finish(start(COMMANDS[name](str(data), str(place)), 2))
+    now = outputs(place)
+    if now != whole:
+        wrong = sorted(path for path in {*now, *whole} if now.get(path) != whole.get(path))
+        sys.exit(f"{name}: at the end {wrong} are not as in a run without an interruption")
+    return hit, found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--samples", type=int, default=4000)
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}")
+    numbers = random.Random(arguments.seed)
+    with tempfile.TemporaryDirectory() as directory:
+        data = Path(directory)
+        make_files(data, arguments.samples)
+        for name, command in COMMANDS.items():
+            process = start(command(str(data), f"{data}/whole-{name}"), 1)
+            wait_for_files(process, data / f"whole-{name}", 0)
+            beginning = time.perf_counter()
+            finish(process)
+            seconds = time.perf_counter() - beginning
+            whole = outputs(data / f"whole-{name}")
+            hits = 0
+            for number in range(arguments.rounds):
+                place = data / f"{name}-{number}"
+                hit, found = one_round(name, data, place, whole=whole, kills=arguments.kills, numbers=numbers)
+                hits += hit
+                print(
+                    f"{name}, round {number}: killed {hit} times at work, the last time with {found} files", flush=True
+                )
+            print(f"{name}: {hits} kills at work, {len(whole)} files, all as without an interruption ({seconds:.1f} s)")
+            if not hits:
+                sys.exit(f"{name} was never killed at work: pass more --samples")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,427 @@
+"""``wds-pipes create``: shards of files, lists and tables."""
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import pytest
+from click.testing import CliRunner
+from scripts import run_bench
+from tars import by_tarfile, samples
+from waiting import wait_for
+
+import wds_pipes as wp
+from wds_pipes.cli import main
+
+
+def run(*arguments, stdin=None, code=0):
+    result = CliRunner().invoke(main, ["create", *map(str, arguments)], input=stdin)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def refused(*arguments, stdin=None, code=1):
+    """The message of a refusal."""
+    return " ".join(run(*arguments, stdin=stdin, code=code).stderr.split())
+
+
+def outputs(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file() and ".wds-pipes" not in path.parts
+    }
+
+
+def read(folder):
+    """The samples of a folder by their keys, without the URL."""
+    found = samples([str(folder)])
+    assert len({sample["__key__"] for sample in found}) == len(found)
+    return {sample["__key__"]: {name: value for name, value in sample.items() if name[:2] != "__"} for sample in found}
+
+
+def fill(folder, files):
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """60 samples of two fields in directories, and what is left out."""
+    numbers = random.Random(3)
+    files = {}
+    for number in range(60):
+        name = f"{'cat' if number % 3 else 'dog'}/v1.0/{number:03d}"
+        files |= {f"{name}.JPG": numbers.randbytes(numbers.randrange(3000)), f"{name}.seg.png": b"x" * number}
+    return fill(tmp_path_factory.mktemp("source"), {**files, ".hidden/x.jpg": "x", "cat/.DS_Store": "x"})
+
+
+@pytest.fixture(scope="module")
+def whole(source, tmp_path_factory):
+    """The outputs of one process."""
+    folder = tmp_path_factory.mktemp("create") / "whole"
+    result = run(source, folder, "--max-samples", 7)
+    size = sum(path.stat().st_size for path in folder.glob("*.tar"))
+    assert result.stdout == f"{folder}: 9 written, 0 there already; 9 shards, 60 samples, {size:,} bytes\n"
+    return outputs(folder)
+
+
+def test_files_of_one_name_are_a_sample(source, whole, tmp_path):
+    """In the order of their names, with an index and offsets that readers take."""
+    fill(tmp_path, whole)
+    found = [sample["__key__"] for sample in samples(sorted(map(str, tmp_path.glob("*.tar"))))]
+    assert found == sorted(found)
+    assert len(found) == 60
+    for key, fields in read(tmp_path).items():
+        assert fields == {
+            "jpg": (source / f"{key}.JPG").read_bytes(),
+            "seg.png": (source / f"{key}.seg.png").read_bytes(),
+        }
+    indexed = wp.IndexedShards(str(tmp_path / "index.json"))
+    assert [indexed[number]["__key__"] for number in range(60)] == found
+    assert indexed.by_key(found[33])["__key__"] == found[33]
+    before = whole["index.json"]
+    wp.tar.index_shards(sorted(map(str, tmp_path.glob("*.tar"))), tmp_path / "again.json", offsets=True)
+    again = json.loads((tmp_path / "again.json").read_bytes())["shardlist"]
+    assert json.loads(before)["shardlist"] == [
+        {name: value for name, value in entry.items() if name not in ("version", "idx_md5sum")} for entry in again
+    ]
+    (tmp_path / "again.json").unlink()
+    assert outputs(tmp_path) == whole  # the offsets are those of ``wds-pipes index``
+
+
+def test_every_way_writes_the_same_bytes(source, whole, tmp_path):
+    """Again, in two processes, in shares in any order, and after a part of it was removed."""
+    run(source, tmp_path / "again", "--max-samples", 7)
+    run(source, tmp_path / "processes", "--max-samples", 7, "-j", 2)
+    assert outputs(tmp_path / "again") == outputs(tmp_path / "processes") == whole
+    for order in itertools.permutations(range(3)):
+        folder = tmp_path / "".join(map(str, order))
+        told = [run(source, folder, "--max-samples", 7, "--tasks", 3, "--task", index).stdout for index in order]
+        assert outputs(folder) == whole
+        assert "3 written, 0 there already; 6 tasks of 9 left" in told[0]
+        assert "9 shards, 60 samples" in told[2]
+    (tmp_path / "again/shard-000003.tar").unlink()
+    (tmp_path / "again/index.json").unlink()
+    assert "1 written, 8 there already" in run(source, tmp_path / "again", "--max-samples", 7).stdout
+    assert outputs(tmp_path / "again") == whole
+
+
+def test_from_a_store_to_a_store(source, whole, s3):
+    """The same bytes, with the names in it relative."""
+    for path in (path for path in source.rglob("*") if path.is_file()):
+        s3.put(f"source/{path.relative_to(source)}", path.read_bytes())
+    options = ["--storage-options", json.dumps(s3.storage_options), "--max-samples", 7]
+    for dest in ("a", "a"):
+        result = run(f"{s3.url}/source/", f"{s3.url}/made/{dest}", *options)
+    assert "0 written, 9 there already; 9 shards, 60 samples" in result.stdout
+    bucket = f"{s3.url.removeprefix('s3://')}/made/a/"
+    fs = fsspec.filesystem("s3", **s3.storage_options)
+    fs.invalidate_cache()
+    made = {name.removeprefix(bucket): fs.cat(name) for name in fs.find(bucket) if ".wds-pipes" not in name}
+    assert made == whole
+    table = "id,image\n" + "".join(
+        f"{number},{s3.url}/source/cat/v1.0/{number:03d}.JPG\n" for number in range(60) if number % 3
+    )
+    s3.put("table.csv", table.encode())
+    run(f"{s3.url}/table.csv", f"{s3.url}/made/b", *options, "--key", "id", "--file", "jpg=image")
+    url = f"{s3.url}/made/b/index.json"
+    pipe = wp.ShardList(url, storage_options=s3.storage_options).open_shards(storage_options=s3.storage_options)
+    found = {sample["__key__"]: sample["jpg"] for sample in pipe.load_tar().group_by_key()}
+    assert found == {
+        str(number): (source / f"cat/v1.0/{number:03d}.JPG").read_bytes() for number in range(60) if number % 3
+    }
+
+
+def test_a_random_order_depends_on_the_seed_and_the_keys(source, whole, tmp_path):
+    orders = {}
+    for seed in (1, 2):
+        run(source, tmp_path / str(seed), "--shuffle", seed)
+        orders[seed] = [sample["__key__"] for sample in samples([str(tmp_path / str(seed) / "shard-000000.tar")])]
+    assert sorted(orders[1]) == sorted(orders[2])
+    assert len({tuple(orders[1]), tuple(orders[2]), tuple(sorted(orders[1]))}) == 3
+    lines = [f"{key}.JPG" for key in reversed(orders[2])]
+    listed = fill(tmp_path, {"list.txt": "\n".join(lines)}) / "list.txt"
+    run(listed, tmp_path / "list", "--root", source, "--shuffle", 2)
+    assert [sample["__key__"] for sample in samples([str(tmp_path / "list")])] == orders[2]
+
+
+def test_splits_are_those_of_split_by_key(source, tmp_path):
+    run(source, tmp_path / "out", "--split", "train=0.7,val=0.3", "--max-samples", 20)
+    assert sorted(os.listdir(tmp_path / "out")) == [".wds-pipes", "train", "val"]
+    parts = {name: list(read(tmp_path / "out" / name)) for name in ("train", "val")}
+    assert sum(map(len, parts.values())) == 60
+    run(source, tmp_path / "all")
+    views = wp.IndexedShards(str(tmp_path / "all" / "*.tar")).split({"train": 0.7, "val": 0.3})
+    assert {name: [view[number]["__key__"] for number in range(len(view))] for name, view in views.items()} == parts
+    assert len(wp.IndexedShards(str(tmp_path / "out/train/index.json"))) == len(parts["train"])
+
+
+def test_directories_are_classes(source, tmp_path):
+    """As in ImageFolder."""
+    run(source, tmp_path / "out", "--from", "classes")
+    assert json.loads((tmp_path / "out/classes.json").read_text()) == ["cat", "dog"]
+    found = read(tmp_path / "out")
+    assert {key: fields["cls"] for key, fields in found.items()} == {
+        key: b"0" if key.startswith("cat") else b"1" for key in found
+    }
+
+
+FILES = {"data/a.jpg": "A", "data/sub/b.jpg": "B", "data/my c.jpg": "C"}
+
+
+@pytest.mark.parametrize(
+    ("content", "labels", "classes"),
+    [
+        ("data/a.jpg 3\n\ndata/sub/b.jpg 10\ndata/my c.jpg\t-1\n", [b"3", b"10", b"-1"], None),
+        ("data/a.jpg dog\ndata/sub/b.jpg cat\ndata/my c.jpg dog", [b"1", b"0", b"1"], ["cat", "dog"]),
+        ("data/a.jpg\ndata/sub/b.jpg\n", [None, None], None),
+    ],
+)
+def test_lists(tmp_path, monkeypatch, content, labels, classes):
+    """Paths with labels, in the order of the lines; also from standard input."""
+    fill(tmp_path, {**FILES, "list.txt": content})
+    monkeypatch.chdir(tmp_path)
+    run(tmp_path / "list.txt", "out")
+    run("-", "piped", "--from", "list", stdin=content)
+    assert outputs("piped") == outputs("out")
+    expected = dict(zip(["data/a", "data/sub/b", "data/my c"], labels))
+    found = read("out")
+    assert {key: fields.get("cls") for key, fields in found.items()} == expected
+    assert list(found) == list(expected)
+    assert [fields["jpg"] for fields in found.values()] == [b"A", b"B", b"C"][: len(labels)]
+    assert (json.loads(Path("out/classes.json").read_text()) if classes else None) == classes
+
+
+ROWS = [
+    {"id": "x1", "image": "data/a.jpg", "label": 3, "text": "größe, und"},
+    {"id": "x2", "image": "data/sub/b.jpg", "label": 4, "text": ""},
+]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet", "stdin"])
+def test_tables(tmp_path, kind):
+    """The same samples of each kind; files are found beside the table."""
+    fill(tmp_path, FILES)
+    text = "".join(json.dumps(row) + "\n" for row in ROWS)
+    path = tmp_path / f"table.{kind}"
+    if kind == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        pyarrow.parquet = pytest.importorskip("pyarrow.parquet")
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+    elif kind in ("csv", "tsv"):
+        comma = {"csv": ",", "tsv": "\t"}[kind]
+        lines = [["id", "image", "label", "text"], *([f'"{value}"' for value in row.values()] for row in ROWS)]
+        path.write_text("".join(comma.join(line) + "\n" for line in lines), encoding="utf-8-sig")
+    else:
+        path.write_text(text)
+    options = ["--key", "id", "--file", "image", "--value", "cls=label", "--value", "txt=text"]
+    if kind == "stdin":
+        run("-", tmp_path / "out", "--from", "jsonl", *options, "--root", tmp_path, stdin=text)
+    else:
+        run(path, tmp_path / "out", *options)
+    assert read(tmp_path / "out") == {
+        "x1": {"jpg": b"A", "cls": b"3", "txt": "größe, und".encode()},
+        "x2": {"jpg": b"B", "cls": b"4", "txt": b""},
+    }
+
+
+def test_a_row_is_json_if_nothing_else_is_said(tmp_path):
+    fill(tmp_path, {"t.jsonl": '{"a": [1]}\n{"a": null}\n'})
+    run(tmp_path / "t.jsonl", tmp_path / "out")
+    assert {key: json.loads(fields["json"]) for key, fields in read(tmp_path / "out").items()} == {
+        "000000000": {"a": [1]},
+        "000000001": {"a": None},
+    }
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "message"),
+    [
+        ({"a.jpg": "", "README": ""}, [], "README: it has no extension, which names its field: rename it"),
+        ({"a.jpg": "", "README": ""}, [], "--ignore 'README'"),
+        ({"a.jpg": "", "a.JPG": ""}, [], "a.JPG and a.jpg are both field 'jpg' of sample 'a': rename one"),
+        ({"v1.0_a.jpg": "", "v1.0_b.jpg": ""}, [], "v1.0_a.jpg: a key ends at the first dot of a name"),
+        ({"v1.0_a.jpg": "", "b.jpg": ""}, [], "--key-split last-dot, which writes it as 'v1_0_a.jpg'"),
+        ({"a.b.jpg": "", "a_b.txt": ""}, ["--key-split", "last-dot"], "would both have the key 'a_b'"),
+        ({"__x__/a.jpg": "", "b.jpg": ""}, [], "__x__/a.jpg: files in '__NAME__/'"),
+        ({"a.jpg": "", "x.gif": ""}, ["--from", "classes"], "a.jpg is in no directory of a class"),
+        ({"c/a.jpg": "", "c/a.cls": ""}, ["--from", "classes"], "'c/a' has a field 'cls' already"),
+        ({".x": ""}, [], "no samples, so there is nothing to write"),
+        ({"a.jpg": ""}, ["--split", "train=0.999,val=0.001"], "split 'val' would have none of 1 sample"),
+        ({"a.jpg": ""}, ["--max-bytes", "7 apples"], "'7 apples' is not a size"),
+    ],
+)
+def test_what_would_not_be_read_back_is_refused_with_the_mend(tmp_path, files, options, message):
+    """Before anything is written."""
+    fill(tmp_path / "in", files)
+    assert message in refused(tmp_path / "in", tmp_path / "out", *options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_all_problems_are_told_at_once(tmp_path):
+    fill(tmp_path / "in", {**{f"file{number}": "" for number in range(30)}, "a.jpg": ""})
+    told = refused(tmp_path / "in", tmp_path / "out")
+    assert told.startswith("Error: 30 problems in the input, so nothing was written: file0: it has no")
+    assert "and 20 more problems" in told
+    run(tmp_path / "in", tmp_path / "out", "--ignore", "file*")
+
+
+def test_names_with_dots(tmp_path):
+    """With a choice they are written; a dotted field that all samples have needs none."""
+    fill(tmp_path / "in", {"v1.0_a.jpg": "a", "v1.0_b.jpg": "b"})
+    run(tmp_path / "in", tmp_path / "last", "--key-split", "last-dot")
+    assert list(read(tmp_path / "last")) == ["v1_0_a", "v1_0_b"]
+    run(tmp_path / "in", tmp_path / "first", "--key-split", "first-dot")
+    assert read(tmp_path / "first") == {"v1": {"0_a.jpg": b"a", "0_b.jpg": b"b"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "message"),
+    [
+        ("l.txt", "data/a.jpg 1\ndata/a.jpg 1", [], ["data/a.jpg comes twice: name it once"]),
+        (
+            "l.txt",
+            "data/a.jpg 1\ndata/x.jpg 1",
+            [],
+            ["line 2: ", "x.jpg cannot be found: check the path, or pass --root"],
+        ),
+        ("l.txt", "data/a.jpg 1\ndata/sub/b.jpg", [], ["sample 'data/sub/b' has no label, and others have"]),
+        ("t.csv", "id,path\n1,data/a.jpg\n", ["--file", "pth"], ["has no column 'pth'. Did you mean 'path'?"]),
+        ("t.csv", "id,path\n1,data/a.jpg\n", ["--file", "zebra"], ["has no column 'zebra'; it has: id, path"]),
+        ("t.csv", "id,path\n1,data/x.jpg\n", ["--file", "path"], ["row 1: ", "x.jpg cannot be found"]),
+        ("t.csv", "id,path\n1\n", ["--file", "path"], ["line 2 of", "has not the 2 columns"]),
+        ("t.csv", "id,path\n1,\n", ["--file", "path"], ["sample '000000000' has no fields"]),
+        ("t.csv", "id,path\n,data/a.jpg\n", ["--key", "id", "--file", "path"], ["row 1 has no key in column 'id'"]),
+        ("t.csv", "id\nx\nx\n", ["--key", "id"], ["two samples have the key 'x': give each its own"]),
+        ("t.csv", "id\na.b\n", ["--key", "id"], ["write it as 'a_b'"]),
+        ("t.csv", "id\na\n", ["--value", "id"], ["--value is written as FIELD=COLUMN"]),
+        ("t.csv", "id\nx\n", ["--value", "cls=id"], ["row 1: field 'cls' cannot be encoded"]),
+        ("t.csv", "id\nx\n", ["--value", "JPG=id"], ["row 1: "]),
+        ("t.jsonl", "{}\n[]\n", [], ["line 2 of", "is no JSON object: it is no object"]),
+        ("t.jsonl", "{}\n{\n", [], ["line 2 of", "is no JSON object"]),
+        ("t.csv", b"id\n\xff\n", [], ["is not UTF-8 text"]),
+    ],
+    ids=map(str, range(17)),
+)
+def test_wrong_tables(tmp_path, name, content, options, message):
+    fill(tmp_path, {**FILES, name: content})
+    told = refused(tmp_path / name, tmp_path / "out", *options)
+    for part in message:
+        assert part in told
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "out"], "SOURCE 'nowhere' does not exist"),
+        (["-", "out"], "standard input may be anything: pass --from"),
+        ([".", "out", "--key", "id"], "are for tables, and SOURCE is files"),
+        (["t.csv", "out", "--ignore", "x"], "are for files and lists"),
+        ([".", "out", "--task", "1"], "--task and --tasks belong together"),
+        ([".", "out", "--task", "2", "--tasks", "2"], "of 2 the last is --task 1"),
+        ([".", "out", "--split", "train"], "--split is written as train=0.9,val=0.1"),
+        ([".", "out", "--split", "train=0.9,val=0.2"], "sum to 1"),
+        ([".", "out", "--split", "a=0.5,a=0.5"], "have different names"),
+        ([".", "out", "--storage-options", "[]"], "--storage-options is not JSON like"),
+    ],
+)
+def test_wrong_usage(tmp_path, monkeypatch, arguments, message):
+    fill(tmp_path, {"t.csv": "id\nx\n"})
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(*arguments, code=2)
+
+
+def test_changed_inputs_and_options_are_refused_in_words(tmp_path):
+    """And replaced with --overwrite, where what has not changed is kept."""
+    source, out = fill(tmp_path / "in", {f"{number}.txt": "x" for number in range(6)}), tmp_path / "out"
+    run(source, out, "--max-samples", 2)
+    fill(source, {"3.txt": "y"})
+    assert "1 of 3 tasks would be other than before, the first is shard-000001.tar" in refused(
+        source, out, "--max-samples", 2
+    )
+    assert "max_samples was 2, and is now 3" in refused(source, out, "--max-samples", 3)
+    assert "1 written, 2 there already" in run(source, out, "--max-samples", 2, "--overwrite").stdout
+    assert read(out)["3"] == {"txt": b"y"}
+    run(source, out, "--max-samples", 3, "--overwrite")
+    run(source, tmp_path / "fresh", "--max-samples", 3)
+    assert outputs(out) == outputs(tmp_path / "fresh")
+    fill(tmp_path / "mine", {"shard-000000.tar": "mine"})
+    assert "and no plan of a job: another program wrote them" in refused(source, tmp_path / "mine")
+    assert outputs(tmp_path / "mine") == {"shard-000000.tar": b"mine"}
+
+
+def test_reports_for_people_and_machines(tmp_path, source):
+    dry = run(source, tmp_path / "out", "--max-samples", 25, "--dry-run").stdout
+    assert not (tmp_path / "out").exists()
+    report = json.loads(run(source, tmp_path / "out", "--max-samples", 25, "--json").stdout)
+    assert report["written"] == ["shard-000000.tar", "shard-000001.tar", "shard-000002.tar"]
+    assert (report["complete"], report["failed"], report["tasks"]) == (True, {}, 3)
+    assert [report["facts"][name]["samples"] for name in report["written"]] == [25, 25, 10]
+    sizes = [os.path.getsize(tmp_path / "out" / name) for name in report["written"]]
+    assert [report["facts"][name]["size"] for name in report["written"]] == sizes
+    assert dry.splitlines() == [
+        *(
+            f"would write {name}: {count} samples, {size:,} bytes"
+            for name, count, size in zip(report["written"], [25, 25, 10], sizes)
+        ),
+        f"{tmp_path / 'out'}: 3 to write, 0 there already",
+    ]
+
+
+def test_a_file_that_vanishes_fails_its_task_alone(tmp_path, monkeypatch):
+    """The others are kept, and the next run writes the rest."""
+    source, out = fill(tmp_path / "in", {f"{number}.txt": "x" for number in range(6)}), tmp_path / "out"
+    from wds_pipes.cli.creating import records
+
+    true = records._read_local
+
+    def changed(content, key):
+        if key == "3":
+            fill(source, {"3.txt": "other"})
+        return true(content, key)
+
+    monkeypatch.setattr(records, "_read_local", changed)
+    result = run(source, out, "--max-samples", 2, code=1)
+    assert "shard-000001.tar failed: " in result.stderr
+    assert "3.txt was changed after it was listed: run the command again" in result.stderr
+    assert "1 task failed, as shown" in result.stderr
+    assert sorted(name for name in os.listdir(out) if name.endswith("tar")) == ["shard-000000.tar", "shard-000002.tar"]
+    monkeypatch.undo()
+    assert "1 of 3 tasks would be other" in refused(source, out, "--max-samples", 2)
+    assert "1 written, 2 there already" in run(source, out, "--max-samples", 2, "--overwrite").stdout
+
+
+def test_a_killed_command_goes_on(tmp_path):
+    """SIGKILL at random moments: nothing incomplete under a final name, and the same end."""
+    done = run_bench("kill_jobs.py", "--rounds", 1, "--kills", 3, "--samples", 1200, "--seed", 4)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all as without an interruption" in done.stdout
+
+
+def test_sigterm_discards_what_is_being_written(source, tmp_path):
+    """As schedulers send it; the next run writes what is missing."""
+    command = [sys.executable, "-m", "wds_pipes", "create", source, tmp_path / "out", "--max-samples", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait_for((tmp_path / "out/.wds-pipes/plan.json").exists)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (143, "")
+    assert not [name for name in os.listdir(tmp_path / "out") if name.endswith(".partial")]
+    assert "60 shards, 60 samples" in run(source, tmp_path / "out", "--max-samples", 1).stdout
+
+
+def test_tars_are_plain(whole):
+    """As TarWriter writes them: the standard library reads the same names."""
+    names = [name for shard in sorted(whole) if shard.endswith(".tar") for name, _ in by_tarfile(whole[shard])]
+    assert len(names) == 120
+    assert names[:2] == ["cat/v1.0/001.jpg", "cat/v1.0/001.seg.png"]

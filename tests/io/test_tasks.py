@@ -1,0 +1,319 @@
+"""Jobs of tasks: wds_pipes.tasks."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from scripts import run_file
+from task_work import moody, nothing, write
+from waiting import wait_for
+
+from wds_pipes import StateError
+from wds_pipes.io.tasks import running
+from wds_pipes.tar import index_shards
+from wds_pipes.tasks import Job, Place, Task, fingerprint, run, shard_files, write_shard
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(running, "_PAUSE_SECONDS", 0.01)
+
+
+def total(place, facts):
+    place.write("total.json", json.dumps(sum(fact["value"] for fact in facts)).encode())
+
+
+def make(folder, values=range(5), work=write, **options):
+    return Job(
+        "test",
+        folder if isinstance(folder, Place) else Place(str(folder)),
+        work,
+        [
+            Task(f"part-{number}", (f"{number}.a", f"{number}.b"), value, fingerprint(value))
+            for number, value in enumerate(values)
+        ],
+        options,
+        total if work is write else None,
+        ("total.json",) if work is write else (),
+    )
+
+
+def outputs(folder):
+    """The contents of the outputs."""
+    return {name: (folder / name).read_bytes() for name in sorted(os.listdir(folder)) if name[0] != "."}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The outputs of one process."""
+    folder = tmp_path_factory.mktemp("whole")
+    report = run(make(folder))
+    assert (report.written, report.skipped, report.failed, report.complete) == (
+        [f"part-{number}" for number in range(5)],
+        [],
+        {},
+        True,
+    )
+    assert [fact["pid"] for fact in report.facts.values()] == [os.getpid()] * 5
+    return outputs(folder)
+
+
+def test_processes_and_shares_write_the_same_bytes(tmp_path, whole):
+    """Shares in any order; the last one writes what belongs to the whole."""
+    report = run(make(tmp_path / "processes"), jobs=2)
+    assert report.complete
+    assert os.getpid() not in {fact["pid"] for fact in report.facts.values()}
+    assert outputs(tmp_path / "processes") == whole
+    for order in itertools.permutations(range(3)):
+        folder = tmp_path / "".join(map(str, order))
+        reports = [run(make(folder), share=(index, 3)) for index in order]
+        assert [report.complete for report in reports] == [False, False, True]
+        assert sorted(len(report.written) for report in reports) == [1, 2, 2]
+        assert outputs(folder) == whole
+
+
+def test_an_engine_runs_the_tasks(tmp_path, whole):
+    """In any order, on another machine; what it leaves out has failed."""
+
+    def threads(call, tasks):
+        with ThreadPoolExecutor(3) as pool:
+            yield from pool.map(call, reversed(tasks))
+
+    assert run(make(tmp_path / "threads"), engine=threads).complete
+    assert outputs(tmp_path / "threads") == whole
+    lazy = run(make(tmp_path / "lazy"), engine=lambda call, tasks: map(call, tasks[1:]))
+    assert lazy.failed == {"part-0": "the engine returned no outcome for it"}
+    assert not lazy.complete
+    assert run(make(tmp_path / "lazy")).written == ["part-0"]
+    assert outputs(tmp_path / "lazy") == whole
+
+
+def test_finished_tasks_are_skipped_and_missing_outputs_are_written_again(tmp_path, whole):
+    run(make(tmp_path))
+    again = run(make(tmp_path))
+    assert (again.written, len(again.skipped), again.complete) == ([], 5, True)
+    (tmp_path / "2.a").unlink()
+    (tmp_path / "total.json").unlink()
+    (tmp_path / ".wds-pipes/done/part-4.json").unlink()
+    assert run(make(tmp_path), dry_run=True).written == ["part-2", "part-4"]
+    assert not (tmp_path / "2.a").exists()
+    assert run(make(tmp_path)).written == ["part-2", "part-4"]
+    assert outputs(tmp_path) == whole
+
+
+def test_a_progress_bar(tmp_path, capsys):
+    """With what was finished before."""
+    pytest.importorskip("tqdm")
+    run(make(tmp_path), share=(0, 2))
+    run(make(tmp_path), progress=True)
+    assert "5/5" in capsys.readouterr().err
+
+
+def test_shards_by_tasks(tmp_path):
+    """write_shard replaces a shard, its offsets and its keys."""
+    from wds_pipes import IndexedShards
+
+    for count in (5, 3):
+        items = [{"__key__": str(number), "txt": "x" * 1000 * number} for number in range(count)]
+        facts = write_shard(str(tmp_path / "a.tar"), items)
+        assert sorted(os.listdir(tmp_path)) == sorted(shard_files("a.tar"))
+        again = index_shards(str(tmp_path / "a.tar"), offsets=False)
+        assert list(again.values()) == [facts]
+        indexed = IndexedShards(str(tmp_path / "a.tar"))
+        assert [indexed[number]["txt"] for number in range(count)] == [item["txt"].encode() for item in items]
+        assert indexed.by_key("2")["txt"] == items[2]["txt"].encode()
+
+
+def test_a_dry_run_writes_nothing(tmp_path):
+    report = run(make(tmp_path / "new"), dry_run=True, share=(1, 2))
+    assert (report.written, report.total, report.complete) == (["part-1", "part-3"], 5, False)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"size": 3}, "size was 2, and is now 3"),
+        ({}, "size was 2, and is now None"),
+        ({"size": 2, "values": [0, 1, 7, 3, 4]}, r"the inputs were changed: 1 of 5 tasks .* the first is part-2"),
+        ({"size": 2, "values": [0, 1, 2]}, "0 of 3 tasks would be other than before, and 2 would not be there"),
+    ],
+)
+def test_outputs_of_other_options_or_inputs_are_refused_in_words(tmp_path, other, message):
+    """And with overwrite replaced, so that nothing of them is left."""
+    run(make(tmp_path, size=2))
+    before = outputs(tmp_path)
+    for dry_run in (True, False):
+        with pytest.raises(StateError, match=f"the outputs of another job: .*{message}.*--overwrite"):
+            run(make(tmp_path, **other), dry_run=dry_run)
+    assert outputs(tmp_path) == before
+    report = run(make(tmp_path, **other), overwrite=True)
+    assert report.complete
+    assert run(make(tmp_path, **other)).written == []
+    run(make(tmp_path / ".fresh", **other))
+    assert outputs(tmp_path) == outputs(tmp_path / ".fresh")
+    if "values" in other:
+        assert report.written == [f"part-{number}" for number, value in enumerate(other["values"]) if value != number]
+
+
+def test_files_of_another_program_are_not_replaced(tmp_path, whole):
+    (tmp_path / "3.b").write_bytes(b"mine")
+    with pytest.raises(FileExistsError, match=r"1 file of the names .* 3.b, and no plan"):
+        run(make(tmp_path))
+    assert os.listdir(tmp_path) == ["3.b"]
+    assert run(make(tmp_path), overwrite=True).complete
+    assert outputs(tmp_path) == whole
+    (tmp_path / "3.b").write_bytes(b"mine, and longer")
+    with pytest.raises(StateError, match=r"3.b in .* has 16 bytes, and was written with 10: another program"):
+        run(make(tmp_path))
+    assert run(make(tmp_path), overwrite=True).written == ["part-3"]
+    assert outputs(tmp_path) == whole
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_failed_tasks_are_tried_again_and_named(tmp_path, jobs):
+    """A wrong sample is tried once; the other tasks are not stopped."""
+    kinds = [("os", 0), ("os", 2), ("os", 3), ("sample", 9), ("os", 0)]
+    job = make(tmp_path / "out", kinds, partial(moody, str(tmp_path)))
+    told = []
+    report = run(job, jobs=jobs, on_task=lambda outcome: told.append(outcome.name))
+    assert report.failed == {"part-2": "OSError: the disk is gone", "part-3": "sample 'a' is wrong"}
+    assert report.written == ["part-0", "part-1", "part-4"]
+    assert sorted(told) == [task.name for task in job.tasks]
+    calls = (tmp_path / "calls").read_text().split()
+    assert [calls.count(f"part-{number}") for number in range(5)] == [1, 3, 3, 1, 1]
+    assert run(job).written == ["part-2"]
+
+
+def test_a_killed_process_is_replaced(tmp_path):
+    """Its task is tried again; one that always dies fails by name."""
+    job = make(tmp_path / "out", [("kill", 1), ("os", 0), ("kill", 9), ("os", 0)], partial(moody, str(tmp_path)))
+    report = run(job, jobs=2)
+    assert report.written == ["part-0", "part-1", "part-3"]
+    assert list(report.failed) == ["part-2"]
+    assert "its process was ended by SIGKILL" in report.failed["part-2"]
+
+
+def test_in_a_store(s3, tmp_path, whole):
+    """The same, with one object for each receipt."""
+    place = Place(f"{s3.url}/tasks", s3.storage_options)
+    assert run(make(place), jobs=2, share=(1, 2)).written == ["part-1", "part-3"]
+    assert run(make(place)).written == ["part-0", "part-2", "part-4"]
+    assert {name: place.read(name) for name in whole} == whole
+    again = run(make(place))
+    assert (again.written, again.complete) == ([], True)
+    with pytest.raises(StateError, match="s3://shards/tasks has the outputs of another job"):
+        run(make(place, range(3)))
+    assert run(make(place, range(3)), overwrite=True).written == []
+    assert place.read("4.a") is None
+    assert json.loads(place.read("total.json")) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"jobs": 0}, ValueError, "jobs and attempts must be at least 1"),
+        ({"share": (2, 2)}, ValueError, "counted from 0"),
+        ({"share": (-1, 2)}, ValueError, "counted from 0"),
+        ({"attempts": 0}, ValueError, "at least 1"),
+    ],
+)
+def test_wrong_arguments(tmp_path, options, error, message):
+    with pytest.raises(error, match=message):
+        run(make(tmp_path / "out"), **options)
+    assert os.listdir(tmp_path) == []
+
+
+def test_wrong_jobs(tmp_path):
+    with pytest.raises(TypeError, match="work is a function of a module"):
+        run(make(tmp_path, work=lambda task, place: {}), jobs=2)
+    for name in ("", "/x", "../x", "a/../../x", ".wds-pipes/plan.json"):
+        with pytest.raises(ValueError, match="relative to its directory"):
+            Job("test", Place(str(tmp_path)), write, [Task("a", (name,))])
+    with pytest.raises(ValueError, match="two tasks have one output, 'x'"):
+        Job("test", Place(str(tmp_path)), write, [Task("a", ("x",)), Task("b", ("x",))])
+    with pytest.raises(ValueError, match="two tasks have one task, 'a'"):
+        Job("test", Place(str(tmp_path)), write, [Task("a", ("x",)), Task("a", ("y",))])
+    with pytest.raises(ValueError, match="nothing is written to"):
+        Place("https://host/folder")
+    report = run(Job("test", Place(str(tmp_path)), partial(dict, a=1), [Task("a", ("x",))]))
+    assert "TypeError" in report.failed["a"]
+
+
+def test_a_task_that_does_not_write_its_output_has_failed(tmp_path):
+    report = run(Job("test", Place(str(tmp_path)), nothing, [Task("a", ("x",))]))
+    assert report.failed == {"a": "FileNotFoundError: the task did not write x"}
+
+
+SLOW = """
+import os, sys, time
+from wds_pipes.tar import TarWriter
+from wds_pipes.tasks import Job, Place, Task, run
+
+def slow(task, place):
+    with TarWriter(place.at(task.outputs[0]), overwrite=True) as writer:
+        for number in range(10):
+            writer.write({"__key__": str(number), "txt": task.name})
+            print(os.getpid(), flush=True)
+            time.sleep(0.02 if task.arguments else 600)
+    return {}
+
+if __name__ == "__main__":
+    tasks = [Task(f"{number}.tar", (f"{number}.tar",), len(sys.argv) > 2) for number in range(3)]
+    try:
+        report = run(Job("test", Place(sys.argv[1]), slow, tasks), jobs=2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    print(report.written)
+"""
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "SIGKILL"])
+def test_an_interrupted_job_leaves_no_processes_and_no_half_files(tmp_path, how):
+    """Ctrl-C in a terminal reaches all processes; of a killed one the others notice the end."""
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW)
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    workers = {int(process.stdout.readline()) for _ in range(2)}
+    assert len(workers) == 2
+    if how == "Ctrl-C":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.kill()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == (130 if how == "Ctrl-C" else -signal.SIGKILL)
+    assert "Traceback" not in errors
+    wait_for(lambda: not any(map(alive, workers)))
+    assert os.listdir(tmp_path / "out") == [".wds-pipes"]
+    assert not (tmp_path / "out/.wds-pipes/done").exists()
+    done = run_file(script, SLOW, tmp_path / "out", "fast")
+    assert done.stdout.splitlines()[-1] == "['0.tar', '1.tar', '2.tar']", done.stderr
+    assert sorted(outputs(tmp_path / "out")) == ["0.tar", "1.tar", "2.tar"]
+
+
+def test_two_runs_at_once_share_the_work_or_wait(tmp_path, whole):
+    """Both report the same outputs."""
+    with ThreadPoolExecutor(4) as pool:
+        reports = list(pool.map(lambda _: run(make(tmp_path), attempts=20), range(4)))
+    assert [report.failed for report in reports] == [{}] * 4
+    assert outputs(tmp_path) == whole

@@ -1,0 +1,192 @@
+"""``wds-pipes create``: makes shards of files, lists and tables."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wds_pipes.cli.jobs import Running, job_options, run_job
+
+if TYPE_CHECKING:
+    from wds_pipes.io.tasks.task import Job, Report
+
+_KINDS = ("files", "classes", "list", "csv", "tsv", "jsonl", "parquet")
+_ENDINGS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+
+
+@click.command()
+@click.argument("source")
+@click.argument("dest")
+@click.option(
+    "--from",
+    "kind",
+    type=click.Choice(_KINDS),
+    help="What SOURCE is.  [default: files for a directory; by the extension of a file, else list]",
+)
+@click.option("--max-samples", type=click.IntRange(min=1), default=100_000, show_default=True, help="In a shard.")
+@click.option("--max-bytes", default="1GiB", show_default=True, help="Of a shard, such as 256MB.")
+@click.option(
+    "--shuffle", type=int, metavar="SEED", help="Write in a random order, which depends on SEED and the keys."
+)
+@click.option("--split", metavar="NAME=SHARE,...", help="Divide by the hashes of the keys, such as train=0.9,val=0.1.")
+@click.option(
+    "--key-split",
+    type=click.Choice(["first-dot", "last-dot"]),
+    help="Which dot of a name ends the key; with last-dot, other dots become underscores.  [default: the first, and "
+    "names that look otherwise are refused]",
+)
+@click.option("--ignore", multiple=True, metavar="PATTERN", help="Leave out these files, such as '*.tmp'; repeatable.")
+@click.option("--key", metavar="COLUMN", help="The column of the keys of a table.  [default: the number of the row]")
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    metavar="[FIELD=]COLUMN",
+    help="A column of paths or URLs of files, whose bytes are a field; repeatable.",
+)
+@click.option("--value", "values", multiple=True, metavar="FIELD=COLUMN", help="A column of values; repeatable.")
+@click.option(
+    "--root", metavar="DIRECTORY", help="Where relative paths in a list or table begin.  [default: where it is]"
+)
+@click.option("--storage-options", default="{}", help="As in open_shards, in JSON: '{\"anon\": true}'.")
+@job_options
+def create(
+    *,
+    source: str,
+    dest: str,
+    kind: str | None,
+    max_samples: int,
+    max_bytes: str,
+    shuffle: int | None,
+    split: str | None,
+    key_split: str | None,
+    ignore: tuple[str, ...],
+    key: str | None,
+    files: tuple[str, ...],
+    values: tuple[str, ...],
+    root: str | None,
+    storage_options: str,
+    running: Running,
+) -> None:
+    """Make shards in the directory DEST.
+
+    SOURCE is a directory, a list, a table or - for standard input. DEST is a directory that is
+    made, or a URL such as s3://bucket/data. It gets shard-000000.tar and so on, their offsets for
+    IndexedShards, and index.json; with --split a directory for each split. Each appears when it is
+    complete. Run the same command again after an interruption: what is finished is kept.
+
+    \b
+    files    files of one name are a sample: a.jpg and a.json
+    classes  directories are classes, as in ImageFolder: field cls, and classes.json
+    list     lines with a path and maybe a label: images/a.jpg 3
+    csv, tsv, jsonl, parquet
+             a row is a sample, as its field json, or what --file and --value say
+
+    \b
+    wds-pipes create photos/ shards/ --max-bytes 256MB --shuffle 7 -j 4
+    wds-pipes create table.csv s3://bucket/data --key id --file image --value cls=label
+    wds-pipes create photos/ shards/ --task 0 --tasks 8
+    """  # noqa: D301
+    options, shares, columns = _options(storage_options), _shares(split), (key, files, values, root)
+    kind = kind or _kind(source)
+    if kind in ("files", "classes", "list"):
+        if key or files or values or (root and kind != "list"):
+            raise click.UsageError(f"--key, --file, --value and --root are for tables, and SOURCE is {kind}")
+    elif key_split or ignore:
+        raise click.UsageError("--key-split and --ignore are for files and lists")
+
+    def make() -> Job:
+        from wds_pipes.cli.creating import files as of_files
+        from wds_pipes.cli.creating import tables
+        from wds_pipes.cli.creating.plan import plan
+        from wds_pipes.cli.creating.records import Problems
+        from wds_pipes.io.cache.shard_cache import parse_size
+        from wds_pipes.io.tasks.task import Place
+
+        place, problems, limit = Place(dest, options), Problems(), parse_size(max_bytes)
+        classes: list[str] = []
+        if kind == "files":
+            records = of_files.of_directory(source, key_split, ignore, problems, options)
+        elif kind == "classes":
+            records, classes = of_files.of_classes(source, key_split, ignore, problems, options)
+        elif kind == "list":
+            records, classes = tables.of_list(source, root, key_split, problems, options)
+        else:
+            records = tables.of_table(source, kind, _columns(*columns), problems, options)
+        return plan(
+            records,
+            place,
+            problems,
+            classes=classes,
+            shuffle=shuffle,
+            shares=shares,
+            max_samples=max_samples,
+            max_bytes=limit,
+        )
+
+    from wds_pipes.cli.creating.plan import planned
+
+    run_job(make, running, planned, _summary)
+
+
+def _kind(source: str) -> str:
+    """What a source is, if the command does not say it."""
+    if source == "-":
+        raise click.UsageError("standard input may be anything: pass --from list, csv, tsv, jsonl or parquet")
+    ending = os.path.splitext(source.partition("?")[0])[1].lower()
+    if os.path.isdir(source) or (not os.path.exists(source) and (source.endswith("/") or "." not in ending)):
+        if not os.path.exists(source) and "://" not in source:
+            raise click.UsageError(f"SOURCE {source!r} does not exist")
+        return "files"
+    if not os.path.exists(source) and "://" not in source:
+        raise click.UsageError(f"SOURCE {source!r} does not exist")
+    return _ENDINGS.get(ending, "list")
+
+
+def _columns(key: str | None, files: tuple[str, ...], values: tuple[str, ...], root: str | None) -> Any:
+    from wds_pipes.cli.creating.tables import Columns
+
+    named: dict[str, str] = {}
+    for value in values:
+        field, equals, column = value.partition("=")
+        if not equals or not field or not column:
+            raise ValueError(f"--value is written as FIELD=COLUMN, such as cls=label, not {value!r}")
+        named[field] = column
+    pairs = [(field, column) if equals else ("", field) for field, equals, column in (f.partition("=") for f in files)]
+    return Columns(key, tuple(pairs), named, root)
+
+
+def _options(text: str) -> dict[str, Any] | None:
+    try:
+        options = json.loads(text)
+        if not isinstance(options, dict):
+            raise ValueError("it is no object")
+    except ValueError as error:
+        raise click.UsageError(f'--storage-options is not JSON like {{"anon": true}}: {error}') from error
+    return options or None
+
+
+def _shares(text: str | None) -> dict[str, float] | None:
+    if text is None:
+        return None
+    shares: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, share = part.partition("=")
+        try:
+            shares[name.strip()] = float(share)
+        except ValueError:
+            raise click.UsageError(f"--split is written as train=0.9,val=0.1, not {text!r}") from None
+    if abs(sum(shares.values()) - 1) > 1e-9 or min(shares.values()) <= 0 or len(shares) <= text.count(","):
+        raise click.UsageError(f"the shares of --split have different names, are above 0 and sum to 1, not {text!r}")
+    return shares
+
+
+def _summary(report: Report) -> str:
+    from wds_pipes.core.words import plural
+
+    facts = report.facts.values()
+    samples, size = sum(fact["samples"] for fact in facts), sum(fact["size"] for fact in facts)
+    return f"{plural(len(facts), 'shard')}, {plural(samples, 'sample')}, {plural(size, 'byte')}"

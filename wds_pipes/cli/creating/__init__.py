@@ -1,0 +1,1 @@
+"""What ``wds-pipes create`` reads, and how it divides samples into shards."""

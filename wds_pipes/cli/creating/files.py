@@ -1,0 +1,109 @@
+"""Samples of a directory: files with one name and several extensions, or directories that are
+classes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from wds_pipes.cli.creating.names import Grouping
+from wds_pipes.cli.creating.records import Content, Problems, Record
+from wds_pipes.io.outputs import refuse
+from wds_pipes.io.urls import local_path, redact
+
+Options = dict[str, Any] | None
+
+
+def of_directory(
+    source: str, key_split: str | None, ignore: Sequence[str], problems: Problems, storage_options: Options
+) -> list[Record]:
+    """The samples of a directory and those below: files whose names differ only in what follows
+    the key. They are sorted by their names. Hidden files are left out.
+    """
+    grouping = Grouping(key_split, problems)
+    for name, content in listed(source, ignore, problems, storage_options):
+        grouping.add(name, content)
+    return sorted(grouping.records())
+
+
+def of_classes(
+    source: str, key_split: str | None, ignore: Sequence[str], problems: Problems, storage_options: Options
+) -> tuple[list[Record], list[str]]:
+    """The samples of a directory whose directories are classes, as torchvision's ImageFolder reads
+    it; each gets a field ``cls``, the number of its class.
+
+    Returns:
+        The samples, and the sorted names of the classes.
+    """
+    grouping, of_key = Grouping(key_split, problems), {}
+    for name, content in listed(source, ignore, problems, storage_options):
+        label, slash, _ = name.partition("/")
+        if not slash:
+            problems.add(
+                f"{name} is in no directory of a class: move it, leave it out with --ignore {name!r}, or write without "
+                "classes: --from files"
+            )
+        elif (key := grouping.add(name, content)) is not None:
+            of_key[key] = label
+    records, classes = sorted(grouping.records()), sorted(set(of_key.values()))
+    for record in records:
+        if "cls" in record.fields:
+            problems.add(f"sample {record.key!r} has a field 'cls' already: write without classes, --from files")
+        record.fields["cls"] = str(classes.index(of_key[record.key])).encode()
+    return records, classes
+
+
+def listed(
+    source: str, ignore: Sequence[str], problems: Problems, storage_options: Options
+) -> Iterator[tuple[str, Content]]:
+    """The files in a directory and those below, in the order of their names relative to it."""
+    path = local_path(source)
+    found = _local(path, "", problems, ()) if path is not None else _remote(source, storage_options)
+    for name, content in found:
+        parts = name.split("/")
+        if not any(part.startswith(".") for part in parts) and not any(
+            fnmatchcase(name, pattern) or fnmatchcase(parts[-1], pattern) for pattern in ignore
+        ):
+            yield name, content
+
+
+def _local(
+    folder: str, prefix: str, problems: Problems, above: tuple[tuple[int, int], ...]
+) -> Iterator[tuple[str, Content]]:
+    status = os.stat(folder)
+    if (status.st_dev, status.st_ino) in above:
+        problems.add(f"{folder} is a link to a directory that contains it: remove the link")
+        return
+    above = (*above, (status.st_dev, status.st_ino))
+    with os.scandir(folder) as entries:
+        ordered = sorted(entries, key=lambda entry: entry.name)
+    for entry in ordered:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _local(entry.path, f"{prefix}{entry.name}/", problems, above)
+        elif entry.is_file():
+            status = entry.stat()
+            yield prefix + entry.name, Content(entry.path, status.st_size, str(status.st_mtime_ns))
+        else:
+            problems.add(f"{entry.path} is neither a file nor a directory, or a link to nothing: remove it")
+
+
+def _remote(source: str, storage_options: Options) -> Iterator[tuple[str, Content]]:
+    from wds_pipes.io.remote.file_systems import file_system
+
+    try:
+        fs, path = file_system(source, storage_options)
+        found = fs.find(path, detail=True)
+    except Exception as error:
+        refuse(source, error, storage_options, "listed")
+    if not found:
+        raise ValueError(f"there are no files in {redact(source)}: check the URL")
+    start = len(path.rstrip("/")) + 1
+    for name in sorted(found):
+        entry = found[name]
+        mark = str(entry.get("ETag") or entry.get("etag") or entry.get("mtime") or "")
+        yield name[start:], Content(fs.unstrip_protocol(name), int(entry["size"] or 0), mark)

@@ -1,0 +1,173 @@
+"""Divide samples into shards, which are the tasks of a job."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+
+from wds_pipes.cli.creating.records import Content, Problems, Record, samples
+from wds_pipes.core.order import hash64, hash_text
+from wds_pipes.core.words import plural
+from wds_pipes.errors import SampleError
+from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
+from wds_pipes.tar.index_file import Entry, write_index
+from wds_pipes.tar.index_formats import ShardFacts
+from wds_pipes.tar.shard_file import shard_files, write_shard
+from wds_pipes.tar.views import split_by_key
+from wds_pipes.tar.writer import check_name, stored_size, whole
+
+_INDEX, _CLASSES = "index.json", "classes.json"
+
+
+def plan(
+    records: Sequence[Record],
+    place: Place,
+    problems: Problems,
+    *,
+    classes: Sequence[str] = (),
+    shuffle: int | None = None,
+    shares: Mapping[str, float] | None = None,
+    max_samples: int,
+    max_bytes: int,
+) -> Job:
+    """Make the job that writes samples.
+
+    Args:
+        records: the samples, in order.
+        place: the directory of the shards.
+        problems: takes what is wrong with the samples.
+        classes: the names of the classes, for ``classes.json``.
+        shuffle: the seed of a random order, which depends on the keys and on nothing else.
+        shares: the names of splits and their shares: see ``split_by_key``.
+        max_samples: the maximum number of samples in a shard.
+        max_bytes: the maximum size of a shard.
+
+    Raises:
+        SampleError: there are problems.
+        ValueError: there is no sample, or none in a split.
+    """
+    _check(records, problems)
+    if not records:
+        raise ValueError("the source has no samples, so there is nothing to write")
+    if shuffle is not None:
+        records = sorted(records, key=lambda record: (hash64(shuffle, hash_text(record.key)), record.key))
+    tasks: list[Task] = []
+    parts = _split(records, shares) if shares else {"": records}
+    for name, part in parts.items():
+        prefix = f"{name}/{name}" if name else "shard"
+        for number, group in enumerate(_shards(part, max_samples, max_bytes)):
+            shard = f"{prefix}-{number:06d}.tar"
+            tasks.append(Task(shard, shard_files(shard), group, _fingerprint(group)))
+    indexes = tuple(f"{name}/{_INDEX}" if name else _INDEX for name in parts)
+    options = {"shuffle": shuffle, "split": dict(shares) if shares else None, "classes": list(classes)}
+    return Job(
+        "create",
+        place,
+        partial(write, place.storage_options),
+        tasks,
+        {**options, "max_samples": max_samples, "max_bytes": max_bytes},
+        partial(finish, tuple(classes)),
+        (*indexes, *([_CLASSES] if classes else [])),
+    )
+
+
+def write(storage_options: dict[str, Any] | None, task: Task, place: Place) -> Facts:
+    """Write a shard."""
+    facts = write_shard(
+        place.at(task.name), samples(task.arguments, storage_options), storage_options=place.storage_options
+    )
+    return {"shard": task.name, **facts._asdict()}
+
+
+def finish(classes: Sequence[str], place: Place, facts: list[Facts]) -> None:
+    """Write an index of the shards of each split, and the names of the classes."""
+    folders: dict[str, dict[str, Entry]] = {}
+    for fact in facts:
+        folder = fact["shard"].rpartition("/")[0]
+        entry = Entry(ShardFacts(fact["samples"], fact["size"], fact["md5"]))
+        folders.setdefault(folder, {})[place.at(fact["shard"])] = entry
+    for folder, entries in folders.items():
+        index = f"{folder}/{_INDEX}" if folder else _INDEX
+        write_index(place.at(index), entries, storage_options=place.storage_options)
+    if classes:
+        place.write(_CLASSES, (json.dumps(list(classes), indent=1) + "\n").encode())
+
+
+def planned(task: Task) -> str:
+    """What a task would write, in words."""
+    size = sum(_size(record) for record in task.arguments)
+    return f"{task.name}: {plural(len(task.arguments), 'sample')}, {plural(whole(size), 'byte')}"
+
+
+def _check(records: Sequence[Record], problems: Problems) -> None:
+    seen: set[str] = set()
+    for key, fields in records:
+        if key in seen:
+            problems.add(f"two samples have the key {key!r}: give each its own")
+        seen.add(key)
+        if not fields:
+            problems.add(f"sample {key!r} has no fields, so it would not be in a shard: give it one, or leave it out")
+        for field in fields:
+            try:
+                check_name(key, field)
+            except SampleError as error:
+                problems.add(str(error))
+    problems.check()
+
+
+def _split(records: Sequence[Record], shares: Mapping[str, float]) -> dict[str, list[Record]]:
+    import numpy as np
+
+    for name in shares:
+        if not re.fullmatch(r"[\w-]+", name):
+            raise ValueError(f"a split is named by letters, digits, '_' and '-', not {name!r}")
+    hashes = np.array([hash_text(record.key) for record in records], np.uint64)
+    found = {}
+    for name, part in split_by_key(shares).items():
+        found[name] = [records[place] for place in np.flatnonzero(part.has(hashes)).tolist()]
+        if not found[name]:
+            raise ValueError(
+                f"split {name!r} would have none of {plural(len(records), 'sample')}: give it a larger share"
+            )
+    return found
+
+
+def _shards(records: Sequence[Record], max_samples: int, max_bytes: int) -> list[list[Record]]:
+    """Divide samples as ShardWriter does."""
+    shards: list[list[Record]] = []
+    size = 0
+    for record in records:
+        own = _size(record)
+        if not shards or len(shards[-1]) >= max_samples or whole(size + own) > max_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(record)
+        size += own
+    return shards
+
+
+def _size(record: Record) -> int:
+    return sum(stored_size(record.key, field, record.size_of(field)) for field in record.fields)
+
+
+def _fingerprint(records: Sequence[Record]) -> str:
+    return fingerprint(
+        [
+            [
+                key,
+                [
+                    [field, *([value.size, value.identity] if isinstance(value, Content) else [_hash(value)])]
+                    for field, value in sorted(fields.items())
+                ],
+            ]
+            for key, fields in records
+        ]
+    )
+
+
+def _hash(value: bytes) -> str:
+    return blake2b(value, digest_size=16).hexdigest()

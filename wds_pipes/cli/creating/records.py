@@ -1,0 +1,127 @@
+"""Samples that are to be written: their keys, and where the bytes of their fields are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any, NamedTuple
+
+from wds_pipes.core.words import plural
+from wds_pipes.errors import SampleError
+from wds_pipes.io.outputs import refuse
+from wds_pipes.io.urls import identify, local_path, redact
+
+_SHOWN = 10
+_REQUESTS, _AHEAD = 16, 64  # remote files that are read at a time, and samples that are read ahead
+
+
+class Content(NamedTuple):
+    """A file whose bytes are a field.
+
+    Attributes:
+        url: its path or URL.
+        size: its size in bytes.
+        mark: its time of modification in nanoseconds, or its ETag; "": not known.
+    """
+
+    url: str
+    size: int
+    mark: str
+
+    @property
+    def identity(self) -> str:
+        """What distinguishes it from another file, independent of where a directory is."""
+        return self.mark if local_path(self.url) is not None else f"{self.mark} {identify(self.url)}"
+
+
+class Record(NamedTuple):
+    """A sample: its key, and its fields by name, as bytes or as a file that has them."""
+
+    key: str
+    fields: dict[str, Content | bytes]
+
+    def size_of(self, field: str) -> int:
+        """The bytes of a field."""
+        value = self.fields[field]
+        return len(value) if isinstance(value, bytes) else value.size
+
+
+class Problems:
+    """What is wrong with the input: all of it is found before anything is written."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._count = 0
+
+    def add(self, line: str) -> None:
+        """Note a problem, with its mend."""
+        self._count += 1
+        if len(self._lines) < _SHOWN:
+            self._lines.append(line.rstrip("."))
+
+    def check(self) -> None:
+        """Raise SampleError if there are problems."""
+        if self._count:
+            more = [f"and {plural(self._count - _SHOWN, 'more problem')}"] * (self._count > _SHOWN)
+            lines = "\n".join(f"  {line}" for line in [*self._lines, *more])
+            raise SampleError(f"{plural(self._count, 'problem')} in the input, so nothing was written:\n{lines}")
+
+
+def samples(records: Iterable[Record], storage_options: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """Read samples, as ``TarWriter`` writes them.
+
+    Raises:
+        SampleError: a file was changed after it was listed.
+        OSError: a file cannot be read; a ShardError for one in a store.
+    """
+    rest = iter(records)
+    while ahead := list(islice(rest, _AHEAD)):
+        remote = [
+            value
+            for record in ahead
+            for value in record.fields.values()
+            if isinstance(value, Content) and local_path(value.url) is None
+        ]
+        read = _read_remote(remote, storage_options) if remote else {}
+        for record in ahead:
+            sample: dict[str, Any] = {"__key__": record.key}
+            for field, value in record.fields.items():
+                if not isinstance(value, Content):
+                    sample[field] = value
+                else:
+                    sample[field] = read[value.url] if value.url in read else _read_local(value, record.key)
+                    if len(sample[field]) != value.size:
+                        raise _changed(value, record.key)
+            yield sample
+
+
+def _read_local(content: Content, key: str) -> bytes:
+    path = local_path(content.url) or content.url
+    with open(path, "rb", buffering=0) as file:
+        if str(os.fstat(file.fileno()).st_mtime_ns) != content.mark:
+            raise _changed(content, key)
+        return file.readall()
+
+
+def _read_remote(contents: Sequence[Content], storage_options: dict[str, Any] | None) -> dict[str, bytes]:
+    def read(url: str) -> bytes:
+        from wds_pipes.io.remote.file_systems import file_system
+
+        try:
+            fs, path = file_system(url, storage_options)
+            return bytes(fs.cat_file(path))
+        except Exception as error:
+            refuse(url, error, storage_options, "read")
+
+    urls = list(dict.fromkeys(content.url for content in contents))
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        return dict(zip(urls, pool.map(read, urls), strict=True))
+
+
+def _changed(content: Content, key: str) -> SampleError:
+    return SampleError(
+        f"{redact(content.url)} was changed after it was listed: run the command again when no program writes it",
+        key=key,
+    )

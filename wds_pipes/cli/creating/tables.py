@@ -1,0 +1,246 @@
+"""Samples of tables: lists of paths with labels, CSV, TSV, JSON lines and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from wds_pipes.cli.creating.names import Grouping
+from wds_pipes.cli.creating.records import Content, Problems, Record
+from wds_pipes.core.importing import library
+from wds_pipes.core.suggest import nearest
+from wds_pipes.io.urls import local_path, redact
+from wds_pipes.io.versions import version_of
+
+KINDS = ("csv", "tsv", "jsonl", "parquet")
+_REQUESTS, _AHEAD = 16, 1024
+
+Options = dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a table are what.
+
+    Attributes:
+        key: the column of the keys; None: the number of the row is the key.
+        files: the columns of paths or URLs of files, by their fields; "": the extension of the file
+            is the field.
+        values: the columns of values, by their fields.
+        root: the directory of relative paths; None: that of the table.
+    """
+
+    key: str | None = None
+    files: tuple[tuple[str, str], ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+    root: str | None = None
+
+
+def of_list(
+    source: str, root: str | None, key_split: str | None, problems: Problems, storage_options: Options
+) -> tuple[list[Record], list[str]]:
+    """The samples of a list: lines with a path or URL, and a label after a tab or the last blank.
+    The label is the field ``cls``: the integer, or if not all are integers, the number of the name.
+
+    Returns:
+        The samples, and the sorted names of the classes, which is empty if labels are integers.
+    """
+    base, grouping = _base(source, root), Grouping(key_split, problems)
+    labels: dict[str, str] = {}
+    lines: list[tuple[int, str, str | None]] = []
+    with _text(source, storage_options) as text:
+        for number, line in enumerate(text, 1):
+            if line := line.strip():
+                path, *rest = line.rsplit("\t", 1) if "\t" in line else line.rsplit(None, 1)
+                lines.append((number, path.strip(), rest[0].strip() if rest else None))
+    contents = _contents([_join(base, path) for _, path, _ in lines], storage_options)
+    for (number, path, label), content in zip(lines, contents, strict=True):
+        if content is None:
+            problems.add(
+                f"line {number}: {redact(_join(base, path))} cannot be found: check the path, or pass --root DIRECTORY "
+                "if paths are relative to another one than that of the list"
+            )
+            continue
+        key = grouping.add(_name(path, base), content)
+        if key is not None and label is not None and labels.setdefault(key, label) != label:
+            problems.add(f"line {number}: sample {key!r} has the labels {labels[key]!r} and {label!r}")
+    records = grouping.records()
+    if labels and len(labels) < len(records):
+        bare = next(record.key for record in records if record.key not in labels)
+        problems.add(f"sample {bare!r} has no label, and others have: write 'PATH LABEL' in each line, or in none")
+    classes = [] if all(_is_integer(label) for label in labels.values()) else sorted(set(labels.values()))
+    numbers = {name: str(number) for number, name in enumerate(classes)}
+    for record in records:
+        if (label := labels.get(record.key)) is not None:
+            record.fields["cls"] = (numbers[label] if classes else str(int(label))).encode()
+    return records, classes
+
+
+def of_table(source: str, kind: str, columns: Columns, problems: Problems, storage_options: Options) -> list[Record]:
+    """The samples of a table, one for each row.
+
+    Raises:
+        ValueError: the table has no such column, or is none.
+    """
+    from wds_pipes.codecs.encoding import encode
+
+    base, records = _base(source, columns.root), []
+    rows = enumerate(_rows(source, kind, columns, storage_options), 1)
+    while ahead := [row for row, _ in zip(rows, range(_AHEAD), strict=False)]:
+        wanted = [str(row[column]) for _, row in ahead for _, column in columns.files if row.get(column)]
+        found = dict(zip(wanted, _contents([_join(base, path) for path in wanted], storage_options), strict=True))
+        for number, row in ahead:
+            fields: dict[str, Content | bytes] = {}
+            for name, column in columns.files:
+                if not row.get(column):
+                    continue
+                path = str(row[column])
+                content, label = found[path], name or path.rpartition("/")[2].rpartition(".")[2].lower()
+                if content is None:
+                    problems.add(
+                        f"row {number}: {redact(_join(base, path))} cannot be found: check the path, or pass --root "
+                        "DIRECTORY if paths are relative to another one than that of the table"
+                    )
+                elif not name and "." not in path.rpartition("/")[2]:
+                    problems.add(f"row {number}: {path} has no extension: name its field, as in --file jpg={column}")
+                elif label in fields:
+                    problems.add(f"row {number}: two files are field {label!r}: name them, as in --file jpg={column}")
+                else:
+                    fields[label] = content
+            values: dict[str, Any] = {name: row.get(column) for name, column in columns.values.items()}
+            if not columns.values and not columns.files:
+                values["json"] = row
+            for name, value in values.items():
+                if value is not None:
+                    try:
+                        fields[name] = encode(name, value)
+                    except Exception as error:
+                        problems.add(f"row {number}: field {name!r} cannot be encoded: {error}")
+            key = f"{number - 1:09d}" if columns.key is None else row.get(columns.key)
+            if key is None or key == "":
+                problems.add(f"row {number} has no key in column {columns.key!r}: give it one")
+            else:
+                records.append(Record(str(key), fields))
+    return records
+
+
+def _rows(source: str, kind: str, columns: Columns, storage_options: Options) -> Iterator[dict[str, Any]]:
+    named = [*([columns.key] if columns.key else []), *(name for _, name in columns.files), *columns.values.values()]
+    if kind == "parquet":
+        pyarrow = library("pyarrow.parquet", "pyarrow", "parquet")
+        with _bytes(source, storage_options) as file:
+            table = pyarrow.ParquetFile(io.BytesIO(file.read()))  # its footer is at the end
+        _check(named, table.schema_arrow.names, source)
+        for batch in table.iter_batches():
+            yield from batch.to_pylist()
+        return
+    with _text(source, storage_options) as text:
+        if kind == "jsonl":
+            for number, line in enumerate(text, 1):
+                if line.strip():
+                    try:
+                        row = json.loads(line)
+                        if not isinstance(row, dict):
+                            raise ValueError("it is no object")
+                    except ValueError as error:
+                        raise ValueError(f"line {number} of {redact(source)} is no JSON object: {error}") from error
+                    if number == 1:
+                        _check(named, row, source)
+                    yield row
+            return
+        table = csv.DictReader(text, delimiter="\t" if kind == "tsv" else ",", strict=True)
+        _check(named, table.fieldnames or (), source)
+        try:
+            for row in table:
+                if None in row or None in row.values():
+                    raise ValueError(
+                        f"line {table.line_num} of {redact(source)} has not the {len(table.fieldnames or ())} columns "
+                        "of the first line"
+                    )
+                yield row
+        except csv.Error as error:
+            raise ValueError(f"line {table.line_num} of {redact(source)} is no {kind.upper()}: {error}") from error
+
+
+def _check(named: list[str], known: Any, source: str) -> None:
+    for name in named:
+        if name not in known:
+            near = nearest(name, known)
+            mean = f". Did you mean {near!r}?" if near else f"; it has: {', '.join(map(str, known))}"
+            raise ValueError(f"{redact(source)} has no column {name!r}{mean}")
+
+
+@contextmanager
+def _bytes(source: str, storage_options: Options) -> Iterator[IO[bytes]]:
+    path = local_path(source)
+    if source == "-":
+        yield sys.stdin.buffer
+    elif path is not None:
+        with open(path, "rb") as file:
+            yield file
+    else:
+        from wds_pipes.io.open import open_url
+
+        with open_url(source, storage_options=storage_options) as stream:
+            yield stream
+
+
+@contextmanager
+def _text(source: str, storage_options: Options) -> Iterator[IO[str]]:
+    with _bytes(source, storage_options) as file:
+        buffered = io.BufferedReader(file) if isinstance(file, io.RawIOBase) else file
+        text = io.TextIOWrapper(buffered, "utf-8-sig", newline="")
+        try:
+            yield text
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{redact(source)} is not UTF-8 text: {error}") from error
+        finally:
+            text.detach()  # closing is up to the owner
+
+
+def _contents(urls: list[str], storage_options: Options) -> list[Content | None]:
+    """What is known of files; None: there is none."""
+
+    def look(url: str) -> Content | None:
+        path = local_path(url)
+        if path is not None:
+            try:
+                status = os.stat(path)
+            except OSError:
+                return None
+            return Content(path, status.st_size, str(status.st_mtime_ns)) if os.path.isfile(path) else None
+        size, mark, _ = version_of(url, storage_options)
+        return None if size is None else Content(url, size, mark or "")
+
+    if all(local_path(url) is not None for url in urls):
+        return [look(url) for url in urls]
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        return list(pool.map(look, urls))
+
+
+def _base(source: str, root: str | None) -> str:
+    """The directory of relative paths."""
+    return root if root is not None else "" if source == "-" else source.rpartition("/")[0]
+
+
+def _join(base: str, path: str) -> str:
+    return path if not base or local_path(path) != path or path.startswith("/") else f"{base.rstrip('/')}/{path}"
+
+
+def _name(path: str, base: str) -> str:
+    """The name of a file that gives its key: relative to the directory, without a scheme."""
+    name = path.removeprefix(f"{base.rstrip('/')}/") if base else path
+    name = name.partition("?")[0].partition("://")[2] if local_path(name) is None else name
+    return "/".join(part for part in name.split("/") if part not in ("", ".", ".."))
+
+
+def _is_integer(text: str) -> bool:
+    return text.removeprefix("-").isdecimal() and text.isascii()

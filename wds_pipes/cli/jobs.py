@@ -1,0 +1,167 @@
+"""What all commands that write files have in common: how their tasks run, and what they report."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+if TYPE_CHECKING:
+    from wds_pipes.io.tasks.task import Job, Outcome, Report, Task
+
+
+class Running(NamedTuple):
+    """The options of ``job_options``."""
+
+    jobs: int
+    task: int | None
+    tasks: int | None
+    overwrite: bool
+    dry_run: bool
+    as_json: bool
+    progress: bool | None
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Which tasks to run.
+
+        Raises:
+            UsageError: only one of the two options is given, or they do not fit.
+        """
+        if self.task is None and self.tasks is None:
+            return 0, 1
+        if self.task is None or self.tasks is None:
+            raise click.UsageError("--task and --tasks belong together: --task 0 --tasks 8 is the first of 8 shares")
+        if self.task >= self.tasks:
+            raise click.UsageError(f"--task counts from 0, so of {self.tasks} the last is --task {self.tasks - 1}")
+        return self.task, self.tasks
+
+
+def job_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options with which its tasks run; it gets them as ``running``."""
+
+    def wrapped(**options: Any) -> None:
+        running = Running(**{name: options.pop(name) for name in Running._fields})
+        command(**options, running=running)
+
+    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+    wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in reversed(_OPTIONS):
+        option(wrapped)
+    return wrapped
+
+
+_OPTIONS = (
+    click.option(
+        "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes on this machine."
+    ),
+    click.option("--task", type=click.IntRange(min=0), help="Write only this share of the shards, from 0 on."),
+    click.option("--tasks", type=click.IntRange(min=1), help="How many shares there are, on any machines."),
+    click.option("--overwrite", is_flag=True, help="Replace what another command, or other input, has written there."),
+    click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing."),
+    click.option("--json", "as_json", is_flag=True, help="Report to standard output in JSON."),
+    click.option(
+        "--progress/--no-progress",
+        default=None,
+        help="Show a progress bar; needs tqdm.  [default: on a terminal, if tqdm is installed]",
+    ),
+)
+
+
+def run_job(
+    make: Callable[[], Job],
+    running: Running,
+    planned: Callable[[Task], str],
+    summary: Callable[[Report], str],
+) -> None:
+    """Run a job, and report; the exit code is 1 if something failed.
+
+    Args:
+        make: makes the job; its errors are reported.
+        running: how to run it.
+        planned: what a task would write, for ``--dry-run``.
+        summary: what the finished tasks wrote.
+    """
+    from wds_pipes.core.words import plural
+    from wds_pipes.errors import WdsError
+    from wds_pipes.io.tasks.running import run
+
+    share, progress = running.share, running.progress
+    if progress is None:
+        progress = sys.stderr.isatty() and find_spec("tqdm") is not None
+    try:
+        with _ended_by_sigterm():
+            job = make()
+            report = run(
+                job,
+                jobs=running.jobs,
+                share=share,
+                overwrite=running.overwrite,
+                dry_run=running.dry_run,
+                on_task=_tell,
+                progress=progress,
+            )
+    except (WdsError, ValueError, OSError, ModuleNotFoundError) as error:
+        raise click.ClickException(_words(error)) from error
+    if running.as_json:
+        click.echo(json.dumps(_as_json(job, report, running.dry_run)))
+    elif running.dry_run:
+        named = {task.name: task for task in job.tasks}
+        for name in report.written:
+            click.echo(f"would write {planned(named[name])}")
+        click.echo(f"{report.place}: {len(report.written)} to write, {len(report.skipped)} there already")
+    else:
+        done = f"{len(report.written)} written, {len(report.skipped)} there already"
+        left = report.total - len(report.facts)
+        whole = summary(report) if report.complete else f"{plural(left, 'task')} of {report.total} left"
+        click.echo(f"{report.place}: {done}; {whole}")
+    if report.failed:
+        raise click.ClickException(
+            f"{plural(len(report.failed), 'task')} failed, as shown. Run the command again when the cause is mended: "
+            "what is finished is kept."
+        )
+
+
+def _tell(outcome: Outcome) -> None:
+    if outcome.facts is None:
+        click.echo(f"{outcome.name} failed: {outcome.error}", err=True)
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        notes = [note.partition(": ")[2] for note in getattr(error, "__notes__", ())]
+        return f"{error.filename}: {error.strerror}" + "".join(f": {note}" for note in notes if note)
+    return str(error)
+
+
+def _as_json(job: Job, report: Report, dry_run: bool) -> dict[str, Any]:
+    return {
+        "command": job.command,
+        "place": report.place,
+        "tasks": report.total,
+        "would_write" if dry_run else "written": report.written,
+        "skipped": report.skipped,
+        "failed": report.failed,
+        "complete": report.complete,
+        "facts": report.facts,
+    }
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM, which schedulers send, discard what is being written, as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

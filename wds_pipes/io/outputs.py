@@ -1,0 +1,281 @@
+"""Files to write, on a local disk or in a store, that get their final name when they are complete.
+
+Rules:
+1. A local file is a ``PartialFile``. An object of S3, GCS or Azure appears when its upload ends; if
+   writing fails, the upload is aborted. In any other store that fsspec can write to, the data is
+   written to ``.NAME.partial`` in the same directory and then moved.
+2. A process that is killed may leave a ``.NAME.partial``, or parts of an upload that has no name.
+   The next writer of the file replaces the former; a rule of the bucket removes the latter.
+3. Errors of a store are shown without credentials.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import sys
+from typing import Any, NoReturn, Protocol
+
+from wds_pipes.errors import ShardError
+from wds_pipes.io.partial import PartialFile
+from wds_pipes.io.urls import at_home, links_of, local_path, redact, restored, with_variables
+
+logger = logging.getLogger("wds_pipes")
+
+# The protocols of stores whose objects appear as a whole when an upload ends.
+_WHOLE = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"))
+_READ_ONLY = frozenset(("http", "https", "ais"))
+
+Options = dict[str, Any] | None
+
+
+class OutputFile(Protocol):
+    """A file that is being written: a ``PartialFile`` or a ``RemoteFile``."""
+
+    @property
+    def own(self) -> bool:
+        """Whether this is the process that opened it."""
+
+    def write(self, data: bytes) -> int:
+        """Append ``data``."""
+
+    def commit(self) -> None:
+        """Give the file its final name."""
+
+    def discard(self) -> None:
+        """Discard what was written, unless it was committed."""
+
+
+def target_of(target: str | os.PathLike[str]) -> str:
+    """The path or URL of a file to write, with ``~`` and environment variables replaced.
+
+    Raises:
+        ValueError: nothing can be written there.
+    """
+    name = at_home(with_variables(os.fspath(target)))
+    path, whole = local_path(name), restored(name)
+    if path == "":
+        raise ValueError("a file to write needs a name, and this path is empty")
+    if name == "-":
+        raise ValueError("a file is not written to '-': for standard output pass the stream sys.stdout.buffer")
+    if whole != name:
+        raise ValueError(f"a '/' is missing in {redact(whole)!r}, which a pathlib.Path shortens: pass the URL as a str")
+    if path is not None:
+        return path
+    if name.startswith("pipe:") or len(links_of(name)) > 1 or name.partition(":")[0].lower() in _READ_ONLY:
+        raise ValueError(
+            f"nothing is written to {redact(name)!r}, for a command, a chain of protocols and a web server take no "
+            "files that appear when they are complete: write to a local directory or to a store, such as s3://"
+        )
+    return name
+
+
+def open_output(
+    target: str, *, overwrite: bool = False, wait: bool = False, storage_options: Options = None
+) -> OutputFile:
+    """Open a file to write.
+
+    Args:
+        target: its path or URL, as ``target_of`` returns it.
+        overwrite: replace an existing file.
+        wait: wait for another writer of a local file.
+        storage_options: options for fsspec.
+
+    Raises:
+        FileExistsError: the file exists, and ``overwrite`` is not set.
+        BlockingIOError: another writer has the local file open.
+        OSError: it cannot be written; a ShardError for a store.
+    """
+    path = local_path(target)
+    if path is not None:
+        return PartialFile(path, overwrite=overwrite, wait=wait)
+    return RemoteFile(target, overwrite=overwrite, storage_options=storage_options)
+
+
+class RemoteFile:
+    """A file of a store that is being written."""
+
+    def __init__(self, url: str, *, overwrite: bool = False, storage_options: Options = None) -> None:
+        self._url, self._overwrite, self._options = url, overwrite, storage_options
+        self._process, self._open = os.getpid(), False
+        try:
+            from wds_pipes.io.remote.file_systems import file_system
+
+            self._fs, self._path = file_system(url, storage_options)
+            self._check()
+            folder, _, name = self._path.rpartition("/")
+            if url.partition("://")[0] in _WHOLE:
+                self._written = self._path
+            else:
+                self._fs.makedirs(folder, exist_ok=True)
+                self._written = f"{folder}/.{name}.partial"
+            self._stream = self._fs.open(self._written, "wb")
+        except FileExistsError:
+            raise
+        except Exception as error:
+            refuse(url, error, storage_options)
+        self._open = True
+
+    @property
+    def own(self) -> bool:
+        """Whether this is the process that opened it; a forked one must leave it alone."""
+        return self._process == os.getpid()
+
+    def write(self, data: bytes) -> int:
+        """Append ``data``; it is sent in parts of some megabytes."""
+        try:
+            return int(self._stream.write(data))
+        except Exception as error:
+            refuse(self._url, error, self._options)
+
+    def commit(self) -> None:
+        """End the upload, so that the object appears."""
+        try:
+            self._check()
+            self._stream.close()
+            if self._written != self._path:
+                self._fs.mv(self._written, self._path)
+        except FileExistsError:
+            raise
+        except Exception as error:
+            refuse(self._url, error, self._options)
+        self._open = False
+
+    def discard(self) -> None:
+        """Abort the upload, unless it was committed."""
+        if not self._open or not self.own:
+            return
+        self._open = False
+        abort(self._stream)
+        if self._written != self._path and not sys.is_finalizing():
+            with contextlib.suppress(Exception):
+                self._fs.rm_file(self._written)
+
+    def _check(self) -> None:
+        if not self._overwrite:
+            self._fs.invalidate_cache(self._fs._parent(self._path))
+            if self._fs.exists(self._path):
+                raise FileExistsError(
+                    errno.EEXIST,
+                    "there is such a file: pass overwrite=True to replace it, or write to another place",
+                    redact(self._url),
+                )
+
+
+def abort(stream: Any) -> None:
+    """Abort the upload of a stream, if that is possible.
+
+    Closing an fsspec stream would store half a file under its name.
+    """
+    discard = getattr(stream, "discard", None)  # of fsspec
+    if not callable(discard):
+        discard = getattr(stream, "terminate", None)  # of google-cloud-storage and smart_open
+    if not callable(discard):
+        return
+    try:
+        if not sys.is_finalizing():  # at exit, nothing can be sent any more
+            discard()
+    except Exception as error:
+        logger.warning("the upload of a shard could not be aborted: %s: %s.", type(error).__name__, error)
+    with contextlib.suppress(AttributeError):
+        stream.closed = True  # bytes that are not uploaded yet must not be uploaded later
+
+
+def exists(target: str, storage_options: Options = None) -> bool:
+    """Whether there is a file of this name."""
+    return size_of(target, storage_options) is not None
+
+
+def size_of(target: str, storage_options: Options = None) -> int | None:
+    """The size of a file in bytes; None: it does not exist."""
+    path = local_path(target)
+    if path is not None:
+        try:
+            return os.lstat(path).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+    from wds_pipes.io.remote.file_systems import file_system
+
+    try:
+        fs, name = file_system(target, storage_options)
+        fs.invalidate_cache(fs._parent(name))
+        return int(fs.info(name)["size"] or 0)
+    except FileNotFoundError:
+        return None
+    except Exception as error:
+        refuse(target, error, storage_options, "read")
+
+
+def remove(target: str, storage_options: Options = None) -> None:
+    """Remove a file, if it exists."""
+    path = local_path(target)
+    if path is not None:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(path)
+        return
+    if not exists(target, storage_options):
+        return
+    from wds_pipes.io.remote.file_systems import file_system
+
+    try:
+        fs, name = file_system(target, storage_options)
+        fs.rm_file(name)
+    except FileNotFoundError:
+        pass
+    except Exception as error:
+        refuse(target, error, storage_options, "removed")
+
+
+def read_small(target: str, storage_options: Options = None, *, most: int | None = None) -> bytes | None:
+    """The content of a small file, at most its first ``most`` bytes; None: it does not exist."""
+    path = local_path(target)
+    if path is not None:
+        try:
+            with open(path, "rb") as file:
+                return file.read(-1 if most is None else most)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+    from wds_pipes.io.remote.file_systems import file_system
+
+    try:
+        fs, name = file_system(target, storage_options)
+        return bytes(fs.cat_file(name) if most is None else fs.read_block(name, 0, most))
+    except FileNotFoundError:
+        return None
+    except Exception as error:
+        refuse(target, error, storage_options, "read")
+
+
+def write_small(target: str, content: bytes, storage_options: Options = None) -> None:
+    """Write a file, or replace it; it appears when it is complete."""
+    output = open_output(target, overwrite=True, wait=True, storage_options=storage_options)
+    try:
+        output.write(content)
+        output.commit()
+    finally:
+        output.discard()
+
+
+def refuse(url: str, error: Exception, storage_options: Options, what: str = "written") -> NoReturn:
+    """Raise the ShardError for an error of a store, without credentials."""
+    if isinstance(error, ShardError):
+        raise error
+    from wds_pipes.io.remote.file_systems import missing_package
+    from wds_pipes.io.remote.verdicts import judge
+    from wds_pipes.io.secret import clean, hide, words
+
+    shown = redact(url)
+    story = f"{type(error).__name__}: {hide(words(error), url, storage_options).rstrip('.')}"
+    if isinstance(error, ImportError):
+        mend = f"needs a package that is not installed ({story}): {missing_package(url)}"
+    elif isinstance(error, FileNotFoundError):
+        mend = f"cannot be {what} ({story}): check that its bucket or directory exists"
+    else:
+        advice = judge(error, url.partition("://")[0]).advice.replace("be read", f"be {what}")
+        fault, _, help_ = advice.partition(": ")
+        mend = f"{fault} ({story}): {help_.partition(';')[0] or 'check the URL, the network and your permissions'}"
+    problem = ShardError(f"{shown} {mend}.", url=shown)
+    cause = clean(error, url, storage_options, depth=1)
+    raise problem from (cause and cause.with_traceback(None))

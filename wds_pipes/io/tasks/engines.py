@@ -1,0 +1,158 @@
+"""Where tasks run: in this process, or in several processes of this machine.
+
+Rules:
+1. Processes are spawned, not forked: a fork copies locks of threads that it does not have.
+2. Ctrl-C reaches all processes of a terminal; only the first one handles it. It ends the others
+   with SIGTERM, on which they discard what they are writing.
+3. A process whose parent has died ends itself in the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from wds_pipes.io.tasks.task import Outcome, Task
+
+_PATIENCE_SECONDS = 10.0  # in which a process must have discarded what it was writing
+
+Call = Callable[[Task], Outcome]
+
+
+def in_this_process(call: Call, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    """Run tasks one after the other."""
+    yield from map(call, tasks)
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Run tasks in processes of this machine.
+
+    Attributes:
+        jobs: how many tasks run at a time.
+    """
+
+    jobs: int
+
+    def __call__(self, call: Call, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """Run tasks and yield their outcomes as they come."""
+        left = list(reversed(tasks))
+        workers: list[_Worker] = []
+        try:
+            while left or any(worker.task is not None for worker in workers):
+                while left and len(workers) < min(self.jobs, len(tasks)):
+                    workers.append(_Worker(call))
+                for worker in workers:
+                    if worker.task is None and left:
+                        worker.begin(left.pop())
+                yield from _ended(workers)
+            for worker in workers:
+                worker.connection.close()  # it ends when it sees that
+            for worker in workers:
+                worker.process.join(_PATIENCE_SECONDS)
+        finally:
+            for worker in workers:
+                worker.process.terminate()
+            for worker in workers:
+                worker.end()
+
+
+class _Worker:
+    """A process, and the task that it runs."""
+
+    def __init__(self, call: Call) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, call))
+        with _without_interrupts():
+            self.process.start()
+        theirs.close()
+        self.task: Task | None = None
+
+    def begin(self, task: Task) -> None:
+        """Send it a task."""
+        self.task = task
+        with contextlib.suppress(OSError):  # it has died, which ``outcome`` reports
+            self.connection.send(task)
+
+    def outcome(self) -> Outcome:
+        """What became of its task; ``dead`` is set if the process has ended."""
+        name, self.task = self.task.name if self.task is not None else "", None
+        try:
+            outcome: Outcome = self.connection.recv()
+            return outcome
+        except (EOFError, OSError):
+            self.process.join(_PATIENCE_SECONDS)
+            code = self.process.exitcode or 0
+            how = f"with exit code {code}"
+            if code < 0:
+                with contextlib.suppress(ValueError):
+                    how = f"by {signal.Signals(-code).name}"
+            error = f"its process was ended {how}; if the system did that because memory is short, use fewer jobs (-j)"
+            return Outcome(name, error=error, again=True)
+
+    @property
+    def dead(self) -> bool:
+        """Whether the process has ended."""
+        return self.process.exitcode is not None
+
+    def end(self) -> None:
+        """Wait for the end of the process."""
+        self.process.join(_PATIENCE_SECONDS)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.connection.close()
+        self.process.close()
+
+
+def _ended(workers: list[_Worker]) -> Iterator[Outcome]:
+    """Wait until at least one task has ended; remove the workers that have died."""
+    busy = {worker.connection: worker for worker in workers if worker.task is not None}
+    for ready in wait(list(busy)):
+        worker = busy[ready]  # type: ignore[index]
+        yield worker.outcome()
+        if worker.dead:
+            workers.remove(worker)
+            worker.end()
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C in the processes that are started meanwhile, from their first moment on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _serve(connection: Connection[Any, Any], call: Call) -> None:
+    """Run the tasks that come through the connection."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    while True:
+        try:
+            task = connection.recv()
+        except (EOFError, OSError):
+            return
+        connection.send(call(task))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)

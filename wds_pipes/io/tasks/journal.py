@@ -1,0 +1,175 @@
+"""The plan and the receipts of a job: see the rules of this package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from wds_pipes.core.words import plural, shown
+from wds_pipes.errors import StateError
+from wds_pipes.io.tasks.task import Facts, Job, Place, Task, shown_place
+
+FOLDER = ".wds-pipes"
+PLAN = f"{FOLDER}/plan.json"
+_CONNECTIONS = 16
+_MEND = "Write to another directory, or pass --overwrite (overwrite=True) to replace them."
+
+
+class Journal:
+    """What is written down of a job in the directory of its outputs."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def start(self, *, overwrite: bool, dry_run: bool) -> None:
+        """Write the plan, unless it is there.
+
+        Raises:
+            FileExistsError: outputs are there, and no plan.
+            StateError: another plan is there.
+        """
+        job, wanted = self._job, _plan(self._job)
+        known = _read(job.place, PLAN)
+        if known == wanted:
+            return
+        claimed = [*job.extras, *(name for task in job.tasks for name in task.outputs)]
+        if known is None and not overwrite and (found := job.place.sizes(claimed)):
+            known = _read(job.place, PLAN)  # another share may have written it meanwhile
+            if known is None:
+                raise FileExistsError(
+                    f"{shown_place(job.place)} has {plural(len(found), 'file')} of the names that would be written, "
+                    f"such as {min(found)}, and no plan of a job: another program wrote them. {_MEND}"
+                )
+            if known == wanted:
+                return
+        if known is not None and not overwrite:
+            raise StateError(
+                f"{shown_place(job.place)} has the outputs of another job: {_difference(known, wanted)}. {_MEND}"
+            )
+        if dry_run:
+            return
+        if known is not None:
+            self._remove_stale(known)
+        for name in job.extras:  # of all tasks, so it would be wrong until all are finished
+            job.place.remove(name)
+        job.place.make(claimed)
+        job.place.write(PLAN, _bytes(wanted))
+
+    def _remove_stale(self, known: Mapping[str, Any]) -> None:
+        """Remove the outputs of an earlier plan that have no place in this one."""
+        current = {name for task in self._job.tasks for name in task.outputs}
+        stale = [name for _, _, outputs in known["tasks"] for name in outputs if name not in current]
+        names = {task.name for task in self._job.tasks}
+        receipts = [_receipt(name) for name, _, _ in known["tasks"] if name not in names]
+        for name in [*receipts, *stale, *known.get("extras", ())]:
+            self._job.place.remove(name)
+
+    def finished(self, tasks: Iterable[Task], *, overwrite: bool) -> dict[str, Facts]:
+        """The facts of those tasks that are finished.
+
+        Raises:
+            StateError: an output was changed after it was written, and ``overwrite`` is not set.
+        """
+        tasks, place = list(tasks), self._job.place
+        with ThreadPoolExecutor(_CONNECTIONS) as pool:
+            receipts = list(pool.map(lambda task: _read(place, _receipt(task.name)), tasks))
+        valid = [
+            (task, receipt)
+            for task, receipt in zip(tasks, receipts, strict=True)
+            if receipt is not None
+            and receipt.get("fingerprint") == task.fingerprint
+            and set(receipt["outputs"]) == set(task.outputs)
+        ]
+        sizes = place.sizes([name for task, _ in valid for name in task.outputs])
+        facts = {}
+        for task, receipt in valid:
+            found = {name: sizes.get(name) for name in task.outputs}
+            if found == receipt["outputs"]:
+                facts[task.name] = receipt["facts"]
+            elif not overwrite:
+                for name, size in found.items():
+                    if size not in (None, receipt["outputs"][name]):
+                        raise StateError(
+                            f"{name} in {shown_place(place)} has {plural(size or 0, 'byte')}, and was written with "
+                            f"{receipt['outputs'][name]:,}: another program has changed it. Remove it, or pass "
+                            "--overwrite (overwrite=True), and it is written again"
+                        )
+        return facts
+
+
+def write_receipt(task: Task, place: Place, facts: Facts) -> None:
+    """Write down that the outputs of a task are complete.
+
+    Raises:
+        FileNotFoundError: they are not all there.
+    """
+    sizes = place.sizes(task.outputs)
+    if missing := [name for name in task.outputs if name not in sizes]:
+        raise FileNotFoundError(f"the task did not write {missing[0]}")
+    content = {"task": task.name, "fingerprint": task.fingerprint, "outputs": sizes, "facts": facts}
+    place.write(_receipt(task.name), _bytes(content))
+
+
+def _receipt(name: str) -> str:
+    return f"{FOLDER}/done/{name}.json"
+
+
+def _plan(job: Job) -> dict[str, Any]:
+    plan = {
+        "version": 1,
+        "command": job.command,
+        "options": dict(job.options),
+        "extras": list(job.extras),
+        "tasks": [[task.name, task.fingerprint, list(task.outputs)] for task in job.tasks],
+    }
+    return dict(json.loads(_bytes(plan)))  # as it is read
+
+
+def _bytes(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=None, separators=(",", ":")) + "\n").encode("ascii")
+
+
+def _read(place: Place, name: str) -> dict[str, Any] | None:
+    """The content of a file of the journal; None: it does not exist.
+
+    Raises:
+        StateError: it is damaged.
+    """
+    data = place.read(name)
+    if data is None:
+        return None
+    try:
+        content = json.loads(data)
+        kind = "tasks" if name == PLAN else "outputs"
+        if content["version" if name == PLAN else "facts"] is None or not isinstance(content[kind], (list, dict)):
+            raise ValueError("it has another form")
+        return dict(content)
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise StateError(
+            f"{place.at(name)} is damaged ({type(error).__name__}: {error}): remove it, and the tasks are run again"
+            if name != PLAN
+            else f"{place.at(name)} is damaged ({type(error).__name__}: {error}): write to another directory, or "
+            "remove it and pass --overwrite (overwrite=True)"
+        ) from error
+
+
+def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """What distinguishes two plans, in words."""
+    if known["version"] != wanted["version"]:
+        return f"it was written by another version of this package (plan {known['version']})"
+    if known["command"] != wanted["command"]:
+        return f"it was made by {known['command']!r}, and this is {wanted['command']!r}"
+    before, now = known["options"], wanted["options"]
+    for name in sorted({*before, *now}):
+        if before.get(name) != now.get(name):
+            return f"{name} was {shown(before.get(name))}, and is now {shown(now.get(name))}"
+    marks = {name: mark for name, mark, _ in known["tasks"]}
+    changed = [name for name, mark, _ in wanted["tasks"] if marks.get(name) != mark]
+    gone = len(marks) - sum(name in marks for name, _, _ in wanted["tasks"])
+    first = f", the first is {changed[0]}" if changed else ""
+    return (
+        f"the inputs were changed: {len(changed)} of {plural(len(wanted['tasks']), 'task')} would be other than "
+        f"before{first}" + (f", and {gone} would not be there" if gone else "")
+    )

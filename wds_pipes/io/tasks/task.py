@@ -1,0 +1,211 @@
+"""What a job consists of, and what is known after it has run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, TypeAlias
+
+from wds_pipes.errors import SampleError, StateError, WdsError
+from wds_pipes.io.outputs import read_small, refuse, remove, size_of, target_of, write_small
+from wds_pipes.io.urls import local_path, redact
+
+Facts: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A part of a job that can be run by itself, also more than once.
+
+    Attributes:
+        name: its name in messages, which no other task of the job has.
+        outputs: the files that it writes, relative to the directory of the job.
+        arguments: what it is made from; it can be pickled.
+        fingerprint: a hash of the inputs, such as ``fingerprint(...)`` returns.
+    """
+
+    name: str
+    outputs: tuple[str, ...]
+    arguments: Any = None
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The directory where a job writes, on a local disk or in a store.
+
+    Args:
+        url: its path or URL.
+        storage_options: how to reach the storage: a dict of options for fsspec.
+
+    Raises:
+        ValueError: nothing can be written there.
+    """
+
+    url: str
+    storage_options: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", target_of(self.url).rstrip("/") or "/")
+
+    def at(self, name: str) -> str:
+        """The path or URL of a file in it."""
+        return os.path.join(self.url, name)
+
+    def make(self, names: Sequence[str]) -> None:
+        """Make the directories of files; stores have none."""
+        if local_path(self.url) is not None:
+            for folder in sorted({os.path.dirname(self.at(name)) for name in names}):
+                os.makedirs(folder, exist_ok=True)
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a small file; None: it does not exist."""
+        return read_small(self.at(name), self.storage_options)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write or replace a small file; it appears when it is complete."""
+        self.make([name])
+        write_small(self.at(name), content, self.storage_options)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it exists."""
+        remove(self.at(name), self.storage_options)
+
+    def sizes(self, names: Sequence[str]) -> dict[str, int]:
+        """The sizes in bytes of those of these files that exist."""
+        if local_path(self.url) is not None:
+            found = {name: size_of(self.at(name)) for name in names}
+            return {name: size for name, size in found.items() if size is not None}
+        sizes: dict[str, int] = {}
+        for folder in sorted({name.rpartition("/")[0] for name in names}):
+            for name, size in self._listed(folder):
+                sizes[f"{folder}/{name}" if folder else name] = size
+        return {name: sizes[name] for name in names if name in sizes}
+
+    def _listed(self, folder: str) -> Iterator[tuple[str, int]]:
+        """The files in a directory of a store, in one request for a thousand of them."""
+        from wds_pipes.io.remote.file_systems import file_system
+
+        url = self.at(folder) if folder else self.url
+        try:
+            fs, path = file_system(url, self.storage_options)
+            fs.invalidate_cache(path)
+            found = fs.ls(path, detail=True)
+        except FileNotFoundError:
+            return
+        except Exception as error:
+            refuse(url, error, self.storage_options, "listed")
+        for entry in found:
+            if entry["type"] == "file":
+                yield entry["name"].rstrip("/").rpartition("/")[2], int(entry["size"] or 0)
+
+
+# What a task does: it writes its outputs to the place, replacing what is there, and returns facts
+# that JSON can represent.
+Work: TypeAlias = Callable[[Task, Place], Facts]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command that writes files: what is run, and where its outputs are.
+
+    Attributes:
+        command: its name in messages and in the plan.
+        place: the directory of the outputs. It belongs to one job.
+        work: a function of a module (processes import it), called with a task and the place. It
+            writes the outputs of the task, each under its name only when it is complete, replaces
+            what is there, and returns facts that JSON can represent.
+        tasks: the parts; their order decides how they are shared.
+        options: what the outputs depend on, as JSON values. They are named where a plan differs.
+        finish: called with the place and the facts of all tasks in order when all are finished,
+            each time: it writes what belongs to the whole.
+        extras: the files that ``finish`` writes.
+    """
+
+    command: str
+    place: Place
+    work: Work
+    tasks: Sequence[Task]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    finish: Callable[[Place, list[Facts]], None] | None = None
+    extras: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        outputs = [name for task in self.tasks for name in (*task.outputs,)] + list(self.extras)
+        for name in outputs:
+            if not name or name.startswith(("/", ".wds-pipes")) or ".." in name.split("/"):
+                raise ValueError(f"an output is named relative to its directory, and not {name!r}")
+        for what, names in (("output", outputs), ("task", [task.name for task in self.tasks])):
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise ValueError(f"two tasks have one {what}, {twice!r}: give each its own")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a task.
+
+    Attributes:
+        name: that of the task.
+        facts: what ``work`` returned; None: it failed.
+        error: why it failed.
+        again: whether it makes sense to try again.
+    """
+
+    name: str
+    facts: Facts | None = None
+    error: str = ""
+    again: bool = False
+
+    @classmethod
+    def failed(cls, name: str, error: Exception) -> Outcome:
+        """The outcome of a task that raised."""
+        told = str(error) if isinstance(error, WdsError) else f"{type(error).__name__}: {error}"
+        again = not isinstance(error, (SampleError, StateError, ValueError, TypeError, ImportError, LookupError))
+        return cls(name, error=told, again=again)
+
+
+# Runs tasks anywhere: it is called with a function that can be pickled, and with tasks, and yields
+# what the function returns for each task, in any order. Where the process of a task dies, it yields
+# an Outcome that says so. If it is closed early, it ends what it has started.
+Engine: TypeAlias = Callable[[Callable[[Task], Outcome], Sequence[Task]], Iterator[Outcome]]
+
+
+@dataclass
+class Report:
+    """What is known after a job, or a share of it, has run.
+
+    Attributes:
+        place: the directory of the outputs, without credentials.
+        total: the number of tasks of the job.
+        written: the names of the tasks that ran; with ``dry_run``, of those that would.
+        skipped: the names of the tasks of this share that were finished before.
+        failed: why tasks failed, by their names.
+        facts: what the finished tasks of the job found, by their names, in order.
+    """
+
+    place: str
+    total: int
+    written: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Facts] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all tasks of the job are finished, also those of other shares."""
+        return len(self.facts) == self.total
+
+
+def fingerprint(*values: Any) -> str:
+    """Return a hash of JSON values, as 32 hexadecimal digits."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return blake2b(text.encode("ascii"), digest_size=16).hexdigest()
+
+
+def shown_place(place: Place) -> str:
+    """A place without credentials, for messages."""
+    return redact(place.url)

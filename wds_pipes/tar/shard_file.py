@@ -1,0 +1,47 @@
+"""Write one whole shard with its offsets: what tasks do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from hashlib import md5
+from typing import Any
+
+from wds_pipes.tar.index_formats import ShardFacts
+from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets, write_beside
+from wds_pipes.tar.writer import TarWriter
+
+
+def shard_files(name: str) -> tuple[str, ...]:
+    """The names of the files that ``write_shard`` writes for a shard: its own, and those of its
+    indexes of keys and of offsets.
+    """
+    return name, name + KEYS, name + OFFSETS
+
+
+def write_shard(
+    url: str, samples: Iterable[Mapping[str, Any]], *, storage_options: dict[str, Any] | None = None
+) -> ShardFacts:
+    """Write a shard, and where each of its samples begins; replace what is there.
+
+    Args:
+        url: the path or URL of an uncompressed shard.
+        samples: as ``TarWriter`` writes them.
+        storage_options: how to reach the storage: a dict of options for fsspec.
+
+    Returns:
+        The number of samples, the size and the MD5.
+
+    Raises:
+        SampleError: a sample cannot be written as it is.
+        OSError: the shard cannot be written; a ShardError for a store.
+    """
+    keys, starts = [], []
+    with TarWriter(url, overwrite=True, storage_options=storage_options) as writer:
+        writer.digest = md5(usedforsecurity=False)
+        for sample in samples:
+            starts.append(writer.size)
+            writer.write(sample)
+            keys.append(sample["__key__"])
+    write_beside(url, KEYS, pack_keys(keys), storage_options)
+    write_beside(url, OFFSETS, pack_offsets([*starts, writer.size]), storage_options)
+    return ShardFacts(writer.samples, writer.stored, writer.digest.hexdigest())
