@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image
-from remote import content, put_all
+from remote import content
 from tars import by_reader, by_tarfile, filled, header, pairs, put, samples, tar
 
 from wds_pipes.cli import main
@@ -340,10 +341,11 @@ def test_get_writes_only_inside_of_the_directory(tmp_path):
 
 
 def test_all_of_them_read_from_a_web_server(web, indexed):
-    urls = put_all(web, indexed[:2])
-    for url in indexed[:2]:
-        for ending in (".idx", ".keys"):
-            put_all(web, [url + ending])
+    urls = []
+    for path in indexed[:2]:
+        for ending in (".idx", ".keys", ""):
+            url = web.put(f"look/{os.path.basename(path)}{ending}", content(path + ending))
+        urls.append(url)
     options = ["--storage-options", json.dumps(web.storage_options)]
     whole = samples(indexed[:2])
     assert json.loads(done("info", *urls, "--json", *options).stdout)["samples"] == len(whole)

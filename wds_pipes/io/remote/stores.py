@@ -115,7 +115,11 @@ class Stores:
         return store, fs._strip_protocol(url)
 
     def _make(self, protocol: str, kind: Any, of_url: dict[str, Any]) -> Any:
+        from fsspec.config import apply_config
+
         options = self._options | of_url
+        identity = identify_store(f"{protocol}://", options)
+        options = apply_config(kind, options)  # as fsspec does; it may be configured otherwise later
         if options.get("token") is None:
             check_reachable(protocol, options)
         if protocol in ("s3", "s3a"):
@@ -128,7 +132,7 @@ class Stores:
             options = through_client(options)
         # A separate instance: those in fsspec's cache are shared with code that may close them or
         # rely on their retries.
-        return _shared.setdefault(os.getpid(), _Shared()).find(kind, options, identify_store(f"{protocol}://", options))
+        return _shared.setdefault(os.getpid(), _Shared()).find(kind, options, identity)
 
     def _store(self, fs: Any) -> Store:
         names = [fs.protocol] if isinstance(fs.protocol, str) else list(fs.protocol)
