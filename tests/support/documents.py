@@ -38,10 +38,11 @@ def write_data(directory: Path) -> None:
 
 def run_script(path: Path, start_method: str, directory: str, *arguments: str) -> subprocess.CompletedProcess:
     """Run a script from a directory that is not its own; all processes that it starts use that
-    start method.
+    start method. A forkserver imports torch once, and not each worker.
     """
     Path(directory, "sitecustomize.py").write_text(
         f"import multiprocessing\n\nmultiprocessing.set_start_method({start_method!r}, force=True)\n"
+        "multiprocessing.set_forkserver_preload(['torch'])\n"
     )
     python_path = os.pathsep.join([directory, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "TMPDIR": directory, "PYTHONPATH": python_path, "MPLBACKEND": "Agg"}
