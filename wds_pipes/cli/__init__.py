@@ -3,7 +3,7 @@
 import click
 
 from wds_pipes.cli import bench, cache, create, index, info
-from wds_pipes.cli.demo import command
+from wds_pipes.cli.demo import command as demo
 from wds_pipes.cli.look import commands as look
 from wds_pipes.cli.look import state, verify
 
@@ -14,15 +14,18 @@ def main() -> None:
     """Stream training data from WebDataset tar shards, and resume exactly."""
 
 
-main.add_command(bench.bench)
-main.add_command(cache.cache)
-main.add_command(command.demo)
-main.add_command(create.create)
-main.add_command(index.index)
-main.add_command(info.info)
-main.add_command(look.ls)
-main.add_command(look.head)
-main.add_command(look.cat)
-main.add_command(look.get)
-main.add_command(verify.verify)
-main.add_command(state.state)
+for command in (
+    bench.bench,
+    cache.cache,
+    demo.demo,
+    create.create,
+    index.index,
+    info.info,
+    look.ls,
+    look.head,
+    look.cat,
+    look.get,
+    verify.verify,
+    state.state,
+):
+    main.add_command(command)

@@ -124,9 +124,8 @@ def image_size(data: bytes) -> tuple[int, int]:
         return height, width
     with _open_as(name, data) as image:
         if name == "TIFF" and image.tag_v2.get(_ORIENTATION, 1) in _TURNED:
-            return image.tag_v2[_WIDTH], image.tag_v2[
-                _LENGTH
-            ]  # some versions of Pillow turn it only when they decode it
+            # some versions of Pillow turn it only when they decode it
+            return image.tag_v2[_WIDTH], image.tag_v2[_LENGTH]
         return image.height, image.width
 
 

@@ -27,7 +27,7 @@ from wds_pipes.errors import ShardError
 from wds_pipes.io.outputs import read_small, remove, write_small
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.index_formats import dali_name, path_of
+from wds_pipes.tar.index_formats import dali_name, folder_of, path_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -132,7 +132,7 @@ def remove_beside(path: str, storage_options: dict[str, Any] | None = None) -> N
     """Remove the files of a shard that is about to be replaced."""
     for ending in (OFFSETS, KEYS):
         remove(path + ending, storage_options)
-    dali = path.rpartition("/")[0] + "/" * ("/" in path) + dali_name(path)
+    dali = folder_of(path) + dali_name(path)
     with contextlib.suppress(IsADirectoryError):
         if read_small(dali, storage_options, most=3) == b"v1.":
             remove(dali, storage_options)

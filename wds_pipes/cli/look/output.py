@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.errors import SampleError
-from wds_pipes.io.partial import PartialFile
+from wds_pipes.io.outputs import write_small
 from wds_pipes.tar.writer import TarWriter
 
 Sample = dict[str, Any]
@@ -132,12 +132,7 @@ def write_fields(sample: Sample, folder: str) -> list[str]:
                 key=sample["__key__"],
             )
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        partial = PartialFile(path, overwrite=True, wait=True)
-        try:
-            partial.write(data)
-            partial.commit()
-        finally:
-            partial.discard()
+        write_small(path, data)
         paths.append(path)
     return paths
 

@@ -18,7 +18,7 @@ from wds_pipes.core.state import read_state
 from wds_pipes.core.words import plural, shown
 from wds_pipes.display.states import describe_state
 from wds_pipes.errors import StateError
-from wds_pipes.io.partial import PartialFile
+from wds_pipes.io.outputs import write_small
 from wds_pipes.loader.checkpoint_files import complete_steps, look_for_steps, states_of_step
 from wds_pipes.loader.merging import merge_states
 
@@ -189,9 +189,4 @@ def write_state(state: State, path: str, *, overwrite: bool) -> None:
         buffer = io.BytesIO()
         torch.save(state, buffer)
         content = buffer.getvalue()
-    partial = PartialFile(path, overwrite=True, wait=True)
-    try:
-        partial.write(content)
-        partial.commit()
-    finally:
-        partial.discard()
+    write_small(os.path.abspath(path), content)
