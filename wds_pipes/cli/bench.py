@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import tempfile
@@ -11,6 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+
+from wds_pipes.cli.options import storage_options
 
 if TYPE_CHECKING:
     from wds_pipes.core.stage import Stage
@@ -49,7 +50,7 @@ class _Seen(NamedTuple):
     show_default=True,
     help="As readahead_bytes in open_shards.",
 )
-@click.option("--storage-options", default="{}", help="As in open_shards, in JSON: '{\"anon\": true}'.")
+@storage_options
 @click.option("--peers", is_flag=True, help="Compare this package with the other loaders that are installed.")
 @click.option("--quick", is_flag=True, help="With --peers: few samples, and only webdataset beside this package.")
 @click.option("--only", multiple=True, metavar="ROW", help="With --peers: measure this row; may be repeated.")
@@ -65,7 +66,7 @@ def bench(
     seconds: float,
     connections: int,
     readahead_mib: int,
-    storage_options: str,
+    storage_options: dict[str, Any],
     *,
     peers: bool,
     quick: bool,
@@ -98,20 +99,17 @@ def bench(
     from wds_pipes.stages import GroupByKey, InterleaveShards, LoadTar, OpenShards, ShardList
 
     try:
-        options = json.loads(storage_options)
-        if not isinstance(options, dict):
-            raise ValueError("it is no object")
-    except ValueError as error:
-        raise click.UsageError(f'--storage-options is not JSON like {{"anon": true}}: {error}') from error
-    try:
-        shards = expand(urls, options)
+        shards = expand(urls, storage_options)
         remote = is_remote(shards[0])
         click.echo(f"{plural(len(shards), 'shard')}, the first: {redact(shards[0])}")
-        link, enough = _link(shards, seconds, options, readahead_mib << 20) if remote else (0.0, connections)
+        link, enough = _link(shards, seconds, storage_options, readahead_mib << 20) if remote else (0.0, connections)
 
         def pipe(connections: int, together: int = 1) -> _Seen:
             opened = OpenShards(
-                ShardList(shards), storage_options=options, connections=connections, readahead_bytes=readahead_mib << 20
+                ShardList(shards),
+                storage_options=storage_options,
+                connections=connections,
+                readahead_bytes=readahead_mib << 20,
             )
             chain: Stage[Any] = GroupByKey(LoadTar(opened))
             return _watch(InterleaveShards(chain, together) if together > 1 else chain, opened.opener, seconds)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
+from wds_pipes.cli.options import storage_options
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job, Report
@@ -51,7 +51,7 @@ _ENDINGS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl",
 @click.option(
     "--root", metavar="DIRECTORY", help="Where relative paths in a list or table begin.  [default: where it is]"
 )
-@click.option("--storage-options", default="{}", help="As in open_shards, in JSON: '{\"anon\": true}'.")
+@storage_options
 @job_options
 def create(
     *,
@@ -68,7 +68,7 @@ def create(
     files: tuple[str, ...],
     values: tuple[str, ...],
     root: str | None,
-    storage_options: str,
+    storage_options: dict[str, Any],
     running: Running,
 ) -> None:
     """Make shards in the directory DEST.
@@ -90,7 +90,7 @@ def create(
     wds-pipes create table.csv s3://bucket/data --key id --file image --value cls=label
     wds-pipes create photos/ shards/ --task 0 --tasks 8
     """  # noqa: D301
-    options, shares, columns = _options(storage_options), _shares(split), (key, files, values, root)
+    options, shares, columns = storage_options or None, _shares(split), (key, files, values, root)
     kind = kind or _kind(source)
     if kind in ("files", "classes", "list"):
         if key or files or values or (root and kind != "list"):
@@ -157,16 +157,6 @@ def _columns(key: str | None, files: tuple[str, ...], values: tuple[str, ...], r
         named[field] = column
     pairs = [(field, column) if equals else ("", field) for field, equals, column in (f.partition("=") for f in files)]
     return Columns(key, tuple(pairs), named, root)
-
-
-def _options(text: str) -> dict[str, Any] | None:
-    try:
-        options = json.loads(text)
-        if not isinstance(options, dict):
-            raise ValueError("it is no object")
-    except ValueError as error:
-        raise click.UsageError(f'--storage-options is not JSON like {{"anon": true}}: {error}') from error
-    return options or None
 
 
 def _shares(text: str | None) -> dict[str, float] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from wds_pipes.cli.look.options import as_json, example, in_one_line, key_split, storage_options
+from wds_pipes.cli.options import as_json, example, in_one_line, key_split, storage_options
 
 
 @click.command(

@@ -66,6 +66,14 @@ def decompress(stream: BinaryIO, kind: str, *, buffer_bytes: int = 1 << 20) -> B
     return io.BufferedReader(_Decompressed(stream, kind), buffer_bytes)
 
 
+def unpacked(stream: Any) -> tuple[BinaryIO, str]:
+    """Return what is in a buffered stream, decompressed if it is compressed, and in which way it is
+    (``""``: it is not). Raises what ``decompress`` raises.
+    """
+    kind = detect(stream.peek(MAGIC_BYTES)[:MAGIC_BYTES])
+    return (decompress(stream, kind) if kind else stream), kind
+
+
 def decompress_bytes(data: bytes, kind: str, limit: int) -> bytes | None:
     """The decompressed ``data``; None if that is more than ``limit`` bytes.
 

@@ -13,7 +13,7 @@ from struct import error as struct_error
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from wds_pipes.errors import SampleError, ShardError, ShardWarning, WdsError
-from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
+from wds_pipes.io.compression import unpacked, unreadable
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.dali import Component
 from wds_pipes.tar.headers import BLOCK, FIELDS, MAX_SIZE, Sizes, Sums
@@ -82,8 +82,8 @@ def scan(url: str, rules: Rules, opener: Opener, stop: threading.Event, *, compo
         hashed = Hashed(raw, stop)
         stream = io.BufferedReader(hashed, _CHUNK)
         try:
-            kind = detect(stream.peek(MAGIC_BYTES)[:MAGIC_BYTES])
-            walk = _Walk(decompress(stream, kind) if kind else stream, url)
+            tar, kind = unpacked(stream)
+            walk = _Walk(tar, url)
             members, found = walk.members() if kind else walk.common_members(), Scanned()
             find_samples(found, _noting(members, found.components) if components else members, rules, url)
             found.end = None if kind else walk.end

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from wds_pipes.cli.look.decoders import Decoders
 from wds_pipes.codecs.codec import registered_codecs
 from wds_pipes.codecs.decoding import Decoding
-from wds_pipes.codecs.names import Decoder, NotAllowedError
+from wds_pipes.codecs.names import NotAllowedError
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError, ShardError, ShardWarning, WdsError
-from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
+from wds_pipes.io.compression import unpacked, unreadable
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.dali import unpack_dali
@@ -126,10 +127,11 @@ class _Check:
         self._split = splitter(options.key_split)
         self._sets: dict[frozenset[str], FieldSet] = {}
         self._last: tuple[set[str], FieldSet] | None = None  # the fields of the sample before
-        self._decoding = Decoding(
-            ("rgb8", "audio", "video"), allow_pickle=False, max_image_pixels=1 << 26, registered=registered_codecs()
+        self._decoders = Decoders(
+            Decoding(
+                ("rgb8", "audio", "video"), allow_pickle=False, max_image_pixels=1 << 26, registered=registered_codecs()
+            )
         )
-        self._decoders: dict[str, Decoder | None] = {}
 
     def run(self) -> Checked:
         found, opener = self._found, make_opener(self._options.storage_options)
@@ -167,10 +169,10 @@ class _Check:
                 if known is not None and known.md5 is not None:
                     hashed = Hashed(raw, threading.Event())
                 stored = raw if hashed is None else io.BufferedReader(hashed, 1 << 20)
-                kind = detect(stored.peek(MAGIC_BYTES)[:MAGIC_BYTES])  # type: ignore[attr-defined]
+                stream, kind = unpacked(stored)
                 found.compressed = bool(kind)
                 reader = TarReader(
-                    decompress(stored, kind) if kind else stored,
+                    stream,
                     url=self._url,
                     on_error=self._report,
                     doubts=True,
@@ -220,10 +222,6 @@ class _Check:
             return
         key, of = parts[0], parts[1].lower()
         try:
-            if of not in self._decoders:
-                if len(self._decoders) > 4096:  # so that hostile names do not fill the memory
-                    self._decoders.clear()
-                self._decoders[of] = self._decoding.decoder(of)
             decode = self._decoders[of]
             if decode is not None:
                 with warnings.catch_warnings():

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from wds_pipes.cli.look.options import as_json, example, in_one_line, key_split, storage_options, urls
+from wds_pipes.cli.options import as_json, example, in_one_line, key_split, storage_options, urls
 
 _fields = click.option("--fields", metavar="NAMES", help="Only these fields, such as 'jpg;png,cls'.")
 

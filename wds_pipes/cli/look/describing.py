@@ -6,9 +6,10 @@ import io
 import warnings
 from typing import Any, NamedTuple
 
+from wds_pipes.cli.look.decoders import Decoders
 from wds_pipes.codecs.codec import registered_codecs
 from wds_pipes.codecs.decoding import Decoding
-from wds_pipes.codecs.names import IMAGE_FORMATS, Decoder, NotAllowedError
+from wds_pipes.codecs.names import IMAGE_FORMATS, NotAllowedError
 from wds_pipes.core.words import bytes_shown
 from wds_pipes.display.text import cut, plain, shape_of
 
@@ -32,10 +33,9 @@ class Describer:
     """Describes fields. Nothing that could run code is decoded."""
 
     def __init__(self, most_text: int = _MOST_TEXT) -> None:
-        self._decoding = Decoding(
-            ("audio",), allow_pickle=False, max_image_pixels=1 << 26, registered=registered_codecs()
+        self._decoders = Decoders(
+            Decoding(("audio",), allow_pickle=False, max_image_pixels=1 << 26, registered=registered_codecs())
         )
-        self._decoders: dict[str, Decoder | None] = {}
         self._most = most_text
 
     def describe(self, field: str, data: bytes) -> Described:
@@ -59,10 +59,6 @@ class Describer:
         return self._in_words(value, size)
 
     def _decode(self, field: str, data: bytes) -> Any:
-        if field not in self._decoders:
-            if len(self._decoders) > 4096:  # so that hostile names do not fill the memory
-                self._decoders.clear()
-            self._decoders[field] = self._decoding.decoder(field)
         decode = self._decoders[field]
         if decode is None:
             return data

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_pipes.errors import ShardError
-from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
+from wds_pipes.io.compression import unpacked, unreadable
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.tar.keys import splitter
 from wds_pipes.tar.reader import TarReader
@@ -105,8 +105,7 @@ def key_at(opener: Opener, url: str, byte: int, key_split: str, *, compressed: b
         with opener.open(url, byte if skip else 0) as raw:
             stream = raw
             if not skip:
-                kind = detect(raw.peek(MAGIC_BYTES)[:MAGIC_BYTES])  # type: ignore[attr-defined]
-                stream = decompress(raw, kind) if kind else raw
+                stream, _ = unpacked(raw)
                 _pass_over(stream, byte)
             member = next(iter(TarReader(stream, url=url, offset=byte, want=lambda name: False)), None)
     except (ShardError, ModuleNotFoundError):

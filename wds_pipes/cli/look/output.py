@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
+from wds_pipes.cli.look.decoders import Decoders
 from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import write_small
@@ -82,18 +83,13 @@ def write_lines(samples: Iterable[Sample], stream: BinaryIO, renames: Mapping[st
     decoded by its old name.
     """
     originals = {new: old for old, new in renames.items()}
-    decoding = Decoding((), allow_pickle=False, max_image_pixels=1 << 26)
-    decoders: dict[str, Any] = {}
+    decoders = Decoders(Decoding((), allow_pickle=False, max_image_pixels=1 << 26))
     for sample in samples:
         line = {"__key__": _clean(sample["__key__"]), "__url__": sample["__url__"]}
         for name, data in sample.items():
             if name[:2] == "__":
                 continue
-            if name not in decoders:
-                if len(decoders) > 4096:  # so that hostile names do not fill the memory
-                    decoders.clear()
-                decoders[name] = decoding.decoder(originals.get(name, name))
-            line[_clean(name)] = _value(data, decoders[name])
+            line[_clean(name)] = _value(data, decoders[originals.get(name, name)])
         stream.write(json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n")
     stream.flush()
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from wds_pipes.core.stream import Stream
 from wds_pipes.errors import ShardError
-from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
+from wds_pipes.io.compression import unpacked, unreadable
 from wds_pipes.io.open import Opener
 from wds_pipes.io.urls import redact
 from wds_pipes.stages import FetchSamples, GroupByKey, LoadTar, OpenShards, SampleList, ShardList
@@ -98,8 +98,7 @@ class ShardWalk:
         split, shown = self._split, redact(self._url)
         with self._opener.open(self._url) as raw:
             try:
-                self.compression = detect(raw.peek(MAGIC_BYTES)[:MAGIC_BYTES])  # type: ignore[attr-defined]
-                stream = decompress(raw, self.compression) if self.compression else raw
+                stream, self.compression = unpacked(raw)
             except ModuleNotFoundError as error:
                 raise ShardError(f"shard {shown} cannot be read: {error}", url=shown) from error
             except unreadable() as error:

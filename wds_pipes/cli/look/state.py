@@ -6,7 +6,7 @@ import json
 
 import click
 
-from wds_pipes.cli.look.options import FOUND, as_json, example, in_one_line
+from wds_pipes.cli.options import FOUND, as_json, example, in_one_line
 
 
 @click.group(epilog=example("wds-pipes state show checkpoint.pt"))

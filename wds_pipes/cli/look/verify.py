@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from wds_pipes.cli.look.options import FOUND, as_json, example, in_one_line, key_split, storage_options, urls
+from wds_pipes.cli.options import FOUND, as_json, example, in_one_line, key_split, storage_options, urls
 
 # The kinds of findings; the reference of the command line says what each means.
 KINDS = (
