@@ -11,7 +11,7 @@ from wds_pipes.cli.jobs import Running, job_options, run_job
 from wds_pipes.cli.options import storage_options
 
 if TYPE_CHECKING:
-    from wds_pipes.io.tasks.task import Job, Report
+    from wds_pipes.io.tasks.task import Job
 
 _KINDS = ("files", "classes", "list", "csv", "tsv", "jsonl", "parquet")
 _ENDINGS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
@@ -128,8 +128,9 @@ def create(
         )
 
     from wds_pipes.cli.creating.plan import planned
+    from wds_pipes.cli.shards import summary
 
-    run_job(make, running, planned, _summary)
+    run_job(make, running, planned, summary)
 
 
 def _kind(source: str) -> str:
@@ -172,11 +173,3 @@ def _shares(text: str | None) -> dict[str, float] | None:
     if abs(sum(shares.values()) - 1) > 1e-9 or min(shares.values()) <= 0 or len(shares) <= text.count(","):
         raise click.UsageError(f"the shares of --split have different names, are above 0 and sum to 1, not {text!r}")
     return shares
-
-
-def _summary(report: Report) -> str:
-    from wds_pipes.core.words import plural
-
-    facts = report.facts.values()
-    samples, size = sum(fact["samples"] for fact in facts), sum(fact["size"] for fact in facts)
-    return f"{plural(len(facts), 'shard')}, {plural(samples, 'sample')}, {plural(size, 'byte')}"

@@ -10,17 +10,16 @@ from hashlib import blake2b
 from typing import Any
 
 from wds_pipes.cli.creating.records import Content, Problems, Record, samples
+from wds_pipes.cli.shards import index_names, shard_facts, write_indexes
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
-from wds_pipes.tar.index_file import Entry, write_index
-from wds_pipes.tar.index_formats import ShardFacts
 from wds_pipes.tar.shard_file import shard_files, write_shard
 from wds_pipes.tar.views import split_by_key
 from wds_pipes.tar.writer import check_name, stored_size, whole
 
-_INDEX, _CLASSES = "index.json", "classes.json"
+_CLASSES = "classes.json"
 
 
 def plan(
@@ -62,7 +61,6 @@ def plan(
         for number, group in enumerate(_shards(part, max_samples, max_bytes)):
             shard = f"{prefix}-{number:06d}.tar"
             tasks.append(Task(shard, shard_files(shard), group, _fingerprint(group)))
-    indexes = tuple(f"{name}/{_INDEX}" if name else _INDEX for name in parts)
     options = {"shuffle": shuffle, "split": dict(shares) if shares else None, "classes": list(classes)}
     return Job(
         "create",
@@ -71,7 +69,7 @@ def plan(
         tasks,
         {**options, "max_samples": max_samples, "max_bytes": max_bytes},
         partial(finish, tuple(classes)),
-        (*indexes, *([_CLASSES] if classes else [])),
+        (*index_names([task.name for task in tasks]), *([_CLASSES] if classes else [])),
     )
 
 
@@ -80,19 +78,12 @@ def write(storage_options: dict[str, Any] | None, task: Task, place: Place) -> F
     facts = write_shard(
         place.at(task.name), samples(task.arguments, storage_options), storage_options=place.storage_options
     )
-    return {"shard": task.name, **facts._asdict()}
+    return shard_facts(task.name, facts)
 
 
 def finish(classes: Sequence[str], place: Place, facts: list[Facts]) -> None:
     """Write an index of the shards of each split, and the names of the classes."""
-    folders: dict[str, dict[str, Entry]] = {}
-    for fact in facts:
-        folder = fact["shard"].rpartition("/")[0]
-        entry = Entry(ShardFacts(fact["samples"], fact["size"], fact["md5"]))
-        folders.setdefault(folder, {})[place.at(fact["shard"])] = entry
-    for folder, entries in folders.items():
-        index = f"{folder}/{_INDEX}" if folder else _INDEX
-        write_index(place.at(index), entries, storage_options=place.storage_options)
+    write_indexes(place, facts)
     if classes:
         place.write(_CLASSES, (json.dumps(list(classes), indent=1) + "\n").encode())
 
