@@ -3,6 +3,7 @@
 import click
 
 from wds_pipes.cli import bench, cache, create, index, info
+from wds_pipes.cli.converting import convert, download, export
 from wds_pipes.cli.demo import command as demo
 from wds_pipes.cli.look import commands as look
 from wds_pipes.cli.look import state, verify
@@ -19,6 +20,9 @@ for command in (
     cache.cache,
     demo.demo,
     create.create,
+    convert.convert,
+    export.export,
+    download.download,
     index.index,
     info.info,
     look.ls,

@@ -78,9 +78,12 @@ class _Loader:
         import_module(self._finder.then)
 
 
-def library(name: str, package: str, what: str) -> Any:
-    """Import the module ``name``. If it is missing, the error says what to install."""
+def library(name: str, package: str, what: str, *, extra: str | None = None) -> Any:
+    """Import the module ``name``. If it is missing, the error says what to install: the package, or
+    the extra of this package that has it.
+    """
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{what} needs the {package} package: pip install {package}") from error
+        install = package if extra is None else f"'wds_pipes[{extra}]'"
+        raise ModuleNotFoundError(f"{what} needs the {package} package: pip install {install}") from error

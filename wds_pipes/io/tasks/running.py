@@ -81,7 +81,10 @@ def run(
     if dry_run:
         report.written, report.facts = [task.name for task in pending], _in_order(job, facts)
         return report
-    bar = None if tqdm is None else tqdm(total=len(own), initial=len(report.skipped), unit="task")
+    bar = None
+    if tqdm is not None:
+        total, left = sum(task.size for task in own), sum(task.size for task in pending)
+        bar = tqdm(total=total, initial=total - left, unit=job.unit, unit_scale=job.unit != "task")
     try:
         for number in range(attempts):
             pending = _round(engine, call, pending, report, last=number + 1 == attempts, on_task=on_task, bar=bar)
@@ -131,7 +134,7 @@ def _round(
             if on_task is not None:
                 on_task(outcome)
             if bar is not None:
-                bar.update()  # type: ignore[attr-defined]
+                bar.update(task.size)  # type: ignore[attr-defined]
     finally:
         if (close := getattr(outcomes, "close", None)) is not None:
             close()

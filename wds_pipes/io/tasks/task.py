@@ -25,12 +25,14 @@ class Task:
         outputs: the files that it writes, relative to the directory of the job.
         arguments: what it is made from; it can be pickled.
         fingerprint: a hash of the inputs, such as ``fingerprint(...)`` returns.
+        size: how much of the progress bar it is, in the units of the job.
     """
 
     name: str
     outputs: tuple[str, ...]
     arguments: Any = None
     fingerprint: str = ""
+    size: int = 1
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class Job:
         finish: called with the place and the facts of all tasks in order when all are finished,
             each time: it writes what belongs to the whole.
         extras: the files that ``finish`` writes.
+        unit: what the sizes of the tasks count, in the progress bar; ``"B"`` for bytes.
     """
 
     command: str
@@ -132,6 +135,7 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     finish: Callable[[Place, list[Facts]], None] | None = None
     extras: tuple[str, ...] = ()
+    unit: str = "task"
 
     def __post_init__(self) -> None:
         outputs = [name for task in self.tasks for name in (*task.outputs,)] + list(self.extras)

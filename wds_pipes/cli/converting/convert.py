@@ -1,0 +1,195 @@
+"""``wds-pipes convert``: makes shards of data sets in other formats."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wds_pipes.cli.jobs import Running, job_options, run_job
+from wds_pipes.cli.options import storage_options
+
+if TYPE_CHECKING:
+    from wds_pipes.cli.converting.rows import Columns
+    from wds_pipes.cli.converting.source import Format
+    from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task
+
+_KINDS = ("tfrecord", "parquet", "hf", "lmdb", "torchrecord", "mds")
+_FIRST = 100  # records that decide what the columns are
+
+
+@click.command()
+@click.argument("source")
+@click.argument("dest")
+@click.option("--from", "kind", type=click.Choice(_KINDS), required=True, help="The format of SOURCE.")
+@click.option(
+    "--max-samples",
+    type=click.IntRange(min=1),
+    help="In a shard; not for tfrecord, of which each file is a shard.  [default: 10000]",
+)
+@click.option(
+    "--key",
+    metavar="COLUMN",
+    help="The column of the keys; dots in them become underscores.  [default: the number of the record; of lmdb its "
+    "key]",
+)
+@click.option(
+    "--value",
+    "values",
+    multiple=True,
+    metavar="FIELD=COLUMN",
+    help="Write only such fields, as in --value jpg=image --value cls=label; repeatable.",
+)
+@storage_options
+@job_options
+def convert(
+    *,
+    source: str,
+    dest: str,
+    kind: str,
+    max_samples: int | None,
+    key: str | None,
+    values: tuple[str, ...],
+    storage_options: dict[str, Any],
+    running: Running,
+) -> None:
+    """Make shards in the directory DEST of a data set in another format.
+
+    Bytes are written as they are: images are never encoded again. A column of bytes is a field
+    COLUMN.EXTENSION, by what the bytes are, and the extension alone if there is one such column.
+    Arrays are npy. Text and numbers are one field json. --value chooses otherwise. The first 100
+    records decide what the columns are.
+
+    \b
+    tfrecord     files, a pattern or a directory of tf.train.Example
+    parquet      files, a pattern or a directory
+    hf           a directory of dataset.save_to_disk(), with its splits
+    lmdb         a database: its keys are keys; those that begin with __ are left out
+    torchrecord  a directory of databases of TensorProtos: the picture, and field cls;
+                 or the list that they are made of, with lines PATH LABEL
+    mds          a directory of MosaicML streaming
+
+    tfrecord and parquet may be remote, the others are local. Run the same command again after an
+    interruption: what is finished is kept.
+
+    \b
+    wds-pipes convert 'gs://bucket/train-*.tfrecord' shards/ --from tfrecord -j 4
+    wds-pipes convert imagenet.lmdb shards/ --from lmdb --max-samples 5000
+    wds-pipes convert saved/ s3://bucket/data --from hf --value jpg=image --value cls=label
+    """  # noqa: D301
+    options = storage_options or None
+    if kind == "tfrecord" and max_samples is not None:
+        raise click.UsageError(
+            "a TFRecord file does not say how many records it has, so each becomes one shard: leave --max-samples out, "
+            "and divide the shards afterwards"
+        )
+
+    def make() -> Job:
+        from wds_pipes.cli.converting.source import is_list, listed_job
+        from wds_pipes.io.tasks.task import Place
+
+        place, named = Place(dest, options), _named(values)
+        if kind == "torchrecord" and is_list(source):
+            if key or values:
+                raise ValueError("a list has a path and a label in each line: leave --key and --value out")
+            return listed_job(source, place, max_samples or 10_000, options)
+        return plan(source, place, kind, max_samples or 10_000, key=key, values=named, storage_options=options)
+
+    run_job(make, running, _planned, _summary)
+
+
+def plan(
+    source: str,
+    place: Place,
+    kind: str,
+    max_samples: int,
+    *,
+    key: str | None,
+    values: dict[str, str],
+    storage_options: dict[str, Any] | None,
+) -> Job:
+    """Make the job that converts a data set."""
+    from wds_pipes.cli.converting.rows import columns_of
+    from wds_pipes.cli.converting.source import first_rows
+    from wds_pipes.cli.shards import index_names, write_indexes
+    from wds_pipes.io.tasks.task import Job, Task, fingerprint
+    from wds_pipes.io.urls import redact
+    from wds_pipes.tar.shard_file import shard_files
+
+    reader = format_of(kind)
+    shards = reader.shards(source, max_samples, storage_options)
+    columns = columns_of(first_rows(reader, shards, _FIRST, storage_options), key, values, redact(source))
+    tasks = [
+        Task(
+            shard.name,
+            shard_files(shard.name),
+            shard,
+            fingerprint([[run.file.size, run.file.identity, run.number, run.records] for run in shard.runs]),
+        )
+        for shard in shards
+    ]
+    options = {"from": kind, "max_samples": max_samples, "key": key, "values": values, "columns": list(columns[2:])}
+    names = index_names([task.name for task in tasks])
+    return Job("convert", place, partial(write, kind, columns, storage_options), tasks, options, write_indexes, names)
+
+
+def write(kind: str, columns: Columns, storage_options: dict[str, Any] | None, task: Task, place: Place) -> Facts:
+    """Write a shard."""
+    from wds_pipes.cli.converting.rows import sample_of
+    from wds_pipes.cli.converting.source import read
+    from wds_pipes.cli.shards import shard_facts
+    from wds_pipes.tar.shard_file import write_shard
+
+    reader = format_of(kind)
+    usual = getattr(reader, "as_sample", None) if columns.key is None and not columns.values else None
+    samples = (
+        sample_of(row, number, columns) if usual is None else {"__key__": number, **usual(row)}
+        for number, row in read(reader, task.arguments, storage_options)
+    )
+    facts = write_shard(place.at(task.name), samples, storage_options=place.storage_options)
+    return shard_facts(task.name, facts)
+
+
+def format_of(kind: str) -> Format:
+    """The reader of a format."""
+    if kind == "tfrecord":
+        from wds_pipes.cli.converting import tfrecord
+
+        return tfrecord
+    if kind in ("parquet", "hf"):
+        from wds_pipes.cli.converting import tables
+
+        return tables.Parquet() if kind == "parquet" else tables.Saved()
+    if kind in ("lmdb", "torchrecord"):
+        from wds_pipes.cli.converting import lmdbs
+
+        return lmdbs.Database() if kind == "lmdb" else lmdbs.TorchRecord()
+    from wds_pipes.cli.converting import chunks
+
+    return chunks.Mds()
+
+
+def _named(values: tuple[str, ...]) -> dict[str, str]:
+    named: dict[str, str] = {}
+    for value in values:
+        field, equals, column = value.partition("=")
+        if not equals or not field or not column:
+            raise ValueError(f"--value is written as FIELD=COLUMN, such as cls=label, not {value!r}")
+        named[field] = column
+    return named
+
+
+def _planned(task: Task) -> str:
+    from wds_pipes.core.words import plural
+
+    if isinstance(task.arguments, list):  # of a list
+        return f"{task.name}: {plural(len(task.arguments), 'sample')}"
+    counts = [run.records for run in task.arguments.runs]
+    return f"{task.name}: " + ("all records of a file" if None in counts else plural(sum(counts), "sample"))
+
+
+def _summary(report: Report) -> str:
+    from wds_pipes.cli.shards import summary
+
+    return summary(report)

@@ -1,0 +1,269 @@
+"""The tasks of ``wds-pipes download``.
+
+Rules:
+1. On a local disk a shard is written to ``.wds-pipes/parts``, under a name that is made of its URL,
+   its size and its ETag. If it is complete, it gets its name. So what a killed task has left is
+   continued only with bytes of the same version.
+2. A part is not continued after the machine was started again: its last bytes may be missing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from hashlib import md5
+from typing import Any, NamedTuple
+
+from wds_pipes.cli.converting.source import file_of, names_of
+from wds_pipes.cli.creating.records import Content
+from wds_pipes.cli.shards import index_names, shard_facts, write_indexes
+from wds_pipes.core.words import plural
+from wds_pipes.errors import ShardError, StateError
+from wds_pipes.io.cache.files import boot
+from wds_pipes.io.locks import LockedFile, open_locked
+from wds_pipes.io.outputs import open_output, read_small, write_small
+from wds_pipes.io.tasks.journal import FOLDER
+from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
+from wds_pipes.io.urls import identify, local_path, redact
+from wds_pipes.io.versions import version_of
+from wds_pipes.tar.index import exists, find_facts, list_shards
+from wds_pipes.tar.index_formats import ShardFacts, dali_name, first_dot, folder_of, make_opener
+from wds_pipes.tar.offsets import KEYS, OFFSETS, remove_beside
+
+_PARTS = f"{FOLDER}/parts"
+_CHUNK = 1 << 20
+_REQUESTS = 16
+_OF_FOLDER = ("classes.json", "sizes.json", "_info.json", "info.json", "__len__")
+
+Options = dict[str, Any] | None
+
+
+class Copy(NamedTuple):
+    """What a task copies.
+
+    Attributes:
+        file: the shard, or another file.
+        facts: what an index says of the shard; None: it is another file.
+        beside: the URLs of the files that belong to it, and their names.
+    """
+
+    file: Content
+    facts: ShardFacts | None
+    beside: tuple[tuple[str, str], ...] = ()
+
+
+def plan(urls: Sequence[str], place: Place, storage_options: Options, note: Callable[[str], None]) -> Job:
+    """Make the job that copies shards.
+
+    Args:
+        urls: the shards.
+        place: the directory where they are written.
+        storage_options: how to reach the shards.
+        note: called with what could not be compared.
+
+    Raises:
+        ValueError: there are no shards.
+        ShardError: one does not exist.
+    """
+    shards, known = list_shards(list(urls), storage_options)
+    names = names_of(shards)
+    facts = known or _facts_of(shards, storage_options, note)
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        files = list(pool.map(lambda url: file_of(url, storage_options), shards))
+        beside = list(pool.map(_finder(shards, storage_options), shards))
+    for file, of in zip(files, facts, strict=True):
+        if of.size not in (None, file.size):
+            raise StateError(
+                f"{redact(file.url)} has {plural(file.size, 'byte')}, and its index says {of.size:,}: it is another "
+                "shard, or the index is old. Name the shards without their index.json, if they are the right ones"
+            )
+    tasks = []
+    for name, file, of, found in zip(names, files, facts, beside, strict=True):
+        folder = name[: len(name) - len(os.path.basename(name))]
+        also = tuple((url, folder + os.path.basename(url)) for url in found)
+        outputs = (name, *(other for _, other in also))
+        mark = fingerprint(file.size, file.identity, of.md5, outputs)
+        tasks.append(Task(name, outputs, Copy(file, of, also), mark, file.size))
+    folders = {folder_of(url): name[: len(name) - len(os.path.basename(name))] for url, name in zip(shards, names)}
+    for folder, into in folders.items():
+        for url in (folder + name for name in _OF_FOLDER):
+            if exists(url, storage_options):
+                file, name = file_of(url, storage_options), into + os.path.basename(url)
+                tasks.append(Task(name, (name,), Copy(file, None), fingerprint(file.size, file.identity), file.size))
+    counted = [name for name, of in zip(names, facts, strict=True) if of.samples is not None]
+    extras = index_names(counted)
+    work = partial(copy, storage_options)
+    return Job("download", place, work, tasks, {}, finish, extras, unit="B")
+
+
+def copy(storage_options: Options, task: Task, place: Place) -> Facts:
+    """Copy a shard and what is beside it, or another file."""
+    wanted: Copy = task.arguments
+    if wanted.facts is None:
+        _copy_small(wanted.file.url, task.name, place, storage_options)
+        return {"size": wanted.file.size}
+    digest = _copy_shard(wanted.file, wanted.facts.md5, task.name, place, storage_options)
+    for url, name in wanted.beside:
+        _copy_small(url, name, place, storage_options)
+    return shard_facts(task.name, ShardFacts(wanted.facts.samples, wanted.file.size, digest))
+
+
+def finish(place: Place, facts: list[Facts]) -> None:
+    """Write an index of the shards whose samples are known, and remove parts that were left."""
+    write_indexes(place, [fact for fact in facts if fact.get("samples") is not None])
+    if local_path(place.url) is not None:
+        shutil.rmtree(place.at(_PARTS), ignore_errors=True)
+
+
+def _facts_of(shards: Sequence[str], storage_options: Options, note: Callable[[str], None]) -> list[ShardFacts]:
+    """What the ``index.json`` in the directory of each shard says of it."""
+    found: dict[str, ShardFacts] = {}
+    for folder in dict.fromkeys(map(folder_of, shards)):
+        inside = [url for url in shards if folder_of(url) == folder]
+        index = f"{folder}index.json"
+        if exists(index, storage_options):
+            try:
+                found |= dict(zip(inside, find_facts(inside, index, storage_options), strict=True))
+            except ValueError as error:
+                note(f"{error} So MD5s are not compared")
+    return [found.get(url, ShardFacts()) for url in shards]
+
+
+def _finder(shards: Sequence[str], storage_options: Options) -> Callable[[str], list[str]]:
+    """A function that returns the files beside a shard; stores that list are asked once for each
+    directory.
+    """
+    listed: dict[str, set[str] | None] = {}
+    for folder in dict.fromkeys(map(folder_of, shards)):
+        listed[folder] = _listed(folder, storage_options)
+
+    def find(shard: str) -> list[str]:
+        folder, stem = folder_of(shard), first_dot(shard)
+        base = os.path.basename(shard.partition("?")[0] if local_path(shard) is None else shard)
+        names = [base + OFFSETS, base + KEYS, dali_name(shard), *(stem + end for end in (".parquet", ".jsonl"))]
+        names.append(f"{stem}_stats.json")
+        inside = listed[folder]
+        if inside is not None:
+            return [folder + name for name in names if name in inside]
+        return [folder + name for name in names if exists(folder + name, storage_options)]
+
+    return find
+
+
+def _listed(folder: str, storage_options: Options) -> set[str] | None:
+    """The names in a directory; None: it cannot be listed."""
+    path = local_path(folder)
+    if path is not None:
+        return {entry.name for entry in os.scandir(path or ".") if entry.is_file()}
+    if folder.startswith(("http://", "https://")):
+        return None  # what a page links to need not be all
+    from wds_pipes.io.remote.file_systems import file_system
+
+    try:
+        fs, name = file_system(folder, storage_options)
+        return {entry["name"].rpartition("/")[2] for entry in fs.ls(name, detail=True) if entry["type"] == "file"}
+    except Exception:  # not every store lists
+        return None
+
+
+def _copy_shard(file: Content, expected: str | None, name: str, place: Place, storage_options: Options) -> str:
+    """Copy a shard; return its MD5."""
+    target = place.at(name)
+    if local_path(target) is None:
+        output = open_output(target, overwrite=True, storage_options=place.storage_options)
+        try:
+            size, digest = _transfer(file, output.write, storage_options)
+            _check(file, size, digest, expected, storage_options)
+            remove_beside(target, place.storage_options)
+            output.commit()
+        finally:
+            output.discard()
+        return digest
+    with _part(file, place, storage_options) as part:
+        size, digest = _transfer(file, partial(_append, part.fd), storage_options, part)
+        try:
+            _check(file, size, digest, expected, storage_options)
+        except (ShardError, StateError):
+            os.ftruncate(part.fd, 0)
+            raise
+        os.fsync(part.fd)
+        remove_beside(target)
+        os.replace(_part_path(file, place), target)
+    return digest
+
+
+def _transfer(
+    file: Content, write: Callable[[bytes], object], storage_options: Options, part: LockedFile | None = None
+) -> tuple[int, str]:
+    """Write a file, from where its part ends; return how many bytes it has, and their MD5."""
+    size, digest = 0, md5(usedforsecurity=False)
+    if part is not None:
+        os.lseek(part.fd, 0, os.SEEK_SET)
+        while chunk := os.read(part.fd, _CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    if size < file.size:
+        with make_opener(storage_options).open(file.url, size, size=file.size) as stream:
+            if local_path(file.url) is not None:
+                stream.seek(size)
+            while chunk := stream.read(_CHUNK):
+                write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+    return size, digest.hexdigest()
+
+
+def _check(file: Content, size: int, digest: str, expected: str | None, storage_options: Options) -> None:
+    """Compare what arrived with what is known of a file.
+
+    Raises:
+        ShardError: it is damaged.
+        StateError: it was changed meanwhile.
+    """
+    now, shown = version_of(file.url, storage_options), redact(file.url)
+    if (now.size, now.mark or "") != (file.size, file.mark):
+        raise StateError(f"{shown} was changed while it was copied: run the command again with --overwrite")
+    if size != file.size:
+        raise ShardError(f"{shown} has {plural(file.size, 'byte')}, and {size:,} arrived", url=shown)
+    if expected not in (None, digest):
+        raise ShardError(
+            f"{shown} arrived with the MD5 {digest}, and its index says {expected}: it is damaged, or the index is old",
+            url=shown,
+        )
+
+
+def _append(fd: int, data: bytes) -> None:
+    done = 0
+    while done < len(data):
+        done += os.write(fd, memoryview(data)[done:])
+
+
+@contextmanager
+def _part(file: Content, place: Place, storage_options: Options) -> Iterator[LockedFile]:
+    """The part of a shard that is there already, locked."""
+    path = _part_path(file, place)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    part = open_locked(path, os.O_RDWR | os.O_CREAT, wait=True)
+    if part is None:
+        raise ShardError(f"{path} is being written by another process, or its directory was removed", url=path)
+    try:
+        if not file.mark or not version_of(file.url, storage_options).sure or part.size > file.size:
+            os.ftruncate(part.fd, 0)
+        yield part
+    finally:
+        part.close()
+
+
+def _part_path(file: Content, place: Place) -> str:
+    return place.at(f"{_PARTS}/{fingerprint(identify(file.url), file.size, file.mark, boot())}")
+
+
+def _copy_small(url: str, name: str, place: Place, storage_options: Options) -> None:
+    content = read_small(url, storage_options)
+    if content is None:
+        raise ShardError(f"{redact(url)} was removed meanwhile: run the command again", url=redact(url))
+    write_small(place.at(name), content, place.storage_options)

@@ -1,0 +1,279 @@
+"""How a record of another format becomes a sample.
+
+Rules:
+1. A record with a column ``__key__`` was a sample, and becomes the same again.
+2. Otherwise bytes are fields of their own, unchanged: ``COLUMN.EXTENSION``, where the extension
+   says what the bytes are. If one column only has bytes, the field is the extension alone, such as
+   ``jpg``. All other values are one field ``json``; bytes that are text are text.
+3. What the columns are is decided by the first records, so it is the same in all shards.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from wds_pipes.codecs.encoding import encode
+from wds_pipes.codecs.table import ROWS
+from wds_pipes.core.suggest import nearest
+from wds_pipes.errors import SampleError
+
+KEY = "__key__"
+_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_EXTENSION = re.compile(r"[a-z0-9]{1,5}")
+_FIRST_BYTES = (
+    (b"\xff\xd8\xff", "jpg"),
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (b"GIF8", "gif"),
+    (b"II*\0", "tif"),
+    (b"MM\0*", "tif"),
+    (b"fLaC", "flac"),
+    (b"OggS", "ogg"),
+    (b"ID3", "mp3"),
+    (b"\x93NUMPY", "npy"),
+)
+
+Row = dict[str, Any]
+
+
+class Columns(NamedTuple):
+    """What the columns of a data set are.
+
+    Attributes:
+        key: the column of the keys; None: the number of the record is the key.
+        values: the fields that are written and their columns; empty: as rule 2 says.
+        alone: the only column of bytes that are no text; None: there are none, or several.
+        text: the columns of bytes that are text.
+    """
+
+    key: str | None = None
+    values: tuple[tuple[str, str], ...] = ()
+    alone: str | None = None
+    text: tuple[str, ...] = ()
+
+
+def columns_of(rows: Sequence[Row], key: str | None, values: Mapping[str, str], source: str) -> Columns:
+    """Decide what the columns are, by the first records.
+
+    Raises:
+        ValueError: there is no record, or no column of a name.
+    """
+    if not rows:
+        raise ValueError(f"{source} has no records, so there is nothing to write")
+    known = dict.fromkeys(name for row in rows for name in row)
+    for name in [*([key] if key else []), *values.values()]:
+        if name not in known:
+            near = nearest(name, known)
+            mean = f". Did you mean {near!r}?" if near else f"; it has: {', '.join(known)}"
+            raise ValueError(f"{source} has no column {name!r}{mean}")
+    binary, text = [], []
+    for name in known:
+        found = [value for row in rows for value in _contents(row.get(name))]
+        if found and all(value is not None and is_text(value) for value in found):
+            text.append(name)
+        elif found:
+            binary.append(name)
+    return Columns(key, tuple(values.items()), binary[0] if len(binary) == 1 else None, tuple(text))
+
+
+def sample_of(row: Row, number: str, columns: Columns) -> dict[str, Any]:
+    """Return a record as a sample.
+
+    Args:
+        row: the values of the record.
+        number: its key, if it has no other.
+        columns: what its columns are.
+
+    Raises:
+        SampleError: it cannot be a sample.
+    """
+    if KEY in row and columns.key is None and not columns.values:
+        return _sample_again(row)
+    key = number if columns.key is None else _key(row.get(columns.key), columns.key, number)
+    fields: dict[str, Any] = {}
+    for field, column in columns.values:
+        if row.get(column) is not None:
+            fields[field] = _encoded(field, row[column], column, key)
+    if not columns.values:
+        rest = {}
+        for name, value in row.items():
+            found = _own_fields(name, value, columns, key)
+            if found is None:
+                rest[name] = _plain(value)
+            for field, content in found or ():
+                if field in fields:
+                    raise SampleError(
+                        f"record {key!r} has two values for field {field!r}: choose the columns, as in --value "
+                        f"{field}={name}",
+                        key=key,
+                    )
+                fields[field] = content
+        if rest:
+            fields["json" if "json" not in fields else "columns.json"] = encode("json", rest)
+    return {KEY: key, **fields}
+
+
+def is_text(data: bytes) -> bool:
+    """Whether bytes are text."""
+    try:
+        return not _CONTROLS.search(data.decode("utf-8"))
+    except UnicodeDecodeError:
+        return False
+
+
+def extension_of(data: bytes, path: str | None = None) -> str | None:
+    """The extension of bytes by what they are, else that of their path; None: not known."""
+    for first, extension in _FIRST_BYTES:
+        if data.startswith(first):
+            return extension
+    if data[:4] == b"RIFF" and data[8:12] in (b"WEBP", b"WAVE"):
+        return {b"WEBP": "webp", b"WAVE": "wav"}[data[8:12]]
+    if data[4:8] == b"ftyp":
+        return "mp4"
+    ending = (path or "").rpartition("/")[2].rpartition(".")[2].lower() if "." in (path or "") else ""
+    return ending if _EXTENSION.fullmatch(ending) else None
+
+
+def _contents(value: Any) -> list[bytes | None]:
+    """The bytes in a value; None for those that a path names as no text."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return [bytes(value)]
+    if _is_file(value):
+        return [None]
+    if isinstance(value, list):
+        return [content for item in value for content in _contents(item)]
+    return []
+
+
+def _is_file(value: Any) -> bool:
+    """Whether a value is a file as Hugging Face stores images, audio and video."""
+    return isinstance(value, dict) and set(value) == {"bytes", "path"}
+
+
+def _own_fields(column: str, value: Any, columns: Columns, key: str) -> list[tuple[str, Any]] | None:
+    """The fields of their own of a column; None: it has none."""
+    if isinstance(value, list) and value and all(_is_file(item) for item in value):
+        return [
+            (_field(f"{column}.{place}", *_content(item, column, key)), item["bytes"])
+            for place, item in enumerate(value)
+        ]
+    if isinstance(value, list) and value and all(isinstance(item, bytes) for item in value):
+        if column in columns.text:
+            return None
+        return [(_field(f"{column}.{place}", item, None), item) for place, item in enumerate(value)]
+    if hasattr(value, "dtype") and hasattr(value, "shape") and value.shape != ():
+        return [(_named(column, "npy"), encode("npy", value))]
+    if not isinstance(value, (bytes, bytearray, memoryview)) and not _is_file(value):
+        return None
+    if _is_file(value) and value["bytes"] is None and value["path"] is None:
+        return []
+    data, path = _content(value, column, key)
+    if path is None and column in columns.text:
+        if not is_text(data):
+            raise SampleError(
+                f"record {key!r}: column {column!r} has bytes that are no text, and was text in the first records: "
+                f"name its field, as in --value bin={column}",
+                key=key,
+            )
+        return None
+    if column == columns.alone:
+        return [(extension_of(data, path) or _last_known(column) or "bin", data)]
+    return [(_field(column, data, path), data)]
+
+
+def _content(value: Any, column: str, key: str) -> tuple[bytes, str | None]:
+    """The bytes of a value, and their path; "" if it has none."""
+    if not _is_file(value):
+        return bytes(value), None
+    if not isinstance(value["bytes"], bytes):
+        raise SampleError(
+            f"record {key!r}: column {column!r} has the path of a file, and not its bytes: save the data set again "
+            "with the files in it",
+            key=key,
+        )
+    return value["bytes"], value["path"] or ""
+
+
+def _field(column: str, data: bytes, path: str | None) -> str:
+    extension = extension_of(data, path)
+    if extension is None:
+        extension = _last_known(column) or ("txt" if is_text(data) else "bin")
+    return _named(column, extension)
+
+
+def _named(column: str, extension: str) -> str:
+    name = column.lower().replace("/", ".").strip("._ ")
+    return name if name.rpartition(".")[2] == extension else f"{name}.{extension}" if name else extension
+
+
+def _last_known(column: str) -> str | None:
+    last = column.lower().replace("/", ".").rpartition(".")[2]
+    return last if last in ROWS else None
+
+
+def _key(value: Any, column: str, number: str) -> str:
+    """The key in a column; a dot in its last part would end it, so dots become underscores."""
+    if isinstance(value, (bytes, bytearray)):
+        value = bytes(value).decode("utf-8", "surrogateescape")
+    elif hasattr(value, "item") and getattr(value, "shape", None) == ():
+        value = value.item()
+    if not isinstance(value, (str, int)) or value == "":
+        raise SampleError(f"record {number} has no key in column {column!r}, but {value!r:.80}: give it one")
+    folder, slash, base = str(value).rpartition("/")
+    return folder + slash + base.replace(".", "_")
+
+
+def _encoded(field: str, value: Any, column: str, key: str) -> bytes:
+    try:
+        if _is_file(value):
+            return _content(value, column, key)[0]
+        if isinstance(value, list) and field.rpartition(".")[2] == "npy":
+            import numpy as np
+
+            value = np.array(value)
+        return encode(field, value)
+    except Exception as error:
+        raise SampleError(
+            f"record {key!r}: column {column!r} cannot be field {field!r}: {str(error).rstrip('.')}", key=key
+        ) from error
+
+
+def _sample_again(row: Row) -> dict[str, Any]:
+    """The sample that a record was before it was exported."""
+    sample: dict[str, Any] = {KEY: _key_again(row[KEY])}
+    for field, value in row.items():
+        if field == KEY or value is None:
+            continue
+        if not isinstance(value, (bytes, str, int)) or isinstance(value, bool):
+            raise SampleError(
+                f"record {sample[KEY]!r} has the column __key__, which exported samples have, and {field!r} is "
+                f"{type(value).__name__}: pass --key __key__ to take it for any other record",
+                key=sample[KEY],
+            )
+        sample[field] = value if isinstance(value, bytes) else str(value).encode("utf-8")
+    return sample
+
+
+def _key_again(value: Any) -> str:
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        data = bytes(value)
+        return data.decode("utf-8") if is_text(data) else {"base64": base64.b64encode(data).decode()}
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, int)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, Iterable):
+        return [_plain(item) for item in value]
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -1,0 +1,195 @@
+"""A data set of another format: its files, and how its records are divided into shards.
+
+Rules:
+1. Where the files say how many records they have, a shard has ``max_samples`` of them, whatever
+   file they are in. A TFRecord file does not say it: it becomes one shard.
+2. The records are not read before the tasks run, besides the first ones, which decide what the
+   fields are: see ``rows``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from wds_pipes.cli.creating.files import listed
+from wds_pipes.cli.creating.records import Content, Problems
+from wds_pipes.errors import ShardError, StateError
+from wds_pipes.io.expand import expand
+from wds_pipes.io.urls import local_path, redact
+from wds_pipes.io.versions import version_of
+from wds_pipes.tar.index_formats import path_of
+
+if TYPE_CHECKING:
+    from wds_pipes.io.tasks.task import Job, Place
+
+Options = dict[str, Any] | None
+Row = dict[str, Any]
+
+
+class Run(NamedTuple):
+    """Records of a file, one after the other.
+
+    Attributes:
+        file: the file.
+        start: where the first of them is, in the words of the format.
+        records: how many there are; None: all to the end of the file.
+        number: the number of the first one in the data set, or in the file if ``records`` is None.
+    """
+
+    file: Content
+    start: Any = 0
+    records: int | None = None
+    number: int = 0
+
+
+class Shard(NamedTuple):
+    """A shard to be written.
+
+    Attributes:
+        name: its name.
+        runs: its records.
+        prefix: what the keys begin with, if they are numbers.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+    prefix: str = ""
+
+
+class Format(Protocol):
+    """A module that reads a format."""
+
+    def shards(self, source: str, max_samples: int, storage_options: Options) -> list[Shard]:
+        """Divide a data set into shards."""
+
+    def rows(self, run: Run, storage_options: Options) -> Iterator[Row]:
+        """Read records: their values by the names of columns."""
+
+
+def found_files(source: str, endings: Sequence[str], storage_options: Options) -> list[tuple[str, Content]]:
+    """The files of a directory with these endings, or those that a path or pattern names, with
+    their names relative to their common directory.
+
+    Raises:
+        ValueError: there are none.
+        ShardError: one does not exist.
+    """
+    path = local_path(source)
+    if source.endswith("/") or (path is not None and os.path.isdir(path)):
+        problems = Problems()
+        files = [
+            (name, file)
+            for name, file in listed(source, (), problems, storage_options)
+            if any(ending in os.path.basename(name).lower() for ending in endings)
+        ]
+        problems.check()
+        if not files:
+            raise ValueError(f"there is no file *{' or *'.join(endings)} in {redact(source)}: check the directory")
+        return files
+    urls = expand([source], storage_options)
+    return [(name, file_of(url, storage_options)) for name, url in zip(names_of(urls), urls, strict=True)]
+
+
+def names_of(urls: Sequence[str]) -> list[str]:
+    """The names of files relative to their common directory."""
+    paths = [path_of(url).split("/") for url in urls]
+    common = takewhile(lambda parts: len(set(parts)) == 1, zip(*(path[:-1] for path in paths), strict=False))
+    start = len(list(common))
+    return ["/".join(path[start:]) for path in paths]
+
+
+def file_of(url: str, storage_options: Options = None) -> Content:
+    """What is known of a file."""
+    size, mark, _ = version_of(url, storage_options)
+    if size is None:
+        error = ShardError(f"{redact(url)} cannot be found: check the path or URL, and --storage-options", url=url)
+        error.missing = True
+        raise error
+    return Content(url, size, mark or "")
+
+
+def local_only(source: str, what: str) -> str:
+    """The local path of a source that is read by mapping its files into memory.
+
+    Raises:
+        ValueError: it is not local, or does not exist.
+    """
+    path = local_path(source)
+    if path is None:
+        raise ValueError(f"{what} is read from a local disk: copy {redact(source)} there, and name the copy")
+    if not os.path.exists(path):
+        raise ValueError(f"SOURCE {source!r} does not exist: check the path")
+    return path
+
+
+def divided(
+    files: Iterable[tuple[Content, int]], max_samples: int, name: str = "shard", *, start: Callable[[int], Any] = int
+) -> list[Shard]:
+    """Divide the records of files into shards.
+
+    Args:
+        files: the files, and how many records each has.
+        max_samples: how many of them a shard has.
+        name: what the names of the shards begin with.
+        start: where a record of a file is, by its number in the file.
+    """
+    shards: list[list[Run]] = []
+    number = 0
+    for file, count in files:
+        done = 0
+        while done < count:
+            room = max_samples - number % max_samples
+            if room == max_samples:
+                shards.append([])
+            taken = min(room, count - done)
+            shards[-1].append(Run(file, start(done), taken, number))
+            done, number = done + taken, number + taken
+    return [Shard(f"{name}-{place:06d}.tar", tuple(runs)) for place, runs in enumerate(shards)]
+
+
+def read(reader: Format, shard: Shard, storage_options: Options) -> Iterator[tuple[str, Row]]:
+    """Read the records of a shard, with the key of each by its number.
+
+    Raises:
+        StateError: a file was changed after it was listed.
+    """
+    for run in shard.runs:
+        if local_path(run.file.url) is None or not os.path.isdir(run.file.url):
+            now = file_of(run.file.url, storage_options)
+            if (now.size, now.mark) != (run.file.size, run.file.mark):
+                raise StateError(
+                    f"{redact(run.file.url)} was changed after it was listed: run the command again when no program "
+                    "writes it"
+                )
+        for number, row in enumerate(reader.rows(run, storage_options), run.number):
+            yield f"{shard.prefix}{number:09d}", row
+
+
+def first_rows(reader: Format, shards: Sequence[Shard], count: int, storage_options: Options) -> list[Row]:
+    """The first records of a data set."""
+    runs = chain.from_iterable(shard.runs for shard in shards)
+    found = []
+    for run in runs:
+        for row in reader.rows(run, storage_options):
+            found.append(row)
+            if len(found) >= count:
+                return found
+    return found
+
+
+def is_list(source: str) -> bool:
+    """Whether a TorchRecord is the list that one is made of."""
+    return source.partition("?")[0].lower().endswith((".txt", ".csv")) and not os.path.isdir(source)
+
+
+def listed_job(source: str, place: Place, max_samples: int, storage_options: Options) -> Job:
+    """The job that writes the shards of a list, as ``create --from list`` does."""
+    from wds_pipes.cli.creating.plan import plan
+    from wds_pipes.cli.creating.tables import of_list
+
+    problems = Problems()
+    records, classes = of_list(source, None, None, problems, storage_options)
+    return plan(records, place, problems, classes=classes, max_samples=max_samples, max_bytes=1 << 60)

@@ -1,0 +1,140 @@
+"""Parquet files, and data sets that Hugging Face ``datasets`` has saved to a disk, in Arrow files.
+
+Images and audio are in them as ``{"bytes": ..., "path": ...}``: see ``rows``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from wds_pipes.cli.converting.source import (
+    Options,
+    Row,
+    Run,
+    Shard,
+    divided,
+    file_of,
+    found_files,
+    local_only,
+)
+from wds_pipes.core.importing import library
+from wds_pipes.errors import SampleError
+from wds_pipes.io.urls import local_path, redact
+
+_ROWS = 64  # that are converted to Python objects at a time
+
+
+class Parquet:
+    """Parquet files."""
+
+    def shards(self, source: str, max_samples: int, storage_options: Options) -> list[Shard]:
+        """Divide the rows of files into shards; only their ends are read."""
+        files = []
+        for _, file in found_files(source, (".parquet",), storage_options):
+            with _parquet(file.url, storage_options) as table:
+                files.append((file, table.metadata.num_rows))
+        return divided(files, max_samples)
+
+    def rows(self, run: Run, storage_options: Options) -> Iterator[Row]:
+        """Read rows of a file."""
+        with _parquet(run.file.url, storage_options) as table:
+            skip, groups = run.start, list[int]()
+            for group in range(table.metadata.num_row_groups):
+                count = table.metadata.row_group(group).num_rows
+                if not groups and skip >= count:
+                    skip -= count
+                else:
+                    groups.append(group)
+            batches = table.iter_batches(batch_size=_ROWS, row_groups=groups)
+            yield from _rows(batches, skip, run.records)
+
+
+class Saved:
+    """A data set that ``datasets`` has saved to a disk."""
+
+    def shards(self, source: str, max_samples: int, storage_options: Options) -> list[Shard]:
+        """Divide the rows into shards, those of each split by themselves."""
+        folder = local_only(source, "a saved data set")
+        splits = _json(os.path.join(folder, "dataset_dict.json"))
+        if splits is None:
+            return divided(self._files(folder), max_samples)
+        return [
+            shard
+            for name in splits["splits"]
+            for shard in divided(self._files(os.path.join(folder, name)), max_samples, f"{name}/{name}")
+        ]
+
+    def _files(self, folder: str) -> Iterator[tuple[Any, int]]:
+        state = _json(os.path.join(folder, "state.json"))
+        if state is None or not isinstance(state.get("_data_files"), list):
+            raise ValueError(
+                f"{folder} has no state.json of a data set: name the directory that dataset.save_to_disk() has "
+                "written, or its Parquet files with --from parquet"
+            )
+        for entry in state["_data_files"]:
+            file = file_of(os.path.join(folder, entry["filename"]))
+            with _arrow(file.url) as batches:
+                yield file, sum(batch.num_rows for batch in batches)
+
+    def rows(self, run: Run, storage_options: Options) -> Iterator[Row]:
+        """Read rows of a file."""
+        with _arrow(run.file.url) as batches:
+            yield from _rows(batches, run.start, run.records)
+
+
+def _rows(batches: Any, skip: int, count: int | None) -> Iterator[Row]:
+    left = count or 0
+    for batch in batches:
+        if skip >= batch.num_rows:
+            skip -= batch.num_rows
+            continue
+        batch, skip = batch.slice(skip, left), 0
+        left -= batch.num_rows
+        for start in range(0, batch.num_rows, _ROWS):
+            yield from batch.slice(start, _ROWS).to_pylist()
+        if not left:
+            return
+
+
+@contextmanager
+def _parquet(url: str, storage_options: Options) -> Iterator[Any]:
+    parquet = library("pyarrow.parquet", "pyarrow", "parquet", extra="parquet")
+    path = local_path(url)
+    if path is None:
+        from wds_pipes.io.remote.file_systems import file_system
+
+        fs, name = file_system(url, storage_options)
+        stream = fs.open(name, "rb")
+    else:
+        stream = open(path, "rb")
+    with stream, _readable(url):
+        yield parquet.ParquetFile(stream)
+
+
+@contextmanager
+def _arrow(path: str) -> Iterator[Any]:
+    arrow = library("pyarrow", "pyarrow", "a saved data set", extra="parquet")
+    with _readable(path), arrow.memory_map(path) as mapped, arrow.ipc.open_stream(mapped) as batches:
+        yield batches
+
+
+@contextmanager
+def _readable(url: str) -> Iterator[None]:
+    invalid = library("pyarrow", "pyarrow", "this", extra="parquet").ArrowInvalid
+    try:
+        yield
+    except invalid as error:
+        raise SampleError(f"{redact(url)} cannot be read: {error}: write or fetch it again", url=redact(url)) from error
+
+
+def _json(path: str) -> Any:
+    """The content of a JSON file; None: there is none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,310 @@
+"""What ``wds-pipes export`` writes: a file of each shard."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from wds_pipes.cli.converting.source import file_of, names_of
+from wds_pipes.core.importing import library
+from wds_pipes.errors import SampleError
+from wds_pipes.io.outputs import OutputFile, open_output, read_small
+from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
+from wds_pipes.tar.index import list_shards
+from wds_pipes.tar.index_formats import folder_of
+
+_ENDINGS = {"jsonl": ".jsonl", "parquet": ".parquet", "tfrecord": ".tfrecord", "imagefolder": ".txt"}
+_TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst))?|tgz)$", re.IGNORECASE)
+_GROUP_BYTES = 64 << 20  # of a row group of Parquet, before compression
+_TEXTS, _INTEGERS = frozenset(("txt", "text", "transcript", "html", "htm", "json", "jsn", "jsonl")), "cls"
+_REQUESTS = 16
+
+Options = dict[str, Any] | None
+Sample = dict[str, Any]
+
+
+class Export(NamedTuple):
+    """How shards are written; it is sent to other processes.
+
+    Attributes:
+        kind: the format.
+        fields: those that are written; None: all.
+        label: the field of the class, for imagefolder.
+        classes: the names of the classes by shard.
+        key_split: as in ``group_by_key``.
+        storage_options: how to reach the shards.
+    """
+
+    kind: str
+    fields: tuple[str, ...] | None
+    label: str
+    key_split: str
+    storage_options: Options
+
+
+def plan(
+    urls: Sequence[str],
+    place: Place,
+    kind: str,
+    *,
+    fields: tuple[str, ...] | None,
+    label: str,
+    key_split: str,
+    storage_options: Options,
+) -> Job:
+    """Make the job that writes shards in another format.
+
+    Raises:
+        ValueError: there are no shards, or two have one name.
+        ShardError: a shard does not exist.
+    """
+    if kind == "tfrecord":
+        from wds_pipes.cli.converting.tfrecord import masked_crc, packed
+
+        masked_crc(packed({}))  # whether the libraries are installed
+    elif kind == "parquet":
+        library("pyarrow.parquet", "pyarrow", "parquet", extra="parquet")
+    shards = list_shards(list(urls), storage_options)[0]
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        files = list(pool.map(lambda url: file_of(url, storage_options), shards))
+    classes = {}
+    if kind == "imagefolder":
+        classes = {folder: _classes(folder, storage_options) for folder in dict.fromkeys(map(folder_of, shards))}
+    tasks = []
+    for url, name, file in zip(shards, names_of(shards), files, strict=True):
+        output = _TAR.sub("", name) + _ENDINGS[kind]
+        names = classes.get(folder_of(url))
+        tasks.append(Task(output, (output,), (url, names), fingerprint(file.size, file.identity, names)))
+    options = {"to": kind, "fields": fields, "label": label, "key_split": key_split}
+    return Job("export", place, partial(write, Export(kind, fields, label, key_split, storage_options)), tasks, options)
+
+
+def write(export: Export, task: Task, place: Place) -> Facts:
+    """Write what is made of a shard."""
+    from wds_pipes.cli.look.reading import Source
+
+    url, classes = task.arguments
+    samples = Source([url], export.storage_options or {}, export.key_split, export.fields).read()
+    if export.kind == "imagefolder" and export.fields is not None:
+        wanted = [*export.fields, *([] if export.label in export.fields else [export.label])]
+        samples = Source([url], export.storage_options or {}, export.key_split, wanted).read()
+    with _Stream(place.at(task.outputs[0]), place.storage_options) as stream:
+        count = _Counted(samples)
+        if export.kind == "jsonl":
+            from wds_pipes.cli.look.output import write_lines
+
+            base = url.partition("?")[0].rpartition("/")[2]
+            write_lines(({**sample, "__url__": base} for sample in count), cast(BinaryIO, stream), {})
+        elif export.kind == "parquet":
+            _write_parquet(count, stream, export.fields)
+        elif export.kind == "tfrecord":
+            from wds_pipes.cli.converting.tfrecord import framed, packed
+
+            for sample in count:
+                stream.write(framed(packed(_columns(sample))))
+        else:
+            for line in _write_images(count, export.label, classes, place):
+                stream.write(line.encode("utf-8", "surrogateescape"))
+        stream.commit()
+    return {"samples": count.number}
+
+
+class _Counted:
+    """Samples, and how many of them there were."""
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        self._samples, self.number = samples, 0
+
+    def __iter__(self) -> Iterator[Sample]:
+        for sample in self._samples:
+            self.number += 1
+            yield sample
+
+
+class _Stream(io.RawIOBase):
+    """A file that appears when it is committed, as a stream."""
+
+    def __init__(self, target: str, storage_options: Options) -> None:
+        self._file: OutputFile = open_output(target, overwrite=True, wait=True, storage_options=storage_options)
+        self._written = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        content = bytes(data)
+        self._file.write(content)
+        self._written += len(content)
+        return len(content)
+
+    def tell(self) -> int:
+        return self._written
+
+    def commit(self) -> None:
+        """Give the file its name."""
+        self._file.commit()
+
+    def close(self) -> None:
+        self._file.discard()
+        super().close()
+
+
+def _columns(sample: Sample) -> dict[str, Any]:
+    """The key and the fields of a sample; fields of integers are integers, others are bytes."""
+    columns: dict[str, Any] = {"__key__": sample["__key__"].encode("utf-8", "surrogateescape")}
+    for field, data in sample.items():
+        if field[:2] != "__":
+            columns[field] = _integer(sample, field, data) if _is_integer(field) else data
+    return columns
+
+
+def _is_integer(field: str) -> bool:
+    return field.rpartition(".")[2] in ("cls", "cls2", "class", "count", "index", "inx", "id")
+
+
+def _is_text(field: str) -> bool:
+    return field.rpartition(".")[2] in _TEXTS
+
+
+def _integer(sample: Sample, field: str, data: bytes) -> int:
+    try:
+        number = int(data)
+    except ValueError:
+        number = 1 << 64
+    if not -(1 << 63) <= number < 1 << 63:
+        raise SampleError(
+            f"shard {sample['__url__']}: field {field!r} of sample {sample['__key__']!r} is no integer of 64 bits, but "
+            f"{data!r:.80}: leave it out with --fields",
+            key=sample["__key__"],
+            url=sample["__url__"],
+        )
+    return number
+
+
+def _write_parquet(samples: Iterable[Sample], stream: _Stream, fields: Sequence[str] | None) -> None:
+    arrow = library("pyarrow", "pyarrow", "parquet", extra="parquet")
+    parquet = library("pyarrow.parquet", "pyarrow", "parquet", extra="parquet")
+    writer = None
+    for group in _groups(samples):
+        if writer is None:
+            # the order of the fields in a tar is that of their names
+            names = sorted({field for sample in group for field in sample if field[:2] != "__"})
+            names = list(fields) if fields is not None else names
+            types = {
+                name: arrow.int64() if _is_integer(name) else arrow.string() if _is_text(name) else arrow.binary()
+                for name in names
+            }
+            schema = arrow.schema([("__key__", arrow.string()), *types.items()])
+            writer = parquet.ParquetWriter(arrow.PythonFile(stream, mode="w"), schema)
+        rows = [_row(sample, types) for sample in group]
+        writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
+    if writer is None:
+        schema = arrow.schema([("__key__", arrow.string())])
+        writer = parquet.ParquetWriter(arrow.PythonFile(stream, mode="w"), schema)
+    writer.close()
+
+
+def _groups(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
+    """Samples in groups of some megabytes."""
+    group, size = [], 0
+    for sample in samples:
+        group.append(sample)
+        size += sum(len(data) for field, data in sample.items() if field[:2] != "__")
+        if size >= _GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _row(sample: Sample, types: dict[str, Any]) -> dict[str, Any]:
+    key, where = sample["__key__"], {"key": sample["__key__"], "url": sample["__url__"]}
+    row: dict[str, Any] = {}
+    for field, data in sample.items():
+        if field[:2] == "__":
+            continue
+        if field not in types:
+            raise SampleError(
+                f"shard {sample['__url__']}: sample {key!r} has field {field!r}, which the first samples do not have: "
+                f"name the columns, as in --fields {','.join([*types, field])}",
+                **where,
+            )
+        row[field] = _integer(sample, field, data) if _is_integer(field) else data
+        if _is_text(field):
+            try:
+                row[field] = data.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise SampleError(
+                    f"shard {sample['__url__']}: field {field!r} of sample {key!r} is no UTF-8 ({error}): leave it "
+                    "out with --fields",
+                    **where,
+                ) from error
+    try:
+        key.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise SampleError(
+            f"shard {sample['__url__']}: key {key!r} is no UTF-8, which parquet needs", **where
+        ) from error
+    return {"__key__": key, **row}
+
+
+def _write_images(samples: Iterable[Sample], label: str, classes: Sequence[str] | None, place: Place) -> Iterator[str]:
+    """Write the fields of samples as files, and yield the lines of their list."""
+    for sample in samples:
+        key, where = sample["__key__"], {"key": sample["__key__"], "url": sample["__url__"]}
+        fields = {field: data for field, data in sample.items() if field[:2] != "__" and field != label}
+        if label not in sample or not fields:
+            what = f"field {label!r}, which names its class: pass --label" if fields else "other fields than its class"
+            raise SampleError(f"shard {sample['__url__']}: sample {key!r} has no {what}", **where)
+        name = _class(sample[label], classes, label, sample)
+        inside = key.removeprefix(f"{name}/")
+        parts = [*inside.split("/"), name]
+        if any(part in ("", ".", "..") for part in parts) or "/" in name or name.startswith("."):
+            raise SampleError(
+                f"shard {sample['__url__']}: sample {key!r} of class {name!r} would not be a file in the directory of "
+                "its class: write it with wds-pipes get",
+                **where,
+            )
+        for field, data in fields.items():
+            path = f"images/{name}/{inside}.{field}"
+            place.write(path, data)
+            yield f"{path}\t{name}\n"
+
+
+def _class(data: bytes, classes: Sequence[str] | None, label: str, sample: Sample) -> str:
+    text = data.decode("utf-8", "surrogateescape").strip()
+    if classes is None:
+        return text
+    try:
+        number = int(text)
+        if not 0 <= number < len(classes):
+            raise ValueError
+    except ValueError:
+        raise SampleError(
+            f"shard {sample['__url__']}: field {label!r} of sample {sample['__key__']!r} is {text!r:.80}, and "
+            f"classes.json has the names of classes 0 to {len(classes) - 1}: mend or remove it",
+            key=sample["__key__"],
+            url=sample["__url__"],
+        ) from None
+    return classes[number]
+
+
+def _classes(folder: str, storage_options: Options) -> list[str] | None:
+    """The names of the classes of the shards in a directory; ``create --split`` writes them in the
+    one above. None: not known.
+    """
+    content = None
+    for at in (folder, os.path.join(os.path.dirname(folder.rstrip("/")), "")):
+        content = content or read_small(at + "classes.json", storage_options)
+    if content is None:
+        return None
+    names = json.loads(content)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{folder}classes.json is no list of names: mend or remove it")
+    return names
