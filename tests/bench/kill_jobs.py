@@ -1,7 +1,7 @@
 """Commands that write shards, killed for real: SIGKILL at random moments, of the command alone or
 with its processes, and then the same command again.
 
-    python tests/bench/kill_jobs.py [--rounds 10] [--kills 3] [--seed N] [--samples 4000]
+    python tests/bench/kill_jobs.py [--rounds 10] [--kills 3] [--seed N] [--samples 4000] [--only NAME]
 
 After each kill, every file under a final name must be that of a run without an interruption, and at
 the end all files must be. Exit code 1 if one is not.
@@ -17,7 +17,13 @@ import tempfile
 import time
 from pathlib import Path
 
-COMMANDS = {"create": lambda data, place: ["create", f"{data}/files", place, "--max-samples", "50", "--shuffle", "3"]}
+COMMANDS = {
+    "create": lambda data, place: ["create", f"{data}/files", place, "--max-samples", "50", "--shuffle", "3"],
+    "convert": lambda data, place: ["convert", f"{data}/tables", place, "--from", "parquet", "--max-samples", "50"],
+    "export-parquet": lambda data, place: ["export", f"{data}/shards", place, "--to", "parquet"],
+    "export-imagefolder": lambda data, place: ["export", f"{data}/shards", place, "--to", "imagefolder"],
+    "download": lambda data, place: ["download", f"{data}/shards", place],
+}
 
 
 def make_files(folder: Path, count: int) -> None:
@@ -97,13 +103,18 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--samples", type=int, default=4000)
+    parser.add_argument("--only", choices=list(COMMANDS), help="one command; all without")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}")
     numbers = random.Random(arguments.seed)
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory)
         make_files(data, arguments.samples)
+        finish(start(["create", f"{data}/files", f"{data}/shards", "--max-samples", "50"], 2))
+        finish(start(["export", f"{data}/shards", f"{data}/tables", "--to", "parquet"], 2))
         for name, command in COMMANDS.items():
+            if arguments.only not in (None, name):
+                continue
             process = start(command(str(data), f"{data}/whole-{name}"), 1)
             wait_for_files(process, data / f"whole-{name}", 0)
             beginning = time.perf_counter()

@@ -1,5 +1,5 @@
-"""Makes saved/ with Hugging Face datasets 5.2.0 and records.tfrecord with tfrecord 1.14.6, which the
-tests read without these packages: python tests/data/make_saved.py
+"""Makes saved/ with Hugging Face datasets 5.2.0, and records.tfrecord with tfrecord 1.14.6. Tests
+read them without these packages: python tests/data/make_saved.py
 """
 
 import io

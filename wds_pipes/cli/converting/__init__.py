@@ -2,7 +2,7 @@
 
 - ``convert``: the command. ``source``: what a data set consists of, and how it becomes shards.
   ``rows``: how a record becomes a sample.
-- ``tfrecord``, ``lmdbs``, ``tables``, ``chunks``: the formats. ``messages``: the protobuf messages
+- ``tfrecord``, ``lmdbs``, ``tables``: the formats. ``messages``: the protobuf messages
   in them.
 - ``export``: the command. ``writing``: what its tasks write.
 - ``download``: the command. ``copying``: its tasks.

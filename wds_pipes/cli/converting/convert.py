@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from wds_pipes.cli.converting.source import Format
     from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task
 
-_KINDS = ("tfrecord", "parquet", "hf", "lmdb", "torchrecord", "mds")
+_KINDS = ("tfrecord", "parquet", "hf", "lmdb", "torchrecord")
 _FIRST = 100  # records that decide what the columns are
 
 
@@ -68,7 +68,6 @@ def convert(
     lmdb         a database: its keys are keys; those that begin with __ are left out
     torchrecord  a directory of databases of TensorProtos: the picture, and field cls;
                  or the list that they are made of, with lines PATH LABEL
-    mds          a directory of MosaicML streaming
 
     tfrecord and parquet may be remote, the others are local. Run the same command again after an
     interruption: what is finished is kept.
@@ -161,13 +160,9 @@ def format_of(kind: str) -> Format:
         from wds_pipes.cli.converting import tables
 
         return tables.Parquet() if kind == "parquet" else tables.Saved()
-    if kind in ("lmdb", "torchrecord"):
-        from wds_pipes.cli.converting import lmdbs
+    from wds_pipes.cli.converting import lmdbs
 
-        return lmdbs.Database() if kind == "lmdb" else lmdbs.TorchRecord()
-    from wds_pipes.cli.converting import chunks
-
-    return chunks.Mds()
+    return lmdbs.Database() if kind == "lmdb" else lmdbs.TorchRecord()
 
 
 def _named(values: tuple[str, ...]) -> dict[str, str]:

@@ -22,7 +22,8 @@ from wds_pipes.tar.index_formats import folder_of
 _ENDINGS = {"jsonl": ".jsonl", "parquet": ".parquet", "tfrecord": ".tfrecord", "imagefolder": ".txt"}
 _TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst))?|tgz)$", re.IGNORECASE)
 _GROUP_BYTES = 64 << 20  # of a row group of Parquet, before compression
-_TEXTS, _INTEGERS = frozenset(("txt", "text", "transcript", "html", "htm", "json", "jsn", "jsonl")), "cls"
+_TEXTS = frozenset(("txt", "text", "transcript", "html", "htm", "json", "jsn", "jsonl"))
+_INTEGERS = frozenset(("cls", "cls2", "class", "count", "index", "inx", "id"))
 _REQUESTS = 16
 
 Options = dict[str, Any] | None
@@ -165,7 +166,7 @@ def _columns(sample: Sample) -> dict[str, Any]:
 
 
 def _is_integer(field: str) -> bool:
-    return field.rpartition(".")[2] in ("cls", "cls2", "class", "count", "index", "inx", "id")
+    return field.rpartition(".")[2] in _INTEGERS
 
 
 def _is_text(field: str) -> bool:
@@ -190,24 +191,19 @@ def _integer(sample: Sample, field: str, data: bytes) -> int:
 def _write_parquet(samples: Iterable[Sample], stream: _Stream, fields: Sequence[str] | None) -> None:
     arrow = library("pyarrow", "pyarrow", "parquet", extra="parquet")
     parquet = library("pyarrow.parquet", "pyarrow", "parquet", extra="parquet")
-    writer = None
-    for group in _groups(samples):
-        if writer is None:
-            # the order of the fields in a tar is that of their names
-            names = sorted({field for sample in group for field in sample if field[:2] != "__"})
-            names = list(fields) if fields is not None else names
-            types = {
-                name: arrow.int64() if _is_integer(name) else arrow.string() if _is_text(name) else arrow.binary()
-                for name in names
-            }
-            schema = arrow.schema([("__key__", arrow.string()), *types.items()])
-            writer = parquet.ParquetWriter(arrow.PythonFile(stream, mode="w"), schema)
-        rows = [_row(sample, types) for sample in group]
-        writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
-    if writer is None:
-        schema = arrow.schema([("__key__", arrow.string())])
-        writer = parquet.ParquetWriter(arrow.PythonFile(stream, mode="w"), schema)
-    writer.close()
+    groups = _groups(samples)
+    group = next(groups, [])
+    names = fields if fields is not None else sorted({name for sample in group for name in sample if name[:2] != "__"})
+    types = {
+        name: arrow.int64() if _is_integer(name) else arrow.string() if _is_text(name) else arrow.binary()
+        for name in names
+    }
+    schema = arrow.schema([("__key__", arrow.string()), *types.items()])
+    with parquet.ParquetWriter(arrow.PythonFile(stream, mode="w"), schema) as writer:
+        while group:
+            rows = [_row(sample, types) for sample in group]
+            writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
+            group = next(groups, [])
 
 
 def _groups(samples: Iterable[Sample]) -> Iterator[list[Sample]]:

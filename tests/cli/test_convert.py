@@ -1,0 +1,463 @@
+"""``wds-pipes convert``: shards of data sets in other formats."""
+
+import contextlib
+import gzip
+import io
+import itertools
+import json
+import math
+import shutil
+import struct
+import sys
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tars import samples
+
+from wds_pipes.cli import main
+from wds_pipes.cli.converting.messages import example, tensor_protos
+from wds_pipes.cli.converting.rows import columns_of, sample_of
+from wds_pipes.errors import SampleError
+from wds_pipes.tar.writer import check_name
+
+DATA = Path(__file__).parents[1] / "data"
+JPEG = b"\xff\xd8\xff\xe0" + bytes(range(256))
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(main, ["convert", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def refused(*arguments, code=1):
+    """The message of a refusal."""
+    return " ".join(run(*arguments, code=code).stderr.split())
+
+
+def outputs(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file() and ".wds-pipes" not in path.parts
+    }
+
+
+def read(folder):
+    """The fields of the samples in all shards, by key."""
+    found = samples(sorted(map(str, Path(folder).rglob("*.tar"))))
+    assert len({sample["__key__"] for sample in found}) == len(found)
+    return {sample["__key__"]: {name: value for name, value in sample.items() if name[:2] != "__"} for sample in found}
+
+
+def tfrecord(records):
+    """A TFRecord file, as its format is published."""
+
+    def crc(data):
+        value = google_crc32c.value(data)
+        return struct.pack("<I", ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    parts = []
+    for record in records:
+        length = struct.pack("<Q", len(record))
+        parts += [length, crc(length), record, crc(record)]
+    return b"".join(parts)
+
+
+def example_of(**features):
+    """An Example by the classes of protobuf."""
+    message = example()()
+    for name, values in features.items():
+        kind = {bytes: "bytes_list", float: "float_list", int: "int64_list"}[type(values[0])]
+        getattr(message.features.feature[name], kind).value.extend(values)
+    return message.SerializeToString()
+
+
+# TFRecord
+
+
+def test_tfrecord_that_a_library_has_written(tmp_path):
+    """Bytes are a field by what they are; numbers and text are JSON."""
+    run(DATA / "records.tfrecord", tmp_path / "out", "--from", "tfrecord")
+    found = read(tmp_path / "out")
+    assert list(found) == [f"records/{number:09d}" for number in range(4)]
+    for number, fields in enumerate(found.values()):
+        boxes = list(range(number))
+        assert fields["jpg"][:3] == b"\xff\xd8\xff"
+        assert json.loads(fields["json"]) == {
+            "boxes": boxes[0] if number == 1 else boxes,
+            "image/class/label": number,
+            "image/filename": f"n01.{number}.JPEG",
+        }
+
+
+def test_chosen_columns_and_keys(tmp_path):
+    """Dots in a key become underscores."""
+    chosen = ["--key", "image/filename", "--value", "jpg=image/encoded", "--value", "cls=image/class/label"]
+    run(DATA / "records.tfrecord", tmp_path / "out", "--from", "tfrecord", *chosen)
+    found = read(tmp_path / "out")
+    assert {key: fields["cls"] for key, fields in found.items()} == {
+        f"n01_{number}_JPEG": str(number).encode() for number in range(4)
+    }
+    assert {tuple(fields) for fields in found.values()} == {("cls", "jpg")}
+    message = refused(DATA / "records.tfrecord", tmp_path / "b", "--from", "tfrecord", "--key", "image/filname")
+    assert "has no column 'image/filname'. Did you mean 'image/filename'?" in message
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """Four files of records, one of them compressed, and one empty."""
+    folder = tmp_path_factory.mktemp("records")
+    for place in range(4):
+        content = tfrecord(example_of(image=[JPEG + bytes([place])], x=[number]) for number in range(5 * (place != 2)))
+        name = f"train.tfrecord-{place:05d}-of-00004"
+        (folder / name).write_bytes(gzip.compress(content) if place == 1 else content)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(records, tmp_path_factory):
+    """The outputs of one process."""
+    folder = tmp_path_factory.mktemp("convert") / "whole"
+    run(records, folder, "--from", "tfrecord")
+    return outputs(folder)
+
+
+def test_each_file_is_a_shard(records, whole, tmp_path):
+    """Their names are those of the files, and keys are numbers in them."""
+    assert [name for name in whole if name.endswith(".tar")] == [f"train-{n:05d}-of-00004.tar" for n in range(4)]
+    shutil.copytree(records, tmp_path / "in")
+    run(tmp_path / "in" / "*-0000[13]-*", tmp_path / "two", "--from", "tfrecord")
+    found = read(tmp_path / "two")
+    assert list(found) == [f"train-{place:05d}-of-00004/{n:09d}" for place in (1, 3) for n in range(5)]
+    assert found["train-00003-of-00004/000000004"] == {"jpg": JPEG + b"\3", "json": b'{"x": 4}'}
+
+
+def test_every_way_writes_the_same_bytes(records, whole, tmp_path):
+    """In processes, in shares in any order, and after a part of it was removed."""
+    run(records, tmp_path / "processes", "--from", "tfrecord", "-j", 2)
+    assert outputs(tmp_path / "processes") == whole
+    for order in itertools.permutations(range(2)):
+        folder = tmp_path / "".join(map(str, order))
+        for index in order:
+            run(records, folder, "--from", "tfrecord", "--tasks", 2, "--task", index)
+        assert outputs(folder) == whole
+    (tmp_path / "01/train-00001-of-00004.tar").unlink()
+    assert "1 written, 3 there already" in run(records, tmp_path / "01", "--from", "tfrecord").stdout
+    assert outputs(tmp_path / "01") == whole
+
+
+def test_from_a_store_to_a_store(records, whole, s3):
+    for path in records.iterdir():
+        s3.put(f"records/{path.name}", path.read_bytes())
+    options = ["--from", "tfrecord", "--storage-options", json.dumps(s3.storage_options)]
+    run(f"{s3.url}/records/", f"{s3.url}/made", *options)
+    import fsspec
+
+    fs = fsspec.filesystem("s3", **s3.storage_options)
+    fs.invalidate_cache()
+    bucket = f"{s3.url.removeprefix('s3://')}/made/"
+    made = {name.removeprefix(bucket): fs.cat(name) for name in fs.find(bucket) if ".wds-pipes" not in name}
+    assert made == whole
+
+
+RECORDS = [example_of(x=[JPEG], y=[number]) for number in range(3)]
+SIZE = len(tfrecord(RECORDS[:1]))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"not a record file", "byte 0: the checksum of a length is wrong, or it is no TFRecord file"),
+        (tfrecord(RECORDS)[:-1], f"byte {2 * SIZE}: it is cut in this record"),
+        (tfrecord(RECORDS)[: SIZE + 7], f"byte {SIZE}: it is cut there"),
+        (tfrecord(RECORDS)[:SIZE] + b"\1" + tfrecord(RECORDS)[SIZE + 1 :], f"byte {SIZE}: the checksum of a length"),
+        (tfrecord(RECORDS)[: SIZE + 20] + b"?" + tfrecord(RECORDS)[SIZE + 21 :], f"byte {SIZE}: the checksum of this"),
+        (gzip.compress(tfrecord(RECORDS))[:-9], "cannot be decompressed"),
+        (tfrecord([b"\xff\xff"]), "byte 0: the record is no tf.train.Example"),
+        (b"", "has no records, so there is nothing to write"),
+    ],
+)
+def test_damaged_records_say_where(tmp_path, content, message):
+    """And nothing is written of them."""
+    (tmp_path / "a.tfrecord").write_bytes(content)
+    assert message in refused(tmp_path / "a.tfrecord", tmp_path / "out", "--from", "tfrecord")
+    assert not list(tmp_path.rglob("*.tar"))
+
+
+def test_a_record_that_differs_later_is_an_error_of_its_shard(tmp_path):
+    """The first records decide what a column is; the other shards are written."""
+    for name, values in (("a", [b"text"] * 100), ("b", [b"\0\1"])):
+        (tmp_path / f"{name}.tfrecord").write_bytes(tfrecord(example_of(x=[value]) for value in values))
+    message = refused(tmp_path / "*.tfrecord", tmp_path / "out", "--from", "tfrecord")
+    assert "column 'x' has bytes that are no text, and was text in the first records" in message
+    assert "--value bin=x" in message
+    assert [path.name for path in (tmp_path / "out").glob("*.tar")] == ["a.tar"]
+
+
+def test_wrong_calls(tmp_path):
+    source = DATA / "records.tfrecord"
+    assert "each becomes one shard" in refused(source, tmp_path, "--from", "tfrecord", "--max-samples", 5, code=2)
+    assert "cannot be found" in refused(tmp_path / "no.tfrecord", tmp_path / "o", "--from", "tfrecord")
+    assert "there is no file *.tfrecord" in refused(tmp_path, tmp_path / "o", "--from", "tfrecord")
+    assert "written as FIELD=COLUMN" in refused(source, tmp_path / "o", "--from", "tfrecord", "--value", "x")
+    assert "copy s3://b/x there" in refused("s3://b/x", tmp_path / "o", "--from", "lmdb")
+    assert "has no state.json" in refused(tmp_path, tmp_path / "o", "--from", "hf")
+    message = refused(source, tmp_path / "o", "--from", "tfrecord", "--value", "cls=boxes")
+    assert (
+        "record 'records/000000000': column 'boxes' cannot be field 'cls': it must be an integer, not list" in message
+    )
+    for name in ("a.b.tfrecord", "a_b.tfrecord"):
+        shutil.copy(source, tmp_path / name)
+    assert "a.b.tfrecord and a_b.tfrecord would both be a_b.tar" in refused(
+        tmp_path, tmp_path / "o", "--from", "tfrecord"
+    )
+
+
+@pytest.mark.parametrize("missing", ["google.protobuf", "google_crc32c", "lmdb", "pyarrow"])
+def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch, missing):
+    for name in [name for name in sys.modules if name == missing or name.startswith(f"{missing}.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, missing, None)
+    example.cache_clear()
+    kind, source = {
+        "google.protobuf": ("tfrecord", DATA / "records.tfrecord"),
+        "google_crc32c": ("tfrecord", DATA / "records.tfrecord"),
+        "lmdb": ("lmdb", DATA / "records.tfrecord"),
+        "pyarrow": ("hf", DATA / "saved"),
+    }[missing]
+    extra = "parquet" if missing == "pyarrow" else "convert"
+    assert f"pip install 'wds_pipes[{extra}]'" in refused(source, tmp_path, "--from", kind)
+
+
+# Tables
+
+
+def test_a_saved_data_set(tmp_path):
+    """What datasets.save_to_disk() has written: its splits, and images as they are."""
+    pytest.importorskip("pyarrow")
+    told = run(DATA / "saved", tmp_path / "out", "--from", "hf", "--max-samples", 2).stdout
+    assert "3 shards, 5 samples" in told
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*.tar")) == [
+        "test-000000.tar",
+        "train-000000.tar",
+        "train-000001.tar",
+    ]
+    train = read(tmp_path / "out/train")
+    assert [sorted(fields) for fields in train.values()] == [["jpg", "json"], ["jpg", "json"], ["json", "png"]]
+    assert list(train) == ["000000000", "000000001", "000000002"]
+    assert json.loads(train["000000001"]["json"]) == {"label": 1, "text": "größe 1"}
+    arrow = b"".join(path.read_bytes() for path in (DATA / "saved/train").glob("*.arrow"))
+    assert train["000000002"]["png"] in arrow
+    assert json.loads((tmp_path / "out/train/index.json").read_text())["shardlist"][0]["nsamples"] == 2
+    run(DATA / "saved/test", tmp_path / "test", "--from", "hf")
+    assert read(tmp_path / "test") == read(tmp_path / "out/test")
+
+
+@pytest.fixture(scope="module")
+def parquet(tmp_path_factory):
+    """Two files of 10 and 7 rows in small groups of rows."""
+    pyarrow, table = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder = tmp_path_factory.mktemp("parquet")
+    rows = [
+        {
+            "image": {"bytes": JPEG + bytes([number]), "path": "x.jpg"},
+            "mask": {"bytes": b"P5 odd", "path": "x.PGM"} if number % 2 else None,
+            "label": number,
+            "score": math.nan if number == 3 else number / 2,
+            "words": ["a", None],
+            "name": f"n{number}",
+        }
+        for number in range(17)
+    ]
+    for name, part in (("a", rows[:10]), ("b", rows[10:])):
+        table.write_table(pyarrow.Table.from_pylist(part), folder / f"{name}.parquet", row_group_size=4)
+    return folder
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 10, 100])
+def test_shards_have_so_many_rows(parquet, tmp_path, count):
+    """Whatever files and groups they are in."""
+    run(parquet, tmp_path, "--from", "parquet", "--max-samples", count)
+    shards = sorted(tmp_path.glob("*.tar"))
+    assert len(shards) == -(-17 // count)
+    assert [len(samples([str(shard)])) for shard in shards[:-1]] == [count] * (len(shards) - 1)
+    found = read(tmp_path)
+    assert list(found) == [f"{number:09d}" for number in range(17)]
+    for number, fields in enumerate(found.values()):
+        assert fields["image.jpg"] == JPEG + bytes([number])
+        assert fields.get("mask.pgm") == (b"P5 odd" if number % 2 else None)
+        assert json.loads(fields["json"]) == {
+            "label": number,
+            "score": None if number == 3 else number / 2,
+            "words": ["a", None],
+            "name": f"n{number}",
+        } | ({} if number % 2 else {"mask": None})
+
+
+def test_parquet_in_a_store(parquet, tmp_path, s3):
+    for path in parquet.iterdir():
+        s3.put(f"tables/{path.name}", path.read_bytes())
+    options = ["--from", "parquet", "--max-samples", 6]
+    run(f"{s3.url}/tables/*.parquet", tmp_path / "a", *options, "--storage-options", json.dumps(s3.storage_options))
+    run(parquet, tmp_path / "b", *options)
+    assert outputs(tmp_path / "a") == outputs(tmp_path / "b")
+
+
+def test_another_source_is_refused(parquet, tmp_path):
+    """The plan knows the size and the time of each file, the columns and the options."""
+    shutil.copytree(parquet, tmp_path / "in")
+    run(tmp_path / "in", tmp_path / "out", "--from", "parquet", "--max-samples", 6)
+    assert (
+        "0 written, 3 there already"
+        in run(tmp_path / "in", tmp_path / "out", "--from", "parquet", "--max-samples", 6).stdout
+    )
+    assert "outputs of another job" in refused(tmp_path / "in", tmp_path / "out", "--from", "parquet")
+    shutil.copyfile(parquet / "a.parquet", tmp_path / "in/a.parquet")
+    message = refused(tmp_path / "in", tmp_path / "out", "--from", "parquet", "--max-samples", 6)
+    assert "the inputs were changed: 2 of 3 tasks" in message
+
+
+# LMDB
+
+
+@pytest.fixture
+def lmdb():
+    return pytest.importorskip("lmdb")
+
+
+def fill(lmdb, path, entries, **options):
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with lmdb.open(str(path), map_size=1 << 24, **options) as store, store.begin(write=True) as transaction:
+        for key, value in entries.items():
+            transaction.put(key, value)
+
+
+@pytest.mark.parametrize("subdir", [True, False])
+def test_a_database(lmdb, tmp_path, subdir):
+    """Its keys are keys, and values are fields by what they are."""
+    entries = {f"n{number:02d}/a.b".encode(): JPEG + bytes([number]) for number in range(7)}
+    fill(lmdb, tmp_path / "db", entries | {b"x": "größe".encode(), b"y": b"\0\1", b"__len__": b"9"}, subdir=subdir)
+    run(tmp_path / "db", tmp_path / "out", "--from", "lmdb", "--max-samples", 4)
+    expected = {f"n{number:02d}/a_b": {"jpg": JPEG + bytes([number])} for number in range(7)}
+    assert read(tmp_path / "out") == expected | {"x": {"txt": "größe".encode()}, "y": {"bin": b"\0\1"}}
+    assert len(list((tmp_path / "out").glob("*.tar"))) == 3
+    run(tmp_path / "db", tmp_path / "processes", "--from", "lmdb", "--max-samples", 4, "-j", 2)
+    assert outputs(tmp_path / "processes") == outputs(tmp_path / "out")
+    run(tmp_path / "db", tmp_path / "named", "--from", "lmdb", "--key", "key", "--value", "data=value")
+    assert read(tmp_path / "named")["y"] == {"data": b"\0\1"}
+
+
+def test_what_is_no_database(lmdb, tmp_path):
+    (tmp_path / "x").write_bytes(b"nothing" * 1000)
+    assert "is no LMDB" in refused(tmp_path / "x", tmp_path / "out", "--from", "lmdb")
+    assert "does not exist" in refused(tmp_path / "y", tmp_path / "out", "--from", "lmdb")
+    fill(lmdb, tmp_path / "db0", {b"a": b"b"})
+    assert "key b'a': the value is no TensorProtos" in refused(
+        tmp_path / "db0", tmp_path / "o", "--from", "torchrecord"
+    )
+
+
+def varint(number):
+    parts = []
+    while True:
+        number, part = number >> 7, number & 127
+        parts.append(part | (128 if number else 0))
+        if not number:
+            return bytes(parts)
+
+
+def tensor(kind, data, dims=()):
+    """A TensorProto of bytes as Caffe2 has written it."""
+    content = b"".join(b"\x08" + varint(dim) for dim in dims) + b"\x10" + varint(kind)
+    content += (b"\x2a" if kind == 3 else b"\x32") + varint(len(data)) + data
+    return b"\x0a" + varint(len(content)) + content
+
+
+def test_torchrecord(lmdb, tmp_path):
+    """As its writer puts them: pictures of bytes or pixels, and classes as text; databases in the
+    order of their numbers.
+    """
+    pixels = bytes(range(18))
+    for place in (0, 1, 10):
+        entries = {str(n).encode(): tensor(3, JPEG, (2, 3)) + tensor(3, str(place).encode()) for n in range(3)}
+        fill(lmdb, tmp_path / f"in/db{place}", {b"9": tensor(3, pixels, (2, 3)) + tensor(3, b"7")} | entries)
+    run(tmp_path / "in", tmp_path / "out", "--from", "torchrecord", "--max-samples", 5)
+    found = read(tmp_path / "out")
+    assert list(found) == [f"{number:09d}" for number in range(12)]
+    assert found["000000000"] == {"jpg": JPEG, "cls": b"0"}
+    assert [fields["cls"] for fields in found.values()] == [*[b"0"] * 3, b"7", *[b"1"] * 3, b"7", *[b"10"] * 3, b"7"]
+    array = np.load(io.BytesIO(found["000000003"]["npy"]))
+    assert array.shape == (3, 2, 3)
+    assert array.tobytes() == pixels
+
+
+def test_tensors_of_numbers(lmdb, tmp_path):
+    """Each type, with its shape."""
+    message = tensor_protos()()
+    arrays = {
+        "float_data": np.arange(6, dtype=np.float32).reshape(2, 3) / 3,
+        "double_data": np.arange(2, dtype=np.float64),
+        "int64_data": np.array([[1 << 40, -1]]),
+        "int32_data": np.array([3, 4], np.int32),
+    }
+    kinds = {"float_data": 1, "double_data": 13, "int64_data": 10, "int32_data": 2}
+    for field, array in arrays.items():
+        proto = message.protos.add(dims=array.shape, data_type=kinds[field], name=field[:-5])
+        getattr(proto, field).extend(array.reshape(-1).tolist())
+    half = np.array([1.5, -2], np.float16)
+    message.protos.add(dims=[2], data_type=12, name="half", int32_data=half.view(np.uint16).tolist())
+    message.protos.add(data_type=2, name="label", int32_data=[5])
+    message.protos.add(data_type=4, name="title", string_data=["größe".encode()])
+    fill(lmdb, tmp_path / "db", {b"0": message.SerializeToString()})
+    run(tmp_path / "db", tmp_path / "out", "--from", "torchrecord")
+    (fields,) = read(tmp_path / "out").values()
+    for name, array in {**{field[:-5]: array for field, array in arrays.items()}, "half": half}.items():
+        decoded = np.load(io.BytesIO(fields[f"{name}.npy"]))
+        assert decoded.dtype == array.dtype
+        assert np.array_equal(decoded, array)
+    assert fields["label.cls"] == b"5"
+    assert fields["title.txt"] == "größe".encode()
+
+
+def test_the_list_of_a_torchrecord(tmp_path):
+    """Lines of paths and labels, as create --from list reads them."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jpg").write_bytes(JPEG)
+    (tmp_path / "data.txt").write_text("a.jpg 3\nb.jpg 4\n")
+    run(tmp_path / "data.txt", tmp_path / "out", "--from", "torchrecord")
+    assert read(tmp_path / "out") == {"a": {"jpg": JPEG, "cls": b"3"}, "b": {"jpg": JPEG, "cls": b"4"}}
+    assert "--key" in refused(tmp_path / "data.txt", tmp_path / "b", "--from", "torchrecord", "--key", "x")
+
+
+# Rows
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.fixed_dictionaries({"a": values, "b/C": values}), min_size=1, max_size=4))
+def test_any_row_is_a_sample_that_can_be_written_or_an_error(rows):
+    """Bytes are never changed, and all names can be written."""
+
+    columns = columns_of(rows, None, {}, "x")
+    for row in rows:
+        with contextlib.suppress(SampleError):
+            sample = sample_of(row, "7", columns)
+            assert sample.pop("__key__") == "7"
+            assert sample
+            for name in sample:
+                check_name("7", name)
+            for name in ("a", "b/C"):
+                if isinstance(row[name], bytes) and name not in columns.text:
+                    assert row[name] in sample.values()

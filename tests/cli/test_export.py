@@ -1,0 +1,226 @@
+"""``wds-pipes export``: shards in other formats, and back."""
+
+import base64
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tars import samples, tar
+
+from wds_pipes.cli import main
+
+JPEG = b"\xff\xd8\xff\xe0" + bytes(range(256))
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(main, [*map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def refused(*arguments, code=1):
+    return " ".join(run(*arguments, code=code).stderr.split())
+
+
+def outputs(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file() and ".wds-pipes" not in path.parts
+    }
+
+
+def read(folder):
+    """The samples of all shards in a directory, without their URLs."""
+    found = samples(sorted(map(str, Path(folder).rglob("*.tar"))))
+    return [{name: value for name, value in sample.items() if name != "__url__"} for sample in found]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """Three shards of classes with names."""
+    folder = tmp_path_factory.mktemp("export")
+    for number in range(25):
+        path = folder / "in" / ("cat" if number % 3 else "dog") / f"{number:03d}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".jpg").write_bytes(JPEG + bytes([number]))
+        path.with_suffix(".json").write_text(json.dumps({"n": number, "text": "größe"}))
+        path.with_suffix(".seg.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(number))
+        if number % 2:
+            path.with_suffix(".txt").write_bytes("größe\r\n".encode())
+    run("create", folder / "in", folder / "shards", "--from", "classes", "--max-samples", 10)
+    return folder / "shards"
+
+
+KINDS = ("jsonl", "parquet", "tfrecord", "imagefolder")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_way_writes_the_same_bytes(shards, tmp_path, kind):
+    """In one process, in two, in shares, and after a part of it was removed."""
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    told = run("export", shards, tmp_path / "whole", "--to", kind).stdout
+    assert "3 written, 0 there already; 3 files, 25 samples" in told
+    whole = outputs(tmp_path / "whole")
+    if kind != "jsonl":  # more is of the tasks, and not of the format
+        run("export", shards, tmp_path / "processes", "--to", kind, "-j", 2)
+        assert outputs(tmp_path / "processes") == whole
+    for index in (1, 0):
+        run("export", shards, tmp_path / "shares", "--to", kind, "--tasks", 2, "--task", index)
+    assert outputs(tmp_path / "shares") == whole
+    sorted((tmp_path / "shares").glob("shard*"))[1].unlink()
+    assert "1 written, 2 there already" in run("export", shards, tmp_path / "shares", "--to", kind).stdout
+    assert outputs(tmp_path / "shares") == whole
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tfrecord"])
+def test_they_are_converted_back(shards, tmp_path, kind):
+    """To the same samples, also without some fields."""
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    run("export", shards, tmp_path / "a", "--to", kind)
+    run("convert", tmp_path / "a", tmp_path / "b", "--from", kind)
+    assert read(tmp_path / "b") == read(shards)
+    run("export", shards, tmp_path / "c", "--to", kind, "--fields", "txt,jpg")
+    run("convert", tmp_path / "c", tmp_path / "d", "--from", kind)
+    assert read(tmp_path / "d") == [
+        {name: value for name, value in sample.items() if name in ("__key__", "jpg", "txt")} for sample in read(shards)
+    ]
+
+
+def test_images_are_read_back_as_classes(shards, tmp_path):
+    """And each list is one of create --from list."""
+    run("export", shards, tmp_path / "a", "--to", "imagefolder")
+    images = tmp_path / "a/images"
+    assert sorted(os.listdir(images)) == ["cat", "dog"]
+    assert (images / "dog/003.jpg").read_bytes() == JPEG + bytes([3])
+    run("create", images, tmp_path / "b", "--from", "classes", "--max-samples", 10)
+    assert outputs(tmp_path / "b") == outputs(shards)
+    run("export", shards, tmp_path / "c", "--to", "imagefolder", "--fields", "jpg")
+    assert {path.suffix for path in (tmp_path / "c/images").rglob("*.*")} == {".jpg"}
+    run("create", tmp_path / "c/shard-000000.txt", tmp_path / "d", "--from", "list")
+    assert len(read(tmp_path / "d")) == 10
+    assert json.loads((tmp_path / "d/classes.json").read_text()) == ["cat"]
+
+
+def test_json_lines(shards, tmp_path):
+    """As those of cat --jsonl, with the name of the shard."""
+    run("export", shards, tmp_path, "--to", "jsonl")
+    lines = [
+        json.loads(line)
+        for path in sorted(tmp_path.glob("*.jsonl"))
+        for line in path.read_text("utf-8").split("\n")
+        if line
+    ]
+    for line, sample in zip(lines, read(shards), strict=True):
+        assert line["__key__"] == sample["__key__"]
+        assert line["__url__"].startswith("shard-00000")
+        assert line["cls"] == int(sample["cls"])
+        assert base64.b64decode(line["jpg"]["base64"]) == sample["jpg"]
+        assert line["json"] == json.loads(sample["json"])
+
+
+def test_columns_of_parquet(shards, tmp_path):
+    """Text, integers and bytes."""
+    pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    run("export", shards, tmp_path, "--to", "parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "shard-000000.parquet")
+    kinds = {name: str(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)}
+    assert kinds == {
+        "__key__": "string",
+        "cls": "int64",
+        "jpg": "binary",
+        "json": "string",
+        "seg.png": "binary",
+        "txt": "string",
+    }
+    assert table["txt"].to_pylist()[:4] == ["größe\r\n", None, None, "größe\r\n"]
+
+
+def test_the_library_of_tfrecord_reads_them(shards, tmp_path):
+    """With integers as integers."""
+    reader = pytest.importorskip("tfrecord.reader")
+    run("export", shards, tmp_path, "--to", "tfrecord")
+    found = [row for path in sorted(tmp_path.glob("*.tfrecord")) for row in reader.tfrecord_loader(str(path), None)]
+    for row, sample in zip(found, read(shards), strict=True):
+        assert bytes(row["__key__"]).decode() == sample["__key__"]
+        assert row["cls"].tolist() == [int(sample["cls"])]
+        assert bytes(row["jpg"]) == sample["jpg"]
+
+
+def write(folder, name, members):
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(tar(members))
+    return folder / name
+
+
+@pytest.mark.parametrize(
+    ("kind", "members", "options", "message"),
+    [
+        ("tfrecord", [("a.cls", b"x")], [], "field 'cls' of sample 'a' is no integer of 64 bits, but b'x'"),
+        ("parquet", [("a.txt", b"\xff")], [], "field 'txt' of sample 'a' is no UTF-8"),
+        ("imagefolder", [("a.jpg", b"x")], [], "sample 'a' has no field 'cls', which names its class: pass --label"),
+        ("imagefolder", [("a.cls", b"x")], [], "sample 'a' has no other fields than its class"),
+        ("imagefolder", [("../a.jpg", b"x"), ("../a.cls", b"c")], [], "would not be a file in the directory of"),
+        ("imagefolder", [("a.jpg", b"x"), ("a.cls", b"../c")], [], "would not be a file in the directory of its class"),
+        ("imagefolder", [("a.jpg", b"x"), ("a.y", b".h")], ["--label", "y"], "of class '.h' would not be a file"),
+    ],
+)
+def test_samples_that_a_format_cannot_hold(tmp_path, kind, members, options, message):
+    """Nothing of their shard is written under its name."""
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    shard = write(tmp_path / "in", "a.tar", members)
+    assert message in refused("export", shard, tmp_path / "out", "--to", kind, *options)
+    assert list(outputs(tmp_path)) == ["in/a.tar"]
+
+
+def test_a_field_that_comes_later_needs_the_names_of_columns(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr("wds_pipes.cli.converting.writing._GROUP_BYTES", 10)
+    shard = write(tmp_path / "in", "a.tar", [("a.x", b"x" * 10), ("b.x", b"x"), ("b.y", b"y")])
+    message = refused("export", shard, tmp_path / "out", "--to", "parquet")
+    assert (
+        "sample 'b' has field 'y', which the first samples do not have: name the columns, as in --fields x,y" in message
+    )
+    run("export", shard, tmp_path / "two", "--to", "parquet", "--fields", "x,y")
+
+
+def test_names_of_shards(tmp_path):
+    """Directories are kept, and two shards with one name are an error."""
+    for folder in ("train", "val"):
+        write(tmp_path / folder, "a.v1.tar", [("a.txt", b"x")])
+    run("export", tmp_path / "train/a.v1.tar", tmp_path / "val/a.v1.tar", tmp_path / "out", "--to", "jsonl")
+    assert list(outputs(tmp_path / "out")) == ["train/a.v1.jsonl", "val/a.v1.jsonl"]
+    (tmp_path / "train/a.v1.tgz").write_bytes((tmp_path / "train/a.v1.tar").read_bytes())
+    assert "two tasks have one output" in refused("export", tmp_path / "train", tmp_path / "b", "--to", "jsonl")
+
+
+def test_wrong_calls(tmp_path, shards, monkeypatch):
+    assert "cannot be found" in refused("export", tmp_path / "no.tar", tmp_path / "out", "--to", "jsonl")
+    assert "--label is for" in refused("export", shards, tmp_path, "--to", "jsonl", "--label", "x", code=2)
+    for name, kind in (("google_crc32c", "tfrecord"), ("pyarrow.parquet", "parquet")):
+        monkeypatch.setitem(sys.modules, name, None)
+        assert "pip install 'wds_pipes[" in refused("export", shards, tmp_path / "out", "--to", kind)
+
+
+def test_to_a_store(shards, tmp_path, s3):
+    pytest.importorskip("pyarrow")
+    import fsspec
+
+    for path in shards.glob("*.tar"):
+        s3.put(f"shards/{path.name}", path.read_bytes())
+    options = ["--to", "parquet", "--storage-options", json.dumps(s3.storage_options)]
+    run("export", f"{s3.url}/shards/*.tar", f"{s3.url}/exported", *options)
+    run("export", shards, tmp_path, "--to", "parquet")
+    fs = fsspec.filesystem("s3", **s3.storage_options)
+    fs.invalidate_cache()
+    bucket = f"{s3.url.removeprefix('s3://')}/exported/"
+    made = {name.removeprefix(bucket): fs.cat(name) for name in fs.find(bucket) if ".wds-pipes" not in name}
+    assert made == outputs(tmp_path)
