@@ -389,7 +389,8 @@ MEMBERS = st.builds(
 @given(names=st.lists(MEMBERS, max_size=12), key_split=st.sampled_from(["first-dot", "last-dot"]))
 def test_any_names_give_the_samples_of_the_stream(names, key_split, tmp_path):
     path = tmp_path / "a.tar"
-    path.write_bytes(tar((name, b"%d" % number) for number, name in enumerate(names)))
+    members = ((name, b"%d" % number) for number, name in enumerate(names))
+    path.write_bytes(tar(members, format=tarfile.GNU_FORMAT))
     try:
         stream = list(wp.ShardList(path).open_shards().load_tar().group_by_key(key_split=key_split))
         index_shards(path, offsets=True, key_split=key_split)
@@ -402,7 +403,7 @@ def test_any_names_give_the_samples_of_the_stream(names, key_split, tmp_path):
 
 def test_what_follows_the_end_of_a_name_is_no_part_of_it(tmp_path):
     path = tmp_path / "a.tar"
-    names = [b"a.x\0.y", b"a.y\0\0z", b"b.x", b"b.y", b"c\0.x", b"c.x", b"c.y\0.x"]
+    names = [b"a.x\0.y", b"a.y\0\0z", b"b.x", b"b.y", b"cc.x", b"d\0.x", b"d.x", b"d.y\0.x"]
     path.write_bytes(b"".join(header(name, 1) + padded(b"1") for name in names) + bytes(1024))
     stream = list(wp.ShardList(path).open_shards().load_tar().group_by_key())
     index_shards(path, offsets=True)
