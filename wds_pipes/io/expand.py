@@ -114,9 +114,7 @@ def _expand_one(url: str, storage_options: dict[str, Any] | None) -> Sequence[st
     if path is not None and os.path.isfile(path):
         return [url]
     if path is not None and os.path.isdir(path):
-        return sorted(os.path.join(path, name) for name in os.listdir(path) if TAR_NAME.fullmatch(name)) or _no_tars(
-            url, path
-        )
+        return [os.path.join(path, name) for name in _tars_in(path)] or _no_tars(url, path)
     if _BRACES.search(url):
         try:
             patterns = list(braceexpand.braceexpand(url, escape=False))
@@ -171,14 +169,23 @@ def _expand_glob(url: str, storage_options: dict[str, Any] | None) -> Sequence[s
     return list_shards(url, storage_options, folder=folder)
 
 
+def _tars_in(path: str) -> list[str]:
+    return sorted(name for name in os.listdir(path) if TAR_NAME.fullmatch(name))
+
+
 def _no_tars(url: str, path: str) -> list[str]:
     with os.scandir(path) as entries:
-        other = next((entry.name for entry in entries if not entry.name.startswith(".")), None)
-    holds = (
-        "it is empty"
-        if other is None
-        else (f"it holds other files, such as {other!r}, and shards are tars: write them with ShardWriter")
-    )
+        others = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    inside = [entry.name for entry in others if entry.is_dir() and _tars_in(entry.path)]
+    if inside:
+        holds = f"its directories have some: name one of them, such as {os.path.join(url, inside[0])}"
+    elif others:
+        holds = (
+            f"it holds other files, such as {others[0].name!r}, and shards are tars: write them with ShardWriter or "
+            "wds-pipes create"
+        )
+    else:
+        holds = "it is empty"
     raise ValueError(
         f"no shard matches {redact(url)!r}, a directory without tars (*.tar, *.tar.gz, *.tgz, ...): {holds}. The "
         f"working directory is {os.getcwd()}."
