@@ -1,7 +1,8 @@
 """Commands that write shards, killed for real: SIGKILL at random moments, of the command alone or
 with its processes, and then the same command again.
 
-    python tests/bench/kill_jobs.py [--rounds 10] [--kills 3] [--seed N] [--samples 4000] [--only NAME]
+    python tests/bench/kill_jobs.py [--rounds 10] [--kills 3] [--seed N] [--samples 4000]
+        [--only NAME]
 
 After each kill, every file under a final name must be that of a run without an interruption, and at
 the end all files must be. Exit code 1 if one is not.

@@ -78,8 +78,8 @@ def plan(urls: Sequence[str], place: Place, storage_options: Options, note: Call
     for file, of in zip(files, facts, strict=True):
         if of.size not in (None, file.size):
             raise StateError(
-                f"{redact(file.url)} has {plural(file.size, 'byte')}, and its index says {of.size:,}: it is another "
-                "shard, or the index is old. Name the shards without their index.json, if they are the right ones"
+                f"{redact(file.url)} has {plural(file.size, 'byte')}, and its index says {of.size:,}: it is cut, or "
+                "the index is old. Write the shard again, or its index: wds-pipes index SHARDS -o index.json"
             )
     tasks = []
     for name, file, of, found in zip(names, files, facts, beside, strict=True):

@@ -91,10 +91,10 @@ def write(export: Export, task: Task, place: Place) -> Facts:
     from wds_pipes.cli.look.reading import Source
 
     url, classes = task.arguments
-    samples = Source([url], export.storage_options or {}, export.key_split, export.fields).read()
-    if export.kind == "imagefolder" and export.fields is not None:
-        wanted = [*export.fields, *([] if export.label in export.fields else [export.label])]
-        samples = Source([url], export.storage_options or {}, export.key_split, wanted).read()
+    fields = export.fields
+    if export.kind == "imagefolder" and fields is not None and export.label not in fields:
+        fields = (*fields, export.label)
+    samples = Source([url], export.storage_options or {}, export.key_split, fields).read()
     with _Stream(place.at(task.outputs[0]), place.storage_options) as stream:
         count = _Counted(samples)
         if export.kind == "jsonl":
