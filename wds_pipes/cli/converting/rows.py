@@ -138,7 +138,7 @@ def extension_of(data: bytes, path: str | None = None) -> str | None:
 
 
 def _contents(value: Any) -> list[bytes | None]:
-    """The bytes in a value; None for those that a path names as no text."""
+    """The bytes in a value; None for those of a file, which are no text."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return [bytes(value)]
     if _is_file(value):
@@ -185,7 +185,7 @@ def _own_fields(column: str, value: Any, columns: Columns, key: str) -> list[tup
 
 
 def _content(value: Any, column: str, key: str) -> tuple[bytes, str | None]:
-    """The bytes of a value, and their path; "" if it has none."""
+    """The bytes of a value, and the path of a file, "" if it has none; None: it is no file."""
     if not _is_file(value):
         return bytes(value), None
     if not isinstance(value["bytes"], bytes):
