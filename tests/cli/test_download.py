@@ -185,6 +185,15 @@ def test_an_index_of_other_shards_is_noted(tmp_path):
     assert list(outputs(tmp_path / "out")) == ["a.tar"]
 
 
+def test_shards_are_not_copied_to_themselves(shards, tmp_path):
+    source = copy_of(shards, tmp_path / "in")
+    before = outputs(source)
+    (tmp_path / "link").symlink_to(source)
+    for dest in (source, tmp_path / "link"):
+        assert "would be copied to itself" in refused(source, dest, "--overwrite", code=2)
+    assert outputs(source) == before
+
+
 def test_wrong_calls(tmp_path):
     assert "cannot be found" in refused(tmp_path / "no.tar", tmp_path / "out", code=2)
     assert "web server" in refused(tmp_path / "no.tar", "https://example.com/x")

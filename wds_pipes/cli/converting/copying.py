@@ -66,11 +66,14 @@ def plan(urls: Sequence[str], place: Place, storage_options: Options, note: Call
         note: called with what could not be compared.
 
     Raises:
-        ValueError: there are no shards.
+        ValueError: there are no shards, or they would be copied to themselves.
         ShardError: one does not exist.
     """
     shards, known = list_shards(list(urls), storage_options)
     names = names_of(shards)
+    for url, name in zip(shards, names, strict=True):
+        if _same(url, place.at(name)):
+            raise ValueError(f"shard {redact(url)} would be copied to itself: write to another directory")
     facts = known or _facts_of(shards, storage_options, note)
     with ThreadPoolExecutor(_REQUESTS) as pool:
         files = list(pool.map(lambda url: file_of(url, storage_options), shards))
@@ -117,6 +120,13 @@ def finish(place: Place, facts: list[Facts]) -> None:
     write_indexes(place, [fact for fact in facts if fact.get("samples") is not None])
     if local_path(place.url) is not None:
         shutil.rmtree(place.at(_PARTS), ignore_errors=True)
+
+
+def _same(url: str, other: str) -> bool:
+    path, target = local_path(url), local_path(other)
+    if path is None or target is None:
+        return url == other
+    return os.path.realpath(path) == os.path.realpath(target)
 
 
 def _facts_of(shards: Sequence[str], storage_options: Options, note: Callable[[str], None]) -> list[ShardFacts]:

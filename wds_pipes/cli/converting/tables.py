@@ -128,7 +128,9 @@ def _readable(url: str) -> Iterator[None]:
     try:
         yield
     except invalid as error:
-        raise SampleError(f"{redact(url)} cannot be read: {error}: write or fetch it again", url=redact(url)) from error
+        raise SampleError(
+            f"{redact(url)} cannot be read: {str(error).rstrip('.')}: write or fetch it again", url=redact(url)
+        ) from error
 
 
 def _json(path: str) -> Any:
