@@ -16,7 +16,7 @@ import tomllib
 import jupytext
 import numpy as np
 import pytest
-from documents import ROOT, TUTORIALS, run_notebook, run_script
+from documents import ROOT, TUTORIALS, Notebooks, run_script
 from packaging.requirements import Requirement
 
 import wds_pipes as wp
@@ -80,9 +80,16 @@ def test_the_training_script_runs_where_processes_are_not_forked():
     assert [facts for facts in told if "accuracy" in facts]
 
 
+@pytest.fixture(scope="module")
+def notebooks():
+    runner = Notebooks()
+    yield runner
+    runner.close()
+
+
 @pytest.mark.parametrize("path", named(TUTORIALS))
-def test_it_runs(path):
-    for cell in run_notebook(path).cells:
+def test_it_runs(path, notebooks):
+    for cell in notebooks.run(path).cells:
         for output in cell.get("outputs", []):
             assert output.get("name") != "stderr" or "Warning" not in output.text, output.text
 

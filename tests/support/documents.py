@@ -9,7 +9,9 @@ import tempfile
 from pathlib import Path
 
 import jupytext
+from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell
 from PIL import Image
 
 from wds_pipes.cli.demo.data import write_images
@@ -56,19 +58,60 @@ def run_script(path: Path, start_method: str, directory: str, *arguments: str) -
     )
 
 
-def run_notebook(path: Path):
-    """Run a tutorial as a notebook beside its programs; returns it with its outputs.
+class Notebooks:
+    """Runs tutorials as notebooks, one after another in one kernel: so torch is imported once.
 
-    A cell that fails raises CellExecutionError.
+    For each, the names of the one before are deleted, and the environment and the directory are
+    new.
     """
-    notebook = jupytext.read(path)
-    # Not in tmp_path, whose name is too long for the sockets of worker processes.
-    with tempfile.TemporaryDirectory() as directory:
-        for program in PROGRAMS:
-            shutil.copy(program, directory)
-        environment = {**os.environ, "TMPDIR": directory, "IPYTHONDIR": f"{directory}/ipython"}
-        client = NotebookClient(
-            notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": directory}}
-        )
-        client.execute(env=environment)
-    return notebook
+
+    def __init__(self) -> None:
+        self.manager = None
+
+    def run(self, path: Path):
+        """Run a tutorial beside its programs; returns it with its outputs.
+
+        A cell that fails raises CellExecutionError.
+        """
+        notebook = jupytext.read(path)
+        # Not in tmp_path, whose name is too long for the sockets of worker processes.
+        with tempfile.TemporaryDirectory() as directory:
+            for program in PROGRAMS:
+                shutil.copy(program, directory)
+            environment = {**os.environ, "TMPDIR": directory, "IPYTHONDIR": f"{directory}/ipython"}
+            client = NotebookClient(notebook, timeout=300, kernel_name="python3", km=self.manager)
+            notebook.cells.insert(0, new_code_cell(START.format(directory=directory, environment=environment)))
+            try:
+                client.execute(env=environment, cleanup_kc=False)
+            finally:
+                self.manager = client.km
+                if client.kc:
+                    client.kc.stop_channels()
+        del notebook.cells[0]
+        return notebook
+
+    def close(self) -> None:
+        """End the kernel."""
+        if self.manager:
+            run_sync(self.manager.shutdown_kernel)(now=True)
+
+
+START = """
+import os, tempfile
+os.chdir({directory!r})
+%reset -f
+import os, tempfile
+os.environ.clear()
+os.environ.update({environment!r})
+tempfile.tempdir = None
+del os, tempfile
+"""
+
+
+def run_notebook(path: Path):
+    """Run a tutorial in a kernel of its own: see ``Notebooks.run``."""
+    notebooks = Notebooks()
+    try:
+        return notebooks.run(path)
+    finally:
+        notebooks.close()
