@@ -13,7 +13,6 @@ import sys
 import tempfile
 import tomllib
 
-import jupytext
 import numpy as np
 import pytest
 from documents import ROOT, TUTORIALS, Notebooks, run_script
@@ -46,6 +45,8 @@ def test_they_are_all_there():
 
 @pytest.mark.parametrize("path", named(TUTORIALS))
 def test_the_notebook_has_the_cells_of_the_script(path):
+    import jupytext
+
     notebook = jupytext.read(path.with_suffix(".ipynb"))
     assert cells(notebook) == cells(jupytext.read(path)), "after a change: jupytext --sync tutorials/[0-9]*.py"
     assert notebook.metadata.kernelspec.name == "python3"
@@ -114,6 +115,8 @@ def installed_by(text):
 
 @pytest.mark.parametrize("path", named(TUTORIALS))
 def test_it_imports_only_what_it_installs(path):
+    import jupytext
+
     notebook = jupytext.read(path)
     head = notebook.cells[0].source
     assert "**You learn**" in head

@@ -1,4 +1,7 @@
-"""The code of the documentation, and the ways in which users run it."""
+"""The code of the documentation, and the ways in which users run it.
+
+Jupyter is imported where it is needed, not by each process that collects tests.
+"""
 
 import os
 import re
@@ -8,10 +11,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import jupytext
-from jupyter_core.utils import run_sync
-from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell
 from PIL import Image
 
 from wds_pipes.cli.demo.data import write_images
@@ -73,6 +72,10 @@ class Notebooks:
 
         A cell that fails raises CellExecutionError.
         """
+        import jupytext
+        from nbclient import NotebookClient
+        from nbformat.v4 import new_code_cell
+
         notebook = jupytext.read(path)
         # Not in tmp_path, whose name is too long for the sockets of worker processes.
         with tempfile.TemporaryDirectory() as directory:
@@ -93,6 +96,8 @@ class Notebooks:
     def close(self) -> None:
         """End the kernel."""
         if self.manager:
+            from jupyter_core.utils import run_sync
+
             run_sync(self.manager.shutdown_kernel)(now=True)
 
 
