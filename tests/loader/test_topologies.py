@@ -238,7 +238,7 @@ TOPOLOGY = st.tuples(
 )
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(
     pipe=st.sampled_from(sorted(PIPES)),
     shards=st.sampled_from(sorted(SHARDS)),

@@ -46,15 +46,16 @@ def run_script(path: Path, start_method: str, directory: str, *arguments: str) -
         "multiprocessing.set_forkserver_preload(['torch'])\n"
     )
     python_path = os.pathsep.join([directory, *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "TMPDIR": directory, "PYTHONPATH": python_path, "MPLBACKEND": "Agg"}
-    return subprocess.run(
-        [sys.executable, "-P", path, *arguments],
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as temporary:  # a short name: the sockets of workers are there
+        environment = {**os.environ, "TMPDIR": temporary, "PYTHONPATH": python_path, "MPLBACKEND": "Agg"}
+        return subprocess.run(
+            [sys.executable, "-P", path, *arguments],
+            cwd=directory,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
 
 class Notebooks:
