@@ -105,7 +105,7 @@ def run_job(
                 share=share,
                 overwrite=running.overwrite,
                 dry_run=running.dry_run,
-                on_task=_tell,
+                on_task=tell,
                 progress=progress,
             )
     except (WdsError, ValueError, OSError, ModuleNotFoundError) as error:
@@ -129,7 +129,8 @@ def run_job(
         )
 
 
-def _tell(outcome: Outcome) -> None:
+def tell(outcome: Outcome) -> None:
+    """Say why a task failed."""
     if outcome.facts is None:
         click.echo(f"{outcome.name} failed: {outcome.error}", err=True)
 
