@@ -17,7 +17,17 @@ import tempfile
 import time
 from pathlib import Path
 
-COMMANDS = {"create": lambda data, place: ["create", f"{data}/files", place, "--max-samples", "50", "--shuffle", "3"]}
+COMMANDS = {
+    "create": lambda data, place: ["create", f"{data}/files", place, "--max-samples", "50", "--shuffle", "3"],
+    # these read what the uninterrupted ``create`` has written
+    "filter": lambda data, place: ["filter", f"{data}/whole-create", place, "--every", "2"],
+    "map": lambda data, place: ["map", "copy:copy", f"{data}/whole-create", place],
+    "dedup": lambda data, place: ["dedup", f"{data}/whole-create", place, "--by", "content"],
+    "join": lambda data, place: [
+        *["join", f"{data}/whole-create", place, "--with", f"{data}/whole-create", "--prefer", "last"]
+    ],
+    "repair": lambda data, place: ["repair", f"{data}/whole-create", place],
+}
 
 
 def make_files(folder: Path, count: int) -> None:

@@ -9,7 +9,6 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 from wds_pipes.cli.look.checking import Checked, FieldSet, Finding, Options, check_shard
 from wds_pipes.cli.look.duplicates import Keys, same_key

@@ -1,4 +1,4 @@
-"""``wds-pipes filter``, ``map``, ``dedup``, ``join``, ``repair``: they rewrite shards one by one."""
+"""``filter``, ``map``, ``dedup``, ``join``, ``repair``: shards from shards, one by one."""
 
 from __future__ import annotations
 
