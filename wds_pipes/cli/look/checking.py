@@ -59,14 +59,14 @@ class Options(NamedTuple):
         key_split: as in ``group_by_key``.
         decode: whether fields are decoded.
         urls: the shards as they were named, for the commands that mend.
-        index: the ``index.json`` that was named.
+        index_url: the ``index.json`` that was named.
     """
 
     storage_options: dict[str, Any]
     key_split: str
     decode: bool
     urls: tuple[str, ...] = ()
-    index: str | None = None
+    index_url: str | None = None
 
     def rewriting(self, command: str, *more: str) -> str:
         """Return a command that writes the shards anew."""
@@ -79,8 +79,8 @@ class Options(NamedTuple):
     def counting(self, shard: str) -> str:
         """Return a command that writes the ``index.json`` of a shard, and of those beside it."""
         folder = redact(folder_of(shard)) or "."
-        shards = [folder] if self.index is None or self.index in self.urls else map(redact, self.urls)
-        index = f"{folder.removesuffix('.')}index.json" if self.index is None else redact(self.index)
+        shards = [folder] if self.index_url is None or self.index_url in self.urls else map(redact, self.urls)
+        index = f"{folder.removesuffix('.')}index.json" if self.index_url is None else redact(self.index_url)
         return shlex.join(["wds-pipes", "index", *shards, "-o", index, "--force", *self._key_split(())])
 
     def _key_split(self, said: Sequence[str]) -> list[str]:

@@ -78,7 +78,7 @@ def verify(
     """
     shards, facts = list_shards(list(urls), options.storage_options)
     named = index or next((url for url in urls if is_index(url)), None)
-    options = options._replace(urls=tuple(urls), index=named)
+    options = options._replace(urls=tuple(urls), index_url=named)
     report, sets, compressed = Report(), dict[tuple[str, ...], FieldSet](), list[bool]()
     known, missing = _known(shards, facts, index, options)
     with Keys() as keys:
