@@ -54,9 +54,14 @@ def run(*arguments, code=0):
     return result
 
 
-def refused(*arguments, code=1):
-    """The message of a refusal."""
-    return " ".join(run(*arguments, code=code).stderr.split())
+def refused(*arguments):
+    """The message of a command that cannot be run so."""
+    return " ".join(run(*arguments, code=2).stderr.split())
+
+
+def failed(*arguments):
+    """The message of a command of which tasks fail."""
+    return " ".join(run(*arguments, code=1).stderr.split())
 
 
 def outputs(folder):
@@ -141,7 +146,7 @@ def test_every_way_writes_the_same_bytes(command, here, tmp_path):
     assert outputs(tmp_path / "processes") == whole
     for order in itertools.islice(itertools.permutations(range(2)), 2):
         folder = tmp_path / "".join(map(str, order))
-        for share in order * (1 + (command == "dedup")):
+        for share in order:
             run(*with_dest(call, folder), "--tasks", 2, "--task", share)
         assert outputs(folder) == whole
     (tmp_path / "processes/s1.tar").unlink()
@@ -210,8 +215,8 @@ def test_compressed_shards_become_plain_ones(here, tmp_path):
 
 def test_what_a_filter_is_called_with_wrongly(here, tmp_path):
     out = tmp_path / "out"
-    assert "say what to keep" in refused("filter", "d", out, code=2)
-    assert "--metadata is for --where" in refused("filter", "d", out, "--every", 2, "--metadata", "x", code=2)
+    assert "say what to keep" in refused("filter", "d", out)
+    assert "--metadata is for --where" in refused("filter", "d", out, "--every", 2, "--metadata", "x")
     assert "as module:function" in refused("filter", "d", out, "--keep", "odd")
     assert "there is no module 'function'" in refused("filter", "d", out, "--keep", "function:odd")
     assert "Did you mean 'high'?" in refused("filter", "d", out, "--keep", "functions:hihg")
@@ -221,7 +226,7 @@ def test_what_a_filter_is_called_with_wrongly(here, tmp_path):
     assert "does not exist" in refused("filter", "d/s9.tar", out, "--every", 2)
     assert "has no name" in refused("filter", "-", out, "--every", 2)
     put(tmp_path / "bad.tar", (here / "d/s0.tar").read_bytes()[:3000])
-    assert "bad.tar failed: shard" in refused("filter", tmp_path / "bad.tar", out, "--every", 2)
+    assert "bad.tar failed: shard" in failed("filter", tmp_path / "bad.tar", out, "--every", 2)
     assert list(out.glob("*.tar")) == []
 
 
@@ -232,10 +237,10 @@ def test_a_function_that_has_changed_makes_other_outputs(tmp_path, monkeypatch):
     for number, content in enumerate((b"one", b"two")):
         Path("changing.py").write_text(f"def change(sample): return {{'txt': {content!r}}}\n" + "#" * number)
         call = [sys.executable, "-m", "wds_pipes", "map", "changing:change", "d", "out", "-j", "2"]
-        made = subprocess.run(call, capture_output=True, text=True)
+        made = subprocess.run(call, check=False, capture_output=True, text=True)
         if number:
             assert "another job: function was 'changing:change, code" in made.stderr
-            made = subprocess.run([*call, "--overwrite"], capture_output=True, text=True)
+            made = subprocess.run([*call, "--overwrite"], check=False, capture_output=True, text=True)
         assert made.returncode == 0, made.stderr
         assert [one["txt"] for one in read(tmp_path / "out")] == [content] * 2
 
@@ -260,7 +265,7 @@ def test_map_writes_what_the_function_returns(here, tmp_path):
 
 
 def test_what_a_function_raises_names_the_sample(here, tmp_path):
-    told = refused("map", "functions:some_fail", "d/s0.tar", tmp_path / "a", "--decode", "basic")
+    told = failed("map", "functions:some_fail", "d/s0.tar", tmp_path / "a", "--decode", "basic")
     assert "functions:some_fail raised ZeroDivisionError on sample 'a/001' of shard d/s0.tar: division by zero" in told
     call = ["map", "functions:some_fail", "d", tmp_path / "a", "--decode", "basic", "--on-error", "skip"]
     assert "on_error was 'raise', and is now 'skip'" in refused(*call)
@@ -272,12 +277,12 @@ def test_what_a_function_raises_names_the_sample(here, tmp_path):
         ("wrong_name", "raised NameError on sample 'a/000'"),
         ("no_sample", "returned int for sample 'a/000' of shard d/s0.tar"),
     ):
-        assert what in refused("map", f"functions:{name}", "d/s0.tar", tmp_path / name)
+        assert what in failed("map", f"functions:{name}", "d/s0.tar", tmp_path / name)
     for name in ("wrong_name", "no_sample", "unwritable"):
-        assert "failed" in refused("map", f"functions:{name}", "d/s0.tar", tmp_path / f"{name}2", "--on-error", "skip")
+        assert "failed" in failed("map", f"functions:{name}", "d/s0.tar", tmp_path / f"{name}2", "--on-error", "skip")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.booleans()), max_size=6, unique_by=lambda s: s[0]),
@@ -306,24 +311,15 @@ def test_of_repeated_samples_the_first_stays(tmp_path_factory, parts, by):
     assert found == expected
 
 
-def test_shares_of_dedup_wait_for_all_hashes(here, tmp_path):
-    call = ["dedup", "d", tmp_path / "out", "--by", "txt", "--tasks", 2, "--task"]
-    told = run(*call, 0)
-    assert "run the same command again" in told.stderr
-    assert outputs(tmp_path / "out") == {}
-    assert "1 written" in run(*call, 1).stdout
-    assert "3 shards, 7 samples" in run(*call, 0).stdout
-
-
 def test_join_finds_partners_in_any_order(here, tmp_path):
     run("join", "d", tmp_path / "out", "--with", "captions/*.tar")
     assert read(tmp_path / "out") == [
         dict(sorted({**sample(number), "caption": b"c%d" % number}.items())) for number in range(30)
     ]
     few = shards(tmp_path / "few", [{"__key__": "a/004", "cls": b"9", "x": b"1"}, {"__key__": "a/050", "x": b""}])
-    assert "sample 'a/000' of shard d/s0.tar is not in" in refused("join", "d", tmp_path / "no", "--with", few)
+    assert "sample 'a/000' of shard d/s0.tar is not in" in failed("join", "d", tmp_path / "no", "--with", few)
     call = ["join", "d", "--with", few, "--missing", "drop"]
-    assert "has field 'cls', and so has that of" in refused(*call[:2], tmp_path / "no2", *call[2:])
+    assert "has field 'cls', and so has that of" in failed(*call[:2], tmp_path / "no2", *call[2:])
     for prefer, value in (("first", b"4"), ("last", b"9")):
         told = run(*call[:2], tmp_path / prefer, *call[2:], "--prefer", prefer).stdout
         assert read(tmp_path / prefer) == [dict(sorted({**sample(4), "cls": value, "x": b"1"}.items()))]
@@ -337,10 +333,10 @@ def test_join_finds_partners_in_any_order(here, tmp_path):
 
 def test_what_cannot_be_joined(here, tmp_path):
     twice = shards(tmp_path / "twice", [{"__key__": "a/000", "x": b"1"}], [{"__key__": "a/000", "x": b"2"}])
-    assert "two samples to join have the key 'a/000'" in refused("join", "d/s0.tar", tmp_path / "a", "--with", twice)
+    assert "two samples to join have the key 'a/000'" in failed("join", "d/s0.tar", tmp_path / "a", "--with", twice)
     bare = put(tmp_path / "bare.tar", (here / "captions/s0.tar").read_bytes())
-    assert "wds-pipes index SHARDS --offsets" in refused("join", "d/s0.tar", tmp_path / "b", "--with", bare)
-    assert "Missing option '--with'" in refused("join", "d", tmp_path / "c", code=2)
+    assert "wds-pipes index SHARDS --offsets" in failed("join", "d/s0.tar", tmp_path / "b", "--with", bare)
+    assert "Missing option '--with'" in refused("join", "d", tmp_path / "c")
 
 
 def good(count=6):
@@ -388,11 +384,11 @@ def test_repair_writes_what_is_whole_and_lists_what_is_lost(tmp_path):
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 8191), st.integers(1, 255), st.booleans())
 def test_each_sample_is_written_or_lost(tmp_path_factory, place, change, cut):
-    """Whatever byte is damaged: what is written is what a pipe that skips damage yields, verify finds
-    nothing in it, and a sample that is not written is listed, if its name can be read.
+    """Whatever byte is damaged: what is written is what a pipe that skips damage yields, verify
+    finds nothing in it, and a sample that is not written is listed, if its name can be read.
     """
     data = bytearray(filled(tar(good(6))))
     data = data[: place + 1] if cut else data
@@ -410,14 +406,16 @@ def test_each_sample_is_written_or_lost(tmp_path_factory, place, change, cut):
     missing = {f"{number:04d}" for number in range(6)} - keys
     for number in map(int, missing):
         start, end = 2048 // 2 * 2 * number, 2048 // 2 * 2 * (number + 1)
-        assert cut or start <= place < end or any(
-            one["key"] is None and one["start"] < end and (one["end"] or 10240) > start for one in lost
+        assert (
+            cut
+            or start <= place < end
+            or any(one["key"] is None and one["start"] < end and (one["end"] or 10240) > start for one in lost)
         )
 
 
 def test_pieces_of_a_sample_are_joined(tmp_path):
-    """As in a tar whose files are sorted by their fields; a second sample with a key is dropped only
-    with an option.
+    """As in a tar whose files are sorted by their fields; a second sample with a key is dropped
+    only with an option.
     """
     (tmp_path / "in").mkdir()
     pieces = [*(one for one in good(4) if "cls" in one[0]), *(one for one in good(4) if "txt" in one[0])]
@@ -428,7 +426,7 @@ def test_pieces_of_a_sample_are_joined(tmp_path):
         {"__key__": f"{number:04d}", "cls": b"%d" % number, "txt": b"%d" % number} for number in range(4)
     ]
     put(tmp_path / "in/b.tar", tar([*good(3), ("0001.cls", b"x"), ("0001.txt", b"x")]))
-    assert "have the key '0001' and field 'cls': pass --drop-repeated" in refused(
+    assert "have the key '0001' and field 'cls': pass --drop-repeated" in failed(
         "repair", tmp_path / "in", tmp_path / "other"
     )
     run("repair", tmp_path / "in", tmp_path / "dropped", "--drop-repeated")
@@ -457,7 +455,9 @@ def test_dots_in_keys_become_underscores(tmp_path):
 def test_from_a_store_to_a_store(here, s3, tmp_path):
     """The same bytes as on a disk."""
     for name, content in {**outputs(here / "d"), **outputs(here / "captions")}.items():
-        part = "captions" if (here / "captions" / name).exists() and outputs(here / "captions")[name] == content else "d"
+        part = (
+            "captions" if (here / "captions" / name).exists() and outputs(here / "captions")[name] == content else "d"
+        )
         s3.put(f"{part}/{name}", content)
     for name, content in outputs(here / "d").items():
         s3.put(f"d/{name}", content)

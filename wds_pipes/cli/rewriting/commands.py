@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wds_pipes.cli.jobs import Running, job_options, run_job, tell
+from wds_pipes.cli.jobs import Running, job_options, run_job
 from wds_pipes.cli.options import example, key_split, storage_options, urls
 
 if TYPE_CHECKING:
@@ -211,36 +211,15 @@ def dedup(
 
     The shards are read twice (with --by key, the first time without their data): first a hash of
     each sample goes to DEST/.wds-pipes/hashes, 16 bytes a sample. When all are there, they are
-    compared in memory, about 70 bytes a sample. With --task, run the shares a second time when the
-    first time is over for all of them.
+    compared in memory, about 70 bytes a sample. With --task, each share hashes its own shards, and
+    then those that no other share has hashed yet.
     """
 
     def make() -> Job:
-        from wds_pipes.cli.rewriting.repeats import plan_dedup, plan_hashes
-        from wds_pipes.core.words import plural
-        from wds_pipes.io.tasks.running import run
+        from wds_pipes.cli.rewriting.repeats import plan_dedup
 
         place, reading = _place(dest, storage_options), _reading(storage_options, key_split)
-        hashes = plan_hashes(urls, place, reading, by)
-        report = run(
-            hashes,
-            jobs=running.jobs,
-            share=running.share,
-            overwrite=running.overwrite,
-            dry_run=running.dry_run,
-            on_task=tell,
-        )
-        if report.failed:
-            raise click.ClickException(
-                f"{plural(len(report.failed), 'shard')} could not be read, as shown, and nothing was compared"
-            )
-        if report.complete:
-            return plan_dedup(urls, place, reading, by)
-        if not running.dry_run:
-            click.echo(
-                "The hashes of other shares are missing: run the same command again when they are there.", err=True
-            )
-        return hashes
+        return plan_dedup(urls, place, reading, by, running)
 
     _run(make, running)
 

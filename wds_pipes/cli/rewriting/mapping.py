@@ -91,6 +91,10 @@ def plan_map(
     """
     change = Map(function, decode, skips)
     decoder_of(decode)
-    options = {"function": f"{function}, code {code_of(function)}", "decode": decode, "on_error": "skip" if skips else "raise"}
+    options = {
+        "function": f"{function}, code {code_of(function)}",
+        "decode": decode,
+        "on_error": "skip" if skips else "raise",
+    }
     shards = find_shards(urls, place, reading.storage_options)
     return plan_rewrite("map", shards, place, change, reading=reading, options=options)

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from wds_pipes.cli.jobs import Running
 from wds_pipes.cli.look.reading import Found, Sample, ShardWalk
 from wds_pipes.cli.rewriting.spine import Reading, Shard, check_same, find_shards, plan_rewrite
-from wds_pipes.errors import StateError
+from wds_pipes.errors import ShardError, StateError
+from wds_pipes.io.tasks.running import run
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index_formats import make_opener
@@ -47,24 +49,34 @@ class Dedup:
             raise StateError(f"shard {redact(shard)} has {number + 1} samples, and had {count} when it was hashed")
 
 
-def plan_hashes(urls: Sequence[str], place: Place, reading: Reading, by: str) -> Job:
-    """Make the job that writes the hashes of all samples, which comes first."""
+def plan_dedup(urls: Sequence[str], place: Place, reading: Reading, by: str, running: Running) -> Job:
+    """Write the hashes of all samples, and make the job that writes the shards; with ``dry_run``,
+    the job that writes the hashes, unless they are there.
+
+    Raises:
+        ValueError: nothing matches.
+        ShardError: a shard cannot be read.
+    """
     shards = find_shards(urls, place, reading.storage_options)
+    hashes = _job_of_hashes(shards, place, reading, by)
+    # first those of this share, and then those that other shares have not written yet
+    for share in dict.fromkeys((running.share, (0, 1))):
+        report = run(hashes, jobs=running.jobs, share=share, overwrite=True, dry_run=running.dry_run)
+        if report.failed:
+            raise ShardError(next(iter(report.failed.values())))
+    if not report.complete:
+        return hashes
+    of_shards = [[len(places), places.nonzero()[0].tolist()] for places in _repeated(shards, hashes.place)]
+    return plan_rewrite("dedup", shards, place, Dedup(), reading=reading, options={"by": by}, of_shards=of_shards)
+
+
+def _job_of_hashes(shards: Sequence[Shard], place: Place, reading: Reading, by: str) -> Job:
     options = {"by": by, "key_split": reading.key_split}
     tasks = [
         Task(shard.name, (shard.name + _ENDING,), (shard, None), fingerprint(shard.mark, options)) for shard in shards
     ]
-    return Job(
-        "dedup (hashes)", Place(place.at(_FOLDER), place.storage_options), partial(_hash, reading, by), tasks, options
-    )
-
-
-def plan_dedup(urls: Sequence[str], place: Place, reading: Reading, by: str) -> Job:
-    """Make the job that writes the shards, when all hashes are there."""
-    shards = find_shards(urls, place, reading.storage_options)
-    hashes = Place(place.at(_FOLDER), place.storage_options)
-    of_shards = [[len(places), places.nonzero()[0].tolist()] for places in _repeated(shards, hashes)]
-    return plan_rewrite("dedup", shards, place, Dedup(), reading=reading, options={"by": by}, of_shards=of_shards)
+    hidden = Place(place.at(_FOLDER), place.storage_options)
+    return Job("dedup (hashes)", hidden, partial(_hash, reading, by), tasks, options)
 
 
 def _hash(reading: Reading, by: str, task: Task, place: Place) -> Facts:
