@@ -176,7 +176,7 @@ def test_a_filter_selects_what_a_view_does(here, tmp_path):
         "filter", "d", tmp_path / "table", "--where", "n > 5", "--metadata", table
     )
     assert "is not a condition" in refused("filter", "d", tmp_path / "no", "--where", "n >")
-    assert "has no table of metadata" in refused("filter", "captions", tmp_path / "no", "--where", "n > 1")
+    assert "has no table of metadata" in failed("filter", "captions", tmp_path / "no", "--where", "n > 1")
 
 
 def test_a_filter_by_a_function_and_of_fields(here, tmp_path):
