@@ -115,8 +115,7 @@ def source(tmp_path_factory):
 def here(source, monkeypatch):
     monkeypatch.chdir(source)
     monkeypatch.setattr(sys, "path", sys.path[:])
-    yield source
-    sys.modules.pop("functions", None)
+    return source
 
 
 COMMANDS = {
