@@ -113,16 +113,42 @@ def test_all_damage_that_reading_finds_is_found(tmp_path_factory, place, change,
     assert bad or not findings
 
 
-def test_an_odd_end_is_mended_by_the_command_it_names(tmp_path):
-    path = put(tmp_path / "a.tar", tar(good(), end=False))
-    finding = one(path)
-    assert finding["kind"] == "end"
-    command = shlex.split(finding["mend"])
-    assert command[:2] == ["wds-pipes", "cat"]
-    written = CliRunner().invoke(main, command[1 : command.index(">")])
-    put(tmp_path / "a.tar", written.stdout_bytes)
-    assert found(path) == []
-    assert run(path, "--ignore", "end").exit_code == 0
+def flipped(data, place):
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+DOTTED = [*good(5), ("img.v2.txt", b"a"), ("img.v2.cls", b"1")]
+MENDED = {  # the shards, and the options of verify
+    "damage": ({"a.tar": flipped(filled(tar(good(9))), 2053), "b.tar": filled(tar(good(5, 20)))[:9000]}, []),
+    "end": ({"a.tar": tar(good(), end=False)}, []),
+    "sample": ({"a.tar": tar([*good(3), ("z.cls", b"1"), ("z.cls", b"2")])}, ["--ignore", "some-fields"]),
+    "sample again": ({"a.tar": tar([*good(3), *good(1)])}, []),
+    "sample in pieces": ({"a.tar": tar(sorted(good(3), key=lambda member: member[0][-3:]))}, []),
+    "duplicate-key": ({"a.tar": tar(good(4)), "b.tar": tar(good(4, 3))}, []),
+    "undecodable": ({"a.tar": tar([("a.cls", b"1"), ("b.cls", b"one"), ("c.cls", b"3")])}, ["--decode"]),
+    "dotted-name": ({"a.tar": tar(DOTTED)}, ["--ignore", "some-fields"]),
+    "with --key-split": ({"a.tar": tar([*DOTTED, *good(1)])}, ["--key-split", "last-dot"]),
+}
+
+
+@pytest.mark.parametrize("case", MENDED)
+def test_the_command_of_a_finding_mends_it(case, tmp_path, monkeypatch):
+    """As it is printed: in what it writes, nothing is wrong."""
+    contents, options = MENDED[case]
+    monkeypatch.chdir(tmp_path)
+    Path("my data").mkdir()
+    for name, data in contents.items():
+        put(Path("my data") / name, data)
+    findings = found("my data/*.tar", *options)
+    [mend] = {finding["mend"] for finding in findings if finding["mend"]}
+    assert all(finding["mend"] for finding in findings if finding["kind"] != "some-fields")
+    command = shlex.split(mend)
+    assert command[0] == "wds-pipes"
+    assert run("my data/*.tar", *options).stdout.count("->") == 1
+    result = CliRunner().invoke(main, command[1:])
+    assert result.exit_code == 0, result.output
+    assert found("NEW", *options) == []
+    assert samples(["NEW"])
 
 
 def test_keys_and_fields_that_come_twice(tmp_path):
@@ -211,7 +237,15 @@ def test_checksums_of_an_index(tmp_path):
     put(tmp_path / "shard-000001.tar", bytes(data))
     finding = one(first, second)
     assert (finding["kind"], finding["shard"], "its MD5 is" in finding["text"]) == ("checksum", second, True)
-    assert one(tmp_path / "index.json")["shard"] == second
+    other = one(tmp_path / "index.json")
+    assert other["shard"] == second
+    before = content(tmp_path / "index.json")
+    for mend in (finding["mend"], other["mend"], one(second, "--index", tmp_path / "index.json")["mend"]):
+        put(tmp_path / "index.json", before)
+        result = CliRunner().invoke(main, shlex.split(mend)[1:])
+        assert result.exit_code == 0, result.output
+        assert found(second) == []
+    put(tmp_path / "index.json", before)
     put(tmp_path / "shard-000001.tar", bytes(data) + bytes(10240))
     assert "bytes, and the index says" in next(one for one in found(tmp_path) if one["kind"] == "checksum")["text"]
     other = tmp_path / "new.tar"
@@ -254,5 +288,5 @@ def test_many_findings_are_counted(tmp_path):
 def test_pairs_of_a_sample_are_one_line_each(tmp_path):
     path = put(tmp_path / "a.tar", tar([*pairs(3), ("b\n\x1b.txt", b""), ("b\n\x1b.txt", b"")]))
     lines = run(path).stdout.splitlines()
-    assert all(line.startswith(("sample: ", "some-fields: ", "1 shard")) for line in lines)
+    assert all(line.startswith(("sample: ", "  -> ", "some-fields: ", "1 shard")) for line in lines)
     assert "\x1b" not in "".join(lines)

@@ -7,6 +7,7 @@ from wds_pipes.cli.converting import convert, download, export
 from wds_pipes.cli.demo import command as demo
 from wds_pipes.cli.look import commands as look
 from wds_pipes.cli.look import state, verify
+from wds_pipes.cli.rewriting import commands as rewriting
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -31,5 +32,10 @@ for command in (
     look.get,
     verify.verify,
     state.state,
+    rewriting.filter_,
+    rewriting.map_,
+    rewriting.dedup,
+    rewriting.join,
+    rewriting.repair,
 ):
     main.add_command(command)

@@ -29,7 +29,7 @@ class _Drop:
 
 
 DROP = _Drop()
-_OF_CODE = (NameError, TypeError, AttributeError, ImportError, NotImplementedError)  # "skip" does not skip these
+OF_CODE = (NameError, TypeError, AttributeError, ImportError, NotImplementedError)  # "skip" does not skip these
 
 
 class _Failed(NamedTuple):
@@ -173,7 +173,7 @@ class MapSamples(Threaded[Any]):
             self.count_skip(_wrapped(step, sample, number, error))
             return
         error.add_note(f"raised by the function of {step}() on {_name(sample, number)}")
-        if self.on_error == "skip" and isinstance(error, _OF_CODE):
+        if self.on_error == "skip" and isinstance(error, OF_CODE):
             kind = type(error).__name__
             error.add_note(
                 f"on_error='skip' does not skip a {kind}, which is most often a mistake in the code: if "
@@ -182,7 +182,7 @@ class MapSamples(Threaded[Any]):
         raise error
 
     def skips(self, error: Exception) -> bool:
-        if isinstance(error, MemoryError) or (self.on_error == "skip" and isinstance(error, _OF_CODE)):
+        if isinstance(error, MemoryError) or (self.on_error == "skip" and isinstance(error, OF_CODE)):
             return False
         return super().skips(error)
 

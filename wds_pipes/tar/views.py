@@ -153,7 +153,7 @@ class Selector:
             raise ValueError(f"{option}='@' names no file of keys: write '@keys.txt', a file with a key on each line")
         if isinstance(wanted, (str, os.PathLike)):
             text = os.fspath(wanted)
-            wanted = self._listed(text[1:] if isinstance(wanted, str) else text)
+            wanted = read_keys(text[1:] if isinstance(wanted, str) else text, self._opener)
         if isinstance(wanted, (slice, range)):
             return by_numbers(wanted, view)
         single = not hasattr(wanted, "__iter__") or getattr(wanted, "ndim", 1) == 0
@@ -164,15 +164,6 @@ class Selector:
         if len(wanted) and isinstance(next(iter(wanted)), str):
             return of_view(view, self._by_keys(wanted, must=option == "where"))
         return by_numbers(wanted, view)
-
-    def _listed(self, url: str) -> list[str]:
-        """Return the lines of a file of keys."""
-        with self._opener.open(at_home(url)) as stream:
-            text = stream.read().decode("utf-8-sig", "surrogateescape")
-        keys = [line for line in text.replace("\r\n", "\n").split("\n") if line]
-        if not keys:
-            raise ValueError(f"the list of keys {redact(url)!r} is empty: it has a key on each line")
-        return keys
 
     @cached_property
     def _opener(self) -> Opener:
@@ -272,18 +263,8 @@ class Selector:
         if place is not None and ending_of(place) is not None:
             with Tables(condition, [place], opener) as tables:
                 return self._of_table(tables, 0, shards)
-        urls = [_table_of(located.urls[shard], place) for shard in shards]
-        options = self.storage_options
-        ending = next((ending for ending in ENDINGS if not urls or exists(urls[0] + ending, options)), None)
-        if ending is None:
-            shown = redact(located.urls[shards[0]])
-            either = " or ".join(redact(urls[0] + ending) for ending in ENDINGS)
-            raise ShardError(
-                f"shard {shown} has no table of metadata: there is no {either}. Pass metadata=, a table with a "
-                "column 'key', or a directory of tables",
-                url=shown,
-            )
-        with Tables(condition, [url + ending for url in urls], opener) as tables:
+        urls = tables_of([located.urls[shard] for shard in shards], place, self.storage_options)
+        with Tables(condition, urls, opener) as tables:
             return _joined(
                 self._each(
                     lambda number: self._of_table(tables, number, shards[number : number + 1]), range(len(shards))
@@ -301,6 +282,39 @@ class Selector:
                 f"{some[0]!r:.200}. {self._example(shards[0])}"
             )
         return found
+
+
+def read_keys(url: str, opener: Opener) -> list[str]:
+    """Return the lines of a file of keys.
+
+    Raises:
+        ValueError: it has none.
+        ShardError: it cannot be read.
+    """
+    with opener.open(at_home(url)) as stream:
+        text = stream.read().decode("utf-8-sig", "surrogateescape")
+    keys = [line for line in text.replace("\r\n", "\n").split("\n") if line]
+    if not keys:
+        raise ValueError(f"the list of keys {redact(url)!r} is empty: it has a key on each line")
+    return keys
+
+
+def tables_of(urls: Sequence[str], folder: str | None, storage_options: dict[str, Any] | None) -> list[str]:
+    """Return the tables of metadata of shards: beside each, or in a folder under its base name.
+
+    Raises:
+        ShardError: the first shard has none.
+    """
+    tables = [_table_of(url, folder) for url in urls]
+    ending = next((ending for ending in ENDINGS if not tables or exists(tables[0] + ending, storage_options)), None)
+    if ending is None:
+        shown, either = redact(urls[0]), " or ".join(redact(tables[0] + ending) for ending in ENDINGS)
+        raise ShardError(
+            f"shard {shown} has no table of metadata: there is no {either}. Pass metadata=, a table with a "
+            "column 'key', or a directory of tables",
+            url=shown,
+        )
+    return [table + ending for table in tables]
 
 
 def _table_of(url: str, folder: str | None) -> str:

@@ -41,8 +41,7 @@ class Grouping:
             self._problems.add(f"{name}: {why}, or leave it out with --ignore {base!r}")
             return None
         stem, field = parts
-        folder, slash, base = stem.rpartition("/")
-        key = folder + slash + base.replace(".", "_") if self._rule == "last-dot" else stem
+        key = without_dots(stem) if self._rule == "last-dot" else stem
         other = self._names.setdefault((key, field), name)
         if field in self._found.get(key, ()) and other == name:
             self._problems.add(f"{name} comes twice: name it once, since a key has one sample")
@@ -75,6 +74,12 @@ class Grouping:
                         f"field {field!r} of sample {record.key!r}, which no other sample has: {_RULES}, which "
                         f"writes it as {_with_underscores(record.key, field)!r}"
                     )
+
+
+def without_dots(stem: str) -> str:
+    """Return a name as a key: in its last part, dots become underscores."""
+    folder, slash, base = stem.rpartition("/")
+    return folder + slash + base.replace(".", "_")
 
 
 def _with_underscores(key: str, field: str) -> str:

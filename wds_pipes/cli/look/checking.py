@@ -7,17 +7,14 @@ import shlex
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from wds_pipes.cli.look.decoders import Decoders
-from wds_pipes.codecs.codec import registered_codecs
-from wds_pipes.codecs.decoding import Decoding
-from wds_pipes.codecs.names import NotAllowedError
+from wds_pipes.cli.look.decoders import fault_of, of_all_fields
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError, ShardError, ShardWarning, WdsError
 from wds_pipes.io.compression import unpacked, unreadable
@@ -55,11 +52,39 @@ class Finding(NamedTuple):
 
 
 class Options(NamedTuple):
-    """How shards are checked; it is sent to other processes."""
+    """How shards are checked; it is sent to other processes.
+
+    Attributes:
+        storage_options: how to reach the storage.
+        key_split: as in ``group_by_key``.
+        decode: whether fields are decoded.
+        urls: the shards as they were named, for the commands that mend.
+        index_url: the ``index.json`` that was named.
+    """
 
     storage_options: dict[str, Any]
     key_split: str
     decode: bool
+    urls: tuple[str, ...] = ()
+    index_url: str | None = None
+
+    def rewriting(self, command: str, *more: str) -> str:
+        """Return a command that writes the shards anew."""
+        return shlex.join(["wds-pipes", command, *map(redact, self.urls), "NEW", *more, *self._key_split(more)])
+
+    def indexing(self, shard: str, *more: str) -> str:
+        """Return a command that writes an index of a shard."""
+        return shlex.join(["wds-pipes", "index", shard, *more, *self._key_split(more)])
+
+    def counting(self, shard: str) -> str:
+        """Return a command that writes the ``index.json`` of a shard, and of those beside it."""
+        folder = redact(folder_of(shard)) or "."
+        shards = [folder] if self.index_url is None or self.index_url in self.urls else map(redact, self.urls)
+        index = f"{folder.removesuffix('.')}index.json" if self.index_url is None else redact(self.index_url)
+        return shlex.join(["wds-pipes", "index", *shards, "-o", index, "--force", *self._key_split(())])
+
+    def _key_split(self, said: Sequence[str]) -> list[str]:
+        return ["--key-split", self.key_split] if self.key_split != "first-dot" and "--key-split" not in said else []
 
 
 @dataclass
@@ -127,11 +152,7 @@ class _Check:
         self._split = splitter(options.key_split)
         self._sets: dict[frozenset[str], FieldSet] = {}
         self._last: tuple[set[str], FieldSet] | None = None  # the fields of the sample before
-        self._decoders = Decoders(
-            Decoding(
-                ("rgb8", "audio", "video"), allow_pickle=False, max_image_pixels=1 << 26, registered=registered_codecs()
-            )
-        )
+        self._decoders = of_all_fields()
 
     def run(self) -> Checked:
         found, opener = self._found, make_opener(self._options.storage_options)
@@ -141,7 +162,7 @@ class _Check:
             hashed = self._read(opener, scanned)
         for warning in caught:
             if issubclass(warning.category, ShardWarning):
-                mend = f"wds-pipes cat {shlex.quote(found.url)} > NEW.tar"
+                mend = self._options.rewriting("repair")
                 found.add(Finding("end", str(warning.message), found.url, None, None, mend))
         found.samples, found.outside = len(scanned.keys), scanned.outside
         found.hashes = np.fromiter(map(hash_text, scanned.keys), np.uint64, len(scanned.keys))
@@ -157,8 +178,9 @@ class _Check:
         byte, key = getattr(error, "offset", None), getattr(error, "key", None)
         kind = "sample" if isinstance(error, SampleError) else "damage"
         # what the command that reads next could be passed does not belong here
-        text = str(error).partition(", or pass on_repeated_key")[0]
-        found.add(Finding(kind, text, found.url, key, byte))
+        text, repeated, _ = str(error).partition(", or pass on_repeated_key")
+        mend = self._options.rewriting("repair", *(["--drop-repeated"] if repeated else []))
+        found.add(Finding(kind, text, found.url, key, byte, mend))
 
     def _read(self, opener: Opener, scanned: Scanned) -> Hashed | None:
         """Read the shard; return what was read if all of it was, and its MD5 is wanted."""
@@ -221,20 +243,11 @@ class _Check:
         if parts is None:
             return
         key, of = parts[0], parts[1].lower()
-        try:
-            decode = self._decoders[of]
-            if decode is not None:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    decode(data)
-        except NotAllowedError:
-            found.notes.add(f"field {of!r} was not decoded: unpickling can run code")
-        except ImportError as error:
-            found.notes.add(f"field {of!r} was not decoded: {error}")
-        except Exception as error:  # whatever a decoder raises for damaged data
-            why = f"{type(error).__name__}: {error}"
-            text = f"shard {found.url}, byte {start}: field {of!r} of sample {key!r} cannot be decoded: {why:.300}"
-            found.add(Finding("undecodable", " ".join(text.split()), found.url, key, start))
+        why = fault_of(self._decoders, of, data, found.notes.add)
+        if why is not None:
+            text = f"shard {found.url}, byte {start}: field {of!r} of sample {key!r} cannot be decoded: {why}"
+            mend = self._options.rewriting("repair", "--decode")
+            found.add(Finding("undecodable", text, found.url, key, start, mend))
 
     def _compare_facts(self, hashed: Hashed | None) -> None:
         """Compare the shard with its entry in an index.json."""
@@ -253,7 +266,7 @@ class _Check:
             text = (
                 f"shard {found.url} is not the one of its index: {'; '.join(wrong)}. Fetch it again, or index it again"
             )
-            found.add(Finding("checksum", text, found.url, None, None, "wds-pipes index SHARDS -o index.json"))
+            found.add(Finding("checksum", text, found.url, None, None, self._options.counting(self._url)))
 
     def _compare_indexes(self, opener: Opener, scanned: Scanned) -> None:
         """Compare the indexes beside the shard with where its samples are."""
@@ -281,9 +294,8 @@ class _Check:
 
     def _stale(self, option: str, text: str) -> None:
         found = self._found
-        where = f"{option}-to DIRECTORY" if is_remote(self._url) else option
-        mend = f"wds-pipes index {shlex.quote(found.url)} {where}"
-        found.add(Finding("stale-index", text, found.url, None, None, mend))
+        where = [f"{option}-to", "DIRECTORY"] if is_remote(self._url) else [option]
+        found.add(Finding("stale-index", text, found.url, None, None, self._options.indexing(found.url, *where)))
 
     def _content(self, opener: Opener, place: str) -> bytes | None:
         """Return the content of an index; None: there is none."""

@@ -9,14 +9,13 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 from wds_pipes.cli.look.checking import Checked, FieldSet, Finding, Options, check_shard
 from wds_pipes.cli.look.duplicates import Keys, same_key
 from wds_pipes.core.words import plural
 from wds_pipes.errors import WorkerError
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.index import exists, find_facts, list_shards
+from wds_pipes.tar.index import exists, find_facts, is_index, list_shards
 from wds_pipes.tar.index_formats import ShardFacts, folder_of, make_opener
 
 _MOST_NAMED = 20  # findings of a kind about all shards that are reported; more are counted
@@ -78,8 +77,10 @@ def verify(
         ValueError: nothing matches, or ``index`` is damaged.
     """
     shards, facts = list_shards(list(urls), options.storage_options)
+    named = index or next((url for url in urls if is_index(url)), None)
+    options = options._replace(urls=tuple(urls), index_url=named)
     report, sets, compressed = Report(), dict[tuple[str, ...], FieldSet](), list[bool]()
-    known, missing = _known(shards, facts, index, options.storage_options)
+    known, missing = _known(shards, facts, index, options)
     with Keys() as keys:
         for number, checked in enumerate(_each(shards, known, options, jobs)):
             on_shard(checked)
@@ -100,20 +101,21 @@ def verify(
                     report.notes.add(f"there are more than {_MOST_SETS:,} sets of fields, and not all were compared")
         if "duplicate-key" not in ignored:
             report.add(*_duplicates(keys, shards, compressed, options))
-    for findings in (missing, *_field_findings(sets)):
+    for findings in (missing, *_field_findings(sets, options)):
         if findings and findings[0].kind not in ignored:
             report.add(findings[:_MOST_NAMED], Counter({findings[0].kind: len(findings)}))
     return report
 
 
 def _known(
-    shards: Sequence[str], facts: Sequence[ShardFacts] | None, index: str | None, storage_options: dict[str, Any]
+    shards: Sequence[str], facts: Sequence[ShardFacts] | None, index: str | None, options: Options
 ) -> tuple[list[ShardFacts | None], list[Finding]]:
     """Return what an index.json says of each shard (``facts``, if the shards come from one), and
     which directories have one that does not fit.
     """
     if facts is not None and index is None:
         return list(facts), []
+    storage_options = options.storage_options
     if index is not None:
         return list(find_facts(shards, index, storage_options)), []
     found: dict[str, ShardFacts] = {}
@@ -129,7 +131,7 @@ def _known(
                 found.update(zip(members, find_facts(members, place, storage_options), strict=True))
             except ValueError as error:  # it is damaged, or does not have one of them
                 text = str(error).partition(" Make one with")[0]
-                mend = "wds-pipes index SHARDS -o index.json"
+                mend = options.counting(members[0])
                 findings.append(Finding("checksum", text, redact(members[0]), None, None, mend))
     return [found.get(url) for url in shards], findings
 
@@ -174,13 +176,13 @@ def _duplicates(
                 f"shard {shown}, byte {first.byte}: key {key!r:.300} is also in {where}"
                 f"{' and others' if len(others) > 3 else ''}. Rename or remove one, or take samples by number"
             )
-            findings.append(Finding("duplicate-key", text, shown, key, first.byte))
+            findings.append(Finding("duplicate-key", text, shown, key, first.byte, options.rewriting("dedup")))
         count += 1
     findings.sort(key=lambda finding: (finding.shard, finding.byte))
     return findings, Counter({"duplicate-key": count} if count else {})
 
 
-def _field_findings(sets: dict[tuple[str, ...], FieldSet]) -> tuple[list[Finding], list[Finding]]:
+def _field_findings(sets: dict[tuple[str, ...], FieldSet], options: Options) -> tuple[list[Finding], list[Finding]]:
     """Return the fields that begin inside of keys with dots, and those that only some samples
     have.
     """
@@ -203,7 +205,8 @@ def _field_findings(sets: dict[tuple[str, ...], FieldSet]) -> tuple[list[Finding
             f"of a key with a dot (in {plural(counts[name], 'sample')}). Read with key_split='last-dot' (--key-split "
             "last-dot), or write keys without dots"
         )
-        dotted.append(Finding("dotted-name", text, seen.shard, seen.key, seen.byte))
+        mend = options.rewriting("repair", "--key-split", "last-dot")
+        dotted.append(Finding("dotted-name", text, seen.shard, seen.key, seen.byte, mend))
     some = []
     for name, count in sorted(counts.items()):
         lacking = 2 * count > total  # then the samples without it are the odd ones

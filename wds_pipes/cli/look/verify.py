@@ -69,12 +69,14 @@ def verify(
         from wds_pipes.core.words import plural
         from wds_pipes.display.text import plain
 
+        mends, shown = set[str](), 0
+
         def show(finding: Finding) -> None:
             click.echo(plain(" ".join(f"{finding.kind}: {finding.text}".split())))
-            if finding.mend is not None:
+            if finding.mend is not None and finding.mend not in mends:  # which mends all findings of its kind
+                mends.add(finding.mend)
                 click.echo(plain(f"  -> {finding.mend}"))
 
-        shown = 0
         progress = sys.stderr.isatty() and not as_json
 
         def on_shard(checked: Checked) -> None:

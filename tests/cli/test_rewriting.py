@@ -1,0 +1,474 @@
+"""``wds-pipes filter``, ``map``, ``dedup``, ``join`` and ``repair``: shards from shards."""
+
+import gzip
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tars import by_tarfile, filled, put, samples, tar
+
+import wds_pipes as wp
+from wds_pipes.cli import main
+from wds_pipes.tasks import write_shard
+
+FUNCTIONS = """
+def odd(sample):
+    return int(sample["cls"]) % 2
+
+def high(sample):
+    assert isinstance(sample["cls"], int)
+    return sample["json"]["n"] >= 20
+
+def shout(sample):
+    if sample["cls"] == 3:
+        return None
+    sample["json"]["said"] = sample["txt"].upper()
+    return {"json": sample["json"], "bin": sample["bin"], "__key__": "new/" + sample["__key__"]}
+
+def some_fail(sample):
+    return {"txt": str(1 / (sample["cls"] - 1))}
+
+def unwritable(sample):
+    return {"cls": object()}
+
+def wrong_name(sample):
+    return smaple
+
+def no_sample(sample):
+    return 3
+"""
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(main, list(map(str, arguments)))
+    assert result.exit_code == code, result.output
+    return result
+
+
+def refused(*arguments):
+    """The message of a command that cannot be run so."""
+    return " ".join(run(*arguments, code=2).stderr.split())
+
+
+def failed(*arguments):
+    """The message of a command of which tasks fail."""
+    return " ".join(run(*arguments, code=1).stderr.split())
+
+
+def outputs(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file() and ".wds-pipes" not in path.parts
+    }
+
+
+def fields_of(sample):
+    return {name: value for name, value in sample.items() if name != "__url__"}
+
+
+def read(folder):
+    """The samples of a folder, in order, without their URLs."""
+    return list(map(fields_of, samples([str(folder)])))
+
+
+def shards(folder, *parts):
+    """Shards with their offsets, of lists of samples."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, part in enumerate(parts):
+        write_shard(str(folder / f"s{number}.tar"), part)
+    return folder
+
+
+def sample(number, **fields):
+    made = {"txt": b"text %d" % (number % 7), "cls": b"%d" % (number % 5), "json": b'{"n": %d}' % number}
+    return {"__key__": f"a/{number:03d}", **made, "bin": bytes([number]) * 100, **fields}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """30 samples in 3 shards, with tables of metadata and lists of keys beside them."""
+    folder = tmp_path_factory.mktemp("source")
+    made = list(map(sample, range(30)))
+    shards(folder / "d", made[:10], made[10:20], made[20:])
+    for number in range(3):
+        rows = [{"key": one["__key__"], "n": int(one["__key__"][2:])} for one in made[10 * number : 10 * number + 10]]
+        (folder / f"d/s{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "keys.txt").write_text("".join(f"a/{number:03d}\n" for number in range(0, 40, 3)))
+    (folder / "functions.py").write_text(FUNCTIONS)
+    captions = [{"__key__": f"a/{number:03d}", "caption": b"c%d" % number} for number in range(30)]
+    random.Random(1).shuffle(captions)
+    shards(folder / "captions", captions[:17], captions[17:])
+    return folder
+
+
+@pytest.fixture
+def here(source, monkeypatch):
+    monkeypatch.chdir(source)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    return source
+
+
+COMMANDS = {
+    "filter": ["filter", "d", "--exclude", "keys.txt", "--keep", "functions:odd", "--drop-fields", "bin"],
+    "map": ["map", "functions:shout", "d", "--decode", "basic"],
+    "dedup": ["dedup", "d", "--by", "txt"],
+    "join": ["join", "d", "--with", "captions"],
+    "repair": ["repair", "d"],
+}
+
+
+def with_dest(arguments, dest):
+    place = 3 if arguments[0] == "map" else 2
+    return [*arguments[:place], dest, *arguments[place:]]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_way_writes_the_same_bytes(command, here, tmp_path):
+    """Again, in two processes, in shares in any order, and after a part of it was removed."""
+    call = COMMANDS[command]
+    told = run(*with_dest(call, tmp_path / "whole")).stdout
+    whole = outputs(tmp_path / "whole")
+    assert "3 written, 0 there already; 3 shards" in told
+    assert [path for path in whole if path.endswith(".tar")] == ["s0.tar", "s1.tar", "s2.tar"]
+    assert len(wp.IndexedShards(str(tmp_path / "whole/index.json"))) == len(read(tmp_path / "whole"))
+    run(*with_dest(call, tmp_path / "processes"), "-j", 1 + (command == "dedup"))
+    assert outputs(tmp_path / "processes") == whole
+    for order in itertools.islice(itertools.permutations(range(2)), 2):
+        folder = tmp_path / "".join(map(str, order))
+        for share in order:
+            run(*with_dest(call, folder), "--tasks", 2, "--task", share)
+        assert outputs(folder) == whole
+    (tmp_path / "processes/s1.tar").unlink()
+    assert "1 written, 2 there already" in run(*with_dest(call, tmp_path / "processes")).stdout
+    assert outputs(tmp_path / "processes") == whole
+    assert "3 to write" in run(*with_dest(call, tmp_path / "none"), "--dry-run").stdout
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_filter_selects_what_a_view_does(here, tmp_path):
+    """Of IndexedShards, with the same condition and the same lists of keys."""
+    pytest.importorskip("duckdb")
+    data = wp.IndexedShards("d/*.tar")
+    condition, keys = "n % 2 = 0 and n < 24", "keys.txt"
+    run("filter", "d", tmp_path / "where", "--where", condition)
+    assert read(tmp_path / "where") == list(map(fields_of, data.select(condition)))
+    run("filter", "d", tmp_path / "keys", "--keys", keys)
+    assert read(tmp_path / "keys") == list(map(fields_of, data.select("@keys.txt")))
+    run("filter", "d", tmp_path / "both", "--where", condition, "--exclude", keys)
+    assert read(tmp_path / "both") == list(map(fields_of, data.select(condition, exclude="@keys.txt")))
+    table = tmp_path / "all.jsonl"
+    table.write_text("".join((here / f"d/s{number}.jsonl").read_text() for number in (2, 0)))
+    run("filter", "d", tmp_path / "table", "--where", "n > 5", "--metadata", table)
+    assert read(tmp_path / "table") == list(map(fields_of, data.select("n > 5", metadata=table)))
+    table.write_text('{"key": "a/000", "n": 9}\n')
+    assert "of another job: the inputs were changed" in refused(
+        "filter", "d", tmp_path / "table", "--where", "n > 5", "--metadata", table
+    )
+    assert "is not a condition" in refused("filter", "d", tmp_path / "no", "--where", "n >")
+    assert "has no table of metadata" in failed("filter", "captions", tmp_path / "no", "--where", "n > 1")
+
+
+def test_a_filter_by_a_function_and_of_fields(here, tmp_path):
+    run("filter", "d", tmp_path / "raw", "--keep", "functions:odd", "--fields", "txt;jpg,cls")
+    odd = [one for one in map(sample, range(30)) if int(one["cls"]) % 2]
+    assert read(tmp_path / "raw") == [{name: one[name] for name in ("__key__", "cls", "txt")} for one in odd]
+    told = run("filter", "d", tmp_path / "high", "--keep", "functions:high", "--decode", "basic", "--every", 3).stdout
+    assert read(tmp_path / "high") == list(map(sample, (20, 23, 26, 29)))  # with their bytes as they were
+    assert told.endswith("of 30 samples; 2 shards without samples\n")
+    run("filter", "d", tmp_path / "few", "--drop-fields", "txt,bin,json")
+    assert read(tmp_path / "few") == [{"__key__": one["__key__"], "cls": one["cls"]} for one in map(sample, range(30))]
+
+
+def test_a_shard_without_samples_is_a_tar_that_readers_take(here, tmp_path):
+    run("filter", "d", tmp_path / "out", "--keep", "functions:high", "--decode", "basic")
+    assert by_tarfile(tmp_path / "out/s0.tar") == []
+    assert len(wp.IndexedShards(str(tmp_path / "out/*.tar"))) == len(read(tmp_path / "out")) == 10
+    entries = json.loads((tmp_path / "out/index.json").read_text())["shardlist"]
+    assert [entry["nsamples"] for entry in entries] == [0, 0, 10]
+    assert "nothing is wrong" in run("verify", tmp_path / "out").stdout
+
+
+def test_compressed_shards_become_plain_ones(here, tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number, name in enumerate(("x.tar.gz", "y.tgz", "z.tar")):
+        content = (here / f"d/s{number}.tar").read_bytes()
+        (folder / name).write_bytes(gzip.compress(content) if number < 2 else content)
+    run("filter", folder, tmp_path / "out", "--every", 1, "--drop-fields", "none")
+    assert read(tmp_path / "out") == read(here / "d")
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.tar")) == ["x.tar", "y.tar", "z.tar"]
+    assert (tmp_path / "out/z.tar").read_bytes() == (here / "d/s2.tar").read_bytes()
+    (folder / "x.tar").write_bytes(b"")
+    assert "would both be written as x.tar" in refused("repair", folder, tmp_path / "no")
+
+
+def test_what_a_filter_is_called_with_wrongly(here, tmp_path):
+    out = tmp_path / "out"
+    assert "say what to keep" in refused("filter", "d", out)
+    assert "--metadata is for --where" in refused("filter", "d", out, "--every", 2, "--metadata", "x")
+    assert "as module:function" in refused("filter", "d", out, "--keep", "odd")
+    assert "there is no module 'function'" in refused("filter", "d", out, "--keep", "function:odd")
+    assert "Did you mean 'high'?" in refused("filter", "d", out, "--keep", "functions:hihg")
+    assert "unknown spec 'rgb9'" in refused("filter", "d", out, "--keep", "functions:odd", "--decode", "rgb9")
+    assert "would be replaced" in refused("filter", "d", "d", "--every", 2)
+    assert "would be replaced" in refused("filter", "d", here / "d/../d", "--every", 2, "--overwrite")
+    assert "does not exist" in refused("filter", "d/s9.tar", out, "--every", 2)
+    assert "has no name" in refused("filter", "-", out, "--every", 2)
+    put(tmp_path / "bad.tar", (here / "d/s0.tar").read_bytes()[:3000])
+    assert "bad.tar failed: shard" in failed("filter", tmp_path / "bad.tar", out, "--every", 2)
+    assert list(out.glob("*.tar")) == []
+
+
+def test_a_function_that_has_changed_makes_other_outputs(tmp_path, monkeypatch):
+    """They are not mixed with those of the function before, nor kept by --overwrite."""
+    monkeypatch.chdir(tmp_path)
+    shards(tmp_path / "d", [sample(1)], [sample(2)])
+    for number, content in enumerate((b"one", b"two")):
+        Path("changing.py").write_text(f"def change(sample): return {{'txt': {content!r}}}\n" + "#" * number)
+        call = [sys.executable, "-m", "wds_pipes", "map", "changing:change", "d", "out", "-j", "2"]
+        made = subprocess.run(call, check=False, capture_output=True, text=True)
+        if number:
+            assert "another job: function was 'changing:change, code" in made.stderr
+            made = subprocess.run([*call, "--overwrite"], check=False, capture_output=True, text=True)
+        assert made.returncode == 0, made.stderr
+        assert [one["txt"] for one in read(tmp_path / "out")] == [content] * 2
+
+
+def test_map_writes_what_the_function_returns(here, tmp_path):
+    told = run("map", "functions:shout", "d", tmp_path / "out", "--decode", "basic").stdout
+    expected = [
+        {
+            "__key__": f"new/a/{number:03d}",
+            "bin": bytes([number]) * 100,
+            "json": json.dumps({"n": number, "said": f"TEXT {number % 7}"}, separators=(",", ":")).encode(),
+        }
+        for number in range(30)
+        if number % 5 != 3
+    ]
+    found = read(tmp_path / "out")
+    assert [{**one, "json": json.loads(one["json"])} for one in found] == [
+        {**one, "json": json.loads(one["json"])} for one in expected
+    ]
+    assert "24 samples" in told
+    assert told.endswith("of 30 samples\n")
+
+
+def test_what_a_function_raises_names_the_sample(here, tmp_path):
+    told = failed("map", "functions:some_fail", "d/s0.tar", tmp_path / "a", "--decode", "basic")
+    assert "functions:some_fail raised ZeroDivisionError on sample 'a/001' of shard d/s0.tar: division by zero" in told
+    call = ["map", "functions:some_fail", "d", tmp_path / "a", "--decode", "basic", "--on-error", "skip"]
+    assert "on_error was 'raise', and is now 'skip'" in refused(*call)
+    told = run(*call, "--overwrite").stdout
+    assert "24 samples" in told
+    assert "6 samples skipped because of errors" in told
+    for name, what in (
+        ("unwritable", "field 'cls' for sample 'a/000' of shard d/s0.tar, which cannot be encoded"),
+        ("wrong_name", "raised NameError on sample 'a/000'"),
+        ("no_sample", "returned int for sample 'a/000' of shard d/s0.tar"),
+    ):
+        assert what in failed("map", f"functions:{name}", "d/s0.tar", tmp_path / name)
+    for name in ("wrong_name", "no_sample", "unwritable"):
+        assert "failed" in failed("map", f"functions:{name}", "d/s0.tar", tmp_path / f"{name}2", "--on-error", "skip")
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.booleans()), max_size=6, unique_by=lambda s: s[0]),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from(["key", "content", "txt"]),
+)
+def test_of_repeated_samples_the_first_stays(tmp_path_factory, parts, by):
+    folder = tmp_path_factory.mktemp("dedup")
+    made = [
+        [{"__key__": f"{key}", "cls": b"1", **({"txt": b"%d" % text} if has else {})} for key, text, has in part]
+        for part in parts
+    ]
+    shards(folder / "in", *made)
+    if not any(made):
+        return
+    run("dedup", folder / "in", folder / "out", "--by", by)
+    seen, expected = set(), []
+    for one in itertools.chain(*made):
+        mark = {"key": one["__key__"], "content": (one["cls"], one.get("txt")), "txt": one.get("txt")}[by]
+        if mark is None or mark not in seen:
+            expected.append(one)
+        seen.add(mark)
+    found = [one for number in range(len(parts)) for one in map(fields_of, samples([f"{folder}/out/s{number}.tar"]))]
+    assert found == expected
+
+
+def test_join_finds_partners_in_any_order(here, tmp_path):
+    run("join", "d", tmp_path / "out", "--with", "captions/*.tar")
+    assert read(tmp_path / "out") == [
+        dict(sorted({**sample(number), "caption": b"c%d" % number}.items())) for number in range(30)
+    ]
+    few = shards(tmp_path / "few", [{"__key__": "a/004", "cls": b"9", "x": b"1"}, {"__key__": "a/050", "x": b""}])
+    assert "sample 'a/000' of shard d/s0.tar is not in" in failed("join", "d", tmp_path / "no", "--with", few)
+    call = ["join", "d", "--with", few, "--missing", "drop"]
+    assert "has field 'cls', and so has that of" in failed(*call[:2], tmp_path / "no2", *call[2:])
+    for prefer, value in (("first", b"4"), ("last", b"9")):
+        told = run(*call[:2], tmp_path / prefer, *call[2:], "--prefer", prefer).stdout
+        assert read(tmp_path / prefer) == [dict(sorted({**sample(4), "cls": value, "x": b"1"}.items()))]
+        assert "29 samples without a partner; 2 shards without samples" in told
+    run("join", "d", tmp_path / "keep", "--with", few, "--with", "captions", "--missing", "keep", "--prefer", "first")
+    assert [sorted(one) for one in read(tmp_path / "keep")[3:5]] == [
+        ["__key__", "bin", "caption", "cls", "json", "txt"],
+        ["__key__", "bin", "caption", "cls", "json", "txt", "x"],
+    ]
+
+
+def test_what_cannot_be_joined(here, tmp_path):
+    twice = shards(tmp_path / "twice", [{"__key__": "a/000", "x": b"1"}], [{"__key__": "a/000", "x": b"2"}])
+    assert "two samples to join have the key 'a/000'" in failed("join", "d/s0.tar", tmp_path / "a", "--with", twice)
+    bare = put(tmp_path / "bare.tar", (here / "captions/s0.tar").read_bytes())
+    assert "wds-pipes index SHARDS --offsets" in failed("join", "d/s0.tar", tmp_path / "b", "--with", bare)
+    assert "Missing option '--with'" in refused("join", "d", tmp_path / "c")
+
+
+def good(count=6):
+    return [(f"{number:04d}.{field}", b"%d" % number) for number in range(count) for field in ("cls", "txt")]
+
+
+def lost_of(folder):
+    return list(map(json.loads, (Path(folder) / "lost.jsonl").read_text().splitlines()))
+
+
+def test_repair_writes_what_is_whole_and_lists_what_is_lost(tmp_path):
+    (tmp_path / "in").mkdir()
+    data = bytearray(filled(tar(good(9))))
+    data[2048 + 5] ^= 1  # the header of 0001.cls
+    put(tmp_path / "in/a.tar", bytes(data))
+    put(tmp_path / "in/b.tar", filled(tar(good(3)))[:6000])  # in 0002.txt
+    put(tmp_path / "in/c.tar.gz", gzip.compress(tar(good(2))))
+    put(tmp_path / "in/d.tar", b"<html>no</html>")
+    told = run("repair", tmp_path / "in", tmp_path / "out").stdout
+    found = {
+        path.name: [one["__key__"] for one in map(fields_of, samples([str(path)]))]
+        for path in sorted((tmp_path / "out").glob("*.tar"))
+    }
+    assert found == {
+        "a.tar": ["0002", "0003", "0004", "0005", "0006", "0007", "0008"],
+        "b.tar": ["0000", "0001"],
+        "c.tar": ["0000", "0001"],
+        "d.tar": [],
+    }
+    lost = [(os.path.basename(one["shard"]), one["start"], one["end"], one["key"]) for one in lost_of(tmp_path / "out")]
+    assert lost == [
+        ("a.tar", 0, 2048, "0000"),
+        ("a.tar", 2048, 3072, None),
+        ("a.tar", 3072, 4096, "0001"),
+        ("b.tar", 4096, 5120, "0002"),
+        ("b.tar", 5120, None, None),
+        ("d.tar", 0, None, None),
+    ]
+    assert "next to the damage at byte 2048" in lost_of(tmp_path / "out")[2]["why"]
+    assert "lost are 3 samples and 3 damaged places in 3 shards, see lost.jsonl" in told
+    assert "nothing is wrong" in run("verify", tmp_path / "out", "--ignore", "duplicate-key").stdout
+    assert "nothing is lost" in run("repair", tmp_path / "out", tmp_path / "again").stdout
+    assert {name: data for name, data in outputs(tmp_path / "again").items() if name.endswith(".tar")} == {
+        name: data for name, data in outputs(tmp_path / "out").items() if name.endswith(".tar")
+    }
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 8191), st.integers(1, 255), st.booleans())
+def test_each_sample_is_written_or_lost(tmp_path_factory, place, change, cut):
+    """Whatever byte is damaged: what is written is what a pipe that skips damage yields, verify
+    finds nothing in it, and a sample that is not written is listed, if its name can be read.
+    """
+    data = bytearray(filled(tar(good(6))))
+    data = data[: place + 1] if cut else data
+    data[place] ^= change
+    folder = tmp_path_factory.mktemp("r")
+    path = put(folder / "a.tar", bytes(data))
+    run("repair", path, folder / "out")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = samples([path], {"on_error": "skip"}, on_error="skip")
+    written, lost = read(folder / "out"), lost_of(folder / "out")
+    assert written == [fields_of(one) for one in expected]
+    assert "nothing is wrong" in run("verify", folder / "out", "--ignore", "some-fields").stdout
+    keys = {one["__key__"] for one in written} | {one["key"] for one in lost}
+    missing = {f"{number:04d}" for number in range(6)} - keys
+    for number in map(int, missing):
+        start, end = 2048 // 2 * 2 * number, 2048 // 2 * 2 * (number + 1)
+        assert (
+            cut
+            or start <= place < end
+            or any(one["key"] is None and one["start"] < end and (one["end"] or 10240) > start for one in lost)
+        )
+
+
+def test_pieces_of_a_sample_are_joined(tmp_path):
+    """As in a tar whose files are sorted by their fields; a second sample with a key is dropped
+    only with an option.
+    """
+    (tmp_path / "in").mkdir()
+    pieces = [*(one for one in good(4) if "cls" in one[0]), *(one for one in good(4) if "txt" in one[0])]
+    put(tmp_path / "in/a.tar", tar(pieces))
+    told = run("repair", tmp_path / "in", tmp_path / "out").stdout
+    assert "4 samples joined from pieces; nothing is lost" in told
+    assert read(tmp_path / "out") == [
+        {"__key__": f"{number:04d}", "cls": b"%d" % number, "txt": b"%d" % number} for number in range(4)
+    ]
+    put(tmp_path / "in/b.tar", tar([*good(3), ("0001.cls", b"x"), ("0001.txt", b"x")]))
+    assert "have the key '0001' and field 'cls': pass --drop-repeated" in failed(
+        "repair", tmp_path / "in", tmp_path / "other"
+    )
+    run("repair", tmp_path / "in", tmp_path / "dropped", "--drop-repeated")
+    [lost] = lost_of(tmp_path / "dropped")
+    assert (lost["key"], lost["start"], "came before" in lost["why"]) == ("0001", 6144, True)
+    assert [one["cls"] for one in samples([str(tmp_path / "dropped/b.tar")])] == [b"0", b"2", b"1"]
+
+
+def test_undecodable_samples_are_dropped_with_an_option(tmp_path):
+    path = put(tmp_path / "a.tar", tar([("a.cls", b"1"), ("b.cls", b"one"), ("c.cls", b"2"), ("c.pkl", b"x")]))
+    assert "nothing is lost" in run("repair", path, tmp_path / "all").stdout
+    run("repair", path, tmp_path / "out", "--decode")
+    assert [one["__key__"] for one in read(tmp_path / "out")] == ["a", "c"]
+    [lost] = lost_of(tmp_path / "out")
+    assert (lost["key"], lost["start"], lost["end"]) == ("b", 1024, 2048)
+    assert "field 'cls' cannot be decoded: ValueError" in lost["why"]
+
+
+def test_dots_in_keys_become_underscores(tmp_path):
+    path = put(tmp_path / "a.tar", tar([("x/img.v2.txt", b"a"), ("x/img.v2.cls", b"1"), ("x/b.txt", b"")]))
+    for command in (["repair", path], ["filter", path, "--drop-fields", "none"]):
+        run(*command[:2], tmp_path / command[0], *command[2:], "--key-split", "last-dot")
+        assert [one["__key__"] for one in read(tmp_path / command[0])] == ["x/img_v2", "x/b"]
+
+
+def test_from_a_store_to_a_store(here, s3, tmp_path):
+    """The same bytes as on a disk."""
+    for name, content in {**outputs(here / "d"), **outputs(here / "captions")}.items():
+        part = (
+            "captions" if (here / "captions" / name).exists() and outputs(here / "captions")[name] == content else "d"
+        )
+        s3.put(f"{part}/{name}", content)
+    for name, content in outputs(here / "d").items():
+        s3.put(f"d/{name}", content)
+    options = ["--storage-options", json.dumps(s3.storage_options)]
+    names = [f"{s3.url}/d/s{number}.tar" for number in range(3)]
+    run("join", *names, f"{s3.url}/out", "--with", f"{s3.url}/captions/s{{0..1}}.tar", *options)
+    told = run("join", *names, f"{s3.url}/out", "--with", f"{s3.url}/captions/s{{0..1}}.tar", *options).stdout
+    assert "0 written, 3 there already; 3 shards, 30 samples" in told
+    run("join", "d", tmp_path / "local", "--with", "captions")
+    run("repair", f"{s3.url}/out/s1.tar", tmp_path / "repaired", *options)
+    assert (tmp_path / "repaired/s1.tar").read_bytes() == (tmp_path / "local/s1.tar").read_bytes()
+    run("dedup", *names, f"{s3.url}/few", "--by", "txt", *options)
+    run("filter", f"{s3.url}/few/index.json", tmp_path / "back", "--every", 1, "--drop-fields", "none", *options)
+    run("dedup", "d", tmp_path / "few", "--by", "txt")
+    assert read(tmp_path / "back") == read(tmp_path / "few")

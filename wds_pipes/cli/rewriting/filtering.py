@@ -1,0 +1,151 @@
+"""``filter``: some of the samples of shards, or some of their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+from wds_pipes.cli.look.reading import Sample
+from wds_pipes.cli.rewriting.functions import code_of, decoder_of, function_of
+from wds_pipes.cli.rewriting.spine import Options, Reading, Shard, find_shards, marks, plan_rewrite
+from wds_pipes.errors import SampleError
+from wds_pipes.io.tasks.task import Facts, Job, Place, fingerprint
+from wds_pipes.io.urls import at_home, redact
+from wds_pipes.tar.index_formats import make_opener
+from wds_pipes.tar.metadata import Tables, ending_of
+from wds_pipes.tar.views import read_keys, tables_of
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which samples and fields are kept; all conditions must hold.
+
+    Attributes:
+        where: a condition over the table of metadata of each shard.
+        only: the keys of which one must be that of the sample; None: any.
+        without: keys that are left out.
+        keep: a function that says whether a sample is kept.
+        decode: how samples are decoded for it.
+        every: of the samples of a shard that are left, every so manieth is kept.
+        kept_fields: the fields that are kept; None: all.
+        left_fields: fields that are left out.
+        storage_options: how to reach the tables.
+    """
+
+    where: str | None = None
+    only: frozenset[str] | None = None
+    without: frozenset[str] = frozenset()
+    keep: str | None = None
+    decode: str | None = None
+    every: int = 1
+    kept_fields: tuple[str, ...] | None = None
+    left_fields: frozenset[str] = frozenset()
+    storage_options: Options = None
+
+    @property
+    def fields(self) -> Sequence[str] | None:
+        """The fields that are read: a function sees all of a sample."""
+        return None if self.keep is not None else self.kept_fields
+
+    def samples(self, samples: Iterator[Sample], shard: str, of_shard: Any, facts: Facts) -> Iterator[Sample]:
+        """Yield the samples that are kept, with their kept fields."""
+        passing = None if of_shard is None else self._passing(of_shard[0])
+        chosen = (sample for sample in samples if self._chosen(sample, passing))
+        for sample in islice(chosen, 0, None, self.every):
+            kept = {name: data for name, data in sample.items() if self._keeps(name)}
+            if any(name[:2] != "__" for name in kept):
+                yield kept
+
+    def _keeps(self, field: str) -> bool:
+        return field[:2] == "__" or (
+            field not in self.left_fields and (self.kept_fields is None or field in self.kept_fields)
+        )
+
+    def _chosen(self, sample: Sample, passing: frozenset[str] | None) -> bool:
+        key = sample["__key__"]
+        return (
+            (passing is None or key in passing)
+            and (self.only is None or key in self.only)
+            and key not in self.without
+            and (self.keep is None or self._judged(sample))
+        )
+
+    def _passing(self, table: str) -> frozenset[str]:
+        assert self.where is not None
+        with Tables(self.where, [table], make_opener(self.storage_options)) as tables:
+            return frozenset(tables.passing(0))
+
+    @cached_property
+    def _decoder(self) -> Any:
+        return decoder_of(self.decode)
+
+    def _judged(self, sample: Sample) -> bool:
+        assert self.keep is not None
+        given = dict(sample) if self._decoder is None else self._decoder(sample)
+        try:
+            return bool(function_of(self.keep)(given))
+        except Exception as error:
+            key, url = sample["__key__"], sample["__url__"]
+            raise SampleError(
+                f"{self.keep} raised {type(error).__name__} on sample {key!r} of shard {url}: {error}", url=url, key=key
+            ) from error
+
+
+def plan_filter(
+    urls: Sequence[str],
+    place: Place,
+    reading: Reading,
+    *,
+    where: str | None,
+    metadata: str | None,
+    keys: str | None,
+    exclude: str | None,
+    keep: str | None,
+    decode: str | None,
+    every: int,
+    fields: Sequence[str] | None,
+    drop_fields: Sequence[str] | None,
+) -> Job:
+    """Make the job of ``filter``.
+
+    Raises:
+        ValueError: an argument does not fit.
+        ShardError: a shard, a table or a list of keys is missing.
+    """
+    storage_options = reading.storage_options
+    opener = make_opener(storage_options)
+    only = None if keys is None else frozenset(read_keys(keys, opener))
+    without = frozenset() if exclude is None else frozenset(read_keys(exclude, opener))
+    shards = find_shards(urls, place, storage_options)
+    chosen = Filter(
+        where, only, without, keep, decode, every,
+        None if fields is None else tuple(fields), frozenset(drop_fields or ()), storage_options,
+    )  # fmt: skip
+    decoder_of(decode)
+    options = {
+        "where": where,
+        "metadata": None if metadata is None else redact(metadata),
+        "keys": None if only is None else fingerprint(sorted(only)),
+        "exclude": fingerprint(sorted(without)) if without else None,
+        "keep": keep and f"{keep}, code {code_of(keep)}",
+        "decode": decode,
+        "every": every,
+        "fields": None if fields is None else sorted(fields),
+        "drop_fields": sorted(drop_fields or ()),
+    }
+    of_shards = None if where is None else _tables(shards, where, metadata, storage_options)
+    return plan_rewrite("filter", shards, place, chosen, reading=reading, options=options, of_shards=of_shards)
+
+
+def _tables(shards: Sequence[Shard], where: str, metadata: str | None, storage_options: Options) -> list[list[str]]:
+    """Return the table of each shard, and what distinguishes its content."""
+    Tables(where, [], make_opener(storage_options)).close()  # which checks the condition
+    folder = None if metadata is None else at_home(metadata)
+    if folder is not None and ending_of(folder) is not None:
+        one = [folder, *marks([folder], storage_options)]
+        return [one for _ in shards]
+    urls = tables_of([shard.url for shard in shards], folder, storage_options)
+    return [list(pair) for pair in zip(urls, marks(urls, storage_options), strict=True)]

@@ -1,0 +1,179 @@
+"""``join``: the samples of one data set with the fields that others have under the same keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from wds_pipes.cli.look.reading import Sample, ShardWalk
+from wds_pipes.cli.rewriting.spine import Options, Reading, find_shards, marks, plan_rewrite
+from wds_pipes.core.order import hash_text
+from wds_pipes.errors import SampleError
+from wds_pipes.indexed import IndexedShards
+from wds_pipes.io.ranges import RangeReader
+from wds_pipes.io.tasks.task import Facts, Job, Place, fingerprint
+from wds_pipes.io.urls import redact
+from wds_pipes.tar.index import list_indexed
+from wds_pipes.tar.index_formats import base_name, make_opener
+from wds_pipes.tar.located import Located
+from wds_pipes.tar.sample_numbers import among
+
+_CONNECTIONS = 8
+_TOGETHER = 64  # samples of which the partners are read at a time
+
+
+class Partner:
+    """A data set whose samples are found by their keys, with the indexes of keys and of offsets.
+
+    Args:
+        url: its shards, as one text.
+        storage_options: how to reach the storage.
+
+    Raises:
+        ValueError: nothing matches.
+        ShardError: a store cannot be listed.
+    """
+
+    def __init__(self, url: str, storage_options: Options) -> None:
+        self.urls = list_indexed(url, True, storage_options).urls
+        self._data = IndexedShards(self.urls, storage_options=storage_options, connections=_CONNECTIONS)
+        self._options = storage_options
+
+    @cached_property
+    def _located(self) -> Located:
+        files = RangeReader(self._options, _CONNECTIONS)
+        return Located(self.urls, None, files, self._options, _CONNECTIONS)
+
+    def numbers(self, keys: Iterable[str]) -> dict[int, list[int]]:
+        """Return the numbers of the samples that may have one of these keys, by the hashes of their
+        keys.
+        """
+        wanted = np.unique(np.fromiter(map(hash_text, keys), np.uint64))
+        found: dict[int, list[int]] = {}
+        for shard in self._located.with_samples:
+            hashes, numbers = self._located.keys(shard)
+            held = among(hashes, wanted)
+            for hashed, number in zip(hashes[held].tolist(), numbers[held].tolist(), strict=True):
+                found.setdefault(hashed, []).append(self._located.starts[shard] + number)
+        return found
+
+    def read(self, keys: Sequence[str], numbers: dict[int, list[int]]) -> dict[str, Sample]:
+        """Return the samples with these keys; ``numbers``: as ``numbers`` returns them.
+
+        Raises:
+            SampleError: two have one key.
+        """
+        wanted, found = set(keys), dict[str, Sample]()
+        places = sorted({number for key in wanted for number in numbers.get(hash_text(key), ())})
+        for sample in self._data.__getitems__(places):
+            key = sample["__key__"]
+            if key not in wanted:
+                continue
+            if key in found:
+                raise SampleError(
+                    f"two samples to join have the key {key!r}, in shards {found[key]['__url__']} and "
+                    f"{sample['__url__']}: remove one first, with wds-pipes dedup --by key",
+                    url=sample["__url__"],
+                    key=key,
+                )
+            found[key] = sample
+        return found
+
+
+@dataclass(frozen=True)
+class Join:
+    """Which fields samples get.
+
+    Attributes:
+        partners: the data sets that have them.
+        missing: what becomes of a sample without a partner: ``"raise"``, ``"drop"``, ``"keep"``.
+        prefer: of two fields of one name, which is kept: ``"first"``, ``"last"``; None: it is an
+            error.
+        storage_options: how to reach the shards.
+    """
+
+    partners: tuple[str, ...]
+    missing: str
+    prefer: str | None
+    storage_options: Options
+    fields: Sequence[str] | None = None
+
+    @cached_property
+    def _partners(self) -> list[Partner]:
+        return [Partner(url, self.storage_options) for url in self.partners]
+
+    def samples(self, samples: Iterator[Sample], shard: str, of_shard: Any, facts: Facts) -> Iterator[Sample]:
+        """Yield the samples with the fields of their partners."""
+        facts["missing"] = 0
+        keys = [found.key for found in ShardWalk(make_opener(self.storage_options), shard).samples()]
+        numbers = [partner.numbers(keys) for partner in self._partners]
+        while block := list(islice(samples, _TOGETHER)):
+            keys = [sample["__key__"] for sample in block]
+            found = [partner.read(keys, of) for partner, of in zip(self._partners, numbers, strict=True)]
+            for sample in block:
+                others = [of.get(sample["__key__"]) for of in found]
+                if None in others:
+                    facts["missing"] += 1
+                    self._check_missing(sample, others.index(None))
+                    if self.missing == "drop":
+                        continue
+                for other in others:
+                    if other is not None:
+                        self._add(sample, other)
+                yield sample
+
+    def _check_missing(self, sample: Sample, number: int) -> None:
+        if self.missing == "raise":
+            key, url = sample["__key__"], sample["__url__"]
+            raise SampleError(
+                f"sample {key!r} of shard {url} is not in {redact(self.partners[number])}: pass --missing drop or "
+                "--missing keep if that is meant",
+                url=url,
+                key=key,
+            )
+
+    def _add(self, sample: Sample, other: Sample) -> None:
+        for name, data in other.items():
+            if name[:2] == "__":
+                continue
+            if name in sample and self.prefer is None:
+                key, url = sample["__key__"], sample["__url__"]
+                raise SampleError(
+                    f"sample {key!r} of shard {url} has field {name!r}, and so has that of {other['__url__']}: pass "
+                    "--prefer first or --prefer last",
+                    url=url,
+                    key=key,
+                )
+            if name not in sample or self.prefer == "last":
+                sample[name] = data
+
+
+def plan_join(
+    urls: Sequence[str],
+    partners: Sequence[str],
+    place: Place,
+    reading: Reading,
+    *,
+    missing: str,
+    prefer: str | None,
+) -> Job:
+    """Make the job of ``join``.
+
+    Raises:
+        ValueError: nothing matches.
+        ShardError: a shard is missing.
+    """
+    storage_options = reading.storage_options
+    shards = find_shards(urls, place, storage_options)
+    contents = []
+    for partner in partners:
+        found = Partner(partner, storage_options).urls
+        contents.append(fingerprint([*map(base_name, found)], marks(found, storage_options)))
+    join = Join(tuple(partners), missing, prefer, storage_options)
+    options = {"with": contents, "missing": missing, "prefer": prefer}
+    return plan_rewrite("join", shards, place, join, reading=reading, options=options)

@@ -1,0 +1,100 @@
+"""``map``: samples as a function returns them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from wds_pipes.cli.look.reading import Sample
+from wds_pipes.cli.rewriting.functions import code_of, decoder_of, function_of
+from wds_pipes.cli.rewriting.spine import Reading, find_shards, plan_rewrite
+from wds_pipes.codecs.encoding import encode
+from wds_pipes.errors import SampleError
+from wds_pipes.io.tasks.task import Facts, Job, Place
+from wds_pipes.stages.map_samples import OF_CODE
+
+
+@dataclass(frozen=True)
+class Map:
+    """Which function changes samples.
+
+    Attributes:
+        function: ``module:function``.
+        decode: how samples are decoded for it.
+        skips: leave out a sample on which it raises, or that cannot be decoded or written.
+    """
+
+    function: str
+    decode: str | None
+    skips: bool
+    fields: Sequence[str] | None = None
+
+    def samples(self, samples: Iterator[Sample], shard: str, of_shard: Any, facts: Facts) -> Iterator[Sample]:
+        """Yield the samples that the function returns."""
+        facts["skipped"] = 0
+        for sample in samples:
+            try:
+                made = self._made(sample)
+            except SampleError as error:
+                if not self.skips or isinstance(error.__cause__, (*OF_CODE, MemoryError)):
+                    raise
+                facts["skipped"] += 1
+            else:
+                if made is not None:
+                    yield made
+
+    @cached_property
+    def _decoder(self) -> Any:
+        return decoder_of(self.decode)
+
+    def _made(self, sample: Sample) -> Sample | None:
+        key, url = sample["__key__"], sample["__url__"]
+        given = dict(sample) if self._decoder is None else self._decoder(sample)
+        try:
+            made = function_of(self.function)(given)
+        except Exception as error:
+            what = f"raised {type(error).__name__} on sample {key!r} of shard {url}: {error}"
+            raise SampleError(f"{self.function} {what}", url=url, key=key) from error
+        if made is None:
+            return None
+        if not isinstance(made, Mapping):
+            raise SampleError(
+                f"{self.function} returned {type(made).__name__} for sample {key!r} of shard {url}: let it return a "
+                "dict of fields, or None to leave the sample out",
+                url=url,
+                key=key,
+            ) from TypeError()
+        encoded = {"__key__": key}
+        for field, value in made.items():
+            try:
+                encoded[field] = value if str(field)[:2] == "__" else encode(field, value)
+            except Exception as error:
+                raise SampleError(
+                    f"{self.function} returned field {field!r} for sample {key!r} of shard {url}, which cannot be "
+                    f"encoded: {error}",
+                    url=url,
+                    key=key,
+                ) from error
+        return encoded
+
+
+def plan_map(
+    function: str, urls: Sequence[str], place: Place, reading: Reading, *, decode: str | None, skips: bool
+) -> Job:
+    """Make the job of ``map``.
+
+    Raises:
+        ValueError: an argument does not fit.
+        ShardError: a shard is missing.
+    """
+    change = Map(function, decode, skips)
+    decoder_of(decode)
+    options = {
+        "function": f"{function}, code {code_of(function)}",
+        "decode": decode,
+        "on_error": "skip" if skips else "raise",
+    }
+    shards = find_shards(urls, place, reading.storage_options)
+    return plan_rewrite("map", shards, place, change, reading=reading, options=options)

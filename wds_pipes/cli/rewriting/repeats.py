@@ -1,0 +1,120 @@
+"""``dedup``: the first of several samples with one key, content or field.
+
+The shards are read twice. First a hash of 16 bytes of each sample is written, a file for each
+shard. Two contents have one hash of 128 bits with a probability that need not be considered (one in
+10^18 among 10^10 samples), so contents are not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wds_pipes.cli.jobs import Running
+from wds_pipes.cli.look.reading import Found, Sample, ShardWalk
+from wds_pipes.cli.rewriting.spine import Reading, Shard, check_same, find_shards, plan_rewrite
+from wds_pipes.errors import ShardError, StateError
+from wds_pipes.io.tasks.running import run
+from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
+from wds_pipes.io.urls import redact
+from wds_pipes.tar.index_formats import make_opener
+from wds_pipes.tar.keys import splitter
+
+KEY, CONTENT = "key", "content"
+_FOLDER, _ENDING = ".wds-pipes/hashes", ".hashes"
+_NONE = bytes(16)  # the hash of a sample without the field
+_HASH = np.dtype([("high", ">u8"), ("low", ">u8")])
+
+
+@dataclass(frozen=True)
+class Dedup:
+    """Writes the samples of a shard without those that came before."""
+
+    fields: Sequence[str] | None = None
+
+    def samples(self, samples: Iterator[Sample], shard: str, of_shard: Any, facts: Facts) -> Iterator[Sample]:
+        """Yield the samples that stay; ``of_shard``: their number, and the numbers of others."""
+        count, repeated = of_shard[0], frozenset(of_shard[1])
+        number = -1
+        for number, sample in enumerate(samples):
+            if number not in repeated:
+                yield sample
+        if number + 1 != count:
+            raise StateError(f"shard {redact(shard)} has {number + 1} samples, and had {count} when it was hashed")
+
+
+def plan_dedup(urls: Sequence[str], place: Place, reading: Reading, by: str, running: Running) -> Job:
+    """Write the hashes of all samples, and make the job that writes the shards; with ``dry_run``,
+    the job that writes the hashes, unless they are there.
+
+    Raises:
+        ValueError: nothing matches.
+        ShardError: a shard cannot be read.
+    """
+    shards = find_shards(urls, place, reading.storage_options)
+    hashes = _job_of_hashes(shards, place, reading, by)
+    # first those of this share, and then those that other shares have not written yet
+    for share in dict.fromkeys((running.share, (0, 1))):
+        report = run(hashes, jobs=running.jobs, share=share, overwrite=True, dry_run=running.dry_run)
+        if report.failed:
+            raise ShardError(next(iter(report.failed.values())))
+    if not report.complete:
+        return hashes
+    of_shards = [[len(places), places.nonzero()[0].tolist()] for places in _repeated(shards, hashes.place)]
+    return plan_rewrite("dedup", shards, place, Dedup(), reading=reading, options={"by": by}, of_shards=of_shards)
+
+
+def _job_of_hashes(shards: Sequence[Shard], place: Place, reading: Reading, by: str) -> Job:
+    options = {"by": by, "key_split": reading.key_split}
+    tasks = [
+        Task(shard.name, (shard.name + _ENDING,), (shard, None), fingerprint(shard.mark, options)) for shard in shards
+    ]
+    hidden = Place(place.at(_FOLDER), place.storage_options)
+    return Job("dedup (hashes)", hidden, partial(_hash, reading, by), tasks, options)
+
+
+def _hash(reading: Reading, by: str, task: Task, place: Place) -> Facts:
+    shard, _ = task.arguments
+    check_same(shard, reading.storage_options)
+    found, split = bytearray(), splitter(reading.key_split)
+
+    def want(name: str) -> bool:
+        return by == CONTENT or (by != KEY and (split(name) or ("", ""))[1].lower() == by)
+
+    walk = ShardWalk(make_opener(reading.storage_options), shard.url, reading.key_split, want)
+    for sample in walk.samples():
+        found += _hash_of(sample, by)
+    place.write(task.outputs[0], bytes(found))
+    return {"samples": len(found) // 16}
+
+
+def _hash_of(sample: Found, by: str) -> bytes:
+    digest = blake2b(digest_size=16)
+    if by == KEY:
+        digest.update(sample.key.encode("utf-8", "surrogateescape"))
+        return digest.digest()
+    members = [member for member in sample.members if member.data is not None]
+    for member in sorted(members, key=lambda member: member.field):
+        name, data = member.field.encode("utf-8", "surrogateescape"), member.data or b""
+        digest.update(b"%d %d " % (len(name), len(data)) + name)
+        digest.update(data)
+    return digest.digest() if members else _NONE
+
+
+def _repeated(shards: Sequence[Shard], hashes: Place) -> list[npt.NDArray[np.bool_]]:
+    """Return for each sample of each shard whether its hash came before: of shape (samples,)."""
+    parts = [np.frombuffer(hashes.read(shard.name + _ENDING) or b"", _HASH) for shard in shards]
+    found = np.concatenate([np.empty(0, _HASH), *parts])
+    high, low = found["high"].astype(np.uint64), found["low"].astype(np.uint64)
+    order = np.lexsort((low, high))  # it keeps the order of equal ones
+    same = (high[order[1:]] == high[order[:-1]]) & (low[order[1:]] == low[order[:-1]])
+    repeated = np.zeros(len(found), np.bool_)
+    repeated[order[1:][same]] = True
+    repeated[(high == 0) & (low == 0)] = False
+    return np.split(repeated, np.cumsum([len(part) for part in parts])[:-1])

@@ -1,0 +1,234 @@
+"""What the commands have in common that write each shard as one of the same name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from wds_pipes.cli.creating.names import without_dots
+from wds_pipes.cli.look.reading import Sample, Source
+from wds_pipes.cli.shards import index_names, shard_facts, summary, write_indexes
+from wds_pipes.core.words import plural
+from wds_pipes.errors import ShardError, StateError
+from wds_pipes.io.compression import kind_of_name
+from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, fingerprint
+from wds_pipes.io.urls import identify, local_path, redact
+from wds_pipes.io.versions import version_of
+from wds_pipes.tar.index import list_shards
+from wds_pipes.tar.index_formats import base_name, path_of
+from wds_pipes.tar.shard_file import shard_files, write_shard
+
+_REQUESTS = 16
+
+Options = dict[str, Any] | None
+
+
+class Shard(NamedTuple):
+    """A shard to rewrite.
+
+    Attributes:
+        url: its path or URL.
+        name: the name of the shard that is written.
+        mark: what distinguishes its content from another one.
+    """
+
+    url: str
+    name: str
+    mark: str
+
+
+class Reading(NamedTuple):
+    """How shards are read; it is sent to other processes."""
+
+    storage_options: Options
+    key_split: str
+
+
+class Rewrite(Protocol):
+    """What a command does with the samples of a shard; it is sent to other processes."""
+
+    @property
+    def fields(self) -> Sequence[str] | None:
+        """The fields that are read; None: all."""
+
+    def samples(self, samples: Iterator[Sample], shard: str, of_shard: Any, facts: Facts) -> Iterator[Sample]:
+        """Yield the samples to write.
+
+        Args:
+            samples: those of the shard.
+            shard: its path or URL.
+            of_shard: what ``plan`` was called with for this shard.
+            facts: takes what the task reports.
+        """
+
+
+def find_shards(urls: Sequence[str], place: Place, storage_options: Options) -> list[Shard]:
+    """Return the shards that URLs name, and the names of those to write.
+
+    Raises:
+        ValueError: nothing matches, two shards would get one name, or a shard would be replaced.
+        ShardError: a shard does not exist, or a store cannot be listed.
+    """
+    found = list_shards(list(urls), storage_options)[0]
+    names: dict[str, str] = {}
+    for url in found:
+        if url == "-" or url.startswith("pipe:"):
+            raise ValueError(f"{redact(url)} has no name for the shard to write: write it to a file first")
+        name = _name(url)
+        if name in names:
+            raise ValueError(
+                f"{redact(names[name])} and {redact(url)} would both be written as {name}: write them to two "
+                "directories, with one command for each"
+            )
+        names[name] = url
+        if _same(url, place.at(name)):
+            raise ValueError(f"shard {redact(url)} would be replaced: write to another directory than its own")
+    return [Shard(url, name, mark) for (name, url), mark in zip(names.items(), marks(found, storage_options))]
+
+
+def marks(urls: Sequence[str], storage_options: Options) -> list[str]:
+    """Return what distinguishes the contents of shards from others.
+
+    Raises:
+        ShardError: a local shard does not exist.
+    """
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        return list(pool.map(lambda url: _mark(url, storage_options), urls))
+
+
+def plan(
+    command: str,
+    shards: Sequence[Shard],
+    place: Place,
+    work: Callable[[Task, Place], Facts],
+    options: Mapping[str, Any],
+    *,
+    of_shards: Sequence[Any] | None = None,
+    finish: Callable[[Place, list[Facts]], None] = write_indexes,
+    extras: Sequence[str] = (),
+) -> Job:
+    """Make the job that rewrites shards.
+
+    Args:
+        command: its name.
+        shards: the shards.
+        place: where they are written.
+        work: writes one. The arguments of its task are the shard and its part of ``of_shards``.
+        options: what the outputs depend on, as JSON values.
+        of_shards: more that the output of each shard depends on, as JSON values.
+        finish: writes what belongs to the whole.
+        extras: the files that ``finish`` writes beside the indexes.
+    """
+    of_shards = [None] * len(shards) if of_shards is None else of_shards
+    tasks = [
+        Task(shard.name, shard_files(shard.name), (shard, of), fingerprint(shard.mark, of, dict(options)))
+        for shard, of in zip(shards, of_shards, strict=True)
+    ]
+    names = [task.name for task in tasks]
+    return Job(command, place, work, tasks, options, finish, (*index_names(names), *extras))
+
+
+def plan_rewrite(
+    command: str,
+    shards: Sequence[Shard],
+    place: Place,
+    rewrite: Rewrite,
+    *,
+    reading: Reading,
+    options: Mapping[str, Any],
+    of_shards: Sequence[Any] | None = None,
+) -> Job:
+    """Make the job in which each shard is read as ``group_by_key`` does, and ``rewrite`` says what
+    is written.
+    """
+    options = {**options, "key_split": reading.key_split}
+    return plan(command, shards, place, partial(_write, rewrite, reading), options, of_shards=of_shards)
+
+
+def _write(rewrite: Rewrite, reading: Reading, task: Task, place: Place) -> Facts:
+    shard, of_shard = task.arguments
+    check_same(shard, reading.storage_options)
+    facts: Facts = {"read": 0}
+    samples = rewrite.samples(_counted(read(shard.url, reading, rewrite.fields), facts), shard.url, of_shard, facts)
+    written = write_shard(place.at(task.name), samples, storage_options=place.storage_options)
+    return {**shard_facts(task.name, written), **facts}
+
+
+def read(url: str, reading: Reading, fields: Sequence[str] | None = None) -> Iterator[Sample]:
+    """Yield the samples of a shard, with keys as they can be written."""
+    return renamed(Source([url], reading.storage_options or {}, reading.key_split, fields).read(), reading.key_split)
+
+
+def renamed(samples: Iterator[Sample], key_split: str) -> Iterator[Sample]:
+    """Yield samples with keys as they can be written: with ``last-dot`` a key may have dots, which
+    become underscores.
+    """
+    for sample in samples:
+        if key_split == "last-dot":
+            sample["__key__"] = without_dots(sample["__key__"])
+        yield sample
+
+
+def check_same(shard: Shard, storage_options: Options) -> None:
+    """Raise StateError if a shard was changed after the plan was made."""
+    if _mark(shard.url, storage_options) != shard.mark:
+        raise StateError(
+            f"shard {redact(shard.url)} was changed after it was listed: run the command again when no program "
+            "writes it"
+        )
+
+
+def planned(task: Task) -> str:
+    """What a task would write, in words."""
+    return f"{task.name}: of {redact(task.arguments[0].url)}"
+
+
+def summed(report: Report) -> str:
+    """What a job has read and written, in words."""
+    facts = report.facts.values()
+    read = sum(fact.get("read", 0) for fact in facts)
+    empty = sum(not fact["samples"] for fact in facts)
+    words = [f"{summary(report)}, of {plural(read, 'sample')}"]
+    for name, what in (
+        ("skipped", "{} skipped because of errors"),
+        ("missing", "{} without a partner"),
+    ):
+        if count := sum(fact.get(name, 0) for fact in facts):
+            words.append(what.format(plural(count, "sample")))
+    if empty:
+        words.append(f"{plural(empty, 'shard')} without samples")
+    return "; ".join(words)
+
+
+def _counted(samples: Iterator[Sample], facts: Facts) -> Iterator[Sample]:
+    for sample in samples:
+        facts["read"] += 1
+        yield sample
+
+
+def _name(url: str) -> str:
+    """Return the name of the uncompressed shard that is written for a shard."""
+    name = base_name(path_of(url))
+    if kind_of_name(name):
+        name = name[: name.rindex(".")]
+    return name if name.lower().endswith(".tar") else f"{name}.tar"
+
+
+def _mark(url: str, storage_options: Options) -> str:
+    version, path = version_of(url, storage_options), local_path(url)
+    if path is not None and version.size is None:
+        error = ShardError(f"shard {redact(url)} does not exist, or cannot be read: check its path", url=redact(url))
+        error.missing = True
+        raise error
+    where = "" if path is not None else identify(url)
+    return f"{version.size} {version.mark} {where}".rstrip()
+
+
+def _same(url: str, other: str) -> bool:
+    path, target = local_path(url), local_path(other)
+    if path is not None and target is not None:
+        return os.path.realpath(path) == os.path.realpath(target)
+    return path is None and target is None and identify(url) == identify(other)
