@@ -24,14 +24,13 @@ COMMANDS = {
     "export-parquet": lambda data, place: ["export", f"{data}/shards", place, "--to", "parquet"],
     "export-imagefolder": lambda data, place: ["export", f"{data}/shards", place, "--to", "imagefolder"],
     "download": lambda data, place: ["download", f"{data}/shards", place],
-    # these read what the uninterrupted ``create`` has written
-    "filter": lambda data, place: ["filter", f"{data}/whole-create", place, "--every", "2"],
-    "map": lambda data, place: ["map", "copy:copy", f"{data}/whole-create", place],
-    "dedup": lambda data, place: ["dedup", f"{data}/whole-create", place, "--by", "content"],
+    "filter": lambda data, place: ["filter", f"{data}/shards", place, "--every", "2"],
+    "map": lambda data, place: ["map", "copy:copy", f"{data}/shards", place],
+    "dedup": lambda data, place: ["dedup", f"{data}/shards", place, "--by", "content"],
     "join": lambda data, place: [
-        *["join", f"{data}/whole-create", place, "--with", f"{data}/whole-create", "--prefer", "last"]
+        *["join", f"{data}/shards", place, "--with", f"{data}/shards", "--prefer", "last"]
     ],
-    "repair": lambda data, place: ["repair", f"{data}/whole-create", place],
+    "repair": lambda data, place: ["repair", f"{data}/shards", place],
 }
 
 
