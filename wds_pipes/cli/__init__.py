@@ -6,6 +6,7 @@ from wds_pipes.cli import bench, cache, create, index, info
 from wds_pipes.cli.demo import command as demo
 from wds_pipes.cli.look import commands as look
 from wds_pipes.cli.look import state, verify
+from wds_pipes.cli.reshaping import commands as reshaping
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,6 +27,12 @@ for command in (
     look.cat,
     look.get,
     verify.verify,
+    reshaping.reshard,
+    reshaping.concat,
+    reshaping.split,
+    reshaping.shuffle,
+    reshaping.sort,
+    reshaping.mix,
     state.state,
 ):
     main.add_command(command)
