@@ -2,6 +2,7 @@
 with its processes, and then the same command again.
 
     python tests/bench/kill_jobs.py [--rounds 10] [--kills 3] [--seed N] [--samples 4000]
+                                     [--only COMMAND]
 
 After each kill, every file under a final name must be that of a run without an interruption, and at
 the end all files must be. Exit code 1 if one is not.
@@ -17,7 +18,13 @@ import tempfile
 import time
 from pathlib import Path
 
-COMMANDS = {"create": lambda data, place: ["create", f"{data}/files", place, "--max-samples", "50", "--shuffle", "3"]}
+COMMANDS = {
+    "create": lambda data, place: ["create", f"{data}/files", place, "--max-samples", "50", "--shuffle", "3"],
+    "reshard": lambda data, place: ["reshard", f"{data}/shards", place, "--max-bytes", "1MB"],
+    "split": lambda data, place: ["split", f"{data}/shards", place, "--shares", "a=0.6,b=0.4", "--max-samples", "50"],
+    "shuffle": lambda data, place: ["shuffle", f"{data}/shards", place, "--seed", "3", "--max-samples", "50"],
+    "sort": lambda data, place: ["sort", f"{data}/shards", place, "--by", "cls", "--max-samples", "50"],
+}
 
 
 def make_files(folder: Path, count: int) -> None:
@@ -28,6 +35,15 @@ def make_files(folder: Path, count: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.with_suffix(".bin").write_bytes(numbers.randbytes(numbers.randrange(1000, 40_000)))
         path.with_suffix(".cls").write_text(str(number % 10))
+
+
+def make_shards(folder: Path) -> None:
+    """Shards of these files, without offsets."""
+    made = folder / "made"
+    finish(start(["create", str(folder / "files"), str(made), "--max-samples", "700"], 2))
+    (folder / "shards").mkdir()
+    for path in made.glob("*.tar"):
+        path.rename(folder / "shards" / path.name)
 
 
 def outputs(place: Path) -> dict[str, bytes]:
@@ -97,13 +113,17 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--samples", type=int, default=4000)
+    parser.add_argument("--only", choices=COMMANDS, help="one command")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}")
     numbers = random.Random(arguments.seed)
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory)
         make_files(data, arguments.samples)
+        make_shards(data)
         for name, command in COMMANDS.items():
+            if arguments.only not in (None, name):
+                continue
             process = start(command(str(data), f"{data}/whole-{name}"), 1)
             wait_for_files(process, data / f"whole-{name}", 0)
             beginning = time.perf_counter()
