@@ -5,8 +5,8 @@
 
 1. ``reshard`` against copying the shards file by file, each written to the disk (fsync), as shards
    are; in one run, alternating; medians.
-2. The memory of ``shuffle`` and ``sort``, of data ten times larger than ``--memory 64MB``: the peak of
-   the process, less that of the same process when it has imported what it needs.
+2. The memory of ``shuffle`` and ``sort``, of data ten times larger than ``--memory 64MB``: the peak
+   of the process, less that of the same process when it has imported what it needs.
 
 Prints the figures; exits with 1 if a bar is missed.
 """
@@ -32,7 +32,7 @@ from wds_pipes.io.tasks.task import Place
 
 ROUNDS = 5
 MEMORY = 64 * 10**6
-# In a process of its own: runs a command, or with "idle" only imports, and prints the peak in bytes.
+# In a process of its own: runs a command, or with "idle" only imports; prints the peak in bytes.
 PEAK = """
 import sys
 from click.testing import CliRunner
