@@ -13,6 +13,7 @@ Prints the figures; exits with 1 if a bar is missed.
 
 import argparse
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -94,12 +95,21 @@ def peak(*arguments):
     return int(result.stdout)
 
 
+def many(folder, count, size):
+    """Shards of samples with keys in no order, a field of so many bytes and a class."""
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = random.Random(0)
+    with wp.ShardWriter(f"{folder}/in-%06d.tar", max_bytes=100 * 10**6, offsets=True, overwrite=True) as writer:
+        for _ in range(count):
+            key = f"{numbers.getrandbits(64):016x}"
+            writer.write({"__key__": key, "bin": numbers.randbytes(size), "cls": str(numbers.randrange(1000)).encode()})
+    return list(writer.shards)
+
+
 def memory(root):
     idle = peak("idle")
-    for name, urls in (
-        ("107 KB", images(root / "many-images", shards=12)),
-        ("200 bytes", tiny(root / "many-tiny", shards=7)),
-    ):
+    for name, count, field in (("107 KB", 6200, 107_000), ("200 bytes", 315_000, 200)):
+        urls = many(root / f"many-{field}", count, field)
         size = sum(map(os.path.getsize, urls))
         assert size > 10 * MEMORY, size
         for command in (["shuffle"], ["sort"], ["sort", "--by", "cls"]):

@@ -218,6 +218,9 @@ def test_compressed_shards(source, made, tmp_path):
         command, *options = COMMANDS[name]
         run(command, f"{source}/packed", packed, *options)
         assert outputs(packed) == outputs(made / name)
+    given = [f"{source}/packed/in-0.tar.gz=1", f"{source}/packed/in-[13].tar.gz=2.5"]
+    run("mix", *given, tmp_path / "mix", "--max-samples", 13)
+    assert outputs(tmp_path / "mix") == outputs(made / "mix")
     for name in ("shuffle", "sort"):
         message = refused(name, f"{source}/packed", tmp_path / name)
         assert "in-0.tar.gz is compressed, so its samples cannot be read in any order: write unc" in message
@@ -290,6 +293,7 @@ def test_refusals(source, tmp_path, monkeypatch, arguments, message):
 
 def test_usage(source, tmp_path):
     where = tmp_path / "out"
+    assert "in-1.tar' is a file" in refused("sort", source / "in-0.tar", source / "in-1.tar", code=2)
     assert "is written as URLS=WEIGHT" in refused("mix", f"{source}/*.tar", where, code=2)
     assert "must be above 0" in refused("mix", f"{source}/*.tar=0", where, code=2)
     assert "sum to 1" in refused("split", source, where, "--shares", "a=0.5,b=0.6", code=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -69,6 +70,8 @@ def _run(
         keys: indexes of keys are needed.
     """
     running, memory = common.running, common.memory
+    if os.path.isfile(dest):
+        raise click.UsageError(f"DEST is the directory to write to, and {dest!r} is a file: name one after URLS")
 
     def make() -> Job:
         from wds_pipes.cli.reshaping.inputs import beside_outputs, open_inputs
