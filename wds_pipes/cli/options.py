@@ -89,7 +89,7 @@ def _size_from(context: click.Context, option: click.Parameter, value: str) -> i
     try:
         return parse_size(value)
     except ValueError as error:
-        raise click.ClickException(str(error)) from error
+        raise Refused(str(error)) from error
 
 
 def shares(name: str, argument: str, text: str, *, required: bool = False) -> Callable[[F], F]:

@@ -170,6 +170,9 @@ def open_inputs(given: Sequence[str], hidden: Place, *, jobs: int, memory: int, 
     distinct = list(dict.fromkeys(urls))
     with ThreadPoolExecutor(_REQUESTS) as pool:
         versions = dict(zip(distinct, pool.map(lambda url: version_of(url, options), distinct), strict=True))
+        for url, version in versions.items():
+            if version.size is None:  # it does not exist, or opening it says what else is wrong
+                make_opener(options).open(url).close()
         marks = {url: fingerprint(base_name(url), *version[:2]) for url, version in versions.items()}
         there = pool.map(lambda url: all(exists(beside(url, ending), options) for ending in endings), distinct)
         missing = [url for url, indexed in zip(distinct, there, strict=True) if not indexed]
