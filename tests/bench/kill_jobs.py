@@ -2,7 +2,7 @@
 with its processes, and then the same command again.
 
     python tests/bench/kill_jobs.py [--rounds 10] [--kills 3] [--seed N] [--samples 4000]
-        [--only NAME]
+                                     [--only COMMAND]
 
 After each kill, every file under a final name must be that of a run without an interruption, and at
 the end all files must be. Exit code 1 if one is not.
@@ -11,6 +11,7 @@ the end all files must be. Exit code 1 if one is not.
 import argparse
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,10 +28,12 @@ COMMANDS = {
     "filter": lambda data, place: ["filter", f"{data}/shards", place, "--every", "2"],
     "map": lambda data, place: ["map", "copy:copy", f"{data}/shards", place],
     "dedup": lambda data, place: ["dedup", f"{data}/shards", place, "--by", "content"],
-    "join": lambda data, place: [
-        *["join", f"{data}/shards", place, "--with", f"{data}/shards", "--prefer", "last"]
-    ],
+    "join": lambda data, place: [*["join", f"{data}/shards", place, "--with", f"{data}/indexed", "--prefer", "last"]],
     "repair": lambda data, place: ["repair", f"{data}/shards", place],
+    "reshard": lambda data, place: ["reshard", f"{data}/shards", place, "--max-bytes", "1MB"],
+    "split": lambda data, place: ["split", f"{data}/shards", place, "--shares", "a=0.6,b=0.4", "--max-samples", "50"],
+    "shuffle": lambda data, place: ["shuffle", f"{data}/shards", place, "--seed", "3", "--max-samples", "50"],
+    "sort": lambda data, place: ["sort", f"{data}/shards", place, "--by", "cls", "--max-samples", "50"],
 }
 
 
@@ -42,6 +45,15 @@ def make_files(folder: Path, count: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.with_suffix(".bin").write_bytes(numbers.randbytes(numbers.randrange(1000, 40_000)))
         path.with_suffix(".cls").write_text(str(number % 10))
+
+
+def make_shards(folder: Path) -> None:
+    """Shards of these files, with offsets, the same without, and as tables."""
+    finish(start(["create", f"{folder}/files", f"{folder}/indexed", "--max-samples", "50"], 2))
+    finish(start(["export", f"{folder}/indexed", f"{folder}/tables", "--to", "parquet"], 2))
+    (folder / "shards").mkdir()
+    for path in (folder / "indexed").glob("*.tar"):
+        shutil.copy(path, folder / "shards")
 
 
 def outputs(place: Path) -> dict[str, bytes]:
@@ -111,15 +123,14 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--samples", type=int, default=4000)
-    parser.add_argument("--only", choices=list(COMMANDS), help="one command; all without")
+    parser.add_argument("--only", choices=list(COMMANDS), help="one command")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}")
     numbers = random.Random(arguments.seed)
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory)
         make_files(data, arguments.samples)
-        finish(start(["create", f"{data}/files", f"{data}/shards", "--max-samples", "50"], 2))
-        finish(start(["export", f"{data}/shards", f"{data}/tables", "--to", "parquet"], 2))
+        make_shards(data)
         for name, command in COMMANDS.items():
             if arguments.only not in (None, name):
                 continue

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import storage_options
+from wds_pipes.cli.options import shard_limits, shares, storage_options
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job
@@ -26,12 +26,11 @@ _ENDINGS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl",
     type=click.Choice(_KINDS),
     help="What SOURCE is.  [default: files for a directory; by the extension of a file, else list]",
 )
-@click.option("--max-samples", type=click.IntRange(min=1), default=100_000, show_default=True, help="In a shard.")
-@click.option("--max-bytes", default="1GiB", show_default=True, help="Of a shard, such as 256MB.")
+@shard_limits
 @click.option(
     "--shuffle", type=int, metavar="SEED", help="Write in a random order, which depends on SEED and the keys."
 )
-@click.option("--split", metavar="NAME=SHARE,...", help="Divide by the hashes of the keys, such as train=0.9,val=0.1.")
+@shares("--split", "split", "Divide by the hashes of the keys, such as train=0.9,val=0.1.")
 @click.option(
     "--key-split",
     type=click.Choice(["first-dot", "last-dot"]),
@@ -59,9 +58,9 @@ def create(
     dest: str,
     kind: str | None,
     max_samples: int,
-    max_bytes: str,
+    max_bytes: int,
     shuffle: int | None,
-    split: str | None,
+    split: dict[str, float] | None,
     key_split: str | None,
     ignore: tuple[str, ...],
     key: str | None,
@@ -90,7 +89,7 @@ def create(
     wds-pipes create table.csv s3://bucket/data --key id --file image --value cls=label
     wds-pipes create photos/ shards/ --task 0 --tasks 8
     """  # noqa: D301
-    options, shares, columns = storage_options or None, _shares(split), (key, files, values, root)
+    options, columns = storage_options or None, (key, files, values, root)
     kind = kind or _kind(source)
     if kind in ("files", "classes", "list"):
         if key or files or values or (root and kind != "list"):
@@ -103,10 +102,9 @@ def create(
         from wds_pipes.cli.creating import tables
         from wds_pipes.cli.creating.plan import plan
         from wds_pipes.cli.creating.records import Problems
-        from wds_pipes.io.cache.shard_cache import parse_size
         from wds_pipes.io.tasks.task import Place
 
-        place, problems, limit = Place(dest, options), Problems(), parse_size(max_bytes)
+        place, problems = Place(dest, options), Problems()
         classes: list[str] = []
         if kind == "files":
             records = of_files.of_directory(source, key_split, ignore, problems, options)
@@ -122,9 +120,9 @@ def create(
             problems,
             classes=classes,
             shuffle=shuffle,
-            shares=shares,
+            shares=split,
             max_samples=max_samples,
-            max_bytes=limit,
+            max_bytes=max_bytes,
         )
 
     from wds_pipes.cli.creating.plan import planned
@@ -158,18 +156,3 @@ def _columns(key: str | None, files: tuple[str, ...], values: tuple[str, ...], r
         named[field] = column
     pairs = [(field, column) if equals else ("", field) for field, equals, column in (f.partition("=") for f in files)]
     return Columns(key, tuple(pairs), named, root)
-
-
-def _shares(text: str | None) -> dict[str, float] | None:
-    if text is None:
-        return None
-    shares: dict[str, float] = {}
-    for part in text.split(","):
-        name, _, share = part.partition("=")
-        try:
-            shares[name.strip()] = float(share)
-        except ValueError:
-            raise click.UsageError(f"--split is written as train=0.9,val=0.1, not {text!r}") from None
-    if abs(sum(shares.values()) - 1) > 1e-9 or min(shares.values()) <= 0 or len(shares) <= text.count(","):
-        raise click.UsageError(f"the shares of --split have different names, are above 0 and sum to 1, not {text!r}")
-    return shares

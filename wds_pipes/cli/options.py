@@ -70,6 +70,53 @@ def storage_options(function: F) -> F:
     )(function)
 
 
+def shard_limits(function: F) -> F:
+    """Add ``--max-samples`` and ``--max-bytes``, which the function gets as numbers."""
+    samples = click.option(
+        "--max-samples", type=click.IntRange(min=1), default=100_000, show_default=True, help="In a shard."
+    )
+    return samples(size_option("--max-bytes", "1GiB", "Of a shard, such as 256MB.")(function))
+
+
+def size_option(name: str, default: str, text: str) -> Callable[[F], F]:
+    """An option that is a size such as 64MB, which the function gets as bytes."""
+    return click.option(name, default=default, callback=_size_from, show_default=True, help=text)
+
+
+def _size_from(context: click.Context, option: click.Parameter, value: str) -> int:
+    from wds_pipes.io.cache.shard_cache import parse_size
+
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+
+
+def shares(name: str, argument: str, text: str, *, required: bool = False) -> Callable[[F], F]:
+    """An option for the names of splits and their shares, which the function gets as a dict."""
+
+    def parse(context: click.Context, option: click.Parameter, value: str | None) -> dict[str, float] | None:
+        if value is None:
+            return None
+        found: dict[str, float] = {}
+        for part in value.split(","):
+            split, _, share = part.partition("=")
+            try:
+                found[split.strip()] = float(share)
+            except ValueError:
+                raise click.UsageError(f"{name} is written as train=0.9,val=0.1, not {value!r}") from None
+        if abs(sum(found.values()) - 1) > 1e-9 or not min(found.values()) > 0 or len(found) <= value.count(","):
+            raise click.UsageError(
+                f"the shares of {name} have different names, are above 0 and sum to 1, not {value!r}"
+            )
+        for split in found:
+            if not re.fullmatch(r"[\w-]+", split):
+                raise click.UsageError(f"a split is named by letters, digits, '_' and '-', not {split!r}")
+        return found
+
+    return click.option(name, argument, metavar="NAME=SHARE,...", callback=parse, required=required, help=text)
+
+
 @contextlib.contextmanager
 def in_one_line() -> Iterator[None]:
     """Turn the errors of a command into one line and an exit code, and warnings into one line each.

@@ -6,13 +6,18 @@ digest}``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wds_pipes.tar.index_file import Entry, write_index
 from wds_pipes.tar.index_formats import ShardFacts
+from wds_pipes.tar.views import split_by_key
+from wds_pipes.tar.writer import most_members
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from wds_pipes.io.tasks.task import Facts, Place, Report
 
 _INDEX = "index.json"
@@ -36,6 +41,59 @@ def write_indexes(place: Place, facts: Sequence[Facts]) -> None:
         indexes.setdefault(_index_of(fact["shard"]), {})[place.at(fact["shard"])] = entry
     for index, entries in indexes.items():
         write_index(place.at(index), entries, storage_options=place.storage_options)
+
+
+def shard_ends(blocks: Iterable[npt.NDArray[np.int64]], max_samples: int, max_bytes: int) -> Iterator[int]:
+    """Divide samples into shards as ShardWriter does, and yield where each shard ends: how many
+    samples it and those before it have.
+
+    Args:
+        blocks: the bytes that the samples take in a tar, in order, in blocks of any length.
+        max_samples: the maximum number of samples in a shard.
+        max_bytes: the maximum size of a shard. One with a single sample may be larger.
+    """
+    import numpy as np
+
+    room = most_members(max_bytes)
+    passed = count = size = 0  # samples before the block; samples and bytes of the shard so far
+    for block in blocks:
+        ends, at = np.cumsum(block), 0  # at: the place in the block
+        while at < len(block):
+            before = int(ends[at - 1]) if at else 0
+            stop = min(int(np.searchsorted(ends, before + room - size, "right")), at + max_samples - count, len(block))
+            if stop <= at and not count:
+                stop = at + 1
+            if stop <= at:
+                yield passed + at
+                count = size = 0
+                continue
+            count, size, at = count + stop - at, size + int(ends[stop - 1]) - before, stop
+        passed += len(block)
+    if count:
+        yield passed
+
+
+def split_numbers(hashes: npt.NDArray[np.uint64], shares: Mapping[str, float]) -> dict[str, npt.NDArray[np.int64]]:
+    """Divide samples by the hashes of their keys: the places of those of each split, in order.
+
+    Args:
+        hashes: of the key of each sample.
+        shares: the names of the splits and their shares: see ``split_by_key``.
+
+    Raises:
+        ValueError: a split would have no sample.
+    """
+    import numpy as np
+
+    from wds_pipes.core.words import plural
+
+    found = {name: np.flatnonzero(part.has(hashes)) for name, part in split_by_key(shares).items()}
+    for name, places in found.items():
+        if not len(places):
+            raise ValueError(
+                f"split {name!r} would have none of {plural(len(hashes), 'sample')}: give it a larger share"
+            )
+    return found
 
 
 def summary(report: Report) -> str:

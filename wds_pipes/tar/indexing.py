@@ -178,13 +178,13 @@ class _Indexer:
 
     def _write(self, url: str, found: Scanned) -> tuple[str | None, str | None]:
         """Write the files of a shard; return the MD5s of its offsets and its index of DALI."""
-        if found.end is None and (url in self._offsets or url in self._dali):
+        if found.compressed and (url in self._offsets or url in self._dali):
             raise ValueError(
                 f"shard {redact(url)} is compressed, and only uncompressed shards have offsets: unpack it, for example "
                 "with gunzip, bunzip2, unxz or unzstd, and index the .tar"
             )
         offsets = dali = None
-        if url in self._offsets and found.end is not None:
+        if url in self._offsets:
             keys, starts = pack_keys(found.keys), pack_offsets([*found.starts, found.end])
             write_beside(self._offsets[url], KEYS, keys)
             write_beside(self._offsets[url], OFFSETS, starts)

@@ -6,7 +6,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-_MOST_HELD = 128 << 20  # bytes of indexes in memory
 _NAMES = {OFFSETS: "index of offsets", KEYS: "index of keys"}
 Found = TypeVar("Found")
 
@@ -62,6 +61,10 @@ class Located:
         connections: how many remote indexes are read at once.
         counts: how many samples each shard has; None: the indexes of offsets say it, and are all
             looked at now.
+        made: the directories of indexes that the caller has just made, by shard: they are there
+            instead, and are not compared with the shard. They may be of what a compressed shard
+            contains.
+        held_bytes: how many bytes of indexes stay in memory.
 
     Raises:
         ShardError: an index cannot be read, or is damaged.
@@ -76,8 +79,11 @@ class Located:
         connections: int,
         *,
         counts: Sequence[int] | None = None,
+        made: Mapping[str, str] | None = None,
+        held_bytes: int = 128 << 20,
     ) -> None:
-        self.urls, self._folder, self._files = urls, folder, files
+        self.urls, self._folder, self._files, self._made = urls, folder, files, made or {}
+        self._held_bytes = held_bytes
         self._opener = Opener(Reading(storage_options or {}, readahead_bytes=connections << 20))
         self._locks: dict[int, threading.Lock] = {}  # by process: a forked one may inherit a lock that is held
         # the indexes that were read last, by shard and ending, and the size of each in bytes
@@ -98,7 +104,11 @@ class Located:
 
     def index_of(self, shard: int) -> str:
         """Return the URL of the index of offsets of a shard."""
-        return beside(self.urls[shard], OFFSETS, self._folder)
+        return self._place_of(self.urls[shard], OFFSETS)
+
+    def _place_of(self, url: str, ending: str) -> str:
+        """Return the URL of an index of a shard."""
+        return beside(url, ending, self._made.get(url, self._folder))
 
     @property
     def with_samples(self) -> list[int]:
@@ -112,7 +122,7 @@ class Located:
 
     def _count(self, shard: int) -> int:
         """Return how many samples a shard has."""
-        url = beside(self.urls[shard], OFFSETS, self._folder)
+        url = self.index_of(shard)
         if is_remote(url):
             return len(self.offsets(shard)) - 1
         try:
@@ -145,7 +155,7 @@ class Located:
                 f"it has {plural(count, 'sample')}, and the shard was counted with {expected}",
                 shard=url,
             )
-        if not is_remote(url):
+        if not is_remote(url) and url not in self._made:
             end = int(found[-1])
             data, base = self._files.read_one(url, end, end + BLOCK)
             header, size = data[end - base : end - base + BLOCK], self._files.size(url) or 0
@@ -185,13 +195,13 @@ class Located:
         held = self._held.get((shard, ending))
         if held is not None:
             return cast(Found, held[0])
-        url = beside(self.urls[shard], ending, self._folder)
+        url = self._place_of(self.urls[shard], ending)
         most = self._most(shard, ending)
         data = self._read(shard, ending, url, -1 if most is None else most + 1)
         if most is not None and len(data or b"") > most:
             raise self.stale(self.urls[shard], f"{redact(url)} has more than {most} bytes, too many for its samples")
         if data is None and ending == OFFSETS:
-            place = beside(self.urls[shard], "", self._folder)
+            place = self._place_of(self.urls[shard], "")
             other = folder_of(place) + dali_name(place)
             content = self._read(shard, ending, other) or b""
             if content.startswith(b"v1."):
@@ -203,7 +213,7 @@ class Located:
         with self._locks.setdefault(os.getpid(), threading.Lock()):
             self._held[shard, ending] = found, len(data)
             self._bytes += len(data)
-            while self._bytes > _MOST_HELD and len(self._held) > 1:
+            while self._bytes > self._held_bytes and len(self._held) > 1:
                 _, (_, size) = self._held.popitem(last=False)
                 self._bytes -= size
         return found
@@ -212,6 +222,8 @@ class Located:
         """The maximum size of an index of a shard in bytes; None: not known."""
         if ending == KEYS:
             return 12 * (self.starts[shard + 1] - self.starts[shard])
+        if self.urls[shard] in self._made:
+            return None
         try:
             size = self._files.size(self.urls[shard])
         except OSError:  # reading it will say why
@@ -239,6 +251,4 @@ class Located:
 
     def stale(self, url: str, what: str) -> ShardError:
         """Return the error for a shard that does not fit its index."""
-        return unusable(
-            beside(url, OFFSETS, self._folder), f"the shard is another than the indexed one: {what}", shard=url
-        )
+        return unusable(self._place_of(url, OFFSETS), f"the shard is another than the indexed one: {what}", shard=url)

@@ -45,7 +45,8 @@ class Scanned:
         facts: the number of samples, the size, the MD5.
         keys: the key of each sample.
         starts: the byte of the first header of each.
-        end: where the last one ends; None: the shard is compressed.
+        end: where the last one ends, in the decompressed tar.
+        compressed: whether the shard is compressed.
         components: all its files, if they were requested.
         outside: how many files belong to no sample.
     """
@@ -53,7 +54,8 @@ class Scanned:
     facts: ShardFacts = dataclasses.field(default_factory=ShardFacts)
     keys: list[str] = dataclasses.field(default_factory=list)
     starts: list[int] = dataclasses.field(default_factory=list)
-    end: int | None = None
+    end: int = 0
+    compressed: bool = False
     components: list[Component] = dataclasses.field(default_factory=list)
     outside: int = 0
 
@@ -86,7 +88,7 @@ def scan(url: str, rules: Rules, opener: Opener, stop: threading.Event, *, compo
             walk = _Walk(tar, url)
             members, found = walk.members() if kind else walk.common_members(), Scanned()
             find_samples(found, _noting(members, found.components) if components else members, rules, url)
-            found.end = None if kind else walk.end
+            found.end, found.compressed = walk.end, bool(kind)
             while stream.read(_CHUNK):
                 pass
         except ModuleNotFoundError as error:

@@ -216,7 +216,7 @@ class ShardWriter:
             raise StateError(f"shard {redact(path)} has no samples, so it is of another run: remove it")
         if self._index is not None:
             self._entries[path] = Entry(found.facts)
-        if self._offsets and found.end is not None:
+        if self._offsets:
             self._samples = list(zip(found.keys, found.starts, strict=True))
             self._write_offsets(path, found.end)
 

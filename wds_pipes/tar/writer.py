@@ -325,6 +325,11 @@ def whole(size: int) -> int:
     return -(-(size + _END) // _RECORD) * _RECORD
 
 
+def most_members(max_bytes: int) -> int:
+    """The bytes that the members of a tar of at most ``max_bytes`` may have; it may be negative."""
+    return max_bytes // _RECORD * _RECORD - _END
+
+
 def _encodable(name: str) -> bool:
     """Whether a name is read back from a tar unchanged."""
     try:

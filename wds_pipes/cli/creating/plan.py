@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any
 
 from wds_pipes.cli.creating.records import Content, Problems, Record, samples
-from wds_pipes.cli.shards import index_names, shard_facts, write_indexes
+from wds_pipes.cli.shards import index_names, shard_ends, shard_facts, split_numbers, write_indexes
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.tar.shard_file import shard_files, write_shard
-from wds_pipes.tar.views import split_by_key
 from wds_pipes.tar.writer import check_name, stored_size, whole
 
 _CLASSES = "classes.json"
@@ -113,32 +112,18 @@ def _check(records: Sequence[Record], problems: Problems) -> None:
 def _split(records: Sequence[Record], shares: Mapping[str, float]) -> dict[str, list[Record]]:
     import numpy as np
 
-    for name in shares:
-        if not re.fullmatch(r"[\w-]+", name):
-            raise ValueError(f"a split is named by letters, digits, '_' and '-', not {name!r}")
     hashes = np.array([hash_text(record.key) for record in records], np.uint64)
-    found = {}
-    for name, part in split_by_key(shares).items():
-        found[name] = [records[place] for place in np.flatnonzero(part.has(hashes)).tolist()]
-        if not found[name]:
-            raise ValueError(
-                f"split {name!r} would have none of {plural(len(records), 'sample')}: give it a larger share"
-            )
-    return found
+    found = split_numbers(hashes, shares)
+    return {name: [records[place] for place in places.tolist()] for name, places in found.items()}
 
 
-def _shards(records: Sequence[Record], max_samples: int, max_bytes: int) -> list[list[Record]]:
+def _shards(records: Sequence[Record], max_samples: int, max_bytes: int) -> list[Sequence[Record]]:
     """Divide samples as ShardWriter does."""
-    shards: list[list[Record]] = []
-    size = 0
-    for record in records:
-        own = _size(record)
-        if not shards or len(shards[-1]) >= max_samples or whole(size + own) > max_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(record)
-        size += own
-    return shards
+    import numpy as np
+
+    sizes = np.fromiter(map(_size, records), np.int64, len(records))
+    ends = [0, *shard_ends([sizes], max_samples, max_bytes)]
+    return [records[start:stop] for start, stop in pairwise(ends)]
 
 
 def _size(record: Record) -> int:

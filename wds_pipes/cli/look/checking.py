@@ -272,7 +272,7 @@ class _Check:
         """Compare the indexes beside the shard with where its samples are."""
         if self._url == "-" or self._url.startswith("pipe:"):
             return
-        right = [*scanned.starts, scanned.end or 0]
+        right = [*scanned.starts, scanned.end]
         dali = folder_of(self._url) + dali_name(self._url)
         for place, option in dict.fromkeys(((beside(self._url, OFFSETS), "--offsets"), (dali, "--dali"))):
             content = self._content(opener, place)

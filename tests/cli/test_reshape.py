@@ -1,0 +1,334 @@
+"""``wds-pipes reshard``, ``concat``, ``split``, ``shuffle``, ``sort`` and ``mix``."""
+
+import gzip
+import itertools
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tars import samples, tar
+
+import wds_pipes as wp
+from wds_pipes.cli import main
+from wds_pipes.cli.shards import shard_ends
+from wds_pipes.tar.writer import whole
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(main, list(map(str, arguments)))
+    assert result.exit_code == code, result.output
+    return result
+
+
+def refused(*arguments, code=2):
+    """The message of a refusal: the exit code is 1 for what is wrong with the samples, else 2."""
+    return " ".join(run(*arguments, code=code).stderr.split())
+
+
+def outputs(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file() and ".wds-pipes" not in path.parts
+    }
+
+
+def fields_of(sample):
+    return {name: value for name, value in sample.items() if name[:2] != "__"}
+
+
+def read(*urls):
+    """The samples of shards in order: key and fields, as they come."""
+    return [(sample["__key__"], fields_of(sample)) for sample in samples([str(url) for url in urls])]
+
+
+def read_all(folder):
+    return read(*sorted(Path(folder).glob("*.tar")))
+
+
+def members(prefix, count, seed):
+    """Members of samples with long names, dotted fields and many sizes, in no order."""
+    numbers = random.Random(seed)
+    keys = [f"{prefix}/{'long' * (number % 40)}/{number:03d}" for number in range(count)]
+    numbers.shuffle(keys)
+    for place, key in enumerate(keys):
+        yield f"{key}.seg.png", numbers.randbytes(numbers.randrange(3000))
+        yield f"{key}.cls", str(numbers.randrange(12)).encode()
+        if place % 3:
+            yield f"{key}.json", json.dumps({"size": {"width": numbers.randrange(50) / 10}, "name": key[-2:]}).encode()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Four shards, one with an index, and one that is empty; the same compressed in a folder."""
+    folder = tmp_path_factory.mktemp("source")
+    for number, count in enumerate((40, 25, 0, 55)):
+        data = tar(members("abcd"[number], count, number), format=1 + number % 2)
+        (folder / f"in-{number}.tar").write_bytes(data)
+        (folder / "packed").mkdir(exist_ok=True)
+        (folder / f"packed/in-{number}.tar.gz").write_bytes(gzip.compress(data))
+    wp.tar.index_shards(str(folder / "in-1.tar"), offsets=True)
+    os.utime(folder / "in-0.tar", (1e9, 1e9))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(source):
+    return read_all(source)
+
+
+COMMANDS = {
+    "reshard": ["reshard", "--max-samples", 13],
+    "split": ["split", "--shares", "train=0.8,val=0.2", "--max-bytes", "100kB"],
+    "shuffle": ["shuffle", "--seed", 5, "--shards", 6],
+    "sort": ["sort", "--by", "cls", "--max-samples", 17],
+    "mix": ["mix", "--max-samples", 13],
+}
+
+
+def call(name, source, dest, *more, code=0):
+    given = [f"{source}/in-0.tar=1", f"{source}/in-[13].tar=2.5"] if name == "mix" else [f"{source}/*.tar"]
+    command, *options = COMMANDS[name]
+    return run(command, *given, dest, *options, *more, code=code)
+
+
+@pytest.fixture(scope="module")
+def made(source, tmp_path_factory):
+    """What each command writes in one process."""
+    folder = tmp_path_factory.mktemp("made")
+    for name in COMMANDS:
+        call(name, source, folder / name)
+    return folder
+
+
+def test_reshard_keeps_samples_and_order(source, expected, made):
+    assert read_all(made / "reshard") == expected
+    shards = sorted((made / "reshard").glob("*.tar"))
+    assert [len(read(shard)) for shard in shards] == [13] * 9 + [3]
+    indexed = wp.IndexedShards(str(made / "reshard" / "index.json"))
+    assert [(sample["__key__"], fields_of(sample)) for sample in indexed] == expected
+    assert indexed.by_key(expected[77][0])["cls"] == expected[77][1]["cls"]
+    wp.tar.index_shards(list(map(str, shards)), made / "again.json", offsets=True)  # the same indexes
+    fresh = {path.name: path.read_bytes() for path in (made / "reshard").iterdir() if path.suffix in (".idx", ".keys")}
+    assert {name: data for name, data in outputs(made / "reshard").items() if name in fresh} == fresh
+
+
+def test_shuffle_is_the_order_of_a_shuffled_list(made, expected):
+    found = read_all(made / "shuffle")
+    assert sorted(found) != found != expected
+    shuffled = wp.SampleList(str(made / "reshard/*.tar"), shuffle=True, seed=5).fetch_samples()
+    assert found == [(sample["__key__"], fields_of(sample)) for sample in shuffled]
+    assert [len(read(shard)) for shard in sorted((made / "shuffle").glob("*.tar"))] == [20] * 6
+
+
+def test_split_is_by_the_keys(made, expected):
+    views = wp.IndexedShards(str(made / "reshard/*.tar")).split({"train": 0.8, "val": 0.2})
+    for name, view in views.items():
+        keys = [sample["__key__"] for sample in view]
+        assert read_all(made / "split" / name) == [pair for pair in expected if pair[0] in keys]
+        assert len(wp.IndexedShards(str(made / "split" / name / "index.json"))) == len(keys)
+        assert all(path.stat().st_size <= 100_000 for path in (made / "split" / name).glob("*.tar"))
+    assert {path.name for path in (made / "split").iterdir()} == {".wds-pipes", "train", "val"}
+
+
+def test_mix_keeps_proportions_and_ends_with_the_first(made, expected, source, tmp_path):
+    found = read_all(made / "mix")
+    one, other = expected[:40], expected[40:]
+    assert [pair for pair in found if pair in one] == one[: sum(pair in one for pair in found)]
+    assert [pair for pair in found if pair in other] == other[: sum(pair in other for pair in found)]
+    for place in range(len(found)):
+        drawn = sum(pair in one for pair in found[:place])
+        assert abs(drawn - place / 3.5) < 1
+    assert len(found) in (111, 112, 113)  # 80 of the other data set, and 1 / 2.5 of it
+    call("mix", source, tmp_path, "--exhausted", "drop")
+    longer = read_all(tmp_path)
+    assert longer[: len(found)] == found
+    assert sorted(longer, key=repr) == sorted(expected, key=repr)
+
+
+def test_sort_by_a_field_is_stable(made, expected):
+    assert read_all(made / "sort") == sorted(expected, key=lambda pair: int(pair[1]["cls"]))
+
+
+@pytest.mark.parametrize("memory", ["6kB", "1MB"])
+def test_sort_by_key(source, expected, tmp_path, memory):
+    """With little memory, the values go through many files."""
+    run("sort", source, tmp_path, "--memory", memory)
+    assert read_all(tmp_path) == sorted(expected, key=lambda pair: pair[0])
+
+
+def test_sort_by_a_value_in_json(source, expected, tmp_path):
+    rich = tmp_path / "rich.tar"
+    pairs = [(key, fields) for key, fields in expected if "json" in fields]
+    rich.write_bytes(tar([(f"{key}.{name}", data) for key, fields in pairs for name, data in fields.items()], format=1))
+    for by, value in (
+        ("json:size.width", lambda content: content["size"]["width"]),
+        ("json:name", lambda content: content["name"]),
+    ):
+        run("sort", rich, tmp_path / by, "--by", by)
+        assert read_all(tmp_path / by) == sorted(pairs, key=lambda pair: value(json.loads(pair[1]["json"])))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_way_writes_the_same_bytes(name, source, made, tmp_path):
+    """In shares in any order, with little memory, and after a part of it was removed."""
+    whole = outputs(made / name)
+    for number, order in enumerate(itertools.permutations(range(3)) if name == "shuffle" else [(2, 0, 1)]):
+        told = [call(name, source, tmp_path / str(number), "--tasks", 3, "--task", index).stdout for index in order]
+        assert outputs(tmp_path / str(number)) == whole
+        assert "left" in told[0]
+        assert "left" not in told[2]
+    call(name, source, tmp_path / "little", "--memory", "6kB")
+    assert outputs(tmp_path / "little") == whole
+    removed = next(path for path in sorted((tmp_path / "little").rglob("*.tar")))
+    removed.unlink()
+    assert "1 written" in call(name, source, tmp_path / "little").stdout
+    assert outputs(tmp_path / "little") == whole
+
+
+def test_processes_write_the_same_bytes(source, made, tmp_path):
+    call("shuffle", source, tmp_path, "-j", 2)
+    assert outputs(tmp_path) == outputs(made / "shuffle")
+
+
+def test_concat(source, expected, tmp_path):
+    out = tmp_path / "all.tar"
+    told = run("concat", f"{source}/*.tar", out).stdout
+    assert told == f"{out}: 4 shards, 120 samples, {out.stat().st_size:,} bytes\n"
+    assert read(out) == expected
+    assert len(wp.IndexedShards(str(out))) == 120
+    before = outputs(tmp_path)
+    assert "all.tar exists: pass --overwrite" in refused("concat", f"{source}/*.tar", out)
+    run("concat", f"{source}/packed/*", out, "--overwrite")
+    assert outputs(tmp_path) == before
+
+
+def test_compressed_shards(source, made, tmp_path):
+    """They are read in order; what would need another order names the mend."""
+    for name in ("reshard", "split"):
+        packed = tmp_path / name
+        command, *options = COMMANDS[name]
+        run(command, f"{source}/packed", packed, *options)
+        assert outputs(packed) == outputs(made / name)
+    given = [f"{source}/packed/in-0.tar.gz=1", f"{source}/packed/in-[13].tar.gz=2.5"]
+    run("mix", *given, tmp_path / "mix", "--max-samples", 13)
+    assert outputs(tmp_path / "mix") == outputs(made / "mix")
+    for name in ("shuffle", "sort"):
+        message = refused(name, f"{source}/packed", tmp_path / name)
+        assert "in-0.tar.gz is compressed, so its samples cannot be read in any order: write unc" in message
+        assert "wds-pipes reshard" in message
+        assert not outputs(tmp_path / name)
+
+
+def test_from_a_store_to_a_store(source, made, s3):
+    for path in source.glob("*.tar*"):
+        s3.put(f"source/{path.name}", path.read_bytes())
+    options = ["--storage-options", json.dumps(s3.storage_options)]
+    fs = fsspec.filesystem("s3", **s3.storage_options)
+    for name in ("reshard", "shuffle", "sort"):
+        call(name, f"{s3.url}/source", f"{s3.url}/made/{name}", *options)
+        bucket = f"{s3.url.removeprefix('s3://')}/made/{name}/"
+        fs.invalidate_cache()
+        found = {path.removeprefix(bucket): fs.cat(path) for path in fs.find(bucket) if ".wds-pipes" not in path}
+        assert found == outputs(made / name)
+
+
+def test_a_shard_that_was_changed_is_indexed_again(source, expected, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(source, data)
+    run("reshard", data / "in-0.tar", data / "in-1.tar", tmp_path / "out", "--max-samples", 50)
+    made = list((tmp_path / "out/.wds-pipes/inputs").rglob("*.idx"))
+    assert [path.name for path in made] == ["in-0.tar.idx"]  # the other has one beside it
+    (data / "in-0.tar").write_bytes((data / "in-3.tar").read_bytes())
+    again = ["reshard", data / "in-0.tar", data / "in-1.tar", tmp_path / "out", "--max-samples", 50]
+    assert "another job: the inputs were changed: 2 of 2 tasks would be other" in refused(*again)
+    run(*again, "--overwrite")
+    assert read_all(tmp_path / "out") == expected[65:] + expected[40:65]
+
+
+def test_a_dry_run_writes_nothing(source, tmp_path):
+    told = run("split", source, tmp_path / "out", "--shares", "a=0.5,b=0.5", "--shards", 2, "--dry-run").stdout
+    assert told.count("would write a/a-") == told.count("would write b/b-") == 2
+    assert "b/b-000001.tar: " in told
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "message"),
+    [
+        (2, ["reshard", "none/*.tar", "out"], "none/*.tar"),
+        (2, ["reshard", "none.tar", "out"], "shard none.tar does not exist"),
+        (2, ["reshard", "-", "out"], "standard input can be read only once: write it to a file first"),
+        (2, ["reshard", "in-2.tar", "out"], "there are no samples in 1 shard"),
+        (2, ["reshard", "in-1.tar", "out", "--shards", "26"], "--shards 26 is more than there are samples, 25"),
+        (1, ["reshard", "in-1.tar", "in-1.tar", "out"], "would have the key"),
+        (2, ["reshard", "in-1.tar", "out", "--max-bytes", "7 apples"], "'7 apples' is not a size"),
+        (
+            2,
+            ["shuffle", "in-1.tar", "out", "--memory", "100"],
+            "needs 200 bytes, more than --memory, which is 100 bytes",
+        ),
+        (1, ["sort", "in-1.tar", "out", "--by", "txt"], "has no field 'txt': leave it out with wds-pipes filter"),
+        (1, ["sort", "in-1.tar", "out", "--by", "seg.png"], "is neither a text nor a number"),
+        (1, ["sort", "in-1.tar", "out", "--by", "cls:width"], "has no value 'cls:width'"),
+        (1, ["sort", "in-1.tar", "kinds.tar", "out", "--by", "cls"], "has a field 'cls' that cannot be decoded"),
+        (1, ["sort", "kinds.tar", "out", "--by", "json:a"], "has a text as 'json:a', and samples before it a number"),
+        (2, ["split", "in-1.tar", "out", "--shares", "a=0.99999,b=0.00001"], "split 'b' would have none of 25 samples"),
+        (1, ["reshard", "cut.tar", "out"], "cut.tar"),
+    ],
+)
+def test_refusals(source, tmp_path, monkeypatch, *, code, arguments, message):
+    for name in ("in-1.tar", "in-2.tar"):
+        shutil.copy(source / name, tmp_path)
+    pairs = [("1.json", b'{"a": 1}'), ("1.cls", b"1"), ("2.json", b'{"a": "x"}'), ("2.cls", b"x")]
+    (tmp_path / "kinds.tar").write_bytes(tar(pairs))
+    (tmp_path / "cut.tar").write_bytes((source / "in-0.tar").read_bytes()[:5000])
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(*arguments, code=code)
+    assert not outputs(tmp_path / "out")
+
+
+def test_usage(source, tmp_path):
+    where = tmp_path / "out"
+    assert "in-1.tar' is a file" in refused("sort", source / "in-0.tar", source / "in-1.tar")
+    assert "is written as URLS=WEIGHT" in refused("mix", f"{source}/*.tar", where)
+    assert "must be above 0" in refused("mix", f"{source}/*.tar=0", where)
+    assert "sum to 1" in refused("split", source, where, "--shares", "a=0.5,b=0.6")
+    assert "Missing option '--shares'" in refused("split", source, where)
+    assert "letters, digits" in refused("split", source, where, "--shares", "a/b=0.5,b=0.5")
+
+
+def test_an_input_is_never_replaced(source, tmp_path):
+    shutil.copy(source / "in-0.tar", tmp_path / "shard-000000.tar")
+    before = outputs(tmp_path)
+    assert "would be written, and is read" in refused("reshard", tmp_path, tmp_path, "--overwrite")
+    message = refused("concat", tmp_path, tmp_path / "shard-000000.tar", "--overwrite")
+    assert "would be written, and is read" in message
+    assert outputs(tmp_path) == before
+
+
+def by_hand(sizes, max_samples, max_bytes):
+    """Where shards end, one sample after the other."""
+    ends, count, size = [], 0, 0
+    for place, own in enumerate(sizes):
+        if count and (count >= max_samples or whole(size + own) > max_bytes):
+            ends.append(place)
+            count = size = 0
+        count, size = count + 1, size + own
+    return [*ends, len(sizes)] if sizes else []
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(1, 60), max_size=60), st.integers(1, 20), st.integers(0, 60_000), st.integers(1, 60))
+def test_shards_are_divided_as_by_a_shard_writer(blocks, max_samples, max_bytes, length):
+    sizes = [512 * number for number in blocks]
+    parts = [np.array(sizes[start : start + length], np.int64) for start in range(0, len(sizes), length)]
+    assert list(shard_ends(parts, max_samples, max_bytes)) == by_hand(sizes, max_samples, max_bytes)

@@ -1,0 +1,260 @@
+"""``wds-pipes reshard``, ``concat``, ``split``, ``shuffle``, ``sort`` and ``mix``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from wds_pipes.cli.jobs import Running, job_options, run_job
+from wds_pipes.cli.options import example, in_one_line, shard_limits, shares, size_option, storage_options, urls
+
+if TYPE_CHECKING:
+    from wds_pipes.cli.reshaping.inputs import Inputs
+    from wds_pipes.cli.reshaping.plan import Order
+    from wds_pipes.io.tasks.task import Job, Place
+
+_dest = click.argument("dest")
+
+
+class _Common(NamedTuple):
+    """The options of ``_reshaping``."""
+
+    max_samples: int
+    max_bytes: int
+    number: int | None
+    memory: int
+    storage_options: dict[str, Any]
+    running: Running
+
+
+def _reshaping(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that all of these have; it gets them as ``common``."""
+
+    @wraps(command)
+    def wrapped(**options: Any) -> None:
+        common = _Common(**{name: options.pop(name) for name in _Common._fields})
+        command(**options, common=common)
+
+    number = click.option(
+        "--shards", "number", type=click.IntRange(min=1), help="Write so many shards of equal numbers of samples."
+    )
+    memory = size_option("--memory", "256MB", "What each process may need besides the program itself, such as 64MB.")
+    return shard_limits(number(memory(storage_options(job_options(wrapped)))))
+
+
+def _run(
+    name: str,
+    given: Sequence[str],
+    dest: str,
+    common: _Common,
+    orders: Callable[[Inputs, Place], dict[str, Order]],
+    *,
+    options: dict[str, Any],
+    of_sample: int = 0,
+    keys: bool = False,
+) -> None:
+    """Run a command.
+
+    Args:
+        name: its name.
+        given: the URLs of the shards.
+        dest: the directory of the outputs.
+        common: the common options.
+        orders: returns the order of each split, and gets where first passes write.
+        options: what decides about the orders.
+        of_sample: how many bytes of memory an order takes for each sample.
+        keys: indexes of keys are needed.
+    """
+    running, memory = common.running, common.memory
+    if os.path.isfile(dest):
+        raise click.UsageError(f"DEST is the directory to write to, and {dest!r} is a file: name one after URLS")
+
+    def make() -> Job:
+        from wds_pipes.cli.reshaping.inputs import beside_outputs, open_inputs
+        from wds_pipes.cli.reshaping.plan import Division, check_memory, plan
+        from wds_pipes.io.tasks.task import Place
+
+        place = Place(dest, common.storage_options or None)
+        division = Division(common.max_samples, common.max_bytes, common.number)
+        with beside_outputs(place, running.dry_run) as hidden:
+            inputs = open_inputs(given, hidden, jobs=running.jobs, memory=memory // 8, keys=keys)
+            check_memory(inputs, memory, of_sample)
+            return plan(
+                name, inputs, place, orders(inputs, hidden), division=division, memory=memory // 2, options=options
+            )
+
+    from wds_pipes.cli.reshaping.plan import planned
+    from wds_pipes.cli.shards import summary
+
+    run_job(make, running, planned, summary)
+
+
+@click.command(
+    epilog=example(
+        "wds-pipes reshard 'raw/*.tar' shards/ --max-bytes 256MB -j 4\n"
+        "wds-pipes reshard s3://bucket/index.json s3://bucket/again --shards 512 --task 0 --tasks 8"
+    )
+)
+@urls
+@_dest
+@_reshaping
+def reshard(*, urls: tuple[str, ...], dest: str, common: _Common) -> None:
+    """Write the samples of shards, in their order, into shards of another size.
+
+    DEST is a directory or a URL such as s3://bucket/data. It gets shard-000000.tar and so on, with
+    their offsets and index.json. Fields keep their bytes. Compressed shards are read too.
+
+    Run the same command again after an interruption: what is finished is kept. Where a shard has
+    no index of offsets, one is made in DEST first.
+    """
+    _run("reshard", urls, dest, common, lambda inputs, hidden: {"": range(inputs.count)}, options={})
+
+
+@click.command(epilog=example("wds-pipes concat 'parts/*.tar' whole.tar"))
+@urls
+@click.argument("output")
+@click.option("--overwrite", is_flag=True, help="Replace an existing file.")
+@storage_options
+def concat(*, urls: tuple[str, ...], output: str, overwrite: bool, storage_options: dict[str, Any]) -> None:
+    """Write the samples of shards, in their order, into the one shard OUTPUT.
+
+    OUTPUT is a path or a URL. Its offsets are written beside it, as OUTPUT.idx and OUTPUT.keys. It
+    appears when it is complete. Compressed shards are read too, and - is standard input.
+    """
+    with in_one_line():
+        from wds_pipes.cli.look.reading import Source, shards_of
+        from wds_pipes.cli.reshaping.plan import check_outputs, with_own_keys
+        from wds_pipes.core.words import plural
+        from wds_pipes.io.compression import kind_of_name
+        from wds_pipes.io.outputs import exists, target_of
+        from wds_pipes.io.urls import redact
+        from wds_pipes.tar.shard_file import write_shard
+
+        target, options = target_of(output), storage_options or None
+        shards = shards_of(urls, storage_options)
+        if kind_of_name(target):
+            raise ValueError(f"only uncompressed shards have offsets: write .tar, not {redact(target)!r}")
+        check_outputs(shards, [target])
+        if not overwrite and exists(target, options):
+            raise ValueError(f"{redact(target)} exists: pass --overwrite to replace it, or another name")
+        facts = write_shard(target, with_own_keys(Source(shards, storage_options).read()), storage_options=options)
+        click.echo(
+            f"{redact(target)}: {plural(len(shards), 'shard')}, {plural(facts.samples or 0, 'sample')}, "
+            f"{plural(facts.size or 0, 'byte')}"
+        )
+
+
+@click.command(epilog=example("wds-pipes split 'all/*.tar' parts/ --shares train=0.9,val=0.1"))
+@urls
+@_dest
+@shares("--shares", "parts", "The splits and their shares, such as train=0.9,val=0.1.", required=True)
+@_reshaping
+def split(*, urls: tuple[str, ...], dest: str, parts: dict[str, float], common: _Common) -> None:
+    """Divide the samples of shards by the hashes of their keys, such as into train and val.
+
+    A key is in the same split whatever other samples there are, and samples keep their order. DEST
+    gets a directory for each split: train/train-000000.tar and so on, with their offsets and
+    index.json. --shards is for each split.
+    """
+
+    def orders(inputs: Inputs, hidden: Place) -> dict[str, Order]:
+        import numpy as np
+
+        from wds_pipes.cli.shards import split_numbers
+
+        return dict(split_numbers(np.concatenate(list(inputs.hashes())), parts))
+
+    _run("split", urls, dest, common, orders, options={"shares": parts}, of_sample=24, keys=True)
+
+
+@click.command(epilog=example("wds-pipes shuffle 'sorted/*.tar' shuffled/ --seed 7 --memory 1GB -j 4"))
+@urls
+@_dest
+@click.option("--seed", type=int, default=0, show_default=True, help="Another seed is another order.")
+@_reshaping
+def shuffle(*, urls: tuple[str, ...], dest: str, seed: int, common: _Common) -> None:
+    """Write the samples of all shards in a random order.
+
+    Each sample may come anywhere. The order depends only on the seed and the number of samples.
+    """
+
+    def orders(inputs: Inputs, hidden: Place) -> dict[str, Order]:
+        from wds_pipes.cli.reshaping.plan import check_uncompressed
+        from wds_pipes.core.order import order_of_samples
+
+        check_uncompressed(inputs)
+        return {"": order_of_samples(inputs.count, seed, 0)}
+
+    _run("shuffle", urls, dest, common, orders, options={"seed": seed}, of_sample=4)
+
+
+@click.command(
+    epilog=example(
+        "wds-pipes sort 'raw/*.tar' sorted/\n"
+        "wds-pipes sort 'raw/*.tar' by-class/ --by cls\n"
+        "wds-pipes sort 'raw/*.tar' by-width/ --by json:width --memory 1GB"
+    )
+)
+@urls
+@_dest
+@click.option(
+    "--by", metavar="FIELD[:NAME]", help="Sort by the value of a field, or by a value in its JSON.  [default: the key]"
+)
+@_reshaping
+def sort(*, urls: tuple[str, ...], dest: str, by: str | None, common: _Common) -> None:
+    """Write the samples of all shards in the order of their keys, or of a field.
+
+    Values are read as decode_by_ext reads them: cls is a number, txt a text. json:width is a value
+    in JSON, json:meta.date one in an object in it. Numbers are sorted by size, texts by their
+    characters: 10 before 9. Samples with equal values keep their order.
+    """
+
+    def orders(inputs: Inputs, hidden: Place) -> dict[str, Order]:
+        from wds_pipes.cli.reshaping.plan import check_uncompressed
+        from wds_pipes.cli.reshaping.sorting import sorted_numbers
+
+        check_uncompressed(inputs)
+        return {"": sorted_numbers(inputs, by, hidden, common.memory // 2, common.running.jobs)}
+
+    _run("sort", urls, dest, common, orders, options={"by": by}, of_sample=12)
+
+
+@click.command(epilog=example("wds-pipes mix 'web/*.tar=0.7' 'books/*.tar=0.3' mixed/"))
+@click.argument("sources", nargs=-1, required=True, metavar="URLS=WEIGHT...")
+@_dest
+@click.option(
+    "--exhausted",
+    type=click.Choice(["stop", "drop"]),
+    default="stop",
+    show_default=True,
+    help="When the data set that comes next has no more samples: stop, or go on with the others.",
+)
+@_reshaping
+def mix(*, sources: tuple[str, ...], dest: str, exhausted: str, common: _Common) -> None:
+    """Mix the samples of several data sets in exact proportions, as the step mix does.
+
+    URLS are the shards of a data set, such as 'web/*.tar'. At every place, the number of samples of
+    each data set differs from its share by less than one; each keeps its order. Shuffle the data
+    sets before, if they are sorted.
+    """
+    with in_one_line():
+        from wds_pipes.cli.reshaping.mixing import mixed_numbers, read_sources
+        from wds_pipes.tar.index import list_shards
+
+        weights = read_sources(sources)
+        each = [list_shards(url, common.storage_options or None)[0] for url, _ in weights]
+
+    def orders(inputs: Inputs, hidden: Place) -> dict[str, Order]:
+        starts, shard, firsts = inputs.located.starts, 0, [0]
+        for shards in each:
+            shard += len(shards)
+            firsts.append(starts[shard])
+        return {"": mixed_numbers(firsts, [weight for _, weight in weights], exhausted)}
+
+    named = {"weights": [weight for _, weight in weights], "exhausted": exhausted}
+    given = [url for shards in each for url in shards]
+    _run("mix", given, dest, common, orders, options=named, of_sample=12)

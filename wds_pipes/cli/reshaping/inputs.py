@@ -1,0 +1,203 @@
+"""The samples of input shards: where each is, also in shards without an index.
+
+Rules:
+1. An index of offsets beside a shard is used. Where there is none, a first pass makes one in the
+   directory of the outputs, in ``.wds-pipes/inputs``. It stays there for other shares of the tasks
+   and for the next run, and is made again if the shard was changed.
+2. The offsets of a compressed shard are those of the tar in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wds_pipes.core.order import hash_text
+from wds_pipes.core.words import plural
+from wds_pipes.errors import ShardError
+from wds_pipes.io.ranges import RangeReader
+from wds_pipes.io.tasks.running import run
+from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
+from wds_pipes.io.urls import redact
+from wds_pipes.io.versions import version_of
+from wds_pipes.tar.headers import BLOCK
+from wds_pipes.tar.index import exists, list_shards
+from wds_pipes.tar.index_formats import base_name, folder_of, make_opener
+from wds_pipes.tar.located import Located
+from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, pack_offsets, write_beside
+from wds_pipes.tar.scanning import Rules, scan
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+CONNECTIONS = 8
+_REQUESTS = 16
+
+Options = dict[str, Any] | None
+
+
+class Extents(NamedTuple):
+    """Where samples are: for each the number of its shard, its first byte, and the byte after it.
+    Each is int64 of shape (samples,).
+    """
+
+    shards: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+    stops: npt.NDArray[np.int64]
+
+
+class Inputs:
+    """The samples of shards by their numbers. It can be pickled.
+
+    Args:
+        urls: the shards.
+        made: the directories of the indexes that the first pass has made, by shard.
+        compressed: the shards that are compressed.
+        versions: what tells the present content of each shard from another.
+        memory: how many bytes of indexes are held.
+        storage_options: how to reach the storage.
+
+    Attributes:
+        count: the number of samples.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        made: dict[str, str],
+        compressed: frozenset[str],
+        versions: Sequence[str],
+        *,
+        memory: int,
+        storage_options: Options,
+    ) -> None:
+        self.urls, self.compressed, self.versions = list(urls), compressed, list(versions)
+        self.storage_options, files = storage_options, RangeReader(storage_options, CONNECTIONS)
+        self.located = Located(self.urls, None, files, storage_options, CONNECTIONS, made=made, held_bytes=memory)
+        self.count = self.located.starts[-1]
+
+    @cached_property
+    def blocks(self) -> npt.NDArray[np.uint32]:
+        """How many blocks of 512 bytes each sample takes: shape (samples,)."""
+        import numpy as np
+
+        found = np.empty(self.count, np.uint32)
+        for shard, (start, stop) in enumerate(pairwise(self.located.starts)):
+            found[start:stop] = np.diff(self._offsets(shard)) // BLOCK
+        return found
+
+    def extents(self, numbers: npt.NDArray[np.int64]) -> Extents:
+        """Return where samples are."""
+        import numpy as np
+
+        firsts = np.array(self.located.starts)
+        shards = np.searchsorted(firsts, numbers, side="right") - 1
+        places, starts, stops = numbers - firsts[shards], np.empty_like(numbers), np.empty_like(numbers)
+        order = np.argsort(shards, kind="stable")
+        for group in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1) if len(order) else ():
+            offsets = self._offsets(int(shards[group[0]]))
+            starts[group], stops[group] = offsets[places[group]], offsets[places[group] + 1]
+        return Extents(shards, starts, stops)
+
+    def _offsets(self, shard: int) -> npt.NDArray[np.int64]:
+        import numpy as np
+
+        return np.asarray(self.located.offsets(shard)).astype(np.int64)
+
+    def hashes(self) -> Iterator[npt.NDArray[np.uint64]]:
+        """Yield the hashes of the keys of each shard, in the order of its samples."""
+        import numpy as np
+
+        for shard in range(len(self.urls)):
+            hashes, numbers = self.located.keys(shard)
+            found = np.empty_like(hashes)
+            found[numbers] = hashes
+            yield found
+
+
+@contextlib.contextmanager
+def beside_outputs(place: Place, dry_run: bool) -> Iterator[Place]:
+    """The directory of what first passes make: in that of the outputs, or with ``dry_run`` a
+    temporary one.
+    """
+    if not dry_run:
+        yield Place(place.at(".wds-pipes"), place.storage_options)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        yield Place(temporary, place.storage_options)
+
+
+def first_pass(job: Job, jobs: int) -> list[Facts]:
+    """Run the tasks that are not finished yet, and return what all have found.
+
+    Raises:
+        ShardError: one has failed.
+    """
+    if not job.tasks:
+        return []
+    report = run(job, jobs=jobs, overwrite=True)
+    if report.failed:
+        raise ShardError(next(iter(report.failed.values())))
+    return list(report.facts.values())
+
+
+def open_inputs(given: Sequence[str], hidden: Place, *, jobs: int, memory: int, keys: bool = False) -> Inputs:
+    """Find the samples of shards.
+
+    Args:
+        given: URLs, patterns, or ``index.json``.
+        hidden: where the indexes are made. Its storage options are also those of the shards.
+        jobs: how many shards are indexed at a time.
+        memory: how many bytes of indexes are held.
+        keys: indexes of keys are needed too.
+
+    Raises:
+        ValueError: nothing matches, or there are no samples; standard input.
+        ShardError: a shard or an index cannot be read, or is damaged.
+    """
+    options = hidden.storage_options
+    urls, _ = list_shards(list(given), options)
+    if "-" in urls:
+        raise ValueError("standard input can be read only once: write it to a file first, such as with cat > IN.tar")
+    endings = (OFFSETS, KEYS) if keys else (OFFSETS,)
+    distinct = list(dict.fromkeys(urls))
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        versions = dict(zip(distinct, pool.map(lambda url: version_of(url, options), distinct), strict=True))
+        for url, version in versions.items():
+            if version.size is None:  # it does not exist, or opening it says what else is wrong
+                make_opener(options).open(url).close()
+        marks = {url: fingerprint(base_name(url), *version[:2]) for url, version in versions.items()}
+        there = pool.map(lambda url: all(exists(beside(url, ending), options) for ending in endings), distinct)
+        missing = [url for url, indexed in zip(distinct, there, strict=True) if not indexed]
+    at = Place(hidden.at("inputs"), options)
+    tasks = [_task(url, marks[url]) for url in missing]
+    facts = first_pass(Job("index", at, partial(_index, options), tasks), jobs)
+    made = {task.arguments: at.at(task.name.rpartition("/")[0]) for task in tasks}
+    compressed = frozenset(url for url, fact in zip(missing, facts, strict=True) if fact["compressed"])
+    inputs = Inputs(urls, made, compressed, [marks[url] for url in urls], memory=memory, storage_options=options)
+    if not inputs.count:
+        raise ValueError(
+            f"there are no samples in {plural(len(urls), 'shard')}, of which {redact(urls[0])} is the first"
+        )
+    return inputs
+
+
+def _task(url: str, version: str) -> Task:
+    name = f"{hash_text(folder_of(url)):016x}/{base_name(url)}"
+    return Task(name, (name + KEYS, name + OFFSETS), url, version)
+
+
+def _index(options: Options, task: Task, place: Place) -> Facts:
+    """Write where the samples of a shard begin."""
+    found = scan(task.arguments, Rules("first-dot", "raise"), make_opener(options), threading.Event(), components=False)
+    name = place.at(task.name)
+    write_beside(name, KEYS, pack_keys(found.keys), place.storage_options)
+    write_beside(name, OFFSETS, pack_offsets([*found.starts, found.end]), place.storage_options)
+    return {"compressed": found.compressed}

@@ -1,0 +1,220 @@
+"""Divide an order of samples into shards, which are the tasks of a job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from wds_pipes.cli.reshaping.inputs import Inputs
+from wds_pipes.cli.reshaping.reading import Reader, Sample
+from wds_pipes.cli.shards import index_names, shard_ends, shard_facts, write_indexes
+from wds_pipes.core.order import Permutation
+from wds_pipes.core.words import bytes_shown, plural
+from wds_pipes.errors import SampleError
+from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
+from wds_pipes.io.urls import local_path, redact
+from wds_pipes.tar.headers import BLOCK
+from wds_pipes.tar.shard_file import shard_files, write_shard
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    # The numbers of samples in some order: those that cannot be computed are listed (int64).
+    Order = range | Permutation | npt.NDArray[np.int64]
+
+_BLOCK = 1 << 15  # samples whose places are computed at a time
+
+
+@dataclass(frozen=True)
+class Division:
+    """How samples are divided into shards.
+
+    Attributes:
+        max_samples: the maximum number of samples in a shard.
+        max_bytes: the maximum size of a shard.
+        shards: how many shards of equal numbers of samples are written instead; None: by the
+            limits.
+    """
+
+    max_samples: int
+    max_bytes: int
+    shards: int | None = None
+
+    def ends(self, count: int, sizes: Callable[[], Iterator[npt.NDArray[np.int64]]]) -> list[int]:
+        """Where the shards of ``count`` samples end; ``sizes`` iterates over the sizes of these.
+
+        Raises:
+            ValueError: there are more shards than samples.
+        """
+        if self.shards is None:
+            return list(shard_ends(sizes(), self.max_samples, self.max_bytes))
+        if self.shards > count:
+            raise ValueError(f"--shards {self.shards} is more than there are samples, {count}: write fewer shards")
+        return [count * number // self.shards for number in range(1, self.shards + 1)]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some places of an order: those from ``start`` on, before ``stop``. A listed order has only
+    these.
+    """
+
+    order: Order
+    start: int
+    stop: int
+
+    def blocks(self) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield the numbers of the samples, in blocks."""
+        for start in range(self.start, self.stop, _BLOCK):
+            yield numbers_at(self.order, start, min(start + _BLOCK, self.stop))
+
+
+def numbers_at(order: Order, start: int, stop: int) -> npt.NDArray[np.int64]:
+    """The numbers of the samples at some places of an order."""
+    import numpy as np
+
+    if isinstance(order, Permutation):
+        return order.numbers_at(np.arange(start, stop))
+    if isinstance(order, range):
+        return np.arange(order.start + start, order.start + stop)
+    return order[start:stop]
+
+
+def check_memory(inputs: Inputs, memory: int, of_sample: int) -> None:
+    """Refuse an order that takes more than half of the memory, by the bytes for each sample.
+
+    Raises:
+        ValueError: it does.
+    """
+    needed = 2 * of_sample * inputs.count
+    if needed > memory:
+        raise ValueError(
+            f"the order of {plural(inputs.count, 'sample')} needs {plural(needed, 'byte')}, more than --memory, which "
+            f"is {bytes_shown(memory)}: pass --memory {-(-needed // 10**6)}MB"
+        )
+
+
+def check_uncompressed(inputs: Inputs) -> None:
+    """Refuse compressed shards, of which samples cannot be read one by one.
+
+    Raises:
+        ValueError: a shard is compressed.
+    """
+    if inputs.compressed:
+        raise ValueError(
+            f"{redact(min(inputs.compressed))} is compressed, so its samples cannot be read in any order: write "
+            "uncompressed shards first, with wds-pipes reshard"
+        )
+
+
+def plan(
+    command: str,
+    inputs: Inputs,
+    place: Place,
+    orders: Mapping[str, Order],
+    *,
+    division: Division,
+    memory: int,
+    options: Mapping[str, Any],
+) -> Job:
+    """Make the job that writes samples in an order.
+
+    Args:
+        command: its name.
+        inputs: the samples.
+        place: the directory of the shards.
+        orders: the order of each split by its name, or one without a name.
+        division: how samples are divided into shards.
+        memory: how many bytes each process may hold of them.
+        options: what decides about the orders.
+
+    Raises:
+        ValueError: a shard would replace an input.
+    """
+    limits = {"max_samples": division.max_samples, "max_bytes": division.max_bytes, "shards": division.shards}
+    tasks: list[Task] = []
+    identity = fingerprint(inputs.versions, dict(options))
+    for name, order in orders.items():
+        count = order.count if isinstance(order, Permutation) else len(order)
+        prefix = f"{name}/{name}" if name else "shard"
+
+        def sizes(order: Order = order, count: int = count) -> Iterator[npt.NDArray[np.int64]]:
+            for start in range(0, count, _BLOCK):
+                numbers = numbers_at(order, start, min(start + _BLOCK, count))
+                if isinstance(order, range):
+                    _, starts, stops = inputs.extents(numbers)
+                    yield stops - starts
+                else:
+                    yield inputs.blocks[numbers].astype("i8") * BLOCK
+
+        for number, (start, stop) in enumerate(pairwise([0, *division.ends(count, sizes)])):
+            shard = f"{prefix}-{number:06d}.tar"
+            mark = fingerprint(identity, name, start, stop)
+            tasks.append(Task(shard, shard_files(shard), _part(order, start, stop), mark))
+    check_outputs(inputs.urls, [place.at(task.name) for task in tasks])
+    return Job(
+        command,
+        place,
+        partial(write, inputs, memory),
+        tasks,
+        {**options, **limits},
+        write_indexes,
+        index_names([task.name for task in tasks]),
+    )
+
+
+def _part(order: Order, start: int, stop: int) -> Part:
+    if isinstance(order, (range, Permutation)):
+        return Part(order, start, stop)
+    return Part(order[start:stop], 0, stop - start)
+
+
+def check_outputs(inputs: list[str], outputs: list[str]) -> None:
+    """Refuse to replace an input.
+
+    Raises:
+        ValueError: an output is one.
+    """
+    paths = {os.path.realpath(path) if (path := local_path(url)) is not None else url for url in inputs}
+    for url in outputs:
+        path = local_path(url)
+        if (url if path is None else os.path.realpath(path)) in paths:
+            raise ValueError(f"{url} would be written, and is read: write to another directory")
+
+
+def write(inputs: Inputs, memory: int, task: Task, place: Place) -> Facts:
+    """Write a shard."""
+    with contextlib.closing(Reader(inputs, memory)) as reader:
+        samples = with_own_keys(reader.read(task.arguments.blocks()))
+        facts = write_shard(place.at(task.name), samples, storage_options=place.storage_options)
+    return shard_facts(task.name, facts)
+
+
+def with_own_keys(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Yield samples of one shard, and check that each has a key of its own.
+
+    Raises:
+        SampleError: two have the same.
+    """
+    seen: dict[str, str] = {}
+    for sample in samples:
+        key, url = sample["__key__"], sample["__url__"]
+        if key in seen:
+            raise SampleError(
+                f"two samples of one shard would have the key {key!r}, one of {seen[key]} and one of {url}: leave one "
+                "out with wds-pipes dedup, or give them other keys with wds-pipes map",
+                key=key,
+            )
+        seen[key] = url
+        yield sample
+
+
+def planned(task: Task) -> str:
+    """What a task would write, in words."""
+    return f"{task.name}: {plural(task.arguments.stop - task.arguments.start, 'sample')}"

@@ -1,0 +1,220 @@
+"""Read samples in any order, with limited memory.
+
+Rules:
+1. Samples are read in windows of limited size. In a window they are read in the order of the
+   input, so that neighbours are read together, and then yielded in the wanted order.
+2. Local shards are read and not mapped: the pages of a mapped file would count as memory of the
+   process.
+3. A compressed shard is read from its beginning: what comes before a sample is passed over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+from wds_pipes.cli.reshaping.inputs import CONNECTIONS, Inputs
+from wds_pipes.errors import ShardError
+from wds_pipes.io.compression import unpacked, unreadable
+from wds_pipes.io.open import is_remote
+from wds_pipes.io.ranges import Part, Range, RangeReader
+from wds_pipes.io.urls import redact
+from wds_pipes.tar.headers import BLOCK
+from wds_pipes.tar.index_formats import make_opener
+from wds_pipes.tar.samples import SampleParser
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Sample = dict[str, Any]
+_MOST_OPEN = 64  # local shards
+_CHUNK = 1 << 20  # bytes that are read at once
+_GAP = 1 << 12  # bytes between two samples of a local shard that are read with them
+
+
+class _Wanted(NamedTuple):
+    """A sample to read: where it is, and its place in the window."""
+
+    range: Range
+    last: bool  # of its shard
+    place: int
+
+
+class Reader:
+    """Reads samples of shards.
+
+    Args:
+        inputs: the shards.
+        memory: how many bytes of samples are held at most, if no sample is larger.
+        fields: the fields to read; None: all.
+    """
+
+    def __init__(self, inputs: Inputs, memory: int, fields: frozenset[str] | None = None) -> None:
+        self._inputs, self._window = inputs, memory // 2
+        options = inputs.storage_options
+        self._remote = RangeReader(options, CONNECTIONS, max(memory // 2, CONNECTIONS << 10))
+        self._opener = make_opener(options)
+        self._files: OrderedDict[str, BinaryIO] = OrderedDict()
+        self._unpacked: OrderedDict[str, _Unpacked] = OrderedDict()
+        self._parser = SampleParser(fields, "first-dot", inputs.located.stale)
+
+    def read(self, blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[Sample]:
+        """Yield samples in the order of their numbers, which come in blocks.
+
+        Raises:
+            ShardError: a shard cannot be read, is damaged, or was changed.
+        """
+        ahead: deque[list[_Wanted]] = deque()  # windows whose ranges were requested
+
+        def ranges() -> Iterator[Range]:
+            for block in blocks:
+                for window in self._windows(block):
+                    ahead.append(window)
+                    yield from (wanted.range for wanted in window)
+
+        parts = self._parts(ranges())
+        first = next(parts, None)
+        while first is not None:
+            window = ahead.popleft()
+            held: dict[int, Sample] = {}
+            following = 0
+            for number, wanted in enumerate(window):
+                part = first if not number else next(parts)
+                held[wanted.place] = self._parse(wanted, part)
+                while following in held:
+                    yield held.pop(following)
+                    following += 1
+            first = next(parts, None)
+
+    def _windows(self, numbers: npt.NDArray[np.int64]) -> Iterator[list[_Wanted]]:
+        """Divide numbers into windows, each in the order of the input."""
+        import numpy as np
+
+        inputs = self._inputs
+        shards, starts, stops = inputs.extents(numbers)
+        ends, begin = np.cumsum(stops - starts), 0
+        lasts = np.array(inputs.located.starts[1:])[shards] == numbers + 1
+        while begin < len(numbers):
+            before = int(ends[begin - 1]) if begin else 0
+            stop = max(begin + 1, int(np.searchsorted(ends, before + self._window, "right")))
+            order = begin + np.argsort(numbers[begin:stop], kind="stable")
+            yield [
+                _Wanted(Range(inputs.urls[shard], start, end), last, place)
+                for shard, start, end, last, place in zip(
+                    shards[order].tolist(),
+                    starts[order].tolist(),
+                    stops[order].tolist(),
+                    lasts[order].tolist(),
+                    (order - begin).tolist(),
+                    strict=True,
+                )
+            ]
+            begin = stop
+
+    def _parse(self, wanted: _Wanted, part: Part) -> Sample:
+        url, start, stop, _ = wanted.range
+        sample = self._parser.parse(part, start, stop, url, redact(url))
+        if wanted.last:
+            self._parser.check_last(part, stop, url)
+        return sample
+
+    def _parts(self, ranges: Iterable[Range]) -> Iterator[Part]:
+        """Yield the bytes of each range, and the header after it."""
+        for way, group in groupby(ranges, lambda wanted: self._way(wanted.url)):
+            yield from way(group)
+
+    def _way(self, url: str) -> Callable[[Iterable[Range]], Iterator[Part]]:
+        if url in self._inputs.compressed:
+            return self._read_compressed
+        return self._read_remote if is_remote(url) else self._read_local
+
+    def _read_remote(self, ranges: Iterable[Range]) -> Iterator[Part]:
+        with self._remote.read(wanted._replace(stop=wanted.stop + BLOCK) for wanted in ranges) as parts:
+            yield from parts
+
+    def _read_local(self, ranges: Iterable[Range]) -> Iterator[Part]:
+        run: list[Range] = []
+        for wanted in ranges:
+            if run and not (
+                wanted.url == run[0].url
+                and run[-1].start <= wanted.start <= run[-1].stop + _GAP
+                and wanted.stop - run[0].start <= _CHUNK
+            ):
+                yield from self._read_run(run)
+                run = []
+            run.append(wanted)
+        if run:
+            yield from self._read_run(run)
+
+    def _read_run(self, run: list[Range]) -> Iterator[Part]:
+        url, start, stop = run[0].url, run[0].start, run[-1].stop + BLOCK
+        file = self._files.get(url)
+        if file is None:
+            file = self._files[url] = self._opener.open(url)
+            if len(self._files) > _MOST_OPEN:
+                self._files.popitem(last=False)[1].close()
+        data = os.pread(file.fileno(), stop - start, start)
+        while len(data) < stop - start and (
+            more := os.pread(file.fileno(), stop - start - len(data), start + len(data))
+        ):
+            data += more
+        for _ in run:
+            yield data, start
+
+    def _read_compressed(self, ranges: Iterable[Range]) -> Iterator[Part]:
+        for url, start, stop, _ in ranges:
+            stream = self._unpacked.get(url)
+            if stream is None or start < stream.base:
+                stream = self._unpacked[url] = _Unpacked(self._opener.open(url), url)
+                if len(self._unpacked) > CONNECTIONS:
+                    self._unpacked.popitem(last=False)[1].close()
+            yield stream.read(start, stop + BLOCK)
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files.values():
+            file.close()
+        for stream in self._unpacked.values():
+            stream.close()
+        self._files.clear()
+        self._unpacked.clear()
+
+
+class _Unpacked:
+    """The tar in a compressed shard, read forwards.
+
+    Attributes:
+        base: the first byte that can still be read.
+    """
+
+    def __init__(self, raw: BinaryIO, url: str) -> None:
+        self._raw, self._url = raw, url
+        self._stream = unpacked(raw)[0]
+        self._data, self.base = b"", 0
+
+    def read(self, start: int, stop: int) -> Part:
+        """Return the bytes from ``start`` on, before ``stop`` if there are so many."""
+        try:
+            while self.base + len(self._data) < start:
+                self.base += len(self._data)
+                self._data = self._stream.read(min(_CHUNK, start - self.base))
+                if not self._data:
+                    break
+            chunks, end = [self._data[start - self.base :]], self.base + len(self._data)
+            while end < stop and (chunk := self._stream.read(stop - end)):
+                chunks.append(chunk)
+                end += len(chunk)
+        except unreadable() as error:
+            shown = redact(self._url)
+            what = f"{type(error).__name__}: {error}"
+            raise ShardError(f"shard {shown} cannot be read ({what}). Write or fetch it again.", url=shown) from error
+        self._data, self.base = b"".join(chunks), start
+        return self._data, self.base
+
+    def close(self) -> None:
+        """Close the shard."""
+        self._raw.close()
