@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from wds_pipes.cli.options import check_engine, engine
+
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job, Outcome, Report, Task
 
@@ -21,6 +23,7 @@ class Running(NamedTuple):
     """The options of ``job_options``."""
 
     jobs: int
+    engine: str | None
     task: int | None
     tasks: int | None
     overwrite: bool
@@ -62,6 +65,7 @@ _OPTIONS = (
     click.option(
         "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes on this machine."
     ),
+    engine,
     click.option("--task", type=click.IntRange(min=0), help="Write only this share of the shards, from 0 on."),
     click.option("--tasks", type=click.IntRange(min=1), help="How many shares there are, on any machines."),
     click.option("--overwrite", is_flag=True, help="Replace what another command, or other input, has written there."),
@@ -91,8 +95,10 @@ def run_job(
     """
     from wds_pipes.core.words import plural
     from wds_pipes.errors import WdsError
+    from wds_pipes.io.tasks.on_ray import on_ray
     from wds_pipes.io.tasks.running import run
 
+    check_engine(running.engine)
     share, progress = running.share, running.progress
     if progress is None:
         progress = sys.stderr.isatty() and find_spec("tqdm") is not None
@@ -102,6 +108,7 @@ def run_job(
             report = run(
                 job,
                 jobs=running.jobs,
+                engine=on_ray if running.engine else None,
                 share=share,
                 overwrite=running.overwrite,
                 dry_run=running.dry_run,
