@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 import tomllib
+from importlib.util import find_spec
 
 import jupytext
 import numpy as np
@@ -31,8 +32,13 @@ WITH_PROCESSES = [
 ]
 
 
+without_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is large, so it has a part of CI of its own")
+
+
 def named(paths):
-    return [pytest.param(path, id=path.stem) for path in paths]
+    return [
+        pytest.param(path, id=path.stem, marks=[without_ray] if path.stem.endswith("_ray") else []) for path in paths
+    ]
 
 
 def cells(notebook):
@@ -44,7 +50,7 @@ def test_they_are_all_there():
     assert [path.stem for path in TUTORIALS] == [path.stem for path in sorted(FOLDER.glob("*.ipynb"))]
 
 
-@pytest.mark.parametrize("path", named(TUTORIALS))
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_the_notebook_has_the_cells_of_the_script(path):
     notebook = jupytext.read(path.with_suffix(".ipynb"))
     assert cells(notebook) == cells(jupytext.read(path)), "after a change: jupytext --sync tutorials/[0-9]*.py"
@@ -105,7 +111,7 @@ def installed_by(text):
     return {re.sub(r"[-_.]+", "-", name).lower() for name in names}
 
 
-@pytest.mark.parametrize("path", named(TUTORIALS))
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_it_imports_only_what_it_installs(path):
     notebook = jupytext.read(path)
     head = notebook.cells[0].source

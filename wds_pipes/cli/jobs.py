@@ -95,7 +95,7 @@ def run_job(
     """
     from wds_pipes.core.words import plural
     from wds_pipes.errors import WdsError
-    from wds_pipes.io.tasks.on_ray import on_ray
+    from wds_pipes.io.tasks.on_ray import connect, on_ray
     from wds_pipes.io.tasks.running import run
 
     check_engine(running.engine)
@@ -104,6 +104,8 @@ def run_job(
         progress = sys.stderr.isatty() and find_spec("tqdm") is not None
     try:
         with _ended_by_sigterm():
+            if running.engine and not running.dry_run:
+                connect()  # before anything is written
             job = make()
             report = run(
                 job,

@@ -70,7 +70,7 @@ class RayExecutor(Executor):
     """
 
     def __init__(self, *, retries: int = 0) -> None:
-        self._ray = _connected()
+        self._ray = connect()
         self._run = self._ray.remote(num_cpus=1, max_retries=retries)(_run)
         self._folder, self._modules = os.getcwd(), [os.path.abspath(path) for path in sys.path]
         self._futures: set[_Future] = set()
@@ -140,8 +140,8 @@ class _Future(Future[Any]):
                 warnings.warn(warning, stacklevel=2)
 
 
-def _connected() -> Any:
-    """Ray, connected to a cluster."""
+def connect() -> Any:
+    """Return the module of Ray, connected to a cluster."""
     ray = library("ray", "'wds_pipes[ray]'", "Ray")
     if not ray.is_initialized():
         # what tasks print would be mixed with what the command reports
