@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wds_pipes.cli.options import check_engine, engine
+from wds_pipes.cli.options import Damaged, check_engine, engine, in_one_line
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job, Outcome, Report, Task
@@ -85,7 +85,7 @@ def run_job(
     planned: Callable[[Task], str],
     summary: Callable[[Report], str],
 ) -> None:
-    """Run a job, and report; the exit code is 1 if something failed.
+    """Run a job, and report. The exit code is 1 if samples or tasks failed, 2 if it cannot run.
 
     Args:
         make: makes the job; its errors are reported.
@@ -94,7 +94,6 @@ def run_job(
         summary: what the finished tasks wrote.
     """
     from wds_pipes.core.words import plural
-    from wds_pipes.errors import WdsError
     from wds_pipes.io.tasks.on_ray import connect, on_ray
     from wds_pipes.io.tasks.running import run
 
@@ -102,23 +101,20 @@ def run_job(
     share, progress = running.share, running.progress
     if progress is None:
         progress = sys.stderr.isatty() and find_spec("tqdm") is not None
-    try:
-        with _ended_by_sigterm():
-            if running.engine and not running.dry_run:
-                connect()  # before anything is written
-            job = make()
-            report = run(
-                job,
-                jobs=running.jobs,
-                engine=on_ray if running.engine else None,
-                share=share,
-                overwrite=running.overwrite,
-                dry_run=running.dry_run,
-                on_task=_tell,
-                progress=progress,
-            )
-    except (WdsError, ValueError, OSError, ModuleNotFoundError) as error:
-        raise click.ClickException(_words(error)) from error
+    with in_one_line(), _ended_by_sigterm():
+        if running.engine and not running.dry_run:
+            connect()  # before anything is written
+        job = make()
+        report = run(
+            job,
+            jobs=running.jobs,
+            engine=on_ray if running.engine else None,
+            share=share,
+            overwrite=running.overwrite,
+            dry_run=running.dry_run,
+            on_task=_tell,
+            progress=progress,
+        )
     if running.as_json:
         click.echo(json.dumps(_as_json(job, report, running.dry_run)))
     elif running.dry_run:
@@ -132,7 +128,7 @@ def run_job(
         whole = summary(report) if report.complete else f"{plural(left, 'task')} of {report.total} left"
         click.echo(f"{report.place}: {done}; {whole}")
     if report.failed:
-        raise click.ClickException(
+        raise Damaged(
             f"{plural(len(report.failed), 'task')} failed, as shown. Run the command again when the cause is mended: "
             "what is finished is kept."
         )
@@ -141,13 +137,6 @@ def run_job(
 def _tell(outcome: Outcome) -> None:
     if outcome.facts is None:
         click.echo(f"{outcome.name} failed: {outcome.error}", err=True)
-
-
-def _words(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        notes = [note.partition(": ")[2] for note in getattr(error, "__notes__", ())]
-        return f"{error.filename}: {error.strerror}" + "".join(f": {note}" for note in notes if note)
-    return str(error)
 
 
 def _as_json(job: Job, report: Report, dry_run: bool) -> dict[str, Any]:
