@@ -197,7 +197,7 @@ for decoder in decoders:
     ray.kill(decoder)
 pair = [Decoder.remote() for _ in range(2)]
 seen += [list(keys) for keys, _ in Feed(pair, [merged] * 2)]
-assert sorted(seen) == sorted(alone)
+assert seen == alone
 
 # %% [markdown]
 # It also fits no decoders at all: `make_loader()` on the training machine loads it.

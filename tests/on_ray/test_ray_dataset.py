@@ -6,18 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import ray
 from tars import tar
 
 import wds_pipes as wp
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
+ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
 
 
 @pytest.fixture(scope="module", autouse=True)
-def in_order():
+def in_order(cluster):
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
