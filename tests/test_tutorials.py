@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 import tomllib
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -30,8 +31,13 @@ WITH_PROCESSES = [
 ]
 
 
+without_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is large, so it has a part of CI of its own")
+
+
 def named(paths):
-    return [pytest.param(path, id=path.stem) for path in paths]
+    return [
+        pytest.param(path, id=path.stem, marks=[without_ray] if path.stem.endswith("_ray") else []) for path in paths
+    ]
 
 
 def cells(notebook):
@@ -43,7 +49,7 @@ def test_they_are_all_there():
     assert [path.stem for path in TUTORIALS] == [path.stem for path in sorted(FOLDER.glob("*.ipynb"))]
 
 
-@pytest.mark.parametrize("path", named(TUTORIALS))
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_the_notebook_has_the_cells_of_the_script(path):
     import jupytext
 
@@ -113,7 +119,7 @@ def installed_by(text):
     return {re.sub(r"[-_.]+", "-", name).lower() for name in names}
 
 
-@pytest.mark.parametrize("path", named(TUTORIALS))
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_it_imports_only_what_it_installs(path):
     import jupytext
 

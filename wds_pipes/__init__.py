@@ -49,6 +49,7 @@ if _TYPE_CHECKING:
     from wds_pipes.loader.merging import merge_states
     from wds_pipes.loader.on_device import DecodeOnDevice
     from wds_pipes.loader.pipe_loader import PipeLoader
+    from wds_pipes.loader.ray_data import ray_dataset
     from wds_pipes.loader.sample_order import SampleOrder
     from wds_pipes.stages.map_samples import DROP
     from wds_pipes.stages.sample_ref import SampleRef
@@ -90,6 +91,7 @@ __all__ = [
     "load_state_dict",
     "merge_states",
     "mix",
+    "ray_dataset",
     "register_codec",
     "register_stage",
     "split_by_key",
@@ -116,6 +118,7 @@ _NAMES = {
     "loader.merging": ("merge_states",),
     "loader.on_device": ("DecodeOnDevice",),
     "loader.pipe_loader": ("PipeLoader",),
+    "loader.ray_data": ("ray_dataset",),
     "loader.sample_order": ("SampleOrder",),
     "codecs.images": ("image_size",),
     "display.states": ("describe_state",),

@@ -99,7 +99,7 @@ class IndexedShards(Dataset[dict[str, Any]]):
         self._listed: Listed | None = listed
         self._fingerprint = _fingerprint_of(listed)
         self._fields = None if fields is None else frozenset(name.lower() for name in read_names("fields", fields))
-        specs = _specs(decode)
+        specs = decode_specs(decode)
         self._decode = None if specs is None else DecodeByExt(None, *specs)  # type: ignore[arg-type]
         self._cache, self._key_split = as_cache(cache), key_split
         self._connections = check_count("connections", connections)
@@ -340,7 +340,8 @@ class _Opened:
         return Range(self._urls[shard], offsets[place], offsets[place + 1], size)
 
 
-def _specs(decode: Any) -> tuple[Any, ...] | None:
+def decode_specs(decode: Any) -> tuple[Any, ...] | None:
+    """Return what ``decode_by_ext`` is called with for ``decode=``; None: fields stay bytes."""
     if decode is None or decode is False:
         return None
     if decode is True:

@@ -5,6 +5,7 @@ A task has outputs whose names are known beforehand, and can be run again at any
 result. The directory of the outputs says which tasks are finished, and from which inputs.
 """
 
+from wds_pipes.io.tasks.on_ray import on_ray
 from wds_pipes.io.tasks.running import run
 from wds_pipes.io.tasks.task import Engine, Job, Outcome, Place, Report, Task, fingerprint
 from wds_pipes.tar.shard_file import shard_files, write_shard
@@ -17,6 +18,7 @@ __all__ = [
     "Report",
     "Task",
     "fingerprint",
+    "on_ray",
     "run",
     "shard_files",
     "write_shard",

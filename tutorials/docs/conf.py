@@ -8,6 +8,7 @@ nb_execution_mode=off`` does not run them.
 import importlib.metadata
 import inspect
 import re
+from importlib.util import find_spec
 
 import click
 from sphinx.ext.napoleon import GoogleDocstring
@@ -25,6 +26,7 @@ source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 exclude_patterns = ["**/.ipynb_checkpoints"]
 nb_execution_mode = "cache"
 nb_execution_timeout = 300
+nb_execution_excludepatterns = [] if find_spec("ray") else ["15_ray.ipynb"]
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True

@@ -8,6 +8,9 @@ from importlib.util import find_spec
 
 import click
 
+from wds_pipes.cli.options import engine as engine_option
+from wds_pipes.cli.options import executor_of
+
 
 @click.command()
 @click.argument("urls", nargs=-1, required=True)
@@ -32,6 +35,7 @@ import click
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), default=4, show_default=True, help="How many shards are read at a time."
 )
+@engine_option
 @click.option(
     "--force", is_flag=True, help="Read all shards, also those that have not changed since OUTPUT was written."
 )
@@ -63,6 +67,7 @@ def index(
     dali: bool,
     dali_to: str | None,
     jobs: int,
+    engine: str | None,
     force: bool,
     progress: bool | None,
     key_split: str,
@@ -85,7 +90,7 @@ def index(
     if progress is None:
         progress = sys.stderr.isatty() and find_spec("tqdm") is not None
     try:
-        with warnings.catch_warnings():
+        with executor_of(engine) as executor, warnings.catch_warnings():
             warnings.simplefilter("always", ShardWarning)
             warnings.showwarning = lambda message, *args, **options: click.echo(f"warning: {message}", err=True)
             found = index_shards(
@@ -98,6 +103,7 @@ def index(
                 progress=progress,
                 offsets=offsets_to or offsets,
                 dali=dali_to or dali,
+                executor=executor,
             )
     except (WdsError, ValueError, OSError, ModuleNotFoundError) as error:
         raise click.ClickException(str(error)) from error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wds_pipes.cli.options import Damaged, in_one_line
+from wds_pipes.cli.options import Damaged, check_engine, engine, in_one_line
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job, Outcome, Report, Task
@@ -23,6 +23,7 @@ class Running(NamedTuple):
     """The options of ``job_options``."""
 
     jobs: int
+    engine: str | None
     task: int | None
     tasks: int | None
     overwrite: bool
@@ -64,6 +65,7 @@ _OPTIONS = (
     click.option(
         "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes on this machine."
     ),
+    engine,
     click.option("--task", type=click.IntRange(min=0), help="Write only this share of the shards, from 0 on."),
     click.option("--tasks", type=click.IntRange(min=1), help="How many shares there are, on any machines."),
     click.option("--overwrite", is_flag=True, help="Replace what another command, or other input, has written there."),
@@ -92,16 +94,21 @@ def run_job(
         summary: what the finished tasks wrote.
     """
     from wds_pipes.core.words import plural
+    from wds_pipes.io.tasks.on_ray import connect, on_ray
     from wds_pipes.io.tasks.running import run
 
+    check_engine(running.engine)
     share, progress = running.share, running.progress
     if progress is None:
         progress = sys.stderr.isatty() and find_spec("tqdm") is not None
     with in_one_line(), _ended_by_sigterm():
+        if running.engine and not running.dry_run:
+            connect()  # before anything is written
         job = make()
         report = run(
             job,
             jobs=running.jobs,
+            engine=on_ray if running.engine else None,
             share=share,
             overwrite=running.overwrite,
             dry_run=running.dry_run,

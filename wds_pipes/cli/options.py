@@ -14,11 +14,15 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from wds_pipes.errors import ShardError, ShardWarning, StateError, WdsError
+
+if TYPE_CHECKING:
+    from wds_pipes.io.tasks.on_ray import RayExecutor
 
 F = TypeVar("F", bound=Callable[..., Any])
 FOUND, USAGE = 1, 2
@@ -30,6 +34,11 @@ key_split = click.option(
     default="first-dot",
     show_default=True,
     help="As in group_by_key.",
+)
+engine = click.option(
+    "--engine",
+    type=click.Choice(["ray"]),
+    help="Instead of -j: run on the Ray cluster of RAY_ADDRESS, else on one that is started here.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
@@ -115,6 +124,28 @@ def shares(name: str, argument: str, text: str, *, required: bool = False) -> Ca
         return found
 
     return click.option(name, argument, metavar="NAME=SHARE,...", callback=parse, required=required, help=text)
+
+
+def check_engine(engine: str | None) -> None:
+    """Raise UsageError if ``-j`` is passed together with ``--engine``."""
+    given = click.get_current_context().get_parameter_source("jobs")
+    if engine is not None and given is not ParameterSource.DEFAULT:
+        raise click.UsageError(
+            "-j is for processes of this machine; with --engine ray, as many tasks run as the cluster has CPUs"
+        )
+
+
+@contextlib.contextmanager
+def executor_of(engine: str | None) -> Iterator[RayExecutor | None]:
+    """What runs the parts of a command that writes no shards; None: the command itself."""
+    check_engine(engine)
+    if engine is None:
+        yield None
+        return
+    from wds_pipes.io.tasks.on_ray import RayExecutor
+
+    with RayExecutor(retries=2) as executor:
+        yield executor
 
 
 @contextlib.contextmanager

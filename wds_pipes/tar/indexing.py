@@ -15,9 +15,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from hashlib import md5
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.importing import library
 from wds_pipes.errors import ShardError
@@ -50,6 +50,7 @@ def index_shards(
     dali: Choice = False,
     force: bool = False,
     progress: bool = False,
+    executor: Executor | None = None,
 ) -> dict[str, ShardFacts]:
     """Read shards once, return the samples, bytes and MD5 of each, and write them to an index.
 
@@ -80,6 +81,8 @@ def index_shards(
             ``X.idx`` beside ``X.tar``, or in a directory that is given here.
         force: read all shards, also unchanged ones.
         progress: show a progress bar; needs tqdm.
+        executor: what reads the shards, in other processes or on other machines; None: ``jobs``
+            threads of this process.
 
     Returns:
         The facts of each shard by its URL, in order.
@@ -106,23 +109,25 @@ def index_shards(
     places, dali_places = _places(shards, "offsets", offsets, base_name), _places(shards, "dali", dali, dali_name)
     if both := {place + OFFSETS for place in places.values()} & set(dali_places.values()):
         raise ValueError(f"{min(both)} would be an index of offsets, and one of DALI: write one to another directory")
-    indexer = _Indexer(Rules(key_split, on_repeated_key), places, dali_places, storage_options)
+    indexer = _Indexer(Rules(key_split, on_repeated_key), storage_options)
     known = {} if path is None or force else _known(path, rules)
-    entries: dict[str, Entry] = {}
-    pool = ThreadPoolExecutor(min(jobs, len(shards)))
+    entries, read = dict[str, Entry](), 0
+    pool = executor or ThreadPoolExecutor(min(jobs, len(shards)))
     bar = None if tqdm is None else tqdm(total=len(shards), unit="shard")
     try:
         before = (None if path is None else known.get(name_in(path, url)) for url in shards)
-        for url, entry in zip(shards, pool.map(indexer.index, shards, before), strict=True):
-            entries[url] = entry
+        found = pool.map(indexer.index, shards, before, map(places.get, shards), map(dali_places.get, shards))
+        for url, (entry, was_read) in zip(shards, found, strict=True):
+            entries[url], read = entry, read + was_read
             if bar is not None:
-                bar.set_postfix_str(f"{indexer.read} read", refresh=False)
+                bar.set_postfix_str(f"{read} read", refresh=False)
                 bar.update()
             if on_shard is not None:
                 on_shard(url, entry.facts)
     finally:
         indexer.stop.set()
-        pool.shutdown(cancel_futures=True)
+        if executor is None:
+            pool.shutdown(cancel_futures=True)
         if bar is not None:
             bar.close()
     if path is not None:
@@ -131,69 +136,65 @@ def index_shards(
 
 
 class _Indexer:
-    """Indexes shards, in several threads.
+    """Indexes shards, in several threads or processes.
 
     Args:
         rules: how samples are found.
-        offsets: to which path the endings of the files with a shard's offsets are added; empty: no
-            offsets are written.
-        dali: the paths of the indexes of DALI.
         storage_options: how to reach the storage.
     """
 
-    def __init__(self, rules: Rules, offsets: dict[str, str], dali: dict[str, str], storage_options: Options) -> None:
-        self._rules, self._offsets, self._dali, self._options = rules, offsets, dali, storage_options
+    def __init__(self, rules: Rules, storage_options: Options) -> None:
+        self._rules, self._options = rules, storage_options
         self._opener: Opener = make_opener(storage_options)
         self.stop = threading.Event()
-        self.read = 0  # shards that were read
 
-    def index(self, url: str, known: Entry | None) -> Entry:
-        """Return what there is to know of a shard, and write its files.
+    def __reduce__(self) -> Any:
+        return _Indexer, (self._rules, self._options)
+
+    def index(self, url: str, known: Entry | None, offsets: str | None, dali: str | None) -> tuple[Entry, bool]:
+        """Return what there is to know of a shard, and whether it was read; write its files.
 
         Args:
             url: the shard.
             known: the entry of an earlier run.
+            offsets: to which path the endings of the files with its offsets are added; None: no
+                offsets are written.
+            dali: the path of its index of DALI; None: it is not written.
         """
         size, mark, sure = version_of(url, self._options)
-        if known is not None and sure and self._is_unchanged(url, size, mark, known):
-            return known
-        found = scan(url, self._rules, self._opener, self.stop, components=url in self._dali)
+        if known is not None and sure and (size, mark) == (known.facts.size, known.version):
+            same_offsets = offsets is None or _digest(offsets, KEYS, OFFSETS) == (known.offsets or "")
+            if same_offsets and (dali is None or _digest(dali, "") == (known.dali or "")):
+                return known, False
+        found = scan(url, self._rules, self._opener, self.stop, components=dali is not None)
         # an object in a store is read as one version of it
         if local_path(url) is not None and version_of(url, self._options)[:2] != (size, mark):
             shown = redact(url)
             raise ShardError(
                 f"shard {shown} was written while it was indexed: index it again when no program writes it.", url=shown
             )
-        offsets, dali = self._write(url, found)
-        self.read += 1
-        return Entry(found.facts, mark if sure else None, offsets, dali)
+        digests = _write(url, found, offsets, dali)
+        return Entry(found.facts, mark if sure else None, *digests), True
 
-    def _is_unchanged(self, url: str, size: int | None, mark: str | None, known: Entry) -> bool:
-        """Whether a shard and its files are those of an earlier run."""
-        return (
-            (size, mark) == (known.facts.size, known.version)
-            and (url not in self._offsets or _digest(self._offsets[url], KEYS, OFFSETS) == (known.offsets or ""))
-            and (url not in self._dali or _digest(self._dali[url], "") == (known.dali or ""))
+
+def _write(url: str, found: Scanned, offsets: str | None, dali: str | None) -> tuple[str | None, str | None]:
+    """Write the files of a shard; return the MD5s of its offsets and its index of DALI."""
+    if found.compressed and (offsets is not None or dali is not None):
+        raise ValueError(
+            f"shard {redact(url)} is compressed, and only uncompressed shards have offsets: unpack it, for example "
+            "with gunzip, bunzip2, unxz or unzstd, and index the .tar"
         )
-
-    def _write(self, url: str, found: Scanned) -> tuple[str | None, str | None]:
-        """Write the files of a shard; return the MD5s of its offsets and its index of DALI."""
-        if found.compressed and (url in self._offsets or url in self._dali):
-            raise ValueError(
-                f"shard {redact(url)} is compressed, and only uncompressed shards have offsets: unpack it, for example "
-                "with gunzip, bunzip2, unxz or unzstd, and index the .tar"
-            )
-        offsets = dali = None
-        if url in self._offsets:
-            keys, starts = pack_keys(found.keys), pack_offsets([*found.starts, found.end])
-            write_beside(self._offsets[url], KEYS, keys)
-            write_beside(self._offsets[url], OFFSETS, starts)
-            offsets = md5(keys + starts, usedforsecurity=False).hexdigest()
-        if url in self._dali:
-            content = pack_dali(found.components, url)
-            write_beside(self._dali[url], "", content)
-            dali = md5(content, usedforsecurity=False).hexdigest()
-        return offsets, dali
+    digests: list[str | None] = [None, None]
+    if offsets is not None:
+        keys, starts = pack_keys(found.keys), pack_offsets([*found.starts, found.end])
+        write_beside(offsets, KEYS, keys)
+        write_beside(offsets, OFFSETS, starts)
+        digests[0] = md5(keys + starts, usedforsecurity=False).hexdigest()
+    if dali is not None:
+        content = pack_dali(found.components, url)
+        write_beside(dali, "", content)
+        digests[1] = md5(content, usedforsecurity=False).hexdigest()
+    return digests[0], digests[1]
 
 
 def _known(path: str, rules: dict[str, str]) -> dict[str, Entry]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from itertools import islice
@@ -59,6 +59,7 @@ def verify(
     *,
     index: str | None = None,
     jobs: int = 1,
+    executor: Executor | None = None,
     ignored: Collection[str] = (),
     on_shard: Callable[[Checked], None] = lambda checked: None,
 ) -> Report:
@@ -70,6 +71,7 @@ def verify(
         index: an ``index.json`` to compare with; None: the one in the directory of the shards, if
             there is one.
         jobs: how many processes read shards.
+        executor: what reads ``jobs`` shards at a time; None: processes of this machine.
         ignored: kinds of findings to leave out.
         on_shard: called with what was found in each shard, in order.
 
@@ -82,7 +84,7 @@ def verify(
     report, sets, compressed = Report(), dict[tuple[str, ...], FieldSet](), list[bool]()
     known, missing = _known(shards, facts, index, options)
     with Keys() as keys:
-        for number, checked in enumerate(_each(shards, known, options, jobs)):
+        for number, checked in enumerate(_each(shards, known, options, jobs, executor)):
             on_shard(checked)
             kept = [finding for finding in checked.findings if finding.kind not in ignored]
             report.findings += kept[: max(0, _MOST_KEPT - len(report.findings))]
@@ -136,15 +138,21 @@ def _known(
     return [found.get(url) for url in shards], findings
 
 
-def _each(shards: Sequence[str], known: Sequence[ShardFacts | None], options: Options, jobs: int) -> Iterator[Checked]:
+def _each(
+    shards: Sequence[str],
+    known: Sequence[ShardFacts | None],
+    options: Options,
+    jobs: int,
+    executor: Executor | None,
+) -> Iterator[Checked]:
     """Yield what was found in each shard, in order."""
     pairs = zip(shards, known, strict=True)
-    if min(jobs, len(shards)) == 1 or "-" in shards:
+    if (executor is None and min(jobs, len(shards)) == 1) or "-" in shards:
         for url, facts in pairs:
             yield check_shard(url, facts, options)
         return
     # not forked: other threads of this process may hold locks
-    pool = ProcessPoolExecutor(min(jobs, len(shards)), multiprocessing.get_context("spawn"))
+    pool = executor or ProcessPoolExecutor(min(jobs, len(shards)), multiprocessing.get_context("spawn"))
     try:
         waiting = [pool.submit(check_shard, url, facts, options) for url, facts in islice(pairs, 2 * jobs)]
         while waiting:
@@ -155,7 +163,8 @@ def _each(shards: Sequence[str], known: Sequence[ShardFacts | None], options: Op
             "a process that read shards died, maybe because memory is short: try again with fewer, -j 1"
         ) from error
     finally:
-        pool.shutdown(cancel_futures=True)
+        if executor is None:
+            pool.shutdown(cancel_futures=True)
 
 
 def _duplicates(

@@ -8,7 +8,17 @@ from typing import Any
 
 import click
 
-from wds_pipes.cli.options import FOUND, as_json, example, in_one_line, key_split, storage_options, urls
+from wds_pipes.cli.options import (
+    FOUND,
+    as_json,
+    engine,
+    example,
+    executor_of,
+    in_one_line,
+    key_split,
+    storage_options,
+    urls,
+)
 
 # The kinds of findings; the reference of the command line says what each means.
 KINDS = (
@@ -40,6 +50,7 @@ KINDS = (
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="How many processes read shards."
 )
+@engine
 @as_json
 @key_split
 @storage_options
@@ -50,6 +61,7 @@ def verify(
     index: str | None,
     ignored: tuple[str, ...],
     jobs: int,
+    engine: str | None,
     as_json: bool,
     key_split: str,
     storage_options: Any,
@@ -89,7 +101,9 @@ def verify(
                 click.echo(f"\r{shown:,} shards read ", nl=False, err=True)
 
         options = Options(storage_options, key_split, decode)
-        report = check(urls, options, index=index, jobs=jobs, ignored=ignored, on_shard=on_shard)
+        with executor_of(engine) as executor:
+            jobs = jobs if executor is None else executor.width
+            report = check(urls, options, index=index, jobs=jobs, executor=executor, ignored=ignored, on_shard=on_shard)
         if progress:
             click.echo(f"\r{'':30}\r", nl=False, err=True)
         total = sum(report.counts.values())
