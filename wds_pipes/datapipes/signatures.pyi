@@ -187,6 +187,19 @@ class Methods(Generic[T_co]):
     def unbatch_samples(self) -> WdsPipe[Any]:
         """Take batches apart into samples, as ``batch_samples`` put them together."""
 
+    def write_shards(
+        self,
+        pattern: str | os.PathLike[str],
+        *,
+        max_samples: int = 100000,
+        max_bytes: int = 1 << 30,
+        offsets: bool = False,
+        overwrite: bool = False,
+        codecs: Mapping[str, Encoder | Codec] | None = None,
+        storage_options: dict[str, Any] | None = None,
+    ) -> WdsPipe[str]:
+        """Write samples into a series of shards, and yield the path of each shard when it is complete."""
+
 class BatchSamples(WdsPipe[Any]):
     """Collect samples into batches."""
 
@@ -298,3 +311,6 @@ class ToTuple(WdsPipe[tuple[Any, ...]]):
 
 class UnbatchSamples(WdsPipe[Any]):
     """Take batches apart into samples, as ``batch_samples`` put them together."""
+
+class WriteShards(WdsPipe[str]):
+    """Write samples into a series of shards, and yield the path of each shard when it is complete."""

@@ -162,14 +162,25 @@ class ShardWriter:
         """Append a sample to the current shard, or to the next one if the current one is full."""
         if self._resume and self._has(sample):
             return
-        encoded = Encoded(sample, self._codecs)
-        writer = self._writer
+        encoded = self._encode(sample)
         if not self._told:
             self._tell()
-        if writer is not None and (
-            writer.samples >= self.max_samples or whole(writer.size + encoded.size) > self.max_bytes
-        ):
+        if self._is_full(encoded):
             self._finish()
+        self._append(encoded)
+
+    def _encode(self, sample: Mapping[str, Any]) -> Encoded:
+        return Encoded(sample, self._codecs)
+
+    def _is_full(self, encoded: Encoded) -> bool:
+        """Whether the current shard must be finished before this sample."""
+        writer = self._writer
+        return writer is not None and (
+            writer.samples >= self.max_samples or whole(writer.size + encoded.size) > self.max_bytes
+        )
+
+    def _append(self, encoded: Encoded) -> None:
+        """Append a sample to the current shard, or begin the next one with it."""
         if self._writer is None:
             path = self.path(self._number)
             self._writer = TarWriter(path, overwrite=self.overwrite, storage_options=self._options)
