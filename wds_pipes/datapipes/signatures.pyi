@@ -11,7 +11,7 @@ from typing import Any, Generic, overload
 from typing_extensions import TypeVar
 
 from wds_pipes.codecs.codec import Codec
-from wds_pipes.codecs.names import Decoder, Handler
+from wds_pipes.codecs.names import Decoder, Encoder, Handler
 from wds_pipes.codecs.resizing import Fit, Size
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.datapipes.base import IterDataPipe
@@ -198,7 +198,7 @@ class Methods(Generic[T_co]):
         codecs: Mapping[str, Encoder | Codec] | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> WdsPipe[str]:
-        """Write samples into a series of shards, and yield the path of each shard when it is complete."""
+        """Write samples into a series of shards, and yield the path of each complete one."""
 
 class BatchSamples(WdsPipe[Any]):
     """Collect samples into batches."""
@@ -313,4 +313,4 @@ class UnbatchSamples(WdsPipe[Any]):
     """Take batches apart into samples, as ``batch_samples`` put them together."""
 
 class WriteShards(WdsPipe[str]):
-    """Write samples into a series of shards, and yield the path of each shard when it is complete."""
+    """Write samples into a series of shards, and yield the path of each complete one."""

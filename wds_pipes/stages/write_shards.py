@@ -23,8 +23,8 @@ _LANE = "{lane}"
 
 
 class WriteShards(Stage[str]):
-    """Write samples into a series of shards, and yield the path of each shard when it is complete
-    (functional name: ``write_shards``).
+    """Write samples into a series of shards, and yield the path of each complete one (functional
+    name: ``write_shards``).
 
     It is the last step of a pipe that makes data: iterate it to write them::
 
@@ -110,7 +110,9 @@ class WriteShards(Stage[str]):
     def _writer(self, lane: int, start: int, *, overwrite: bool) -> ShardWriter:
         from wds_pipes.tar.shard_writer import ShardWriter  # which imports what only writing needs
 
-        return ShardWriter(self.pattern.replace(_LANE, f"{lane:03d}"), start=start, overwrite=overwrite, **self._options)
+        return ShardWriter(
+            self.pattern.replace(_LANE, f"{lane:03d}"), start=start, overwrite=overwrite, **self._options
+        )
 
     def open(self, lane: Lane, mark: Mark | None = None) -> WriteShards:
         running = super().open(lane, mark)
@@ -123,8 +125,8 @@ class WriteShards(Stage[str]):
         assert source is not None
         if lane.of > 1 and _LANE not in self.pattern:
             raise ValueError(
-                f"write_shards() runs as {lane.of} lanes at once, which would write the same names: add a place for the "
-                f"lane to the pattern, such as 'train-{_LANE}-%06d.tar', or iterate the pipe in one process"
+                f"write_shards() runs as {lane.of} lanes at once, which would write the same names: add a place for "
+                f"the lane to the pattern, such as 'train-{_LANE}-%06d.tar', or iterate the pipe in one process"
             )
         self._before = before = source.mark()
         writer = self._writer(lane.number, at.shards, overwrite=True)
