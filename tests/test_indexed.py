@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipelines import FIFTY, keys_of, samples
 from remote import bare, content
-from tars import tar
+from tars import header, padded, tar
 from torch.utils.data import DataLoader, RandomSampler
 
 import wds_pipes as wp
@@ -380,7 +380,7 @@ def test_all_kinds_of_tars(name, tmp_path):
 MEMBERS = st.builds(
     "{}{}{}".format,
     st.sampled_from(["", "", "d/", "d.e/", "./", "__meta__/", "_", "__", "."]),
-    st.sampled_from(["a", "b", "\u00e9", ""]),
+    st.sampled_from(["a", "b", "\u00e9", "", "k" * 96, "k" * 97, "k" * 98]),  # names of up to 99 bytes are usual
     st.sampled_from(["", ".x", ".X", ".y", ".x.y", ".", "./x"]),
 )
 
@@ -389,7 +389,8 @@ MEMBERS = st.builds(
 @given(names=st.lists(MEMBERS, max_size=12), key_split=st.sampled_from(["first-dot", "last-dot"]))
 def test_any_names_give_the_samples_of_the_stream(names, key_split, tmp_path):
     path = tmp_path / "a.tar"
-    path.write_bytes(tar((name, b"%d" % number) for number, name in enumerate(names)))
+    members = ((name, b"%d" % number) for number, name in enumerate(names))
+    path.write_bytes(tar(members, format=tarfile.GNU_FORMAT))
     try:
         stream = list(wp.ShardList(path).open_shards().load_tar().group_by_key(key_split=key_split))
         index_shards(path, offsets=True, key_split=key_split)
@@ -397,6 +398,17 @@ def test_any_names_give_the_samples_of_the_stream(names, key_split, tmp_path):
         return
     data = wp.IndexedShards(path, key_split=key_split)
     for _ in range(2):  # the names of fields are known then
+        assert [data[number] for number in range(len(data))] == stream
+
+
+def test_what_follows_the_end_of_a_name_is_no_part_of_it(tmp_path):
+    path = tmp_path / "a.tar"
+    names = [b"a.x\0.y", b"a.y\0\0z", b"b.x", b"b.y", b"cc.x", b"d\0.x", b"d.x", b"d.y\0.x"]
+    path.write_bytes(b"".join(header(name, 1) + padded(b"1") for name in names) + bytes(1024))
+    stream = list(wp.ShardList(path).open_shards().load_tar().group_by_key())
+    index_shards(path, offsets=True)
+    data = wp.IndexedShards(path)
+    for _ in range(2):
         assert [data[number] for number in range(len(data))] == stream
 
 

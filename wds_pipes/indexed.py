@@ -327,7 +327,7 @@ class _Opened:
             offsets, part = there
             start, stop = offsets[place], offsets[place + 1]
             if stop - start >= LARGE:
-                self._files.announce(part, url, start, stop)
+                self._files.announce(part[0], url, start, stop)
             sample = parse(part, start, stop, url, self._shown[url])
             found.append(sample if decode is None else decode(sample))
         return found

@@ -223,6 +223,7 @@ def test_a_pattern_of_remote_shards():
         ("@built.txt", ValueError, r"the list 'built.txt' contains \$\{DATA\}"),
         ("${EMPTY}", ValueError, "the environment variable that a URL consists of is empty"),
         ("empty", ValueError, r"no shard matches 'empty', a directory without tars .*: it is empty"),
+        ("split", ValueError, r"no shard matches 'split', .*: its directories have some: .* such as 'split/train'\. "),
         (
             "photos",
             ValueError,
@@ -249,6 +250,8 @@ def test_what_names_nothing_is_told(folder, monkeypatch, urls, error, message):
     (folder / "loop.txt").write_text("@loop.txt\n")
     (folder / "empty").mkdir()
     (folder / "photos" / "cat").mkdir(parents=True)
+    (folder / "split" / "train").mkdir(parents=True)
+    (folder / "split" / "train" / "a.tar").write_bytes(b"")
     with pytest.raises(error, match=message) as caught:
         expand(urls)
     assert "secret" not in str(caught.value)

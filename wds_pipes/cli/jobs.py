@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from wds_pipes.cli.options import Damaged, in_one_line
+
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job, Outcome, Report, Task
 
@@ -81,7 +83,7 @@ def run_job(
     planned: Callable[[Task], str],
     summary: Callable[[Report], str],
 ) -> None:
-    """Run a job, and report; the exit code is 1 if something failed.
+    """Run a job, and report. The exit code is 1 if samples or tasks failed, 2 if it cannot run.
 
     Args:
         make: makes the job; its errors are reported.
@@ -90,26 +92,22 @@ def run_job(
         summary: what the finished tasks wrote.
     """
     from wds_pipes.core.words import plural
-    from wds_pipes.errors import WdsError
     from wds_pipes.io.tasks.running import run
 
     share, progress = running.share, running.progress
     if progress is None:
         progress = sys.stderr.isatty() and find_spec("tqdm") is not None
-    try:
-        with _ended_by_sigterm():
-            job = make()
-            report = run(
-                job,
-                jobs=running.jobs,
-                share=share,
-                overwrite=running.overwrite,
-                dry_run=running.dry_run,
-                on_task=_tell,
-                progress=progress,
-            )
-    except (WdsError, ValueError, OSError, ModuleNotFoundError) as error:
-        raise click.ClickException(_words(error)) from error
+    with in_one_line(), _ended_by_sigterm():
+        job = make()
+        report = run(
+            job,
+            jobs=running.jobs,
+            share=share,
+            overwrite=running.overwrite,
+            dry_run=running.dry_run,
+            on_task=_tell,
+            progress=progress,
+        )
     if running.as_json:
         click.echo(json.dumps(_as_json(job, report, running.dry_run)))
     elif running.dry_run:
@@ -123,7 +121,7 @@ def run_job(
         whole = summary(report) if report.complete else f"{plural(left, 'task')} of {report.total} left"
         click.echo(f"{report.place}: {done}; {whole}")
     if report.failed:
-        raise click.ClickException(
+        raise Damaged(
             f"{plural(len(report.failed), 'task')} failed, as shown. Run the command again when the cause is mended: "
             "what is finished is kept."
         )
@@ -132,13 +130,6 @@ def run_job(
 def _tell(outcome: Outcome) -> None:
     if outcome.facts is None:
         click.echo(f"{outcome.name} failed: {outcome.error}", err=True)
-
-
-def _words(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        notes = [note.partition(": ")[2] for note in getattr(error, "__notes__", ())]
-        return f"{error.filename}: {error.strerror}" + "".join(f": {note}" for note in notes if note)
-    return str(error)
 
 
 def _as_json(job: Job, report: Report, dry_run: bool) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -39,11 +40,12 @@ class Refused(click.ClickException):
     exit_code = USAGE
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        lines = re.split(r"\n(?=  )", message)  # indented lines are a list, and stay lines
+        super().__init__("\n  ".join(" ".join(line.split()) for line in lines))
 
 
 class Damaged(Refused):
-    """An error of the data, which is printed as one line."""
+    """An error of the data, or of a task."""
 
     exit_code = FOUND
 
@@ -92,7 +94,15 @@ def in_one_line() -> Iterator[None]:
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(0) from None
-        raise Refused(str(error)) from error
+        raise Refused(_words(error)) from error
+
+
+def _words(error: OSError) -> str:
+    """An error of the system, as programs of the shell print it."""
+    if not error.filename or not error.strerror:
+        return str(error)
+    notes = [note.partition(": ")[2] for note in getattr(error, "__notes__", ())]
+    return ": ".join([str(error.filename), error.strerror, *filter(None, notes)])
 
 
 def example(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -114,9 +115,8 @@ def _expand_one(url: str, storage_options: dict[str, Any] | None) -> Sequence[st
     if path is not None and os.path.isfile(path):
         return [url]
     if path is not None and os.path.isdir(path):
-        return sorted(os.path.join(path, name) for name in os.listdir(path) if TAR_NAME.fullmatch(name)) or _no_tars(
-            url, path
-        )
+        found = sorted(name for name in os.listdir(path) if TAR_NAME.fullmatch(name))
+        return [os.path.join(path, name) for name in found] or _no_tars(url, path)
     if _BRACES.search(url):
         try:
             patterns = list(braceexpand.braceexpand(url, escape=False))
@@ -172,13 +172,18 @@ def _expand_glob(url: str, storage_options: dict[str, Any] | None) -> Sequence[s
 
 
 def _no_tars(url: str, path: str) -> list[str]:
-    with os.scandir(path) as entries:
-        other = next((entry.name for entry in entries if not entry.name.startswith(".")), None)
-    holds = (
-        "it is empty"
-        if other is None
-        else (f"it holds other files, such as {other!r}, and shards are tars: write them with ShardWriter")
-    )
+    others = sorted(name for name in os.listdir(path) if not name.startswith("."))
+    below = itertools.islice(glob.iglob(os.path.join(glob.escape(path), "*", "*")), 10_000)
+    inside = next((os.path.dirname(name) for name in below if TAR_NAME.fullmatch(os.path.basename(name))), None)
+    if inside is not None:
+        holds = f"its directories have some: name one of them, such as {inside!r}"
+    elif others:
+        holds = (
+            f"it holds other files, such as {others[0]!r}, and shards are tars: write them with ShardWriter or "
+            "wds-pipes create"
+        )
+    else:
+        holds = "it is empty"
     raise ValueError(
         f"no shard matches {redact(url)!r}, a directory without tars (*.tar, *.tar.gz, *.tgz, ...): {holds}. The "
         f"working directory is {os.getcwd()}."

@@ -16,6 +16,7 @@ from wds_pipes.tar.members import END, MARK
 from wds_pipes.tar.reader import TarReader
 
 _SIZES, _SUMS = Sizes(), Sums()  # caches
+_NAME = 99  # bytes of a name in FIELDS
 _MOST_NAMES = 4096  # so that hostile names do not fill the memory
 
 
@@ -34,7 +35,8 @@ class SampleParser:
     ) -> None:
         self._fields, self._split, self._stale = fields, splitter(key_split), stale
         self._by_stem = key_split == "first-dot"
-        self._names: dict[bytes, str] = {}  # a cache: from a field as it is written to its name in lower case
+        # a cache: from a field as it is written, with the zeros after it, to its name in lower case
+        self._names: dict[bytes, str] = {}
 
     def parse(self, part: Part, start: int, stop: int, url: str, shown: str) -> dict[str, Any]:
         """Return a sample of a shard.
@@ -71,26 +73,26 @@ class SampleParser:
                 ):
                     break
                 # most names are the key and a field that is known: they are not decoded
-                place, field = short.index(0), None
+                field = None
                 if length:
-                    field = names.get(short[length:place]) if short[:length] == stem else None
+                    field = names.get(short[length:]) if short[:length] == stem else None
                 elif by_stem:  # as ``first-dot`` splits a name: a field that is known has no "/"
-                    first, _, rest = short[:place].partition(b".")
-                    if first and first[-1] != 47 and first[:2] != b"__" and rest in names:
+                    first, _, rest = short.partition(b".")
+                    if first and first[-1] != 47 and first[:2] != b"__" and rest in names and 0 not in first:
                         sample["__key__"] = key = first.decode()
                         field, stem = names[rest], first + b"."
                         length = len(stem)
-                if field is None and (name := short[:place].decode())[-1:] == "/":
+                if field is None and (name := short[: short.index(0)].decode())[-1:] == "/":
                     break
             except (ValueError, IndexError, struct_error):
                 break
             begin = at + BLOCK
             at = begin + size + (-size & 511)
             if at > end:
-                name = short[:place].decode()
+                name = short.partition(b"\0")[0].decode()
                 raise self._stale(url, f"member {name!r} at byte {base + begin - BLOCK} is not inside one sample")
             if field is None or field in sample:
-                name = short[:place].decode()
+                name = short.partition(b"\0")[0].decode()
                 key = self._add(sample, name, data[begin : begin + size], (url, start))
                 if by_stem and key:
                     stem = f"{key}.".encode()
@@ -134,7 +136,9 @@ class SampleParser:
             raise self._stale(url, f"from byte {start} on it has samples {key!r} and {parts[0]!r}, not one")
         if len(self._names) > _MOST_NAMES:
             self._names.clear()
-        field = self._names[parts[1].encode("utf-8", "surrogateescape")] = parts[1].lower()
+        field = parts[1].lower()
+        stem, rest = (f"{parts[0]}.".encode("utf-8", "surrogateescape"), parts[1].encode("utf-8", "surrogateescape"))
+        self._names[rest.ljust(_NAME - len(stem), b"\0")] = field
         if field in sample:
             raise self._stale(url, f"from byte {start} on, sample {parts[0]!r} has field {field!r} twice")
         if self._fields is None or field in self._fields:
