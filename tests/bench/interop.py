@@ -93,7 +93,7 @@ def main() -> None:
                 for sample in samples():
                     writer.write(sample)
             run = [python, "-c", PROGRAMS[name], folder, str(COUNT)]
-            done = subprocess.run(run, capture_output=True, text=True)
+            done = subprocess.run(run, capture_output=True, text=True, check=False)
         rows = json.loads(done.stdout.splitlines()[-1]) if not done.returncode else []
         if name == "dali":  # its samples have no keys
             same = [fields for _, fields in rows] == list(expected.values())
