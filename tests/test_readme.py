@@ -23,6 +23,7 @@ def here(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_every_snippet_runs():
     assert len(snippets()) >= 7
     names = {"__name__": "__main__"}

@@ -13,10 +13,9 @@ import sys
 import tempfile
 import tomllib
 
-import jupytext
 import numpy as np
 import pytest
-from documents import ROOT, TUTORIALS, run_notebook, run_script
+from documents import ROOT, TUTORIALS, Notebooks, run_script
 from packaging.requirements import Requirement
 
 import wds_pipes as wp
@@ -46,6 +45,8 @@ def test_they_are_all_there():
 
 @pytest.mark.parametrize("path", named(TUTORIALS))
 def test_the_notebook_has_the_cells_of_the_script(path):
+    import jupytext
+
     notebook = jupytext.read(path.with_suffix(".ipynb"))
     assert cells(notebook) == cells(jupytext.read(path)), "after a change: jupytext --sync tutorials/[0-9]*.py"
     assert notebook.metadata.kernelspec.name == "python3"
@@ -80,9 +81,16 @@ def test_the_training_script_runs_where_processes_are_not_forked():
     assert [facts for facts in told if "accuracy" in facts]
 
 
+@pytest.fixture(scope="module")
+def notebooks():
+    runner = Notebooks()
+    yield runner
+    runner.close()
+
+
 @pytest.mark.parametrize("path", named(TUTORIALS))
-def test_it_runs(path):
-    for cell in run_notebook(path).cells:
+def test_it_runs(path, notebooks):
+    for cell in notebooks.run(path).cells:
         for output in cell.get("outputs", []):
             assert output.get("name") != "stderr" or "Warning" not in output.text, output.text
 
@@ -107,6 +115,8 @@ def installed_by(text):
 
 @pytest.mark.parametrize("path", named(TUTORIALS))
 def test_it_imports_only_what_it_installs(path):
+    import jupytext
+
     notebook = jupytext.read(path)
     head = notebook.cells[0].source
     assert "**You learn**" in head

@@ -4,6 +4,9 @@ decoding and resizing alone on both cores, and against webdataset with two worke
     python tests/bench/decoded.py [DIRECTORY]      writes about 140 MB there (default: a temporary
     directory), takes about a minute
 
+"by hand" is the least code that decodes shards in threads: one thread reads samples and stacks
+batches, two decode. It shows what a process with one GIL can reach.
+
 The limit is the decoder of ``decode_by_ext("rgb8", size=224)`` itself, called in two threads or in
 two processes, whichever is quicker, on JPEGs that are in memory. Rounds alternate, and the figures
 are medians of the ratios of the rounds: of the clock, which has the bars and needs a machine that
@@ -12,6 +15,7 @@ is missed.
 """
 
 import gc
+import itertools
 import multiprocessing
 import os
 import resource
@@ -20,6 +24,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -63,6 +68,23 @@ def alone_in_processes(photographs) -> None:
         process.start()
     for process in both:
         process.join()
+
+
+def by_hand(urls):
+    """Batches that an executor of two threads decodes, a batch ahead."""
+
+    def images():
+        ahead = deque()
+        with ThreadPoolExecutor(CORES) as pool:
+            for sample in wp.ShardList(urls).open_shards().load_tar().group_by_key(fields=["jpg", "cls"]):
+                ahead.append((pool.submit(decode, sample["jpg"]), int(sample["cls"])))
+                if len(ahead) > BATCH:
+                    yield ahead.popleft()
+            yield from ahead
+
+    found = images()
+    while batch := [(image.result(), label) for image, label in itertools.islice(found, BATCH)]:
+        yield np.stack([image for image, _ in batch]), [label for _, label in batch]
 
 
 def ours(urls, **options):
@@ -128,6 +150,7 @@ def main() -> None:
         ways = {
             "alone in threads": alone(alone_in_threads),
             "alone in processes": alone(alone_in_processes),
+            "by hand in threads": epoch(by_hand, 0),
             "threads": epoch(ours, 0, threads=CORES),
             "workers": epoch(ours, num_workers=CORES),
             "webdataset, same function": epoch(webdataset_loader, decoder=decode),
@@ -158,6 +181,7 @@ def main() -> None:
         for other in ("workers", "threads"):
             bar(f"{one} over {other}", ratio(clock, one, other), least, least=True)
             print(f"    of processor time {ratio(used, one, other):.3f}")
+    bar("by hand in threads over threads", ratio(clock, "by hand in threads", "threads"), 0.95, least=True)
     exit_if_missed()
 
 

@@ -133,6 +133,7 @@ CHILD = """
 """  # noqa: E501
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("store", "workers"), [("s3", (2, 1)), ("gcs", (0, 0)), ("web", (0, 2))], ids=str)
 def test_killed_in_the_middle(request, local, tmp_path, store, workers):
     """And resumed in a new process, with another number of workers: each sample once, and no

@@ -147,6 +147,7 @@ def test_the_end_of_a_forked_child_leaves_the_workers_alone(run):
     assert run(FORK, "fork")[:2] == (0, "24\n")
 
 
+@pytest.mark.slow
 def test_interrupts_at_random_moments():
     """A few rounds of tests/bench/interrupts.py, with 0 and 2 workers.
 

@@ -6,6 +6,7 @@ import loops
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [4])
 def test_ranks_that_are_killed_resume_on_another_number(seed, tmp_path):
     """Equal steps of full batches under DistributedDataParallel, and no sample lost or repeated."""

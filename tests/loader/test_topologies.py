@@ -238,7 +238,8 @@ TOPOLOGY = st.tuples(
 )
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(
     pipe=st.sampled_from(sorted(PIPES)),
     shards=st.sampled_from(sorted(SHARDS)),
@@ -308,6 +309,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.slow
 def test_real_ranks_and_workers(tmp_path):
     """Some pairs of topologies, each at three cuts and on to a third topology;
     tests/bench/topologies.py does all 81.
@@ -318,12 +320,14 @@ def test_real_ranks_and_workers(tmp_path):
     assert (tally.pairs, tally.lost, tally.repeated) == (len(PAIRS), 0, 0)
 
 
+@pytest.mark.slow
 def test_killed_by_sigkill():
     """A round of tests/bench/kill.py: torchrun, and SIGKILL of a rank or a worker."""
     run = run_bench("kill.py", "--rounds", 1)
     assert run.stdout == "rounds=1 lost=0 repeated=0\n", run.stderr
 
 
+@pytest.mark.slow
 def test_ended_by_a_cluster():
     """A round of tests/bench/preempt.py: SIGTERM through torchrun."""
     run = run_bench("preempt.py", "--rounds", 1)

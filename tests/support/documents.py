@@ -1,4 +1,7 @@
-"""The code of the documentation, and the ways in which users run it."""
+"""The code of the documentation, and the ways in which users run it.
+
+Jupyter is imported where it is needed, not by each process that collects tests.
+"""
 
 import os
 import re
@@ -8,8 +11,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import jupytext
-from nbclient import NotebookClient
 from PIL import Image
 
 from wds_pipes.cli.demo.data import write_images
@@ -45,30 +46,78 @@ def run_script(path: Path, start_method: str, directory: str, *arguments: str) -
         "multiprocessing.set_forkserver_preload(['torch'])\n"
     )
     python_path = os.pathsep.join([directory, *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "TMPDIR": directory, "PYTHONPATH": python_path, "MPLBACKEND": "Agg"}
-    return subprocess.run(
-        [sys.executable, "-P", path, *arguments],
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as temporary:  # a short name: the sockets of workers are there
+        environment = {**os.environ, "TMPDIR": temporary, "PYTHONPATH": python_path, "MPLBACKEND": "Agg"}
+        return subprocess.run(
+            [sys.executable, "-P", path, *arguments],
+            cwd=directory,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+class Notebooks:
+    """Runs tutorials as notebooks, one after another in one kernel: so torch is imported once.
+
+    For each, the names of the one before are deleted, and the environment and the directory are
+    new.
+    """
+
+    def __init__(self) -> None:
+        self.manager = None
+
+    def run(self, path: Path):
+        """Run a tutorial beside its programs; returns it with its outputs.
+
+        A cell that fails raises CellExecutionError.
+        """
+        import jupytext
+        from nbclient import NotebookClient
+        from nbformat.v4 import new_code_cell
+
+        notebook = jupytext.read(path)
+        # Not in tmp_path, whose name is too long for the sockets of worker processes.
+        with tempfile.TemporaryDirectory() as directory:
+            for program in PROGRAMS:
+                shutil.copy(program, directory)
+            environment = {**os.environ, "TMPDIR": directory, "IPYTHONDIR": f"{directory}/ipython"}
+            client = NotebookClient(notebook, timeout=300, kernel_name="python3", km=self.manager)
+            notebook.cells.insert(0, new_code_cell(START.format(directory=directory, environment=environment)))
+            try:
+                client.execute(env=environment, cleanup_kc=False)
+            finally:
+                self.manager = client.km
+                if client.kc:
+                    client.kc.stop_channels()
+        del notebook.cells[0]
+        return notebook
+
+    def close(self) -> None:
+        """End the kernel."""
+        if self.manager:
+            from jupyter_core.utils import run_sync
+
+            run_sync(self.manager.shutdown_kernel)(now=True)
+
+
+START = """
+import os, tempfile
+os.chdir({directory!r})
+%reset -f
+import os, tempfile
+os.environ.clear()
+os.environ.update({environment!r})
+tempfile.tempdir = None
+del os, tempfile
+"""
 
 
 def run_notebook(path: Path):
-    """Run a tutorial as a notebook beside its programs; returns it with its outputs.
-
-    A cell that fails raises CellExecutionError.
-    """
-    notebook = jupytext.read(path)
-    # Not in tmp_path, whose name is too long for the sockets of worker processes.
-    with tempfile.TemporaryDirectory() as directory:
-        for program in PROGRAMS:
-            shutil.copy(program, directory)
-        environment = {**os.environ, "TMPDIR": directory, "IPYTHONDIR": f"{directory}/ipython"}
-        client = NotebookClient(
-            notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": directory}}
-        )
-        client.execute(env=environment)
-    return notebook
+    """Run a tutorial in a kernel of its own: see ``Notebooks.run``."""
+    notebooks = Notebooks()
+    try:
+        return notebooks.run(path)
+    finally:
+        notebooks.close()

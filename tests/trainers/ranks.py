@@ -1,12 +1,14 @@
-"""Recipes on several ranks, started by torchrun.
+"""Recipes on two ranks, started by torchrun's agent.
 
-    torchrun --standalone --nproc-per-node=2 --max-restarts=1 ranks.py DIRECTORY NAME...
+    python ranks.py DIRECTORY NAME...
 
-First own_loop, killed by SIGKILL at its fourth step; then torchrun starts everything again,
-own_loop resumes, and each recipe by name is run without a break, and stopped and resumed twice.
+First own_loop, killed by SIGKILL at its fourth step; then the agent starts both ranks again,
+own_loop resumes, and each recipe by name is run without a break, and stopped and resumed twice. The
+ranks come from a forkserver, which imports once for all of them what takes seconds.
 """
 
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -15,6 +17,10 @@ from glob import glob
 
 import recipes
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+PRELOADED = ("ranks", "torch._dynamo", "accelerate", "transformers.trainer")
 
 # these count the steps of all runs, the others those of one
 TOTAL = ("own_loop", "distributed_checkpoint", "huggingface")
@@ -63,5 +69,23 @@ def main(directory, *names):
     dist.destroy_process_group()
 
 
+def start(*arguments):
+    """As ``torchrun --standalone --nproc-per-node=2 --max-restarts=1`` does."""
+    multiprocessing.set_forkserver_preload(list(PRELOADED))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        max_restarts=1,
+        run_id="ranks",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        start_method="forkserver",
+        logs_specs=DefaultLogsSpecs(),
+    )
+    elastic_launch(config, main)(*arguments)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    start(*sys.argv[1:])

@@ -5,13 +5,15 @@ have trained on.
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from wds_pipes.testing import make_shards
 
-pytest.importorskip("lightning", reason="needs Lightning: pip install 'wds_pipes[lightning]'")
+if not find_spec("lightning"):  # imported only by the processes that train
+    pytest.skip("needs Lightning: pip install 'wds_pipes[lightning]'", allow_module_level=True)
 
 SHARDS, SAMPLES, BATCH = 6, 6, 3
 STEPS = {1: 12, 2: 6}  # of an epoch, on so many ranks

@@ -2,11 +2,14 @@
 package, and its error messages.
 """
 
+import importlib
 import json
+import multiprocessing
 import os
+import runpy
 import shutil
-import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,9 +19,8 @@ from pipelines import flat
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
 
-pl = pytest.importorskip("lightning.pytorch", reason="needs Lightning: pip install 'wds_pipes[lightning]'")
-
-from wds_pipes.lightning import ResumableData, StatsCallback, WdsDataModule  # noqa: E402 - skipped without Lightning
+if not find_spec("lightning"):
+    pytest.skip("needs Lightning: pip install 'wds_pipes[lightning]'", allow_module_level=True)
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,43 +37,10 @@ pytestmark = [
 SAMPLES, BATCH = 6, 3
 
 
-class Model(pl.LightningModule):
-    """Notes what it is trained on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.batches, self.validated, self.tested = [], [], []
-
-    def training_step(self, batch, batch_idx):
-        self.batches.append(batch)
-        return self.layer(torch.ones(1)).sum()
-
-    def validation_step(self, batch, batch_idx):
-        self.validated.append(batch)
-
-    def test_step(self, batch, batch_idx):
-        self.tested.append(batch)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class Save(pl.Callback):
-    """Saves after the batches of these numbers, and at the end of epochs that end there."""
-
-    def __init__(self, directory, *numbers):
-        self.directory, self.numbers = directory, numbers
-
-    def save(self, trainer, model, name):
-        if len(model.batches) in self.numbers:
-            trainer.save_checkpoint(f"{self.directory}/{name}{len(model.batches)}.ckpt")
-
-    def on_train_batch_end(self, trainer, model, *rest):
-        self.save(trainer, model, "")
-
-    def on_train_epoch_end(self, trainer, model):
-        self.save(trainer, model, "end-")
+@pytest.fixture(scope="module")
+def host():
+    """``lightning_models``, imported when the first test runs."""
+    return importlib.import_module("lightning_models")
 
 
 @pytest.fixture(scope="module")
@@ -79,32 +48,17 @@ def shards(tmp_path_factory):
     return make_shards(tmp_path_factory.mktemp("train"), shards=4, samples=SAMPLES, fields=("jpg", "cls"))
 
 
-def fit(data, *callbacks, model=None, load=None, **options):
-    model = model or Model()
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    trainer = pl.Trainer(
-        **{"accelerator": "cpu", "devices": 1, "max_epochs": 2, "callbacks": list(callbacks), **quiet, **options}
-    )
-    trainer.fit(model, data, ckpt_path=load)
-    return model, trainer
-
-
 def keys(batches):
     return [list(batch[-1] if isinstance(batch, (tuple, list)) else batch["__key__"]) for batch in batches]
 
 
-def test_urls_are_all_it_needs(shards, tmp_path):
+def test_urls_are_all_it_needs(host, shards, tmp_path):
     """Images are decoded, in tuples of the named fields; validation and tests are the same each
     time; a resume is exact.
     """
 
     def data():
-        return WdsDataModule(
+        return host.WdsDataModule(
             train=shards,
             val=shards[:2],
             test=shards[3],
@@ -114,7 +68,7 @@ def test_urls_are_all_it_needs(shards, tmp_path):
             seed=3,
         )
 
-    model, trainer = fit(data(), Save(tmp_path, 5), num_sanity_val_steps=1)
+    model, trainer = host.fit(data(), host.Save(tmp_path, 5), num_sanity_val_steps=1)
     images, labels, _ = model.batches[0]
     assert (images.shape, images.dtype, labels.dtype) == ((BATCH, 3, 8, 8), torch.float32, torch.int64)
     assert len(model.batches) == 16
@@ -131,75 +85,57 @@ def test_urls_are_all_it_needs(shards, tmp_path):
     )
     trainer.test(model, data(), verbose=False)
     assert flat(keys(model.tested)) == [f"{number:08d}" for number in range(18, 24)]
-    again, _ = fit(data(), load=tmp_path / "5.ckpt")
+    again, _ = host.fit(data(), load=tmp_path / "5.ckpt")
     assert keys(again.batches) == keys(model.batches[5:])
 
 
-class Own(ResumableData, pl.LightningDataModule):
-    """A user's own DataModule, which builds its loader anew at each call."""
-
-    def __init__(self, urls, **options):
-        super().__init__()
-        self.urls, self.options = urls, options
-
-    def train_dataloader(self):
-        pipe = (
-            wp.ShardList(self.urls, shuffle=True, seed=3)
-            .open_shards()
-            .load_tar()
-            .group_by_key(fields=["cls"])
-            .shuffle_buffer(5)
-            .decode_by_ext()
-        )
-        loader = wp.PipeLoader(pipe, batch_size=BATCH, epoch_end="exact")
-        return self.resumable(loader, **self.options)
-
-
-def test_moved_data_resume_exactly(shards, tmp_path):
+def test_moved_data_resume_exactly(host, shards, tmp_path):
     """A copy needs no option; renamed shards need moved=True on the DataModule."""
-    model, _ = fit(Own(shards), Save(tmp_path, 3), max_epochs=1)
+    model, _ = host.fit(host.Own(shards), host.Save(tmp_path, 3), max_epochs=1)
     for name in ("shard", "renamed"):
         (tmp_path / name).mkdir()
         copies = [shutil.copy(url, tmp_path / name / f"{name}-{number:06d}.tar") for number, url in enumerate(shards)]
-        data = Own(copies)
+        data = host.Own(copies)
         if name == "renamed":
             with pytest.raises(wp.StateError, match="moved=True"):
-                fit(Own(copies), load=tmp_path / "3.ckpt", max_epochs=1)
+                host.fit(host.Own(copies), load=tmp_path / "3.ckpt", max_epochs=1)
             data.moved = True
-        again, _ = fit(data, load=tmp_path / "3.ckpt", max_epochs=1)
+        again, _ = host.fit(data, load=tmp_path / "3.ckpt", max_epochs=1)
         assert keys(again.batches) == keys(model.batches[3:])
 
 
 @pytest.mark.parametrize("reload", [0, 1, 2])
 @pytest.mark.parametrize("limit", [1.0, 3])
-def test_the_mixin(shards, tmp_path, reload, limit):
+def test_the_mixin(host, shards, tmp_path, reload, limit):
     """With loaders that are built anew every few epochs, epochs that are cut, and a
     second resume.
     """
     options = {"reload_dataloaders_every_n_epochs": reload, "limit_train_batches": limit, "max_epochs": 4}
-    model, _ = fit(Own(shards), Save(tmp_path, 2, 3, 8), **options)
+    model, _ = host.fit(host.Own(shards), host.Save(tmp_path, 2, 3, 8), **options)
     given = keys(model.batches)
     assert len({tuple(batch) for batch in given}) > len(given) - 4
     for number in (2, 3, 8):
-        first, _ = fit(Own(shards), Save(tmp_path / f"of-{number}", 1), load=tmp_path / f"{number}.ckpt", **options)
+        first, _ = host.fit(
+            host.Own(shards), host.Save(tmp_path / f"of-{number}", 1), load=tmp_path / f"{number}.ckpt", **options
+        )
         assert keys(first.batches) == given[number:]
-        second, _ = fit(Own(shards), load=tmp_path / f"of-{number}" / "1.ckpt", **options)
+        second, _ = host.fit(host.Own(shards), load=tmp_path / f"of-{number}" / "1.ckpt", **options)
         assert keys(second.batches) == given[number + 1 :]
 
 
 @pytest.mark.parametrize("counts", [None, SAMPLES])
-def test_the_end_of_an_epoch_with_max_steps(shards, tmp_path, counts):
+def test_the_end_of_an_epoch_with_max_steps(host, shards, tmp_path, counts):
     """From there Lightning continues in the epoch that has ended."""
 
     def run(*callbacks, **options):
-        data = WdsDataModule(
+        data = host.WdsDataModule(
             train=shards, val=shards[0], batch_size=BATCH, shuffle_buffer=5, seed=3, samples_per_shard=counts
         )
-        return fit(data, *callbacks, max_epochs=-1, max_steps=20, val_check_interval=3, limit_val_batches=1, **options)[
-            0
-        ]
+        return host.fit(
+            data, *callbacks, max_epochs=-1, max_steps=20, val_check_interval=3, limit_val_batches=1, **options
+        )[0]
 
-    model = run(Save(tmp_path, 5, 8, 16))
+    model = run(host.Save(tmp_path, 5, 8, 16))
     for name in ("5", "8", "end-8", "16", "end-16"):
         assert keys(run(load=tmp_path / f"{name}.ckpt").batches) == keys(
             model.batches[int(name.rpartition("-")[2]) :]
@@ -207,7 +143,7 @@ def test_the_end_of_an_epoch_with_max_steps(shards, tmp_path, counts):
 
 
 @pytest.mark.parametrize("batches", [3, 8, 11])
-def test_one_stream_cut_into_epochs(shards, tmp_path, batches):
+def test_one_stream_cut_into_epochs(host, shards, tmp_path, batches):
     """with_epoch(): the Trainer's epochs end where it says, and continue in the data from there."""
 
     def run(*callbacks, **options):
@@ -218,10 +154,10 @@ def test_one_stream_cut_into_epochs(shards, tmp_path, batches):
             .group_by_key(fields=["cls"])
             .decode_by_ext()
         )
-        data = WdsDataModule(train=lambda: wp.PipeLoader(pipe, batch_size=BATCH).with_epoch(batches=batches))
-        return fit(data, *callbacks, max_epochs=3, **options)[0]
+        data = host.WdsDataModule(train=lambda: wp.PipeLoader(pipe, batch_size=BATCH).with_epoch(batches=batches))
+        return host.fit(data, *callbacks, max_epochs=3, **options)[0]
 
-    model = run(Save(tmp_path, 2, batches, batches + 1))
+    model = run(host.Save(tmp_path, 2, batches, batches + 1))
     assert len(model.batches) == 3 * batches
     assert sorted(flat(keys(model.batches[:8]))) == [f"{number:08d}" for number in range(24)]
     for name in ("2", f"{batches}", f"end-{batches}", f"{batches + 1}"):
@@ -231,18 +167,19 @@ def test_one_stream_cut_into_epochs(shards, tmp_path, batches):
 
 
 @pytest.mark.parametrize("limit", [1.0, 3])
-@pytest.mark.parametrize(("end", "workers"), [(None, 0), ("loop", 0), ("loop", 2)])
-def test_epochs_of_so_many_samples(shards, tmp_path, end, workers, limit):
+@pytest.mark.parametrize("reading", [(None, 0), ("loop", 0), ("loop", 2)])
+def test_epochs_of_so_many_samples(host, shards, tmp_path, reading, limit):
     """epoch_samples= with steps that drop samples, without counts: full batches over the ends of
     epochs of the data, also where the Trainer stops earlier, and a resume at any step is exact.
     """
+    end, workers = reading
 
     def run(*callbacks, **options):
         def pipe():
             samples = wp.ShardList(shards, shuffle=True, seed=3).open_shards().load_tar().group_by_key(fields=["cls"])
             return samples.shuffle_buffer(4).filter_samples(is_wanted)
 
-        data = WdsDataModule(
+        data = host.WdsDataModule(
             train=pipe,
             batch_size=BATCH,
             num_workers=workers,
@@ -251,10 +188,10 @@ def test_epochs_of_so_many_samples(shards, tmp_path, end, workers, limit):
             epoch_samples=15,
             multiprocessing_context="fork" if workers else None,
         )
-        return fit(data, *callbacks, max_epochs=4, limit_train_batches=limit, **options)
+        return host.fit(data, *callbacks, max_epochs=4, limit_train_batches=limit, **options)
 
     each = 5 if limit == 1.0 else limit
-    model, trainer = run(Save(tmp_path, 2, each, each + 1))
+    model, trainer = run(host.Save(tmp_path, 2, each, each + 1))
     given = keys(model.batches)
     assert [len(batch) for batch in given] == [BATCH] * 4 * each
     assert trainer.current_epoch == 4
@@ -268,85 +205,80 @@ def is_wanted(sample):
     return int(sample["__key__"]) % 4 != 1
 
 
-def test_counted_samples_are_dropped_at_the_end_of_an_epoch(shards):
+def test_counted_samples_are_dropped_at_the_end_of_an_epoch(host, shards):
     """epoch_samples= with known counts: epoch_end None is "drop", as without it."""
-    data = WdsDataModule(train=shards, batch_size=BATCH, samples_per_shard=SAMPLES, epoch_samples=9, shuffle_buffer=0)
-    model, trainer = fit(data, max_epochs=3)
+    data = host.WdsDataModule(
+        train=shards, batch_size=BATCH, samples_per_shard=SAMPLES, epoch_samples=9, shuffle_buffer=0
+    )
+    model, trainer = host.fit(data, max_epochs=3)
     assert trainer.num_training_batches == 3
     assert len(set(flat(keys(model.batches[:8])))) == 24
 
 
-class Late(pl.strategies.SingleDeviceStrategy):
-    """Loads the checkpoint when the training data are set up already, as FSDP and DeepSpeed do."""
-
-    restore_checkpoint_after_setup = True
-
-
-class Estimating(Model):
-    def configure_optimizers(self):
-        assert self.trainer.estimated_stepping_batches
-        return super().configure_optimizers()
-
-
-def test_a_checkpoint_that_is_loaded_late(shards, tmp_path):
+def test_a_checkpoint_that_is_loaded_late(host, shards, tmp_path):
     """Lightning has already fetched a batch of the new run."""
-    model, _ = fit(Own(shards), Save(tmp_path, 3))
-    again, _ = fit(Own(shards), model=Estimating(), load=tmp_path / "3.ckpt", strategy=Late(device=torch.device("cpu")))
+    model, _ = host.fit(host.Own(shards), host.Save(tmp_path, 3))
+    again, _ = host.fit(
+        host.Own(shards),
+        model=host.Estimating(),
+        load=tmp_path / "3.ckpt",
+        strategy=host.Late(device=torch.device("cpu")),
+    )
     assert keys(again.batches) == keys(model.batches[3:])
 
 
 @pytest.mark.filterwarnings(
     "ignore:Found `dataloader_iter` argument", "ignore:You are using the `dataloader_iter` step flavor"
 )
-def test_a_step_that_takes_the_iterator(shards, tmp_path):
+def test_a_step_that_takes_the_iterator(host, shards, tmp_path):
     """training_step(dataloader_iter) fetches batches itself: all that it took are counted."""
 
-    class Taking(Model):
+    class Taking(host.Model):
         def training_step(self, dataloader_iter):
             for _ in range(2):
                 self.batches.append(next(dataloader_iter)[0])
             return self.layer(torch.ones(1)).sum()
 
-    model, _ = fit(Own(shards), Save(tmp_path, 4), model=Taking(), max_epochs=1)
-    again, _ = fit(Own(shards), model=Taking(), load=tmp_path / "4.ckpt", max_epochs=1)
+    model, _ = host.fit(host.Own(shards), host.Save(tmp_path, 4), model=Taking(), max_epochs=1)
+    again, _ = host.fit(host.Own(shards), model=Taking(), load=tmp_path / "4.ckpt", max_epochs=1)
     assert keys(again.batches) == keys(model.batches[4:])
 
 
-def test_evaluating_a_checkpoint_leaves_the_training_data_alone(shards, tmp_path):
-    data = WdsDataModule(train=shards, val=shards[0], test=shards[0], batch_size=BATCH, seed=3)
-    model, trainer = fit(data, Save(tmp_path, 3), max_epochs=1)
+def test_evaluating_a_checkpoint_leaves_the_training_data_alone(host, shards, tmp_path):
+    data = host.WdsDataModule(train=shards, val=shards[0], test=shards[0], batch_size=BATCH, seed=3)
+    model, trainer = host.fit(data, host.Save(tmp_path, 3), max_epochs=1)
     trainer.test(model, data, ckpt_path=tmp_path / "3.ckpt", verbose=False)
-    again, _ = fit(data, max_epochs=1)
+    again, _ = host.fit(data, max_epochs=1)
     assert sorted(flat(keys(again.batches))) == sorted(flat(keys(model.batches)))
     assert keys(again.batches) != keys(model.batches)
 
 
-def test_a_checkpoint_without_a_state_is_an_error(shards, tmp_path):
-    class Other(Own):
+def test_a_checkpoint_without_a_state_is_an_error(host, shards, tmp_path):
+    class Other(host.Own):
         pass
 
-    fit(Own(shards), Save(tmp_path, 3))
+    host.fit(host.Own(shards), host.Save(tmp_path, 3))
     with pytest.warns(UserWarning, match="3.ckpt has no state of this DataModule .* start from the beginning"):
-        fit(Other(shards), load=tmp_path / "3.ckpt")
+        host.fit(Other(shards), load=tmp_path / "3.ckpt")
 
 
-def test_a_checkpoint_of_other_data_is_refused(shards, tmp_path):
-    fit(Own(shards), Save(tmp_path, 3))
+def test_a_checkpoint_of_other_data_is_refused(host, shards, tmp_path):
+    host.fit(host.Own(shards), host.Save(tmp_path, 3))
     with pytest.raises(wp.StateError, match="shards"):
-        fit(Own(shards[:3]), load=tmp_path / "3.ckpt")
+        host.fit(host.Own(shards[:3]), load=tmp_path / "3.ckpt")
 
 
-def test_the_checkpoint_is_plain_and_small(shards, tmp_path):
+def test_the_checkpoint_is_plain_and_small(host, shards, tmp_path):
     """It can be read with weights_only=True, and is JSON."""
-    fit(Own(shards), Save(tmp_path, 3))
+    host.fit(host.Own(shards), host.Save(tmp_path, 3))
     state = torch.load(tmp_path / "3.ckpt", weights_only=True)["Own"]
     assert len(json.dumps(state)) < 2000
     assert state["wds_pipes"]["train"]["ranks"]["counts"]["delivered"] == 3 * BATCH
 
 
-def test_stats_are_logged(shards, tmp_path):
-    logger = pl.loggers.CSVLogger(tmp_path)
-    fit(Own(shards), StatsCallback(every_n_steps=2), logger=logger, max_epochs=1, log_every_n_steps=1)
+def test_stats_are_logged(host, shards, tmp_path):
+    logger = host.pl.loggers.CSVLogger(tmp_path)
+    host.fit(host.Own(shards), host.StatsCallback(every_n_steps=2), logger=logger, max_epochs=1, log_every_n_steps=1)
     lines = Path(logger.log_dir, "metrics.csv").read_text().splitlines()
     values = [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[1:]]
     assert [value["step"] for value in values] == ["2", "4", "6", "8"]
@@ -357,49 +289,49 @@ def test_stats_are_logged(shards, tmp_path):
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
-        (lambda: WdsDataModule(train="x.tar"), ValueError, "train is given by URLs, so batch_size"),
+        (lambda host: host.WdsDataModule(train="x.tar"), ValueError, "train is given by URLs, so batch_size"),
         (
-            lambda: WdsDataModule(train=3, batch_size=2).train_dataloader(),
+            lambda host: host.WdsDataModule(train=3, batch_size=2).train_dataloader(),
             TypeError,
             "train must be URLs, a pipe or a function",
         ),
         (
-            lambda: WdsDataModule(train=lambda: 3, batch_size=2).train_dataloader(),
+            lambda host: host.WdsDataModule(train=lambda: 3, batch_size=2).train_dataloader(),
             TypeError,
             "PipeLoader takes a pipe, not int",
         ),
         (
-            lambda: WdsDataModule(train=["x.tar"], batch_size=2, epoch_end="loop").train_dataloader(),
+            lambda host: host.WdsDataModule(train=["x.tar"], batch_size=2, epoch_end="loop").train_dataloader(),
             ValueError,
             "pass epoch_samples=, how many samples of all devices together",
         ),
         (
-            lambda: WdsDataModule(train=["x.tar"], batch_size=2, epoch_samples=7).train_dataloader(),
+            lambda host: host.WdsDataModule(train=["x.tar"], batch_size=2, epoch_samples=7).train_dataloader(),
             ValueError,
             "samples=7 cannot be divided by 1 ranks x 2 samples",
         ),
-        (lambda: StatsCallback(every_n_steps=0), ValueError, "at least 1"),
-        (lambda: Own([]).resumable([1]), TypeError, "takes a PipeLoader, not list"),
+        (lambda host: host.StatsCallback(every_n_steps=0), ValueError, "at least 1"),
+        (lambda host: host.Own([]).resumable([1]), TypeError, "takes a PipeLoader, not list"),
         (
-            lambda: type("Wrong", (pl.LightningDataModule, ResumableData), {}),
+            lambda host: type("Wrong", (host.pl.LightningDataModule, host.ResumableData), {}),
             TypeError,
             "Wrong must name ResumableData before LightningDataModule",
         ),
     ],
 )
-def test_wrong_arguments(build, error, message):
+def test_wrong_arguments(host, build, error, message):
     with pytest.raises(error, match=message):
-        build()
+        build(host)
 
 
-def test_without_a_trainer(shards):
+def test_without_a_trainer(host, shards):
     """Its loaders can be iterated, and the batches that they returned count."""
-    data = Own(shards)
+    data = host.Own(shards)
     batches = iter(data.train_dataloader())
     given = [next(batches) for _ in range(3)]
-    again = Own(shards)
+    again = host.Own(shards)
     again.load_state_dict(data.state_dict())
-    assert keys(given) + keys(again.train_dataloader()) == keys(Own(shards).train_dataloader())
+    assert keys(given) + keys(again.train_dataloader()) == keys(host.Own(shards).train_dataloader())
 
 
 MODULE = """
@@ -451,8 +383,26 @@ trainer:
 """  # noqa: E501
 
 
+def run_main(directory, package, argument):
+    """``python main.py argument`` in a fork of this process, which has imported what takes seconds,
+    but as if the other package were not there.
+    """
+    with open(directory / "errors.txt", "w") as errors:
+        os.dup2(errors.fileno(), 1)
+        os.dup2(errors.fileno(), 2)
+    for name in list(sys.modules):
+        if name.startswith(("lightning_models", "wds_pipes.lightning")) or (
+            package == "pytorch_lightning" and name.partition(".")[0] == "lightning"
+        ):
+            del sys.modules[name]
+    os.chdir(directory)
+    sys.path.insert(0, str(directory))
+    sys.argv[:] = ["main.py", argument]
+    runpy.run_path("main.py", run_name="__main__")
+
+
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_lightning_cli(package, s3, tmp_path):
+def test_lightning_cli(host, package, s3, tmp_path):
     """URLs in a user's own store, with a cache and an augmentation; a function from the
     configuration, and a resume; with both packages.
     """
@@ -476,9 +426,12 @@ def test_lightning_cli(package, s3, tmp_path):
     function = ["--data.train=mine.pipe"]
     # A checkpoint of the second run, and one of the run that was resumed from there.
     runs = [urls, function, [*function, "--ckpt_path=saved/step=3.ckpt"], [*function, "--ckpt_path=saved/step=6.ckpt"]]
-    command = [sys.executable, "main.py", json.dumps([[f"--data.batch_size={BATCH}", *run] for run in runs])]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    arguments = json.dumps([[f"--data.batch_size={BATCH}", *run] for run in runs])
+    process = multiprocessing.get_context("fork").Process(target=run_main, args=(tmp_path, package, arguments))
+    process.start()
+    process.join(300)
+    process.kill()
+    assert process.exitcode == 0, (tmp_path / "errors.txt").read_text()[-3000:]
     first, whole, second, third = ((tmp_path / f"keys-{number}.txt").read_text().splitlines() for number in range(4))
     assert len(first) == len(whole) == 8
     assert {key[-1] for line in first for key in line.split()} == {"+", "-"}

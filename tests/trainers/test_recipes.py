@@ -72,8 +72,8 @@ def test_a_second_resume_on_one_rank(name, package, urls, tmp_path):
 
 @pytest.mark.slow
 def test_on_two_ranks(urls, tmp_path):
-    """Started by torchrun, which starts both again after one is killed by SIGKILL. Then each recipe
-    is resumed twice.
+    """Started by torchrun's agent, which starts both again after one is killed by SIGKILL. Then
+    each recipe is resumed twice.
     """
     names = ["own_loop", "distributed_checkpoint"]
     names += [
@@ -82,17 +82,9 @@ def test_on_two_ranks(urls, tmp_path):
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / f"{name}-whole").mkdir()
-    command = [
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "--max-restarts=1",
-        str(Path(__file__).with_name("ranks.py")),
-        str(tmp_path),
-    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
-        [sys.executable, "-m", *command, *names],
+        [sys.executable, Path(__file__).with_name("ranks.py"), tmp_path, *names],
         capture_output=True,
         text=True,
         timeout=300,

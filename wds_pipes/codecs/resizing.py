@@ -224,7 +224,9 @@ def _interpolate(array: Pixels, down: float, across: float) -> Pixels:
     """Resize an array of shape (H, W, 3) by two factors."""
     import torch
 
-    image = torch.from_numpy(array).unsqueeze(0).permute(0, 3, 1, 2)  # in this order torch sees that channels are last
+    # From the strides of this view torch sees that channels are last. Methods of torch would
+    # release the GIL each time, and then wait for it.
+    image = torch.from_numpy(array.reshape(1, *array.shape).transpose(0, 3, 1, 2))
     resized = torch.nn.functional.interpolate(
         image, scale_factor=(down, across), mode="bilinear", antialias=True, recompute_scale_factor=False
     )

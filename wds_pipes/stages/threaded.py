@@ -12,6 +12,9 @@ Rules:
 4. The threads start when the first item is taken, in the process that iterates. A forked child has
    none of them, and never waits for them. ``close`` and the exit of Python wait until running calls
    have ended; the garbage collector only tells the threads to stop.
+5. To wake the thread that iterates for each result would stop the others each time. So a result
+   waits for those of the next calls, if they take milliseconds: for at most ``BURST`` for each
+   thread, and BURST_SECONDS.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from wds_pipes.core.tolerant import OnError, Tolerant
 
 NAME = "wds_pipes "  # how the names of the threads begin; the functional name of the step follows
 AHEAD = 16
+BURST, BURST_SECONDS = 4, 0.01
 _END = object()
 
 
@@ -90,6 +94,8 @@ class Threaded(Tolerant[Out]):
                     taken += 1
                 if not calls:
                     break
+                if not calls[0].ended:  # and there is nothing else to do
+                    calls[min(len(calls), BURST * self.threads) - 1].wait_for(BURST_SECONDS)
                 call = calls.popleft()
                 call.wait()
                 self._passed = call.passed
@@ -147,7 +153,13 @@ class _Call:
         return not self._ended.locked()
 
     def wait(self) -> None:
+        """Wait until it has ended; once."""
         self._ended.acquire()
+
+    def wait_for(self, seconds: float) -> None:
+        """Wait until it has ended, at most so long; it can be waited for again."""
+        if self._ended.acquire(timeout=seconds):
+            self._ended.release()
 
     def run(self) -> None:
         try:
