@@ -66,8 +66,9 @@ def plan(
         for number, group in enumerate(_shards(part, max_samples, max_bytes)):
             shard = f"{prefix}-{number:06d}.tar"
             tasks.append(Task(shard, shard_files(shard), group, _fingerprint(group, encode)))
-    options = {"shuffle": shuffle, "split": dict(shares) if shares else None, "classes": list(classes)}
-    options |= {"encode": encode.text} if encode is not None else {}
+    options: dict[str, Any] = {"shuffle": shuffle, "split": dict(shares) if shares else None, "classes": list(classes)}
+    if encode is not None:
+        options["encode"] = encode.text
     return Job(
         "create",
         place,
