@@ -134,6 +134,14 @@ def test_info_finds_what_would_save_bytes(tmp_path):
             "--all",
         ).stdout
     )
+    alone = put(tmp_path / "alone.tar", tar([(f"{number}.txt", b"x" * 200) for number in range(99)]))
+    [saved] = json.loads(done("info", alone, "--json").stdout)["savings"]
+    assert saved.startswith("samples are small: many of them as the lines of one jsonl field, which explode_records")
+    assert saved.endswith("would save about 78%")
+    long = put(tmp_path / "long.tar", tar([("n" * 120 + f"{n}.bin", bytes(2000)) for n in range(99)], format=2))
+    assert json.loads(done("info", long, "--json").stdout)["savings"] == [
+        "names above 100 bytes take headers of their own: shorter keys would save 28%"
+    ]
     lean = tmp_path / "lean.tar"
     lean.write_bytes(done("cat", old).stdout_bytes)
     again = json.loads(done("info", lean, "--json").stdout)

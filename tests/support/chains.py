@@ -54,6 +54,11 @@ def pairs_of(items: Any) -> Any:
         before = item
 
 
+def as_text(value: Any) -> bytes:
+    """An encoder of what other steps make of samples."""
+    return repr(value).encode()
+
+
 # The arguments that a stage is tried with. Each stage has an entry, also one without arguments:
 # choose them so that the stage does something on 10 samples with distinct keys, in shards of about
 # 3. (A window of 1000, or a filter that lets all pass, tests nothing.)
@@ -75,6 +80,10 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "TakeSamples": ((7,), {}),
     "DecodeByExt": ((), {"threads": 2}),
     "UnbatchSamples": ((), {}),
+    "WriteShards": (
+        (os.path.join(tempfile.mkdtemp(), "{lane}-%d.tar"),),
+        {"max_samples": 2, "overwrite": True, "codecs": {"before;draw;txt;text": as_text}},
+    ),
     # each character of an ASCII text is an integer of MessagePack; MapFields leaves three at most
     "ExplodeRecords": (("msgpack",), {"field": "text;txt"}),
     "SampleList": ((), {"block_samples": 2}),

@@ -48,6 +48,12 @@ _ENDINGS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl",
 )
 @click.option("--value", "values", multiple=True, metavar="FIELD=COLUMN", help="A column of values; repeatable.")
 @click.option(
+    "--encode",
+    metavar="FORMAT[:OPTIONS]",
+    help="Encode images again, as jpg, png or webp, with q=QUALITY, size=PIXELS or HEIGHTxWIDTH, and fit=cover, "
+    "contain or stretch: jpg:q=90,size=256.  [default: images stay as they are]",
+)
+@click.option(
     "--root", metavar="DIRECTORY", help="Where relative paths in a list or table begin.  [default: where it is]"
 )
 @storage_options
@@ -66,6 +72,7 @@ def create(
     key: str | None,
     files: tuple[str, ...],
     values: tuple[str, ...],
+    encode: str | None,
     root: str | None,
     storage_options: dict[str, Any],
     running: Running,
@@ -84,9 +91,14 @@ def create(
     csv, tsv, jsonl, parquet
              a row is a sample, as its field json, or what --file and --value say
 
+    --encode is for the fields that are named by the extension of an image alone: jpg and png, but
+    not seg.png. They are named by the new format. Photos are turned upright by their EXIF, and
+    sizes are as in decode_by_ext. --max-bytes counts the files as they were.
+
     \b
     wds-pipes create photos/ shards/ --max-bytes 256MB --shuffle 7 -j 4
     wds-pipes create table.csv s3://bucket/data --key id --file image --value cls=label
+    wds-pipes create photos/ shards/ --encode jpg:q=90,size=256
     wds-pipes create photos/ shards/ --task 0 --tasks 8
     """  # noqa: D301
     options, columns = storage_options or None, (key, files, values, root)
@@ -96,6 +108,13 @@ def create(
             raise click.UsageError(f"--key, --file, --value and --root are for tables, and SOURCE is {kind}")
     elif key_split or ignore:
         raise click.UsageError("--key-split and --ignore are for files and lists")
+
+    from wds_pipes.cli.creating.encoding import read_encode
+
+    try:
+        images = None if encode is None else read_encode(encode)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
     def make() -> Job:
         from wds_pipes.cli.creating import files as of_files
@@ -123,6 +142,7 @@ def create(
             shares=split,
             max_samples=max_samples,
             max_bytes=max_bytes,
+            encode=images,
         )
 
     from wds_pipes.cli.creating.plan import planned

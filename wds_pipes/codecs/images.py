@@ -91,7 +91,7 @@ def _decode_with_pillow(
             denominator, rough = resize.scale(width, height)
             image.draft(None, (width // denominator, height // denominator))
             image.decoderconfig = (denominator, rough)
-        converted = _in_8_bits(image).convert(mode)
+        converted = in_8_bits(image).convert(mode)
     if image.format == "TIFF":  # some versions of Pillow turn it only when they decode it
         width, height = converted.size
     return converted, width, height
@@ -231,7 +231,7 @@ def webp_size(data: bytes) -> tuple[int, int]:
     return 0, 0
 
 
-def _in_8_bits(image: Any) -> Any:
+def in_8_bits(image: Any) -> Any:
     """Convert an image whose mode Pillow does not convert well.
 
     Pillow clips 16-bit pixels instead of scaling them, and warns of palettes with transparency.
@@ -283,8 +283,10 @@ def _pixels(value: Any, name: str) -> Any:
     return np.ascontiguousarray(array)
 
 
-def image_encoder(extension: str) -> Encoder:
-    """An encoder of arrays and PIL images to the format of an extension."""
+def image_encoder(extension: str, quality: int = 95) -> Encoder:
+    """An encoder of arrays and PIL images to the format of an extension; the quality is that of
+    JPEG and WebP.
+    """
     formats = {
         **dict.fromkeys(("jpg", "jpe", "jfif"), "JPEG"),
         **dict.fromkeys(("ppm", "pgm", "pbm", "pnm"), "PPM"),
@@ -303,7 +305,7 @@ def image_encoder(extension: str) -> Encoder:
         if name in ("GIF", "WEBP") and (image.mode in ("I", "F") or image.mode.startswith("I;16")):
             raise ValueError(f"{name} has 8 bits a pixel and would cut those of mode {image.mode}: convert the image")
         file = io.BytesIO()
-        image.save(file, name, **({"quality": 95} if name in ("JPEG", "WEBP") else {}))
+        image.save(file, name, **({"quality": quality} if name in ("JPEG", "WEBP") else {}))
         return file.getvalue()
 
     return encode

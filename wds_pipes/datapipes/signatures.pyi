@@ -11,7 +11,7 @@ from typing import Any, Generic, overload
 from typing_extensions import TypeVar
 
 from wds_pipes.codecs.codec import Codec
-from wds_pipes.codecs.names import Decoder, Handler
+from wds_pipes.codecs.names import Decoder, Encoder, Handler
 from wds_pipes.codecs.resizing import Fit, Size
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.datapipes.base import IterDataPipe
@@ -187,6 +187,19 @@ class Methods(Generic[T_co]):
     def unbatch_samples(self) -> WdsPipe[Any]:
         """Take batches apart into samples, as ``batch_samples`` put them together."""
 
+    def write_shards(
+        self,
+        pattern: str | os.PathLike[str],
+        *,
+        max_samples: int = 100000,
+        max_bytes: int = 1 << 30,
+        offsets: bool = False,
+        overwrite: bool = False,
+        codecs: Mapping[str, Encoder | Codec] | None = None,
+        storage_options: dict[str, Any] | None = None,
+    ) -> WdsPipe[str]:
+        """Write samples into a series of shards, and yield the path of each complete one."""
+
 class BatchSamples(WdsPipe[Any]):
     """Collect samples into batches."""
 
@@ -298,3 +311,6 @@ class ToTuple(WdsPipe[tuple[Any, ...]]):
 
 class UnbatchSamples(WdsPipe[Any]):
     """Take batches apart into samples, as ``batch_samples`` put them together."""
+
+class WriteShards(WdsPipe[str]):
+    """Write samples into a series of shards, and yield the path of each complete one."""

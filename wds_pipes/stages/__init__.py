@@ -32,6 +32,7 @@ from wds_pipes.stages.take_samples import TakeSamples
 from wds_pipes.stages.then import Then
 from wds_pipes.stages.to_tuple import ToTuple
 from wds_pipes.stages.unbatch_samples import UnbatchSamples
+from wds_pipes.stages.write_shards import WriteShards
 
 __all__ = [
     "BatchSamples",
@@ -58,4 +59,5 @@ __all__ = [
     "Then",
     "ToTuple",
     "UnbatchSamples",
+    "WriteShards",
 ]

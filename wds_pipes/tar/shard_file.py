@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from hashlib import md5
 from typing import Any
 
+from wds_pipes.tar.digest import Md5
 from wds_pipes.tar.index_formats import ShardFacts
 from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets, write_beside
 from wds_pipes.tar.writer import TarWriter
@@ -37,11 +37,11 @@ def write_shard(
     """
     keys, starts = [], []
     with TarWriter(url, overwrite=True, storage_options=storage_options) as writer:
-        writer.digest = md5(usedforsecurity=False)
+        writer.digest = digest = Md5()
         for sample in samples:
             starts.append(writer.size)
             writer.write(sample)
             keys.append(sample["__key__"])
     write_beside(url, KEYS, pack_keys(keys), storage_options)
     write_beside(url, OFFSETS, pack_offsets([*starts, writer.size]), storage_options)
-    return ShardFacts(writer.samples, writer.stored, writer.digest.hexdigest())
+    return ShardFacts(writer.samples, writer.stored, digest.hexdigest())

@@ -8,7 +8,6 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from hashlib import md5
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,6 +16,7 @@ from wds_pipes.errors import StateError
 from wds_pipes.io.compression import compressor, kind_of_name
 from wds_pipes.io.outputs import exists, target_of
 from wds_pipes.io.urls import redact
+from wds_pipes.tar.digest import Md5
 from wds_pipes.tar.index import listed_shards
 from wds_pipes.tar.index_file import Entry, check_output, name_in, read_index, write_index
 from wds_pipes.tar.index_formats import ShardFacts, make_opener
@@ -162,20 +162,31 @@ class ShardWriter:
         """Append a sample to the current shard, or to the next one if the current one is full."""
         if self._resume and self._has(sample):
             return
-        encoded = Encoded(sample, self._codecs)
-        writer = self._writer
+        encoded = self._encode(sample)
         if not self._told:
             self._tell()
-        if writer is not None and (
-            writer.samples >= self.max_samples or whole(writer.size + encoded.size) > self.max_bytes
-        ):
+        if self._is_full(encoded):
             self._finish()
+        self._append(encoded)
+
+    def _encode(self, sample: Mapping[str, Any]) -> Encoded:
+        return Encoded(sample, self._codecs)
+
+    def _is_full(self, encoded: Encoded) -> bool:
+        """Whether the current shard must be finished before this sample."""
+        writer = self._writer
+        return writer is not None and (
+            writer.samples >= self.max_samples or whole(writer.size + encoded.size) > self.max_bytes
+        )
+
+    def _append(self, encoded: Encoded) -> None:
+        """Append a sample to the current shard, or begin the next one with it."""
         if self._writer is None:
             path = self.path(self._number)
             self._writer = TarWriter(path, overwrite=self.overwrite, storage_options=self._options)
             self._samples = []
             if self._index is not None:
-                self._writer.digest = md5(usedforsecurity=False)
+                self._writer.digest = Md5()
         begin = self._writer.size
         self._writer._write(encoded)
         if self._offsets:
@@ -225,10 +236,9 @@ class ShardWriter:
             self._writer.close()
             path = self.path(self._number)
             self.shards[path] = self._writer.samples
-            if self._index is not None:
-                self._entries[path] = Entry(
-                    ShardFacts(self._writer.samples, self._writer.stored, self._writer.digest.hexdigest())
-                )
+            if self._writer.digest is not None:
+                facts = ShardFacts(self._writer.samples, self._writer.stored, self._writer.digest.hexdigest())
+                self._entries[path] = Entry(facts)
             if self._offsets:
                 self._write_offsets(path, self._writer.size)
             self._writer, self._told = None, False

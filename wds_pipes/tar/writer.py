@@ -13,8 +13,10 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
+import re
 import tarfile
 from collections.abc import Mapping
 from types import TracebackType
@@ -24,7 +26,7 @@ from wds_pipes.errors import SampleError
 from wds_pipes.io.compression import Compressor, compressor, kind_of_name
 from wds_pipes.io.outputs import OutputFile, abort, open_output, target_of
 from wds_pipes.io.urls import local_path, redact
-from wds_pipes.tar.header_block import common_header
+from wds_pipes.tar.header_block import Start
 from wds_pipes.tar.headers import MAX_HEADER_BYTES
 from wds_pipes.tar.keys import split_key
 from wds_pipes.tar.offsets import remove_beside
@@ -32,6 +34,7 @@ from wds_pipes.tar.offsets import remove_beside
 if TYPE_CHECKING:
     from wds_pipes.codecs.codec import ByExtension, Codec
     from wds_pipes.codecs.names import Encoder
+    from wds_pipes.tar.digest import Md5
 
 _END = 1024  # bytes of zeros at the end
 _RECORD = 10240  # the size of a tar file is a multiple of this
@@ -118,7 +121,7 @@ class TarWriter:
         self.samples = self.size = 0
         self.stored = 0  # bytes written to the target
         self._keys: set[str] = set()
-        self.digest: Any = None  # the MD5 of the bytes written, set by a ShardWriter with an index
+        self.digest: Md5 | None = None  # of the bytes written, set by who wants it
         self._name = ""
         self._compressor: Compressor | None = None
         self._partial: OutputFile | None = None
@@ -280,27 +283,54 @@ class Encoded:
                 f"a sample needs a '__key__' that is a string, not {key!r}; it has: {', '.join(map(str, sample))}"
             )
         self.key = key
+        fields = sorted(str(name) for name in sample if not str(name).startswith("__"))
+        if not fields:
+            raise SampleError(
+                f"sample {key!r} has no fields: it would not be in the shard at all. Give it one, or leave it out.",
+                key=key,
+            )
+        plain = _PLAIN_KEY.fullmatch(key) is not None
+        for field in fields:
+            if not (plain and _is_plain(field) and field in sample):
+                check_name(key, field, known=field in sample)
         self.blocks: list[bytes] = []
-        for field in sorted(str(name) for name in sample if not str(name).startswith("__")):
-            check_name(key, field, known=field in sample)
-            try:
-                data = encode(field, sample[field], own)
-            except Exception as error:
-                raise SampleError(f"field {field!r} of sample {key!r} cannot be encoded: {error}", key=key) from error
-            header = _header(f"{key}.{field}", len(data))
+        start = Start(key)
+        for field in fields:
+            data = sample[field]
+            if type(data) is not bytes or _is_packed(field):
+                try:
+                    data = encode(field, data, own)
+                except Exception as error:
+                    raise SampleError(
+                        f"field {field!r} of sample {key!r} cannot be encoded: {error}", key=key
+                    ) from error
+            header = start.header(f".{field}", len(data)) or _long_header(f"{key}.{field}", len(data))
             if len(header) > MAX_HEADER_BYTES:
                 raise SampleError(
                     f"sample {key[:40]!r}... with field {field[:40]!r} needs more than 1 MiB "
                     "of headers for its name, which is not read back. Shorten it.",
                     key=key[:1000],
                 )
-            self.blocks += [header, data, bytes(-len(data) & 511)]
-        if not self.blocks:
-            raise SampleError(
-                f"sample {key!r} has no fields: it would not be in the shard at all. Give it one, or leave it out.",
-                key=key,
-            )
+            self.blocks += (header, data, bytes(-len(data) & 511))
         self.size = sum(map(len, self.blocks))
+
+
+# Usual keys and fields, which are read back unchanged in any combination: the checks of
+# ``check_name`` would take a third of the time of writing a small sample.
+_PLAIN_KEY = re.compile(r"(?!__)[\w/-]*[\w-]", re.ASCII)
+_PLAIN_FIELD = re.compile(r"[a-z0-9_-][a-z0-9_.-]*")
+
+
+@functools.lru_cache(256)
+def _is_plain(field: str) -> bool:
+    return _PLAIN_FIELD.fullmatch(field) is not None
+
+
+@functools.lru_cache(256)
+def _is_packed(field: str) -> bool:
+    from wds_pipes.codecs.names import PACKED
+
+    return field.rpartition(".")[2].lower() in PACKED
 
 
 def check_name(key: str, field: str, *, known: bool = True) -> None:
@@ -317,7 +347,8 @@ def check_name(key: str, field: str, *, known: bool = True) -> None:
 
 def stored_size(key: str, field: str, size: int) -> int:
     """The bytes that a field of ``size`` bytes takes in a tar, with its header and padding."""
-    return len(_header(f"{key}.{field}", size)) + size + (-size & 511)
+    header = Start(key).header(f".{field}", size) or _long_header(f"{key}.{field}", size)
+    return len(header) + size + (-size & 511)
 
 
 def whole(size: int) -> int:
@@ -338,9 +369,8 @@ def _encodable(name: str) -> bool:
         return False
 
 
-def _header(name: str, size: int) -> bytes:
-    if (block := common_header(name, size)) is not None:
-        return block
+def _long_header(name: str, size: int) -> bytes:
+    """The headers of a file that ``Start`` leaves to tarfile."""
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = size, 0o444, 0
     with contextlib.suppress(ValueError):

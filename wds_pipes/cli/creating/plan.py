@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wds_pipes.cli.creating.records import Content, Problems, Record, samples
 from wds_pipes.cli.shards import index_names, shard_ends, shard_facts, split_numbers, write_indexes
@@ -17,6 +17,9 @@ from wds_pipes.errors import SampleError
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.tar.shard_file import shard_files, write_shard
 from wds_pipes.tar.writer import check_name, stored_size, whole
+
+if TYPE_CHECKING:
+    from wds_pipes.cli.creating.encoding import Encode
 
 _CLASSES = "classes.json"
 
@@ -31,6 +34,7 @@ def plan(
     shares: Mapping[str, float] | None = None,
     max_samples: int,
     max_bytes: int,
+    encode: Encode | None = None,
 ) -> Job:
     """Make the job that writes samples.
 
@@ -42,13 +46,14 @@ def plan(
         shuffle: the seed of a random order, which depends on the keys and on nothing else.
         shares: the names of splits and their shares: see ``split_by_key``.
         max_samples: the maximum number of samples in a shard.
-        max_bytes: the maximum size of a shard.
+        max_bytes: the maximum size of a shard, with images as they are before ``encode``.
+        encode: what becomes of images.
 
     Raises:
         SampleError: there are problems.
         ValueError: there is no sample, or none in a split.
     """
-    _check(records, problems)
+    _check(records, problems, encode)
     if not records:
         raise ValueError("the source has no samples, so there is nothing to write")
     if shuffle is not None:
@@ -59,12 +64,14 @@ def plan(
         prefix = f"{name}/{name}" if name else "shard"
         for number, group in enumerate(_shards(part, max_samples, max_bytes)):
             shard = f"{prefix}-{number:06d}.tar"
-            tasks.append(Task(shard, shard_files(shard), group, _fingerprint(group)))
-    options = {"shuffle": shuffle, "split": dict(shares) if shares else None, "classes": list(classes)}
+            tasks.append(Task(shard, shard_files(shard), group, _fingerprint(group, encode)))
+    options: dict[str, Any] = {"shuffle": shuffle, "split": dict(shares) if shares else None, "classes": list(classes)}
+    if encode is not None:
+        options["encode"] = encode.text
     return Job(
         "create",
         place,
-        partial(write, place.storage_options),
+        partial(write, place.storage_options, encode),
         tasks,
         {**options, "max_samples": max_samples, "max_bytes": max_bytes},
         partial(finish, tuple(classes)),
@@ -72,11 +79,10 @@ def plan(
     )
 
 
-def write(storage_options: dict[str, Any] | None, task: Task, place: Place) -> Facts:
+def write(storage_options: dict[str, Any] | None, encode: Encode | None, task: Task, place: Place) -> Facts:
     """Write a shard."""
-    facts = write_shard(
-        place.at(task.name), samples(task.arguments, storage_options), storage_options=place.storage_options
-    )
+    found = samples(task.arguments, storage_options, encode)
+    facts = write_shard(place.at(task.name), found, storage_options=place.storage_options)
     return shard_facts(task.name, facts)
 
 
@@ -93,7 +99,7 @@ def planned(task: Task) -> str:
     return f"{task.name}: {plural(len(task.arguments), 'sample')}, {plural(whole(size), 'byte')}"
 
 
-def _check(records: Sequence[Record], problems: Problems) -> None:
+def _check(records: Sequence[Record], problems: Problems, encode: Encode | None) -> None:
     seen: set[str] = set()
     for key, fields in records:
         if key in seen:
@@ -106,6 +112,12 @@ def _check(records: Sequence[Record], problems: Problems) -> None:
                 check_name(key, field)
             except SampleError as error:
                 problems.add(str(error))
+        images = [] if encode is None else [name for name in fields if encode.is_image(name)]
+        if len(images) > 1:
+            problems.add(
+                f"sample {key!r} has the images {', '.join(images)}, which --encode would make one field: leave all "
+                "but one out with --ignore"
+            )
     problems.check()
 
 
@@ -130,8 +142,9 @@ def _size(record: Record) -> int:
     return sum(stored_size(record.key, field, record.size_of(field)) for field in record.fields)
 
 
-def _fingerprint(records: Sequence[Record]) -> str:
+def _fingerprint(records: Sequence[Record], encode: Encode | None) -> str:
     return fingerprint(
+        *([encode.text] if encode is not None else []),
         [
             [
                 key,
@@ -141,7 +154,7 @@ def _fingerprint(records: Sequence[Record]) -> str:
                 ],
             ]
             for key, fields in records
-        ]
+        ],
     )
 
 

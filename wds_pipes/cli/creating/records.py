@@ -6,12 +6,15 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import refuse
 from wds_pipes.io.urls import identify, local_path, redact
+
+if TYPE_CHECKING:
+    from wds_pipes.cli.creating.encoding import Encode
 
 _SHOWN = 10
 _REQUESTS, _AHEAD = 16, 64  # remote files that are read at a time, and samples that are read ahead
@@ -69,10 +72,13 @@ class Problems:
             raise SampleError(f"{plural(self._count, 'problem')} in the input, so nothing was written:\n{lines}")
 
 
-def samples(records: Iterable[Record], storage_options: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """Read samples, as ``TarWriter`` writes them.
+def samples(
+    records: Iterable[Record], storage_options: dict[str, Any] | None, encode: Encode | None = None
+) -> Iterator[dict[str, Any]]:
+    """Read samples, as ``TarWriter`` writes them; ``encode`` says what becomes of images.
 
     Raises:
+        DecodeError: an image cannot be decoded.
         SampleError: a file was changed after it was listed.
         OSError: a file cannot be read; a ShardError for one in a store.
     """
@@ -94,6 +100,9 @@ def samples(records: Iterable[Record], storage_options: dict[str, Any] | None) -
                     sample[field] = read[value.url] if value.url in read else _read_local(value, record.key)
                     if len(sample[field]) != value.size:
                         raise _changed(value, record.key)
+            if encode is not None:
+                files = {name: redact(value.url) for name, value in record.fields.items() if isinstance(value, Content)}
+                sample = encode.apply(sample, files)
             yield sample
 
 

@@ -78,6 +78,7 @@ class Summary:
         self.read_shards = self.read_samples = self.outside = 0
         self.parts = Counter[str](data=0, headers=0, padding=0, pax=0, other=0)
         self._repeated_pax = 0  # bytes of extended headers that a writer without them would not need
+        self._long_names = 0  # bytes of those for names that do not fit into a header
         self._stored = 0  # bytes in the files of the shards that were read to their ends
         self._ended: dict[str, int] = {}  # the samples of each of these shards
         self.compressions = Counter[str]()
@@ -148,6 +149,8 @@ class Summary:
             parts["pax"] += extended
             if extended and len(member.name.encode("utf-8", "surrogateescape")) <= 100:
                 self._repeated_pax += extended
+            else:
+                self._long_names += extended
             at = member.end
             if member.data is not None:
                 described = self._describer.describe(member.field, member.data)
@@ -190,6 +193,18 @@ class Summary:
             found.append(
                 f"the fields {', '.join(sorted(small)[:8])} are small, and each takes {2 * BLOCK:,} bytes in a tar: "
                 f"as one json field they would save {saved:.0%}"
+            )
+        all_small = bool(small) and len(small) == len(self.fields)
+        held = sum(seen.total for seen in self.fields.values())
+        if all_small and (saved := 1 - (held + 32 * self.read_samples) / whole) >= _GAIN:
+            found.append(
+                f"samples are small: many of them as the lines of one jsonl field, which explode_records takes apart, "
+                f"would save about {saved:.0%}"
+            )
+        if self._long_names / whole >= _GAIN:
+            found.append(
+                f"names above 100 bytes take headers of their own: shorter keys would save "
+                f"{self._long_names / whole:.0%}"
             )
         if self.parts["other"] / whole >= _GAIN and self.parts["other"] > 10240 * self.read_shards:
             found.append(

@@ -1,0 +1,73 @@
+"""Shards of every writer of the package are read alike by GNU tar, bsdtar, tarfile and webdataset.
+Energon, DALI and the datasets library are tried by tests/bench/interop.py.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tars import by_tarfile, by_webdataset
+
+import wds_pipes as wp
+from wds_pipes.cli import main
+from wds_pipes.tar.shard_file import write_shard
+
+# Usual keys, directories, other alphabets, and names that need two kinds of long headers.
+KEYS = ("000000", "a/b-1/c_2", "größe/日本", "n" * 130, "d" * 120 + "/" + "n" * 60)
+SAMPLES = [
+    {"__key__": key, "txt": f"text {key}".encode(), "seg.bin": bytes([place]) * (511 + place), "cls": b"7"}
+    for place, key in enumerate(sorted(KEYS))
+]
+MEMBERS = [(f"{sample['__key__']}.{field}", sample[field]) for sample in SAMPLES for field in ("cls", "seg.bin", "txt")]
+
+
+def by_shard_writer(folder):
+    with wp.ShardWriter(folder / "x-%d.tar") as writer:
+        for sample in SAMPLES:
+            writer.write(sample)
+    return folder / "x-0.tar"
+
+
+def by_task(folder):
+    write_shard(str(folder / "x.tar"), SAMPLES)
+    return folder / "x.tar"
+
+
+def by_create(folder):
+    for name, data in MEMBERS:
+        path = folder / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    done = CliRunner().invoke(main, ["create", str(folder / "in"), str(folder / "out")])
+    assert done.exit_code == 0, done.output
+    return folder / "out/shard-000000.tar"
+
+
+def by_step(folder):
+    source = by_task(folder)
+    pipe = wp.ShardList([str(source)]).open_shards().load_tar().group_by_key()
+    [shard] = pipe.write_shards(folder / "y-%d.tar")
+    return Path(shard)
+
+
+@pytest.mark.parametrize("write", [by_shard_writer, by_task, by_create, by_step])
+def test_everybody_reads_the_same(tmp_path, write):
+    shard = write(tmp_path)
+    assert by_tarfile(shard) == MEMBERS
+    read = [{name: value for name, value in sample.items() if name != "__url__"} for sample in by_webdataset(shard)]
+    assert read == SAMPLES
+    for program in ("tar", "bsdtar"):
+        if shutil.which(program) is None:
+            continue
+        folder = tmp_path / program
+        folder.mkdir()
+        unpack = [program, "-xf", str(shard), "-C", str(folder)]
+        done = subprocess.run(
+            unpack, env={**os.environ, "LC_ALL": "C.UTF-8"}, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, ""), program
+        assert [(name, (folder / name).read_bytes()) for name, _ in MEMBERS] == MEMBERS
+        assert sum(path.is_file() for path in folder.rglob("*")) == len(MEMBERS)
