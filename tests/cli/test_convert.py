@@ -219,6 +219,59 @@ def test_wrong_calls(tmp_path):
     )
 
 
+def parquet_of(path, columns, names=None):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = arrow.table(columns) if names is None else arrow.Table.from_arrays(columns, names)
+    parquet.write_table(table, path, row_group_size=100)
+    return path
+
+
+def test_no_column_and_no_key_is_lost(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+
+    def told(*arguments):
+        return refused(tmp_path / "x.parquet", tmp_path / "out", "--from", "parquet", *arguments)
+
+    parquet_of(tmp_path / "x.parquet", [arrow.array([1]), arrow.array([2])], ["a", "a"])
+    assert f"{tmp_path}/x.parquet has two columns 'a': rename one of them" in told()
+    parquet_of(tmp_path / "x.parquet", {"__key__": ["a", None], "txt": ["x", "y"]})
+    assert "a record has no key in column '__key__', but None: give it one" in told()
+    assert "--value names field 'txt' twice" in told("--value", "txt=txt", "--value", "txt=__key__")
+
+
+@pytest.mark.parametrize("damage", ["data", "text", "footer", "cut"])
+def test_damaged_tables_are_named(tmp_path, damage):
+    arrow = pytest.importorskip("pyarrow")
+    text = arrow.array([b"\xff" if damage == "text" else b"x"] * 300).view(arrow.string())
+    path = parquet_of(tmp_path / "x.parquet", {"a": [b"%050d" % number for number in range(300)], "b": text})
+    content = bytearray(path.read_bytes())
+    if damage == "data":
+        content[50:400] = bytes(350)
+    elif damage == "footer":
+        content[-60:-10] = bytes(50)
+    path.write_bytes(content[:300] if damage == "cut" else content)
+    assert f"{path} cannot be read: " in refused(path, tmp_path / "out", "--from", "parquet", code=1)
+
+
+def test_a_damaged_data_set_is_never_read_anywhere_in_memory(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    batch = arrow.record_batch({"a": [b"x" * 1000, b"y" * 1000]})
+    with arrow.OSFile(str(tmp_path / "d.arrow"), "wb") as file, arrow.ipc.new_stream(file, batch.schema) as writer:
+        writer.write_batch(batch)
+    content = (tmp_path / "d.arrow").read_bytes()
+    offsets = struct.pack("<3i", 0, 1000, 2000)
+    assert offsets in content
+    (tmp_path / "d.arrow").write_bytes(content.replace(offsets, struct.pack("<3i", 0, 1 << 30, 2000)))
+    (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "d.arrow"}]}')
+    assert "d.arrow cannot be read: " in refused(tmp_path, tmp_path / "out", "--from", "hf", code=1)
+
+
+@pytest.mark.parametrize("state", ["[]", "{bad", '{"_data_files": [{}]}', '{"_data_files": [{"filename": 5}]}', "{}"])
+def test_a_state_that_names_no_files(tmp_path, state):
+    (tmp_path / "state.json").write_text(state)
+    assert "state.json has no names in '_data_files'" in refused(tmp_path, tmp_path / "out", "--from", "hf")
+
+
 @pytest.mark.parametrize("missing", ["google.protobuf", "google_crc32c", "lmdb", "pyarrow"])
 def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch, missing):
     for name in [name for name in sys.modules if name == missing or name.startswith(f"{missing}.")]:
@@ -361,6 +414,25 @@ def test_what_is_no_database(lmdb, tmp_path):
     assert "key b'a': the value is no TensorProtos" in refused(
         tmp_path / "db0", tmp_path / "o", "--from", "torchrecord"
     )
+
+
+def test_a_damaged_database_is_named(lmdb, tmp_path):
+    fill(lmdb, tmp_path / "db", {b"%05d" % number: JPEG * 10 for number in range(60)})
+    content = bytearray((tmp_path / "db/data.mdb").read_bytes())
+    for page in range(2 * 4096, len(content), 4096):
+        content[page + 8 : page + 12] = b"\xff" * 4  # what is in the page
+    (tmp_path / "db/data.mdb").write_bytes(content)
+    assert f"{tmp_path}/db/data.mdb is damaged: " in refused(tmp_path / "db", tmp_path / "o", "--from", "lmdb", code=1)
+
+
+def test_tensors_of_one_name(lmdb, tmp_path):
+    """None of them is lost."""
+    for names, told in (((b"a", b"a"), "two of its tensors have one name"), ((b"A", b"a"), "would be 1 fields")):
+        message = tensor_protos()()
+        for name in names:
+            message.protos.add(name=name.decode(), data_type=4, string_data=[name])
+        fill(lmdb, tmp_path / told, {b"0": message.SerializeToString()})
+        assert told in refused(tmp_path / told, tmp_path / f"{told} out", "--from", "torchrecord", code=1)
 
 
 def varint(number):

@@ -169,6 +169,8 @@ def write(folder, name, members):
         ("imagefolder", [("a.cls", b"x")], [], "sample 'a' has no other fields than its class"),
         ("imagefolder", [("../a.jpg", b"x"), ("../a.cls", b"c")], [], "would not be a file in the directory of"),
         ("imagefolder", [("a.jpg", b"x"), ("a.cls", b"../c")], [], "would not be a file in the directory of its class"),
+        ("imagefolder", [("a.jpg", b"x"), ("a.cls", b"c\td")], [], "would not be a file in the directory of its class"),
+        ("imagefolder", [("a\nb.jpg", b"x"), ("a\nb.cls", b"c")], [], "would not be a file in the directory of its"),
         ("imagefolder", [("a.jpg", b"x"), ("a.y", b".h")], ["--label", "y"], "of class '.h' would not be a file"),
     ],
 )
@@ -200,6 +202,37 @@ def test_names_of_shards(tmp_path):
     assert list(outputs(tmp_path / "out")) == ["train/a.v1.jsonl", "val/a.v1.jsonl"]
     (tmp_path / "train/a.v1.tgz").write_bytes((tmp_path / "train/a.v1.tar").read_bytes())
     assert "two tasks have one output" in refused("export", tmp_path / "train", tmp_path / "b", "--to", "jsonl")
+
+
+def test_images_of_two_shards_are_no_files_of_one_name(tmp_path):
+    """Also where the other shard is written by another machine."""
+    for name in ("a.tar", "b.tar"):
+        write(tmp_path / "in", name, [("0.jpg", JPEG), ("0.cls", b"cat")])
+    both = ["export", tmp_path / "in", tmp_path / "out", "--to", "imagefolder", "--tasks", 2, "--task"]
+    run(*both, 0)
+    for _ in range(2):
+        message = refused(*both, 1, code=1)
+        assert "a.txt and b.txt both have images/cat/0.jpg, so one of the two is lost" in message
+    images = write(tmp_path / "images", "c.tar", [("0.jpg", JPEG), ("0.cls", b"cat")])
+    told = refused("export", images, tmp_path / "in/a.tar", tmp_path / "b", "--to", "imagefolder", code=2)
+    assert "the list images/c.txt would be among the images" in told
+
+
+def test_names_of_classes_that_are_damaged(tmp_path):
+    write(tmp_path, "a.tar", [("0.jpg", JPEG), ("0.cls", b"0")])
+    for content in (b"{bad", b"\xff", b"5"):
+        (tmp_path / "classes.json").write_bytes(content)
+        told = refused("export", tmp_path / "a.tar", tmp_path / "out", "--to", "imagefolder", code=2)
+        assert f"classes.json of the shards in {tmp_path}/ is no list of names" in told
+
+
+@pytest.mark.parametrize("kind", ["parquet", "imagefolder", "tfrecord"])
+def test_no_message_shows_the_secret_of_a_url(web, tmp_path, kind):
+    pytest.importorskip("pyarrow")
+    web.put("a.tar", tar([("0.txt", b"\xff"), ("0.cls2", b"x")]))
+    message = refused("export", f"{web.url}/a.tar?token=SECRET", tmp_path / "out", "--to", kind, code=1)
+    assert "a.tar?...: " in message
+    assert "SECRET" not in message
 
 
 def test_wrong_calls(tmp_path, shards, monkeypatch):

@@ -291,8 +291,16 @@ def read_keys(url: str, opener: Opener) -> list[str]:
         ValueError: it has none.
         ShardError: it cannot be read.
     """
-    with opener.open(at_home(url)) as stream:
-        text = stream.read().decode("utf-8-sig", "surrogateescape")
+    try:
+        with opener.open(at_home(url)) as stream:
+            text = stream.read().decode("utf-8-sig", "surrogateescape")
+    except ShardError as error:
+        if not error.missing:
+            raise
+        shown = redact(url)
+        missing = ShardError(f"the list of keys {shown} does not exist: check the path or URL", url=shown)
+        missing.missing = True
+        raise missing from error
     keys = [line for line in text.replace("\r\n", "\n").split("\n") if line]
     if not keys:
         raise ValueError(f"the list of keys {redact(url)!r} is empty: it has a key on each line")

@@ -171,6 +171,8 @@ def _named(values: tuple[str, ...]) -> dict[str, str]:
         field, equals, column = value.partition("=")
         if not equals or not field or not column:
             raise ValueError(f"--value is written as FIELD=COLUMN, such as cls=label, not {value!r}")
+        if field in named:
+            raise ValueError(f"--value names field {field!r} twice: give each column its own")
         named[field] = column
     return named
 

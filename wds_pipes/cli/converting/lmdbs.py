@@ -82,7 +82,10 @@ class TorchRecord:
                 message.ParseFromString(value)
                 if not message.protos:
                     raise ValueError("it has no tensors")
-                yield {proto.name or str(place): _value(proto) for place, proto in enumerate(message.protos)}
+                row = {proto.name or str(place): _value(proto) for place, proto in enumerate(message.protos)}
+                if len(row) < len(message.protos):
+                    raise ValueError("two of its tensors have one name")
+                yield row
             except Exception as error:
                 raise SampleError(
                     f"{run.file.url}, key {key!r:.80}: the value is no TensorProtos ({error}): convert it with --from "
@@ -98,10 +101,13 @@ class TorchRecord:
         named = {name: _field(value) for name, value in row.items()}
         kinds = [kind for kind, _ in named.values()]
         plain = all(name.isdecimal() for name in row)
-        return {
+        fields = {
             kind if plain and kinds.count(kind) == 1 else f"{name.lower()}.{kind}": data
             for name, (kind, data) in named.items()
         }
+        if len(fields) < len(row):
+            raise SampleError(f"tensors {', '.join(row)} would be {len(fields)} fields: name them with --value")
+        return fields
 
 
 def _divided(paths: Sequence[str], max_samples: int) -> list[Shard]:
@@ -147,8 +153,11 @@ def _cursor(path: str) -> Iterator[Any]:
         opened = lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=True, max_dbs=0)
     except lmdb.Error as error:
         raise ValueError(f"{path} is no LMDB: {error}") from error
-    with opened, opened.begin() as transaction, transaction.cursor() as cursor:
-        yield cursor
+    try:
+        with opened, opened.begin() as transaction, transaction.cursor() as cursor:
+            yield cursor
+    except lmdb.Error as error:
+        raise SampleError(f"{path} is damaged: {error}: copy the database again", url=path) from error
 
 
 def _value(proto: Any) -> Any:

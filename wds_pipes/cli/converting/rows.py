@@ -258,6 +258,8 @@ def _sample_again(row: Row) -> dict[str, Any]:
 
 
 def _key_again(value: Any) -> str:
+    if not isinstance(value, (bytes, str, int)) or isinstance(value, bool):
+        raise SampleError(f"a record has no key in column {KEY!r}, but {value!r:.80}: give it one")
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
 
 

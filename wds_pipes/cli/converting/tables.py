@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,8 @@ from wds_pipes.cli.converting.source import (
     local_only,
 )
 from wds_pipes.core.importing import library
-from wds_pipes.errors import SampleError
+from wds_pipes.errors import SampleError, WdsError
+from wds_pipes.io.outputs import refuse
 from wds_pipes.io.urls import local_path, redact
 
 _ROWS = 64  # that are converted to Python objects at a time
@@ -50,7 +51,7 @@ class Parquet:
                 else:
                     groups.append(group)
             batches = table.iter_batches(batch_size=_ROWS, row_groups=groups)
-            yield from _rows(batches, skip, run.records)
+            yield from _rows(batches, skip, run.records, run.file.url)
 
 
 class Saved:
@@ -59,43 +60,49 @@ class Saved:
     def shards(self, source: str, max_samples: int, storage_options: Options) -> list[Shard]:
         """Divide the rows into shards, those of each split by themselves."""
         folder = local_only(source, "a saved data set")
-        splits = _json(os.path.join(folder, "dataset_dict.json"))
+        splits = _names(os.path.join(folder, "dataset_dict.json"), "splits", lambda name: name)
         if splits is None:
             return divided(self._files(folder), max_samples)
         return [
             shard
-            for name in splits["splits"]
+            for name in splits
             for shard in divided(self._files(os.path.join(folder, name)), max_samples, f"{name}/{name}")
         ]
 
     def _files(self, folder: str) -> Iterator[tuple[Any, int]]:
-        state = _json(os.path.join(folder, "state.json"))
-        if state is None or not isinstance(state.get("_data_files"), list):
+        names = _names(os.path.join(folder, "state.json"), "_data_files", lambda entry: entry["filename"])
+        if names is None:
             raise ValueError(
                 f"{folder} has no state.json of a data set: name the directory that dataset.save_to_disk() has "
                 "written, or its Parquet files with --from parquet"
             )
-        for entry in state["_data_files"]:
-            file = file_of(os.path.join(folder, entry["filename"]))
+        for name in names:
+            file = file_of(os.path.join(folder, name))
             with _arrow(file.url) as batches:
                 yield file, sum(batch.num_rows for batch in batches)
 
     def rows(self, run: Run, storage_options: Options) -> Iterator[Row]:
         """Read rows of a file."""
         with _arrow(run.file.url) as batches:
-            yield from _rows(batches, run.start, run.records)
+            yield from _rows(batches, run.start, run.records, run.file.url)
 
 
-def _rows(batches: Any, skip: int, count: int | None) -> Iterator[Row]:
+def _rows(batches: Any, skip: int, count: int | None, url: str) -> Iterator[Row]:
     left = count or 0
     for batch in batches:
         if skip >= batch.num_rows:
             skip -= batch.num_rows
             continue
+        names = batch.schema.names
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise SampleError(f"{redact(url)} has two columns {twice!r}: rename one of them", url=redact(url))
         batch, skip = batch.slice(skip, left), 0
         left -= batch.num_rows
         for start in range(0, batch.num_rows, _ROWS):
-            yield from batch.slice(start, _ROWS).to_pylist()
+            part = batch.slice(start, _ROWS)
+            part.validate(full=True)  # offsets that are damaged would be read anywhere in memory
+            yield from part.to_pylist()
         if not left:
             return
 
@@ -111,7 +118,7 @@ def _parquet(url: str, storage_options: Options) -> Iterator[Any]:
         stream = fs.open(name, "rb")
     else:
         stream = open(path, "rb")
-    with stream, _readable(url):
+    with stream, _readable(url, storage_options):
         yield parquet.ParquetFile(stream)
 
 
@@ -123,20 +130,27 @@ def _arrow(path: str) -> Iterator[Any]:
 
 
 @contextmanager
-def _readable(url: str) -> Iterator[None]:
-    invalid = library("pyarrow", "pyarrow", "this", extra="parquet").ArrowInvalid
+def _readable(url: str, storage_options: Options = None) -> Iterator[None]:
     try:
         yield
-    except invalid as error:
-        raise SampleError(
-            f"{redact(url)} cannot be read: {str(error).rstrip('.')}: write or fetch it again", url=redact(url)
-        ) from error
+    except WdsError:
+        raise
+    except (OSError, ValueError, NotImplementedError) as error:  # pyarrow raises any of them
+        if local_path(url) is None and isinstance(error, OSError):
+            refuse(url, error, storage_options, "read")
+        told = str(error).strip().rstrip(".")
+        raise SampleError(f"{redact(url)} cannot be read: {told}: write or fetch it again", url=redact(url)) from error
 
 
-def _json(path: str) -> Any:
-    """The content of a JSON file; None: there is none."""
+def _names(path: str, of: str, name: Callable[[Any], Any]) -> list[str] | None:
+    """The names in a list of a JSON file; None: there is no such file."""
     try:
         with open(path, encoding="utf-8") as file:
-            return json.load(file)
-    except FileNotFoundError:
+            names = list(map(name, json.load(file)[of]))
+        if not all(isinstance(one, str) for one in names):
+            raise TypeError("they are no strings")
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except (ValueError, TypeError, LookupError) as error:
+        raise ValueError(f"{path} has no names in {of!r} ({error}): save the data set again") from error
+    return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -13,9 +14,11 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from wds_pipes.cli.converting.source import file_of, names_of
 from wds_pipes.core.importing import library
+from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import OutputFile, open_output, read_small
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
+from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import list_shards
 from wds_pipes.tar.index_formats import folder_of
 
@@ -80,10 +83,16 @@ def plan(
     tasks = []
     for url, name, file in zip(shards, names_of(shards), files, strict=True):
         output = _TAR.sub("", name) + _ENDINGS[kind]
+        if kind == "imagefolder" and output.startswith("images/"):
+            raise ValueError(f"the list {output} would be among the images: export from the directory of {name}")
         names = classes.get(folder_of(url))
         tasks.append(Task(output, (output,), (url, names), fingerprint(file.size, file.identity, names)))
     options = {"to": kind, "fields": fields, "label": label, "key_split": key_split}
-    return Job("export", place, partial(write, Export(kind, fields, label, key_split, storage_options)), tasks, options)
+    work = partial(write, Export(kind, fields, label, key_split, storage_options))
+    finish = None
+    if kind == "imagefolder":
+        finish = partial(_check_lists, [task.name for task in tasks])
+    return Job("export", place, work, tasks, options, finish)
 
 
 def write(export: Export, task: Task, place: Place) -> Facts:
@@ -156,6 +165,12 @@ class _Stream(io.RawIOBase):
         super().close()
 
 
+def _unfit(sample: Sample, what: str) -> SampleError:
+    """The error for a sample that a format cannot hold, without the credentials in its URL."""
+    shown = redact(sample["__url__"])
+    return SampleError(f"shard {shown}: {what}", key=sample["__key__"], url=shown)
+
+
 def _columns(sample: Sample) -> dict[str, Any]:
     """The key and the fields of a sample; fields of integers are integers, others are bytes."""
     columns: dict[str, Any] = {"__key__": sample["__key__"].encode("utf-8", "surrogateescape")}
@@ -179,11 +194,10 @@ def _integer(sample: Sample, field: str, data: bytes) -> int:
     except ValueError:
         number = 1 << 64
     if not -(1 << 63) <= number < 1 << 63:
-        raise SampleError(
-            f"shard {sample['__url__']}: field {field!r} of sample {sample['__key__']!r} is no integer of 64 bits, but "
-            f"{data!r:.80}: leave it out with --fields",
-            key=sample["__key__"],
-            url=sample["__url__"],
+        raise _unfit(
+            sample,
+            f"field {field!r} of sample {sample['__key__']!r} is no integer of 64 bits, but {data!r:.80}: leave it out "
+            "with --fields",
         )
     return number
 
@@ -220,57 +234,73 @@ def _groups(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
 
 
 def _row(sample: Sample, types: dict[str, Any]) -> dict[str, Any]:
-    key, where = sample["__key__"], {"key": sample["__key__"], "url": sample["__url__"]}
+    key = sample["__key__"]
     row: dict[str, Any] = {}
     for field, data in sample.items():
         if field[:2] == "__":
             continue
         if field not in types:
-            raise SampleError(
-                f"shard {sample['__url__']}: sample {key!r} has field {field!r}, which the first samples do not have: "
-                f"name the columns, as in --fields {','.join([*types, field])}",
-                **where,
+            raise _unfit(
+                sample,
+                f"sample {key!r} has field {field!r}, which the first samples do not have: name the columns, as in "
+                f"--fields {','.join([*types, field])}",
             )
         row[field] = _integer(sample, field, data) if _is_integer(field) else data
         if _is_text(field):
             try:
                 row[field] = data.decode("utf-8")
             except UnicodeDecodeError as error:
-                raise SampleError(
-                    f"shard {sample['__url__']}: field {field!r} of sample {key!r} is no UTF-8 ({error}): leave it "
-                    "out with --fields",
-                    **where,
+                raise _unfit(
+                    sample, f"field {field!r} of sample {key!r} is no UTF-8 ({error}): leave it out with --fields"
                 ) from error
     try:
         key.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise SampleError(
-            f"shard {sample['__url__']}: key {key!r} is no UTF-8, which parquet needs", **where
-        ) from error
+        raise _unfit(sample, f"key {key!r} is no UTF-8, which parquet needs") from error
     return {"__key__": key, **row}
 
 
 def _write_images(samples: Iterable[Sample], label: str, classes: Sequence[str] | None, place: Place) -> Iterator[str]:
     """Write the fields of samples as files, and yield the lines of their list."""
     for sample in samples:
-        key, where = sample["__key__"], {"key": sample["__key__"], "url": sample["__url__"]}
+        key = sample["__key__"]
         fields = {field: data for field, data in sample.items() if field[:2] != "__" and field != label}
         if label not in sample or not fields:
             what = f"field {label!r}, which names its class: pass --label" if fields else "other fields than its class"
-            raise SampleError(f"shard {sample['__url__']}: sample {key!r} has no {what}", **where)
+            raise _unfit(sample, f"sample {key!r} has no {what}")
         name = _class(sample[label], classes, label, sample)
         inside = key.removeprefix(f"{name}/")
         parts = [*inside.split("/"), name]
-        if any(part in ("", ".", "..") for part in parts) or "/" in name or name.startswith("."):
-            raise SampleError(
-                f"shard {sample['__url__']}: sample {key!r} of class {name!r} would not be a file in the directory of "
-                "its class: write it with wds-pipes get",
-                **where,
+        bad = any(part in ("", ".", "..") for part in parts) or "/" in name or name.startswith(".")
+        if bad or any(control in name + key for control in "\0\t\n\r"):
+            raise _unfit(
+                sample,
+                f"sample {key!r} of class {name!r} would not be a file in the directory of its class: write it with "
+                "wds-pipes get",
             )
         for field, data in fields.items():
             path = f"images/{name}/{inside}.{field}"
             place.write(path, data)
             yield f"{path}\t{name}\n"
+
+
+def _check_lists(lists: Sequence[str], place: Place, facts: list[Facts]) -> None:
+    """Check that shards did not write the same files.
+
+    Raises:
+        SampleError: two of them have a sample of one key and class.
+    """
+    seen: dict[int, str] = {}
+    for name in lists:
+        for line in (place.read(name) or b"").splitlines():
+            path = line.partition(b"\t")[0]
+            before = seen.setdefault(hash_text(path.decode("utf-8", "surrogateescape")), name)
+            if before != name:
+                shown = path.decode("utf-8", "replace")
+                raise SampleError(
+                    f"{before} and {name} both have {shown}, so one of the two is lost: export them into different "
+                    "directories"
+                )
 
 
 def _class(data: bytes, classes: Sequence[str] | None, label: str, sample: Sample) -> str:
@@ -282,11 +312,10 @@ def _class(data: bytes, classes: Sequence[str] | None, label: str, sample: Sampl
         if not 0 <= number < len(classes):
             raise ValueError
     except ValueError:
-        raise SampleError(
-            f"shard {sample['__url__']}: field {label!r} of sample {sample['__key__']!r} is {text!r:.80}, and "
-            f"classes.json has the names of classes 0 to {len(classes) - 1}: mend or remove it",
-            key=sample["__key__"],
-            url=sample["__url__"],
+        raise _unfit(
+            sample,
+            f"field {label!r} of sample {sample['__key__']!r} is {text!r:.80}, and classes.json has the names of "
+            f"{len(classes):,} classes, from 0 on: mend or remove it",
         ) from None
     return classes[number]
 
@@ -300,7 +329,9 @@ def _classes(folder: str, storage_options: Options) -> list[str] | None:
         content = content or read_small(at + "classes.json", storage_options)
     if content is None:
         return None
-    names = json.loads(content)
+    names = None
+    with contextlib.suppress(ValueError):
+        names = json.loads(content)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{folder}classes.json is no list of names: mend or remove it")
+        raise ValueError(f"classes.json of the shards in {redact(folder)} is no list of names: mend or remove it")
     return names

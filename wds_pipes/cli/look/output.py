@@ -13,6 +13,7 @@ from wds_pipes.cli.look.decoders import Decoders
 from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import write_small
+from wds_pipes.io.urls import redact
 from wds_pipes.tar.writer import TarWriter
 
 Sample = dict[str, Any]
@@ -60,12 +61,12 @@ def renamed(samples: Iterable[Sample], renames: Mapping[str, str]) -> Iterator[S
     for sample in samples:
         other = {renames.get(name, name): value for name, value in sample.items()}
         if len(other) < len(sample):
-            key = sample["__key__"]
+            key, url = sample["__key__"], redact(sample["__url__"])
             raise SampleError(
-                f"with --rename, two fields of sample {key!r} in shard {sample['__url__']} would have one name: its "
-                f"fields are {', '.join(name for name in sample if name[:2] != '__')}",
+                f"with --rename, two fields of sample {key!r} in shard {url} would have one name: its fields are "
+                f"{', '.join(name for name in sample if name[:2] != '__')}",
                 key=key,
-                url=sample["__url__"],
+                url=url,
             )
         yield other
 

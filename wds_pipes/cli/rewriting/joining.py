@@ -75,10 +75,11 @@ class Partner:
             if key not in wanted:
                 continue
             if key in found:
+                first, second = (redact(one["__url__"]) for one in (found[key], sample))
                 raise SampleError(
-                    f"two samples to join have the key {key!r}, in shards {found[key]['__url__']} and "
-                    f"{sample['__url__']}: remove one first, with wds-pipes dedup --by key",
-                    url=sample["__url__"],
+                    f"two samples to join have the key {key!r}, in shards {first} and {second}: remove one first, "
+                    "with wds-pipes dedup --by key",
+                    url=second,
                     key=key,
                 )
             found[key] = sample
@@ -129,7 +130,7 @@ class Join:
 
     def _check_missing(self, sample: Sample, number: int) -> None:
         if self.missing == "raise":
-            key, url = sample["__key__"], sample["__url__"]
+            key, url = sample["__key__"], redact(sample["__url__"])
             raise SampleError(
                 f"sample {key!r} of shard {url} is not in {redact(self.partners[number])}: pass --missing drop or "
                 "--missing keep if that is meant",
@@ -142,10 +143,10 @@ class Join:
             if name[:2] == "__":
                 continue
             if name in sample and self.prefer is None:
-                key, url = sample["__key__"], sample["__url__"]
+                key, url = sample["__key__"], redact(sample["__url__"])
                 raise SampleError(
-                    f"sample {key!r} of shard {url} has field {name!r}, and so has that of {other['__url__']}: pass "
-                    "--prefer first or --prefer last",
+                    f"sample {key!r} of shard {url} has field {name!r}, and so has that of "
+                    f"{redact(other['__url__'])}: pass --prefer first or --prefer last",
                     url=url,
                     key=key,
                 )
