@@ -176,3 +176,7 @@ loader = wp.PipeLoader(pipe, batch_size=8)
 print(len(loader), "batches in an epoch")
 images, labels = next(iter(loader))
 print(images.shape, images.dtype, labels)
+
+# %% [markdown]
+# **What to read next**: `12_random_access` on what the offsets are for, `14_slurm_arrays` and `15_ray`
+# on many machines, and the reference of all commands.
