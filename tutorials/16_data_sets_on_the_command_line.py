@@ -178,5 +178,8 @@ images, labels = next(iter(loader))
 print(images.shape, images.dtype, labels)
 
 # %% [markdown]
-# **What to read next**: `12_random_access` on what the offsets are for, `14_slurm_arrays` and `15_ray`
-# on many machines, and the reference of all commands.
+# ## What to read next
+#
+# - [The reference](docs/reference/commands) of all commands.
+# - `14_slurm_arrays` and `15_ray`: the same commands on many machines.
+# - `12_random_access`: what the offsets are for.
