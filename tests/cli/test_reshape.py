@@ -19,6 +19,7 @@ from tars import samples, tar
 import wds_pipes as wp
 from wds_pipes.cli import main
 from wds_pipes.cli.shards import shard_ends
+from wds_pipes.io.tasks import running
 from wds_pipes.tar.writer import whole
 
 
@@ -252,6 +253,25 @@ def test_a_shard_that_was_changed_is_indexed_again(source, expected, tmp_path):
     assert "another job: the inputs were changed: 2 of 2 tasks would be other" in refused(*again)
     run(*again, "--overwrite")
     assert read_all(tmp_path / "out") == expected[65:] + expected[40:65]
+
+
+@pytest.mark.parametrize("name", ["in.tar", "in.tar.gz"])
+def test_a_shard_that_is_changed_meanwhile_is_refused(source, tmp_path, monkeypatch, name):
+    """Also if its index still fits, so that old and new samples would be mixed."""
+    pack = gzip.compress if name.endswith("gz") else bytes
+    (tmp_path / name).write_bytes(pack(tar([("a.txt", b"old"), ("b.txt", b"old")])))
+
+    def change(job, *more, **options):
+        if job.command == "reshard":
+            (tmp_path / name).write_bytes(pack(tar([("a.txt", b"new"), ("b.txt", b"new")])))
+            os.utime(tmp_path / name, (1, 1))
+        return run_tasks(job, *more, **options)
+
+    run_tasks = running.run
+    monkeypatch.setattr(running, "run", change)
+    message = refused("reshard", tmp_path / name, tmp_path / "out", code=1)
+    assert f"{name} was changed after it was listed: run the command again" in message
+    assert not outputs(tmp_path / "out")
 
 
 def test_a_dry_run_writes_nothing(source, tmp_path):

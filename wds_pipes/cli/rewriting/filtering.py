@@ -10,7 +10,8 @@ from typing import Any
 
 from wds_pipes.cli.look.reading import Sample
 from wds_pipes.cli.rewriting.functions import call, code_of, decoder_of
-from wds_pipes.cli.rewriting.spine import Options, Reading, Shard, find_shards, marks, plan_rewrite
+from wds_pipes.cli.rewriting.spine import Options, Reading, Shard, find_shards, plan_rewrite
+from wds_pipes.cli.shards import marks
 from wds_pipes.errors import SampleError
 from wds_pipes.io.tasks.task import Facts, Job, Place, fingerprint
 from wds_pipes.io.urls import at_home, redact

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from wds_pipes.cli.jobs import Running
 from wds_pipes.cli.look.reading import Found, Sample, ShardWalk
-from wds_pipes.cli.rewriting.spine import Reading, Shard, check_same, find_shards, plan_rewrite
+from wds_pipes.cli.rewriting.spine import Reading, Shard, find_shards, plan_rewrite
+from wds_pipes.cli.shards import check_same
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.tasks.running import run
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
@@ -81,7 +82,7 @@ def _job_of_hashes(shards: Sequence[Shard], place: Place, reading: Reading, by: 
 
 def _hash(reading: Reading, by: str, task: Task, place: Place) -> Facts:
     shard, _ = task.arguments
-    check_same(shard, reading.storage_options)
+    check_same(shard.url, shard.mark, reading.storage_options)
     found, split = bytearray(), splitter(reading.key_split)
 
     def want(name: str) -> bool:
