@@ -19,6 +19,7 @@ from tars import samples, tar
 import wds_pipes as wp
 from wds_pipes.cli import main
 from wds_pipes.cli.shards import shard_ends
+from wds_pipes.io.tasks import running
 from wds_pipes.tar.writer import whole
 
 
@@ -254,6 +255,25 @@ def test_a_shard_that_was_changed_is_indexed_again(source, expected, tmp_path):
     assert read_all(tmp_path / "out") == expected[65:] + expected[40:65]
 
 
+@pytest.mark.parametrize("name", ["in.tar", "in.tar.gz"])
+def test_a_shard_that_is_changed_meanwhile_is_refused(source, tmp_path, monkeypatch, name):
+    """Also if its index still fits, so that old and new samples would be mixed."""
+    pack = gzip.compress if name.endswith("gz") else bytes
+    (tmp_path / name).write_bytes(pack(tar([("a.txt", b"old"), ("b.txt", b"old")])))
+
+    def change(job, *more, **options):
+        if job.command == "reshard":
+            (tmp_path / name).write_bytes(pack(tar([("a.txt", b"new"), ("b.txt", b"new")])))
+            os.utime(tmp_path / name, (1, 1))
+        return run_tasks(job, *more, **options)
+
+    run_tasks = running.run
+    monkeypatch.setattr(running, "run", change)
+    message = refused("reshard", tmp_path / name, tmp_path / "out", code=1)
+    assert f"{name} was changed after it was listed: run the command again" in message
+    assert not outputs(tmp_path / "out")
+
+
 def test_a_dry_run_writes_nothing(source, tmp_path):
     told = run("split", source, tmp_path / "out", "--shares", "a=0.5,b=0.5", "--shards", 2, "--dry-run").stdout
     assert told.count("would write a/a-") == told.count("would write b/b-") == 2
@@ -299,6 +319,9 @@ def test_refusals(source, tmp_path, monkeypatch, *, code, arguments, message):
 def test_usage(source, tmp_path):
     where = tmp_path / "out"
     assert "in-1.tar' is a file" in refused("sort", source / "in-0.tar", source / "in-1.tar")
+    assert "is a pattern: name one after URLS" in refused("shuffle", source / "in-0.tar", f"{source}/*.tar")
+    assert "is a pattern: name one after URLS" in refused("concat", source / "in-0.tar", f"{source}/*.tar")
+    assert "'b=0.3' has a weight" in refused("mix", f"{source}/in-0.tar=0.7", "b=0.3")
     assert "is written as URLS=WEIGHT" in refused("mix", f"{source}/*.tar", where)
     assert "must be above 0" in refused("mix", f"{source}/*.tar=0", where)
     assert "sum to 1" in refused("split", source, where, "--shares", "a=0.5,b=0.6")

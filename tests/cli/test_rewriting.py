@@ -45,6 +45,13 @@ def wrong_name(sample):
 
 def no_sample(sample):
     return 3
+
+def says(sample):
+    print("said", sample["__key__"])
+    return sample
+
+def ends(sample):
+    raise SystemExit(0)
 """
 
 
@@ -229,6 +236,46 @@ def test_what_a_filter_is_called_with_wrongly(here, tmp_path):
     assert list(out.glob("*.tar")) == []
 
 
+def test_a_missing_dest_is_seen(here, tmp_path):
+    message = "DEST is the directory to write to, and"
+    assert f"{message} 'd/s1.tar' is a file" in refused("filter", "d/s0.tar", "d/s1.tar", "--every", 2)
+    assert f"{message} 'captions/*.tar' is a pattern" in refused("dedup", "d", "captions/*.tar")
+
+
+def test_what_functions_print_is_no_part_of_the_report(here, tmp_path):
+    Path(tmp_path / "loud.py").write_text("print('imported')\n" + FUNCTIONS)
+    sys.path.insert(0, str(tmp_path))
+    for way in ([], ["-j", "2"]):
+        call = [
+            sys.executable,
+            "-m",
+            "wds_pipes",
+            "map",
+            "loud:says",
+            here / "d",
+            tmp_path / f"out{len(way)}",
+            "--json",
+        ]
+        made = subprocess.run([*call, *way], check=True, capture_output=True, text=True, cwd=tmp_path)
+        assert json.loads(made.stdout)["complete"]
+        assert "imported\nsaid a/000\n" in made.stderr
+
+
+def test_a_function_cannot_end_the_command(here, tmp_path, monkeypatch):
+    for call in (["map", "functions:ends"], ["filter", "--keep", "functions:ends"]):
+        assert "functions:ends raised RuntimeError on sample" in failed(*call, "d/s0.tar", tmp_path / call[0])
+    (tmp_path / "script.py").write_text("import sys; sys.exit(0)")
+    monkeypatch.chdir(tmp_path)
+    assert "cannot be imported: SystemExit: 0" in refused("map", "script:main", here / "d", "out")
+
+
+def test_dedup_by_a_field_in_any_case_that_samples_have(here, tmp_path):
+    run("dedup", "d", tmp_path / "a", "--by", "txt")
+    run("dedup", "d", tmp_path / "b", "--by", "TXT")
+    assert outputs(tmp_path / "a") == outputs(tmp_path / "b")
+    assert "no sample has the field of --by" in refused("dedup", "d", tmp_path / "c", "--by", "text")
+
+
 def test_a_function_that_has_changed_makes_other_outputs(tmp_path, monkeypatch):
     """They are not mixed with those of the function before, nor kept by --overwrite."""
     monkeypatch.chdir(tmp_path)
@@ -281,6 +328,7 @@ def test_what_a_function_raises_names_the_sample(here, tmp_path):
         assert "failed" in failed("map", f"functions:{name}", "d/s0.tar", tmp_path / f"{name}2", "--on-error", "skip")
 
 
+@pytest.mark.filterwarnings("ignore::wds_pipes.errors.ShardWarning")  # the last sample may have no txt
 @settings(max_examples=15, deadline=None)
 @given(
     st.lists(
@@ -297,8 +345,8 @@ def test_of_repeated_samples_the_first_stays(tmp_path_factory, parts, by):
         for part in parts
     ]
     shards(folder / "in", *made)
-    if not any(made):
-        return
+    if not any(by != "txt" or by in one for one in itertools.chain(*made)):
+        return  # there is nothing to compare
     run("dedup", folder / "in", folder / "out", "--by", by)
     seen, expected = set(), []
     for one in itertools.chain(*made):

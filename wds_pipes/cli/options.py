@@ -28,6 +28,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 FOUND, USAGE = 1, 2
 
 urls = click.argument("urls", nargs=-1, required=True)
+
+
+def check_dest(dest: str) -> str:
+    """Return the directory to write to.
+
+    Raises:
+        UsageError: it names shards, so the directory was left out.
+    """
+    what = "a file" if os.path.isfile(dest) else "a pattern" if "*" in dest else None
+    if what is not None:
+        raise click.UsageError(f"DEST is the directory to write to, and {dest!r} is {what}: name one after URLS")
+    return dest
+
+
+dest = click.argument("dest", callback=lambda context, argument, value: check_dest(value))
 key_split = click.option(
     "--key-split",
     type=click.Choice(["first-dot", "last-dot"]),

@@ -7,10 +7,14 @@ digest}``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
+from wds_pipes.errors import StateError
+from wds_pipes.io.urls import identify, local_path, redact
+from wds_pipes.io.versions import version_of
 from wds_pipes.tar.index_file import Entry, write_index
-from wds_pipes.tar.index_formats import ShardFacts
+from wds_pipes.tar.index_formats import ShardFacts, base_name, make_opener
 from wds_pipes.tar.views import split_by_key
 from wds_pipes.tar.writer import most_members
 
@@ -21,11 +25,40 @@ if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Facts, Place, Report
 
 _INDEX = "index.json"
+_REQUESTS = 16
 
 
 def shard_facts(name: str, facts: ShardFacts) -> Facts:
     """What a task reports of a shard that it has written."""
     return {"shard": name, **facts._asdict()}
+
+
+def marks(urls: Sequence[str], storage_options: dict[str, Any] | None) -> list[str]:
+    """Return what distinguishes the contents of shards, and other files, from others.
+
+    Raises:
+        ShardError: one does not exist, or cannot be opened.
+    """
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        found = list(pool.map(lambda url: _mark(url, storage_options), urls))
+    for url, (size, _) in zip(urls, found, strict=True):
+        if size is None:  # it does not exist, or opening it says what else is wrong
+            make_opener(storage_options).open(url).close()
+    return [mark for _, mark in found]
+
+
+def check_same(url: str, mark: str, storage_options: dict[str, Any] | None) -> None:
+    """Raise StateError if a shard has another mark than when it was listed."""
+    if _mark(url, storage_options)[1] != mark:
+        raise StateError(
+            f"shard {redact(url)} was changed after it was listed: run the command again when no program writes it"
+        )
+
+
+def _mark(url: str, storage_options: dict[str, Any] | None) -> tuple[int | None, str]:
+    size, mark, _ = version_of(url, storage_options)
+    name = base_name(url) if local_path(url) is not None else identify(url)
+    return size, f"{size} {mark} {name}"
 
 
 def index_names(shards: Sequence[str]) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,14 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import example, in_one_line, shard_limits, shares, size_option, storage_options, urls
+from wds_pipes.cli.options import dest, example, in_one_line, shard_limits, shares, size_option, storage_options, urls
 
 if TYPE_CHECKING:
     from wds_pipes.cli.reshaping.inputs import Inputs
     from wds_pipes.cli.reshaping.plan import Order
     from wds_pipes.io.tasks.task import Job, Place
-
-_dest = click.argument("dest")
 
 
 class _Common(NamedTuple):
@@ -70,8 +67,6 @@ def _run(
         keys: indexes of keys are needed.
     """
     running, memory = common.running, common.memory
-    if os.path.isfile(dest):
-        raise click.UsageError(f"DEST is the directory to write to, and {dest!r} is a file: name one after URLS")
 
     def make() -> Job:
         from wds_pipes.cli.reshaping.inputs import beside_outputs, open_inputs
@@ -100,7 +95,7 @@ def _run(
     )
 )
 @urls
-@_dest
+@dest
 @_reshaping
 def reshard(*, urls: tuple[str, ...], dest: str, common: _Common) -> None:
     """Write the samples of shards, in their order, into shards of another size.
@@ -136,6 +131,8 @@ def concat(*, urls: tuple[str, ...], output: str, overwrite: bool, storage_optio
 
         target, options = target_of(output), storage_options or None
         shards = shards_of(urls, storage_options)
+        if "*" in target:
+            raise ValueError(f"OUTPUT is the shard to write, and {redact(target)!r} is a pattern: name one after URLS")
         if kind_of_name(target):
             raise ValueError(f"only uncompressed shards have offsets: write .tar, not {redact(target)!r}")
         check_outputs(shards, [target])
@@ -150,7 +147,7 @@ def concat(*, urls: tuple[str, ...], output: str, overwrite: bool, storage_optio
 
 @click.command(epilog=example("wds-pipes split 'all/*.tar' parts/ --shares train=0.9,val=0.1"))
 @urls
-@_dest
+@dest
 @shares("--shares", "parts", "The splits and their shares, such as train=0.9,val=0.1.", required=True)
 @_reshaping
 def split(*, urls: tuple[str, ...], dest: str, parts: dict[str, float], common: _Common) -> None:
@@ -173,7 +170,7 @@ def split(*, urls: tuple[str, ...], dest: str, parts: dict[str, float], common: 
 
 @click.command(epilog=example("wds-pipes shuffle 'sorted/*.tar' shuffled/ --seed 7 --memory 1GB -j 4"))
 @urls
-@_dest
+@dest
 @click.option("--seed", type=int, default=0, show_default=True, help="Another seed is another order.")
 @_reshaping
 def shuffle(*, urls: tuple[str, ...], dest: str, seed: int, common: _Common) -> None:
@@ -200,7 +197,7 @@ def shuffle(*, urls: tuple[str, ...], dest: str, seed: int, common: _Common) -> 
     )
 )
 @urls
-@_dest
+@dest
 @click.option(
     "--by", metavar="FIELD[:NAME]", help="Sort by the value of a field, or by a value in its JSON.  [default: the key]"
 )
@@ -225,7 +222,7 @@ def sort(*, urls: tuple[str, ...], dest: str, by: str | None, common: _Common) -
 
 @click.command(epilog=example("wds-pipes mix 'web/*.tar=0.7' 'books/*.tar=0.3' mixed/"))
 @click.argument("sources", nargs=-1, required=True, metavar="URLS=WEIGHT...")
-@_dest
+@dest
 @click.option(
     "--exhausted",
     type=click.Choice(["stop", "drop"]),
@@ -242,9 +239,13 @@ def mix(*, sources: tuple[str, ...], dest: str, exhausted: str, common: _Common)
     sets before, if they are sorted.
     """
     with in_one_line():
-        from wds_pipes.cli.reshaping.mixing import mixed_numbers, read_sources
+        from wds_pipes.cli.reshaping.mixing import is_weighted, mixed_numbers, read_sources
         from wds_pipes.tar.index import list_shards
 
+        if is_weighted(dest):
+            raise ValueError(
+                f"DEST is the directory to write to, and {dest!r} has a weight: name one after URLS=WEIGHT"
+            )
         weights = read_sources(sources)
         each = [list_shards(url, common.storage_options or None)[0] for url, _ in weights]
 

@@ -12,20 +12,20 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wds_pipes.cli.shards import check_same, marks
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.tasks.running import run
-from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
+from wds_pipes.io.tasks.task import Facts, Job, Place, Task
 from wds_pipes.io.urls import redact
-from wds_pipes.io.versions import version_of
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.index import exists, list_shards
 from wds_pipes.tar.index_formats import base_name, folder_of, make_opener
@@ -60,7 +60,7 @@ class Inputs:
         urls: the shards.
         made: the directories of the indexes that the first pass has made, by shard.
         compressed: the shards that are compressed.
-        versions: what tells the present content of each shard from another.
+        marks: what tells the present content of each shard from another, by shard.
         memory: how many bytes of indexes are held.
         storage_options: how to reach the storage.
 
@@ -73,15 +73,24 @@ class Inputs:
         urls: Sequence[str],
         made: dict[str, str],
         compressed: frozenset[str],
-        versions: Sequence[str],
+        marks: Mapping[str, str],
         *,
         memory: int,
         storage_options: Options,
     ) -> None:
-        self.urls, self.compressed, self.versions = list(urls), compressed, list(versions)
+        self.urls, self.compressed, self._marks = list(urls), compressed, marks
         self.storage_options, files = storage_options, RangeReader(storage_options, CONNECTIONS)
         self.located = Located(self.urls, None, files, storage_options, CONNECTIONS, made=made, held_bytes=memory)
         self.count = self.located.starts[-1]
+
+    @property
+    def marks(self) -> list[str]:
+        """What tells the present content of each shard from another."""
+        return [self._marks[url] for url in self.urls]
+
+    def check_same(self, url: str) -> None:
+        """Raise StateError if a shard was changed after it was listed."""
+        check_same(url, self._marks[url], self.storage_options)
 
     @cached_property
     def blocks(self) -> npt.NDArray[np.uint32]:
@@ -168,20 +177,16 @@ def open_inputs(given: Sequence[str], hidden: Place, *, jobs: int, memory: int, 
         raise ValueError("standard input can be read only once: write it to a file first, such as with cat > IN.tar")
     endings = (OFFSETS, KEYS) if keys else (OFFSETS,)
     distinct = list(dict.fromkeys(urls))
+    of_urls = dict(zip(distinct, marks(distinct, options), strict=True))
     with ThreadPoolExecutor(_REQUESTS) as pool:
-        versions = dict(zip(distinct, pool.map(lambda url: version_of(url, options), distinct), strict=True))
-        for url, version in versions.items():
-            if version.size is None:  # it does not exist, or opening it says what else is wrong
-                make_opener(options).open(url).close()
-        marks = {url: fingerprint(base_name(url), *version[:2]) for url, version in versions.items()}
         there = pool.map(lambda url: all(exists(beside(url, ending), options) for ending in endings), distinct)
         missing = [url for url, indexed in zip(distinct, there, strict=True) if not indexed]
     at = Place(hidden.at("inputs"), options)
-    tasks = [_task(url, marks[url]) for url in missing]
+    tasks = [_task(url, of_urls[url]) for url in missing]
     facts = first_pass(Job("index", at, partial(_index, options), tasks), jobs)
     made = {task.arguments: at.at(task.name.rpartition("/")[0]) for task in tasks}
     compressed = frozenset(url for url, fact in zip(missing, facts, strict=True) if fact["compressed"])
-    inputs = Inputs(urls, made, compressed, [marks[url] for url in urls], memory=memory, storage_options=options)
+    inputs = Inputs(urls, made, compressed, of_urls, memory=memory, storage_options=options)
     if not inputs.count:
         raise ValueError(
             f"there are no samples in {plural(len(urls), 'shard')}, of which {redact(urls[0])} is the first"
@@ -189,14 +194,15 @@ def open_inputs(given: Sequence[str], hidden: Place, *, jobs: int, memory: int, 
     return inputs
 
 
-def _task(url: str, version: str) -> Task:
+def _task(url: str, mark: str) -> Task:
     name = f"{hash_text(folder_of(url)):016x}/{base_name(url)}"
-    return Task(name, (name + KEYS, name + OFFSETS), url, version)
+    return Task(name, (name + KEYS, name + OFFSETS), url, mark)
 
 
 def _index(options: Options, task: Task, place: Place) -> Facts:
     """Write where the samples of a shard begin."""
     found = scan(task.arguments, Rules("first-dot", "raise"), make_opener(options), threading.Event(), components=False)
+    check_same(task.arguments, task.fingerprint, options)
     name = place.at(task.name)
     write_beside(name, KEYS, pack_keys(found.keys), place.storage_options)
     write_beside(name, OFFSETS, pack_offsets([*found.starts, found.end]), place.storage_options)

@@ -21,6 +21,16 @@ class Weighted(NamedTuple):
     weight: int
 
 
+def is_weighted(text: str) -> bool:
+    """Whether this is ``URLS=WEIGHT``."""
+    url, equals, weight = text.rpartition("=")
+    try:
+        float(weight)
+    except ValueError:
+        return False
+    return bool(url and equals)
+
+
 def read_sources(given: Sequence[str]) -> list[Weighted]:
     """Read data sets with weights.
 
@@ -29,16 +39,11 @@ def read_sources(given: Sequence[str]) -> list[Weighted]:
     """
     urls, weights = [], []
     for text in given:
-        url, equals, weight = text.rpartition("=")
-        try:
-            if not url or not equals:
-                raise ValueError
-            weights.append(float(weight))
-        except ValueError:
-            raise ValueError(
-                f"a data set is written as URLS=WEIGHT, such as 'web/*.tar=0.7', not {text!r:.200}"
-            ) from None
+        if not is_weighted(text):
+            raise ValueError(f"a data set is written as URLS=WEIGHT, such as 'web/*.tar=0.7', not {text!r:.200}")
+        url, _, weight = text.rpartition("=")
         urls.append(url)
+        weights.append(float(weight))
     if len(set(urls)) < len(urls):
         raise ValueError("a data set is named twice: name it once, with the sum of its weights")
     whole = whole_weights(urls, weights)

@@ -139,7 +139,7 @@ def plan(
     """
     limits = {"max_samples": division.max_samples, "max_bytes": division.max_bytes, "shards": division.shards}
     tasks: list[Task] = []
-    identity = fingerprint(inputs.versions, dict(options))
+    identity = fingerprint(inputs.marks, dict(options))
     for name, order in orders.items():
         count = order.count if isinstance(order, Permutation) else len(order)
         prefix = f"{name}/{name}" if name else "shard"

@@ -6,6 +6,8 @@ Rules:
 2. Local shards are read and not mapped: the pages of a mapped file would count as memory of the
    process.
 3. A compressed shard is read from its beginning: what comes before a sample is passed over.
+4. A shard that was changed after it was listed is refused when it is opened. Of one that is read
+   in ranges from a store, only what does not fit its index is noticed.
 """
 
 from __future__ import annotations
@@ -154,6 +156,7 @@ class Reader:
         url, start, stop = run[0].url, run[0].start, run[-1].stop + BLOCK
         file = self._files.get(url)
         if file is None:
+            self._inputs.check_same(url)
             file = self._files[url] = self._opener.open(url)
             if len(self._files) > _MOST_OPEN:
                 self._files.popitem(last=False)[1].close()
@@ -169,6 +172,7 @@ class Reader:
         for url, start, stop, _ in ranges:
             stream = self._unpacked.get(url)
             if stream is None or start < stream.base:
+                self._inputs.check_same(url)
                 stream = self._unpacked[url] = _Unpacked(self._opener.open(url), url)
                 if len(self._unpacked) > CONNECTIONS:
                     self._unpacked.popitem(last=False)[1].close()

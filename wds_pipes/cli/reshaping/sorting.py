@@ -56,8 +56,7 @@ def sorted_numbers(inputs: Inputs, by: str | None, hidden: Place, memory: int, j
     import numpy as np
 
     tasks = [
-        Task(f"{shard:06d}", (f"{shard:06d}",), shard, fingerprint(version, by))
-        for shard, version in enumerate(inputs.versions)
+        Task(f"{shard:06d}", (f"{shard:06d}",), shard, fingerprint(mark, by)) for shard, mark in enumerate(inputs.marks)
     ]
     place = Place(hidden.at("order"), hidden.storage_options)
     facts = first_pass(Job("sort", place, partial(_write_values, inputs, by, memory), tasks), jobs)

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import example, key_split, storage_options, urls
+from wds_pipes.cli.options import dest, example, key_split, storage_options, urls
 
 if TYPE_CHECKING:
     from wds_pipes.cli.rewriting.spine import Reading
     from wds_pipes.io.tasks.task import Job, Place
 
-dest = click.argument("dest")
 _decode = click.option(
     "--decode",
     metavar="SPEC",

@@ -9,8 +9,9 @@ from itertools import islice
 from typing import Any
 
 from wds_pipes.cli.look.reading import Sample
-from wds_pipes.cli.rewriting.functions import code_of, decoder_of, function_of
-from wds_pipes.cli.rewriting.spine import Options, Reading, Shard, find_shards, marks, plan_rewrite
+from wds_pipes.cli.rewriting.functions import call, code_of, decoder_of
+from wds_pipes.cli.rewriting.spine import Options, Reading, Shard, find_shards, plan_rewrite
+from wds_pipes.cli.shards import marks
 from wds_pipes.errors import SampleError
 from wds_pipes.io.tasks.task import Facts, Job, Place, fingerprint
 from wds_pipes.io.urls import at_home, redact
@@ -86,7 +87,7 @@ class Filter:
         assert self.keep is not None
         given = dict(sample) if self._decoder is None else self._decoder(sample)
         try:
-            return bool(function_of(self.keep)(given))
+            return bool(call(self.keep, given))
         except Exception as error:
             key, url = sample["__key__"], sample["__url__"]
             raise SampleError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from functools import cache
 from hashlib import blake2b
 from importlib import import_module
@@ -30,8 +31,9 @@ def function_of(named: str) -> Callable[[Any], Any]:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = import_module(module)
-    except Exception as error:  # whatever a module raises
+        with redirect_stdout(sys.stderr):
+            found: Any = import_module(module)
+    except (Exception, SystemExit) as error:  # whatever a module raises
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
             raise ValueError(
                 f"there is no module {module!r}: it is a file {module.replace('.', '/')}.py in the current directory, "
@@ -46,6 +48,20 @@ def function_of(named: str) -> Callable[[Any], Any]:
     if not callable(found):
         raise ValueError(f"{named} is no function")
     return found  # type: ignore[no-any-return]
+
+
+def call(named: str, value: Any) -> Any:
+    """Call a function. What it prints goes to standard error: standard output is for the report.
+
+    Raises:
+        RuntimeError: it ends the process, as sys.exit does.
+        Exception: whatever it raises.
+    """
+    try:
+        with redirect_stdout(sys.stderr):
+            return function_of(named)(value)
+    except SystemExit as error:
+        raise RuntimeError("it called sys.exit: let it raise an error, or return") from error
 
 
 def code_of(named: str) -> str:

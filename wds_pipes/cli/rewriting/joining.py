@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from wds_pipes.cli.look.reading import Sample, ShardWalk
-from wds_pipes.cli.rewriting.spine import Options, Reading, find_shards, marks, plan_rewrite
+from wds_pipes.cli.rewriting.spine import Options, Reading, find_shards, plan_rewrite
+from wds_pipes.cli.shards import marks
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError
 from wds_pipes.indexed import IndexedShards
@@ -19,7 +20,7 @@ from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.tasks.task import Facts, Job, Place, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import list_indexed
-from wds_pipes.tar.index_formats import base_name, make_opener
+from wds_pipes.tar.index_formats import make_opener
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.sample_numbers import among
 
@@ -174,7 +175,7 @@ def plan_join(
     contents = []
     for partner in partners:
         found = Partner(partner, storage_options).urls
-        contents.append(fingerprint([*map(base_name, found)], marks(found, storage_options)))
+        contents.append(fingerprint(marks(found, storage_options)))
     join = Join(tuple(partners), missing, prefer, storage_options)
     options = {"with": contents, "missing": missing, "prefer": prefer}
     return plan_rewrite("join", shards, place, join, reading=reading, options=options)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from wds_pipes.cli.look.reading import Sample
-from wds_pipes.cli.rewriting.functions import code_of, decoder_of, function_of
+from wds_pipes.cli.rewriting.functions import call, code_of, decoder_of
 from wds_pipes.cli.rewriting.spine import Reading, find_shards, plan_rewrite
 from wds_pipes.codecs.encoding import encode
 from wds_pipes.errors import SampleError
@@ -53,7 +53,7 @@ class Map:
         key, url = sample["__key__"], sample["__url__"]
         given = dict(sample) if self._decoder is None else self._decoder(sample)
         try:
-            made = function_of(self.function)(given)
+            made = call(self.function, given)
         except Exception as error:
             what = f"raised {type(error).__name__} on sample {key!r} of shard {url}: {error}"
             raise SampleError(f"{self.function} {what}", url=url, key=key) from error

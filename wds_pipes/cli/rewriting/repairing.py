@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from wds_pipes.cli.look.decoders import fault_of, of_all_fields
 from wds_pipes.cli.look.reading import Sample
-from wds_pipes.cli.rewriting.spine import Reading, check_same, find_shards, plan, renamed, summed
-from wds_pipes.cli.shards import shard_facts, write_indexes
+from wds_pipes.cli.rewriting.spine import Reading, find_shards, plan, renamed, summed
+from wds_pipes.cli.shards import check_same, shard_facts, write_indexes
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardWarning
@@ -175,7 +175,7 @@ def _finish(place: Place, facts: list[Facts]) -> None:
 
 def _write(repair: Repair, task: Task, place: Place) -> Facts:
     shard, _ = task.arguments
-    check_same(shard, repair.reading.storage_options)
+    check_same(shard.url, shard.mark, repair.reading.storage_options)
     again: Counter[str] | None = None
     while True:
         one = _Shard(repair, redact(shard.url), again)

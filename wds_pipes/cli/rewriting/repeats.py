@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from wds_pipes.cli.jobs import Running
 from wds_pipes.cli.look.reading import Found, Sample, ShardWalk
-from wds_pipes.cli.rewriting.spine import Reading, Shard, check_same, find_shards, plan_rewrite
+from wds_pipes.cli.rewriting.spine import Reading, Shard, find_shards, plan_rewrite
+from wds_pipes.cli.shards import check_same
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.tasks.running import run
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
@@ -57,7 +58,7 @@ def plan_dedup(urls: Sequence[str], place: Place, reading: Reading, by: str, run
         ValueError: nothing matches.
         ShardError: a shard cannot be read.
     """
-    shards = find_shards(urls, place, reading.storage_options)
+    shards, by = find_shards(urls, place, reading.storage_options), by.lower()  # fields are in lower case
     hashes = _job_of_hashes(shards, place, reading, by)
     # first those of this share, and then those that other shares have not written yet
     for share in dict.fromkeys((running.share, (0, 1))):
@@ -81,7 +82,7 @@ def _job_of_hashes(shards: Sequence[Shard], place: Place, reading: Reading, by: 
 
 def _hash(reading: Reading, by: str, task: Task, place: Place) -> Facts:
     shard, _ = task.arguments
-    check_same(shard, reading.storage_options)
+    check_same(shard.url, shard.mark, reading.storage_options)
     found, split = bytearray(), splitter(reading.key_split)
 
     def want(name: str) -> bool:
@@ -108,10 +109,16 @@ def _hash_of(sample: Found, by: str) -> bytes:
 
 
 def _repeated(shards: Sequence[Shard], hashes: Place) -> list[npt.NDArray[np.bool_]]:
-    """Return for each sample of each shard whether its hash came before: of shape (samples,)."""
+    """Return for each sample of each shard whether its hash came before: of shape (samples,).
+
+    Raises:
+        ValueError: no sample has the field.
+    """
     parts = [np.frombuffer(hashes.read(shard.name + _ENDING) or b"", _HASH) for shard in shards]
     found = np.concatenate([np.empty(0, _HASH), *parts])
     high, low = found["high"].astype(np.uint64), found["low"].astype(np.uint64)
+    if len(found) and not (high.any() or low.any()):
+        raise ValueError("no sample has the field of --by: name one that wds-pipes info shows, or 'content'")
     order = np.lexsort((low, high))  # it keeps the order of equal ones
     same = (high[order[1:]] == high[order[:-1]]) & (low[order[1:]] == low[order[:-1]])
     repeated = np.zeros(len(found), np.bool_)

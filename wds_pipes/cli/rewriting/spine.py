@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from wds_pipes.cli.creating.names import without_dots
 from wds_pipes.cli.look.reading import Sample, Source
-from wds_pipes.cli.shards import index_names, shard_facts, summary, write_indexes
+from wds_pipes.cli.shards import check_same, index_names, marks, shard_facts, summary, write_indexes
 from wds_pipes.core.words import plural
-from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
-from wds_pipes.io.versions import version_of
 from wds_pipes.tar.index import list_shards
 from wds_pipes.tar.index_formats import base_name, path_of
 from wds_pipes.tar.shard_file import shard_files, write_shard
-
-_REQUESTS = 16
 
 Options = dict[str, Any] | None
 
@@ -89,16 +84,6 @@ def find_shards(urls: Sequence[str], place: Place, storage_options: Options) -> 
     return [Shard(url, name, mark) for (name, url), mark in zip(names.items(), marks(found, storage_options))]
 
 
-def marks(urls: Sequence[str], storage_options: Options) -> list[str]:
-    """Return what distinguishes the contents of shards from others.
-
-    Raises:
-        ShardError: a local shard does not exist.
-    """
-    with ThreadPoolExecutor(_REQUESTS) as pool:
-        return list(pool.map(lambda url: _mark(url, storage_options), urls))
-
-
 def plan(
     command: str,
     shards: Sequence[Shard],
@@ -150,7 +135,7 @@ def plan_rewrite(
 
 def _write(rewrite: Rewrite, reading: Reading, task: Task, place: Place) -> Facts:
     shard, of_shard = task.arguments
-    check_same(shard, reading.storage_options)
+    check_same(shard.url, shard.mark, reading.storage_options)
     facts: Facts = {"read": 0}
     samples = rewrite.samples(_counted(read(shard.url, reading, rewrite.fields), facts), shard.url, of_shard, facts)
     written = write_shard(place.at(task.name), samples, storage_options=place.storage_options)
@@ -170,15 +155,6 @@ def renamed(samples: Iterator[Sample], key_split: str) -> Iterator[Sample]:
         if key_split == "last-dot":
             sample["__key__"] = without_dots(sample["__key__"])
         yield sample
-
-
-def check_same(shard: Shard, storage_options: Options) -> None:
-    """Raise StateError if a shard was changed after the plan was made."""
-    if _mark(shard.url, storage_options) != shard.mark:
-        raise StateError(
-            f"shard {redact(shard.url)} was changed after it was listed: run the command again when no program "
-            "writes it"
-        )
 
 
 def planned(task: Task) -> str:
@@ -215,16 +191,6 @@ def _name(url: str) -> str:
     if kind_of_name(name):
         name = name[: name.rindex(".")]
     return name if name.lower().endswith(".tar") else f"{name}.tar"
-
-
-def _mark(url: str, storage_options: Options) -> str:
-    version, path = version_of(url, storage_options), local_path(url)
-    if path is not None and version.size is None:
-        error = ShardError(f"shard {redact(url)} does not exist, or cannot be read: check its path", url=redact(url))
-        error.missing = True
-        raise error
-    where = "" if path is not None else identify(url)
-    return f"{version.size} {version.mark} {where}".rstrip()
 
 
 def _same(url: str, other: str) -> bool:
