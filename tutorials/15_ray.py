@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import deque
 
 import ray
@@ -119,7 +120,7 @@ class Decoder:
 # The trainer takes one batch from each decoder in turn, and keeps the position that came with it.
 # `ahead` batches of each decoder are on their way meanwhile, in Ray's object store; they do not count
 # before the trainer has taken them. If a decoder is lost, the one that Ray starts instead begins at
-# its last position.
+# its last position. A batch counts only if its decoder has begun where it had to.
 
 
 # %%
@@ -132,25 +133,34 @@ class Feed:
 
     def begin(self, rank):
         decoder = self.decoders[rank]
-        decoder.begin.remote(rank, len(self.decoders), self.states[rank])
-        return deque(decoder.next.remote() for _ in range(self.ahead))
+        self.begun[rank] = decoder.begin.remote(rank, len(self.decoders), self.states[rank])
+        self.coming[rank] = deque(decoder.next.remote() for _ in range(self.ahead))
+
+    def take(self, rank):
+        tried_until = time.monotonic() + 600  # so long may Ray take to start another decoder
+        while True:
+            try:
+                _, found = ray.get([self.begun[rank], self.coming[rank].popleft()])
+                if found is not None:
+                    return found
+            except (RayActorError, ObjectLostError):  # the process or the machine is gone
+                if time.monotonic() > tried_until:
+                    raise
+                time.sleep(0.1)
+            self.begin(rank)
 
     def __iter__(self):
-        coming = [self.begin(rank) for rank in range(len(self.decoders))]
-        while True:
+        self.begun, self.coming, ended = {}, {}, 0
+        for rank in range(len(self.decoders)):
+            self.begin(rank)
+        while ended < len(self.decoders):
             rank = self.turn
-            try:
-                found = ray.get(coming[rank].popleft())
-            except (RayActorError, ObjectLostError):  # the process or the machine is gone
-                found = None
-            if found is None:
-                coming[rank] = self.begin(rank)
-                continue
-            batch, self.states[rank] = found
-            if batch is None:
-                return
-            coming[rank].append(self.decoders[rank].next.remote())
+            batch, self.states[rank] = self.take(rank)
             self.turn = (rank + 1) % len(self.decoders)
+            if batch is None:
+                ended += 1  # the others have ended, too
+                continue
+            self.coming[rank].append(self.decoders[rank].next.remote())
             yield batch
 
     def state_dict(self):
