@@ -104,11 +104,12 @@ class Decoder:
     def __init__(self):
         self.loader = None
 
-    def begin(self, rank, ranks, state):
+    def begin(self, rank, ranks, state, epoch):
         self.loader = make_loader(rank, ranks)
         if state is not None:
             self.loader.load_state_dict(state)
-        self.batches = iter(self.loader)
+        left = self.loader.state_dict()["epoch"] == epoch  # else it has taken its last batch of this epoch
+        self.batches = iter(self.loader if left else ())
 
     def next(self):
         if self.loader is None:  # it was started again, and knows nothing
@@ -125,15 +126,15 @@ class Decoder:
 
 # %%
 class Feed:
-    """The batches of an epoch, from decoders."""
+    """The batches of an epoch, or of what is left of it, from decoders."""
 
-    def __init__(self, decoders, states=None, turn=0, ahead=2):
+    def __init__(self, decoders, states=None, turn=0, epoch=0, ahead=2):
         self.decoders, self.ahead = decoders, ahead
-        self.states, self.turn = states or [None] * len(decoders), turn
+        self.states, self.turn, self.epoch = states or [None] * len(decoders), turn, epoch
 
     def begin(self, rank):
         decoder = self.decoders[rank]
-        self.begun[rank] = decoder.begin.remote(rank, len(self.decoders), self.states[rank])
+        self.begun[rank] = decoder.begin.remote(rank, len(self.decoders), self.states[rank], self.epoch)
         self.coming[rank] = deque(decoder.next.remote() for _ in range(self.ahead))
 
     def take(self, rank):
@@ -162,9 +163,10 @@ class Feed:
                 continue
             self.coming[rank].append(self.decoders[rank].next.remote())
             yield batch
+        self.epoch += 1
 
     def state_dict(self):
-        return {"states": list(self.states), "turn": self.turn}
+        return {"states": list(self.states), "turn": self.turn, "epoch": self.epoch}
 
 
 # %% [markdown]
@@ -206,7 +208,7 @@ merged = wp.merge_states(feed.states)
 for decoder in decoders:
     ray.kill(decoder)
 pair = [Decoder.remote() for _ in range(2)]
-seen += [list(keys) for keys, _ in Feed(pair, [merged] * 2)]
+seen += [list(keys) for keys, _ in Feed(pair, [merged] * 2, epoch=feed.epoch)]
 assert seen == alone
 
 # %% [markdown]
