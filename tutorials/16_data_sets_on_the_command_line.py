@@ -176,3 +176,10 @@ loader = wp.PipeLoader(pipe, batch_size=8)
 print(len(loader), "batches in an epoch")
 images, labels = next(iter(loader))
 print(images.shape, images.dtype, labels)
+
+# %% [markdown]
+# ## What to read next
+#
+# - [The reference](docs/reference/commands) of all commands.
+# - `14_slurm_arrays` and `15_ray`: the same commands on many machines.
+# - `12_random_access`: what the offsets are for.

@@ -23,7 +23,7 @@ from wds_pipes.cli import main
 from wds_pipes.cli.converting.messages import example, tensor_protos
 from wds_pipes.cli.converting.rows import columns_of, sample_of
 from wds_pipes.errors import SampleError
-from wds_pipes.tar.writer import check_name
+from wds_pipes.tar.encoded import check_name
 
 DATA = Path(__file__).parents[1] / "data"
 JPEG = b"\xff\xd8\xff\xe0" + bytes(range(256))

@@ -15,8 +15,9 @@ from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
+from wds_pipes.tar.encoded import check_name, stored_size
 from wds_pipes.tar.shard_file import shard_files, write_shard
-from wds_pipes.tar.writer import check_name, stored_size, whole
+from wds_pipes.tar.writer import whole
 
 if TYPE_CHECKING:
     from wds_pipes.cli.creating.encoding import Encode

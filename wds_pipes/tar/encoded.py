@@ -1,0 +1,147 @@
+"""Samples as the bytes of a tar: their names are checked, their values encoded."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import tarfile
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from wds_pipes.errors import SampleError
+from wds_pipes.tar.header_block import Start
+from wds_pipes.tar.headers import MAX_HEADER_BYTES
+from wds_pipes.tar.keys import split_key
+
+if TYPE_CHECKING:
+    from wds_pipes.codecs.codec import ByExtension, Codec
+    from wds_pipes.codecs.names import Encoder
+
+
+def encoders(codecs: Mapping[str, Encoder | Codec] | None) -> ByExtension[Encoder] | None:
+    """Read the argument ``codecs`` of a writer; TypeError if it is none."""
+    if not codecs:
+        return None
+    from wds_pipes.codecs.codec import by_extension
+
+    return by_extension(codecs, "encode")
+
+
+class Encoded:
+    """A checked and encoded sample: ``key``, ``blocks`` of the tar, and their ``size`` in bytes."""
+
+    def __init__(self, sample: Mapping[str, Any], own: ByExtension[Encoder] | None) -> None:
+        from wds_pipes.codecs.encoding import encode  # imports numpy, which reading tars does not need
+
+        key = sample.get("__key__")
+        if not isinstance(key, str) or not key:
+            raise SampleError(
+                f"a sample needs a '__key__' that is a string, not {key!r}; it has: {', '.join(map(str, sample))}"
+            )
+        self.key = key
+        fields = sorted(str(name) for name in sample if not str(name).startswith("__"))
+        if not fields:
+            raise SampleError(
+                f"sample {key!r} has no fields: it would not be in the shard at all. Give it one, or leave it out.",
+                key=key,
+            )
+        plain = _PLAIN_KEY.fullmatch(key) is not None
+        for field in fields:
+            if not (plain and _is_plain(field) and field in sample):
+                check_name(key, field, known=field in sample)
+        self.blocks: list[bytes] = []
+        start = Start(key)
+        for field in fields:
+            data = sample[field]
+            if type(data) is not bytes or _is_packed(field):
+                try:
+                    data = encode(field, data, own)
+                except Exception as error:
+                    raise SampleError(
+                        f"field {field!r} of sample {key!r} cannot be encoded: {error}", key=key
+                    ) from error
+            header = start.header(f".{field}", len(data)) or _long_header(f"{key}.{field}", len(data))
+            if len(header) > MAX_HEADER_BYTES:
+                raise SampleError(
+                    f"sample {key[:40]!r}... with field {field[:40]!r} needs more than 1 MiB "
+                    "of headers for its name, which is not read back. Shorten it.",
+                    key=key[:1000],
+                )
+            self.blocks += (header, data, bytes(-len(data) & 511))
+        self.size = sum(map(len, self.blocks))
+
+
+# Usual keys and fields, which are read back unchanged in any combination: the checks of
+# ``check_name`` would take a third of the time of writing a small sample.
+_PLAIN_KEY = re.compile(r"(?!__)[\w/-]*[\w-]", re.ASCII)
+_PLAIN_FIELD = re.compile(r"[a-z0-9_-][a-z0-9_.-]*")
+
+
+@functools.lru_cache(256)
+def _is_plain(field: str) -> bool:
+    return _PLAIN_FIELD.fullmatch(field) is not None
+
+
+@functools.lru_cache(256)
+def _is_packed(field: str) -> bool:
+    from wds_pipes.codecs.names import PACKED
+
+    return field.rpartition(".")[2].lower() in PACKED
+
+
+def check_name(key: str, field: str, *, known: bool = True) -> None:
+    """Raise SampleError, with the mend, if a key and a field would not be read back unchanged.
+
+    ``known``: whether the sample has a field of this name, which is then a string.
+    """
+    name = f"{key}.{field}"
+    if not known or split_key(name) != (key, field) or not field or not _encodable(name):
+        raise SampleError(
+            f"sample {key!r} with field {field!r} would not be read back as that: {_mend(key, field)}.", key=key
+        )
+
+
+def stored_size(key: str, field: str, size: int) -> int:
+    """The bytes that a field of ``size`` bytes takes in a tar, with its header and padding."""
+    header = Start(key).header(f".{field}", size) or _long_header(f"{key}.{field}", size)
+    return len(header) + size + (-size & 511)
+
+
+def _encodable(name: str) -> bool:
+    """Whether a name is read back from a tar unchanged."""
+    try:
+        return "\0" not in name and name.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape") == name
+    except UnicodeEncodeError:
+        return False
+
+
+def _long_header(name: str, size: int) -> bytes:
+    """The headers of a file that ``Start`` leaves to tarfile."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mode, info.mtime = size, 0o444, 0
+    with contextlib.suppress(ValueError):
+        header = info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
+        # If tarfile splits a long name after a slash at its start, the prefix is empty and that
+        # slash is lost.
+        if header[345] or len(name.encode("utf-8", "surrogateescape")) <= 100:
+            return header
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def _mend(key: str, field: str) -> str:
+    """The advice for a name that would not be read back unchanged."""
+    folder, slash, base = key.rpartition("/")
+    if not _encodable(f"{key}.{field}"):
+        return "names hold no NUL and nothing that UTF-8 cannot write; leave such characters out"
+    if "." in base:
+        return (
+            f"its key has a dot, which would start the field; write it as {folder + slash + base.replace('.', '_')!r}"
+        )
+    if field != field.lower():
+        return f"fields are in lower case; write {field.lower()!r}"
+    if not field or "/" in field:
+        return "a field must not be empty or hold '/'; name it by what it is, such as 'txt'"
+    if key.startswith("__"):
+        return "names in double underscores are kept for metadata; begin the key otherwise"
+    return "a key must not end with '/', and a field's name is a string; write them so"
