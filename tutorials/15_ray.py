@@ -12,6 +12,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+import warnings
 from collections import deque
 
 import ray
@@ -20,6 +22,7 @@ from ray.exceptions import ObjectLostError, RayActorError
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
 
+warnings.filterwarnings("ignore", "IProgress not found")  # Ray Data's bars, in a notebook without ipywidgets
 HERE = tempfile.mkdtemp()  # this tutorial writes its files there
 os.chdir(HERE)
 make_shards("shards", shards=6, samples=40)
@@ -103,11 +106,12 @@ class Decoder:
     def __init__(self):
         self.loader = None
 
-    def begin(self, rank, ranks, state):
+    def begin(self, rank, ranks, state, epoch):
         self.loader = make_loader(rank, ranks)
         if state is not None:
             self.loader.load_state_dict(state)
-        self.batches = iter(self.loader)
+        left = self.loader.state_dict()["epoch"] == epoch  # else it has taken its last batch of this epoch
+        self.batches = iter(self.loader if left else ())
 
     def next(self):
         if self.loader is None:  # it was started again, and knows nothing
@@ -119,42 +123,52 @@ class Decoder:
 # The trainer takes one batch from each decoder in turn, and keeps the position that came with it.
 # `ahead` batches of each decoder are on their way meanwhile, in Ray's object store; they do not count
 # before the trainer has taken them. If a decoder is lost, the one that Ray starts instead begins at
-# its last position.
+# its last position. A batch counts only if its decoder has begun where it had to.
 
 
 # %%
 class Feed:
-    """The batches of an epoch, from decoders."""
+    """The batches of an epoch, or of what is left of it, from decoders."""
 
-    def __init__(self, decoders, states=None, turn=0, ahead=2):
+    def __init__(self, decoders, states=None, turn=0, epoch=0, ahead=2):
         self.decoders, self.ahead = decoders, ahead
-        self.states, self.turn = states or [None] * len(decoders), turn
+        self.states, self.turn, self.epoch = states or [None] * len(decoders), turn, epoch
 
     def begin(self, rank):
         decoder = self.decoders[rank]
-        decoder.begin.remote(rank, len(self.decoders), self.states[rank])
-        return deque(decoder.next.remote() for _ in range(self.ahead))
+        self.begun[rank] = decoder.begin.remote(rank, len(self.decoders), self.states[rank], self.epoch)
+        self.coming[rank] = deque(decoder.next.remote() for _ in range(self.ahead))
+
+    def take(self, rank):
+        tried_until = time.monotonic() + 600  # so long may Ray take to start another decoder
+        while True:
+            try:
+                _, found = ray.get([self.begun[rank], self.coming[rank].popleft()])
+                if found is not None:
+                    return found
+            except (RayActorError, ObjectLostError):  # the process or the machine is gone
+                if time.monotonic() > tried_until:
+                    raise
+                time.sleep(0.1)
+            self.begin(rank)
 
     def __iter__(self):
-        coming = [self.begin(rank) for rank in range(len(self.decoders))]
-        while True:
+        self.begun, self.coming, ended = {}, {}, 0
+        for rank in range(len(self.decoders)):
+            self.begin(rank)
+        while ended < len(self.decoders):
             rank = self.turn
-            try:
-                found = ray.get(coming[rank].popleft())
-            except (RayActorError, ObjectLostError):  # the process or the machine is gone
-                found = None
-            if found is None:
-                coming[rank] = self.begin(rank)
-                continue
-            batch, self.states[rank] = found
-            if batch is None:
-                return
-            coming[rank].append(self.decoders[rank].next.remote())
+            batch, self.states[rank] = self.take(rank)
             self.turn = (rank + 1) % len(self.decoders)
+            if batch is None:
+                ended += 1  # the others have ended, too
+                continue
+            self.coming[rank].append(self.decoders[rank].next.remote())
             yield batch
+        self.epoch += 1
 
     def state_dict(self):
-        return {"states": list(self.states), "turn": self.turn}
+        return {"states": list(self.states), "turn": self.turn, "epoch": self.epoch}
 
 
 # %% [markdown]
@@ -196,7 +210,7 @@ merged = wp.merge_states(feed.states)
 for decoder in decoders:
     ray.kill(decoder)
 pair = [Decoder.remote() for _ in range(2)]
-seen += [list(keys) for keys, _ in Feed(pair, [merged] * 2)]
+seen += [list(keys) for keys, _ in Feed(pair, [merged] * 2, epoch=feed.epoch)]
 assert seen == alone
 
 # %% [markdown]

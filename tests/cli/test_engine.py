@@ -1,9 +1,11 @@
 """``--engine``: what does not need the engine to be there; tests/on_ray has the rest."""
 
+import socket
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -34,6 +36,19 @@ def test_a_missing_library_is_one_line(command, monkeypatch):
     assert result.exit_code in (1, 2)
     assert result.stderr.count("\n") == 1
     assert "pip install 'wds_pipes[ray]'" in result.stderr
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_cluster_that_does_not_answer_is_one_line(command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]  # where nothing listens any more
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    result = CliRunner().invoke(main, [*COMMANDS[command], "--engine", "ray"])
+    assert result.exit_code in (1, 2)
+    assert result.stderr.count("\n") == 1
+    assert f"no Ray cluster answers at RAY_ADDRESS=127.0.0.1:{port}" in result.stderr
     assert not Path("out").exists()
 
 

@@ -55,6 +55,20 @@ def test_create_writes_the_same_bytes():
     assert "0 written, 7 there already" in again.stdout
 
 
+def test_reshard_and_map_write_the_same_bytes():
+    make_shards("data", shards=3, samples=[4, 0, 7])
+    Path("only_here.py").write_text('def shout(sample):\n    return {"txt": sample["txt"].upper()}\n')
+    for name, *arguments in (("reshard", "data"), ("map", "only_here:shout", "data")):
+        options = ("--max-samples", 3) if name == "reshard" else ()
+        assert run(name, *arguments, f"{name}-one", *options).exit_code == 0
+        ray = (name, *arguments, f"{name}-ray", *options, "--engine", "ray")
+        for task in (1, 0):  # shares of the tasks, each on the cluster
+            made = run(*ray, "--task", task, "--tasks", 2)
+            assert made.exit_code == 0, made.output
+        assert contents(f"{name}-ray") == contents(f"{name}-one")
+        assert "0 written" in run(*ray).stdout
+
+
 def test_index_writes_the_same_files_and_warnings():
     for folder in ("one", "ray"):
         shards = make_shards(folder, shards=3, samples=[4, 2, 5])

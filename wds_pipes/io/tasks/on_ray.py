@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import pickle
 import platform
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -147,10 +148,25 @@ def connect() -> Any:
         # what tasks print would be mixed with what the command reports
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if address := os.environ.get("RAY_ADDRESS"):
+            _reach(address)
             ray.init(address=address, **quiet)
         else:
             ray.init(address="local", include_dashboard=False, **quiet)
     return ray
+
+
+def _reach(address: str) -> None:
+    """Raise ConnectionError if nothing listens there: Ray itself tries for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdigit():
+        return  # such as auto
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PATIENCE_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ConnectionError(
+            f"no Ray cluster answers at RAY_ADDRESS={address} ({error}): is it running, and can this machine reach it? "
+            "Without this variable, a cluster is started on this machine"
+        ) from error
 
 
 def _run(folder: str, modules: list[str], work: bytes) -> tuple[Any, Exception | None, list[str], list[Warning | str]]:
