@@ -154,14 +154,14 @@ def test_every_way_writes_the_same_bytes(records, whole, tmp_path):
 
 def test_from_a_store_to_a_store(records, whole, s3):
     for path in records.iterdir():
-        s3.put(f"records/{path.name}", path.read_bytes())
+        s3.put(f"convert/records/{path.name}", path.read_bytes())
     options = ["--from", "tfrecord", "--storage-options", json.dumps(s3.storage_options)]
-    run(f"{s3.url}/records/", f"{s3.url}/made", *options)
+    run(f"{s3.url}/convert/records/", f"{s3.url}/convert/made", *options)
     import fsspec
 
     fs = fsspec.filesystem("s3", **s3.storage_options)
     fs.invalidate_cache()
-    bucket = f"{s3.url.removeprefix('s3://')}/made/"
+    bucket = f"{s3.url.removeprefix('s3://')}/convert/made/"
     made = {name.removeprefix(bucket): fs.cat(name) for name in fs.find(bucket) if ".wds-pipes" not in name}
     assert made == whole
 

@@ -121,22 +121,22 @@ def test_every_way_writes_the_same_bytes(source, whole, tmp_path):
 def test_from_a_store_to_a_store(source, whole, s3):
     """The same bytes, with the names in it relative."""
     for path in (path for path in source.rglob("*") if path.is_file()):
-        s3.put(f"source/{path.relative_to(source)}", path.read_bytes())
+        s3.put(f"create/source/{path.relative_to(source)}", path.read_bytes())
     options = ["--storage-options", json.dumps(s3.storage_options), "--max-samples", 7]
     for dest in ("a", "a"):
-        result = run(f"{s3.url}/source/", f"{s3.url}/made/{dest}", *options)
+        result = run(f"{s3.url}/create/source/", f"{s3.url}/create/made/{dest}", *options)
     assert "0 written, 9 there already; 9 shards, 60 samples" in result.stdout
-    bucket = f"{s3.url.removeprefix('s3://')}/made/a/"
+    bucket = f"{s3.url.removeprefix('s3://')}/create/made/a/"
     fs = fsspec.filesystem("s3", **s3.storage_options)
     fs.invalidate_cache()
     made = {name.removeprefix(bucket): fs.cat(name) for name in fs.find(bucket) if ".wds-pipes" not in name}
     assert made == whole
     table = "id,image\n" + "".join(
-        f"{number},{s3.url}/source/cat/v1.0/{number:03d}.JPG\n" for number in range(60) if number % 3
+        f"{number},{s3.url}/create/source/cat/v1.0/{number:03d}.JPG\n" for number in range(60) if number % 3
     )
-    s3.put("table.csv", table.encode())
-    run(f"{s3.url}/table.csv", f"{s3.url}/made/b", *options, "--key", "id", "--file", "jpg=image")
-    url = f"{s3.url}/made/b/index.json"
+    s3.put("create/table.csv", table.encode())
+    run(f"{s3.url}/create/table.csv", f"{s3.url}/create/made/b", *options, "--key", "id", "--file", "jpg=image")
+    url = f"{s3.url}/create/made/b/index.json"
     pipe = wp.ShardList(url, storage_options=s3.storage_options).open_shards(storage_options=s3.storage_options)
     found = {sample["__key__"]: sample["jpg"] for sample in pipe.load_tar().group_by_key()}
     assert found == {

@@ -231,12 +231,12 @@ def test_compressed_shards(source, made, tmp_path):
 
 def test_from_a_store_to_a_store(source, made, s3):
     for path in source.glob("*.tar*"):
-        s3.put(f"source/{path.name}", path.read_bytes())
+        s3.put(f"reshape/source/{path.name}", path.read_bytes())
     options = ["--storage-options", json.dumps(s3.storage_options)]
     fs = fsspec.filesystem("s3", **s3.storage_options)
     for name in ("reshard", "shuffle", "sort"):
-        call(name, f"{s3.url}/source", f"{s3.url}/made/{name}", *options)
-        bucket = f"{s3.url.removeprefix('s3://')}/made/{name}/"
+        call(name, f"{s3.url}/reshape/source", f"{s3.url}/reshape/made/{name}", *options)
+        bucket = f"{s3.url.removeprefix('s3://')}/reshape/made/{name}/"
         fs.invalidate_cache()
         found = {path.removeprefix(bucket): fs.cat(path) for path in fs.find(bucket) if ".wds-pipes" not in path}
         assert found == outputs(made / name)
