@@ -5,6 +5,9 @@ Rules:
 2. Ctrl-C reaches all processes of a terminal; only the first one handles it. It ends the others
    with SIGTERM, on which they discard what they are writing.
 3. A process whose parent has died ends itself in the same way.
+4. Python handles a signal when the next call of the system ends. One that comes just before a call
+   that lasts waits as long. So this process waits for little at a time, and SIGTERM is sent again
+   until the process has ended; after the first one it is ignored.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -23,6 +27,7 @@ from typing import Any
 from wds_pipes.io.tasks.task import Outcome, Task
 
 _PATIENCE_SECONDS = 10.0  # in which a process must have discarded what it was writing
+_AGAIN_SECONDS = 0.5  # how long to wait at a time
 
 Call = Callable[[Task], Outcome]
 
@@ -105,9 +110,13 @@ class _Worker:
         return self.process.exitcode is not None
 
     def end(self) -> None:
-        """Wait for the end of the process."""
-        self.process.join(_PATIENCE_SECONDS)
-        if self.process.is_alive():
+        """End the process."""
+        for _ in range(int(_PATIENCE_SECONDS / _AGAIN_SECONDS)):
+            self.process.terminate()
+            self.process.join(_AGAIN_SECONDS)
+            if not self.process.is_alive():
+                break
+        else:
             self.process.kill()
             self.process.join()
         self.connection.close()
@@ -117,7 +126,9 @@ class _Worker:
 def _ended(workers: list[_Worker]) -> Iterator[Outcome]:
     """Wait until at least one task has ended; remove the workers that have died."""
     busy = {worker.connection: worker for worker in workers if worker.task is not None}
-    for ready in wait(list(busy)):
+    while not (ended := wait(list(busy), _AGAIN_SECONDS)):
+        pass
+    for ready in ended:
         worker = busy[ready]  # type: ignore[index]
         yield worker.outcome()
         if worker.dead:
@@ -141,7 +152,7 @@ def _without_interrupts() -> Iterator[None]:
 def _serve(connection: Connection[Any, Any], call: Call) -> None:
     """Run the tasks that come through the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, _exit)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
@@ -151,8 +162,15 @@ def _serve(connection: Connection[Any, Any], call: Call) -> None:
         connection.send(call(task))
 
 
+def _exit(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(128 + signal.SIGTERM)
+
+
 def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
-        os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(_AGAIN_SECONDS)

@@ -27,6 +27,7 @@ from wds_pipes.errors import WorkerError
 from wds_pipes.io.tasks.task import Outcome, Task
 
 _AT_ONCE = 1000  # tasks that are submitted and have not ended: their arguments are in Ray's store
+_AGAIN_SECONDS = 0.5
 _PATIENCE_SECONDS = 10.0  # in which a task must have discarded what it was writing
 
 
@@ -45,7 +46,8 @@ def on_ray(call: Callable[[Task], Outcome], tasks: Sequence[Task]) -> Iterator[O
                 running[executor.submit(call, task)] = task
             if not running:
                 return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
+            # for little at a time, so that Ctrl-C is noticed at any moment
+            for future in wait(running, _AGAIN_SECONDS, FIRST_COMPLETED).done:
                 yield _outcome(running.pop(future), future)
     finally:
         executor.shutdown(cancel_futures=True)
