@@ -16,13 +16,14 @@ import time
 import warnings
 from collections import deque
 
+warnings.filterwarnings("ignore", "IProgress not found")  # Ray Data's bars, in a notebook without ipywidgets
+
 import ray
 from ray.exceptions import ObjectLostError, RayActorError
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
 
-warnings.filterwarnings("ignore", "IProgress not found")  # Ray Data's bars, in a notebook without ipywidgets
 HERE = tempfile.mkdtemp()  # this tutorial writes its files there
 os.chdir(HERE)
 make_shards("shards", shards=6, samples=40)
