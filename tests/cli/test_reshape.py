@@ -242,6 +242,15 @@ def test_from_a_store_to_a_store(source, made, s3):
         assert found == outputs(made / name)
 
 
+def test_no_secret_of_a_url_is_written(source, web, tmp_path):
+    web.put("reshape/in.tar", (source / "in-0.tar").read_bytes())
+    url = f"{web.url}/reshape/in.tar?version=1&hidden"
+    told = run("reshard", url, tmp_path / "out")
+    assert outputs(tmp_path / "out")
+    assert "hidden" not in told.output
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file() and b"hidden" in path.read_bytes()]
+
+
 def test_a_shard_that_was_changed_is_indexed_again(source, expected, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(source, data)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.errors import StateError
+from wds_pipes.io.tasks.task import fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.index_file import Entry, write_index
@@ -34,7 +35,7 @@ def shard_facts(name: str, facts: ShardFacts) -> Facts:
 
 
 def marks(urls: Sequence[str], storage_options: dict[str, Any] | None) -> list[str]:
-    """Return what distinguishes the contents of shards, and other files, from others.
+    """Return hashes that distinguish the contents of shards, and other files, from others.
 
     Raises:
         ShardError: one does not exist, or cannot be opened.
@@ -58,7 +59,7 @@ def check_same(url: str, mark: str, storage_options: dict[str, Any] | None) -> N
 def _mark(url: str, storage_options: dict[str, Any] | None) -> tuple[int | None, str]:
     size, mark, _ = version_of(url, storage_options)
     name = base_name(url) if local_path(url) is not None else identify(url)
-    return size, f"{size} {mark} {name}"
+    return size, fingerprint(size, mark, name)  # a hash: the URL may have secrets, and a mark is written down
 
 
 def index_names(shards: Sequence[str]) -> tuple[str, ...]:
