@@ -6,6 +6,7 @@ digest}``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,28 @@ def _mark(url: str, storage_options: dict[str, Any] | None) -> tuple[int | None,
     size, mark, _ = version_of(url, storage_options)
     name = base_name(url) if local_path(url) is not None else identify(url)
     return size, fingerprint(size, mark, name)  # a hash: the URL may have secrets, and a mark is written down
+
+
+def is_same(url: str, other: str) -> bool:
+    """Whether two paths or URLs name one file, which must not be read and written at once."""
+    return _file_of(url) == _file_of(other)
+
+
+def check_outputs(inputs: Iterable[str], outputs: Iterable[str]) -> None:
+    """Refuse to replace an input.
+
+    Raises:
+        ValueError: an output is one.
+    """
+    read = set(map(_file_of, inputs))
+    for url in outputs:
+        if _file_of(url) in read:
+            raise ValueError(f"{redact(url)} would be written, and is read: write to another directory")
+
+
+def _file_of(url: str) -> str:
+    path = local_path(url)
+    return identify(url) if path is None else os.path.realpath(path)
 
 
 def index_names(shards: Sequence[str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from wds_pipes.cli.converting.source import file_of, names_of
 from wds_pipes.cli.creating.records import Content
-from wds_pipes.cli.shards import index_names, shard_facts, write_indexes
+from wds_pipes.cli.shards import index_names, is_same, shard_facts, write_indexes
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.cache.files import boot
@@ -72,7 +72,7 @@ def plan(urls: Sequence[str], place: Place, storage_options: Options, note: Call
     shards, known = list_shards(list(urls), storage_options)
     names = names_of(shards)
     for url, name in zip(shards, names, strict=True):
-        if _same(url, place.at(name)):
+        if is_same(url, place.at(name)):
             raise ValueError(f"shard {redact(url)} would be copied to itself: write to another directory")
     facts = known or _facts_of(shards, storage_options, note)
     with ThreadPoolExecutor(_REQUESTS) as pool:
@@ -120,13 +120,6 @@ def finish(place: Place, facts: list[Facts]) -> None:
     write_indexes(place, [fact for fact in facts if fact.get("samples") is not None])
     if local_path(place.url) is not None:
         shutil.rmtree(place.at(_PARTS), ignore_errors=True)
-
-
-def _same(url: str, other: str) -> bool:
-    path, target = local_path(url), local_path(other)
-    if path is None or target is None:
-        return url == other
-    return os.path.realpath(path) == os.path.realpath(target)
 
 
 def _facts_of(shards: Sequence[str], storage_options: Options, note: Callable[[str], None]) -> list[ShardFacts]:

@@ -122,7 +122,8 @@ def concat(*, urls: tuple[str, ...], output: str, overwrite: bool, storage_optio
     """
     with in_one_line():
         from wds_pipes.cli.look.reading import Source, shards_of
-        from wds_pipes.cli.reshaping.plan import check_outputs, with_own_keys
+        from wds_pipes.cli.reshaping.plan import with_own_keys
+        from wds_pipes.cli.shards import check_outputs
         from wds_pipes.core.words import plural
         from wds_pipes.io.compression import kind_of_name
         from wds_pipes.io.outputs import exists, target_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from wds_pipes.cli.reshaping.inputs import Inputs
 from wds_pipes.cli.reshaping.reading import Reader, Sample
-from wds_pipes.cli.shards import index_names, shard_ends, shard_facts, write_indexes
+from wds_pipes.cli.shards import check_outputs, index_names, shard_ends, shard_facts, write_indexes
 from wds_pipes.core.order import Permutation
 from wds_pipes.core.words import bytes_shown, plural
 from wds_pipes.errors import SampleError
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
-from wds_pipes.io.urls import local_path, redact
+from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.shard_file import shard_files, write_shard
 
@@ -173,19 +172,6 @@ def _part(order: Order, start: int, stop: int) -> Part:
     if isinstance(order, (range, Permutation)):
         return Part(order, start, stop)
     return Part(order[start:stop], 0, stop - start)
-
-
-def check_outputs(inputs: list[str], outputs: list[str]) -> None:
-    """Refuse to replace an input.
-
-    Raises:
-        ValueError: an output is one.
-    """
-    paths = {os.path.realpath(path) if (path := local_path(url)) is not None else url for url in inputs}
-    for url in outputs:
-        path = local_path(url)
-        if (url if path is None else os.path.realpath(path)) in paths:
-            raise ValueError(f"{url} would be written, and is read: write to another directory")
 
 
 def write(inputs: Inputs, memory: int, task: Task, place: Place) -> Facts:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from wds_pipes.cli.creating.names import without_dots
 from wds_pipes.cli.look.reading import Sample, Source
-from wds_pipes.cli.shards import check_same, index_names, marks, shard_facts, summary, write_indexes
+from wds_pipes.cli.shards import check_same, index_names, is_same, marks, shard_facts, summary, write_indexes
 from wds_pipes.core.words import plural
 from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, fingerprint
-from wds_pipes.io.urls import identify, local_path, redact
+from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import list_shards
 from wds_pipes.tar.index_formats import base_name, path_of
 from wds_pipes.tar.shard_file import shard_files, write_shard
@@ -79,7 +78,7 @@ def find_shards(urls: Sequence[str], place: Place, storage_options: Options) -> 
                 "directories, with one command for each"
             )
         names[name] = url
-        if _same(url, place.at(name)):
+        if is_same(url, place.at(name)):
             raise ValueError(f"shard {redact(url)} would be replaced: write to another directory than its own")
     return [Shard(url, name, mark) for (name, url), mark in zip(names.items(), marks(found, storage_options))]
 
@@ -191,10 +190,3 @@ def _name(url: str) -> str:
     if kind_of_name(name):
         name = name[: name.rindex(".")]
     return name if name.lower().endswith(".tar") else f"{name}.tar"
-
-
-def _same(url: str, other: str) -> bool:
-    path, target = local_path(url), local_path(other)
-    if path is not None and target is not None:
-        return os.path.realpath(path) == os.path.realpath(target)
-    return path is None and target is None and identify(url) == identify(other)
