@@ -14,12 +14,11 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import outputs, run_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tars import samples
 
-from wds_pipes.cli import main
 from wds_pipes.cli.converting.messages import example, tensor_protos
 from wds_pipes.cli.converting.rows import columns_of, sample_of
 from wds_pipes.errors import SampleError
@@ -30,22 +29,12 @@ JPEG = b"\xff\xd8\xff\xe0" + bytes(range(256))
 
 
 def run(*arguments, code=0):
-    result = CliRunner().invoke(main, ["convert", *map(str, arguments)])
-    assert result.exit_code in (code if isinstance(code, tuple) else (code,)), result.output
-    return result
+    return run_command("convert", *arguments, code=code)
 
 
 def refused(*arguments, code=(1, 2)):
     """The message of a refusal."""
     return " ".join(run(*arguments, code=code).stderr.split())
-
-
-def outputs(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(Path(folder).rglob("*"))
-        if path.is_file() and ".wds-pipes" not in path.parts
-    }
 
 
 def read(folder):

@@ -11,6 +11,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from click.testing import CliRunner
+from commands import outputs, run_command
 from scripts import run_bench
 from tars import by_tarfile, samples
 from waiting import wait_for
@@ -20,9 +21,7 @@ from wds_pipes.cli import main
 
 
 def run(*arguments, stdin=None, code=0):
-    result = CliRunner().invoke(main, ["create", *map(str, arguments)], input=stdin)
-    assert result.exit_code == code, result.output
-    return result
+    return run_command("create", *arguments, code=code, stdin=stdin)
 
 
 def refused(*arguments, stdin=None):
@@ -31,14 +30,6 @@ def refused(*arguments, stdin=None):
     told = " ".join(result.stderr.split())
     assert result.exit_code == (1 if "in the input, so nothing was written:" in told else 2), result.output
     return told
-
-
-def outputs(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(Path(folder).rglob("*"))
-        if path.is_file() and ".wds-pipes" not in path.parts
-    }
 
 
 def read(folder):

@@ -4,10 +4,10 @@ import json
 import os
 import random
 import time
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from commands import outputs, run_command
 from tars import tar
 
 import wds_pipes as wp
@@ -16,21 +16,11 @@ from wds_pipes.cli.converting import copying
 
 
 def run(*arguments, code=0):
-    result = CliRunner().invoke(main, ["download", *map(str, arguments)])
-    assert result.exit_code in (code if isinstance(code, tuple) else (code,)), result.output
-    return result
+    return run_command("download", *arguments, code=code)
 
 
 def refused(*arguments, code=(1, 2)):
     return " ".join(run(*arguments, code=code).stderr.split())
-
-
-def outputs(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(Path(folder).rglob("*"))
-        if path.is_file() and ".wds-pipes" not in path.parts
-    }
 
 
 BESIDE = {"shard-000000.parquet": b"P" * 100, "shard-000001_stats.json": b"{}", "classes.json": b"[]\n"}

@@ -7,30 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import outputs
+from commands import run_command as run
 from tars import samples, tar
-
-from wds_pipes.cli import main
 
 JPEG = b"\xff\xd8\xff\xe0" + bytes(range(256))
 
 
-def run(*arguments, code=0):
-    result = CliRunner().invoke(main, [*map(str, arguments)])
-    assert result.exit_code in (code if isinstance(code, tuple) else (code,)), result.output
-    return result
-
-
 def refused(*arguments, code=(1, 2)):
     return " ".join(run(*arguments, code=code).stderr.split())
-
-
-def outputs(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(Path(folder).rglob("*"))
-        if path.is_file() and ".wds-pipes" not in path.parts
-    }
 
 
 def read(folder):

@@ -11,35 +11,21 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import outputs
+from commands import run_command as run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tars import samples, tar
 
 import wds_pipes as wp
-from wds_pipes.cli import main
 from wds_pipes.cli.shards import shard_ends
 from wds_pipes.io.tasks import running
 from wds_pipes.tar.writer import whole
 
 
-def run(*arguments, code=0):
-    result = CliRunner().invoke(main, list(map(str, arguments)))
-    assert result.exit_code == code, result.output
-    return result
-
-
 def refused(*arguments, code=2):
     """The message of a refusal: the exit code is 1 for what is wrong with the samples, else 2."""
     return " ".join(run(*arguments, code=code).stderr.split())
-
-
-def outputs(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(Path(folder).rglob("*"))
-        if path.is_file() and ".wds-pipes" not in path.parts
-    }
 
 
 def fields_of(sample):

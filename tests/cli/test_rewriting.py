@@ -11,13 +11,13 @@ import warnings
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import outputs
+from commands import run_command as run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tars import by_tarfile, filled, put, samples, tar
 
 import wds_pipes as wp
-from wds_pipes.cli import main
 from wds_pipes.tasks import write_shard
 
 FUNCTIONS = """
@@ -55,12 +55,6 @@ def ends(sample):
 """
 
 
-def run(*arguments, code=0):
-    result = CliRunner().invoke(main, list(map(str, arguments)))
-    assert result.exit_code == code, result.output
-    return result
-
-
 def refused(*arguments):
     """The message of a command that cannot be run so."""
     return " ".join(run(*arguments, code=2).stderr.split())
@@ -69,14 +63,6 @@ def refused(*arguments):
 def failed(*arguments):
     """The message of a command of which tasks fail."""
     return " ".join(run(*arguments, code=1).stderr.split())
-
-
-def outputs(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(Path(folder).rglob("*"))
-        if path.is_file() and ".wds-pipes" not in path.parts
-    }
 
 
 def fields_of(sample):

@@ -1,0 +1,23 @@
+"""``wds-pipes`` called in the test's process, and what it has written."""
+
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from wds_pipes.cli import main
+
+
+def run_command(*arguments, code=0, stdin=None):
+    """Call it, which must end with a code, or with one of several; return click's result."""
+    result = CliRunner().invoke(main, list(map(str, arguments)), input=stdin)
+    assert result.exit_code in (code if isinstance(code, tuple) else (code,)), result.output
+    return result
+
+
+def outputs(folder):
+    """The files that a command has written to a directory, by their names in it."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file() and ".wds-pipes" not in path.parts
+    }
