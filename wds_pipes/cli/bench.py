@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wds_pipes.cli.options import storage_options
+from wds_pipes.cli.options import example, storage_options
 
 if TYPE_CHECKING:
     from wds_pipes.core.stage import Stage
@@ -37,7 +37,7 @@ class _Seen(NamedTuple):
     stalled: float
 
 
-@click.command()
+@click.command(epilog=example("wds-pipes bench 's3://bucket/train-{000..011}.tar'\nwds-pipes bench --peers --quick"))
 @click.argument("urls", nargs=-1)
 @click.option(
     "--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="How long each measurement takes."

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wds_pipes.cli.options import example
 from wds_pipes.core.words import bytes_shown, plural
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ _directory = click.option(
 )
 
 
-@click.group()
+@click.group(epilog=example("wds-pipes cache ls\nwds-pipes cache prune --size 200GB"))
 def cache() -> None:
     """See and clean up the local cache of remote shards."""
 
@@ -36,7 +37,7 @@ def list_shards(directory: str | None) -> None:
     click.echo(f"{files.path}: {plural(len(entries), 'shard')}, {bytes_shown(sum(entry.bytes for entry in entries))}")
 
 
-@cache.command()
+@cache.command(epilog=example("wds-pipes cache prune --size 200GB"))
 @_directory
 @click.option("--size", help="How much to keep, such as 200GB; without it, WDS_PIPES_CACHE_SIZE.")
 def prune(directory: str | None, size: str | None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import shard_limits, shares, storage_options
+from wds_pipes.cli.options import example, shard_limits, shares, storage_options
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job
@@ -17,7 +17,14 @@ _KINDS = ("files", "classes", "list", "csv", "tsv", "jsonl", "parquet")
 _ENDINGS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 
-@click.command()
+@click.command(
+    epilog=example(
+        "wds-pipes create photos/ shards/ --max-bytes 256MB --shuffle 7 -j 4\n"
+        "wds-pipes create table.csv s3://bucket/data --key id --file image --value cls=label\n"
+        "wds-pipes create photos/ shards/ --encode jpg:q=90,size=256\n"
+        "wds-pipes create photos/ shards/ --task 0 --tasks 8"
+    )
+)
 @click.argument("source")
 @click.argument("dest")
 @click.option(
@@ -94,12 +101,6 @@ def create(
     --encode is for the fields that are named by the extension of an image alone: jpg and png, but
     not seg.png. They are named by the new format. Photos are turned upright by their EXIF, and
     sizes are as in decode_by_ext. --max-bytes counts the files as they were.
-
-    \b
-    wds-pipes create photos/ shards/ --max-bytes 256MB --shuffle 7 -j 4
-    wds-pipes create table.csv s3://bucket/data --key id --file image --value cls=label
-    wds-pipes create photos/ shards/ --encode jpg:q=90,size=256
-    wds-pipes create photos/ shards/ --task 0 --tasks 8
     """  # noqa: D301
     options, columns = storage_options or None, (key, files, values, root)
     kind = kind or _kind(source)

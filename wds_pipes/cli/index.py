@@ -9,10 +9,15 @@ from importlib.util import find_spec
 import click
 
 from wds_pipes.cli.options import engine as engine_option
-from wds_pipes.cli.options import executor_of
+from wds_pipes.cli.options import example, executor_of
 
 
-@click.command()
+@click.command(
+    epilog=example(
+        "wds-pipes index 'shards/*.tar' -o shards/index.json --offsets\n"
+        "wds-pipes index s3://bucket/train/ --offsets-to offsets/ -j 16"
+    )
+)
 @click.argument("urls", nargs=-1, required=True)
 @click.option(
     "-o",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import storage_options
+from wds_pipes.cli.options import example, storage_options
 
 if TYPE_CHECKING:
     from wds_pipes.cli.converting.rows import Columns
@@ -19,7 +19,13 @@ _KINDS = ("tfrecord", "parquet", "hf", "lmdb", "torchrecord")
 _FIRST = 100  # records that decide what the columns are
 
 
-@click.command()
+@click.command(
+    epilog=example(
+        "wds-pipes convert 'gs://bucket/train-*.tfrecord' shards/ --from tfrecord -j 4\n"
+        "wds-pipes convert imagenet.lmdb shards/ --from lmdb --max-samples 5000\n"
+        "wds-pipes convert saved/ s3://bucket/data --from hf --value jpg=image --value cls=label"
+    )
+)
 @click.argument("source")
 @click.argument("dest")
 @click.option("--from", "kind", type=click.Choice(_KINDS), required=True, help="The format of SOURCE.")
@@ -71,11 +77,6 @@ def convert(
 
     tfrecord and parquet may be remote, the others are local. Run the same command again after an
     interruption: what is finished is kept.
-
-    \b
-    wds-pipes convert 'gs://bucket/train-*.tfrecord' shards/ --from tfrecord -j 4
-    wds-pipes convert imagenet.lmdb shards/ --from lmdb --max-samples 5000
-    wds-pipes convert saved/ s3://bucket/data --from hf --value jpg=image --value cls=label
     """  # noqa: D301
     options = storage_options or None
     if kind == "tfrecord" and max_samples is not None:

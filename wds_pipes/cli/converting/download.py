@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import storage_options
+from wds_pipes.cli.options import example, storage_options
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job, Report, Task
 
 
-@click.command()
+@click.command(
+    epilog=example(
+        "wds-pipes download 's3://bucket/train-{000000..000099}.tar' data/ -j 4\n"
+        "wds-pipes download https://example.com/train/index.json data/\n"
+        "wds-pipes download 'data/*.tar' s3://bucket/copy --task 0 --tasks 8"
+    )
+)
 @click.argument("urls", nargs=-1, required=True)
 @click.argument("dest")
 @storage_options
@@ -29,12 +35,7 @@ def download(*, urls: tuple[str, ...], dest: str, storage_options: dict[str, Any
 
     Run the same command again after an interruption: a shard that is finished is kept, and one that
     was begun on a local disk continues at its byte, if the store names versions (ETags).
-
-    \b
-    wds-pipes download 's3://bucket/train-{000000..000099}.tar' data/ -j 4
-    wds-pipes download https://example.com/train/index.json data/
-    wds-pipes download 'data/*.tar' s3://bucket/copy --task 0 --tasks 8
-    """  # noqa: D301
+    """
     options = storage_options or None
 
     def make() -> Job:

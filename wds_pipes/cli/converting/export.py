@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import key_split, storage_options
+from wds_pipes.cli.options import example, key_split, storage_options
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job, Report, Task
@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 _KINDS = ("jsonl", "parquet", "tfrecord", "imagefolder")
 
 
-@click.command()
+@click.command(
+    epilog=example(
+        "wds-pipes export 'shards/*.tar' table/ --to parquet --fields json,cls -j 4\n"
+        "wds-pipes export shards/ s3://bucket/records --to tfrecord\n"
+        "wds-pipes export shards/ folder/ --to imagefolder"
+    )
+)
 @click.argument("urls", nargs=-1, required=True)
 @click.argument("dest")
 @click.option("--to", "kind", type=click.Choice(_KINDS), required=True, help="The format.")
@@ -50,11 +56,6 @@ def export(
 
     wds-pipes convert reads parquet and tfrecord back as they were, and wds-pipes create --from
     classes the images. Run the same command again after an interruption: what is finished is kept.
-
-    \b
-    wds-pipes export 'shards/*.tar' table/ --to parquet --fields json,cls -j 4
-    wds-pipes export shards/ s3://bucket/records --to tfrecord
-    wds-pipes export shards/ folder/ --to imagefolder
     """  # noqa: D301
     options = storage_options or None
     if label is not None and kind != "imagefolder":

@@ -14,6 +14,7 @@ import click
 from wds_pipes.cli.demo.data import SHAPES, inspect_shards, write_images
 from wds_pipes.cli.demo.picture import draw_losses
 from wds_pipes.cli.demo.runs import COLUMN, Run, choose_kill, difference, run_trainer
+from wds_pipes.cli.options import example
 from wds_pipes.core.words import plural
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ MAX_CLASSES = 1000  # for --data, whose number of classes is not known
 STEPS_WITH_DATA = 200
 
 
-@click.command()
+@click.command(epilog=example("wds-pipes demo\nwds-pipes demo --data 'train-{000..011}.tar' --steps 100"))
 @click.option(
     "--data",
     "urls",
