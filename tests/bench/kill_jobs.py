@@ -25,6 +25,7 @@ COMMANDS = {
     "export-parquet": lambda data, place: ["export", f"{data}/shards", place, "--to", "parquet"],
     "export-imagefolder": lambda data, place: ["export", f"{data}/shards", place, "--to", "imagefolder"],
     "download": lambda data, place: ["download", f"{data}/shards", place],
+    "index": lambda data, place: ["index", f"{data}/shards", "-o", f"{place}/index.json", "--offsets-to", place],
     "filter": lambda data, place: ["filter", f"{data}/shards", place, "--every", "2"],
     "map": lambda data, place: ["map", "copy:copy", f"{data}/shards", place],
     "dedup": lambda data, place: ["dedup", f"{data}/shards", place, "--by", "content"],
@@ -34,6 +35,7 @@ COMMANDS = {
     "split": lambda data, place: ["split", f"{data}/shards", place, "--shares", "a=0.6,b=0.4", "--max-samples", "50"],
     "shuffle": lambda data, place: ["shuffle", f"{data}/shards", place, "--seed", "3", "--max-samples", "50"],
     "sort": lambda data, place: ["sort", f"{data}/shards", place, "--by", "cls", "--max-samples", "50"],
+    "mix": lambda data, place: ["mix", f"{data}/shards=0.7", f"{data}/renamed=0.3", place, "--max-samples", "50"],
 }
 
 
@@ -48,9 +50,10 @@ def make_files(folder: Path, count: int) -> None:
 
 
 def make_shards(folder: Path) -> None:
-    """Shards of these files, with offsets, the same without, and as tables."""
+    """Shards of these files, with offsets, the same without, as tables, and with other keys."""
     finish(start(["create", f"{folder}/files", f"{folder}/indexed", "--max-samples", "50"], 2))
     finish(start(["export", f"{folder}/indexed", f"{folder}/tables", "--to", "parquet"], 2))
+    finish(start(["convert", f"{folder}/tables", f"{folder}/renamed", "--from", "parquet", "--max-samples", "50"], 2))
     (folder / "shards").mkdir()
     for path in (folder / "indexed").glob("*.tar"):
         shutil.copy(path, folder / "shards")
@@ -74,7 +77,7 @@ def start(arguments: list[str], jobs: int) -> subprocess.Popen:
 
 def wait_for_files(process: subprocess.Popen, place: Path, count: int) -> None:
     """Wait until the command has begun, and there are so many files more."""
-    while not (place / ".wds-pipes/plan.json").exists() and process.poll() is None:
+    while not any(names for _, _, names in os.walk(place)) and process.poll() is None:
         time.sleep(0.002)
     before = count_of(place)
     while count_of(place) < before + count and process.poll() is None:
@@ -94,6 +97,7 @@ def finish(process: subprocess.Popen) -> None:
 def one_round(name: str, data: Path, place: Path, *, whole: dict, kills: int, numbers) -> tuple[int, int]:
     """Kill and repeat a command; return how many kills found it at work, and the files then."""
     hit = found = 0
+    place.mkdir()
     for _ in range(kills):
         process = start(COMMANDS[name](str(data), str(place)), numbers.choice([1, 2]))
         wait_for_files(process, place, numbers.randrange(len(whole) // kills))
@@ -134,6 +138,7 @@ def main() -> None:
         for name, command in COMMANDS.items():
             if arguments.only not in (None, name):
                 continue
+            (data / f"whole-{name}").mkdir()
             process = start(command(str(data), f"{data}/whole-{name}"), 1)
             wait_for_files(process, data / f"whole-{name}", 0)
             beginning = time.perf_counter()
