@@ -354,7 +354,7 @@ def test_get_writes_only_inside_of_the_directory(tmp_path):
     assert (tmp_path / "out" / "sub" / "ok.txt").read_bytes() == b"y"
 
 
-def test_all_of_them_read_from_a_web_server(web, indexed):
+def test_all_of_them_read_from_a_web_server(web, indexed, tmp_path):
     urls = []
     for path in indexed[:2]:
         for ending in (".idx", ".keys", ""):
@@ -369,3 +369,4 @@ def test_all_of_them_read_from_a_web_server(web, indexed):
     result = done("get", whole[2]["__key__"], *urls, "--field", "txt", *options)
     assert (result.stdout_bytes, result.stderr) == (whole[2]["txt"], "")
     assert done("verify", *urls, *options).stdout.endswith("nothing is wrong\n")
+    assert f": 2 shards, {len(whole)} samples" in done("index", *urls, "-o", tmp_path / "i.json", *options).stdout
