@@ -57,7 +57,7 @@ command(*create, "--task", "0", "--tasks", "4")
 # Each element of an array runs one share. This is the whole job script:
 #
 # ```bash
-# !/bin/bash
+# #!/bin/bash
 # #SBATCH --array=0-3
 # #SBATCH --cpus-per-task=4
 # #SBATCH --requeue
