@@ -319,6 +319,7 @@ def test_wrong_tables(tmp_path, name, content, options, message):
     [
         (["nowhere", "out"], "SOURCE 'nowhere' does not exist"),
         (["-", "out"], "standard input may be anything: pass --from"),
+        ([".", "out.tar"], "'out.tar' is the name of a shard: name a directory"),
         ([".", "out", "--key", "id"], "are for tables, and SOURCE is files"),
         (["t.csv", "out", "--ignore", "x"], "are for files and lists"),
         ([".", "out", "--task", "1"], "--task and --tasks belong together"),

@@ -285,7 +285,7 @@ def test_a_dry_run_writes_nothing(source, tmp_path):
         (2, ["reshard", "in-2.tar", "out"], "there are no samples in 1 shard"),
         (2, ["reshard", "in-1.tar", "out", "--shards", "26"], "--shards 26 is more than there are samples, 25"),
         (1, ["reshard", "in-1.tar", "in-1.tar", "out"], "would have the key"),
-        (2, ["reshard", "in-1.tar", "out", "--max-bytes", "7 apples"], "'7 apples' is not a size"),
+        (2, ["reshard", "in-1.tar", "out", "--max-bytes", "7 apples"], "--max-bytes: '7 apples' is not a size"),
         (
             2,
             ["shuffle", "in-1.tar", "out", "--memory", "100"],

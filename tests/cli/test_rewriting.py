@@ -223,8 +223,9 @@ def test_what_a_filter_is_called_with_wrongly(here, tmp_path):
 
 
 def test_a_missing_dest_is_seen(here, tmp_path):
-    message = "DEST is the directory to write to, and"
+    message = "DEST, the last argument, is the directory to write to, and"
     assert f"{message} 'd/s1.tar' is a file" in refused("filter", "d/s0.tar", "d/s1.tar", "--every", 2)
+    assert f"{message} 'new.tar' is the name of a shard" in refused("filter", "d", "new.tar", "--every", 2)
     assert f"{message} 'captions/*.tar' is a pattern" in refused("dedup", "d", "captions/*.tar")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -11,6 +9,7 @@ import click
 from wds_pipes.cli.options import engine as engine_option
 from wds_pipes.cli.options import example, executor_of, in_one_line, storage_options
 from wds_pipes.cli.options import key_split as key_split_option
+from wds_pipes.cli.options import progress as progress_option
 from wds_pipes.cli.options import urls as urls_argument
 
 
@@ -35,10 +34,10 @@ from wds_pipes.cli.options import urls as urls_argument
 @click.option(
     "--offsets-to",
     type=click.Path(exists=True, file_okay=False),
-    help="The same into a directory, also for remote shards.",
+    help="The same into a directory that exists, also for remote shards.",
 )
 @click.option("--dali", is_flag=True, help="Also write X.idx beside each X.tar, for DALI's readers.webdataset.")
-@click.option("--dali-to", type=click.Path(exists=True, file_okay=False), help="The same into a directory.")
+@click.option("--dali-to", type=click.Path(exists=True, file_okay=False), help="The same into a directory that exists.")
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), default=4, show_default=True, help="How many shards are read at a time."
 )
@@ -46,18 +45,14 @@ from wds_pipes.cli.options import urls as urls_argument
 @click.option(
     "--force", is_flag=True, help="Read all shards, also those that have not changed since OUTPUT was written."
 )
-@click.option(
-    "--progress/--no-progress",
-    default=None,
-    help="Show a progress bar; needs tqdm.  [default: on a terminal, if tqdm is installed]",
-)
+@progress_option
 @key_split_option
 @click.option(
     "--on-repeated-key",
     type=click.Choice(["raise", "warn", "ignore"]),
     default="raise",
     show_default=True,
-    help="As in group_by_key.",
+    help="When the key of a sample comes again later in its shard: stop, print a warning, or go on.",
 )
 @storage_options
 def index(
@@ -71,7 +66,7 @@ def index(
     jobs: int,
     engine: str | None,
     force: bool,
-    progress: bool | None,
+    progress: bool,
     key_split: str,
     on_repeated_key: str,
     storage_options: dict[str, Any],
@@ -85,8 +80,6 @@ def index(
     """
     if output is None and not (offsets or offsets_to or dali or dali_to):
         raise click.UsageError("pass -o index.json, or --offsets for IndexedShards, or both")
-    if progress is None:
-        progress = sys.stderr.isatty() and find_spec("tqdm") is not None
     with in_one_line():
         from wds_pipes.core.words import plural
         from wds_pipes.io.urls import redact

@@ -45,7 +45,7 @@ KINDS = (
     "ignored",
     multiple=True,
     type=click.Choice(KINDS),
-    help="Leave out findings of a kind; may be repeated.",
+    help="Leave out findings of a kind; repeatable.",
 )
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="How many processes read shards."
