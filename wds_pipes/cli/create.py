@@ -96,7 +96,8 @@ def create(
     classes  directories are classes, as in ImageFolder: field cls, and classes.json
     list     lines with a path and maybe a label: images/a.jpg 3
     csv, tsv, jsonl, parquet
-             a row is a sample, as its field json, or what --file and --value say
+             a row is a sample, as its field json, or what --file and --value say; with
+             --value cls=COLUMN, names of classes become numbers, and classes.json lists them
 
     --encode is for the fields that are named by the extension of an image alone: jpg and png, but
     not seg.png. They are named by the new format. Photos are turned upright by their EXIF, and
@@ -133,7 +134,7 @@ def create(
         elif kind == "list":
             records, classes = tables.of_list(source, root, key_split, problems, options)
         else:
-            records = tables.of_table(source, kind, _columns(*columns), problems, options)
+            records, classes = tables.of_table(source, kind, _columns(*columns), problems, options)
         return plan(
             records,
             place,
