@@ -321,6 +321,7 @@ def test_names_with_dots(tmp_path):
         ("t.csv", "id\nx\nx\n", ["--key", "id"], ["two samples have the key 'x': give each its own"]),
         ("t.csv", "id\na.b\n", ["--key", "id"], ["write it as 'a_b'"]),
         ("t.csv", "id\na\n", ["--value", "id"], ["--value is written as FIELD=COLUMN"]),
+        ("t.csv", "id,b\na,b\n", ["--value", "txt=id", "--value", "txt=b"], ["--value names field 'txt' twice"]),
         ("t.csv", "id,n\nx,1\n,2", ["--value", "cls=id"], ["row 2 has no label in column 'id', and others have"]),
         ("t.csv", "id\nx\n", ["--value", "json=id"], ["row 1: field 'json' cannot be encoded"]),
         ("t.csv", "id\nx\n", ["--value", "JPG=id"], ["row 1: "]),
@@ -328,7 +329,7 @@ def test_names_with_dots(tmp_path):
         ("t.jsonl", "{}\n{\n", [], ["line 2 of", "is no JSON object"]),
         ("t.csv", b"id\n\xff\n", [], ["is not UTF-8 text", "iconv -f WINDOWS-1252 -t UTF-8"]),
     ],
-    ids=map(str, range(19)),
+    ids=map(str, range(20)),
 )
 def test_wrong_tables(tmp_path, name, content, options, message):
     fill(tmp_path, {**FILES, name: content})
@@ -343,7 +344,7 @@ def test_wrong_tables(tmp_path, name, content, options, message):
     [
         (["nowhere", "out"], "SOURCE 'nowhere' does not exist"),
         (["-", "out"], "standard input may be anything: pass --from"),
-        ([".", "out.tar"], "'out.tar' is the name of a shard: name a directory"),
+        ([".", "out.tar"], "'out.tar' is the name of a file: name a directory"),
         ([".", "out", "--key", "id"], "are for tables, and SOURCE is files"),
         (["t.csv", "out", "--ignore", "x"], "are for files and lists"),
         ([".", "out", "--task", "1"], "--task and --tasks belong together"),

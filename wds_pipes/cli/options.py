@@ -35,11 +35,11 @@ def check_dest(dest: str) -> str:
     """Return the directory to write to.
 
     Raises:
-        UsageError: it is the name of a shard, or names shards, so the directory was left out.
+        UsageError: it is the name of a file, or names shards, so the directory was left out.
     """
     what = "a file" if os.path.isfile(dest) else "a pattern" if "*" in dest else None
-    if what is None and dest.endswith(".tar") and not os.path.isdir(dest):
-        what = "the name of a shard"
+    if what is None and dest.endswith((".tar", ".parquet", ".jsonl", ".tfrecord")) and not os.path.isdir(dest):
+        what = "the name of a file"
     if what is not None:
         raise click.UsageError(
             f"DEST, the last argument, is the directory to write to, and {dest!r} is {what}: name a directory"
@@ -59,6 +59,23 @@ def _names_from(context: click.Context, option: click.Parameter, value: str | No
 def names_option(name: str, text: str) -> Callable[[F], F]:
     """An option for the names of fields, which the function gets as a list; None: not given."""
     return click.option(name, metavar="NAMES", callback=_names_from, help=text)
+
+
+def _values_from(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    named: dict[str, str] = {}
+    for value in values:
+        field, equals, column = value.partition("=")
+        if not equals or not field or not column:
+            raise Refused(f"{option.opts[0]} is written as FIELD=COLUMN, such as cls=label, not {value!r}")
+        if field in named:
+            raise Refused(f"{option.opts[0]} names field {field!r} twice: give each column its own")
+        named[field] = column
+    return named
+
+
+def values_option(text: str) -> Callable[[F], F]:
+    """The option --value for columns by their fields, which the function gets as a dict."""
+    return click.option("--value", "values", multiple=True, metavar="FIELD=COLUMN", callback=_values_from, help=text)
 
 
 dest = click.argument("dest", callback=lambda context, argument, value: check_dest(value))
