@@ -296,6 +296,15 @@ def test_jsonl_keeps_the_bytes_of_what_is_no_text(shard):
         assert base64.b64decode(one[name]["base64"]) == expected[name]
 
 
+def test_a_rename_of_no_field_is_an_error(shard):
+    """It was most likely written the wrong way round."""
+    for more in ([], ["--jsonl"]):
+        result = run("cat", shard, "--rename", "label=cls", *more)
+        assert result.exit_code == 2
+        assert "no sample has field 'label': --rename takes OLD=NEW" in result.stderr
+    assert json.loads(done("cat", shard, "--rename", "jpeg;cls=label", "--jsonl").stdout.splitlines()[1])["label"] == 1
+
+
 def test_cat_refuses_what_a_tar_would_not_hold(tmp_path):
     path = put(tmp_path / "a.tar", tar([("img.v2.jpg", b"1"), ("img.v2.cls", b"2")]))
     assert "its key has a dot" in CliRunner().invoke(main, ["cat", path, "--key-split", "last-dot"]).stderr
@@ -336,6 +345,11 @@ def test_get_finds_a_sample_by_number_and_by_key(with_index, indexed, fifty, tmp
     for missing in (50, "nobody"):
         result = run("get", missing, *urls)
         assert (result.exit_code, result.stdout) == (2, "")
+
+
+def test_get_with_its_arguments_in_the_wrong_order(shard):
+    assert "SAMPLE comes before URLS: wds-pipes get 3 " in refused("get", shard, 3)
+    assert "shard none.tar does not exist" in run("get", 3, "none.tar").stderr
 
 
 def test_a_key_of_digits(tmp_path):

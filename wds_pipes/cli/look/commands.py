@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from typing import Any
 
 import click
 
-from wds_pipes.cli.options import as_json_lines, example, fields, in_one_line, key_split, storage_options, urls
+from wds_pipes.cli.options import Refused, as_json_lines, example, fields, in_one_line, key_split, storage_options, urls
 
 
 @click.command(epilog=example("wds-pipes ls 'train-*.tar' -n 10\nwds-pipes ls --members train-000000.tar"))
@@ -154,6 +156,8 @@ def get(
     The sample goes to standard output as a tar, or with --field the field alone. The indexes of
     wds-pipes index --offsets find it; without them the shards are read from the beginning.
     """
+    if os.path.exists(sample) and re.fullmatch(r"[\w-]+", urls[-1]) and not os.path.exists(urls[-1]):
+        raise Refused(f"SAMPLE comes before URLS: wds-pipes get {urls[-1]} {sample}")
     with in_one_line():
         from wds_pipes.cli.look.finding import find_sample
         from wds_pipes.cli.look.output import binary_output, write_fields, write_tar

@@ -160,7 +160,7 @@ def summed_repair(report: Report) -> str:
     if lost:
         samples = sum(entry["key"] is not None for entry in lost)
         places, shards = len(lost) - samples, len({entry["shard"] for entry in lost})
-        damage = f" and {plural(places, 'damaged place')}" if places else ""
+        damage = f", and what was in {plural(places, 'damaged place')}," if places else ""
         words.append(f"lost are {plural(samples, 'sample')}{damage} in {plural(shards, 'shard')}, see {LOST}")
     else:
         words.append("nothing is lost")
