@@ -55,7 +55,10 @@ class _Seen(NamedTuple):
 @click.option("--quick", is_flag=True, help="With --peers: few samples, and only webdataset beside this package.")
 @click.option("--only", multiple=True, metavar="ROW", help="With --peers: measure this row; repeatable.")
 @click.option(
+    "-o",
+    "--output",
     "--out",
+    "out",
     type=click.Path(file_okay=False),
     default="wds-pipes-peers",
     show_default=True,

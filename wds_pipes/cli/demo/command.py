@@ -33,7 +33,10 @@ STEPS_WITH_DATA = 200
     help="Train on these shards instead: a path or URL, with {000..011} or * in quotes; repeatable.",
 )
 @click.option(
+    "-o",
+    "--output",
     "--out",
+    "out",
     type=click.Path(file_okay=False, writable=True, path_type=Path),
     default="wds-pipes-demo",
     show_default=True,
