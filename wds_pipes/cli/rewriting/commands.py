@@ -197,11 +197,11 @@ def dedup(
     storage_options: dict[str, Any],
     running: Running,
 ) -> None:
-    """Write shards without the samples that came before to the directory DEST.
+    """Write shards in which each sample comes once to the directory DEST.
 
-    The first sample stays, in the order of the shards as they are named, of those with the same
-    key, the same fields, or the same bytes of one field; samples without that field all stay.
-    Compared are hashes of 128 bits and not the bytes: two that differ never have the same one.
+    Of samples with the same key, the same fields, or the same bytes of one field, the first one
+    stays, in the order of the shards as they are named. Samples without that field all stay.
+    Fields are compared by hashes of 128 bits.
 
     The shards are read twice (with --by key, the first time without their data): first a hash of
     each sample goes to DEST/.wds-pipes/hashes, 16 bytes a sample. When all are there, they are
