@@ -375,7 +375,12 @@ def test_the_command_writes_offsets(tmp_path):
     ("name", "data", "message", "code"),
     [
         ("a.tar.gz", gzip.compress(tar(pairs(2))), "is compressed, .* unpack it, for example with gunzip", 2),
-        ("a.tar", tar((name, b"") for name in ("a.x", "b.x", "a.y")), "wds-pipes repair SHARD NEW .*--on-repeated-key ignore", 1),
+        (
+            "a.tar",
+            tar((name, b"") for name in ("a.x", "b.x", "a.y")),
+            "wds-pipes repair SHARD NEW .*--on-repeated-key",
+            1,
+        ),
         ("a.tar", tar((name, b"") for name in ("a.x", "a.x")), "has field 'x' twice .* Rename or remove one", 1),
     ],
     ids=["compressed", "unsorted", "a field twice"],
