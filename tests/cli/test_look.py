@@ -193,6 +193,7 @@ def test_ls_lists_samples_and_files_with_their_bytes(tmp_path):
     lines = [line.split() for line in done("ls", path).stdout.splitlines()[2:]]
     assert lines == [["0", "2,560", "0", "d/a:", "txt", "cls"], ["3,584", "1,024", "1", "b:", "txt"]]
     first, _ = map(json.loads, done("ls", path, "--json").stdout.splitlines())
+    assert (first["shard"], first["key"]) == (path, "d/a")
     assert first["members"] == {"d/a.txt": {"offset": 512, "size": 600}, "d/a.cls": {"offset": 2048, "size": 1}}
     data = content(path)
     for name, member in first["members"].items():

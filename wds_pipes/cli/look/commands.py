@@ -48,7 +48,7 @@ def ls(
                 start, end = files[0].start, files[-1].end
                 if as_json:
                     of = {one.name: {"offset": one.offset, "size": one.size} for one in files}
-                    line = {"url": shown, "number": number, "key": sample.key, "start": start, "end": end}
+                    line = {"shard": shown, "number": number, "key": sample.key, "start": start, "end": end}
                     click.echo(json.dumps({**line, "members": of}))
                 elif members:
                     for one in files:
