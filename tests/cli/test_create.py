@@ -322,7 +322,7 @@ def test_names_with_dots(tmp_path):
         ("t.csv", "id\na.b\n", ["--key", "id"], ["write it as 'a_b'"]),
         ("t.csv", "id\na\n", ["--value", "id"], ["--value is written as FIELD=COLUMN"]),
         ("t.csv", "id,b\na,b\n", ["--value", "txt=id", "--value", "txt=b"], ["--value names field 'txt' twice"]),
-        ("t.csv", "id,n\nx,1\n,2", ["--value", "cls=id"], ["row 2 has no label in column 'id', and others have"]),
+        ("t.csv", "id,n\nx,1\n,2", ["--value", "cls=id"], ["row 2 has no label in column 'id': give it one"]),
         ("t.csv", "id\nx\n", ["--value", "json=id"], ["row 1: field 'json' cannot be encoded"]),
         ("t.csv", "id\nx\n", ["--value", "JPG=id"], ["row 1: "]),
         ("t.jsonl", "{}\n[]\n", [], ["line 2 of", "is no JSON object: it is no object"]),

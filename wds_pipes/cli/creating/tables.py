@@ -102,7 +102,6 @@ def of_table(
     base, records = _base(source, columns.root), list[Record]()
     numbers: list[int] = []  # the rows of the records
     labels: dict[int, str] = {}  # by the row
-    of_label = columns.values.get(LABEL)
     rows = enumerate(_rows(source, kind, columns, storage_options), 1)
     while ahead := [row for row, _ in zip(rows, range(_AHEAD), strict=False)]:
         wanted = [str(row[column]) for _, row in ahead for _, column in columns.files if row.get(column)]
@@ -129,8 +128,10 @@ def of_table(
             if not columns.values and not columns.files:
                 values["json"] = row
             for name, value in values.items():
-                if name == LABEL and isinstance(value, (str, int)):
+                if name == LABEL and isinstance(value, (str, int)) and not isinstance(value, bool):
                     labels[number] = str(value).strip()
+                    if not labels[number]:
+                        problems.add(f"row {number} has no label in column {columns.values[LABEL]!r}: give it one")
                 elif value is not None:
                     try:
                         fields[name] = encode(name, value)
@@ -142,9 +143,6 @@ def of_table(
             else:
                 records.append(Record(str(key), fields))
                 numbers.append(number)
-    bare = next((number for number in numbers if of_label is not None and not labels.get(number)), None)
-    if bare is not None and any(labels.values()):
-        problems.add(f"row {bare} has no label in column {of_label!r}, and others have: give each one, or none")
     classes, of_names = _classes(labels.values())
     for number, record in zip(numbers, records, strict=True):
         if labels.get(number):
