@@ -292,7 +292,7 @@ def test_a_dry_run_writes_nothing(source, tmp_path):
             "needs 200 bytes, more than --memory, which is 100 bytes",
         ),
         (1, ["sort", "in-1.tar", "out", "--by", "txt"], "has no field 'txt': name another field, or leave"),
-        (1, ["sort", "in-1.tar", "out", "--by", "key"], "without --by, samples are sorted by their keys"),
+        (1, ["sort", "in-1.tar", "out", "--by", "key"], "has no field 'key': to sort by keys, leave --by out"),
         (1, ["sort", "in-1.tar", "out", "--by", "seg.png"], "is neither a text nor a number"),
         (1, ["sort", "in-1.tar", "out", "--by", "cls:width"], "has no value 'cls:width'"),
         (1, ["sort", "in-1.tar", "kinds.tar", "out", "--by", "cls"], "has a field 'cls' that cannot be decoded"),
