@@ -36,12 +36,16 @@ _METHODS = {
     "xdecode": '.decode_by_ext({"x": fn})',
 }
 
-# The same for the names that webdataset exports.
+# The same for the names that webdataset and its wids export.
 _NAMES = {
+    "ChunkedSampler": "SampleOrder(len(dataset), shuffle=True, block_samples=64)",
     "DataPipeline": "a chain of methods: ShardList(urls).open_shards().load_tar().group_by_key()",
+    "DistributedChunkedSampler": "SampleOrder(len(dataset), shuffle=True, block_samples=64)",
     "RandomMix": 'mix({"a": a, "b": b}, weights={"a": 3, "b": 1})',
     "ResampledShards": "ShardList(urls, resampled=True)",
     "RoundRobin": 'mix({"a": a, "b": b})',
+    "ShardListDataset": "IndexedShards(urls), or as a stream ShardList('index.json')",
+    "ShardListSampler": "SampleOrder(len(dataset), shuffle=True, block_samples=64)",
     "SimpleShardList": "ShardList(urls)",
     "WebDataset": "ShardList(urls).open_shards().load_tar().group_by_key()",
     "WebLoader": "PipeLoader(pipe, batch_size=64, num_workers=8)",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import example, storage_options
+from wds_pipes.cli.options import dest, example, storage_options, values_option
 
 if TYPE_CHECKING:
     from wds_pipes.cli.converting.rows import Columns
@@ -27,7 +27,7 @@ _FIRST = 100  # records that decide what the columns are
     )
 )
 @click.argument("source")
-@click.argument("dest")
+@dest
 @click.option("--from", "kind", type=click.Choice(_KINDS), required=True, help="The format of SOURCE.")
 @click.option(
     "--max-samples",
@@ -40,13 +40,7 @@ _FIRST = 100  # records that decide what the columns are
     help="The column of the keys; dots in them become underscores.  [default: the number of the record; of lmdb its "
     "key]",
 )
-@click.option(
-    "--value",
-    "values",
-    multiple=True,
-    metavar="FIELD=COLUMN",
-    help="Write only such fields, as in --value jpg=image --value cls=label; repeatable.",
-)
+@values_option("Write only such fields, as in --value jpg=image --value cls=label; repeatable.")
 @storage_options
 @job_options
 def convert(
@@ -56,11 +50,11 @@ def convert(
     kind: str,
     max_samples: int | None,
     key: str | None,
-    values: tuple[str, ...],
+    values: dict[str, str],
     storage_options: dict[str, Any],
     running: Running,
 ) -> None:
-    """Make shards in the directory DEST of a data set in another format.
+    """Make shards of a data set in another format in the directory DEST.
 
     Bytes are written as they are: images are never encoded again. A column of bytes is a field
     COLUMN.EXTENSION, by what the bytes are, and the extension alone if there is one such column.
@@ -89,12 +83,12 @@ def convert(
         from wds_pipes.cli.converting.source import is_list, listed_job
         from wds_pipes.io.tasks.task import Place
 
-        place, named = Place(dest, options), _named(values)
+        place = Place(dest, options)
         if kind == "torchrecord" and is_list(source):
             if key or values:
                 raise ValueError("a list has a path and a label in each line: leave --key and --value out")
             return listed_job(source, place, max_samples or 10_000, options)
-        return plan(source, place, kind, max_samples or 10_000, key=key, values=named, storage_options=options)
+        return plan(source, place, kind, max_samples or 10_000, key=key, values=values, storage_options=options)
 
     run_job(make, running, _planned, _summary)
 
@@ -164,18 +158,6 @@ def format_of(kind: str) -> Format:
     from wds_pipes.cli.converting import lmdbs
 
     return lmdbs.Database() if kind == "lmdb" else lmdbs.TorchRecord()
-
-
-def _named(values: tuple[str, ...]) -> dict[str, str]:
-    named: dict[str, str] = {}
-    for value in values:
-        field, equals, column = value.partition("=")
-        if not equals or not field or not column:
-            raise ValueError(f"--value is written as FIELD=COLUMN, such as cls=label, not {value!r}")
-        if field in named:
-            raise ValueError(f"--value names field {field!r} twice: give each column its own")
-        named[field] = column
-    return named
 
 
 def _planned(task: Task) -> str:

@@ -250,7 +250,7 @@ def _part(file: Content, place: Place, storage_options: Options) -> Iterator[Loc
     """The part of a shard that is there already, locked."""
     path = _part_path(file, place)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    part = open_locked(path, os.O_RDWR | os.O_CREAT, wait=True)
+    part = open_locked(path, os.O_RDWR | os.O_CREAT, wait=True, mode=0o666)
     if part is None:
         raise ShardError(f"{path} is being written by another process, or its directory was removed", url=path)
     try:

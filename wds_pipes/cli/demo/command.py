@@ -30,21 +30,24 @@ STEPS_WITH_DATA = 200
     "urls",
     metavar="URL",
     multiple=True,
-    help="Train on these shards instead: a path or URL, with {000..011} or * in quotes. Repeatable.",
+    help="Train on these shards instead: a path or URL, with {000..011} or * in quotes; repeatable.",
 )
 @click.option(
+    "-o",
+    "--output",
     "--out",
+    "out",
     type=click.Path(file_okay=False, writable=True, path_type=Path),
     default="wds-pipes-demo",
     show_default=True,
     help="The directory to write to.",
 )
 @click.option("--samples", type=click.IntRange(min=1), default=3072, show_default=True, help="How many images to make.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True)
+@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Images in a batch.")
 @click.option(
     "--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Processes that read and decode."
 )
-@click.option("--epochs", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--epochs", type=click.IntRange(min=1), default=3, show_default=True, help="How many epochs to train.")
 @click.option(
     "--steps", type=click.IntRange(min=1), help=f"Stop after this many.  [default: all; {STEPS_WITH_DATA} with --data]"
 )

@@ -143,11 +143,12 @@ def _write(rewrite: Rewrite, reading: Reading, task: Task, place: Place) -> Fact
 
 def read(url: str, reading: Reading, fields: Sequence[str] | None = None) -> Iterator[Sample]:
     """Yield the samples of a shard, with keys as they can be written."""
-    return renamed(Source([url], reading.storage_options or {}, reading.key_split, fields).read(), reading.key_split)
+    source = Source([url], reading.storage_options or {}, reading.key_split, fields)
+    return with_writable_keys(source.read(), reading.key_split)
 
 
-def renamed(samples: Iterator[Sample], key_split: str) -> Iterator[Sample]:
-    """Yield samples with keys as they can be written: with ``last-dot`` a key may have dots, which
+def with_writable_keys(samples: Iterator[Sample], key_split: str) -> Iterator[Sample]:
+    """Yield samples with keys that can be written: with ``last-dot`` a key may have dots, which
     become underscores.
     """
     for sample in samples:
