@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import math
+import os
 import shutil
 import struct
 import sys
@@ -412,6 +413,17 @@ def test_a_damaged_database_is_named(lmdb, tmp_path):
         content[page + 8 : page + 12] = b"\xff" * 4  # what is in the page
     (tmp_path / "db/data.mdb").write_bytes(content)
     assert f"{tmp_path}/db/data.mdb is damaged: " in refused(tmp_path / "db", tmp_path / "o", "--from", "lmdb", code=1)
+
+
+@pytest.mark.parametrize("pages", [1, 3, 40])
+def test_a_database_that_is_cut_is_an_error(lmdb, tmp_path, pages):
+    """Its end is never read from the memory to which it is mapped: that would end the process."""
+    fill(lmdb, tmp_path / "db", {b"%05d" % number: JPEG * 10 for number in range(200)})
+    file = tmp_path / "db/data.mdb"
+    whole = file.stat().st_size
+    os.truncate(file, whole - pages * 4096)
+    message = refused(tmp_path / "db", tmp_path / "o", "--from", "lmdb", code=1)
+    assert f"{file} has {whole - pages * 4096:,} bytes, and says that it has {whole:,}: it is cut" in message
 
 
 def test_tensors_of_one_name(lmdb, tmp_path):

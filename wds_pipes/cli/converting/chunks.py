@@ -105,6 +105,11 @@ def shards_of(
                     f"{redact(url)} is compressed as {chunk.kind}, which is not read, but {', '.join(KINDS)} are: "
                     f"decompress it to {os.path.join(redact(source), forms[0].name)}"
                 )
+            if size is not None and not chunk.kind and size < 4 * chunk.records:  # else they may be too many to list
+                raise StateError(
+                    f"{redact(url)} has {plural(size, 'byte')}, and index.json says {plural(chunk.records, 'record')}: "
+                    "one of them is cut or of another data set, so copy both again"
+                )
             if size is not None:
                 return Content(url, size, mark or ""), chunk
         url = redact(os.path.join(source, forms[-1].name))
@@ -136,14 +141,14 @@ def records(stream: BinaryIO, run: Run) -> Iterator[tuple[int, bytes]]:
         ValueError: the file is cut or damaged, or of another index.
     """
     chunk: Chunk = run.start
-    check_count(*struct.unpack("<I", exactly(stream, 4)), chunk)
+    check_count(int.from_bytes(exactly(stream, 4), "little"), chunk)
     table = exactly(stream, 4 * (chunk.records + 1))
     offsets = struct.unpack(f"<{chunk.records + 1}I", table)
     at = 4 + len(table)
     if offsets[0] < at or any(offsets[place] > offsets[place + 1] for place in range(chunk.records)):
         raise ValueError("the table of its records is damaged")
-    if not chunk.kind and offsets[-1] > run.file.size:
-        raise ValueError(f"its records end at byte {offsets[-1]:,}, and it is cut at byte {run.file.size:,}")
+    if not chunk.kind and offsets[-1] != run.file.size:
+        raise ValueError(f"its records end at byte {offsets[-1]:,}, and it has {plural(run.file.size, 'byte')}")
     begin = offsets[chunk.record]
     if chunk.kind:
         while at < begin:
@@ -192,7 +197,7 @@ def pixels(data: bytes) -> Any:
 
 
 def parts(data: bytes, at: int = 0) -> list[bytes]:
-    """The values in a list: how many they are, from byte ``at`` on, their sizes, and their bytes."""
+    """The values in a list: from byte ``at`` on their number, their sizes, and their bytes."""
     (count,) = struct.unpack_from("<I", data, at)
     sizes = struct.unpack_from(f"<{count}I", data, at + 4)
     return pieces(data, at + 4 + 4 * count, sizes)

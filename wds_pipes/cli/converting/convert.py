@@ -129,10 +129,7 @@ def plan(
             shard_files(shard.name),
             shard,
             fingerprint(
-                [
-                    [run.file.size, run.file.identity, str(run.start), run.number, run.records]
-                    for run in shard.runs
-                ]
+                [[run.file.size, run.file.identity, str(run.start), run.number, run.records] for run in shard.runs]
             ),
         )
         for shard in shards

@@ -28,7 +28,7 @@ from wds_pipes.cli.converting.rows import is_file
 from wds_pipes.cli.converting.source import Options, Row, Run, Shard
 from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError
-from wds_pipes.io.compression import decompress_bytes
+from wds_pipes.io.compression import decompress_bytes, detect
 from wds_pipes.io.urls import redact
 
 _WRITER = "litdata.optimize"
@@ -114,7 +114,8 @@ def rows(run: Run, storage_options: Options) -> Iterator[Row]:
         decoders = [decoder(name) for name in layout.types]
         for byte, data in _of_frames(stream, run) if begin == _FRAMES else records(stream, run):
             try:
-                item = _decompressed(data, _MOST) if layout.alone else data
+                # litdata does not compress all that it says, and no size begins like a frame
+                item = _decompressed(data, _MOST) if layout.alone and detect(data) == "zst" else data
                 if layout.tokens:
                     values = [item]
                 else:

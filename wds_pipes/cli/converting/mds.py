@@ -64,7 +64,7 @@ def shards(source: str, max_samples: int, storage_options: Options) -> list[Shar
         raise ValueError(f"{redact(url)} lists shards of format {others[0]}, and not mds: use wds-pipes create")
     with understood(url, _WRITER):
         found = [_forms(entry) for entry in index["shards"]]
-    for name, encoding in dict(column for forms in found for column in forms[0].layout.columns()).items():
+    for name, encoding in dict.fromkeys(column for forms in found for column in forms[0].layout.columns()):
         try:
             _decoder(encoding)
         except (LookupError, ValueError) as error:
@@ -101,9 +101,7 @@ def rows(run: Run, storage_options: Options) -> Iterator[Row]:
             try:
                 given = iter(varying.unpack_from(data))
                 values = pieces(data, varying.size, [size or next(given) for size in layout.sizes])
-                row = {
-                    name: decode(value) for name, decode, value in zip(layout.names, decoders, values, strict=True)
-                }
+                row = {name: decode(value) for name, decode, value in zip(layout.names, decoders, values, strict=True)}
             except Exception as error:
                 shown = redact(run.file.url)
                 raise SampleError(

@@ -151,7 +151,9 @@ def readable(url: str, storage_options: Options = None) -> Iterator[None]:
         yield
     except WdsError:
         raise
-    except (*unreadable(), ValueError, NotImplementedError) as error:  # pyarrow raises any of them
+    except Exception as error:
+        if not isinstance(error, (ValueError, NotImplementedError, *unreadable())):  # pyarrow raises any of them
+            raise
         if local_path(url) is None and isinstance(error, OSError):
             refuse(url, error, storage_options, "read")
         told = str(error).strip().rstrip(".")
