@@ -302,6 +302,44 @@ def test_a_saved_data_set(tmp_path):
     assert read(tmp_path / "test") == read(tmp_path / "out/test")
 
 
+def test_a_selection_of_rows_is_not_ignored(tmp_path):
+    """Old versions of datasets saved one beside all rows."""
+    pytest.importorskip("pyarrow")
+    shutil.copytree(DATA / "saved/test", tmp_path / "in")
+    state = json.loads((tmp_path / "in/state.json").read_text())
+    (tmp_path / "in/state.json").write_text(json.dumps(state | {"_indices_data_files": [{"filename": "x.arrow"}]}))
+    assert f"{tmp_path}/in has a selection of its rows beside them" in refused(
+        tmp_path / "in", tmp_path / "out", "--from", "hf"
+    )
+
+
+def test_columns_with_other_columns_and_without_values(tmp_path):
+    """Files and arrays in a list are fields of their own, without those that are null; bytes that
+    are deeper, or beside text, are base64 in JSON.
+    """
+    arrow = pytest.importorskip("pyarrow")
+    columns = {
+        "pages": [[{"bytes": JPEG, "path": None}, None, {"bytes": b"x", "path": "a.PDF"}], []],
+        "parts": [[b"\0", None], None],
+        "inner": [{"n": 1, "data": b"\0"}, None],
+        "map": arrow.array([[("k", 1)], None], arrow.map_(arrow.string(), arrow.int64())),
+        "none": arrow.nulls(2, arrow.binary()),
+        "audio": [{"bytes": b"RIFF\0\0\0\0WAVE", "path": "x"}, {"bytes": None, "path": None}],
+    }
+    run(parquet_of(tmp_path / "x.parquet", columns), tmp_path / "out", "--from", "parquet")
+    first, second = read(tmp_path / "out").values()
+    rest = {"inner": {"n": 1, "data": {"base64": "AA=="}}, "map": [["k", 1]], "none": None}
+    assert json.loads(first.pop("json")) == rest
+    assert first == {
+        "pages.0.jpg": JPEG,
+        "pages.2.pdf": b"x",
+        "parts.0.bin": b"\0",
+        "audio.wav": b"RIFF\0\0\0\0WAVE",
+    }
+    assert json.loads(second.pop("json")) == {"pages": [], "parts": None, **dict.fromkeys(rest)}
+    assert second == {}
+
+
 @pytest.fixture(scope="module")
 def parquet(tmp_path_factory):
     """Two files of 10 and 7 rows in small groups of rows."""

@@ -77,6 +77,11 @@ class Saved:
                 f"{folder} has no state.json of a data set: name the directory that dataset.save_to_disk() has "
                 "written, or its Parquet files with --from parquet"
             )
+        if _selects(os.path.join(folder, "state.json")):
+            raise ValueError(
+                f"{folder} has a selection of its rows beside them, as old versions of datasets saved it: load it and "
+                "save it again with a new version"
+            )
         for name in names:
             file = file_of(os.path.join(folder, name))
             with _arrow(file.url) as batches:
@@ -135,3 +140,9 @@ def _names(path: str, of: str, name: Callable[[Any], Any]) -> list[str] | None:
     except (ValueError, TypeError, LookupError) as error:
         raise ValueError(f"{path} has no names in {of!r} ({error}): save the data set again") from error
     return names
+
+
+def _selects(path: str) -> bool:
+    """Whether a state says that only some rows are of the data set, as old versions saved it."""
+    with open(path, encoding="utf-8") as file:
+        return bool(json.load(file).get("_indices_data_files"))
