@@ -341,6 +341,25 @@ def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch, name, 
     assert f"pip install 'wds_pipes[{extra}]'" in refused(name, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("json", struct.pack("<B2I", 6, (1 << 32) - 1, 0)),
+        ("json", struct.pack("<BI", 2, (1 << 32) - 1)),
+        ("json", b"\5\1\0\0\0\0\0\0\0" * 10_000),
+        ("json", b"\x20"),
+        ("json", b""),
+        ("pil", struct.pack("<3I3s", 60_000, 60_000, 3, b"RGB")),
+        ("numpy", struct.pack("<4I", 3, 2, 1 << 31, 1 << 31)),
+        ("tensor", struct.pack(">2I", 0, 1 << 31)),
+        ("jpeg_array", struct.pack("<I", (1 << 32) - 1)),
+    ],
+)
+def test_a_value_that_says_too_much_takes_no_memory(kind, data):
+    with pytest.raises((ValueError, LookupError, RecursionError, struct.error)):
+        decoder(kind)(data)
+
+
 def test_a_table_that_says_too_much_takes_no_memory(tmp_path):
     source = copied("litdata/images", tmp_path)
     edit(source, lambda index: index["chunks"][1].update(chunk_size=(1 << 32) - 1))

@@ -26,7 +26,7 @@ from wds_pipes.io.urls import local_path, redact
 from wds_pipes.io.versions import version_of
 
 _REQUESTS = 16
-_STEP = 1 << 20
+_LARGE = 1 << 26  # what is read at once: a size may be wrong
 
 
 class Chunk(NamedTuple):
@@ -152,7 +152,7 @@ def records(stream: BinaryIO, run: Run) -> Iterator[tuple[int, bytes]]:
     begin = offsets[chunk.record]
     if chunk.kind:
         while at < begin:
-            at += len(exactly(stream, min(_STEP, begin - at)))
+            at += len(exactly(stream, min(_LARGE, begin - at)))
     else:
         stream.seek(begin)
     for place in range(chunk.record, chunk.record + (run.records or 0)):
@@ -174,12 +174,12 @@ def exactly(stream: BinaryIO, size: int) -> bytes:
     Raises:
         ValueError: there are not so many.
     """
-    data = bytearray()
-    while len(data) < size and (more := stream.read(min(size - len(data), 64 * _STEP))):
+    data = stream.read(min(size, _LARGE))
+    while len(data) < size and (more := stream.read(min(size - len(data), _LARGE))):
         data += more
     if len(data) < size:
         raise ValueError("it is cut")
-    return bytes(data)
+    return data
 
 
 def as_file(data: bytes, ending: str) -> dict[str, Any]:
@@ -193,7 +193,10 @@ def pixels(data: bytes) -> Any:
     from PIL import Image
 
     width, height, size = struct.unpack_from("<3I", data)
-    return np.array(Image.frombytes(data[12 : 12 + size].decode(), (width, height), data[12 + size :]))
+    mode, content = data[12 : 12 + size].decode(), data[12 + size :]
+    if width * height > 8 * len(content):  # Pillow takes the memory before it compares them
+        raise ValueError(f"a picture of {width} x {height} pixels has {plural(len(content), 'byte')}")
+    return np.array(Image.frombytes(mode, (width, height), content))
 
 
 def parts(data: bytes, at: int = 0) -> list[bytes]:

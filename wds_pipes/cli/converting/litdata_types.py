@@ -95,6 +95,8 @@ class _Nested:
             return {self._text(): self.value() for _ in range(self._one("I"))}
         if kind == 6:
             count, names = self._one("I"), self._of_type(1)
+            if not names:
+                raise ValueError("records have no names")
             return [{name: self._of_type(_IN_RECORDS[self._one("B")]) for name in names} for _ in range(count)]
         if kind == 7:
             return self._text()

@@ -28,6 +28,7 @@ from wds_pipes.errors import SampleError
 from wds_pipes.io.urls import redact
 
 _WRITER = "MDSWriter"
+# Numbers: by the number of their type in an array, and with their letters in struct.
 _NUMBERS = {
     8: "uint8",
     9: "int8",
@@ -41,6 +42,7 @@ _NUMBERS = {
     65: "int64",
     66: "float64",
 }
+_LETTERS = dict(zip(_NUMBERS.values(), "BbHheIifQqd", strict=True))
 
 
 class Layout(NamedTuple):
@@ -119,22 +121,19 @@ def _decoder(encoding: str) -> Callable[[bytes], Any]:
     Raises:
         LookupError, ValueError: there is none.
     """
-    name, colon, given = encoding.partition(":")
+    name, _, given = encoding.partition(":")
     if name == "ndarray":
         kind, _, shape = given.partition(":")
-        if kind and kind not in _NUMBERS.values():
+        if kind and kind not in _LETTERS:
             raise KeyError(kind)
         return partial(_array, kind, tuple(map(int, shape.split(","))) if shape else None)
-    if name in _NUMBERS.values() and not colon:
-        return partial(_number, name)
+    if encoding in _LETTERS:
+        return partial(_number, struct.Struct(f"<{_LETTERS[encoding]}"))
     return _DECODERS[encoding]
 
 
-def _number(kind: str, data: bytes) -> Any:
-    import numpy as np
-
-    (value,) = np.frombuffer(data, kind)
-    return value.item()
+def _number(of: struct.Struct, data: bytes) -> Any:
+    return of.unpack(data)[0]
 
 
 def _array(kind: str, shape: tuple[int, ...] | None, data: bytes) -> Any:
@@ -158,7 +157,7 @@ def _files(ending: str, at: int, data: bytes) -> list[Any]:
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "bytes": bytes,
     "str": bytes.decode,
-    "int": partial(_number, "int64"),
+    "int": partial(_number, struct.Struct("<q")),
     "str_int": int,
     "str_float": float,
     "str_decimal": bytes.decode,  # which JSON's numbers may not hold
