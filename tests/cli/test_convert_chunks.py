@@ -1,5 +1,6 @@
 """``wds-pipes convert --from mds`` and ``--from litdata``: what these libraries have written."""
 
+import gzip
 import json
 import shutil
 import struct
@@ -285,12 +286,12 @@ def test_files_that_are_missing_cut_or_damaged(tmp_path, name):
         (
             "litdata/images",
             lambda index: index["config"].update(encryption={"algorithm": "fernet"}),
-            "is of a data set encrypted, which is not read",
+            "is of an encrypted data set, which is not read",
         ),
         (
             "litdata/images",
             lambda index: index["config"].update(item_loader="ParquetLoader"),
-            "is of a data set of ParquetLoader, which is not read: use --from parquet",
+            "is of a data set for ParquetLoader, which is not read: use --from parquet",
         ),
         (
             "litdata/images",
@@ -338,7 +339,21 @@ def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch, name, 
     )
     monkeypatch.setitem(sys.modules, module, None)
     extra = "parquet" if missing == "pyarrow" else "formats"
-    assert f"pip install 'wds_pipes[{extra}]'" in refused(name, tmp_path)
+    arguments = ["convert", DATA / name, tmp_path, "--from", name.partition("/")[0]]
+    assert f"pip install 'wds_pipes[{extra}]'" in run_command(*arguments, code=2).stderr
+
+
+@pytest.mark.parametrize("change", ["checksum", "more"])
+def test_the_end_of_a_compressed_file(tmp_path, change):
+    """Its checksum is compared, and nothing follows its last record."""
+    source = copied("mds/gz", tmp_path)
+    file = source / "shard.00002.mds.gz"
+    content = gzip.decompress(file.read_bytes())
+    packed = gzip.compress(content) if change == "checksum" else gzip.compress(content + b"x")
+    file.write_bytes(packed[:-8] + b"????" + packed[-4:] if change == "checksum" else packed)
+    edit(source, lambda index: index["shards"][2]["zip_data"].update(bytes=len(file.read_bytes())))
+    what = "incorrect data check" if change == "checksum" else "there are bytes after its last record"
+    assert what in refused(source, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

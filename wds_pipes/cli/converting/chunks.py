@@ -14,6 +14,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, BinaryIO, NamedTuple
 
 from wds_pipes.cli.converting.source import Options, Run, Shard, divided, opened
@@ -95,23 +96,24 @@ def shards_of(
         for chunk in forms:
             url = os.path.join(source, chunk.name)
             size, mark, _ = version_of(url, storage_options)
-            if size is not None and chunk.size not in (None, size):
+            if size is None:
+                continue
+            if chunk.size not in (None, size):
                 raise StateError(
                     f"{redact(url)} has {plural(size, 'byte')}, and index.json says {chunk.size:,}: one of them is cut "
                     "or of another data set, so copy both again"
                 )
-            if size is not None and chunk.kind not in ("", *KINDS):
+            if chunk.kind not in ("", *KINDS):
                 raise ValueError(
                     f"{redact(url)} is compressed as {chunk.kind}, which is not read, but {', '.join(KINDS)} are: "
                     f"decompress it to {os.path.join(redact(source), forms[0].name)}"
                 )
-            if size is not None and not chunk.kind and size < 4 * chunk.records:  # else they may be too many to list
+            if not chunk.kind and size < 4 * chunk.records:  # else they may be too many to list
                 raise StateError(
                     f"{redact(url)} has {plural(size, 'byte')}, and index.json says {plural(chunk.records, 'record')}: "
                     "one of them is cut or of another data set, so copy both again"
                 )
-            if size is not None:
-                return Content(url, size, mark or ""), chunk
+            return Content(url, size, mark or ""), chunk
         url = redact(os.path.join(source, forms[-1].name))
         raise ShardError(f"{url} does not exist, and index.json lists it: copy it there", url=url)
 
@@ -145,8 +147,7 @@ def records(stream: BinaryIO, run: Run) -> Iterator[tuple[int, bytes]]:
     table = exactly(stream, 4 * (chunk.records + 1))
     offsets = struct.unpack(f"<{chunk.records + 1}I", table)
     at = 4 + len(table)
-    if offsets[0] < at or any(offsets[place] > offsets[place + 1] for place in range(chunk.records)):
-        raise ValueError("the table of its records is damaged")
+    check_order((at, *offsets))
     if not chunk.kind and offsets[-1] != run.file.size:
         raise ValueError(f"its records end at byte {offsets[-1]:,}, and it has {plural(run.file.size, 'byte')}")
     begin = offsets[chunk.record]
@@ -157,6 +158,14 @@ def records(stream: BinaryIO, run: Run) -> Iterator[tuple[int, bytes]]:
         stream.seek(begin)
     for place in range(chunk.record, chunk.record + (run.records or 0)):
         yield offsets[place], exactly(stream, offsets[place + 1] - offsets[place])
+    if chunk.kind and chunk.record + (run.records or 0) == chunk.records and stream.read(1):  # or its checksum is wrong
+        raise ValueError("there are bytes after its last record")
+
+
+def check_order(offsets: Sequence[int]) -> None:
+    """Raise ValueError if the bytes where records begin are not in their order."""
+    if any(begin > end for begin, end in pairwise(offsets)):
+        raise ValueError("the table of its records is damaged")
 
 
 def check_count(found: int, chunk: Chunk) -> None:

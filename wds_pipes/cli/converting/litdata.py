@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 from wds_pipes.cli.converting.chunks import (
     Chunk,
     check_count,
+    check_order,
     exactly,
     opened_chunk,
     pieces,
@@ -63,9 +64,9 @@ def shards(source: str, max_samples: int, storage_options: Options) -> list[Shar
         config, listed = index["config"], index["chunks"]
         loader = config.get("item_loader") or _LOADERS[0]
     if loader not in _LOADERS or config.get("encryption"):
-        what = "encrypted" if config.get("encryption") else f"of {loader}"
-        mend = "use --from parquet" if loader == "ParquetLoader" else "write it again with litdata.optimize, without"
-        raise ValueError(f"{shown} is of a data set {what}, which is not read: {mend}")
+        what = "an encrypted data set" if config.get("encryption") else f"a data set for {loader}"
+        mend = "use --from parquet" if loader == "ParquetLoader" else "read it with litdata, and write it without"
+        raise ValueError(f"{shown} is of {what}, which is not read: {mend}")
     with understood(url, _WRITER):
         types = tuple(config["data_format"])
         tree = json.loads(config["data_spec"])[1]
@@ -161,6 +162,7 @@ def _of_frames(stream: BinaryIO, run: Run) -> Iterator[tuple[int, bytes]]:
         raise ValueError(f"its frames are of version {version}, which is not known")
     check_count(count, run.start)
     offsets = struct.unpack(f"<{count + 1}I", exactly(stream, 4 * (count + 1)))
+    check_order(offsets)
     listed = list(struct.iter_unpack("<2IQ2I", exactly(stream, 24 * frames)))
     first, stop = run.start.record, run.start.record + (run.records or 0)
     done = 0
