@@ -272,6 +272,11 @@ def test_files_that_are_missing_cut_or_damaged(tmp_path, name):
             lambda index: index["shards"][0].update(column_encodings=["int", "int"]),
             "shard.00000.mds, byte 210: the sample has no such columns as index.json says",
         ),
+        (
+            "mds/plain",
+            lambda index: index["shards"][0].update(column_sizes=[None, -8]),
+            "the size of a column is less than 1",
+        ),
         ("mds/plain", lambda index: index.update(shards=[]), "has no records, so there is nothing to write"),
         (
             "mds/gz",

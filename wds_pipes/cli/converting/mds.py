@@ -84,6 +84,8 @@ def _forms(entry: dict[str, Any]) -> list[Chunk]:
     layout = Layout(tuple(entry["column_names"]), tuple(entry["column_encodings"]), tuple(entry["column_sizes"]))
     if len(set(layout.names)) < max(map(len, layout)):
         raise ValueError("the columns have not one name, one encoding and one size each")
+    if any(size is not None and size < 1 for size in layout.sizes):
+        raise ValueError("the size of a column is less than 1")
     compression = (entry["compression"] or "").partition(":")[0]
     kinds = {"raw_data": "", "zip_data": "zst" if compression == "zstd" else compression}
     return [
