@@ -154,8 +154,17 @@ def _cursor(path: str) -> Iterator[Any]:
     except lmdb.Error as error:
         raise ValueError(f"{path} is no LMDB: {error}") from error
     try:
-        with opened, opened.begin() as transaction, transaction.cursor() as cursor:
-            yield cursor
+        with opened:
+            # The end of the file is mapped, and reading what is not there would end the process.
+            size, whole = os.path.getsize(path), (opened.info()["last_pgno"] + 1) * opened.stat()["psize"]
+            if size < whole:
+                raise SampleError(
+                    f"{path} has {size:,} bytes, and says that it has {whole:,}: it is cut, so copy it again; if the "
+                    "original has no more, make a compact copy of it: mdb_copy -c",
+                    url=path,
+                )
+            with opened.begin() as transaction, transaction.cursor() as cursor:
+                yield cursor
     except lmdb.Error as error:
         raise SampleError(f"{path} is damaged: {error}: copy the database again", url=path) from error
 
