@@ -52,7 +52,7 @@ def make_files(folder: Path, count: int) -> None:
 
 
 def make_shards(folder: Path) -> None:
-    """Shards of these files, with offsets, the same without, as tables, and some with other keys."""
+    """Shards of these files, with offsets, the same without, as tables, and some other ones."""
     finish(start(["create", f"{folder}/files", f"{folder}/indexed", "--max-samples", "50"], 2))
     finish(start(["export", f"{folder}/indexed", f"{folder}/tables", "--to", "parquet"], 2))
     finish(start(["create", f"{folder}/files/03", f"{folder}/others"], 2))

@@ -280,6 +280,12 @@ def test_a_table_with_semicolons(tmp_path):
     assert read(tmp_path / "comma") == {"1": {"txt": b"a;b"}}
 
 
+def test_dots_in_keys_of_a_table_become_underscores(tmp_path):
+    fill(tmp_path, {"t.csv": "path\ndata/v1.0/a.b.jpg\n", "data/v1.0/a.b.jpg": "J"})
+    run(tmp_path / "t.csv", tmp_path / "out", "--key", "path", "--file", "path")
+    assert read(tmp_path / "out") == {"data/v1.0/a_b_jpg": {"jpg": b"J"}}
+
+
 def test_names_of_classes_in_a_table_become_numbers(tmp_path):
     """As in a list: classes.json has the names; integers stay."""
     fill(tmp_path, {"t.csv": "id,kind,n\na,dögs,7\nb,cats,03\nc,dögs,-1\n"})
@@ -319,7 +325,7 @@ def test_names_with_dots(tmp_path):
         ("t.csv", "id,path\n1,\n", ["--file", "path"], ["sample '000000000' has no fields"]),
         ("t.csv", "id,path\n,data/a.jpg\n", ["--key", "id", "--file", "path"], ["row 1 has no key in column 'id'"]),
         ("t.csv", "id\nx\nx\n", ["--key", "id"], ["two samples have the key 'x': give each its own"]),
-        ("t.csv", "id\na.b\n", ["--key", "id"], ["write it as 'a_b'"]),
+        ("t.csv", "id\na.b\na_b\n", ["--key", "id"], ["two samples have the key 'a_b'"]),
         ("t.csv", "id\na\n", ["--value", "id"], ["--value is written as FIELD=COLUMN"]),
         ("t.csv", "id,b\na,b\n", ["--value", "txt=id", "--value", "txt=b"], ["--value names field 'txt' twice"]),
         ("t.csv", "id,n\nx,1\n,2", ["--value", "cls=id"], ["row 2 has no label in column 'id': give it one"]),

@@ -45,7 +45,11 @@ _ENDINGS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl",
     "names that look otherwise are refused]",
 )
 @click.option("--ignore", multiple=True, metavar="PATTERN", help="Leave out these files, such as '*.tmp'; repeatable.")
-@click.option("--key", metavar="COLUMN", help="The column of the keys of a table.  [default: the number of the row]")
+@click.option(
+    "--key",
+    metavar="COLUMN",
+    help="The column of the keys of a table; dots in them become underscores.  [default: the number of the row]",
+)
 @click.option(
     "--file",
     "files",

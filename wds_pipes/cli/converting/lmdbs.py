@@ -24,6 +24,7 @@ from wds_pipes.cli.converting.source import (
 )
 from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError
+from wds_pipes.tar.keys import without_dots
 
 _DATA = "data.mdb"
 # The fields of a TensorProto with its data, by its type, and their types in numpy.
@@ -57,10 +58,9 @@ class Database:
     @staticmethod
     def as_sample(row: Row) -> Row:
         """A row as a sample, if no columns are named."""
-        folder, slash, base = row["key"].decode("utf-8", "surrogateescape").rpartition("/")
-        value = row["value"]
+        key, value = row["key"].decode("utf-8", "surrogateescape"), row["value"]
         field = extension_of(value) or ("txt" if is_text(value) else "bin")
-        return {KEY: folder + slash + base.replace(".", "_"), field: value}
+        return {KEY: without_dots(key), field: value}
 
 
 class TorchRecord:

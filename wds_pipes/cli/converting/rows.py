@@ -20,6 +20,7 @@ from wds_pipes.codecs.encoding import encode
 from wds_pipes.codecs.table import ROWS
 from wds_pipes.core.suggest import nearest
 from wds_pipes.errors import SampleError
+from wds_pipes.tar.keys import without_dots
 
 KEY = "__key__"
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -223,8 +224,7 @@ def _key(value: Any, column: str, number: str) -> str:
         value = value.item()
     if not isinstance(value, (str, int)) or value == "":
         raise SampleError(f"record {number} has no key in column {column!r}, but {value!r:.80}: give it one")
-    folder, slash, base = str(value).rpartition("/")
-    return folder + slash + base.replace(".", "_")
+    return without_dots(str(value))
 
 
 def _encoded(field: str, value: Any, column: str, key: str) -> bytes:

@@ -21,6 +21,7 @@ from wds_pipes.core.suggest import nearest
 from wds_pipes.core.words import plural
 from wds_pipes.io.urls import local_path, redact
 from wds_pipes.io.versions import version_of
+from wds_pipes.tar.keys import without_dots
 
 LABEL = "cls"  # the field of a label
 _REQUESTS, _AHEAD = 16, 1024
@@ -141,7 +142,7 @@ def of_table(
             if key is None or key == "":
                 problems.add(f"row {number} has no key in column {columns.key!r}: give it one")
             else:
-                records.append(Record(str(key), fields))
+                records.append(Record(without_dots(str(key)), fields))
                 numbers.append(number)
     classes, of_names = _classes(labels.values())
     for number, record in zip(numbers, records, strict=True):
