@@ -18,7 +18,8 @@ from wds_pipes.cli.demo import command
 from wds_pipes.cli.demo.data import SHAPES, inspect_shards, write_images
 from wds_pipes.cli.demo.picture import draw_losses
 from wds_pipes.cli.demo.runs import Run, Step, choose_kill, difference, read_events
-from wds_pipes.cli.train import Plan, train
+from wds_pipes.cli.plan import Plan
+from wds_pipes.cli.train import train
 from wds_pipes.testing import make_shards
 
 STEPS = [
@@ -57,9 +58,9 @@ def test_killed_and_resumed_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyP
     left.
     """
     monkeypatch.chdir(tmp_path)
-    result = demo("--samples", 480, "--batch-size", 16, "--epochs", 2)
+    result = demo("--samples", 320, "--batch-size", 16, "--epochs", 2)
     assert result.exit_code == 0, result.output
-    assert "EXACT: 60 steps, 960 samples" in result.output
+    assert "EXACT: 40 steps, 640 samples" in result.output
     assert "in epoch 1" in result.output
     assert "went on from the checkpoint of step 10" in result.output
     assert "1 epoch end passed" in result.output
