@@ -22,7 +22,7 @@ import textwrap
 import threading
 import types
 
-PRELOADED = ("torch.distributed", "wds_pipes.datapipes", "wds_pipes.loader.pipe_loader", "wds_pipes.stages")
+PRELOADED = ["torch.distributed", "wds_pipes.datapipes", "wds_pipes.loader.pipe_loader", "wds_pipes.stages"]
 LONGEST = 1 << 17  # bytes of a request
 
 
