@@ -35,9 +35,22 @@ def text(item):
     return repr(item)
 
 
+class OfStage:
+    """A pipe of which check_resume does not know the stage, so that it does not check again what
+    it checks of the stream of the same stage.
+    """
+
+    def __init__(self, pipe):
+        self.pipe = pipe
+        self.state_dict, self.load_state_dict = pipe.state_dict, pipe.load_state_dict
+
+    def __iter__(self):
+        return iter(self.pipe)
+
+
 HOSTS = {
     "stream": lambda names, urls: Stream(build(stages, names, urls)),
-    "pipe": lambda names, urls: build(datapipes, names, urls),
+    "pipe": lambda names, urls: OfStage(build(datapipes, names, urls)),
     "torch": lambda names, urls: Torch(build(datapipes, names, urls).map(text).filter(bool).batch(2)),
     "over-torch": lambda names, urls: (
         build(datapipes, names, urls).map(text).batch(2).map_samples(tuple).shuffle_buffer(2)
