@@ -58,9 +58,9 @@ def test_killed_and_resumed_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyP
     left.
     """
     monkeypatch.chdir(tmp_path)
-    result = demo("--samples", 320, "--batch-size", 16, "--epochs", 2)
+    result = demo("--samples", 480, "--batch-size", 16, "--epochs", 2)
     assert result.exit_code == 0, result.output
-    assert "EXACT: 40 steps, 640 samples" in result.output
+    assert "EXACT: 60 steps, 960 samples" in result.output
     assert "in epoch 1" in result.output
     assert "went on from the checkpoint of step 10" in result.output
     assert "1 epoch end passed" in result.output
