@@ -59,7 +59,9 @@ class Program:
         self.pid = self._answer()
 
     def _answer(self):
-        return int.from_bytes(self._answers.recv(4, socket.MSG_WAITALL), "big", signed=True)
+        answer = self._answers.recv(4, socket.MSG_WAITALL)
+        assert len(answer) == 4, "the process that starts programs is gone"
+        return int.from_bytes(answer, "big", signed=True)
 
     def wait(self):
         """Its exit code, when it has ended; -9 after SIGKILL."""
