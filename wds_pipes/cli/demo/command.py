@@ -7,7 +7,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,10 +14,8 @@ from wds_pipes.cli.demo.data import SHAPES, inspect_shards, write_images
 from wds_pipes.cli.demo.picture import draw_losses
 from wds_pipes.cli.demo.runs import COLUMN, Run, choose_kill, difference, run_trainer
 from wds_pipes.cli.options import example
+from wds_pipes.cli.plan import Plan
 from wds_pipes.core.words import plural
-
-if TYPE_CHECKING:
-    from wds_pipes.cli.train import Plan
 
 MAX_CLASSES = 1000  # for --data, whose number of classes is not known
 STEPS_WITH_DATA = 200
@@ -75,8 +72,6 @@ def demo(
     with SIGKILL and resumed from its last checkpoint. The command prints EXACT if all sample keys
     and losses are equal; otherwise it prints the first difference, and exits with 1.
     """
-    from wds_pipes.cli.train import Plan
-
     start = time.perf_counter()
     prepare(out)
     if urls:
