@@ -306,7 +306,7 @@ def _call(kind: type[Stage[Any]], stage: Stage[Any], args: tuple[Any, ...], opti
     """Return how a pipe was built, to show it: without its source, and for ShardList with the
     number of shards.
     """
-    signature = signature_of(kind)
+    signature = signature_of(kind)  # type: ignore[arg-type]  # mypy takes the __hash__ of instances
     values, said = stage.shown_options(signature.bind(*args, **options).arguments)
     if not kind.is_source:
         del values[next(iter(signature.parameters))]

@@ -12,9 +12,9 @@ import click
 
 from wds_pipes.cli.demo.data import SHAPES, inspect_shards, write_images
 from wds_pipes.cli.demo.picture import draw_losses
+from wds_pipes.cli.demo.plan import Plan
 from wds_pipes.cli.demo.runs import COLUMN, Run, choose_kill, difference, run_trainer
 from wds_pipes.cli.options import example
-from wds_pipes.cli.plan import Plan
 from wds_pipes.core.words import plural
 
 MAX_CLASSES = 1000  # for --data, whose number of classes is not known

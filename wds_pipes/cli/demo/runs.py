@@ -16,7 +16,7 @@ from typing import IO
 
 import click
 
-from wds_pipes.cli.plan import Plan
+from wds_pipes.cli.demo.plan import Plan
 
 COLUMN = 15  # characters of the first column of the output
 
@@ -64,7 +64,7 @@ def run_trainer(plan: Plan, label: str, log: Path, total: int, *, kill_at: int |
         click.ClickException: it failed.
     """
     run = Run()
-    command = [sys.executable, "-m", "wds_pipes.cli.train"]
+    command = [sys.executable, "-m", "wds_pipes.cli.demo.train"]
     with (
         tempfile.TemporaryFile("w+", errors="replace") as errors,
         subprocess.Popen(

@@ -1,9 +1,9 @@
 """The training program of ``wds-pipes demo``: it can be killed at any moment, and then continues
 from its last checkpoint.
 
-It trains a small CNN. ``python -m wds_pipes.cli.train`` reads a Plan as JSON from standard input,
-and prints one line of JSON for each step and each checkpoint. It does not depend on the demo: it is
-an example of a training script with wds_pipes.
+It trains a small CNN. ``python -m wds_pipes.cli.demo.train`` reads a Plan as JSON from standard
+input, and prints one line of JSON for each step and each checkpoint. It uses nothing else of the
+demo: it is an example of a training script with wds_pipes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
-from wds_pipes.cli.plan import Plan
+from wds_pipes.cli.demo.plan import Plan
 
 SIZE = 32  # pixels, of the square images that the model sees
 SEED = 7

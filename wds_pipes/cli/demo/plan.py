@@ -1,4 +1,4 @@
-"""What ``wds_pipes.cli.train`` trains; without torch, for the command that starts it."""
+"""What ``wds_pipes.cli.demo.train`` trains; without torch, for the command that starts it."""
 
 from __future__ import annotations
 
