@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from wds_pipes.cli.creating.files import listed
+from wds_pipes.cli.creating.files import file_of, listed
 from wds_pipes.cli.creating.records import Content, Problems
-from wds_pipes.errors import ShardError, StateError
+from wds_pipes.errors import StateError
 from wds_pipes.io.expand import expand
 from wds_pipes.io.urls import local_path, redact
-from wds_pipes.io.versions import version_of
 from wds_pipes.tar.index_formats import path_of
 
 if TYPE_CHECKING:
@@ -99,16 +98,6 @@ def names_of(urls: Sequence[str]) -> list[str]:
     common = takewhile(lambda parts: len(set(parts)) == 1, zip(*(path[:-1] for path in paths), strict=False))
     start = len(list(common))
     return ["/".join(path[start:]) for path in paths]
-
-
-def file_of(url: str, storage_options: Options = None) -> Content:
-    """What is known of a file."""
-    size, mark, _ = version_of(url, storage_options)
-    if size is None:
-        error = ShardError(f"{redact(url)} cannot be found: check the path or URL, and --storage-options", url=url)
-        error.missing = True
-        raise error
-    return Content(url, size, mark or "")
 
 
 def local_only(source: str, what: str) -> str:

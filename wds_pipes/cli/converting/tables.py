@@ -5,6 +5,7 @@ Images and audio are in them as ``{"bytes": ..., "path": ...}``: see ``rows``.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -17,15 +18,16 @@ from wds_pipes.cli.converting.source import (
     Run,
     Shard,
     divided,
-    file_of,
     found_files,
     local_only,
 )
+from wds_pipes.cli.creating.files import file_of
 from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError, WdsError
-from wds_pipes.io.outputs import refuse
+from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.urls import local_path, redact
 
+_CONNECTIONS = 8
 _ROWS = 64  # that are converted to Python objects at a time
 
 
@@ -111,15 +113,38 @@ def _rows(batches: Any, skip: int, count: int | None, url: str) -> Iterator[Row]
 def _parquet(url: str, storage_options: Options) -> Iterator[Any]:
     parquet = library("pyarrow.parquet", "pyarrow", "parquet", extra="parquet")
     path = local_path(url)
-    if path is None:
-        from wds_pipes.io.remote.file_systems import file_system
-
-        fs, name = file_system(url, storage_options)
-        stream = fs.open(name, "rb")
-    else:
-        stream = open(path, "rb")
-    with stream, _readable(url, storage_options):
+    with open(path, "rb") if path is not None else _Remote(url, storage_options) as stream, _readable(url):
         yield parquet.ParquetFile(stream)
+
+
+class _Remote(io.RawIOBase):
+    """A file of a store, of which ranges are read."""
+
+    def __init__(self, url: str, storage_options: Options) -> None:
+        self._url, self._at, self._size = url, 0, file_of(url, storage_options).size
+        self._reader = RangeReader(storage_options, _CONNECTIONS)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        stop = self._size if size < 0 else min(self._size, self._at + size)
+        if stop <= self._at:
+            return b""
+        part, start = self._reader.read_one(self._url, self._at, stop, self._size)
+        data = bytes(part[self._at - start : stop - start])
+        self._at += len(data)
+        return data
 
 
 @contextmanager
@@ -130,14 +155,12 @@ def _arrow(path: str) -> Iterator[Any]:
 
 
 @contextmanager
-def _readable(url: str, storage_options: Options = None) -> Iterator[None]:
+def _readable(url: str) -> Iterator[None]:
     try:
         yield
     except WdsError:
         raise
     except (OSError, ValueError, NotImplementedError) as error:  # pyarrow raises any of them
-        if local_path(url) is None and isinstance(error, OSError):
-            refuse(url, error, storage_options, "read")
         told = str(error).strip().rstrip(".")
         raise SampleError(f"{redact(url)} cannot be read: {told}: write or fetch it again", url=redact(url)) from error
 
