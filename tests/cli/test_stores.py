@@ -193,6 +193,21 @@ def test_an_upload_that_is_interrupted_is_aborted(s3, monkeypatch, made):
     assert uploads(s3) == []
 
 
+def test_parts_are_small_and_grow(s3, monkeypatch):
+    """A process holds several copies of a part; and an object has at most 10 000."""
+    counts = []
+    for most in (1000, 1):
+        monkeypatch.setattr(writing, "_PARTS", most)
+        file = open_output(f"{s3.url}/{most}-parts.bin", storage_options=s3.storage_options)
+        for _ in range(24):
+            file.write(bytes(1 << 20))
+        file.commit()
+        counts.append(len(s3.faults.stats(f"PUT .*/{most}-parts.*partNumber")))
+        assert s3.client.head_object(Bucket="shards", Key=f"{most}-parts.bin")["ContentLength"] == 24 << 20
+    assert counts[0] == 5
+    assert counts[1] < counts[0]
+
+
 def uploads(s3):
     """The keys of uploads that are not complete."""
     return [upload["Key"] for upload in s3.client.list_multipart_uploads(Bucket="shards").get("Uploads", [])]

@@ -5,7 +5,8 @@ Rules:
    writing fails, the upload is aborted. In any other store that fsspec can write to, the data is
    written to ``.NAME.partial`` in the same directory and then moved.
 2. A process that is killed may leave a ``.NAME.partial``, or parts of an upload that has no name.
-   The next writer of the file replaces the former; a rule of the bucket removes the latter.
+   The next writer of the file replaces the former; the latter are aborted when a job is complete
+   (``uploads``), or removed by a rule of the bucket.
 3. Errors of a store are shown without credentials.
 """
 
@@ -32,6 +33,8 @@ logger = logging.getLogger("wds_pipes")
 _WHOLE = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"))
 _READ_ONLY = frozenset(("http", "https", "ais"))
 _AT_ONCE = 1 << 20  # bytes that are given to the library of a store at a time
+_PART_BYTES = 5 << 20  # the fewest that S3 takes
+_PARTS = 1000  # of equal size; then parts grow, since an object of S3 has at most 10 000
 _AGAIN_SECONDS = 0.5  # how long to wait at a time
 _PATIENCE_SECONDS = 5.0  # how long to wait for a request before its upload is aborted
 _PAUSES = (0.1, 0.5, 2.0)  # seconds before a request is made again
@@ -127,7 +130,8 @@ class RemoteFile:
             else:
                 self._fs.makedirs(folder, exist_ok=True)
                 self._written = f"{folder}/.{name}.partial"
-            self._stream = self._fs.open(self._written, "wb")
+            self._sent, self._part = 0, _part_bytes(self._fs, url)
+            self._stream = self._fs.open(self._written, "wb", **({"block_size": self._part} if self._part else {}))
         except FileExistsError:
             raise
         except Exception as error:
@@ -185,7 +189,10 @@ class RemoteFile:
 
     def _write(self) -> None:
         self._stream.write(bytes(self._held))
+        self._sent += len(self._held)
         self._held.clear()
+        if self._part and self._sent // _PARTS > self._stream.blocksize:
+            self._stream.blocksize = self._sent // _PARTS
 
     def _end(self) -> None:
         self._check()
@@ -204,6 +211,16 @@ class RemoteFile:
                     "there is such a file: pass overwrite=True to replace it, or write to another place",
                     redact(self._url),
                 )
+
+
+def _part_bytes(fs: Any, url: str) -> int | None:
+    """The size of the first parts of an upload to S3, unless the user has chosen one. Those of s3fs
+    have 50 MiB, of which it holds several copies.
+    """
+    usual = getattr(type(fs), "default_block_size", None)
+    if url.partition("://")[0] not in ("s3", "s3a") or usual is None or fs.default_block_size != usual:
+        return None
+    return min(int(usual), _PART_BYTES)
 
 
 def abort(stream: Any) -> None:
