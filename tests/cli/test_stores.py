@@ -89,7 +89,8 @@ def test_errors_that_pass_are_tried_again(web, shards, tmp_path):
 def test_what_may_not_be_read_is_not_beside_a_shard(s3, shards, tmp_path):
     """A store that may not be listed says of a file that does not exist that it may not be read."""
     source = put(s3, {"0.tar": (shards / "shard-000000.tar").read_bytes()}, "forbidden")
-    s3.faults.rules({"match": "list-type", "status": 403}, {"match": "HEAD .*(json|idx|keys|len|parquet)", "status": 403})
+    unknown = {"match": "HEAD .*(json|idx|keys|len|parquet)", "status": 403}
+    s3.faults.rules({"match": "list-type", "status": 403}, unknown)
     run_command("download", f"{source}/0.tar", tmp_path, *options_of(s3))
     assert outputs(tmp_path) == {"0.tar": (shards / "shard-000000.tar").read_bytes()}
     s3.faults.rules({"match": "HEAD .*0.tar$", "status": 403})
@@ -118,7 +119,8 @@ def test_shards_of_the_files_in_a_store(remote, files, tmp_path):
         for name in ("in/", "in/x/"):  # as the consoles of stores make directories
             remote.direct.client.put_object(Bucket="shards", Key=name, Body=b"")
     if remote.kind == "http":
-        remote.faults.rules({"match": "GET", "prob": 0.3, "status": 503}, {"match": "/in/x/$", "times": 2, "drop": True})
+        pages = {"match": "/in/x/$", "times": 2, "drop": True}
+        remote.faults.rules(pages, {"match": "GET .*txt$", "times": 3, "status": 503})
     run_command("create", source, tmp_path / "out", "--from", "files", *options_of(remote))
     assert outputs(tmp_path / "out") == outputs(tmp_path / "local")
     names = [name for name, _ in listed(source, (), Problems(), remote.storage_options)]
@@ -150,7 +152,9 @@ def test_parquet_of_a_web_server(web, shards, tmp_path):
     run_command("convert", tmp_path / "tables", tmp_path / "local", "--from", "parquet")
     put(web, outputs(tmp_path / "tables"), "tables")
     urls = f"{web.url}/tables/shard-{{000000..000001}}.parquet?token={SECRET}"
-    web.faults.rules({"match": "GET", "prob": 0.3, "reset_after": 100}, {"match": "GET", "prob": 0.3, "status": 503})
+    web.faults.rules(
+        {"match": "GET", "times": 2, "reset_after": 100}, {"match": "GET", "skip": 3, "times": 2, "status": 503}
+    )
     run_command("convert", urls, tmp_path / "out", "--from", "parquet")
     assert outputs(tmp_path / "out") == outputs(tmp_path / "local")
     web.faults.rules({"match": "GET", "skip": 1, "status": 403})
