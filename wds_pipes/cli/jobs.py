@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wds_pipes.cli.options import Damaged, check_engine, engine, in_one_line
+from wds_pipes.cli.options import Damaged, Refused, check_engine, engine, in_one_line
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job, Outcome, Report, Task
@@ -136,7 +136,7 @@ def run_job(
 
 def _tell(outcome: Outcome) -> None:
     if outcome.facts is None:
-        click.echo(f"{outcome.name} failed: {outcome.error}", err=True)
+        click.echo(Refused(f"{outcome.name} failed: {outcome.error}").message, err=True)  # in one line
 
 
 def _as_json(job: Job, report: Report, dry_run: bool) -> dict[str, Any]:
