@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wds_pipes.cli.options import Damaged, as_json, check_engine, engine, in_one_line, progress
+from wds_pipes.cli.options import Damaged, Refused, as_json, check_engine, engine, in_one_line, progress
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job, Outcome, Report, Task
@@ -129,7 +129,7 @@ def run_job(
 
 def _tell(outcome: Outcome) -> None:
     if outcome.facts is None:
-        click.echo(f"{outcome.name} failed: {outcome.error}", err=True)
+        click.echo(Refused(f"{outcome.name} failed: {outcome.error}").message, err=True)  # in one line
 
 
 def _as_json(job: Job, report: Report, dry_run: bool) -> dict[str, Any]:

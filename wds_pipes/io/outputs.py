@@ -5,7 +5,8 @@ Rules:
    writing fails, the upload is aborted. In any other store that fsspec can write to, the data is
    written to ``.NAME.partial`` in the same directory and then moved.
 2. A process that is killed may leave a ``.NAME.partial``, or parts of an upload that has no name.
-   The next writer of the file replaces the former; a rule of the bucket removes the latter.
+   The next writer of the file replaces the former; the latter are aborted when a job is complete
+   (``uploads``), or removed by a rule of the bucket.
 3. Errors of a store are shown without credentials.
 """
 
@@ -16,7 +17,11 @@ import errno
 import logging
 import os
 import sys
-from typing import Any, NoReturn, Protocol
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from wds_pipes.errors import ShardError
 from wds_pipes.io.partial import PartialFile
@@ -27,6 +32,13 @@ logger = logging.getLogger("wds_pipes")
 # The protocols of stores whose objects appear as a whole when an upload ends.
 _WHOLE = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"))
 _READ_ONLY = frozenset(("http", "https", "ais"))
+_AT_ONCE = 1 << 20  # bytes that are given to the library of a store at a time
+_PART_BYTES = 5 << 20  # the fewest that S3 takes
+_PARTS = 1000  # of equal size; then parts grow, since an object of S3 has at most 10 000
+_AGAIN_SECONDS = 0.5  # how long to wait at a time
+_PATIENCE_SECONDS = 5.0  # how long to wait for a request before its upload is aborted
+_PAUSES = (0.1, 0.5, 2.0)  # seconds before a request is made again
+T = TypeVar("T")
 
 Options = dict[str, Any] | None
 
@@ -95,11 +107,18 @@ def open_output(
 
 
 class RemoteFile:
-    """A file of a store that is being written."""
+    """A file of a store that is being written.
+
+    Requests are made in other threads. A signal may end the wait for one at any moment, as Ctrl-C
+    does; the request goes on, and ``discard`` waits for it. Otherwise the upload that it begins, or
+    the part that it sends, would come after the upload was aborted.
+    """
 
     def __init__(self, url: str, *, overwrite: bool = False, storage_options: Options = None) -> None:
         self._url, self._overwrite, self._options = url, overwrite, storage_options
         self._process, self._open = os.getpid(), False
+        self._held = bytearray()  # bytes that are not in the stream yet
+        self._request: Future[None] | None = None  # the last one
         try:
             from wds_pipes.io.remote.file_systems import file_system
 
@@ -111,7 +130,8 @@ class RemoteFile:
             else:
                 self._fs.makedirs(folder, exist_ok=True)
                 self._written = f"{folder}/.{name}.partial"
-            self._stream = self._fs.open(self._written, "wb")
+            self._sent, self._part = 0, _part_bytes(self._fs, url)
+            self._stream = self._fs.open(self._written, "wb", **({"block_size": self._part} if self._part else {}))
         except FileExistsError:
             raise
         except Exception as error:
@@ -125,26 +145,19 @@ class RemoteFile:
 
     def write(self, data: bytes) -> int:
         """Append ``data``; it is sent in parts of some megabytes."""
-        try:
-            return int(self._stream.write(data))
-        except Exception as error:
-            refuse(self._url, error, self._options)
+        self._held += data
+        if len(self._held) >= _AT_ONCE:
+            self._do(self._write)
+        return len(data)
 
     def commit(self) -> None:
         """End the upload, so that the object appears."""
-        try:
-            self._check()
-            self._stream.close()
-            if self._written != self._path:
-                self._fs.mv(self._written, self._path)
-        except FileExistsError:
-            raise
-        except Exception as error:
-            refuse(self._url, error, self._options)
-        self._open = False
+        self._do(self._end)
 
     def discard(self) -> None:
         """Abort the upload, unless it was committed."""
+        if self._open and self.own and self._request is not None:
+            wait([self._request], _PATIENCE_SECONDS)
         if not self._open or not self.own:
             return
         self._open = False
@@ -152,6 +165,42 @@ class RemoteFile:
         if self._written != self._path and not sys.is_finalizing():
             with contextlib.suppress(Exception):
                 self._fs.rm_file(self._written)
+
+    def _do(self, call: Callable[[], None]) -> None:
+        """Make a request, and wait for it."""
+        request = self._request = Future[None]()
+
+        def make() -> None:
+            try:
+                call()
+                request.set_result(None)
+            except BaseException as error:
+                request.set_exception(error)
+
+        threading.Thread(target=make, daemon=True).start()
+        while not wait([request], _AGAIN_SECONDS).done:  # for little at a time, so that signals are noticed
+            pass
+        try:
+            request.result()
+        except FileExistsError:
+            raise
+        except Exception as error:
+            refuse(self._url, error, self._options)
+
+    def _write(self) -> None:
+        self._stream.write(bytes(self._held))
+        self._sent += len(self._held)
+        self._held.clear()
+        if self._part and self._sent // _PARTS > self._stream.blocksize:
+            self._stream.blocksize = self._sent // _PARTS
+
+    def _end(self) -> None:
+        self._check()
+        self._write()
+        self._stream.close()
+        if self._written != self._path:
+            self._fs.mv(self._written, self._path)
+        self._open = False
 
     def _check(self) -> None:
         if not self._overwrite:
@@ -162,6 +211,16 @@ class RemoteFile:
                     "there is such a file: pass overwrite=True to replace it, or write to another place",
                     redact(self._url),
                 )
+
+
+def _part_bytes(fs: Any, url: str) -> int | None:
+    """The size of the first parts of an upload to S3, unless the user has chosen one. Those of s3fs
+    have 50 MiB, of which it holds several copies.
+    """
+    usual = getattr(type(fs), "default_block_size", None)
+    if url.partition("://")[0] not in ("s3", "s3a") or usual is None or fs.default_block_size != usual:
+        return None
+    return min(int(usual), _PART_BYTES)
 
 
 def abort(stream: Any) -> None:
@@ -196,16 +255,55 @@ def size_of(target: str, storage_options: Options = None) -> int | None:
             return os.lstat(path).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
+    found = info_of(target, storage_options)
+    return None if found is None else int(found.get("size") or 0)
+
+
+def info_of(url: str, storage_options: Options, *, readable: bool = False) -> dict[str, Any] | None:
+    """What a store says of a file, as fsspec does; None: it does not exist. Nothing, if the store
+    cannot say anything.
+
+    Args:
+        url: the file.
+        storage_options: options for fsspec.
+        readable: return None too if it may not be read: a store that may not be listed says this
+            of files that do not exist.
+
+    Raises:
+        ShardError: the store does not answer, or with an error; it never means that there is no
+            such file.
+    """
     from wds_pipes.io.remote.file_systems import file_system
+    from wds_pipes.io.remote.verdicts import judge
 
     try:
-        fs, name = file_system(target, storage_options)
-        fs.invalidate_cache(fs._parent(name))
-        return int(fs.info(name)["size"] or 0)
-    except FileNotFoundError:
-        return None
+        fs, name = file_system(url, storage_options)
+        fs.invalidate_cache(fs._parent(name))  # a listing may be old
+        return dict(tried_again(lambda: fs.info(name), url))
+    except NotImplementedError:
+        return {}
     except Exception as error:
-        refuse(target, error, storage_options, "read")
+        verdict = judge(error, url.partition("://")[0])
+        if verdict.missing or (verdict.forbidden and readable):
+            return None
+        refuse(url, error, storage_options, "read")
+
+
+def tried_again(call: Callable[[], T], url: str) -> T:
+    """Return what a request returns. Over HTTP, where fsspec does not try again as it does for
+    other stores, it is made up to four times.
+    """
+    from wds_pipes.io.remote.verdicts import judge
+
+    protocol = url.partition("://")[0]
+    for pause in _PAUSES if protocol in ("http", "https") else ():
+        try:
+            return call()
+        except Exception as error:
+            if not judge(error, protocol).transient:
+                raise
+            time.sleep(pause)
+    return call()
 
 
 def remove(target: str, storage_options: Options = None) -> None:
@@ -241,7 +339,7 @@ def read_small(target: str, storage_options: Options = None, *, most: int | None
 
     try:
         fs, name = file_system(target, storage_options)
-        return bytes(fs.cat_file(name) if most is None else fs.read_block(name, 0, most))
+        return bytes(tried_again(lambda: fs.cat_file(name) if most is None else fs.read_block(name, 0, most), target))
     except FileNotFoundError:
         return None
     except Exception as error:
@@ -263,10 +361,12 @@ def refuse(url: str, error: Exception, storage_options: Options, what: str = "wr
     if isinstance(error, ShardError):
         raise error
     from wds_pipes.io.remote.file_systems import missing_package
-    from wds_pipes.io.remote.verdicts import judge
+    from wds_pipes.io.remote.verdicts import actual, judge
     from wds_pipes.io.secret import clean, hide, words
 
     shown = redact(url)
+    found = actual(error)
+    error = found if isinstance(found, Exception) else error
     story = f"{type(error).__name__}: {hide(words(error), url, storage_options).rstrip('.')}"
     if isinstance(error, ImportError):
         mend = f"needs a package that is not installed ({story}): {missing_package(url)}"

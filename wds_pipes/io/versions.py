@@ -6,6 +6,7 @@ import os
 import time
 from typing import Any, NamedTuple
 
+from wds_pipes.io.outputs import info_of
 from wds_pipes.io.urls import at_home, local_path
 
 # A file that is written twice in this time may keep its time of modification: clocks of file
@@ -29,21 +30,21 @@ class Version(NamedTuple):
 
 
 def version_of(url: str, storage_options: dict[str, Any] | None) -> Version:
-    """Return the version of a shard. If it cannot be requested, nothing is known; reading the
-    shard then says why.
+    """Return the version of a shard. Of one that does not exist, nothing is known.
+
+    Raises:
+        ShardError: the store does not answer, or with an error.
     """
     path = local_path(url)
-    try:
-        if path is not None:
+    if path is not None:
+        try:
             status = os.stat(at_home(path))
-            settled = abs(time.time() - status.st_mtime) > _COARSE_SECONDS
-            return Version(status.st_size, str(status.st_mtime_ns), settled)
-        from wds_pipes.io.remote.file_systems import file_system
-
-        fs, name = file_system(url, storage_options)
-        fs.invalidate_cache(fs._parent(name))  # a listing may be old
-        found = fs.info(name)
-    except Exception:
+        except OSError:
+            return Version()
+        settled = abs(time.time() - status.st_mtime) > _COARSE_SECONDS
+        return Version(status.st_size, str(status.st_mtime_ns), settled)
+    found = info_of(url, storage_options)
+    if found is None:
         return Version()
     etag, size = str(found.get("ETag") or found.get("etag") or ""), found.get("size")
     # a weak ETag is the same for another content that means the same

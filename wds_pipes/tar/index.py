@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from wds_pipes.io.expand import expand, urls_of
+from wds_pipes.io.outputs import info_of, size_of
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
 from wds_pipes.tar.index_formats import (
     MEND,
@@ -243,25 +244,24 @@ def _sizes_in_store(urls: Sequence[str], storage_options: Options) -> list[int |
             listed = []
         sizes = {entry["name"]: entry["size"] for entry in listed if entry.get("size")}
 
-    def size_of(name: str) -> int | None:
-        try:
-            return sizes.get(name) or fs.info(name)["size"] or 0
-        except FileNotFoundError:
-            return None
+    def found_size(url: str, name: str) -> int | None:
+        return sizes.get(name) or size_of(url, storage_options)
 
     with ThreadPoolExecutor(16) as pool:
-        return list(pool.map(size_of, names))
+        return list(pool.map(found_size, urls, names))
 
 
 def exists(url: str, storage_options: Options) -> bool:
-    """Return whether there is such a file."""
+    """Return whether there is such a file, and it may be read.
+
+    Raises:
+        ShardError: the store does not answer, or with an error.
+    """
     path = local_path(url)
     if path is not None:
         return os.path.isfile(path)
-    from wds_pipes.io.remote.file_systems import file_system
-
-    fs, name = file_system(url, storage_options)
-    return bool(fs.isfile(name))
+    found = info_of(url, storage_options, readable=True)
+    return found is not None and found.get("type", "file") == "file"
 
 
 class _Matcher:

@@ -18,14 +18,15 @@ from functools import partial
 from hashlib import md5
 from typing import Any, NamedTuple
 
-from wds_pipes.cli.converting.source import file_of, names_of
+from wds_pipes.cli.converting.source import names_of
+from wds_pipes.cli.creating.files import file_of
 from wds_pipes.cli.creating.records import Content
 from wds_pipes.cli.shards import index_names, is_same, shard_facts, write_indexes
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.cache.files import boot
 from wds_pipes.io.locks import LockedFile, open_locked
-from wds_pipes.io.outputs import open_output, read_small, write_small
+from wds_pipes.io.outputs import open_output, read_small, size_of, write_small
 from wds_pipes.io.tasks.journal import FOLDER
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
@@ -269,4 +270,6 @@ def _copy_small(url: str, name: str, place: Place, storage_options: Options) -> 
     content = read_small(url, storage_options)
     if content is None:
         raise ShardError(f"{redact(url)} was removed meanwhile: run the command again", url=redact(url))
+    if size_of(url, storage_options) not in (None, 0, len(content)):  # 0: the server does not tell it
+        raise ShardError(f"{redact(url)} was cut or changed on its way: run the command again", url=redact(url))
     write_small(place.at(name), content, place.storage_options)

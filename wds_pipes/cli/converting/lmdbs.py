@@ -19,9 +19,9 @@ from wds_pipes.cli.converting.source import (
     Run,
     Shard,
     divided,
-    file_of,
     local_only,
 )
+from wds_pipes.cli.creating.files import file_of
 from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError
 from wds_pipes.tar.keys import without_dots

@@ -9,25 +9,27 @@ Rules:
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
-from wds_pipes.cli.creating.files import listed
+from wds_pipes.cli.creating.files import file_of, listed
 from wds_pipes.cli.creating.records import Content, Problems
-from wds_pipes.errors import SampleError, ShardError, StateError, WdsError
+from wds_pipes.errors import SampleError, StateError, WdsError
 from wds_pipes.io.compression import unreadable
 from wds_pipes.io.expand import expand
 from wds_pipes.io.outputs import refuse
+from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.urls import local_path, redact
-from wds_pipes.io.versions import version_of
 from wds_pipes.tar.index_formats import path_of
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job, Place
 
+_READ = 1 << 20  # bytes that are read at once from a store
 Options = dict[str, Any] | None
 Row = dict[str, Any]
 
@@ -104,16 +106,6 @@ def names_of(urls: Sequence[str]) -> list[str]:
     return ["/".join(path[start:]) for path in paths]
 
 
-def file_of(url: str, storage_options: Options = None) -> Content:
-    """What is known of a file."""
-    size, mark, _ = version_of(url, storage_options)
-    if size is None:
-        error = ShardError(f"{redact(url)} cannot be found: check the path or URL, and --storage-options", url=url)
-        error.missing = True
-        raise error
-    return Content(url, size, mark or "")
-
-
 def local_only(source: str, what: str) -> str:
     """The local path of a source that is read by mapping its files into memory.
 
@@ -136,12 +128,37 @@ def opened(url: str, storage_options: Options) -> Iterator[BinaryIO]:
         SampleError: what was done with it failed, since it is cut or damaged.
     """
     path = local_path(url)
-    if path is None:
-        from wds_pipes.io.remote.file_systems import file_system
+    with readable(url, storage_options):
+        file = open(path, "rb") if path is not None else io.BufferedReader(_Remote(url, storage_options), _READ)
+        with file as stream:
+            yield stream
 
-        fs, name = file_system(url, storage_options)
-    with readable(url, storage_options), open(path, "rb") if path is not None else fs.open(name, "rb") as stream:
-        yield stream
+
+class _Remote(io.RawIOBase):
+    """A file of a store, of which ranges are read."""
+
+    def __init__(self, url: str, storage_options: Options) -> None:
+        self._url, self._at, self._size = url, 0, file_of(url, storage_options).size
+        self._reader = RangeReader(storage_options, 1)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        stop = min(self._size, self._at + len(buffer))
+        if stop <= self._at:
+            return 0
+        part, start = self._reader.read_one(self._url, self._at, stop, self._size)
+        buffer[: stop - self._at] = part[self._at - start : stop - start]
+        count, self._at = stop - self._at, stop
+        return count
 
 
 @contextmanager

@@ -17,12 +17,12 @@ from wds_pipes.cli.converting.source import (
     Run,
     Shard,
     divided,
-    file_of,
     found_files,
     local_only,
     opened,
     readable,
 )
+from wds_pipes.cli.creating.files import file_of
 from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError
 from wds_pipes.io.urls import redact

@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from wds_pipes.cli.converting.source import file_of, names_of
+from wds_pipes.cli.converting.source import names_of
+from wds_pipes.cli.creating.files import file_of
 from wds_pipes.core.importing import library
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError

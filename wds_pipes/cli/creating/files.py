@@ -5,15 +5,22 @@ classes.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from typing import Any
+from urllib.parse import unquote
 
 from wds_pipes.cli.creating.names import Grouping
 from wds_pipes.cli.creating.records import Content, Problems, Record
-from wds_pipes.io.outputs import refuse
+from wds_pipes.errors import ShardError
+from wds_pipes.io.outputs import exists, refuse, tried_again
 from wds_pipes.io.urls import local_path, redact
+from wds_pipes.io.versions import version_of
 
+_REQUESTS = 16
+_OF_PAGE = re.compile(r"[?#]")  # in links that sort a page
 Options = dict[str, Any] | None
 
 
@@ -95,15 +102,56 @@ def _local(
 def _remote(source: str, storage_options: Options) -> Iterator[tuple[str, Content]]:
     from wds_pipes.io.remote.file_systems import file_system
 
+    linked = source.startswith(("http://", "https://"))
     try:
         fs, path = file_system(source, storage_options)
-        found = fs.find(path, detail=True)
+        path = path.rstrip("/")
+        entries = {name: {} for name in _linked(fs, path)} if linked else fs.find(path, detail=True)
+        entries = {name: entry for name, entry in entries.items() if name[len(path) + 1 :] and name[-1] != "/"}
     except Exception as error:
         refuse(source, error, storage_options, "listed")
-    if not found:
+    if not entries:
         raise ValueError(f"there are no files in {redact(source)}: check the URL")
-    start = len(path.rstrip("/")) + 1
-    for name in sorted(found):
-        entry = found[name]
+    start = len(path) + 1
+    found = {unquote(name[start:]) if linked else name[start:]: name for name in entries}
+    names = sorted(found, key=lambda name: name.split("/"))  # the order of a disk
+    if linked:
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            yield from zip(names, pool.map(lambda name: file_of(found[name], storage_options), names), strict=True)
+        return
+    for name in names:
+        entry = entries[found[name]]
         mark = str(entry.get("ETag") or entry.get("etag") or entry.get("mtime") or "")
-        yield name[start:], Content(fs.unstrip_protocol(name), int(entry["size"] or 0), mark)
+        yield name, Content(fs.unstrip_protocol(found[name]), int(entry["size"] or 0), mark)
+
+
+def _linked(fs: Any, url: str) -> Iterator[str]:
+    """The files in a directory of a web server, and in those below: what its pages link to. The
+    ``find`` of fsspec leaves out a page that cannot be read.
+    """
+    for entry in tried_again(lambda: fs.ls(f"{url}/", detail=True), url):
+        found = str(entry["name"]).rstrip("/")
+        name = found[len(url) + 1 :]
+        if not found.startswith(f"{url}/") or name in (".", "..") or _OF_PAGE.search(name):
+            continue
+        if entry["type"] == "directory":
+            yield from _linked(fs, found)
+        else:
+            yield found
+
+
+def file_of(url: str, storage_options: Options = None) -> Content:
+    """What is known of a file.
+
+    Raises:
+        ShardError: it does not exist, the store does not answer, or does not tell its size.
+    """
+    size, mark, _ = version_of(url, storage_options)
+    if size is None:
+        shown = redact(url)
+        if local_path(url) is None and exists(url, storage_options):
+            raise ShardError(f"{shown} is on a server that does not tell its size: copy it to a disk first", url=shown)
+        error = ShardError(f"{shown} cannot be found: check the path or URL, and --storage-options", url=shown)
+        error.missing = True
+        raise error
+    return Content(url, size, mark or "")

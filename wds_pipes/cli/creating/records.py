@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
-from wds_pipes.io.outputs import refuse
+from wds_pipes.io.range_runs import Range
+from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.urls import identify, local_path, redact
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def samples(
         SampleError: a file was changed after it was listed.
         OSError: a file cannot be read; a ShardError for one in a store.
     """
-    rest = iter(records)
+    rest, reader = iter(records), RangeReader(storage_options, _REQUESTS)
     while ahead := list(islice(rest, _AHEAD)):
         remote = [
             value
@@ -90,16 +90,17 @@ def samples(
             for value in record.fields.values()
             if isinstance(value, Content) and local_path(value.url) is None
         ]
-        read = _read_remote(remote, storage_options) if remote else {}
+        read = _read_remote(remote, reader) if remote else {}
         for record in ahead:
             sample: dict[str, Any] = {"__key__": record.key}
             for field, value in record.fields.items():
                 if not isinstance(value, Content):
                     sample[field] = value
                 else:
-                    sample[field] = read[value.url] if value.url in read else _read_local(value, record.key)
-                    if len(sample[field]) != value.size:
+                    data = read[value.url] if value.url in read else _read_local(value, record.key)
+                    if data is None or len(data) != value.size:
                         raise _changed(value, record.key)
+                    sample[field] = data
             if encode is not None:
                 files = {name: redact(value.url) for name, value in record.fields.items() if isinstance(value, Content)}
                 sample = encode.apply(sample, files)
@@ -119,19 +120,18 @@ def _read_local(content: Content, key: str) -> bytes:
         os.close(fd)
 
 
-def _read_remote(contents: Sequence[Content], storage_options: dict[str, Any] | None) -> dict[str, bytes]:
-    def read(url: str) -> bytes:
-        from wds_pipes.io.remote.file_systems import file_system
-
-        try:
-            fs, path = file_system(url, storage_options)
-            return bytes(fs.cat_file(path))
-        except Exception as error:
-            refuse(url, error, storage_options, "read")
-
-    urls = list(dict.fromkeys(content.url for content in contents))
-    with ThreadPoolExecutor(_REQUESTS) as pool:
-        return dict(zip(urls, pool.map(read, urls), strict=True))
+def _read_remote(contents: Sequence[Content], reader: RangeReader) -> dict[str, bytes | None]:
+    """Read files of stores by their URLs; None: one is another than the listed one."""
+    distinct = list({content.url: content for content in contents}.values())
+    found: dict[str, bytes | None] = {content.url: b"" for content in distinct}
+    whole = [content for content in distinct if content.size]
+    with reader.read(Range(content.url, 0, content.size) for content in whole) as parts:
+        for content, (data, _) in zip(whole, parts, strict=True):
+            reported = reader.reported(content.url)
+            etag = reported.validators.get("etag", content.mark)
+            same = reported.size in (None, content.size) and (content.mark[:1] != '"' or etag == content.mark)
+            found[content.url] = bytes(data) if same else None
+    return found
 
 
 def _changed(content: Content, key: str) -> SampleError:

@@ -26,7 +26,7 @@ from wds_pipes.cli.reshaping.reading import Reader, Sample
 from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import open_output
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
-from wds_pipes.io.urls import local_path
+from wds_pipes.io.urls import local_path, redact
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,9 +63,10 @@ def sorted_numbers(inputs: Inputs, by: str | None, hidden: Place, memory: int, j
     kinds = {fact["kind"]: number for number, fact in enumerate(facts) if fact["kind"]}
     if len(kinds) > 1:
         (one, first), (other, second) = kinds.items()
+        here, there = redact(inputs.urls[first]), redact(inputs.urls[second])
         raise ValueError(
-            f"{by} is a {one} in {inputs.urls[first]} and a {other} in {inputs.urls[second]}: sort by a field that is "
-            "the same kind of value in all samples"
+            f"{by} is a {one} in {here} and a {other} in {there}: sort by a field that is the same kind of value in "
+            "all samples"
         )
     with tempfile.TemporaryDirectory() as temporary:
         files = [_local(place, task.name, temporary) for task in tasks]

@@ -26,6 +26,7 @@ class Verdict(NamedTuple):
     wait_seconds: float = 0.0
     advice: str = ""
     missing: bool = False  # the object does not exist
+    forbidden: bool = False  # it may not be read, or it does not exist and its directory may not be listed
 
 
 _OWN_FAULT = (ImportError, TypeError, AttributeError, KeyError, NameError, NotImplementedError)
@@ -33,6 +34,7 @@ _OWN_FAULT = (ImportError, TypeError, AttributeError, KeyError, NameError, NotIm
 
 def judge(error: BaseException, protocol: str) -> Verdict:
     """How to handle an error of a store."""
+    error = actual(error)
     kind = type(error).__name__
     # aiohttp reports status 400 for a response that breaks off or that it cannot parse.
     if kind == "ClientPayloadError" or isinstance(error, (ConnectionError, TimeoutError)) or _unparseable(error):
@@ -46,7 +48,8 @@ def judge(error: BaseException, protocol: str) -> Verdict:
         or "Credentials" in kind
         or "Forbidden" in words(error)
     ):
-        return Verdict(False, advice=f"may not be read: check your credentials{_PUBLIC.get(protocol, '')}")
+        advice = f"may not be read: check your credentials{_PUBLIC.get(protocol, '')}"
+        return Verdict(False, advice=advice, forbidden=True)
     if status is not None:
         return Verdict(status in _TRANSIENT, getattr(error, "wait_seconds", None) or 0.0, "cannot be read")
     if (
@@ -56,6 +59,15 @@ def judge(error: BaseException, protocol: str) -> Verdict:
     ):
         return Verdict(False, advice="cannot be read")
     return Verdict(True, advice="cannot be read")
+
+
+def actual(error: BaseException) -> BaseException:
+    """The error of a request that fsspec's file system for HTTP has made a FileNotFoundError: it
+    does so with all of them.
+    """
+    cause = error.__cause__
+    of_request = isinstance(cause, (ConnectionError, TimeoutError)) or type(cause).__module__.startswith("aiohttp")
+    return cause if isinstance(error, FileNotFoundError) and cause is not None and of_request else error
 
 
 _PUBLIC = {

@@ -102,8 +102,10 @@ def run(
     if not report.failed:
         facts |= journal.finished(others, overwrite=overwrite)
     report.facts = _in_order(job, facts)
-    if report.complete and job.finish is not None:
-        job.finish(job.place, list(report.facts.values()))
+    if report.complete:
+        if job.finish is not None:
+            job.finish(job.place, list(report.facts.values()))
+        job.place.abort_left([name for task in job.tasks for name in task.outputs])
     return report
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from wds_pipes.errors import SampleError, StateError, WdsError
 from wds_pipes.io.outputs import read_small, refuse, remove, size_of, target_of, write_small
+from wds_pipes.io.uploads import abort_left
 from wds_pipes.io.urls import local_path, redact
 
 Facts: TypeAlias = dict[str, Any]
@@ -75,6 +76,11 @@ class Place:
     def remove(self, name: str) -> None:
         """Remove a file, if it exists."""
         remove(self.at(name), self.storage_options)
+
+    def abort_left(self, names: Sequence[str]) -> None:
+        """Abort the uploads of these files that killed processes have left in S3."""
+        outputs = frozenset(names)
+        abort_left(self.url, self.storage_options, outputs.__contains__)
 
     def sizes(self, names: Sequence[str]) -> dict[str, int]:
         """The sizes in bytes of those of these files that exist."""
