@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import example, shard_limits, shares, storage_options
+from wds_pipes.cli.options import dest, example, shard_limits, shares, storage_options
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job
@@ -26,7 +26,7 @@ _ENDINGS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl",
     )
 )
 @click.argument("source")
-@click.argument("dest")
+@dest
 @click.option(
     "--from",
     "kind",
@@ -126,6 +126,8 @@ def create(
 
         place, problems = Place(dest, options), Problems()
         classes: list[str] = []
+        if kind in ("files", "classes"):
+            of_files.check_outside(source, place.url, ignore)
         if kind == "files":
             records = of_files.of_directory(source, key_split, ignore, problems, options)
         elif kind == "classes":

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from importlib.util import find_spec
 
 import click
 
 from wds_pipes.cli.options import engine as engine_option
-from wds_pipes.cli.options import example, executor_of
+from wds_pipes.cli.options import example, executor_of, in_one_line
 
 
 @click.command(
@@ -86,7 +85,6 @@ def index(
     wids package.
     """
     from wds_pipes.core.words import plural
-    from wds_pipes.errors import ShardWarning, WdsError
     from wds_pipes.io.urls import redact
     from wds_pipes.tar.indexing import index_shards
 
@@ -94,24 +92,19 @@ def index(
         raise click.UsageError("pass -o index.json, or --offsets for IndexedShards, or both")
     if progress is None:
         progress = sys.stderr.isatty() and find_spec("tqdm") is not None
-    try:
-        with executor_of(engine) as executor, warnings.catch_warnings():
-            warnings.simplefilter("always", ShardWarning)
-            warnings.showwarning = lambda message, *args, **options: click.echo(f"warning: {message}", err=True)
-            found = index_shards(
-                urls,
-                output,
-                key_split=key_split,
-                on_repeated_key=on_repeated_key,
-                jobs=jobs,
-                force=force,
-                progress=progress,
-                offsets=offsets_to or offsets,
-                dali=dali_to or dali,
-                executor=executor,
-            )
-    except (WdsError, ValueError, OSError, ModuleNotFoundError) as error:
-        raise click.ClickException(str(error)) from error
+    with in_one_line(), executor_of(engine) as executor:
+        found = index_shards(
+            urls,
+            output,
+            key_split=key_split,
+            on_repeated_key=on_repeated_key,
+            jobs=jobs,
+            force=force,
+            progress=progress,
+            offsets=offsets_to or offsets,
+            dali=dali_to or dali,
+            executor=executor,
+        )
     samples, size = (
         sum(facts.samples or 0 for facts in found.values()),
         sum(facts.size or 0 for facts in found.values()),

@@ -37,8 +37,10 @@ def check_dest(dest: str) -> str:
         UsageError: it names shards, so the directory was left out.
     """
     what = "a file" if os.path.isfile(dest) else "a pattern" if "*" in dest else None
+    if os.path.islink(dest) and not os.path.exists(dest):
+        what = "a link to nothing"
     if what is not None:
-        raise click.UsageError(f"DEST is the directory to write to, and {dest!r} is {what}: name one after URLS")
+        raise click.UsageError(f"DEST is the directory to write to, and {dest!r} is {what}: name one at the end")
     return dest
 
 
@@ -187,7 +189,8 @@ def in_one_line() -> Iterator[None]:
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(0) from None
-        raise Refused(_words(error)) from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise (Damaged if full else Refused)(_words(error)) from error
 
 
 def _words(error: OSError) -> str:

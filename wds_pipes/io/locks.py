@@ -27,15 +27,15 @@ _guard = threading.RLock()
 _open: weakref.WeakSet[LockedFile] = weakref.WeakSet()
 
 
-def open_own(path: str, flags: int) -> int:
-    """A descriptor of the regular file at ``path``; a new file gets mode 0600.
+def open_own(path: str, flags: int, mode: int = 0o600) -> int:
+    """A descriptor of the regular file at ``path``; a new file gets this mode, less the umask.
 
     Raises:
         CacheError: it is not a regular file, or it belongs to another user.
         OSError: it cannot be opened.
     """
     try:
-        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise _foreign(path, "is no regular file") from error
@@ -44,7 +44,7 @@ def open_own(path: str, flags: int) -> int:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise _foreign(path, "is no regular file")
-        if found.st_uid not in (os.geteuid(), 0) and found.st_uid != os.stat(os.path.dirname(path)).st_uid:
+        if found.st_uid not in (os.geteuid(), 0) and found.st_uid != os.stat(os.path.dirname(path) or ".").st_uid:
             raise _foreign(path, f"belongs to another user (uid {found.st_uid})")
     except BaseException:
         os.close(fd)
@@ -54,7 +54,7 @@ def open_own(path: str, flags: int) -> int:
 
 def _foreign(path: str, what: str) -> CacheError:
     return CacheError(
-        f"{path} in the cache {what}: remove it, and give each user a cache directory that only this user may write.",
+        f"{path} {what}: remove it, and give each user a directory that only this user may write.",
         path=path,
     )
 
@@ -66,10 +66,10 @@ class LockedFile:
         fd: the descriptor; -1 when it is closed.
     """
 
-    def __init__(self, path: str, flags: int) -> None:
+    def __init__(self, path: str, flags: int, mode: int = 0o600) -> None:
         self.fd = -1
         with _guard:
-            self.fd = open_own(path, flags)
+            self.fd = open_own(path, flags, mode)
             _open.add(self)
 
     @property
@@ -97,7 +97,9 @@ class LockedFile:
         os.close(fd)
 
 
-def open_locked(path: str, flags: int = os.O_RDONLY, *, shared: bool = False, wait: bool = False) -> LockedFile | None:
+def open_locked(
+    path: str, flags: int = os.O_RDONLY, *, shared: bool = False, wait: bool = False, mode: int = 0o600
+) -> LockedFile | None:
     """Open and lock the file at ``path``.
 
     The result is None if the file does not exist, or if it is locked and ``wait`` is not set. A
@@ -106,7 +108,7 @@ def open_locked(path: str, flags: int = os.O_RDONLY, *, shared: bool = False, wa
     """
     while True:
         try:
-            file = LockedFile(path, flags)
+            file = LockedFile(path, flags, mode)
         except FileNotFoundError:
             return None
         try:

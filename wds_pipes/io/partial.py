@@ -5,6 +5,7 @@ Rules:
 2. The partial file is locked while it is open, so that two writers of one file exclude each other.
    A partial file of a killed process is no longer locked: the next writer of the same file
    overwrites it. File systems without flock(2) do not have this protection.
+3. An error of the disk names the file by its final path.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 from wds_pipes.io.locks import LockedFile, open_locked
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+MODE = 0o666  # as programs make files: the umask decides who may read them
 
 
 class PartialFile:
@@ -42,11 +44,11 @@ class PartialFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         self._lock: LockedFile | None = None
         try:
-            self._lock = open_locked(self._partial, flags, wait=wait)
+            self._lock = open_locked(self._partial, flags, wait=wait, mode=MODE)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            self._fd = os.open(self._partial, flags | os.O_CLOEXEC, 0o666)
+            self._fd = os.open(self._partial, flags | os.O_CLOEXEC, MODE)
         else:
             if self._lock is None and not os.path.isdir(folder or "."):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -66,14 +68,22 @@ class PartialFile:
 
     def write(self, data: bytes) -> int:
         """Append ``data`` without a buffer: the call that causes an error of the disk raises it."""
-        done = os.write(self._fd, data)
-        while done < len(data):
-            done += os.write(self._fd, memoryview(data)[done:])
+        try:
+            done = os.write(self._fd, data)
+            while done < len(data):
+                done += os.write(self._fd, memoryview(data)[done:])
+        except OSError as error:
+            error.filename = self._path
+            raise
         return done
 
     def commit(self) -> None:
         """Write the content to the disk (fsync), and give the file its final name."""
-        os.fsync(self._fd)
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            error.filename = self._path
+            raise
         self._check()
         os.replace(self._partial, self._path)
         self._close()

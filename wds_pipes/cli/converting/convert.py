@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import example, storage_options
+from wds_pipes.cli.options import dest, example, storage_options
 
 if TYPE_CHECKING:
     from wds_pipes.cli.converting.rows import Columns
@@ -27,7 +27,7 @@ _FIRST = 100  # records that decide what the columns are
     )
 )
 @click.argument("source")
-@click.argument("dest")
+@dest
 @click.option("--from", "kind", type=click.Choice(_KINDS), required=True, help="The format of SOURCE.")
 @click.option(
     "--max-samples",

@@ -26,6 +26,7 @@ from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.cache.files import boot
 from wds_pipes.io.locks import LockedFile, open_locked
 from wds_pipes.io.outputs import open_output, read_small, write_small
+from wds_pipes.io.partial import MODE
 from wds_pipes.io.tasks.journal import FOLDER
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
@@ -187,7 +188,7 @@ def _copy_shard(file: Content, expected: str | None, name: str, place: Place, st
             output.discard()
         return digest
     with _part(file, place, storage_options) as part:
-        size, digest = _transfer(file, partial(_append, part.fd), storage_options, part)
+        size, digest = _transfer(file, partial(_append, part.fd, target), storage_options, part)
         try:
             _check(file, size, digest, expected, storage_options)
         except (ShardError, StateError):
@@ -239,10 +240,14 @@ def _check(file: Content, size: int, digest: str, expected: str | None, storage_
         )
 
 
-def _append(fd: int, data: bytes) -> None:
+def _append(fd: int, path: str, data: bytes) -> None:
     done = 0
-    while done < len(data):
-        done += os.write(fd, memoryview(data)[done:])
+    try:
+        while done < len(data):
+            done += os.write(fd, memoryview(data)[done:])
+    except OSError as error:
+        error.filename = path
+        raise
 
 
 @contextmanager
@@ -250,7 +255,7 @@ def _part(file: Content, place: Place, storage_options: Options) -> Iterator[Loc
     """The part of a shard that is there already, locked."""
     path = _part_path(file, place)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    part = open_locked(path, os.O_RDWR | os.O_CREAT, wait=True)
+    part = open_locked(path, os.O_RDWR | os.O_CREAT, wait=True, mode=MODE)
     if part is None:
         raise ShardError(f"{path} is being written by another process, or its directory was removed", url=path)
     try:

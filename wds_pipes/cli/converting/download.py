@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import example, storage_options
+from wds_pipes.cli.options import dest, example, storage_options
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job, Report, Task
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
 )
 @click.argument("urls", nargs=-1, required=True)
-@click.argument("dest")
+@dest
 @storage_options
 @job_options
 def download(*, urls: tuple[str, ...], dest: str, storage_options: dict[str, Any], running: Running) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import example, key_split, storage_options
+from wds_pipes.cli.options import dest, example, key_split, storage_options
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job, Report, Task
@@ -23,7 +23,7 @@ _KINDS = ("jsonl", "parquet", "tfrecord", "imagefolder")
     )
 )
 @click.argument("urls", nargs=-1, required=True)
-@click.argument("dest")
+@dest
 @click.option("--to", "kind", type=click.Choice(_KINDS), required=True, help="The format.")
 @click.option("--fields", metavar="NAMES", help="Only these fields, such as 'jpg,cls'.")
 @click.option("--label", metavar="FIELD", help="The field of the class, for imagefolder.  [default: cls]")
