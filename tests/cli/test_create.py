@@ -407,6 +407,7 @@ def test_the_umask_decides_who_may_read_the_files(source, tmp_path):
 def test_outputs_are_no_inputs_of_the_next_run(tmp_path):
     source = fill(tmp_path / "in", {"a.txt": "x", "b.txt": "y"})
     assert "is a file: name one at the end" in refused(source, source / "a.txt")
+    assert "is a shard: wds-pipes reshard, sort" in refused(fill(tmp_path, {"x.tar": "x"}) / "x.tar", source)
     assert "is in SOURCE, so its shards would be files of the next run" in refused(source, source)
     message = refused(source, source / "to/out")
     assert "write to another directory, or pass --ignore 'to/out/*'" in message

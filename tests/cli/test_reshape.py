@@ -235,6 +235,14 @@ def test_compressed_shards(source, made, tmp_path):
         assert not outputs(tmp_path / name)
 
 
+def test_an_index_beside_a_compressed_shard_is_not_used(source, expected, tmp_path):
+    """It is of something else, such as of the tar before it was packed."""
+    shutil.copy(source / "packed/in-1.tar.gz", tmp_path)
+    shutil.copy(source / "in-1.tar.idx", tmp_path / "in-1.tar.gz.idx")
+    run("reshard", tmp_path / "in-1.tar.gz", tmp_path / "out")
+    assert read_all(tmp_path / "out") == expected[40:65]
+
+
 def test_from_a_store_to_a_store(source, made, s3):
     for path in source.glob("*.tar*"):
         s3.put(f"reshape/source/{path.name}", path.read_bytes())
@@ -366,6 +374,7 @@ def test_usage(source, tmp_path):
     where = tmp_path / "out"
     assert "in-1.tar' is a file" in refused("sort", source / "in-0.tar", source / "in-1.tar")
     assert "is a pattern: name one at the end" in refused("shuffle", source / "in-0.tar", f"{source}/*.tar")
+    assert "is a directory: name a file in it" in refused("concat", source / "in-0.tar", source)
     assert "is a pattern: name one at the end" in refused("concat", source / "in-0.tar", f"{source}/*.tar")
     assert "'b=0.3' has a weight" in refused("mix", f"{source}/in-0.tar=0.7", "b=0.3")
     assert "is written as URLS=WEIGHT" in refused("mix", f"{source}/*.tar", where)

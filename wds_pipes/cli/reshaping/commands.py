@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -139,13 +140,15 @@ def concat(*, urls: tuple[str, ...], output: str, overwrite: bool, storage_optio
         from wds_pipes.core.words import plural
         from wds_pipes.io.compression import kind_of_name
         from wds_pipes.io.outputs import exists, target_of
-        from wds_pipes.io.urls import redact
+        from wds_pipes.io.urls import local_path, redact
         from wds_pipes.tar.shard_file import write_shard
 
         target, options = target_of(output), storage_options or None
         shards = shards_of(urls, storage_options)
         if "*" in target:
             raise ValueError(f"OUTPUT is the shard to write, and {redact(target)!r} is a pattern: name one at the end")
+        if os.path.isdir(local_path(target) or ""):
+            raise ValueError(f"OUTPUT is the shard to write, and {target!r} is a directory: name a file in it")
         if kind_of_name(target):
             raise ValueError(f"only uncompressed shards have offsets: write .tar, not {redact(target)!r}")
         check_outputs(shards, [target])

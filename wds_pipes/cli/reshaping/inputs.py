@@ -22,6 +22,7 @@ from wds_pipes.cli.shards import check_same, marks, of_first_pass
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError
+from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.tasks.running import run
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task
@@ -180,7 +181,10 @@ def open_inputs(given: Sequence[str], hidden: Place, *, jobs: int, memory: int, 
     of_urls = dict(zip(distinct, marks(distinct, options), strict=True))
     with ThreadPoolExecutor(_REQUESTS) as pool:
         there = pool.map(lambda url: all(exists(beside(url, ending), options) for ending in endings), distinct)
-        missing = [url for url, indexed in zip(distinct, there, strict=True) if not indexed]
+        # of a compressed shard there is no index beside it, or one of something else
+        missing = [
+            url for url, indexed in zip(distinct, there, strict=True) if not indexed or kind_of_name(base_name(url))
+        ]
     tasks = [_task(url, of_urls[url]) for url in missing]
     at = of_first_pass(Place(hidden.at("inputs"), options), tasks)
     facts = first_pass(Job("index", at, partial(_index, options), tasks), jobs)
