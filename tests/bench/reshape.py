@@ -4,7 +4,8 @@
     (default: a temporary directory), takes some minutes
 
 1. ``reshard`` against copying the shards file by file, each written to the disk (fsync), as shards
-   are; in one run, alternating; medians.
+   are; and against the same with an MD5 of each, which ``reshard`` also computes, in a thread; in
+   one run, alternating; medians.
 2. The memory of ``shuffle`` and ``sort``, of data ten times larger than ``--memory 64MB``: the peak
    of the process, less that of the same process when it has imported what it needs.
 
@@ -12,6 +13,7 @@ Prints the figures; exits with 1 if a bar is missed.
 """
 
 import argparse
+import hashlib
 import os
 import random
 import shutil
@@ -20,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bars import bar, exit_if_missed
@@ -57,6 +61,22 @@ def copy(urls, folder):
             os.fsync(target.fileno())
 
 
+def hash_and_copy(urls, folder):
+    for url in urls:
+        digest, calls = hashlib.md5(usedforsecurity=False), deque()
+        with (
+            ThreadPoolExecutor(1) as thread,
+            open(url, "rb", buffering=0) as source,
+            open(folder / os.path.basename(url), "wb", buffering=0) as target,
+        ):
+            while block := source.read(1 << 20):
+                calls.append(thread.submit(digest.update, block))
+                target.write(block)
+                if len(calls) > 4:
+                    calls.popleft().result()
+            os.fsync(target.fileno())
+
+
 def reshard(urls, folder):
     place = Place(str(folder))
     inputs = open_inputs(urls, Place(str(folder / ".wds-pipes")), jobs=1, memory=MEMORY // 8)
@@ -68,7 +88,7 @@ def reshard(urls, folder):
 def speed(root):
     for name, urls in (("107 KB", images(root / "images")), ("200 bytes", tiny(root / "tiny", samples=25_000))):
         wp.tar.index_shards(urls, offsets=True)
-        taken = {copy: [], reshard: []}
+        taken = {copy: [], hash_and_copy: [], reshard: []}
         for number in range(ROUNDS):
             for way, times in taken.items():
                 folder = root / f"{way.__name__}-{number}"
@@ -82,8 +102,9 @@ def speed(root):
         size = sum(map(os.path.getsize, urls))
         print(f"{name}: load {os.getloadavg()[0]:.1f}")
         for way, seconds in medians.items():
-            print(f"  {way.__name__:<8}{seconds:>8.3f} s, {size / seconds / 1e6:>6.0f} MB/s")
-        ratio = medians[copy] / medians[reshard]
+            print(f"  {way.__name__:<14}{seconds:>8.3f} s, {size / seconds / 1e6:>6.0f} MB/s")
+        ratio, hashed = (medians[way] / medians[reshard] for way in (copy, hash_and_copy))
+        print(f"  {name}: reshard / copying and hashing {hashed:.3f}")
         if name == "107 KB":
             bar(f"{name}: reshard / copying", ratio, 0.6, least=True)
         else:

@@ -95,6 +95,8 @@ def check_name(key: str, field: str, *, known: bool = True) -> None:
 
     ``known``: whether the sample has a field of this name, which is then a string.
     """
+    if known and _PLAIN_KEY.fullmatch(key) and _is_plain(field):
+        return
     name = f"{key}.{field}"
     if not known or split_key(name) != (key, field) or not field or not _encodable(name):
         raise SampleError(

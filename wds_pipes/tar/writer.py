@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _END = 1024  # bytes of zeros at the end
 _RECORD = 10240  # the size of a tar file is a multiple of this
-_JOINED = 1 << 20  # a smaller sample is written in one call
+_AT_ONCE = 1 << 20  # bytes that are collected before they are written to a file
 
 
 class TarWriter:
@@ -69,8 +69,9 @@ class TarWriter:
     aborted: no object appears. A stream that cannot be aborted, such as an open local file, keeps
     the bytes written so far.
 
-    After an error of the disk or the stream, everything that was written is discarded, and
-    ``write()`` and ``close()`` raise ValueError.
+    A file is written in blocks of about 1 MiB, so that an error of the disk may come with a later
+    sample, or from ``close()``. After an error of the disk or the stream, everything that was
+    written is discarded, and ``write()`` and ``close()`` raise ValueError.
 
     Args:
         target: the path or the URL of a file, or a binary stream to write to. In a path, ``~`` and
@@ -115,6 +116,8 @@ class TarWriter:
         self._failed: BaseException | None = None
         self.samples = self.size = 0
         self.stored = 0  # bytes written to the target
+        self._blocks: list[bytes] = []  # that are not written yet
+        self._waiting = 0  # the bytes in them
         self._keys: set[str] = set()
         # Set by the caller: the MD5 of the bytes written; the files to write beside the shard, by
         # their endings. They are there when the shard appears.
@@ -161,16 +164,26 @@ class TarWriter:
             )
         self._keys.add(sample.key)
         try:
-            for block in [b"".join(sample.blocks)] if sample.size < _JOINED else sample.blocks:
-                self._put(block)
+            self._put(sample.blocks, sample.size)
         except BaseException as error:
             self._fail(error)  # half a sample may be written: a reader could read nothing after it
             raise
         self.size += sample.size
         self.samples += 1
 
-    def _put(self, data: bytes) -> None:
-        self._store(data if self._compressor is None else self._compressor.compress(data))
+    def _put(self, blocks: list[bytes], size: int) -> None:
+        """Append bytes to the tar. A stream gets them now: its owner may look at it."""
+        self._blocks += blocks
+        self._waiting += size
+        if self._waiting >= _AT_ONCE or self._partial is None:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write the bytes that wait: together, unless one sample has nearly all of them."""
+        blocks, size = self._blocks, self._waiting
+        self._blocks, self._waiting = [], 0
+        for data in [b"".join(blocks)] if size < 2 * _AT_ONCE else blocks:
+            self._store(data if self._compressor is None else self._compressor.compress(data))
 
     def _store(self, data: bytes) -> None:
         self.stored += len(data)
@@ -209,7 +222,9 @@ class TarWriter:
             return
         self._check()
         try:
-            self._put(bytes(whole(self.size) - self.size))
+            rest = whole(self.size) - self.size
+            self._put([bytes(rest)], rest)
+            self._flush()
             if self._compressor is not None:
                 self._store(self._compressor.flush())
             if self._partial is not None:

@@ -107,11 +107,16 @@ def samples(
 
 
 def _read_local(content: Content, key: str) -> bytes:
-    path = local_path(content.url) or content.url
-    with open(path, "rb", buffering=0) as file:
-        if str(os.fstat(file.fileno()).st_mtime_ns) != content.mark:
+    fd = os.open(local_path(content.url) or content.url, os.O_RDONLY)  # open() makes three more calls
+    try:
+        if str(os.fstat(fd).st_mtime_ns) != content.mark:
             raise _changed(content, key)
-        return file.readall()
+        data = os.read(fd, content.size + 1)
+        while len(data) < content.size and (more := os.read(fd, content.size + 1 - len(data))):
+            data += more
+        return data
+    finally:
+        os.close(fd)
 
 
 def _read_remote(contents: Sequence[Content], storage_options: dict[str, Any] | None) -> dict[str, bytes]:
