@@ -92,7 +92,8 @@ def check_outputs(inputs: Iterable[str], outputs: Iterable[str], given: Sequence
     for url in outputs:
         if _file_of(url) in read:
             raise ValueError(f"{redact(url)} would be written, and is read: write to another directory")
-    found = {folder_of(file): url for file, url in read.items() if given is not None and url not in given}
+    named = set(read.values() if given is None else given)
+    found = {folder_of(file): url for file, url in read.items() if url not in named}
     for url in outputs:
         if (beside := found.get(folder_of(_file_of(url)))) is not None:
             raise ValueError(
