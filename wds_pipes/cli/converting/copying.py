@@ -188,7 +188,12 @@ def _copy_shard(file: Content, expected: str | None, name: str, place: Place, st
             output.discard()
         return digest
     with _part(file, place, storage_options) as part:
-        size, digest = _transfer(file, partial(_append, part.fd, target), storage_options, part)
+        try:
+            size, digest = _transfer(file, partial(_append, part.fd), storage_options, part)
+        except OSError as error:
+            if not isinstance(error, ShardError):
+                error.filename = error.filename or target
+            raise
         try:
             _check(file, size, digest, expected, storage_options)
         except (ShardError, StateError):
@@ -240,14 +245,10 @@ def _check(file: Content, size: int, digest: str, expected: str | None, storage_
         )
 
 
-def _append(fd: int, path: str, data: bytes) -> None:
+def _append(fd: int, data: bytes) -> None:
     done = 0
-    try:
-        while done < len(data):
-            done += os.write(fd, memoryview(data)[done:])
-    except OSError as error:
-        error.filename = path
-        raise
+    while done < len(data):
+        done += os.write(fd, memoryview(data)[done:])
 
 
 @contextmanager
