@@ -15,9 +15,13 @@ from pipelines import FIFTY, samples
 from remote import tasks
 from servers import Missing, Servers
 from waiting import wait_for
+from warm import PRELOADED
 
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
+
+# A worker that is not forked imports the test's module, and what that imports.
+IMPORTED_BY_TESTS = ("hypothesis", "psutil", "pytest", "torch.distributed.checkpoint", "torchdata.nodes")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,6 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    multiprocessing.set_forkserver_preload([*PRELOADED, *IMPORTED_BY_TESTS])
     if method := config.getoption("--start-method"):
         multiprocessing.set_start_method(method, force=True)
 

@@ -25,7 +25,6 @@ from wds_pipes.testing import make_shards
 
 SAMPLES = [6, 5, 7, 6, 4, 8, 5, 5]
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["wds_pipes", "torch.distributed.checkpoint"])
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ import io
 import os
 import pickle
 import struct
-import subprocess
 import sys
 from typing import NamedTuple
 
 import pytest
+import warm
 from PIL import features
 
 import wds_pipes as wp
@@ -157,13 +157,7 @@ def test_workers_under_spawn_have_registered_codecs_and_plug_ins(tmp_path):
     with wp.TarWriter(str(tmp_path / "a.tar")) as writer:
         writer.write({"__key__": "0", "point": struct.pack("<2d", 1, 2), "plugged": b"abc"})
     path = os.pathsep.join([str(plug_ins(tmp_path / "site", plugged="plugged:codec")), *sys.path])
-    ran = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "a.tar")],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-        check=False,
-    )
+    ran = warm.run(script, tmp_path / "a.tar", environment={**os.environ, "PYTHONPATH": path})
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip() == "[[((1.0, 2.0), 'ABC')]]"
 

@@ -37,6 +37,7 @@ def test_errors_survive_pickling():
         ("merge_state", "Did you mean merge_states?"),
         ("Mix", "Did you mean mix?"),
         ("OpenShards", "open_shards() is a method of pipes"),
+        ("ShardListSampler", "webdataset is SampleOrder(len(dataset), shuffle=True, block_samples=64) here"),
         ("WebDataset", "WebDataset of webdataset is ShardList(urls).open_shards().load_tar().group_by_key() here"),
         ("zebra", "module 'wds_pipes' has no attribute 'zebra'"),
     ],

@@ -39,18 +39,24 @@ def repartitioned(urls):
     return loader.state_dict()
 
 
-def test_mutated_states(tmp_path):
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Pipelines of every kind, with states of them, which a load leaves as they are."""
+    return subjects(tmp_path_factory.mktemp("subjects"))
+
+
+def test_mutated_states(found):
     """Some hundreds of the states of ``tests/bench/fuzz_states.py``."""
 
     def report(subject, state, error):
         raise AssertionError(f"{subject.name}: {reprlib.repr(state)}") from error
 
-    refused = attack(subjects(tmp_path), random.Random(8), count=600, report=report)
+    refused = attack(found, random.Random(8), count=600, report=report)
     assert 300 < refused < 590
 
 
-def test_all_of_these_states_load_without_damage(tmp_path):
-    for subject in subjects(tmp_path):
+def test_all_of_these_states_load_without_damage(found):
+    for subject in found:
         for state in subject.states:
             subject.load(copy.deepcopy(state))
 

@@ -22,13 +22,9 @@ from packaging.requirements import Requirement
 import wds_pipes as wp
 
 FOLDER = ROOT / "tutorials"
-# They start processes, which must also work where these are not forked. What 07 starts is
-# train_resnet.py.
-WITH_PROCESSES = [
-    path
-    for path in TUTORIALS
-    if re.search(r"subprocess\.Popen|__file__ = None", path.read_text()) and not path.stem.startswith("07")
-]
+# They start processes, which must also work where these are not forked. What 03 and 07 start are
+# training programs, which have tests of their own.
+WITH_PROCESSES = [path for path in TUTORIALS if "__file__ = None" in path.read_text()]
 
 
 without_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is large, so it has a part of CI of its own")
@@ -69,6 +65,23 @@ def test_it_runs_as_a_script_where_processes_are_not_forked(path):
     with tempfile.TemporaryDirectory() as directory:
         done = run_script(path, "forkserver", directory)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_training_of_03_resumes_where_processes_are_not_forked(tmp_path):
+    """The program that it writes, once to the end and once again from the last checkpoint."""
+    (chapter,) = (path for path in TUTORIALS if path.stem.startswith("03"))
+    (program,) = re.findall(r'(?s)\nTRAINING = """\\\n(.*?)"""', chapter.read_text())
+    (tmp_path / "train.py").write_text(program)
+    (tmp_path / "shards").mkdir()
+    with wp.ShardWriter(str(tmp_path / "shards" / "%06d.tar"), max_samples=40) as writer:
+        for number in range(160):
+            image = np.full((32, 32, 3), number, np.uint8)
+            writer.write({"__key__": f"{number:06d}", "jpg": image, "cls": number % 3})
+    runs = [run_script(tmp_path / "train.py", "forkserver", str(tmp_path), "saved.pt", "13") for _ in range(2)]
+    assert [(done.returncode, done.stderr) for done in runs] == [(0, "")] * 2
+    whole, resumed = ([json.loads(line) for line in done.stdout.splitlines()] for done in runs)
+    assert [told["step"] for told in whole] == list(range(1, 14))  # into the second epoch
+    assert resumed == whole[10:]
 
 
 def test_the_training_script_runs_where_processes_are_not_forked():

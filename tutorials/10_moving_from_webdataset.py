@@ -55,6 +55,21 @@
 # | `wds.DataPipeline(...)` | a chain of methods | |
 #
 # Not available: `pipe:` in URLs from files, LMDB caches.
+#
+# The commands of `tarp` and `widsindex` have counterparts, with one trap: `tarp split` is `reshard`
+# here, and `split` divides a data set into train and val. `DIR` is a directory, or a URL of a store.
+#
+# | before | here | what is different, and why |
+# |---|---|---|
+# | `tarp create -o x.tar recipe` | `wds-pipes create photos/ DIR`, or a list, CSV, JSON lines or Parquet | Files of one name are a sample, so no recipe is needed. Large sources become several shards. |
+# | `tarp cat -o whole.tar a.tar b.tar` | `wds-pipes concat a.tar b.tar whole.tar` | |
+# | `tarp cat --slice 0:100 -f "jpg cls" -o - a.tar` | `wds-pipes cat --slice 0:100 --fields jpg,cls a.tar` | Writes to standard output. |
+# | `tarp cat -s 1000` | `wds-pipes shuffle a.tar DIR` | Any sample may come anywhere, not only within a window. |
+# | `tarp split -c 1000 -o 'x-%06d.tar' a.tar` | `wds-pipes reshard a.tar DIR --max-samples 1000` | Continues after an interruption; `-j 8` for 8 processes. |
+# | `tarp sort` | `wds-pipes sort` | |
+# | `tarp proc` with a shell command | `wds-pipes map module:function` | A Python function for each sample, not a shell. |
+# | `widsindex create -o index.json SHARDS` | `wds-pipes index -o index.json SHARDS` | The same file. A second run reads only new and changed shards. |
+# | `widsindex info`, `widsindex sample` | `wds-pipes info`, `wds-pipes get` | |
 
 # %%
 import io

@@ -64,7 +64,8 @@ with raises(wp.ShardError):
 # ### A shard is not a tar
 #
 # **Cause:** often the file is an error page of a web server, or was not copied completely. **Do:**
-# look at its first bytes and copy it again. With `open_shards(on_error="skip", max_errors=3)` and
+# look at its first bytes and copy it again. `wds-pipes verify SHARDS` finds all damage of all
+# shards at once, and `wds-pipes repair SHARDS NEW` writes the samples that are whole. With `open_shards(on_error="skip", max_errors=3)` and
 # `load_tar(on_error="skip", max_errors=3)` a few bad shards are skipped, counted and logged; but
 # first find out why they are bad.
 
@@ -99,7 +100,7 @@ with raises(wp.SampleError):
 #
 # **Cause:** the members of a sample are not next to each other in the tar. Or the names of
 # different samples are the same up to the *first* dot (`photo.1.jpg` and `photo.2.jpg` both belong
-# to sample `photo`). **Do:** sort the members of the shard by name (`tar --sort=name`); if names
+# to sample `photo`). **Do:** `wds-pipes repair SHARDS NEW` joins the members of each sample; if names
 # contain dots, use `group_by_key(key_split="last-dot")`.
 
 # %%
@@ -294,7 +295,7 @@ assert keys(pipe) != keys(pipe)
 # ### Samples of one class are next to each other
 #
 # **Cause:** the shards were written in the order of the folder. **Do:** shuffle the samples before
-# writing them (`02_folder_to_shards`), or use `interleave_shards(8)` and a larger `shuffle_buffer`.
+# writing them (`02_folder_to_shards`) or afterwards (`wds-pipes shuffle SHARDS NEW`), or use `interleave_shards(8)` and a larger `shuffle_buffer`.
 #
 # ### An iterator was replaced
 #

@@ -54,10 +54,10 @@ command(*create, "--task", "0", "--tasks", "4")
 # %% [markdown]
 # ## An array
 #
-# Each element of an array runs one share. This is the whole job script:
+# Each element of an array runs one share. This is the whole job script, after its first line,
+# `#!/bin/bash`:
 #
 # ```bash
-# !/bin/bash
 # #SBATCH --array=0-3
 # #SBATCH --cpus-per-task=4
 # #SBATCH --requeue

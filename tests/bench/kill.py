@@ -2,7 +2,7 @@
 process at a random time, resumed on 1 and on 3 ranks. Every second round reads a SampleList, in one
 global order, the others a ShardList.
 
-    python tests/bench/kill.py [--rounds 20] [--seed N]
+    python tests/bench/kill.py [--rounds 20] [--seed N] [--forked]
 
 Each rank appends the keys that it has trained on to a log and saves its state with the length of
 the log, all ranks at each step. On a restart the newest step for which all ranks have a file
@@ -117,6 +117,11 @@ def recover(directory):
 def start(ranks, directory, urls, script=__file__):
     """Train on so many ranks with torchrun."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+    if "--forked" in sys.argv:
+        sys.path.append(str(pathlib.Path(__file__).parents[1] / "support"))
+        import forked_torchrun
+
+        return forked_torchrun.start(ranks, script, "--train", directory, *urls, environment=environment)
     command = [
         sys.executable,
         "-m",
@@ -218,6 +223,7 @@ def command(doc, train, main, rounds):
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
+    parser.add_argument("--forked", action="store_true", help="start torchrun and its ranks as forks")
     parser.add_argument("--train", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:

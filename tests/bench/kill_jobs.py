@@ -35,7 +35,9 @@ COMMANDS = {
     "split": lambda data, place: ["split", f"{data}/shards", place, "--shares", "a=0.6,b=0.4", "--max-samples", "50"],
     "shuffle": lambda data, place: ["shuffle", f"{data}/shards", place, "--seed", "3", "--max-samples", "50"],
     "sort": lambda data, place: ["sort", f"{data}/shards", place, "--by", "cls", "--max-samples", "50"],
-    "mix": lambda data, place: ["mix", f"{data}/shards=0.7", f"{data}/renamed=0.3", place, "--max-samples", "50"],
+    "mix": lambda data, place: [
+        *["mix", f"{data}/shards=0.7", f"{data}/others=0.3", place, "--exhausted", "drop", "--max-samples", "50"]
+    ],
 }
 
 
@@ -50,10 +52,10 @@ def make_files(folder: Path, count: int) -> None:
 
 
 def make_shards(folder: Path) -> None:
-    """Shards of these files, with offsets, the same without, as tables, and with other keys."""
+    """Shards of these files, with offsets, the same without, as tables, and some other ones."""
     finish(start(["create", f"{folder}/files", f"{folder}/indexed", "--max-samples", "50"], 2))
     finish(start(["export", f"{folder}/indexed", f"{folder}/tables", "--to", "parquet"], 2))
-    finish(start(["convert", f"{folder}/tables", f"{folder}/renamed", "--from", "parquet", "--max-samples", "50"], 2))
+    finish(start(["create", f"{folder}/files/03", f"{folder}/others"], 2))
     (folder / "shards").mkdir()
     for path in (folder / "indexed").glob("*.tar"):
         shutil.copy(path, folder / "shards")

@@ -20,7 +20,11 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
+from launch import CONTEXT
 from loops import Ledger, make_data, play
+from warm import PRELOADED
+
+CONTEXT.set_forkserver_preload(PRELOADED)
 
 
 def main(histories, seed):

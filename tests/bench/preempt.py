@@ -1,7 +1,7 @@
 """Training whose job is ended by a cluster: SIGTERM to torchrun, which sends it to its 2 ranks with
 2 workers each; resumed on 1 and on 3 ranks.
 
-    python tests/bench/preempt.py [--rounds 10] [--seed N]
+    python tests/bench/preempt.py [--rounds 10] [--seed N] [--forked]
 
 The ranks only remember the signal, agree on a step, save there with checkpoint.save() and leave;
 this is their only checkpoint. Each appends the keys that it has trained on to a log. Exit code 1 if

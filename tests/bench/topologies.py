@@ -17,12 +17,14 @@ import warnings
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
-from launch import Topology, run_pairs
+from launch import CONTEXT, Topology, run_pairs
+from warm import PRELOADED
 
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
 SAMPLES = [5, 9, 0, 12, 7, 10, 3, 11, 8, 6, 9, 12, 4, 10, 8]  # of each shard
+CONTEXT.set_forkserver_preload(PRELOADED)
 
 
 def main():

@@ -56,7 +56,7 @@ def test_local_shards(tmp_path):
 
 def test_errors_are_words(tmp_path):
     done = run(tmp_path / "none.tar")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "does not exist" in done.output
     assert "Traceback" not in done.output
     done = run("--storage-options", "anon", tmp_path / "none.tar")

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import math
+import os
 import shutil
 import struct
 import sys
@@ -301,6 +302,44 @@ def test_a_saved_data_set(tmp_path):
     assert read(tmp_path / "test") == read(tmp_path / "out/test")
 
 
+def test_a_selection_of_rows_is_not_ignored(tmp_path):
+    """Old versions of datasets saved one beside all rows."""
+    pytest.importorskip("pyarrow")
+    shutil.copytree(DATA / "saved/test", tmp_path / "in")
+    state = json.loads((tmp_path / "in/state.json").read_text())
+    (tmp_path / "in/state.json").write_text(json.dumps(state | {"_indices_data_files": [{"filename": "x.arrow"}]}))
+    assert f"{tmp_path}/in has a selection of its rows beside them" in refused(
+        tmp_path / "in", tmp_path / "out", "--from", "hf"
+    )
+
+
+def test_columns_with_other_columns_and_without_values(tmp_path):
+    """Files and arrays in a list are fields of their own, without those that are null; bytes that
+    are deeper, or beside text, are base64 in JSON.
+    """
+    arrow = pytest.importorskip("pyarrow")
+    columns = {
+        "pages": [[{"bytes": JPEG, "path": None}, None, {"bytes": b"x", "path": "a.PDF"}], []],
+        "parts": [[b"\0", None], None],
+        "inner": [{"n": 1, "data": b"\0"}, None],
+        "map": arrow.array([[("k", 1)], None], arrow.map_(arrow.string(), arrow.int64())),
+        "none": arrow.nulls(2, arrow.binary()),
+        "audio": [{"bytes": b"RIFF\0\0\0\0WAVE", "path": "x"}, {"bytes": None, "path": None}],
+    }
+    run(parquet_of(tmp_path / "x.parquet", columns), tmp_path / "out", "--from", "parquet")
+    first, second = read(tmp_path / "out").values()
+    rest = {"inner": {"n": 1, "data": {"base64": "AA=="}}, "map": [["k", 1]], "none": None}
+    assert json.loads(first.pop("json")) == rest
+    assert first == {
+        "pages.0.jpg": JPEG,
+        "pages.2.pdf": b"x",
+        "parts.0.bin": b"\0",
+        "audio.wav": b"RIFF\0\0\0\0WAVE",
+    }
+    assert json.loads(second.pop("json")) == {"pages": [], "parts": None, **dict.fromkeys(rest)}
+    assert second == {}
+
+
 @pytest.fixture(scope="module")
 def parquet(tmp_path_factory):
     """Two files of 10 and 7 rows in small groups of rows."""
@@ -412,6 +451,17 @@ def test_a_damaged_database_is_named(lmdb, tmp_path):
         content[page + 8 : page + 12] = b"\xff" * 4  # what is in the page
     (tmp_path / "db/data.mdb").write_bytes(content)
     assert f"{tmp_path}/db/data.mdb is damaged: " in refused(tmp_path / "db", tmp_path / "o", "--from", "lmdb", code=1)
+
+
+@pytest.mark.parametrize("pages", [1, 3, 40])
+def test_a_database_that_is_cut_is_an_error(lmdb, tmp_path, pages):
+    """Its end is never read from the memory to which it is mapped: that would end the process."""
+    fill(lmdb, tmp_path / "db", {b"%05d" % number: JPEG * 10 for number in range(200)})
+    file = tmp_path / "db/data.mdb"
+    whole = file.stat().st_size
+    os.truncate(file, whole - pages * 4096)
+    message = refused(tmp_path / "db", tmp_path / "o", "--from", "lmdb", code=1)
+    assert f"{file} has {whole - pages * 4096:,} bytes, and says that it has {whole:,}: it is cut" in message
 
 
 def test_tensors_of_one_name(lmdb, tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from click.testing import CliRunner
-from commands import outputs, run_command
+from commands import assert_readable, outputs, run_command
 from scripts import run_bench
 from tars import by_tarfile, samples
 from waiting import wait_for
@@ -67,6 +67,7 @@ def whole(source, tmp_path_factory):
     result = run(source, folder, "--max-samples", 7)
     size = sum(path.stat().st_size for path in folder.glob("*.tar"))
     assert result.stdout == f"{folder}: 9 written, 0 there already; 9 shards, 60 samples, {size:,} bytes\n"
+    assert_readable(folder)
     return outputs(folder)
 
 
@@ -271,6 +272,33 @@ def test_all_problems_are_told_at_once(tmp_path):
     run(tmp_path / "in", tmp_path / "out", "--ignore", "file*")
 
 
+def test_a_table_with_semicolons(tmp_path):
+    """As spreadsheets save CSV where the comma is in numbers; text with a comma needs no quotes."""
+    fill(tmp_path, {"t.csv": '\ufeffid;text\r\n1;a, b\r\n2;"c;d"\r\n'})
+    run(tmp_path / "t.csv", tmp_path / "out", "--key", "id", "--value", "txt=text")
+    assert read(tmp_path / "out") == {"1": {"txt": b"a, b"}, "2": {"txt": b"c;d"}}
+    fill(tmp_path, {"t.csv": "id,text;more\n1,a;b\n"})
+    run(tmp_path / "t.csv", tmp_path / "comma", "--key", "id", "--value", "txt=text;more")
+    assert read(tmp_path / "comma") == {"1": {"txt": b"a;b"}}
+
+
+def test_dots_in_keys_of_a_table_become_underscores(tmp_path):
+    fill(tmp_path, {"t.csv": "path\ndata/v1.0/a.b.jpg\n", "data/v1.0/a.b.jpg": "J"})
+    run(tmp_path / "t.csv", tmp_path / "out", "--key", "path", "--file", "path")
+    assert read(tmp_path / "out") == {"data/v1.0/a_b_jpg": {"jpg": b"J"}}
+
+
+def test_names_of_classes_in_a_table_become_numbers(tmp_path):
+    """As in a list: classes.json has the names; integers stay."""
+    fill(tmp_path, {"t.csv": "id,kind,n\na,dögs,7\nb,cats,03\nc,dögs,-1\n"})
+    run(tmp_path / "t.csv", tmp_path / "names", "--key", "id", "--value", "cls=kind")
+    assert {key: fields["cls"] for key, fields in read(tmp_path / "names").items()} == {"a": b"1", "b": b"0", "c": b"1"}
+    assert json.loads((tmp_path / "names/classes.json").read_text()) == ["cats", "dögs"]
+    run(tmp_path / "t.csv", tmp_path / "numbers", "--key", "id", "--value", "cls=n")
+    assert [fields["cls"] for fields in read(tmp_path / "numbers").values()] == [b"7", b"3", b"-1"]
+    assert not (tmp_path / "numbers/classes.json").exists()
+
+
 def test_names_with_dots(tmp_path):
     """With a choice they are written; a dotted field that all samples have needs none."""
     fill(tmp_path / "in", {"v1.0_a.jpg": "a", "v1.0_b.jpg": "b"})
@@ -294,19 +322,22 @@ def test_names_with_dots(tmp_path):
         ("t.csv", "id,path\n1,data/a.jpg\n", ["--file", "pth"], ["has no column 'pth'. Did you mean 'path'?"]),
         ("t.csv", "id,path\n1,data/a.jpg\n", ["--file", "zebra"], ["has no column 'zebra'; it has: id, path"]),
         ("t.csv", "id,path\n1,data/x.jpg\n", ["--file", "path"], ["row 1: ", "x.jpg cannot be found"]),
-        ("t.csv", "id,path\n1\n", ["--file", "path"], ["line 2 of", "has not the 2 columns"]),
+        ("t.csv", "id,path\n1\n", ["--file", "path"], ["line 2 of", "has 1 column, and the first line has 2: mend it"]),
+        ("t.csv", "id,path\n1,a,b\n", ["--file", "path"], ["has 3 columns, and the first line has 2"]),
         ("t.csv", "id,path\n1,\n", ["--file", "path"], ["sample '000000000' has no fields"]),
         ("t.csv", "id,path\n,data/a.jpg\n", ["--key", "id", "--file", "path"], ["row 1 has no key in column 'id'"]),
         ("t.csv", "id\nx\nx\n", ["--key", "id"], ["two samples have the key 'x': give each its own"]),
-        ("t.csv", "id\na.b\n", ["--key", "id"], ["write it as 'a_b'"]),
+        ("t.csv", "id\na.b\na_b\n", ["--key", "id"], ["two samples have the key 'a_b'"]),
         ("t.csv", "id\na\n", ["--value", "id"], ["--value is written as FIELD=COLUMN"]),
-        ("t.csv", "id\nx\n", ["--value", "cls=id"], ["row 1: field 'cls' cannot be encoded"]),
+        ("t.csv", "id,b\na,b\n", ["--value", "txt=id", "--value", "txt=b"], ["--value names field 'txt' twice"]),
+        ("t.csv", "id,n\nx,1\n,2", ["--value", "cls=id"], ["row 2 has no label in column 'id': give it one"]),
+        ("t.csv", "id\nx\n", ["--value", "json=id"], ["row 1: field 'json' cannot be encoded"]),
         ("t.csv", "id\nx\n", ["--value", "JPG=id"], ["row 1: "]),
         ("t.jsonl", "{}\n[]\n", [], ["line 2 of", "is no JSON object: it is no object"]),
         ("t.jsonl", "{}\n{\n", [], ["line 2 of", "is no JSON object"]),
-        ("t.csv", b"id\n\xff\n", [], ["is not UTF-8 text"]),
+        ("t.csv", b"id\n\xff\n", [], ["is not UTF-8 text", "iconv -f WINDOWS-1252 -t UTF-8"]),
     ],
-    ids=map(str, range(17)),
+    ids=map(str, range(20)),
 )
 def test_wrong_tables(tmp_path, name, content, options, message):
     fill(tmp_path, {**FILES, name: content})
@@ -321,6 +352,7 @@ def test_wrong_tables(tmp_path, name, content, options, message):
     [
         (["nowhere", "out"], "SOURCE 'nowhere' does not exist"),
         (["-", "out"], "standard input may be anything: pass --from"),
+        ([".", "out.tar"], "'out.tar' is the name of a file: name a directory"),
         ([".", "out", "--key", "id"], "are for tables, and SOURCE is files"),
         (["t.csv", "out", "--ignore", "x"], "are for files and lists"),
         ([".", "out", "--task", "1"], "--task and --tasks belong together"),
@@ -406,7 +438,7 @@ def test_the_umask_decides_who_may_read_the_files(source, tmp_path):
 
 def test_outputs_are_no_inputs_of_the_next_run(tmp_path):
     source = fill(tmp_path / "in", {"a.txt": "x", "b.txt": "y"})
-    assert "is a file: name one at the end" in refused(source, source / "a.txt")
+    assert "is a file: name a directory" in refused(source, source / "a.txt")
     assert "is a shard: wds-pipes reshard, sort" in refused(fill(tmp_path, {"x.tar": "x"}) / "x.tar", source)
     assert "is in SOURCE, so its shards would be files of the next run" in refused(source, source)
     message = refused(source, source / "to/out")

@@ -18,7 +18,8 @@ from wds_pipes.cli.demo import command
 from wds_pipes.cli.demo.data import SHAPES, inspect_shards, write_images
 from wds_pipes.cli.demo.picture import draw_losses
 from wds_pipes.cli.demo.runs import Run, Step, choose_kill, difference, read_events
-from wds_pipes.cli.train import Plan, train
+from wds_pipes.cli.plan import Plan
+from wds_pipes.cli.train import train
 from wds_pipes.testing import make_shards
 
 STEPS = [

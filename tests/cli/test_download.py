@@ -7,7 +7,7 @@ import time
 
 import pytest
 from click.testing import CliRunner
-from commands import outputs, run_command
+from commands import assert_readable, outputs, run_command
 from tars import tar
 
 import wds_pipes as wp
@@ -52,6 +52,7 @@ def test_all_that_belongs_to_shards_is_copied(shards, tmp_path):
     assert "written, 0 there already" in told.stdout
     assert "B/s" in told.stderr  # the bar counts bytes
     assert outputs(tmp_path / "a") == outputs(shards)
+    assert_readable(tmp_path / "a")
     assert len(wp.IndexedShards(str(tmp_path / "a/train/index.json"))) > 10
     assert not (tmp_path / "a/.wds-pipes/parts").exists()
     (tmp_path / "a/val/val-000000.tar").unlink()

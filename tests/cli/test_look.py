@@ -193,6 +193,7 @@ def test_ls_lists_samples_and_files_with_their_bytes(tmp_path):
     lines = [line.split() for line in done("ls", path).stdout.splitlines()[2:]]
     assert lines == [["0", "2,560", "0", "d/a:", "txt", "cls"], ["3,584", "1,024", "1", "b:", "txt"]]
     first, _ = map(json.loads, done("ls", path, "--json").stdout.splitlines())
+    assert (first["shard"], first["key"]) == (path, "d/a")
     assert first["members"] == {"d/a.txt": {"offset": 512, "size": 600}, "d/a.cls": {"offset": 2048, "size": 1}}
     data = content(path)
     for name, member in first["members"].items():
@@ -296,6 +297,15 @@ def test_jsonl_keeps_the_bytes_of_what_is_no_text(shard):
         assert base64.b64decode(one[name]["base64"]) == expected[name]
 
 
+def test_a_rename_of_no_field_is_an_error(shard):
+    """It was most likely written the wrong way round."""
+    for more in ([], ["--jsonl"]):
+        result = run("cat", shard, "--rename", "label=cls", *more)
+        assert result.exit_code == 2
+        assert "no sample has field 'label': --rename takes OLD=NEW" in result.stderr
+    assert json.loads(done("cat", shard, "--rename", "jpeg;cls=label", "--jsonl").stdout.splitlines()[1])["label"] == 1
+
+
 def test_cat_refuses_what_a_tar_would_not_hold(tmp_path):
     path = put(tmp_path / "a.tar", tar([("img.v2.jpg", b"1"), ("img.v2.cls", b"2")]))
     assert "its key has a dot" in CliRunner().invoke(main, ["cat", path, "--key-split", "last-dot"]).stderr
@@ -338,6 +348,11 @@ def test_get_finds_a_sample_by_number_and_by_key(with_index, indexed, fifty, tmp
         assert (result.exit_code, result.stdout) == (2, "")
 
 
+def test_get_with_its_arguments_in_the_wrong_order(shard):
+    assert "SAMPLE comes before URLS: wds-pipes get 3 " in refused("get", shard, 3)
+    assert "shard none.tar does not exist" in run("get", 3, "none.tar").stderr
+
+
 def test_a_key_of_digits(tmp_path):
     path = put(tmp_path / "a.tar", tar([("7.txt", b"seven"), ("0.txt", b"zero")]))
     assert done("get", "0", path, "--field", "txt").stdout == "seven"
@@ -354,7 +369,7 @@ def test_get_writes_only_inside_of_the_directory(tmp_path):
     assert (tmp_path / "out" / "sub" / "ok.txt").read_bytes() == b"y"
 
 
-def test_all_of_them_read_from_a_web_server(web, indexed):
+def test_all_of_them_read_from_a_web_server(web, indexed, tmp_path):
     urls = []
     for path in indexed[:2]:
         for ending in (".idx", ".keys", ""):
@@ -369,6 +384,7 @@ def test_all_of_them_read_from_a_web_server(web, indexed):
     result = done("get", whole[2]["__key__"], *urls, "--field", "txt", *options)
     assert (result.stdout_bytes, result.stderr) == (whole[2]["txt"], "")
     assert done("verify", *urls, *options).stdout.endswith("nothing is wrong\n")
+    assert f": 2 shards, {len(whole)} samples" in done("index", *urls, "-o", tmp_path / "i.json", *options).stdout
 
 
 def test_a_stale_index_is_not_believed(tmp_path):

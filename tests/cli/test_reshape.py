@@ -344,13 +344,14 @@ def test_a_dry_run_writes_nothing(source, tmp_path):
         (2, ["reshard", "in-2.tar", "out"], "there are no samples in 1 shard"),
         (2, ["reshard", "in-1.tar", "out", "--shards", "26"], "--shards 26 is more than there are samples, 25"),
         (1, ["reshard", "in-1.tar", "in-1.tar", "out"], "would have the key"),
-        (2, ["reshard", "in-1.tar", "out", "--max-bytes", "7 apples"], "'7 apples' is not a size"),
+        (2, ["reshard", "in-1.tar", "out", "--max-bytes", "7 apples"], "--max-bytes: '7 apples' is not a size"),
         (
             2,
             ["shuffle", "in-1.tar", "out", "--memory", "100"],
             "needs 200 bytes, more than --memory, which is 100 bytes",
         ),
-        (1, ["sort", "in-1.tar", "out", "--by", "txt"], "has no field 'txt': leave it out with wds-pipes filter"),
+        (1, ["sort", "in-1.tar", "out", "--by", "txt"], "has no field 'txt': name another field, or leave"),
+        (1, ["sort", "in-1.tar", "out", "--by", "key"], "has no field 'key': to sort by keys, leave --by out"),
         (1, ["sort", "in-1.tar", "out", "--by", "seg.png"], "is neither a text nor a number"),
         (1, ["sort", "in-1.tar", "out", "--by", "cls:width"], "has no value 'cls:width'"),
         (1, ["sort", "in-1.tar", "kinds.tar", "out", "--by", "cls"], "has a field 'cls' that cannot be decoded"),
@@ -373,9 +374,9 @@ def test_refusals(source, tmp_path, monkeypatch, *, code, arguments, message):
 def test_usage(source, tmp_path):
     where = tmp_path / "out"
     assert "in-1.tar' is a file" in refused("sort", source / "in-0.tar", source / "in-1.tar")
-    assert "is a pattern: name one at the end" in refused("shuffle", source / "in-0.tar", f"{source}/*.tar")
-    assert "is a directory: name a file in it" in refused("concat", source / "in-0.tar", source)
+    assert "is a pattern: name a directory" in refused("shuffle", source / "in-0.tar", f"{source}/*.tar")
     assert "is a pattern: name one at the end" in refused("concat", source / "in-0.tar", f"{source}/*.tar")
+    assert "is a directory: name a file in it" in refused("concat", source / "in-0.tar", source)
     assert "'b=0.3' has a weight" in refused("mix", f"{source}/in-0.tar=0.7", "b=0.3")
     assert "is written as URLS=WEIGHT" in refused("mix", f"{source}/*.tar", where)
     assert "must be above 0" in refused("mix", f"{source}/*.tar=0", where)

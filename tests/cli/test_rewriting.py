@@ -223,8 +223,9 @@ def test_what_a_filter_is_called_with_wrongly(here, tmp_path):
 
 
 def test_a_missing_dest_is_seen(here, tmp_path):
-    message = "DEST is the directory to write to, and"
+    message = "DEST, the last argument, is the directory to write to, and"
     assert f"{message} 'd/s1.tar' is a file" in refused("filter", "d/s0.tar", "d/s1.tar", "--every", 2)
+    assert f"{message} 'new.tar' is the name of a file" in refused("filter", "d", "new.tar", "--every", 2)
     assert f"{message} 'captions/*.tar' is a pattern" in refused("dedup", "d", "captions/*.tar")
 
 
@@ -409,7 +410,7 @@ def test_repair_writes_what_is_whole_and_lists_what_is_lost(tmp_path):
         ("d.tar", 0, None, None),
     ]
     assert "next to the damage at byte 2048" in lost_of(tmp_path / "out")[2]["why"]
-    assert "lost are 3 samples and 3 damaged places in 3 shards, see lost.jsonl" in told
+    assert "lost are 3 samples, and what was in 3 damaged places, in 3 shards, see lost.jsonl" in told
     assert "nothing is wrong" in run("verify", tmp_path / "out", "--ignore", "duplicate-key").stdout
     assert "nothing is lost" in run("repair", tmp_path / "out", tmp_path / "again").stdout
     assert {name: data for name, data in outputs(tmp_path / "again").items() if name.endswith(".tar")} == {

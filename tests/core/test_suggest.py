@@ -107,6 +107,10 @@ def test_misspelt_options(urls, pipe, tmp_path):
             lambda: wp.ShardWriter(str(tmp_path / "%d.tar"), maxsize=3),
             "ShardWriter() has no option 'maxsize'. Did you mean max_bytes=?",
         ),
+        (
+            lambda: wp.TarWriter(str(tmp_path / "a.tar"), encoder=True),
+            "TarWriter() has no option 'encoder'. It has: target, overwrite, codecs, storage_options.",
+        ),
     ):
         with pytest.raises(TypeError) as caught:
             build()

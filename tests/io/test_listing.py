@@ -5,15 +5,13 @@ be listed.
 import functools
 import os
 import socket
-import subprocess
-import sys
-import textwrap
 import threading
 import traceback
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from remote import bare, content, put_all, samples
+from scripts import run_code
 
 import wds_pipes as wp
 from wds_pipes import ShardError, nodes
@@ -112,11 +110,9 @@ def test_without_the_package():
         except wp.ShardError as error:
             print(error)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert "need a package that is not installed" in done.stdout
-    assert "pip install 'wds_pipes[s3]'" in done.stdout
+    said = run_code(script, has_torch=True)
+    assert "need a package that is not installed" in said
+    assert "pip install 'wds_pipes[s3]'" in said
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/*.tar", "gs://bucket/a.tar"])

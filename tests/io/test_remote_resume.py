@@ -5,13 +5,13 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+import warm
 from remote import bare, content, first_bytes, put_all, samples, settle
+from warm import Program
 
 import wds_pipes as wp
 from wds_pipes.testing import check_resume, make_shards
@@ -144,11 +144,9 @@ def test_killed_in_the_middle(request, local, tmp_path, store, workers):
     script = tmp_path / "child.py"
     script.write_text(textwrap.dedent(CHILD))
     options = {"urls": urls, "storage_options": remote.storage_options, "state": None, "workers": workers[0]}
-    command = [sys.executable, str(script), str(Path(__file__).parents[1] / "support")]
+    support = Path(__file__).parents[1] / "support"
     got = []
-    with subprocess.Popen(
-        [*command, json.dumps(options)], stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
+    with Program(script, support, json.dumps(options), start_new_session=True) as process:
         for line in process.stdout:
             batch, state = json.loads(line)
             got += batch
@@ -157,7 +155,8 @@ def test_killed_in_the_middle(request, local, tmp_path, store, workers):
                 break
     remote.faults.clear()
     options |= {"state": state, "workers": workers[1]}
-    done = subprocess.run([*command, json.dumps(options)], stdout=subprocess.PIPE, text=True, timeout=300, check=True)
+    done = warm.run(script, support, json.dumps(options))
+    assert done.returncode == 0, done.stderr
     got += [key for line in done.stdout.splitlines() for key in json.loads(line)[0]]
     assert sorted(got) == sorted(sample["__key__"] for sample in samples(local))
     seen = remote.faults.stats(remote.reads)

@@ -7,8 +7,6 @@ import gc
 import os
 import pickle
 import signal
-import subprocess
-import sys
 from collections import OrderedDict, deque, namedtuple
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
@@ -22,6 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import wait_for
+from warm import Program
 
 import wds_pipes as wp
 from wds_pipes.loader.hand_off import Inbox, Outbox
@@ -551,10 +550,7 @@ def test_nothing_is_left(how, tmp_path):
     [url] = make_shards(tmp_path, shards=1, samples=300)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    process = subprocess.Popen(
-        [sys.executable, str(script), str(url), how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
+    process = Program(script, url, how)
     lines = []
     if how == "main":
         lines = [process.stdout.readline(), process.stdout.readline()]

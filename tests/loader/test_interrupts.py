@@ -98,7 +98,7 @@ def run(urls, tmp_path):
     """The exit code and both streams of a script; none of its processes is left."""
 
     def run(code, where):
-        ended = run_file(tmp_path / "script.py", SCRIPT + code, urls, where)
+        ended = run_file(tmp_path / "script.py", SCRIPT + code, urls, where, has_torch=True)
         return ended.returncode, ended.stdout, ended.stderr
 
     return run
@@ -153,5 +153,5 @@ def test_interrupts_at_random_moments():
 
     In a new process, since an interrupt may leave locks of Python held.
     """
-    run = run_bench("interrupts.py", "--trials", 4, "--seed", 3)
+    run = run_bench("interrupts.py", "--trials", 4, "--seed", 3, has_torch=True)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -8,7 +8,6 @@ import json
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from pipelines import after, draw, flat, key_of, keys_of, samples, shuffled, thr
 from scripts import run_file
 from torch.utils.data._utils import worker as torch_worker
 from waiting import calls, wait_for
+from warm import Program
 
 import wds_pipes as wp
 from wds_pipes.testing import check_resume, make_shards, same
@@ -844,13 +844,13 @@ if __name__ == "__main__" or sys.argv[3:] == ["unguarded"]:
 
 def test_a_script_ends_while_its_worker_is_busy(urls, tmp_path):
     """And prints nothing about the worker."""
-    run = run_file(tmp_path / "script.py", ENDS, urls[0], "fork")
+    run = run_file(tmp_path / "script.py", ENDS, urls[0], "fork", has_torch=True)
     assert (run.returncode, run.stdout, run.stderr) == (0, "00000000\n", "")
 
 
 def test_a_script_without_a_main_guard(urls, tmp_path):
     """The worker imports it, and says what is missing; so does the error."""
-    run = run_file(tmp_path / "script.py", ENDS, urls[0], "forkserver", "unguarded")
+    run = run_file(tmp_path / "script.py", ENDS, urls[0], "forkserver", "unguarded", has_torch=True)
     said = (
         "A worker imports the main script when it starts, and this script then starts workers "
         "again: put what it runs into a function main(), and call that "
@@ -1068,9 +1068,7 @@ def test_workers_end_when_the_main_process_is_killed(kind, tmp_path):
     (tmp_path / "workers").mkdir()
     script = tmp_path / "main.py"
     script.write_text(LEFT_ALONE)
-    main = subprocess.Popen(
-        [sys.executable, str(script), ",".join(urls), kind, str(tmp_path / "workers")], stderr=subprocess.DEVNULL
-    )
+    main = Program(script, ",".join(urls), kind, tmp_path / "workers")
     try:
         wait_for(lambda: len(os.listdir(tmp_path / "workers")) == 2)
         workers = [psutil.Process(int(name)) for name in os.listdir(tmp_path / "workers")]
@@ -1082,7 +1080,7 @@ def test_workers_end_when_the_main_process_is_killed(kind, tmp_path):
         _, alive = psutil.wait_procs(workers, timeout=60)
         assert not alive
     finally:
-        main.wait()
+        main.communicate()
         for worker in workers:
             with contextlib.suppress(psutil.NoSuchProcess):
                 worker.kill()

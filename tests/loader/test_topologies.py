@@ -323,12 +323,12 @@ def test_real_ranks_and_workers(tmp_path):
 @pytest.mark.slow
 def test_killed_by_sigkill():
     """A round of tests/bench/kill.py: torchrun, and SIGKILL of a rank or a worker."""
-    run = run_bench("kill.py", "--rounds", 1)
+    run = run_bench("kill.py", "--rounds", 1, "--forked")
     assert run.stdout == "rounds=1 lost=0 repeated=0\n", run.stderr
 
 
 @pytest.mark.slow
 def test_ended_by_a_cluster():
     """A round of tests/bench/preempt.py: SIGTERM through torchrun."""
-    run = run_bench("preempt.py", "--rounds", 1)
+    run = run_bench("preempt.py", "--rounds", 1, "--forked")
     assert run.stdout == "rounds=1 bad=0\n", run.stderr

@@ -1,5 +1,7 @@
 """``wds-pipes`` called in the test's process, and what it has written."""
 
+import os
+import stat
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -12,6 +14,14 @@ def run_command(*arguments, code=0, stdin=None):
     result = CliRunner().invoke(main, list(map(str, arguments)), input=stdin)
     assert result.exit_code in (code if isinstance(code, tuple) else (code,)), result.output
     return result
+
+
+def assert_readable(folder):
+    """All files have the permissions of any new file, with which others may read them."""
+    umask = os.umask(0)
+    os.umask(umask)
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in Path(folder).rglob("*") if path.is_file()}
+    assert set(modes.values()) == {0o666 & ~umask}, modes
 
 
 def outputs(folder):

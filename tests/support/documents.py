@@ -7,10 +7,10 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+import warm
 from PIL import Image
 
 from wds_pipes.cli.demo.data import write_images
@@ -38,24 +38,18 @@ def write_data(directory: Path) -> None:
 
 
 def run_script(path: Path, start_method: str, directory: str, *arguments: str) -> subprocess.CompletedProcess:
-    """Run a script from a directory that is not its own; all processes that it starts use that
-    start method. A forkserver imports torch once, and not each worker.
+    """Run a script from a directory that is not its own; it and all processes that it starts use
+    that start method. A forkserver imports torch once, and not each worker.
     """
     Path(directory, "sitecustomize.py").write_text(
         f"import multiprocessing\n\nmultiprocessing.set_start_method({start_method!r}, force=True)\n"
-        "multiprocessing.set_forkserver_preload(['torch'])\n"
+        "multiprocessing.set_forkserver_preload(['wds_pipes.datapipes', 'wds_pipes.loader.pipe_loader'])\n"
     )
     python_path = os.pathsep.join([directory, *filter(None, [os.environ.get("PYTHONPATH")])])
     with tempfile.TemporaryDirectory() as temporary:  # a short name: the sockets of workers are there
         environment = {**os.environ, "TMPDIR": temporary, "PYTHONPATH": python_path, "MPLBACKEND": "Agg"}
-        return subprocess.run(
-            [sys.executable, "-P", path, *arguments],
-            cwd=directory,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        environment["PYTHONSAFEPATH"] = "1"
+        return warm.run(path, *arguments, directory=directory, environment=environment)
 
 
 class Notebooks:

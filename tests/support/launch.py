@@ -15,9 +15,6 @@ from pipelines import keys_of, samples
 import wds_pipes as wp
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    ["wds_pipes.loader.pipe_loader", "torch.distributed"]
-)  # here, since it has no effect after the first process of a forkserver
 
 # in the middle of a shuffle, with half-filled batches in the workers; the same later; the end of
 # the epoch

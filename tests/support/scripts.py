@@ -5,35 +5,43 @@ import sys
 import textwrap
 from pathlib import Path
 
+import warm
+
 BENCH = Path(__file__).parents[1] / "bench"
 
 
-def run_code(code: str, *arguments, environment=None) -> str:
-    """Returns what the code prints; the process must end well."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env=environment,
-    )
+def run_code(code: str, *arguments, environment=None, has_torch=False) -> str:
+    """Returns what the code prints; the process must end well. If it ``has_torch``, it begins with
+    torch imported.
+    """
+    if has_torch:
+        done = warm.run(code, *arguments, environment=environment)
+    else:
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+            env=environment,
+        )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def run_file(path, code: str, *arguments) -> subprocess.CompletedProcess:
-    """Writes the code to a file, which spawned workers can import, and runs it.
+def run_file(path, code: str, *arguments, has_torch=False) -> subprocess.CompletedProcess:
+    """Writes the code to a file, which spawned workers can import, and runs it; if it
+    ``has_torch``, in a process that begins with torch imported.
 
     Returns when the streams have ended, so after all processes that the code has started.
     """
     path.write_text(code)
-    return _run(path, *arguments)
+    return warm.run(path, *arguments) if has_torch else _run(path, *arguments)
 
 
-def run_bench(name: str, *arguments) -> subprocess.CompletedProcess:
+def run_bench(name: str, *arguments, has_torch=False) -> subprocess.CompletedProcess:
     """Runs a script of tests/bench."""
-    return _run(BENCH / name, *arguments)
+    return warm.run(BENCH / name, *arguments) if has_torch else _run(BENCH / name, *arguments)
 
 
 def _run(path, *arguments):

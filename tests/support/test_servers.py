@@ -69,7 +69,7 @@ def test_environment_variables_replace_storage_options(s3, gcs, web, shard):
             print(*[sample["__key__"] for sample in wp.ShardList(url).open_shards().load_tar().group_by_key()])
     """
     environment = {**os.environ, **s3.environment, **gcs.environment, **web.environment}
-    found = run_code(code, *urls, environment=environment)
+    found = run_code(code, *urls, environment=environment, has_torch=True)
     assert found.splitlines() == [" ".join(keys_of(samples(shard)))] * 3
     assert all(store.faults.stats(store.reads) for store in (s3, gcs, web))
 

@@ -4,23 +4,24 @@
 
 First own_loop, killed by SIGKILL at its fourth step; then the agent starts both ranks again,
 own_loop resumes, and each recipe by name is run without a break, and stopped and resumed twice. The
-ranks come from a forkserver, which imports once for all of them what takes seconds.
+ranks are forks of the agent, which imports once for all of them what takes seconds.
 """
 
+import importlib
 import json
-import multiprocessing
 import os
 import signal
 import sys
 import warnings
 from glob import glob
+from importlib.util import find_spec
 
 import recipes
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-PRELOADED = ("ranks", "torch._dynamo", "accelerate", "transformers.trainer")
+IMPORTED = {"torch": "torch._dynamo", "accelerate": "accelerate", "transformers": "transformers.trainer"}
 
 # these count the steps of all runs, the others those of one
 TOTAL = ("own_loop", "distributed_checkpoint", "huggingface")
@@ -71,7 +72,9 @@ def main(directory, *names):
 
 def start(*arguments):
     """As ``torchrun --standalone --nproc-per-node=2 --max-restarts=1`` does."""
-    multiprocessing.set_forkserver_preload(list(PRELOADED))
+    for package, module in IMPORTED.items():
+        if find_spec(package):
+            importlib.import_module(module)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -81,7 +84,7 @@ def start(*arguments):
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         local_addr="localhost",
-        start_method="forkserver",
+        start_method="fork",
         logs_specs=DefaultLogsSpecs(),
     )
     elastic_launch(config, main)(*arguments)

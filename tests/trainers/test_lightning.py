@@ -3,12 +3,11 @@ have trained on.
 """
 
 import json
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import warm
 
 from wds_pipes.testing import make_shards
 
@@ -45,13 +44,7 @@ class Runs:
     def start(self):
         plan = self.directory / "plan.json"
         plan.write_text(json.dumps(self.rounds))
-        done = subprocess.run(
-            [sys.executable, Path(__file__).with_name("lightning_runs.py"), plan],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        done = warm.run(Path(__file__).with_name("lightning_runs.py"), plan)
         assert done.returncode == 0, done.stderr[-5000:]
 
     def lines(self, name, ranks):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import recipes
+import warm
 from pipelines import flat
 from ranks import STOPS, TOTAL
 
@@ -83,14 +84,7 @@ def test_on_two_ranks(urls, tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / f"{name}-whole").mkdir()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("ranks.py"), tmp_path, *names],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=environment,
-    )
+    done = warm.run(Path(__file__).with_name("ranks.py"), tmp_path, *names, environment=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
     for name in names:

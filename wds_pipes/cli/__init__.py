@@ -7,6 +7,7 @@ from wds_pipes.cli.converting import convert, download, export
 from wds_pipes.cli.demo import command as demo
 from wds_pipes.cli.look import commands as look
 from wds_pipes.cli.look import state, verify
+from wds_pipes.cli.options import example
 from wds_pipes.cli.reshaping import commands as reshaping
 from wds_pipes.cli.rewriting import commands as rewriting
 
@@ -14,7 +15,7 @@ _SECTIONS = {
     "Make shards": (create.create, convert.convert, index.index, download.download),
     "Look at shards": (info.info, look.ls, look.head, look.cat, look.get),
     "Check and mend": (verify.verify, rewriting.repair, rewriting.dedup),
-    "Write them otherwise": (
+    "Write shards anew": (
         reshaping.reshard,
         reshaping.concat,
         reshaping.split,
@@ -39,10 +40,22 @@ class _Sections(click.Group):
                 formatter.write_dl([(command.name or "", command.get_short_help_str(100)) for command in commands])
 
 
-@click.group(cls=_Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Sections,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=example(
+        "wds-pipes create photos/ shards/ --from classes --shuffle 7\nwds-pipes verify shards/\nwds-pipes create --help"
+    ),
+)
 @click.version_option(package_name="wds_pipes", prog_name="wds-pipes")
 def main() -> None:
-    """Stream training data from WebDataset tar shards, and resume exactly."""
+    """Make, check and change data sets of WebDataset shards, which wds_pipes streams into PyTorch.
+
+    A shard is a tar file. Files in it with the same name up to the first dot are a sample, and the
+    rest of the name is the field: a.jpg and a.cls are sample a, with the fields jpg and cls. URLS
+    are shards: paths or URLs, with {000..011} or * in quotes, a directory, @list.txt, or an
+    index.json.
+    """
 
 
 for section in _SECTIONS.values():

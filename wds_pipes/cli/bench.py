@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wds_pipes.cli.options import example, storage_options
+from wds_pipes.cli.options import example, in_one_line, storage_options
 
 if TYPE_CHECKING:
     from wds_pipes.core.stage import Stage
@@ -42,20 +42,23 @@ class _Seen(NamedTuple):
 @click.option(
     "--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="How long each measurement takes."
 )
-@click.option("--connections", type=click.IntRange(min=1), default=8, show_default=True, help="As in open_shards.")
+@click.option("--connections", type=click.IntRange(min=1), default=8, show_default=True, help="Requests at a time.")
 @click.option(
     "--readahead-mib",
     type=click.IntRange(min=1),
     default=64,
     show_default=True,
-    help="As readahead_bytes in open_shards.",
+    help="How many MiB are requested ahead, at most.",
 )
 @storage_options
 @click.option("--peers", is_flag=True, help="Compare this package with the other loaders that are installed.")
 @click.option("--quick", is_flag=True, help="With --peers: few samples, and only webdataset beside this package.")
-@click.option("--only", multiple=True, metavar="ROW", help="With --peers: measure this row; may be repeated.")
+@click.option("--only", multiple=True, metavar="ROW", help="With --peers: measure this row; repeatable.")
 @click.option(
+    "-o",
+    "--output",
     "--out",
+    "out",
     type=click.Path(file_okay=False),
     default="wds-pipes-peers",
     show_default=True,
@@ -91,14 +94,13 @@ def bench(
         return
     if not urls:
         raise click.UsageError("Missing argument 'URLS...'.")
-    from wds_pipes.core.words import plural
-    from wds_pipes.errors import WdsError
-    from wds_pipes.io.expand import expand
-    from wds_pipes.io.open import is_remote
-    from wds_pipes.io.urls import redact
-    from wds_pipes.stages import GroupByKey, InterleaveShards, LoadTar, OpenShards, ShardList
+    with in_one_line():
+        from wds_pipes.core.words import plural
+        from wds_pipes.io.expand import expand
+        from wds_pipes.io.open import is_remote
+        from wds_pipes.io.urls import redact
+        from wds_pipes.stages import GroupByKey, InterleaveShards, LoadTar, OpenShards, ShardList
 
-    try:
         shards = expand(urls, storage_options)
         remote = is_remote(shards[0])
         click.echo(f"{plural(len(shards), 'shard')}, the first: {redact(shards[0])}")
@@ -119,8 +121,6 @@ def bench(
         gains = _gains(pipe, own, connections, enough, len(shards) if remote else 1)
         for line in [*gains, *_advice(own, link)] or [_NOTHING]:
             click.echo(f"-> {line}")
-    except (WdsError, ValueError, OSError) as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _compare(quick: bool, only: tuple[str, ...], out: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import dest, example, shard_limits, shares, storage_options
+from wds_pipes.cli.options import dest, example, shard_limits, shares, storage_options, values_option
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job
@@ -45,7 +45,11 @@ _ENDINGS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl",
     "names that look otherwise are refused]",
 )
 @click.option("--ignore", multiple=True, metavar="PATTERN", help="Leave out these files, such as '*.tmp'; repeatable.")
-@click.option("--key", metavar="COLUMN", help="The column of the keys of a table.  [default: the number of the row]")
+@click.option(
+    "--key",
+    metavar="COLUMN",
+    help="The column of the keys of a table; dots in them become underscores.  [default: the number of the row]",
+)
 @click.option(
     "--file",
     "files",
@@ -53,7 +57,7 @@ _ENDINGS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl",
     metavar="[FIELD=]COLUMN",
     help="A column of paths or URLs of files, whose bytes are a field; repeatable.",
 )
-@click.option("--value", "values", multiple=True, metavar="FIELD=COLUMN", help="A column of values; repeatable.")
+@values_option("A column of values; repeatable.")
 @click.option(
     "--encode",
     metavar="FORMAT[:OPTIONS]",
@@ -78,13 +82,13 @@ def create(
     ignore: tuple[str, ...],
     key: str | None,
     files: tuple[str, ...],
-    values: tuple[str, ...],
+    values: dict[str, str],
     encode: str | None,
     root: str | None,
     storage_options: dict[str, Any],
     running: Running,
 ) -> None:
-    """Make shards in the directory DEST.
+    """Make shards of files, lists and tables in the directory DEST.
 
     SOURCE is a directory, a list, a table or - for standard input. DEST is a directory that is
     made, or a URL such as s3://bucket/data. It gets shard-000000.tar and so on, their offsets for
@@ -96,7 +100,8 @@ def create(
     classes  directories are classes, as in ImageFolder: field cls, and classes.json
     list     lines with a path and maybe a label: images/a.jpg 3
     csv, tsv, jsonl, parquet
-             a row is a sample, as its field json, or what --file and --value say
+             a row is a sample, as its field json, or what --file and --value say; with
+             --value cls=COLUMN, names of classes become numbers, and classes.json lists them
 
     --encode is for the fields that are named by the extension of an image alone: jpg and png, but
     not seg.png. They are named by the new format. Photos are turned upright by their EXIF, and
@@ -135,7 +140,7 @@ def create(
         elif kind == "list":
             records, classes = tables.of_list(source, root, key_split, problems, options)
         else:
-            records = tables.of_table(source, kind, _columns(*columns), problems, options)
+            records, classes = tables.of_table(source, kind, _columns(*columns), problems, options)
         return plan(
             records,
             place,
@@ -172,14 +177,8 @@ def _kind(source: str) -> str:
     return _ENDINGS.get(ending, "list")
 
 
-def _columns(key: str | None, files: tuple[str, ...], values: tuple[str, ...], root: str | None) -> Any:
+def _columns(key: str | None, files: tuple[str, ...], values: dict[str, str], root: str | None) -> Any:
     from wds_pipes.cli.creating.tables import Columns
 
-    named: dict[str, str] = {}
-    for value in values:
-        field, equals, column = value.partition("=")
-        if not equals or not field or not column:
-            raise ValueError(f"--value is written as FIELD=COLUMN, such as cls=label, not {value!r}")
-        named[field] = column
     pairs = [(field, column) if equals else ("", field) for field, equals, column in (f.partition("=") for f in files)]
-    return Columns(key, tuple(pairs), named, root)
+    return Columns(key, tuple(pairs), values, root)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.util import find_spec
+from typing import Any
 
 import click
 
 from wds_pipes.cli.options import engine as engine_option
-from wds_pipes.cli.options import example, executor_of, in_one_line
+from wds_pipes.cli.options import example, executor_of, in_one_line, storage_options
+from wds_pipes.cli.options import key_split as key_split_option
+from wds_pipes.cli.options import progress as progress_option
+from wds_pipes.cli.options import urls as urls_argument
 
 
 @click.command(
@@ -17,7 +19,7 @@ from wds_pipes.cli.options import example, executor_of, in_one_line
         "wds-pipes index s3://bucket/train/ --offsets-to offsets/ -j 16"
     )
 )
-@click.argument("urls", nargs=-1, required=True)
+@urls_argument
 @click.option(
     "-o",
     "--output",
@@ -32,10 +34,10 @@ from wds_pipes.cli.options import example, executor_of, in_one_line
 @click.option(
     "--offsets-to",
     type=click.Path(exists=True, file_okay=False),
-    help="The same into a directory, also for remote shards.",
+    help="The same into a directory that exists, also for remote shards.",
 )
 @click.option("--dali", is_flag=True, help="Also write X.idx beside each X.tar, for DALI's readers.webdataset.")
-@click.option("--dali-to", type=click.Path(exists=True, file_okay=False), help="The same into a directory.")
+@click.option("--dali-to", type=click.Path(exists=True, file_okay=False), help="The same into a directory that exists.")
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), default=4, show_default=True, help="How many shards are read at a time."
 )
@@ -43,25 +45,16 @@ from wds_pipes.cli.options import example, executor_of, in_one_line
 @click.option(
     "--force", is_flag=True, help="Read all shards, also those that have not changed since OUTPUT was written."
 )
-@click.option(
-    "--progress/--no-progress",
-    default=None,
-    help="Show a progress bar; needs tqdm.  [default: on a terminal, if tqdm is installed]",
-)
-@click.option(
-    "--key-split",
-    type=click.Choice(["first-dot", "last-dot"]),
-    default="first-dot",
-    show_default=True,
-    help="As in group_by_key.",
-)
+@progress_option
+@key_split_option
 @click.option(
     "--on-repeated-key",
     type=click.Choice(["raise", "warn", "ignore"]),
     default="raise",
     show_default=True,
-    help="As in group_by_key.",
+    help="When the key of a sample comes again later in its shard: stop, print a warning, or go on.",
 )
+@storage_options
 def index(
     *,
     urls: tuple[str, ...],
@@ -73,9 +66,10 @@ def index(
     jobs: int,
     engine: str | None,
     force: bool,
-    progress: bool | None,
+    progress: bool,
     key_split: str,
     on_repeated_key: str,
+    storage_options: dict[str, Any],
 ) -> None:
     """Write an index of shards: the samples, bytes and MD5 of each, or where each sample begins.
 
@@ -84,30 +78,30 @@ def index(
     ShardList(urls, index="index.json") and ShardList("index.json") read the index, and so does the
     wids package.
     """
-    from wds_pipes.core.words import plural
-    from wds_pipes.io.urls import redact
-    from wds_pipes.tar.indexing import index_shards
-
     if output is None and not (offsets or offsets_to or dali or dali_to):
         raise click.UsageError("pass -o index.json, or --offsets for IndexedShards, or both")
-    if progress is None:
-        progress = sys.stderr.isatty() and find_spec("tqdm") is not None
-    with in_one_line(), executor_of(engine) as executor:
-        found = index_shards(
-            urls,
-            output,
-            key_split=key_split,
-            on_repeated_key=on_repeated_key,
-            jobs=jobs,
-            force=force,
-            progress=progress,
-            offsets=offsets_to or offsets,
-            dali=dali_to or dali,
-            executor=executor,
+    with in_one_line():
+        from wds_pipes.core.words import plural
+        from wds_pipes.io.urls import redact
+        from wds_pipes.tar.indexing import index_shards
+
+        with executor_of(engine) as executor:
+            found = index_shards(
+                urls,
+                output,
+                key_split=key_split,
+                on_repeated_key=on_repeated_key,
+                jobs=jobs,
+                storage_options=storage_options or None,
+                force=force,
+                progress=progress,
+                offsets=offsets_to or offsets,
+                dali=dali_to or dali,
+                executor=executor,
+            )
+        samples, size = (
+            sum(facts.samples or 0 for facts in found.values()),
+            sum(facts.size or 0 for facts in found.values()),
         )
-    samples, size = (
-        sum(facts.samples or 0 for facts in found.values()),
-        sum(facts.size or 0 for facts in found.values()),
-    )
-    where = redact(output) if output is not None else "offsets" if offsets or offsets_to else "indexes of DALI"
-    click.echo(f"{where}: {plural(len(found), 'shard')}, {plural(samples, 'sample')}, {plural(size, 'byte')}")
+        where = redact(output) if output is not None else "offsets" if offsets or offsets_to else "indexes of DALI"
+        click.echo(f"{where}: {plural(len(found), 'shard')}, {plural(samples, 'sample')}, {plural(size, 'byte')}")

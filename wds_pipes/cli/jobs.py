@@ -8,12 +8,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wds_pipes.cli.options import Damaged, check_engine, engine, in_one_line
+from wds_pipes.cli.options import Damaged, as_json, check_engine, engine, in_one_line, progress
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job, Outcome, Report, Task
@@ -29,7 +28,7 @@ class Running(NamedTuple):
     overwrite: bool
     dry_run: bool
     as_json: bool
-    progress: bool | None
+    progress: bool
 
     @property
     def share(self) -> tuple[int, int]:
@@ -66,16 +65,12 @@ _OPTIONS = (
         "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes on this machine."
     ),
     engine,
-    click.option("--task", type=click.IntRange(min=0), help="Write only this share of the shards, from 0 on."),
-    click.option("--tasks", type=click.IntRange(min=1), help="How many shares there are, on any machines."),
+    click.option("--task", type=click.IntRange(min=0), help="Do only this share of the work, counted from 0."),
+    click.option("--tasks", type=click.IntRange(min=1), help="How many shares the work has, on any machines."),
     click.option("--overwrite", is_flag=True, help="Replace what another command, or other input, has written there."),
     click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing."),
-    click.option("--json", "as_json", is_flag=True, help="Report to standard output in JSON."),
-    click.option(
-        "--progress/--no-progress",
-        default=None,
-        help="Show a progress bar; needs tqdm.  [default: on a terminal, if tqdm is installed]",
-    ),
+    as_json,
+    progress,
 )
 
 
@@ -98,9 +93,7 @@ def run_job(
     from wds_pipes.io.tasks.running import run
 
     check_engine(running.engine)
-    share, progress = running.share, running.progress
-    if progress is None:
-        progress = sys.stderr.isatty() and find_spec("tqdm") is not None
+    share = running.share
     with in_one_line(), _ended_by_sigterm():
         if running.engine and not running.dry_run:
             connect()  # before anything is written
@@ -113,7 +106,7 @@ def run_job(
             overwrite=running.overwrite,
             dry_run=running.dry_run,
             on_task=_tell,
-            progress=progress,
+            progress=running.progress,
         )
     if running.as_json:
         click.echo(json.dumps(_as_json(job, report, running.dry_run)))

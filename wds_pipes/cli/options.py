@@ -14,6 +14,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -34,23 +35,59 @@ def check_dest(dest: str) -> str:
     """Return the directory to write to.
 
     Raises:
-        UsageError: it names shards, so the directory was left out.
+        UsageError: it is the name of a file, or names shards, so the directory was left out.
     """
     what = "a file" if os.path.isfile(dest) else "a pattern" if "*" in dest else None
     if os.path.islink(dest) and not os.path.exists(dest):
         what = "a link to nothing"
+    if what is None and dest.endswith((".tar", ".parquet", ".jsonl", ".tfrecord")) and not os.path.isdir(dest):
+        what = "the name of a file"
     if what is not None:
-        raise click.UsageError(f"DEST is the directory to write to, and {dest!r} is {what}: name one at the end")
+        raise click.UsageError(
+            f"DEST, the last argument, is the directory to write to, and {dest!r} is {what}: name a directory"
+        )
     return dest
 
 
+def _names_from(context: click.Context, option: click.Parameter, value: str | None) -> list[str] | None:
+    if value is None:
+        return None
+    names = [name.strip().lower().lstrip(".") for name in re.split("[,;]", value)]
+    if not all(names):
+        raise click.UsageError(f"{option.opts[0]} takes the names of fields, such as jpg,cls, not {value!r}")
+    return list(dict.fromkeys(names))
+
+
+def names_option(name: str, text: str) -> Callable[[F], F]:
+    """An option for the names of fields, which the function gets as a list; None: not given."""
+    return click.option(name, metavar="NAMES", callback=_names_from, help=text)
+
+
+def _values_from(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    named: dict[str, str] = {}
+    for value in values:
+        field, equals, column = value.partition("=")
+        if not equals or not field or not column:
+            raise Refused(f"{option.opts[0]} is written as FIELD=COLUMN, such as cls=label, not {value!r}")
+        if field in named:
+            raise Refused(f"{option.opts[0]} names field {field!r} twice: give each column its own")
+        named[field] = column
+    return named
+
+
+def values_option(text: str) -> Callable[[F], F]:
+    """The option --value for columns by their fields, which the function gets as a dict."""
+    return click.option("--value", "values", multiple=True, metavar="FIELD=COLUMN", callback=_values_from, help=text)
+
+
 dest = click.argument("dest", callback=lambda context, argument, value: check_dest(value))
+fields = names_option("--fields", "Only these fields, such as jpg,cls.")
 key_split = click.option(
     "--key-split",
     type=click.Choice(["first-dot", "last-dot"]),
     default="first-dot",
     show_default=True,
-    help="As in group_by_key.",
+    help="Which dot of a file name ends the key of its sample, and begins the field.",
 )
 engine = click.option(
     "--engine",
@@ -58,6 +95,17 @@ engine = click.option(
     help="Instead of -j: run on the Ray cluster of RAY_ADDRESS, else on one that is started here.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+as_json_lines = click.option("--json", "as_json", is_flag=True, help="Print JSON Lines, for programs.")
+progress = click.option(
+    "--progress/--no-progress",
+    default=None,
+    callback=lambda context, option, value: _shows_progress() if value is None else value,
+    help="Show a progress bar; needs tqdm.  [default: on a terminal, if tqdm is installed]",
+)
+
+
+def _shows_progress() -> bool:
+    return sys.stderr.isatty() and find_spec("tqdm") is not None
 
 
 class Refused(click.ClickException):
@@ -92,16 +140,20 @@ def storage_options(function: F) -> F:
         "--storage-options",
         default="{}",
         callback=_options_from,
-        help="As in open_shards, in JSON: '{\"anon\": true}'.",
+        help="How to reach a store: JSON that fsspec takes for it, such as '{\"anon\": true}'.",
     )(function)
 
 
 def shard_limits(function: F) -> F:
     """Add ``--max-samples`` and ``--max-bytes``, which the function gets as numbers."""
     samples = click.option(
-        "--max-samples", type=click.IntRange(min=1), default=100_000, show_default=True, help="In a shard."
+        "--max-samples",
+        type=click.IntRange(min=1),
+        default=100_000,
+        show_default=True,
+        help="The most samples in a shard.",
     )
-    return samples(size_option("--max-bytes", "1GiB", "Of a shard, such as 256MB.")(function))
+    return samples(size_option("--max-bytes", "1GiB", "The most bytes of a shard, such as 256MB.")(function))
 
 
 def size_option(name: str, default: str, text: str) -> Callable[[F], F]:
@@ -115,7 +167,7 @@ def _size_from(context: click.Context, option: click.Parameter, value: str) -> i
     try:
         return parse_size(value)
     except ValueError as error:
-        raise Refused(str(error)) from error
+        raise Refused(f"{option.opts[0]}: {error}") from error
 
 
 def shares(name: str, argument: str, text: str, *, required: bool = False) -> Callable[[F], F]:

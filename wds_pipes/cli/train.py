@@ -13,7 +13,6 @@ import os
 import sys
 import time
 import zlib
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,39 +24,10 @@ from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
+from wds_pipes.cli.plan import Plan
 
 SIZE = 32  # pixels, of the square images that the model sees
 SEED = 7
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to train on, how long, and where the checkpoint is.
-
-    Attributes:
-        urls: the shards.
-        image: the field with the image, or several fields, of which the first that exists is used:
-            ``"jpg;png"``.
-        label: the field with the integer label; None: a label is computed from the key.
-        classes: the number of classes of the model; labels are taken modulo this number.
-        batch_size: samples in a batch.
-        workers: worker processes that read and decode.
-        epochs: how many epochs to train.
-        steps: stop after this number of steps, even within an epoch; None: train all epochs.
-        checkpoint: the file to save to; if it exists, training continues from it.
-        checkpoint_every: steps from one checkpoint to the next.
-    """
-
-    urls: list[str]
-    image: str
-    label: str | None
-    classes: int
-    batch_size: int
-    workers: int
-    epochs: int
-    steps: int | None
-    checkpoint: str
-    checkpoint_every: int
 
 
 def build_pipeline(plan: Plan) -> wp.WdsPipe:

@@ -7,7 +7,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    import inspect
 
 Options = ParamSpec("Options")
 Built = TypeVar("Built")
@@ -36,12 +39,16 @@ _METHODS = {
     "xdecode": '.decode_by_ext({"x": fn})',
 }
 
-# The same for the names that webdataset exports.
+# The same for the names that webdataset and its wids export.
 _NAMES = {
+    "ChunkedSampler": "SampleOrder(len(dataset), shuffle=True, block_samples=64)",
     "DataPipeline": "a chain of methods: ShardList(urls).open_shards().load_tar().group_by_key()",
+    "DistributedChunkedSampler": "SampleOrder(len(dataset), shuffle=True, block_samples=64)",
     "RandomMix": 'mix({"a": a, "b": b}, weights={"a": 3, "b": 1})',
     "ResampledShards": "ShardList(urls, resampled=True)",
     "RoundRobin": 'mix({"a": a, "b": b})',
+    "ShardListDataset": "IndexedShards(urls), or as a stream ShardList('index.json')",
+    "ShardListSampler": "SampleOrder(len(dataset), shuffle=True, block_samples=64)",
     "SimpleShardList": "ShardList(urls)",
     "WebDataset": "ShardList(urls).open_shards().load_tar().group_by_key()",
     "WebLoader": "PipeLoader(pipe, batch_size=64, num_workers=8)",
@@ -133,6 +140,14 @@ def no_name(module: str, name: str, known: Iterable[str]) -> str:
     return f"module {module!r} has no attribute {name!r}{mend}"
 
 
+@functools.lru_cache(maxsize=256)  # a third of the time to build a pipe, otherwise
+def signature_of(kind: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a class."""
+    import inspect
+
+    return inspect.signature(kind)
+
+
 def build(kind: Callable[..., Built], name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> Built:
     """Return ``kind(*args, **options)``; ``name``: what the caller wrote.
 
@@ -140,11 +155,9 @@ def build(kind: Callable[..., Built], name: str, args: tuple[Any, ...], options:
         TypeError: an option is unknown (the message says which one was probably meant), or a stage
             written by the user sets an attribute that has a meaning in ``Stage``, or is unfinished.
     """
-    import inspect
-
     from wds_pipes.core.stage import Stage
 
-    parameters = inspect.signature(kind).parameters.values()
+    parameters = signature_of(kind).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         _check(
             name,

@@ -10,7 +10,6 @@ Rules:
 from __future__ import annotations
 
 import copyreg
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +20,7 @@ from wds_pipes import stages
 from wds_pipes.core.hosts import add_pipes, make_skin
 from wds_pipes.core.stage import Stage, State, functional_name
 from wds_pipes.core.stream import Stream
-from wds_pipes.core.suggest import build, no_method
+from wds_pipes.core.suggest import build, no_method, signature_of
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.datapipes.base import IterDataPipe, below_stateful_dataloader, torch_kinds
 from wds_pipes.datapipes.torch_steps import HOLD_NOTHING, TorchSource, torch_step, walk
@@ -307,7 +306,7 @@ def _call(kind: type[Stage[Any]], stage: Stage[Any], args: tuple[Any, ...], opti
     """Return how a pipe was built, to show it: without its source, and for ShardList with the
     number of shards.
     """
-    signature = inspect.signature(kind)
+    signature = signature_of(kind)
     values, said = stage.shown_options(signature.bind(*args, **options).arguments)
     if not kind.is_source:
         del values[next(iter(signature.parameters))]

@@ -28,7 +28,7 @@ _open: weakref.WeakSet[LockedFile] = weakref.WeakSet()
 
 
 def open_own(path: str, flags: int, mode: int = 0o600) -> int:
-    """A descriptor of the regular file at ``path``; a new file gets this mode, less the umask.
+    """A descriptor of the regular file at ``path``; ``mode``: the permissions of a new file.
 
     Raises:
         CacheError: it is not a regular file, or it belongs to another user.
@@ -66,7 +66,7 @@ class LockedFile:
         fd: the descriptor; -1 when it is closed.
     """
 
-    def __init__(self, path: str, flags: int, mode: int = 0o600) -> None:
+    def __init__(self, path: str, flags: int, mode: int) -> None:
         self.fd = -1
         with _guard:
             self.fd = open_own(path, flags, mode)
@@ -100,7 +100,7 @@ class LockedFile:
 def open_locked(
     path: str, flags: int = os.O_RDONLY, *, shared: bool = False, wait: bool = False, mode: int = 0o600
 ) -> LockedFile | None:
-    """Open and lock the file at ``path``.
+    """Open and lock the file at ``path``; ``mode``: the permissions of a new file, less the umask.
 
     The result is None if the file does not exist, or if it is locked and ``wait`` is not set. A
     file that was removed or replaced during the wait is not returned: the file that ``path`` names

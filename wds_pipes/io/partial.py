@@ -17,7 +17,7 @@ import os
 from wds_pipes.io.locks import LockedFile, open_locked
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
-MODE = 0o666  # as programs make files: the umask decides who may read them
+_MODE = 0o666  # less the umask: others may read what is written, unlike the files of a cache
 
 
 class PartialFile:
@@ -44,11 +44,11 @@ class PartialFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         self._lock: LockedFile | None = None
         try:
-            self._lock = open_locked(self._partial, flags, wait=wait, mode=MODE)
+            self._lock = open_locked(self._partial, flags, wait=wait, mode=_MODE)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            self._fd = os.open(self._partial, flags | os.O_CLOEXEC, MODE)
+            self._fd = os.open(self._partial, flags | os.O_CLOEXEC, _MODE)
         else:
             if self._lock is None and not os.path.isdir(folder or "."):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)

@@ -17,7 +17,6 @@ Rules:
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from wds_pipes.core.importing import library
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import State
 from wds_pipes.core.state import MOST, STATE_VERSION
-from wds_pipes.core.suggest import checks_options
+from wds_pipes.core.suggest import checks_options, signature_of
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.display import graph
 from wds_pipes.loader.iterator import LoaderIterator
@@ -154,7 +153,7 @@ class PipeLoader:
     ) -> None:
         stage = stage_of(pipe, "PipeLoader()")
         options = {name: value for name, value in locals().items() if name not in ("self", "pipe", "stage")}
-        call = graph.Call.of("PipeLoader", inspect.signature(PipeLoader), options)
+        call = graph.Call.of("PipeLoader", signature_of(PipeLoader), options)
         self._text = str(call._replace(arguments=(graph.to_text(pipe), *call.arguments)))
         stage.check_resumable()
         stage = in_batches(stage, batch_size, drop_last=drop_last, collate=collate, mix_lanes=mix_lanes)

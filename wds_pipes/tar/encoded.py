@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from wds_pipes.errors import SampleError
 from wds_pipes.tar.header_block import Start
 from wds_pipes.tar.headers import MAX_HEADER_BYTES
-from wds_pipes.tar.keys import split_key
+from wds_pipes.tar.keys import split_key, without_dots
 
 if TYPE_CHECKING:
     from wds_pipes.codecs.codec import ByExtension, Codec
@@ -133,13 +133,10 @@ def _long_header(name: str, size: int) -> bytes:
 
 def _mend(key: str, field: str) -> str:
     """The advice for a name that would not be read back unchanged."""
-    folder, slash, base = key.rpartition("/")
     if not _encodable(f"{key}.{field}"):
         return "names hold no NUL and nothing that UTF-8 cannot write; leave such characters out"
-    if "." in base:
-        return (
-            f"its key has a dot, which would start the field; write it as {folder + slash + base.replace('.', '_')!r}"
-        )
+    if key != without_dots(key):
+        return f"its key has a dot, which would start the field; write it as {without_dots(key)!r}"
     if field != field.lower():
         return f"fields are in lower case; write {field.lower()!r}"
     if not field or "/" in field:

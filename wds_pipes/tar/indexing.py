@@ -234,7 +234,7 @@ def _places(shards: list[str], what: str, choice: Choice, name: Callable[[str], 
             use = "pass it to DALI as index_paths" if what == "dali" else "pass IndexedShards(index='DIRECTORY')"
             raise ValueError(
                 f"what belongs to a remote shard such as {redact(remote[0])} is written to a directory, "
-                f"{what}='DIRECTORY': copy it beside the shard, or {use}"
+                f"{what}='DIRECTORY' (--{what}-to DIRECTORY): copy it beside the shard, or {use}"
             )
         places = {
             url: os.path.join(os.path.dirname(path), name(url)) for url, path in paths.items() if path is not None

@@ -52,6 +52,12 @@ def _last_dot(name: str) -> tuple[str, str] | None:
     return name[:dot], name[dot + 1 :]
 
 
+def without_dots(name: str) -> str:
+    """A name as a key of ``"first-dot"``: in its last part, dots become underscores."""
+    folder, slash, base = name.rpartition("/")
+    return folder + slash + base.replace(".", "_")
+
+
 def _is_meta(name: str) -> bool:
     top = name.partition("/")[0]
     return len(top) >= 4 and top.endswith("__")

@@ -300,8 +300,8 @@ def _raise(error: WdsError) -> None:
 def _repeated(key: str, shown: str, offset: int, on_repeated_key: str, report: Callable[[WdsError], None]) -> None:
     message = (
         f"key {key!r} comes again in shard {shown} at byte {offset}, apart from its other "
-        "members, so that its sample is in pieces. Sort the shard by name (unpack it, and pack it with tar "
-        "--sort=name), or pass on_repeated_key='ignore' here and to group_by_key (wds-pipes index "
+        "members, so that its sample is in pieces. Join them with: wds-pipes repair SHARD NEW (or unpack it, and "
+        "pack it with tar --sort=name), or pass on_repeated_key='ignore' here and to group_by_key (wds-pipes index "
         "--on-repeated-key ignore), to take the pieces as samples."
     )
     if on_repeated_key == "raise":

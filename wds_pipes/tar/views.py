@@ -298,7 +298,7 @@ def read_keys(url: str, opener: Opener) -> list[str]:
         if not error.missing:
             raise
         shown = redact(url)
-        missing = ShardError(f"the list of keys {shown} does not exist: check the path or URL", url=shown)
+        missing = ShardError(f"the list of keys {shown} does not exist: name a file with a key on each line", url=shown)
         missing.missing = True
         raise missing from error
     keys = [line for line in text.replace("\r\n", "\n").split("\n") if line]
@@ -318,8 +318,8 @@ def tables_of(urls: Sequence[str], folder: str | None, storage_options: dict[str
     if ending is None:
         shown, either = redact(urls[0]), " or ".join(redact(tables[0] + ending) for ending in ENDINGS)
         raise ShardError(
-            f"shard {shown} has no table of metadata: there is no {either}. Pass metadata=, a table with a "
-            "column 'key', or a directory of tables",
+            f"shard {shown} has no table of metadata: there is no {either}. Pass metadata= (--metadata), a table "
+            "with a column 'key', or a directory of tables",
             url=shown,
         )
     return [table + ending for table in tables]

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
+from wds_pipes.core.suggest import checks_options
 from wds_pipes.errors import SampleError
 from wds_pipes.io.compression import Compressor, compressor, kind_of_name
 from wds_pipes.io.outputs import OutputFile, abort, open_output, target_of
@@ -101,6 +102,7 @@ class TarWriter:
         stored: the bytes that the target got, after compression.
     """
 
+    @checks_options
     def __init__(
         self,
         target: str | os.PathLike[str] | BinaryIO,

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import dest, example, storage_options
+from wds_pipes.cli.options import dest, example, storage_options, values_option
 
 if TYPE_CHECKING:
     from wds_pipes.cli.converting.rows import Columns
     from wds_pipes.cli.converting.source import Format
     from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task
 
-_KINDS = ("tfrecord", "parquet", "hf", "lmdb", "torchrecord")
+_KINDS = ("tfrecord", "parquet", "hf", "mds", "litdata", "lmdb", "torchrecord")
 _FIRST = 100  # records that decide what the columns are
 
 
@@ -23,6 +23,7 @@ _FIRST = 100  # records that decide what the columns are
     epilog=example(
         "wds-pipes convert 'gs://bucket/train-*.tfrecord' shards/ --from tfrecord -j 4\n"
         "wds-pipes convert imagenet.lmdb shards/ --from lmdb --max-samples 5000\n"
+        "wds-pipes convert s3://bucket/mds/train shards/ --from mds -j 4\n"
         "wds-pipes convert saved/ s3://bucket/data --from hf --value jpg=image --value cls=label"
     )
 )
@@ -40,13 +41,7 @@ _FIRST = 100  # records that decide what the columns are
     help="The column of the keys; dots in them become underscores.  [default: the number of the record; of lmdb its "
     "key]",
 )
-@click.option(
-    "--value",
-    "values",
-    multiple=True,
-    metavar="FIELD=COLUMN",
-    help="Write only such fields, as in --value jpg=image --value cls=label; repeatable.",
-)
+@values_option("Write only such fields, as in --value jpg=image --value cls=label; repeatable.")
 @storage_options
 @job_options
 def convert(
@@ -56,11 +51,11 @@ def convert(
     kind: str,
     max_samples: int | None,
     key: str | None,
-    values: tuple[str, ...],
+    values: dict[str, str],
     storage_options: dict[str, Any],
     running: Running,
 ) -> None:
-    """Make shards in the directory DEST of a data set in another format.
+    """Make shards of a data set in another format in the directory DEST.
 
     Bytes are written as they are: images are never encoded again. A column of bytes is a field
     COLUMN.EXTENSION, by what the bytes are, and the extension alone if there is one such column.
@@ -71,12 +66,14 @@ def convert(
     tfrecord     files, a pattern or a directory of tf.train.Example
     parquet      files, a pattern or a directory
     hf           a directory of dataset.save_to_disk(), with its splits
+    mds          a directory of Mosaic Streaming's MDSWriter
+    litdata      a directory of LitData's optimize()
     lmdb         a database: its keys are keys; those that begin with __ are left out
     torchrecord  a directory of databases of TensorProtos: the picture, and field cls;
                  or the list that they are made of, with lines PATH LABEL
 
-    tfrecord and parquet may be remote, the others are local. Run the same command again after an
-    interruption: what is finished is kept.
+    tfrecord, parquet, mds and litdata may be remote, the others are local. A pickle is a field pkl,
+    and never loaded. Run the same command again after an interruption: what is finished is kept.
     """  # noqa: D301
     options = storage_options or None
     if kind == "tfrecord" and max_samples is not None:
@@ -89,12 +86,12 @@ def convert(
         from wds_pipes.cli.converting.source import is_list, listed_job
         from wds_pipes.io.tasks.task import Place
 
-        place, named = Place(dest, options), _named(values)
+        place = Place(dest, options)
         if kind == "torchrecord" and is_list(source):
             if key or values:
                 raise ValueError("a list has a path and a label in each line: leave --key and --value out")
             return listed_job(source, place, max_samples or 10_000, options)
-        return plan(source, place, kind, max_samples or 10_000, key=key, values=named, storage_options=options)
+        return plan(source, place, kind, max_samples or 10_000, key=key, values=values, storage_options=options)
 
     run_job(make, running, _planned, _summary)
 
@@ -125,7 +122,9 @@ def plan(
             shard.name,
             shard_files(shard.name),
             shard,
-            fingerprint([[run.file.size, run.file.identity, run.number, run.records] for run in shard.runs]),
+            fingerprint(
+                [[run.file.size, run.file.identity, str(run.start), run.number, run.records] for run in shard.runs]
+            ),
         )
         for shard in shards
     ]
@@ -161,21 +160,17 @@ def format_of(kind: str) -> Format:
         from wds_pipes.cli.converting import tables
 
         return tables.Parquet() if kind == "parquet" else tables.Saved()
+    if kind == "mds":
+        from wds_pipes.cli.converting import mds
+
+        return mds
+    if kind == "litdata":
+        from wds_pipes.cli.converting import litdata
+
+        return litdata
     from wds_pipes.cli.converting import lmdbs
 
     return lmdbs.Database() if kind == "lmdb" else lmdbs.TorchRecord()
-
-
-def _named(values: tuple[str, ...]) -> dict[str, str]:
-    named: dict[str, str] = {}
-    for value in values:
-        field, equals, column = value.partition("=")
-        if not equals or not field or not column:
-            raise ValueError(f"--value is written as FIELD=COLUMN, such as cls=label, not {value!r}")
-        if field in named:
-            raise ValueError(f"--value names field {field!r} twice: give each column its own")
-        named[field] = column
-    return named
 
 
 def _planned(task: Task) -> str:

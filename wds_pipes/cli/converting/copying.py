@@ -26,7 +26,6 @@ from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.cache.files import boot
 from wds_pipes.io.locks import LockedFile, open_locked
 from wds_pipes.io.outputs import open_output, read_small, write_small
-from wds_pipes.io.partial import MODE
 from wds_pipes.io.tasks.journal import FOLDER
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
@@ -256,7 +255,7 @@ def _part(file: Content, place: Place, storage_options: Options) -> Iterator[Loc
     """The part of a shard that is there already, locked."""
     path = _part_path(file, place)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    part = open_locked(path, os.O_RDWR | os.O_CREAT, wait=True, mode=MODE)
+    part = open_locked(path, os.O_RDWR | os.O_CREAT, wait=True, mode=0o666)
     if part is None:
         raise ShardError(f"{path} is being written by another process, or its directory was removed", url=path)
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import dest, example, storage_options
+from wds_pipes.cli.options import dest, example, storage_options, urls
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job, Report, Task
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         "wds-pipes download 'data/*.tar' s3://bucket/copy --task 0 --tasks 8"
     )
 )
-@click.argument("urls", nargs=-1, required=True)
+@urls
 @dest
 @storage_options
 @job_options

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import dest, example, key_split, storage_options
+from wds_pipes.cli.options import dest, example, key_split, storage_options, urls
+from wds_pipes.cli.options import fields as fields_option
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job, Report, Task
@@ -22,10 +23,10 @@ _KINDS = ("jsonl", "parquet", "tfrecord", "imagefolder")
         "wds-pipes export shards/ folder/ --to imagefolder"
     )
 )
-@click.argument("urls", nargs=-1, required=True)
+@urls
 @dest
 @click.option("--to", "kind", type=click.Choice(_KINDS), required=True, help="The format.")
-@click.option("--fields", metavar="NAMES", help="Only these fields, such as 'jpg,cls'.")
+@fields_option
 @click.option("--label", metavar="FIELD", help="The field of the class, for imagefolder.  [default: cls]")
 @key_split
 @storage_options
@@ -35,7 +36,7 @@ def export(
     urls: tuple[str, ...],
     dest: str,
     kind: str,
-    fields: str | None,
+    fields: list[str] | None,
     label: str | None,
     key_split: str,
     storage_options: dict[str, Any],
@@ -65,12 +66,11 @@ def export(
         from wds_pipes.cli.converting.writing import plan
         from wds_pipes.io.tasks.task import Place
 
-        chosen = None if fields is None else tuple(name for name in fields.lower().split(",") if name)
         return plan(
             urls,
             Place(dest, options),
             kind,
-            fields=chosen,
+            fields=None if fields is None else tuple(fields),
             label=(label or "cls").lower(),
             key_split=key_split,
             storage_options=options,

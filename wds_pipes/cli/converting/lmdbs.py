@@ -24,6 +24,7 @@ from wds_pipes.cli.converting.source import (
 )
 from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError
+from wds_pipes.tar.keys import without_dots
 
 _DATA = "data.mdb"
 # The fields of a TensorProto with its data, by its type, and their types in numpy.
@@ -57,10 +58,9 @@ class Database:
     @staticmethod
     def as_sample(row: Row) -> Row:
         """A row as a sample, if no columns are named."""
-        folder, slash, base = row["key"].decode("utf-8", "surrogateescape").rpartition("/")
-        value = row["value"]
+        key, value = row["key"].decode("utf-8", "surrogateescape"), row["value"]
         field = extension_of(value) or ("txt" if is_text(value) else "bin")
-        return {KEY: folder + slash + base.replace(".", "_"), field: value}
+        return {KEY: without_dots(key), field: value}
 
 
 class TorchRecord:
@@ -154,8 +154,17 @@ def _cursor(path: str) -> Iterator[Any]:
     except lmdb.Error as error:
         raise ValueError(f"{path} is no LMDB: {error}") from error
     try:
-        with opened, opened.begin() as transaction, transaction.cursor() as cursor:
-            yield cursor
+        with opened:
+            # The end of the file is mapped, and reading what is not there would end the process.
+            size, whole = os.path.getsize(path), (opened.info()["last_pgno"] + 1) * opened.stat()["psize"]
+            if size < whole:
+                raise SampleError(
+                    f"{path} has {size:,} bytes, and says that it has {whole:,}: it is cut, so copy it again; if the "
+                    "original has no more, make a compact copy of it: mdb_copy -c",
+                    url=path,
+                )
+            with opened.begin() as transaction, transaction.cursor() as cursor:
+                yield cursor
     except lmdb.Error as error:
         raise SampleError(f"{path} is damaged: {error}: copy the database again", url=path) from error
 

@@ -20,6 +20,7 @@ from wds_pipes.codecs.encoding import encode
 from wds_pipes.codecs.table import ROWS
 from wds_pipes.core.suggest import nearest
 from wds_pipes.errors import SampleError
+from wds_pipes.tar.keys import without_dots
 
 KEY = "__key__"
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -141,34 +142,38 @@ def _contents(value: Any) -> list[bytes | None]:
     """The bytes in a value; None for those of a file, which are no text."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return [bytes(value)]
-    if _is_file(value):
+    if is_file(value):
         return [None]
     if isinstance(value, list):
         return [content for item in value for content in _contents(item)]
     return []
 
 
-def _is_file(value: Any) -> bool:
+def is_file(value: Any) -> bool:
     """Whether a value is a file as Hugging Face stores images, audio and video."""
     return isinstance(value, dict) and set(value) == {"bytes", "path"}
 
 
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape") and value.shape != ()
+
+
 def _own_fields(column: str, value: Any, columns: Columns, key: str) -> list[tuple[str, Any]] | None:
     """The fields of their own of a column; None: it has none."""
-    if isinstance(value, list) and value and all(_is_file(item) for item in value):
-        return [
-            (_field(f"{column}.{place}", *_content(item, column, key)), item["bytes"])
-            for place, item in enumerate(value)
-        ]
-    if isinstance(value, list) and value and all(isinstance(item, bytes) for item in value):
-        if column in columns.text:
-            return None
-        return [(_field(f"{column}.{place}", item, None), item) for place, item in enumerate(value)]
-    if hasattr(value, "dtype") and hasattr(value, "shape") and value.shape != ():
-        return [(_named(column, "npy"), encode("npy", value))]
-    if not isinstance(value, (bytes, bytearray, memoryview)) and not _is_file(value):
+    if isinstance(value, list):
+        items = [(f"{column}.{place}", item) for place, item in enumerate(value) if item is not None]
+        if items and all(is_file(item) for _, item in items):
+            return [(_field(name, *_content(item, column, key)), item["bytes"]) for name, item in items]
+        if items and all(isinstance(item, bytes) for _, item in items) and column not in columns.text:
+            return [(_field(name, item, None), item) for name, item in items]
+        if items and all(_is_array(item) for _, item in items):
+            return [(_named(name, "npy"), encode("npy", item)) for name, item in items]
         return None
-    if _is_file(value) and value["bytes"] is None and value["path"] is None:
+    if _is_array(value):
+        return [(_named(column, "npy"), encode("npy", value))]
+    if not isinstance(value, (bytes, bytearray, memoryview)) and not is_file(value):
+        return None
+    if is_file(value) and value["bytes"] is None and value["path"] is None:
         return []
     data, path = _content(value, column, key)
     if path is None and column in columns.text:
@@ -186,7 +191,7 @@ def _own_fields(column: str, value: Any, columns: Columns, key: str) -> list[tup
 
 def _content(value: Any, column: str, key: str) -> tuple[bytes, str | None]:
     """The bytes of a value, and the path of a file, "" if it has none; None: it is no file."""
-    if not _is_file(value):
+    if not is_file(value):
         return bytes(value), None
     if not isinstance(value["bytes"], bytes):
         raise SampleError(
@@ -198,10 +203,7 @@ def _content(value: Any, column: str, key: str) -> tuple[bytes, str | None]:
 
 
 def _field(column: str, data: bytes, path: str | None) -> str:
-    extension = extension_of(data, path)
-    if extension is None:
-        extension = _last_known(column) or ("txt" if is_text(data) else "bin")
-    return _named(column, extension)
+    return _named(column, extension_of(data, path) or _last_known(column) or "bin")
 
 
 def _named(column: str, extension: str) -> str:
@@ -222,13 +224,12 @@ def _key(value: Any, column: str, number: str) -> str:
         value = value.item()
     if not isinstance(value, (str, int)) or value == "":
         raise SampleError(f"record {number} has no key in column {column!r}, but {value!r:.80}: give it one")
-    folder, slash, base = str(value).rpartition("/")
-    return folder + slash + base.replace(".", "_")
+    return without_dots(str(value))
 
 
 def _encoded(field: str, value: Any, column: str, key: str) -> bytes:
     try:
-        if _is_file(value):
+        if is_file(value):
             return _content(value, column, key)[0]
         if isinstance(value, list) and field.rpartition(".")[2] == "npy":
             import numpy as np

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from wds_pipes.cli.creating.files import listed
 from wds_pipes.cli.creating.records import Content, Problems
-from wds_pipes.errors import ShardError, StateError
+from wds_pipes.errors import SampleError, ShardError, StateError, WdsError
+from wds_pipes.io.compression import unreadable
 from wds_pipes.io.expand import expand
+from wds_pipes.io.outputs import refuse
 from wds_pipes.io.urls import local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.index_formats import path_of
@@ -125,8 +128,44 @@ def local_only(source: str, what: str) -> str:
     return path
 
 
+@contextmanager
+def opened(url: str, storage_options: Options) -> Iterator[BinaryIO]:
+    """A file from which any bytes can be read.
+
+    Raises:
+        SampleError: what was done with it failed, since it is cut or damaged.
+    """
+    path = local_path(url)
+    if path is None:
+        from wds_pipes.io.remote.file_systems import file_system
+
+        fs, name = file_system(url, storage_options)
+    with readable(url, storage_options), open(path, "rb") if path is not None else fs.open(name, "rb") as stream:
+        yield stream
+
+
+@contextmanager
+def readable(url: str, storage_options: Options = None) -> Iterator[None]:
+    """Make a SampleError of what libraries raise if a file is cut or damaged."""
+    try:
+        yield
+    except WdsError:
+        raise
+    except Exception as error:
+        if not isinstance(error, (ValueError, NotImplementedError, *unreadable())):  # pyarrow raises any of them
+            raise
+        if local_path(url) is None and isinstance(error, OSError):
+            refuse(url, error, storage_options, "read")
+        told = str(error).strip().rstrip(".")
+        raise SampleError(f"{redact(url)} cannot be read: {told}: write or fetch it again", url=redact(url)) from error
+
+
 def divided(
-    files: Iterable[tuple[Content, int]], max_samples: int, name: str = "shard", *, start: Callable[[int], Any] = int
+    files: Iterable[tuple[Content, int]],
+    max_samples: int,
+    name: str = "shard",
+    *,
+    start: Callable[[Content, int], Any] = lambda _, record: record,
 ) -> list[Shard]:
     """Divide the records of files into shards.
 
@@ -145,7 +184,7 @@ def divided(
             if room == max_samples:
                 shards.append([])
             taken = min(room, count - done)
-            shards[-1].append(Run(file, start(done), taken, number))
+            shards[-1].append(Run(file, start(file, done), taken, number))
             done, number = done + taken, number + taken
     return [Shard(f"{name}-{place:06d}.tar", tuple(runs)) for place, runs in enumerate(shards)]
 

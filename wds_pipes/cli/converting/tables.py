@@ -20,11 +20,12 @@ from wds_pipes.cli.converting.source import (
     file_of,
     found_files,
     local_only,
+    opened,
+    readable,
 )
 from wds_pipes.core.importing import library
-from wds_pipes.errors import SampleError, WdsError
-from wds_pipes.io.outputs import refuse
-from wds_pipes.io.urls import local_path, redact
+from wds_pipes.errors import SampleError
+from wds_pipes.io.urls import redact
 
 _ROWS = 64  # that are converted to Python objects at a time
 
@@ -51,7 +52,7 @@ class Parquet:
                 else:
                     groups.append(group)
             batches = table.iter_batches(batch_size=_ROWS, row_groups=groups)
-            yield from _rows(batches, skip, run.records, run.file.url)
+            yield from rows_of(batches, skip, run.records, run.file.url)
 
 
 class Saved:
@@ -76,6 +77,11 @@ class Saved:
                 f"{folder} has no state.json of a data set: name the directory that dataset.save_to_disk() has "
                 "written, or its Parquet files with --from parquet"
             )
+        if _selects(os.path.join(folder, "state.json")):
+            raise ValueError(
+                f"{folder} has a selection of its rows beside them, as old versions of datasets saved it: load it and "
+                "save it again with a new version"
+            )
         for name in names:
             file = file_of(os.path.join(folder, name))
             with _arrow(file.url) as batches:
@@ -84,10 +90,11 @@ class Saved:
     def rows(self, run: Run, storage_options: Options) -> Iterator[Row]:
         """Read rows of a file."""
         with _arrow(run.file.url) as batches:
-            yield from _rows(batches, run.start, run.records, run.file.url)
+            yield from rows_of(batches, run.start, run.records, run.file.url)
 
 
-def _rows(batches: Any, skip: int, count: int | None, url: str) -> Iterator[Row]:
+def rows_of(batches: Any, skip: int, count: int | None, url: str) -> Iterator[Row]:
+    """Read ``count`` rows of Arrow's batches, after the first ``skip``."""
     left = count or 0
     for batch in batches:
         if skip >= batch.num_rows:
@@ -110,36 +117,15 @@ def _rows(batches: Any, skip: int, count: int | None, url: str) -> Iterator[Row]
 @contextmanager
 def _parquet(url: str, storage_options: Options) -> Iterator[Any]:
     parquet = library("pyarrow.parquet", "pyarrow", "parquet", extra="parquet")
-    path = local_path(url)
-    if path is None:
-        from wds_pipes.io.remote.file_systems import file_system
-
-        fs, name = file_system(url, storage_options)
-        stream = fs.open(name, "rb")
-    else:
-        stream = open(path, "rb")
-    with stream, _readable(url, storage_options):
+    with opened(url, storage_options) as stream:
         yield parquet.ParquetFile(stream)
 
 
 @contextmanager
 def _arrow(path: str) -> Iterator[Any]:
     arrow = library("pyarrow", "pyarrow", "a saved data set", extra="parquet")
-    with _readable(path), arrow.memory_map(path) as mapped, arrow.ipc.open_stream(mapped) as batches:
+    with readable(path), arrow.memory_map(path) as mapped, arrow.ipc.open_stream(mapped) as batches:
         yield batches
-
-
-@contextmanager
-def _readable(url: str, storage_options: Options = None) -> Iterator[None]:
-    try:
-        yield
-    except WdsError:
-        raise
-    except (OSError, ValueError, NotImplementedError) as error:  # pyarrow raises any of them
-        if local_path(url) is None and isinstance(error, OSError):
-            refuse(url, error, storage_options, "read")
-        told = str(error).strip().rstrip(".")
-        raise SampleError(f"{redact(url)} cannot be read: {told}: write or fetch it again", url=redact(url)) from error
 
 
 def _names(path: str, of: str, name: Callable[[Any], Any]) -> list[str] | None:
@@ -154,3 +140,9 @@ def _names(path: str, of: str, name: Callable[[Any], Any]) -> list[str] | None:
     except (ValueError, TypeError, LookupError) as error:
         raise ValueError(f"{path} has no names in {of!r} ({error}): save the data set again") from error
     return names
+
+
+def _selects(path: str) -> bool:
+    """Whether a state says that only some rows are of the data set, as old versions saved it."""
+    with open(path, encoding="utf-8") as file:
+        return bool(json.load(file).get("_indices_data_files"))

@@ -18,6 +18,7 @@ from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError
 from wds_pipes.io.compression import damage, unpacked
 from wds_pipes.io.urls import redact
+from wds_pipes.tar.keys import without_dots
 
 _ENDINGS = (".tfrecord", ".tfrec")
 _MOST = 1 << 31  # bytes of a record, which protobuf cannot exceed
@@ -30,9 +31,7 @@ def shards(source: str, max_samples: int, storage_options: Options) -> list[Shar
     found: dict[str, str] = {}
     shards = []
     for name, file in found_files(source, _ENDINGS, storage_options):
-        stem = re.sub(r"\.(tfrecords?|tfrec|gz)(?=[.-]|$)", "", name, flags=re.IGNORECASE)
-        folder, slash, base = stem.rpartition("/")
-        stem = folder + slash + base.replace(".", "_")
+        stem = without_dots(re.sub(r"\.(tfrecords?|tfrec|gz)(?=[.-]|$)", "", name, flags=re.IGNORECASE))
         if stem in found:
             raise ValueError(f"{found[stem]} and {name} would both be {stem}.tar: rename one of them")
         found[stem] = name

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from wds_pipes.cli.creating.records import Content, Problems, Record
-from wds_pipes.tar.keys import split_key
+from wds_pipes.tar.keys import split_key, without_dots
 
 _RULES = "pass --key-split first-dot if that is meant, or --key-split last-dot"
 
@@ -74,12 +74,6 @@ class Grouping:
                         f"field {field!r} of sample {record.key!r}, which no other sample has: {_RULES}, which "
                         f"writes it as {_with_underscores(record.key, field)!r}"
                     )
-
-
-def without_dots(stem: str) -> str:
-    """Return a name as a key: in its last part, dots become underscores."""
-    folder, slash, base = stem.rpartition("/")
-    return folder + slash + base.replace(".", "_")
 
 
 def _with_underscores(key: str, field: str) -> str:

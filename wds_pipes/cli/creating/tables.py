@@ -7,20 +7,23 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import IO, Any
 
 from wds_pipes.cli.creating.names import Grouping
 from wds_pipes.cli.creating.records import Content, Problems, Record
 from wds_pipes.core.importing import library
 from wds_pipes.core.suggest import nearest
+from wds_pipes.core.words import plural
 from wds_pipes.io.urls import local_path, redact
 from wds_pipes.io.versions import version_of
+from wds_pipes.tar.keys import without_dots
 
-KINDS = ("csv", "tsv", "jsonl", "parquet")
+LABEL = "cls"  # the field of a label
 _REQUESTS, _AHEAD = 16, 1024
 
 Options = dict[str, Any] | None
@@ -76,23 +79,30 @@ def of_list(
     if labels and len(labels) < len(records):
         bare = next(record.key for record in records if record.key not in labels)
         problems.add(f"sample {bare!r} has no label, and others have: write 'PATH LABEL' in each line, or in none")
-    classes = [] if all(_is_integer(label) for label in labels.values()) else sorted(set(labels.values()))
-    numbers = {name: str(number) for number, name in enumerate(classes)}
+    classes, of_names = _classes(labels.values())
     for record in records:
         if (label := labels.get(record.key)) is not None:
-            record.fields["cls"] = (numbers[label] if classes else str(int(label))).encode()
+            record.fields[LABEL] = of_names[label]
     return records, classes
 
 
-def of_table(source: str, kind: str, columns: Columns, problems: Problems, storage_options: Options) -> list[Record]:
-    """The samples of a table, one for each row.
+def of_table(
+    source: str, kind: str, columns: Columns, problems: Problems, storage_options: Options
+) -> tuple[list[Record], list[str]]:
+    """The samples of a table, one for each row. Labels, which are values for the field ``cls``, are
+    numbers of names as in ``of_list``.
+
+    Returns:
+        The samples, and the sorted names of the classes, which is empty if labels are integers.
 
     Raises:
         ValueError: the table has no such column, or is none.
     """
     from wds_pipes.codecs.encoding import encode
 
-    base, records = _base(source, columns.root), []
+    base, records = _base(source, columns.root), list[Record]()
+    numbers: list[int] = []  # the rows of the records
+    labels: dict[int, str] = {}  # by the row
     rows = enumerate(_rows(source, kind, columns, storage_options), 1)
     while ahead := [row for row, _ in zip(rows, range(_AHEAD), strict=False)]:
         wanted = [str(row[column]) for _, row in ahead for _, column in columns.files if row.get(column)]
@@ -119,7 +129,11 @@ def of_table(source: str, kind: str, columns: Columns, problems: Problems, stora
             if not columns.values and not columns.files:
                 values["json"] = row
             for name, value in values.items():
-                if value is not None:
+                if name == LABEL and isinstance(value, (str, int)) and not isinstance(value, bool):
+                    labels[number] = str(value).strip()
+                    if not labels[number]:
+                        problems.add(f"row {number} has no label in column {columns.values[LABEL]!r}: give it one")
+                elif value is not None:
                     try:
                         fields[name] = encode(name, value)
                     except Exception as error:
@@ -128,8 +142,22 @@ def of_table(source: str, kind: str, columns: Columns, problems: Problems, stora
             if key is None or key == "":
                 problems.add(f"row {number} has no key in column {columns.key!r}: give it one")
             else:
-                records.append(Record(str(key), fields))
-    return records
+                records.append(Record(without_dots(str(key)), fields))
+                numbers.append(number)
+    classes, of_names = _classes(labels.values())
+    for number, record in zip(numbers, records, strict=True):
+        if labels.get(number):
+            record.fields[LABEL] = of_names[labels[number]]
+    return records, classes
+
+
+def _classes(labels: Iterable[str]) -> tuple[list[str], dict[str, bytes]]:
+    """The sorted names of classes, if not all labels are integers; and the field of each label."""
+    found = {label for label in labels if label}
+    if all(map(_is_integer, found)):
+        return [], {label: str(int(label)).encode() for label in found}
+    classes = sorted(found)
+    return classes, {name: str(number).encode() for number, name in enumerate(classes)}
 
 
 def _rows(source: str, kind: str, columns: Columns, storage_options: Options) -> Iterator[dict[str, Any]]:
@@ -156,18 +184,31 @@ def _rows(source: str, kind: str, columns: Columns, storage_options: Options) ->
                         _check(named, row, source)
                     yield row
             return
-        table = csv.DictReader(text, delimiter="\t" if kind == "tsv" else ",", strict=True)
+        lines, comma = _separated(text, kind)
+        table = csv.DictReader(lines, delimiter=comma, strict=True)
         _check(named, table.fieldnames or (), source)
         try:
             for row in table:
                 if None in row or None in row.values():
+                    wide = len(table.fieldnames or ())
+                    found = wide + len(row[None]) if None in row else wide - list(row.values()).count(None)
                     raise ValueError(
-                        f"line {table.line_num} of {redact(source)} has not the {len(table.fieldnames or ())} columns "
-                        "of the first line"
+                        f"line {table.line_num} of {redact(source)} has {plural(found, 'column')}, and the first line "
+                        f"has {wide}: mend it, with quotes around a value that has a {comma!r}"
                     )
                 yield row
         except csv.Error as error:
             raise ValueError(f"line {table.line_num} of {redact(source)} is no {kind.upper()}: {error}") from error
+
+
+def _separated(text: Iterable[str], kind: str) -> tuple[Iterator[str], str]:
+    """The lines of a table, and what separates its columns: spreadsheets write semicolons into CSV
+    where commas are in numbers.
+    """
+    lines = iter(text)
+    first = next(lines, "")
+    comma = "\t" if kind == "tsv" else ";" if ";" in first and "," not in first else ","
+    return chain([first], lines), comma
 
 
 def _check(named: list[str], known: Any, source: str) -> None:
@@ -201,7 +242,10 @@ def _text(source: str, storage_options: Options) -> Iterator[IO[str]]:
         try:
             yield text
         except UnicodeDecodeError as error:
-            raise ValueError(f"{redact(source)} is not UTF-8 text: {error}") from error
+            raise ValueError(
+                f"{redact(source)} is not UTF-8 text ({error.reason}): save it as UTF-8, as with iconv -f WINDOWS-1252 "
+                "-t UTF-8"
+            ) from error
         finally:
             text.detach()  # closing is up to the owner
 

@@ -7,7 +7,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,10 +14,8 @@ from wds_pipes.cli.demo.data import SHAPES, inspect_shards, write_images
 from wds_pipes.cli.demo.picture import draw_losses
 from wds_pipes.cli.demo.runs import COLUMN, Run, choose_kill, difference, run_trainer
 from wds_pipes.cli.options import example
+from wds_pipes.cli.plan import Plan
 from wds_pipes.core.words import plural
-
-if TYPE_CHECKING:
-    from wds_pipes.cli.train import Plan
 
 MAX_CLASSES = 1000  # for --data, whose number of classes is not known
 STEPS_WITH_DATA = 200
@@ -30,21 +27,24 @@ STEPS_WITH_DATA = 200
     "urls",
     metavar="URL",
     multiple=True,
-    help="Train on these shards instead: a path or URL, with {000..011} or * in quotes. Repeatable.",
+    help="Train on these shards instead: a path or URL, with {000..011} or * in quotes; repeatable.",
 )
 @click.option(
+    "-o",
+    "--output",
     "--out",
+    "out",
     type=click.Path(file_okay=False, writable=True, path_type=Path),
     default="wds-pipes-demo",
     show_default=True,
     help="The directory to write to.",
 )
 @click.option("--samples", type=click.IntRange(min=1), default=3072, show_default=True, help="How many images to make.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True)
+@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Images in a batch.")
 @click.option(
     "--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Processes that read and decode."
 )
-@click.option("--epochs", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--epochs", type=click.IntRange(min=1), default=3, show_default=True, help="How many epochs to train.")
 @click.option(
     "--steps", type=click.IntRange(min=1), help=f"Stop after this many.  [default: all; {STEPS_WITH_DATA} with --data]"
 )
@@ -72,8 +72,6 @@ def demo(
     with SIGKILL and resumed from its last checkpoint. The command prints EXACT if all sample keys
     and losses are equal; otherwise it prints the first difference, and exits with 1.
     """
-    from wds_pipes.cli.train import Plan
-
     start = time.perf_counter()
     prepare(out)
     if urls:

@@ -12,12 +12,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import click
 
-if TYPE_CHECKING:
-    from wds_pipes.cli.train import Plan
+from wds_pipes.cli.plan import Plan
 
 COLUMN = 15  # characters of the first column of the output
 

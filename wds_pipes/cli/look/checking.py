@@ -264,7 +264,8 @@ class _Check:
             wrong.append(f"it has {found.samples:,} samples, and the index says {known.samples:,}")
         if wrong:
             text = (
-                f"shard {found.url} is not the one of its index: {'; '.join(wrong)}. Fetch it again, or index it again"
+                f"shard {found.url} is not the one of its index: {'; '.join(wrong)}. Fetch or write it again; only if "
+                "it was changed on purpose, index it again"
             )
             found.add(Finding("checksum", text, found.url, None, None, self._options.counting(self._url)))
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from typing import Any
 
 import click
 
-from wds_pipes.cli.options import as_json, example, in_one_line, key_split, storage_options, urls
-
-_fields = click.option("--fields", metavar="NAMES", help="Only these fields, such as 'jpg;png,cls'.")
-
-
-def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [name for name in text.split(",") if name]
+from wds_pipes.cli.options import Refused, as_json_lines, example, fields, in_one_line, key_split, storage_options, urls
 
 
 @click.command(epilog=example("wds-pipes ls 'train-*.tar' -n 10\nwds-pipes ls --members train-000000.tar"))
 @urls
 @click.option("--members", is_flag=True, help="List the files of the samples, each with the byte where its data is.")
 @click.option("-n", "count", type=click.IntRange(min=0), help="At most this many samples.  [default: all]")
-@as_json
+@as_json_lines
 @key_split
 @storage_options
 def ls(
@@ -52,7 +48,7 @@ def ls(
                 start, end = files[0].start, files[-1].end
                 if as_json:
                     of = {one.name: {"offset": one.offset, "size": one.size} for one in files}
-                    line = {"url": shown, "number": number, "key": sample.key, "start": start, "end": end}
+                    line = {"shard": shown, "number": number, "key": sample.key, "start": start, "end": end}
                     click.echo(json.dumps({**line, "members": of}))
                 elif members:
                     for one in files:
@@ -65,10 +61,10 @@ def ls(
 @click.command(epilog=example("wds-pipes head -n 3 s3://bucket/train-000000.tar"))
 @urls
 @click.option("-n", "count", type=click.IntRange(min=0), default=5, show_default=True, help="How many samples.")
-@_fields
+@fields
 @key_split
 @storage_options
-def head(*, urls: tuple[str, ...], count: int, fields: str | None, key_split: str, storage_options: Any) -> None:
+def head(*, urls: tuple[str, ...], count: int, fields: list[str] | None, key_split: str, storage_options: Any) -> None:
     """Show the first samples, decoded: text as it is, images and arrays by their shapes.
 
     Nothing that could run code is decoded.
@@ -81,7 +77,7 @@ def head(*, urls: tuple[str, ...], count: int, fields: str | None, key_split: st
         from wds_pipes.display.text import plain
 
         describer, shown = Describer(), ""
-        for sample in islice(Source(urls, storage_options, key_split, _names(fields)).read(), count):
+        for sample in islice(Source(urls, storage_options, key_split, fields).read(), count):
             if sample["__url__"] != shown:
                 shown = sample["__url__"]
                 click.echo(plain(shown))
@@ -102,8 +98,8 @@ def head(*, urls: tuple[str, ...], count: int, fields: str | None, key_split: st
 @click.option(
     "--slice", "part", metavar="A:B", help="Only samples A to B - 1, counted from 0 over all shards; A: is to the end."
 )
-@_fields
-@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename a field; may be repeated.")
+@fields
+@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename a field; repeatable.")
 @key_split
 @storage_options
 def cat(
@@ -111,7 +107,7 @@ def cat(
     urls: tuple[str, ...],
     jsonl: bool,
     part: str | None,
-    fields: str | None,
+    fields: list[str] | None,
     rename: tuple[str, ...],
     key_split: str,
     storage_options: Any,
@@ -127,7 +123,7 @@ def cat(
         from wds_pipes.cli.look.reading import Source
 
         renames, (start, stop) = read_renames(rename), read_slice(part)
-        samples = renamed(Source(urls, storage_options, key_split, _names(fields)).slice(start, stop), renames)
+        samples = renamed(Source(urls, storage_options, key_split, fields).slice(start, stop), renames)
         if jsonl:
             write_lines(samples, sys.stdout.buffer, renames)
         else:
@@ -160,6 +156,8 @@ def get(
     The sample goes to standard output as a tar, or with --field the field alone. The indexes of
     wds-pipes index --offsets find it; without them the shards are read from the beginning.
     """
+    if os.path.exists(sample) and re.fullmatch(r"[\w-]+", urls[-1]) and not os.path.exists(urls[-1]):
+        raise Refused(f"SAMPLE comes before URLS: wds-pipes get {urls[-1]} {sample}")
     with in_one_line():
         from wds_pipes.cli.look.finding import find_sample
         from wds_pipes.cli.look.output import binary_output, write_fields, write_tar

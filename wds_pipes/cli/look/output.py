@@ -54,11 +54,14 @@ def renamed(samples: Iterable[Sample], renames: Mapping[str, str]) -> Iterator[S
 
     Raises:
         SampleError: two fields of a sample would have one name.
+        ValueError: no sample has a field of an old name.
     """
     if not renames:
         yield from samples
         return
+    found, sample = False, None
     for sample in samples:
+        found = found or not renames.keys().isdisjoint(sample)
         other = {renames.get(name, name): value for name, value in sample.items()}
         if len(other) < len(sample):
             key, url = sample["__key__"], redact(sample["__url__"])
@@ -69,6 +72,8 @@ def renamed(samples: Iterable[Sample], renames: Mapping[str, str]) -> Iterator[S
                 url=url,
             )
         yield other
+    if sample is not None and not found:
+        raise ValueError(f"no sample has field {next(iter(renames))!r}: --rename takes OLD=NEW, such as jpeg=jpg")
 
 
 def write_tar(samples: Iterable[Sample], stream: BinaryIO) -> None:

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from wds_pipes.cli.options import FOUND, as_json, example, in_one_line
+from wds_pipes.cli.options import FOUND, as_json_lines, example, in_one_line
 
 
 @click.group(epilog=example("wds-pipes state show checkpoint.pt"))
@@ -21,11 +21,11 @@ def state() -> None:
 
 @state.command(epilog=example("wds-pipes state show checkpoint.pt\nwds-pipes state show checkpoints/"))
 @click.argument("files", nargs=-1, required=True)
-@as_json
+@as_json_lines
 def show(*, files: tuple[str, ...], as_json: bool) -> None:
     """Show where a run stands: epoch, step, ranks, lanes, and the shard and sample of each lane.
 
-    --json prints the states themselves.
+    --json prints the states themselves, a line for each.
     """
     with in_one_line():
         from wds_pipes.cli.look.state_files import in_words, read_states

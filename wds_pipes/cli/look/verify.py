@@ -45,7 +45,7 @@ KINDS = (
     "ignored",
     multiple=True,
     type=click.Choice(KINDS),
-    help="Leave out findings of a kind; may be repeated.",
+    help="Leave out findings of a kind; repeatable.",
 )
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="How many processes read shards."
@@ -68,12 +68,13 @@ def verify(
 ) -> None:
     """Read shards to their ends and report what is wrong, with the shard, the key and the byte.
 
-    Found are: all damage that reading finds; keys that come twice, in a shard or in several; fields
+    It reports all damage that reading finds; keys that come twice, in a shard or in several; fields
     that only some samples have; keys with dots; with --decode, fields that cannot be decoded; sizes
     and MD5s other than those of the index.json beside the shards; indexes of offsets, of keys and
     of DALI that are of other shards. Bytes are those of the tar, after decompression.
 
-    Exits with 0 if nothing was found, 1 if something was, and 2 if it could not be called so.
+    The exit code is 0 if nothing was found, 1 if something was, and 2 if the command was not called
+    rightly.
     """
     with in_one_line():
         from wds_pipes.cli.look.checking import Checked, Finding, Options

@@ -143,7 +143,9 @@ class _Values:
         if self._by is None:
             return str(sample["__key__"])
         if self._field not in sample:
-            raise self._error(sample, f"has no field {self._field!r}: leave it out with wds-pipes filter")
+            mend = "name another field, or leave the sample out with wds-pipes filter"
+            mend = "to sort by keys, leave --by out" if self._field == "key" else mend
+            raise self._error(sample, f"has no field {self._field!r}: {mend}")
         try:
             value = sample[self._field] if self._decode is None else self._decode(sample[self._field])
         except Exception as error:

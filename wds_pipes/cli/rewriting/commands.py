@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import dest, example, key_split, storage_options, urls
+from wds_pipes.cli.options import dest, example, key_split, names_option, storage_options, urls
+from wds_pipes.cli.options import fields as fields_option
 
 if TYPE_CHECKING:
     from wds_pipes.cli.rewriting.spine import Reading
@@ -33,17 +34,11 @@ def _place(dest: str, storage_options: dict[str, Any]) -> Place:
     return Place(dest, storage_options or None)
 
 
-def _names(text: str | None) -> list[str] | None:
-    from wds_pipes.stages.fields import read_names
-
-    return None if text is None else list(read_names("--fields", [name for name in text.split(",") if name]))
-
-
 @click.command(
     name="filter",
     epilog=example(
         "wds-pipes filter 'raw/*.tar' good/ --where 'clip > 0.28 and width >= 256' -j 4\n"
-        "wds-pipes filter 'raw/*.tar' good/ --exclude bad-keys.txt --fields 'jpg;png,cls'\n"
+        "wds-pipes filter 'raw/*.tar' good/ --exclude bad-keys.txt --fields jpg,cls\n"
         "wds-pipes filter 'raw/*.tar' good/ --keep rules:is_photo --decode rgb8"
     ),
 )
@@ -68,8 +63,8 @@ def _names(text: str | None) -> list[str] | None:
     show_default=True,
     help="Of what is left of each shard, samples 0, N, 2N and so on.",
 )
-@click.option("--fields", metavar="NAMES", help="Only these fields, such as 'jpg;png,cls'.")
-@click.option("--drop-fields", metavar="NAMES", help="All fields but these.")
+@fields_option
+@names_option("--drop-fields", "All fields but these.")
 @key_split
 @storage_options
 @job_options
@@ -77,8 +72,8 @@ def filter_(
     *,
     urls: tuple[str, ...],
     dest: str,
-    fields: str | None,
-    drop_fields: str | None,
+    fields: list[str] | None,
+    drop_fields: list[str] | None,
     key_split: str,
     storage_options: dict[str, Any],
     running: Running,
@@ -109,8 +104,8 @@ def filter_(
             urls,
             _place(dest, storage_options),
             _reading(storage_options, key_split),
-            fields=_names(fields),
-            drop_fields=_names(drop_fields),
+            fields=fields,
+            drop_fields=drop_fields,
             **chosen,
         )
 
@@ -202,11 +197,11 @@ def dedup(
     storage_options: dict[str, Any],
     running: Running,
 ) -> None:
-    """Write shards without the samples that came before to the directory DEST.
+    """Write shards in which each sample comes once to the directory DEST.
 
-    The first sample stays, in the order of the shards as they are named, of those with the same
-    key, the same fields, or the same bytes of one field; samples without that field all stay.
-    Compared are hashes of 128 bits and not the bytes: two that differ never have the same one.
+    Of samples with the same key, the same fields, or the same bytes of one field, the first one
+    stays, in the order of the shards as they are named. Samples without that field all stay.
+    Fields are compared by hashes of 128 bits.
 
     The shards are read twice (with --by key, the first time without their data): first a hash of
     each sample goes to DEST/.wds-pipes/hashes, 16 bytes a sample. When all are there, they are

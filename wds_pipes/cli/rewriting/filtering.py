@@ -30,7 +30,7 @@ class Filter:
         without: keys that are left out.
         keep: a function that says whether a sample is kept.
         decode: how samples are decoded for it.
-        every: of the samples of a shard that are left, every so manieth is kept.
+        every: of the samples of a shard that are left, numbers 0, every, 2 every, ... are kept.
         kept_fields: the fields that are kept; None: all.
         left_fields: fields that are left out.
         storage_options: how to reach the tables.

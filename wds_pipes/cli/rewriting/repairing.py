@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from wds_pipes.cli.look.decoders import fault_of, of_all_fields
 from wds_pipes.cli.look.reading import Sample
-from wds_pipes.cli.rewriting.spine import Reading, find_shards, plan, renamed, summed
+from wds_pipes.cli.rewriting.spine import Reading, find_shards, plan, summed, with_writable_keys
 from wds_pipes.cli.shards import check_same, shard_facts, write_indexes
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.words import plural
@@ -160,7 +160,7 @@ def summed_repair(report: Report) -> str:
     if lost:
         samples = sum(entry["key"] is not None for entry in lost)
         places, shards = len(lost) - samples, len({entry["shard"] for entry in lost})
-        damage = f" and {plural(places, 'damaged place')}" if places else ""
+        damage = f", and what was in {plural(places, 'damaged place')}," if places else ""
         words.append(f"lost are {plural(samples, 'sample')}{damage} in {plural(shards, 'shard')}, see {LOST}")
     else:
         words.append("nothing is lost")
@@ -181,7 +181,7 @@ def _write(repair: Repair, task: Task, place: Place) -> Facts:
         one = _Shard(repair, redact(shard.url), again)
         try:
             with _quiet():
-                samples = renamed(one.samples(shard.url), repair.reading.key_split)
+                samples = with_writable_keys(one.samples(shard.url), repair.reading.key_split)
                 written = write_shard(place.at(task.name), samples, storage_options=place.storage_options)
         except _AgainError:
             again = one.pieces

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from wds_pipes.cli.creating.names import without_dots
 from wds_pipes.cli.look.reading import Sample, Source
 from wds_pipes.cli.shards import check_same, index_names, is_same, marks, shard_facts, summary, write_indexes
 from wds_pipes.core.words import plural
@@ -15,6 +14,7 @@ from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import list_shards
 from wds_pipes.tar.index_formats import base_name, path_of
+from wds_pipes.tar.keys import without_dots
 from wds_pipes.tar.shard_file import shard_files, write_shard
 
 Options = dict[str, Any] | None
@@ -143,11 +143,12 @@ def _write(rewrite: Rewrite, reading: Reading, task: Task, place: Place) -> Fact
 
 def read(url: str, reading: Reading, fields: Sequence[str] | None = None) -> Iterator[Sample]:
     """Yield the samples of a shard, with keys as they can be written."""
-    return renamed(Source([url], reading.storage_options or {}, reading.key_split, fields).read(), reading.key_split)
+    source = Source([url], reading.storage_options or {}, reading.key_split, fields)
+    return with_writable_keys(source.read(), reading.key_split)
 
 
-def renamed(samples: Iterator[Sample], key_split: str) -> Iterator[Sample]:
-    """Yield samples with keys as they can be written: with ``last-dot`` a key may have dots, which
+def with_writable_keys(samples: Iterator[Sample], key_split: str) -> Iterator[Sample]:
+    """Yield samples with keys that can be written: with ``last-dot`` a key may have dots, which
     become underscores.
     """
     for sample in samples:

@@ -1,0 +1,71 @@
+"""What the options of all commands have in common."""
+
+import click
+import pytest
+from commands import outputs, run_command
+
+from wds_pipes.cli import main
+from wds_pipes.testing import make_shards
+
+# Options that mean something else in another command; their help says what.
+OTHERWISE = {"--by", "--decode", "--from", "--ignore", "--key", "--overwrite", "--value", "-o"}
+
+
+def commands(group=main, name=""):
+    for each, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{name}{each} ")
+        else:
+            yield f"{name}{each}", command
+
+
+COMMANDS = dict(commands())
+
+
+def options(command):
+    return [option for option in command.params if isinstance(option, click.Option)]
+
+
+def test_an_option_takes_the_same_in_all_commands():
+    found = {}
+    for name, command in COMMANDS.items():
+        for option in options(command):
+            choices = tuple(getattr(option.type, "choices", ()))
+            form = (option.is_flag, option.multiple, option.metavar, choices, type(option.type).__name__)
+            found.setdefault(option.opts[0], {}).setdefault(form, []).append(name)
+    different = {name: forms for name, forms in found.items() if len(forms) > 1 and name not in OTHERWISE}
+    assert not different, "give it the same form everywhere, or another name"
+
+
+def test_all_commands_that_read_urls_can_be_told_how_to_reach_them():
+    for name, command in COMMANDS.items():
+        arguments = {argument.name for argument in command.params if isinstance(argument, click.Argument)}
+        if arguments & {"urls", "source", "sources"}:
+            assert "storage_options" in {option.name for option in options(command)}, name
+
+
+def test_every_option_has_a_help():
+    """A sentence that can be understood without the documentation of the Python functions."""
+    for name, command in COMMANDS.items():
+        for option in options(command):
+            assert option.help, f"{name} {option.opts[0]}"
+            assert option.help[0].isupper(), option.help
+            assert not option.help.startswith("As in "), f"{name} {option.opts[0]}: say what it does"
+            for word in ("may be repeated", "Repeatable"):
+                assert word not in option.help, f"{name} {option.opts[0]}: write it as 'repeatable'"
+
+
+@pytest.mark.parametrize(
+    "command", [["head"], ["cat"], ["filter", "d", "out"], ["export", "d", "out", "--to", "jsonl"]]
+)
+@pytest.mark.parametrize("written", ["txt,cls", "txt;cls", " TXT, .cls ,txt"])
+def test_names_of_fields_are_read_alike(command, written, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_shards("d", shards=1, samples=2, fields=("txt", "cls", "json"))
+    done = run_command(*command, *(["d"] if len(command) == 1 else []), "--fields", written)
+    found = b"".join(outputs("out").values()) if len(command) > 1 else done.stdout_bytes
+    assert b"txt" in found
+    assert b"cls" in found
+    assert b"weight" not in found  # which is in json
+    for empty in ("", "txt,,cls"):
+        assert "names of fields" in run_command(*command, "d", "--fields", empty, code=2).stderr

@@ -1,0 +1,47 @@
+"""``torchrun --standalone`` with its agent and its ranks as forks, so that torch is imported once.
+
+The agent and the rendezvous are torchrun's own; only the start of the processes differs.
+"""
+
+import os
+import runpy
+import sys
+import warnings
+
+from warm import Program
+
+
+def start(ranks, script, *arguments, environment=None):
+    """Run a script on so many ranks; returns the agent, a ``Program``."""
+    return Program(__file__, ranks, script, *arguments, environment=environment)
+
+
+def run_rank(*command):
+    """What a rank runs."""
+    sys.argv = list(command)
+    sys.path.insert(0, os.path.dirname(command[0]))
+    runpy.run_path(command[0], run_name="__main__")
+
+
+def main(ranks, *command):
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=int(ranks),
+        max_restarts=0,
+        run_id="forked",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        start_method="fork",
+        logs_specs=DefaultLogsSpecs(),
+    )
+    elastic_launch(config, run_rank)(*command)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
