@@ -1,9 +1,11 @@
 """``wds-pipes create``: shards of files, lists and tables."""
 
+import errno
 import itertools
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -402,6 +404,47 @@ def test_reports_for_people_and_machines(tmp_path, source):
         ),
         f"{tmp_path / 'out'}: 3 to write, 0 there already",
     ]
+
+
+@pytest.mark.parametrize("room", [0, 1500, 20_000, 60_000])
+def test_a_full_disk_is_said_in_one_line(source, whole, tmp_path, monkeypatch, room):
+    """Nothing incomplete gets a final name, and the same command finishes when there is room."""
+    true, left = os.write, [room]
+
+    def write(fd, data):
+        left[0] -= len(data)
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return true(fd, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", write)
+        told = run(source, tmp_path / "out", "--max-samples", 7, code=1).stderr
+    assert re.search(rf"{tmp_path}/out/[^ ]*: No space left|No space left on device: '{tmp_path}/out/", told)
+    assert told.count("No space") == 1
+    assert outputs(tmp_path / "out").items() <= whole.items()
+    run(source, tmp_path / "out", "--max-samples", 7)
+    assert outputs(tmp_path / "out") == whole
+
+
+def test_the_umask_decides_who_may_read_the_files(source, tmp_path):
+    before = os.umask(0o027)
+    try:
+        run(source, tmp_path / "out", "--max-samples", 30)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*") if path.is_file()} == {0o640}
+
+
+def test_outputs_are_no_inputs_of_the_next_run(tmp_path):
+    source = fill(tmp_path / "in", {"a.txt": "x", "b.txt": "y"})
+    assert "is a file: name a directory" in refused(source, source / "a.txt")
+    assert "is a shard: wds-pipes reshard, sort" in refused(fill(tmp_path, {"x.tar": "x"}) / "x.tar", source)
+    assert "is in SOURCE, so its shards would be files of the next run" in refused(source, source)
+    message = refused(source, source / "to/out")
+    assert "write to another directory, or pass --ignore 'to/out/*'" in message
+    run(source, source / "to/out", "--ignore", "to/out/*")
+    assert "0 written, 1 there already" in run(source, source / "to/out", "--ignore", "to/out/*").stdout
 
 
 def test_a_file_that_vanishes_fails_its_task_alone(tmp_path, monkeypatch):

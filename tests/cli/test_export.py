@@ -247,7 +247,7 @@ def test_names_of_shards(tmp_path):
     run("export", tmp_path / "train/a.v1.tar", tmp_path / "val/a.v1.tar", tmp_path / "out", "--to", "jsonl")
     assert list(outputs(tmp_path / "out")) == ["train/a.v1.jsonl", "val/a.v1.jsonl"]
     (tmp_path / "train/a.v1.tgz").write_bytes((tmp_path / "train/a.v1.tar").read_bytes())
-    assert "two tasks have one output" in refused("export", tmp_path / "train", tmp_path / "b", "--to", "jsonl")
+    assert "would both be written as" in refused("export", tmp_path / "train", tmp_path / "b", "--to", "jsonl")
 
 
 def test_images_of_two_shards_are_no_files_of_one_name(tmp_path):

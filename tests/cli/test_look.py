@@ -385,3 +385,15 @@ def test_all_of_them_read_from_a_web_server(web, indexed, tmp_path):
     assert (result.stdout_bytes, result.stderr) == (whole[2]["txt"], "")
     assert done("verify", *urls, *options).stdout.endswith("nothing is wrong\n")
     assert f": 2 shards, {len(whole)} samples" in done("index", *urls, "-o", tmp_path / "i.json", *options).stdout
+
+
+def test_a_stale_index_is_not_believed(tmp_path):
+    """Neither how many samples there are, nor that there is none with a key."""
+    for count in (3, 5):
+        (tmp_path / "x.tar").write_bytes(tar((f"{count}{number}.txt", b"") for number in range(count)))
+        if count == 3:
+            index_shards(str(tmp_path / "x.tar"), tmp_path / "index.json", offsets=True)
+    found = json.loads(run("info", tmp_path / "x.tar", "--json").stdout)
+    assert (found["samples"], found["samples_exact"], found["index"]) == (5, True, False)
+    (tmp_path / "x.tar").write_bytes(tar((f"5{number}.txt", b"") for number in range(3)))
+    assert "x.tar.keys of shard" in refused("get", "51", tmp_path / "x.tar", "--key", code=1)

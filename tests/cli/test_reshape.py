@@ -15,10 +15,11 @@ from commands import outputs
 from commands import run_command as run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tars import samples, tar
+from tars import put, samples, tar
 
 import wds_pipes as wp
 from wds_pipes.cli.shards import shard_ends
+from wds_pipes.io.partial import PartialFile
 from wds_pipes.io.tasks import running
 from wds_pipes.tar.writer import whole
 
@@ -198,6 +199,25 @@ def test_concat(source, expected, tmp_path):
     assert outputs(tmp_path) == before
 
 
+@pytest.mark.parametrize("files", range(3))
+def test_a_concat_that_ends_early_goes_on(source, expected, tmp_path, monkeypatch, files):
+    """The shard appears after its indexes, so the same command can be run again."""
+    true, done = PartialFile.commit, []
+
+    def commit(file):
+        if len(done) == files:
+            raise KeyboardInterrupt
+        done.append(true(file))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartialFile, "commit", commit)
+        run("concat", f"{source}/*.tar", tmp_path / "all.tar", code=(1, 130))
+    assert not (tmp_path / "all.tar").exists()
+    run("concat", f"{source}/*.tar", tmp_path / "all.tar")
+    assert read(tmp_path / "all.tar") == expected
+    assert len(wp.IndexedShards(str(tmp_path / "all.tar"))) == 120
+
+
 def test_compressed_shards(source, made, tmp_path):
     """They are read in order; what would need another order names the mend."""
     for name in ("reshard", "split"):
@@ -213,6 +233,14 @@ def test_compressed_shards(source, made, tmp_path):
         assert "in-0.tar.gz is compressed, so its samples cannot be read in any order: write unc" in message
         assert "wds-pipes reshard" in message
         assert not outputs(tmp_path / name)
+
+
+def test_an_index_beside_a_compressed_shard_is_not_used(source, expected, tmp_path):
+    """It is of something else, such as of the tar before it was packed."""
+    shutil.copy(source / "packed/in-1.tar.gz", tmp_path)
+    shutil.copy(source / "in-1.tar.idx", tmp_path / "in-1.tar.gz.idx")
+    run("reshard", tmp_path / "in-1.tar.gz", tmp_path / "out")
+    assert read_all(tmp_path / "out") == expected[40:65]
 
 
 def test_from_a_store_to_a_store(source, made, s3):
@@ -248,6 +276,37 @@ def test_a_shard_that_was_changed_is_indexed_again(source, expected, tmp_path):
     assert "another job: the inputs were changed: 2 of 2 tasks would be other" in refused(*again)
     run(*again, "--overwrite")
     assert read_all(tmp_path / "out") == expected[65:] + expected[40:65]
+
+
+def test_a_wrong_command_leaves_a_running_one_alone(source, tmp_path):
+    """Its indexes of shards stay, whether other inputs or other options are named."""
+    call("split", source, tmp_path)
+    inputs = tmp_path / ".wds-pipes/inputs"
+    before, known = {path: path.stat().st_mtime_ns for path in inputs.rglob("*.*")}, os.listdir(inputs)
+    options = ["--shares", "train=0.8,val=0.2"]
+    assert "another job: it was made by 'split'" in refused("reshard", f"{source}/*.tar", tmp_path)
+    assert "another job: max_bytes was" in refused("split", f"{source}/*.tar", tmp_path, *options)
+    assert os.listdir(inputs) == known
+    message = refused("split", source / "in-3.tar", tmp_path, *options, "--max-bytes", "100kB")
+    assert "another job: the inputs were changed" in message
+    assert before.items() <= {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}.items()
+
+
+def test_an_index_of_keys_of_another_shard_is_refused(tmp_path):
+    """Also if the offsets fit: samples would come into wrong splits, or be left out."""
+    old, new = (tar((f"{letter}{number}.txt", b"") for number in range(9)) for letter in "ab")
+    put(tmp_path / "x.tar", old)
+    wp.tar.index_shards(str(tmp_path / "x.tar"), offsets=True)
+    put(tmp_path / "x.tar", new)
+    told = [refused("split", tmp_path / "x.tar", tmp_path / "out", "--shares", "a=0.5,b=0.5", code=1)]
+    for letter, missing in itertools.product("ab", ("drop", "keep")):
+        first = put(tmp_path / f"{letter}.tar", tar((f"{letter}{number}.cls", b"") for number in range(9)))
+        told.append(
+            refused("join", first, tmp_path / missing, "--with", tmp_path / "x.tar", "--missing", missing, code=1)
+        )
+        shutil.rmtree(tmp_path / missing)
+    assert all("x.tar.keys of shard" in message for message in told)
+    assert all("wds-pipes index SHARDS --offsets" in message for message in told)
 
 
 @pytest.mark.parametrize("name", ["in.tar", "in.tar.gz"])
@@ -316,7 +375,8 @@ def test_usage(source, tmp_path):
     where = tmp_path / "out"
     assert "in-1.tar' is a file" in refused("sort", source / "in-0.tar", source / "in-1.tar")
     assert "is a pattern: name a directory" in refused("shuffle", source / "in-0.tar", f"{source}/*.tar")
-    assert "is a pattern: name one after URLS" in refused("concat", source / "in-0.tar", f"{source}/*.tar")
+    assert "is a pattern: name one at the end" in refused("concat", source / "in-0.tar", f"{source}/*.tar")
+    assert "is a directory: name a file in it" in refused("concat", source / "in-0.tar", source)
     assert "'b=0.3' has a weight" in refused("mix", f"{source}/in-0.tar=0.7", "b=0.3")
     assert "is written as URLS=WEIGHT" in refused("mix", f"{source}/*.tar", where)
     assert "must be above 0" in refused("mix", f"{source}/*.tar=0", where)
@@ -332,6 +392,11 @@ def test_an_input_is_never_replaced(source, tmp_path):
     message = refused("concat", tmp_path, tmp_path / "shard-000000.tar", "--overwrite")
     assert "would be written, and is read" in message
     assert outputs(tmp_path) == before
+    (tmp_path / "shard-000000.tar").rename(tmp_path / "in.tar")
+    message = "be read by the next run: write to another directory"
+    assert message in refused("reshard", tmp_path, tmp_path)
+    assert message in refused("mix", f"{tmp_path}/*.tar=1", tmp_path)
+    run("mix", f"{tmp_path}/in.tar=1", tmp_path)  # one that is named is the same the next time
 
 
 def by_hand(sizes, max_samples, max_bytes):

@@ -11,18 +11,24 @@ from functools import partial
 
 import pytest
 from scripts import run_file
-from task_work import moody, nothing, write
+from task_work import moody, nothing, write, write_one_shard
 from waiting import wait_for
 
 from wds_pipes import StateError
 from wds_pipes.io.tasks import running
-from wds_pipes.tar import index_shards
+from wds_pipes.tar import TarWriter, index_shards
 from wds_pipes.tasks import Job, Place, Task, fingerprint, run, shard_files, write_shard
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
     monkeypatch.setattr(running, "_PAUSE_SECONDS", 0.01)
+
+
+def shard_job(folder):
+    """Two shards, written with write_shard."""
+    tasks = [Task(f"{number}.tar", shard_files(f"{number}.tar"), number) for number in range(2)]
+    return Job("test", Place(str(folder)), write_one_shard, tasks)
 
 
 def total(place, facts):
@@ -317,3 +323,50 @@ def test_two_runs_at_once_share_the_work_or_wait(tmp_path, whole):
         reports = list(pool.map(lambda _: run(make(tmp_path), attempts=20), range(4)))
     assert [report.failed for report in reports] == [{}] * 4
     assert outputs(tmp_path) == whole
+
+
+def test_of_two_jobs_that_begin_at_once_the_second_is_refused(tmp_path, monkeypatch):
+    true = Place.make
+
+    def meanwhile(place, names):
+        monkeypatch.setattr(Place, "make", true)
+        run(make(tmp_path, size=1))
+        true(place, names)
+
+    monkeypatch.setattr(Place, "make", meanwhile)
+    with pytest.raises(StateError, match="another job: size was 1, and is now 2"):
+        run(make(tmp_path, size=2))
+    assert '"size":1' in (tmp_path / ".wds-pipes/plan.json").read_text()
+    assert "total.json" in outputs(tmp_path)
+
+
+def test_a_file_that_another_process_writes_is_waited_for(tmp_path):
+    """Longer than a task that fails is tried again, and what the other one has finished is kept."""
+    held = TarWriter(tmp_path / "0.tar", overwrite=True)
+    with ThreadPoolExecutor(1) as pool:
+        later = pool.submit(run, shard_job(tmp_path), attempts=1)
+        wait_for((tmp_path / ".wds-pipes/done/1.tar.json").exists)
+        run(shard_job(tmp_path), share=(1, 2))
+        before = os.stat(tmp_path / "1.tar")
+        held.discard()
+        assert later.result().complete
+    assert os.path.samestat(os.stat(tmp_path / "1.tar"), before)
+
+
+def test_what_another_run_has_finished_meanwhile_is_kept(tmp_path):
+    job = make(tmp_path / "out", values=[("none", 0)] * 3, work=partial(moody, str(tmp_path)))
+
+    def engine(call, tasks):
+        run(job)
+        yield from map(call, tasks)
+
+    assert run(job, engine=engine).complete
+    assert (tmp_path / "calls").read_text().split() == ["part-0", "part-1", "part-2"]
+
+
+def test_a_full_disk_ends_a_job_at_once(tmp_path):
+    report = run(make(tmp_path / "out", values=[("full", 1)] * 3, work=partial(moody, str(tmp_path))))
+    assert list(report.failed) == ["part-0"]
+    assert "No space left on device" in report.failed["part-0"]
+    assert (tmp_path / "calls").read_text().split() == ["part-0"]
+    assert not report.complete

@@ -1,9 +1,11 @@
 """What tasks do in tests; processes import this module and nothing else."""
 
+import errno
 import os
 import signal
 
 from wds_pipes.errors import SampleError
+from wds_pipes.tasks import write_shard
 
 
 def write(task, place):
@@ -24,9 +26,15 @@ def moody(folder, task, place):
     if count <= times:
         if kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "0.a")
         raise SampleError("sample 'a' is wrong") if kind == "sample" else OSError("the disk is gone")
     return write(task, place)
 
 
 def nothing(task, place):
     return {}
+
+
+def write_one_shard(task, place):
+    return write_shard(place.at(task.name), [{"__key__": "a", "txt": str(task.arguments)}])._asdict()

@@ -337,6 +337,7 @@ def test_the_command(tmp_path, monkeypatch):
         (["no.tar", "-o", "i.json"], "Error: shard no.tar does not exist"),
         (["*.tar", "-o", "i.json"], "no shard matches"),
         (["a.tar"], "pass -o index.json, or --offsets"),
+        (["*.tar", "-o", "to/b.tar"], "to/b.tar is the name of a shard: name the index, such as index.json"),
         ([], "URLS"),
     ],
 )

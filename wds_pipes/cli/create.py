@@ -131,6 +131,8 @@ def create(
 
         place, problems = Place(dest, options), Problems()
         classes: list[str] = []
+        if kind in ("files", "classes"):
+            of_files.check_outside(source, place.url, ignore)
         if kind == "files":
             records = of_files.of_directory(source, key_split, ignore, problems, options)
         elif kind == "classes":
@@ -159,8 +161,12 @@ def create(
 
 def _kind(source: str) -> str:
     """What a source is, if the command does not say it."""
+    from wds_pipes.io.compression import TAR_NAME
+
     if source == "-":
         raise click.UsageError("standard input may be anything: pass --from list, csv, tsv, jsonl or parquet")
+    if TAR_NAME.fullmatch(source.rpartition("/")[2]) and not os.path.isdir(source):
+        raise click.UsageError(f"SOURCE {source!r} is a shard: wds-pipes reshard, sort and others write its samples")
     ending = os.path.splitext(source.partition("?")[0])[1].lower()
     if os.path.isdir(source) or (not os.path.exists(source) and (source.endswith("/") or "." not in ending)):
         if not os.path.exists(source) and "://" not in source:

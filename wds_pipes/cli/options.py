@@ -1,7 +1,7 @@
 """What the commands share: arguments, and errors as one line.
 
-Exit codes: 0: done, and nothing is wrong; 1: the data is damaged, or something was found; 2: the
-command was not called rightly, for example with a shard that does not exist.
+Exit codes: 0: done, and nothing is wrong; 1: the data is damaged, something was found, or the disk
+is full; 2: the command was not called rightly, for example with a shard that does not exist.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ def check_dest(dest: str) -> str:
         UsageError: it is the name of a file, or names shards, so the directory was left out.
     """
     what = "a file" if os.path.isfile(dest) else "a pattern" if "*" in dest else None
+    if os.path.islink(dest) and not os.path.exists(dest):
+        what = "a link to nothing"
     if what is None and dest.endswith((".tar", ".parquet", ".jsonl", ".tfrecord")) and not os.path.isdir(dest):
         what = "the name of a file"
     if what is not None:
@@ -239,7 +241,8 @@ def in_one_line() -> Iterator[None]:
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(0) from None
-        raise Refused(_words(error)) from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise (Damaged if full else Refused)(_words(error)) from error
 
 
 def _words(error: OSError) -> str:

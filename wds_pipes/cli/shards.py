@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.errors import StateError
-from wds_pipes.io.tasks.task import fingerprint
+from wds_pipes.io.tasks.task import Place, fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.index_file import Entry, write_index
-from wds_pipes.tar.index_formats import ShardFacts, base_name, make_opener
+from wds_pipes.tar.index_formats import ShardFacts, base_name, folder_of, make_opener
 from wds_pipes.tar.views import split_by_key
 from wds_pipes.tar.writer import most_members
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from wds_pipes.io.tasks.task import Facts, Place, Report
+    from wds_pipes.io.tasks.task import Facts, Report, Task
 
 _INDEX = "index.json"
 _REQUESTS = 16
@@ -63,21 +63,43 @@ def _mark(url: str, storage_options: dict[str, Any] | None) -> tuple[int | None,
     return size, fingerprint(size, mark, name)  # a hash: the URL may have secrets, and a mark is written down
 
 
+def of_first_pass(hidden: Place, tasks: Sequence[Task]) -> Place:
+    """The directory of the outputs of a first pass. Its name says what they are made from, so
+    commands with other inputs, which may run at the same time, have another one.
+    """
+    made_from = fingerprint([[task.name, task.fingerprint] for task in tasks])
+    return Place(hidden.at(made_from), hidden.storage_options)
+
+
 def is_same(url: str, other: str) -> bool:
     """Whether two paths or URLs name one file, which must not be read and written at once."""
     return _file_of(url) == _file_of(other)
 
 
-def check_outputs(inputs: Iterable[str], outputs: Iterable[str]) -> None:
-    """Refuse to replace an input.
+def check_outputs(inputs: Iterable[str], outputs: Iterable[str], given: Sequence[str] | None = None) -> None:
+    """Refuse to replace an input, or to write among the inputs.
+
+    Args:
+        inputs: the shards that are read.
+        outputs: those that are written.
+        given: what names the inputs; None: outputs may be in their directory.
 
     Raises:
-        ValueError: an output is one.
+        ValueError: an output is an input, or is in the directory of one that is not given by its
+            own name, so that the next run would read the outputs too.
     """
-    read = set(map(_file_of, inputs))
+    outputs, read = list(outputs), {_file_of(url): url for url in inputs}
     for url in outputs:
         if _file_of(url) in read:
             raise ValueError(f"{redact(url)} would be written, and is read: write to another directory")
+    named = set(read.values() if given is None else given)
+    found = {folder_of(file): url for file, url in read.items() if url not in named}
+    for url in outputs:
+        if (beside := found.get(folder_of(_file_of(url)))) is not None:
+            raise ValueError(
+                f"{redact(url)} would be written where {redact(beside)} was found, and be read by the next run: write "
+                "to another directory"
+            )
 
 
 def _file_of(url: str) -> str:

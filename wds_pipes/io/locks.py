@@ -44,7 +44,7 @@ def open_own(path: str, flags: int, mode: int = 0o600) -> int:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise _foreign(path, "is no regular file")
-        if found.st_uid not in (os.geteuid(), 0) and found.st_uid != os.stat(os.path.dirname(path)).st_uid:
+        if found.st_uid not in (os.geteuid(), 0) and found.st_uid != os.stat(os.path.dirname(path) or ".").st_uid:
             raise _foreign(path, f"belongs to another user (uid {found.st_uid})")
     except BaseException:
         os.close(fd)
@@ -54,7 +54,7 @@ def open_own(path: str, flags: int, mode: int = 0o600) -> int:
 
 def _foreign(path: str, what: str) -> CacheError:
     return CacheError(
-        f"{path} in the cache {what}: remove it, and give each user a cache directory that only this user may write.",
+        f"{path} {what}: remove it, and give each user a directory that only this user may write.",
         path=path,
     )
 

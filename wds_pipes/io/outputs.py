@@ -346,9 +346,13 @@ def read_small(target: str, storage_options: Options = None, *, most: int | None
         refuse(target, error, storage_options, "read")
 
 
-def write_small(target: str, content: bytes, storage_options: Options = None) -> None:
-    """Write a file, or replace it; it appears when it is complete."""
-    output = open_output(target, overwrite=True, wait=True, storage_options=storage_options)
+def write_small(target: str, content: bytes, storage_options: Options = None, *, overwrite: bool = True) -> None:
+    """Write a file; it appears when it is complete.
+
+    Raises:
+        FileExistsError: it exists, and ``overwrite`` is not set.
+    """
+    output = open_output(target, overwrite=overwrite, wait=True, storage_options=storage_options)
     try:
         output.write(content)
         output.commit()

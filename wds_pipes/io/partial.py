@@ -5,6 +5,7 @@ Rules:
 2. The partial file is locked while it is open, so that two writers of one file exclude each other.
    A partial file of a killed process is no longer locked: the next writer of the same file
    overwrites it. File systems without flock(2) do not have this protection.
+3. An error of the disk names the file by its final path.
 """
 
 from __future__ import annotations
@@ -67,14 +68,22 @@ class PartialFile:
 
     def write(self, data: bytes) -> int:
         """Append ``data`` without a buffer: the call that causes an error of the disk raises it."""
-        done = os.write(self._fd, data)
-        while done < len(data):
-            done += os.write(self._fd, memoryview(data)[done:])
+        try:
+            done = os.write(self._fd, data)
+            while done < len(data):
+                done += os.write(self._fd, memoryview(data)[done:])
+        except OSError as error:
+            error.filename = self._path
+            raise
         return done
 
     def commit(self) -> None:
         """Write the content to the disk (fsync), and give the file its final name."""
-        os.fsync(self._fd)
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            error.filename = self._path
+            raise
         self._check()
         os.replace(self._partial, self._path)
         self._close()

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from wds_pipes.io.compression import TAR_NAME
 from wds_pipes.io.outputs import read_small, target_of, write_small
 from wds_pipes.io.urls import at_home, local_path, plain, redact, with_variables
 from wds_pipes.tar.index_formats import MAX_INDEX_BYTES, ShardFacts
@@ -54,6 +55,8 @@ def check_output(output: str | os.PathLike[str], *, remote: bool = False) -> str
     """The path of an index to write, with ``remote`` also its URL; ValueError if it is another one,
     or has no existing directory.
     """
+    if TAR_NAME.fullmatch(os.path.basename(os.fspath(output))):
+        raise ValueError(f"{redact(os.fspath(output))} is the name of a shard: name the index, such as index.json")
     if remote and local_path(target := target_of(output)) is None:
         return target
     path = local_path(at_home(with_variables(os.fspath(output))))

@@ -28,6 +28,7 @@ from wds_pipes.tar.offsets import (
     MissingIndexError,
     beside,
     pack_offsets,
+    stale_keys,
     unpack_keys,
     unpack_offsets,
     unusable,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _NAMES = {OFFSETS: "index of offsets", KEYS: "index of keys"}
+_CHECKED = 8  # shards whose keys are checked at a time
 Found = TypeVar("Found")
 
 
@@ -189,6 +191,22 @@ class Located:
             first, last = np.searchsorted(hashes, hashed, "left"), np.searchsorted(hashes, hashed, "right")
             found += [Place(shard, int(number)) for number in numbers[first:last]]
         return found
+
+    def check_keys(self) -> None:
+        """Compare the indexes of keys with the first and the last sample of each shard.
+
+        Raises:
+            ShardError: an index is of another shard.
+        """
+        with ThreadPoolExecutor(_CHECKED) as pool:
+            list(pool.map(self._check_keys, self.with_samples))
+
+    def _check_keys(self, shard: int) -> None:
+        (hashes, numbers), start = self.keys(shard), self.starts[shard]
+        for number in {0, len(numbers) - 1}:
+            key = self.key_of(start + number)
+            if hashes[numbers == number][0] != hash_text(key):
+                raise stale_keys(self.urls[shard], key)
 
     def _load(self, shard: int, ending: str, unpack: Callable[[bytes, str], Found]) -> Found:
         """Return an index of a shard."""

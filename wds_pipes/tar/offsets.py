@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.order import hash_text
@@ -123,15 +123,22 @@ def stale_offset(url: str, offset: int) -> ShardError:
     )
 
 
+def stale_keys(url: str, key: str) -> ShardError:
+    """Return the error for a shard with a sample whose key its index of keys does not have."""
+    what = f"the shard is another than the indexed one: it has a sample {key!r}, which the index does not have there"
+    return unusable(beside(url, KEYS), what, shard=url)
+
+
 def write_beside(path: str, ending: str, content: bytes, storage_options: dict[str, Any] | None = None) -> None:
     """Write such a file; it appears when it is complete."""
     write_small(path + ending, content, storage_options)
 
 
-def remove_beside(path: str, storage_options: dict[str, Any] | None = None) -> None:
-    """Remove the files of a shard that is about to be replaced."""
+def remove_beside(path: str, storage_options: dict[str, Any] | None = None, *, besides: Container[str] = ()) -> None:
+    """Remove the files of a shard that is about to be replaced, besides those with some endings."""
     for ending in (OFFSETS, KEYS):
-        remove(path + ending, storage_options)
+        if ending not in besides:
+            remove(path + ending, storage_options)
     dali = folder_of(path) + dali_name(path)
     with contextlib.suppress(IsADirectoryError):
         if read_small(dali, storage_options, most=3) == b"v1.":

@@ -7,7 +7,7 @@ from typing import Any
 
 from wds_pipes.tar.digest import Md5
 from wds_pipes.tar.index_formats import ShardFacts
-from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets, write_beside
+from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets
 from wds_pipes.tar.writer import TarWriter
 
 
@@ -21,7 +21,8 @@ def shard_files(name: str) -> tuple[str, ...]:
 def write_shard(
     url: str, samples: Iterable[Mapping[str, Any]], *, storage_options: dict[str, Any] | None = None
 ) -> ShardFacts:
-    """Write a shard, and where each of its samples begins; replace what is there.
+    """Write a shard, and where each of its samples begins; replace what is there. The shard
+    appears when all of it is there.
 
     Args:
         url: the path or URL of an uncompressed shard.
@@ -42,6 +43,5 @@ def write_shard(
             starts.append(writer.size)
             writer.write(sample)
             keys.append(sample["__key__"])
-    write_beside(url, KEYS, pack_keys(keys), storage_options)
-    write_beside(url, OFFSETS, pack_offsets([*starts, writer.size]), storage_options)
+        writer.beside = {KEYS: pack_keys(keys), OFFSETS: pack_offsets([*starts, writer.size])}
     return ShardFacts(writer.samples, writer.stored, digest.hexdigest())

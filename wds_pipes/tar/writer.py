@@ -25,7 +25,7 @@ from wds_pipes.io.compression import Compressor, compressor, kind_of_name
 from wds_pipes.io.outputs import OutputFile, abort, open_output, target_of
 from wds_pipes.io.urls import local_path, redact
 from wds_pipes.tar.encoded import Encoded, encoders
-from wds_pipes.tar.offsets import remove_beside
+from wds_pipes.tar.offsets import remove_beside, write_beside
 
 if TYPE_CHECKING:
     from wds_pipes.codecs.codec import Codec
@@ -121,7 +121,10 @@ class TarWriter:
         self._blocks: list[bytes] = []  # that are not written yet
         self._waiting = 0  # the bytes in them
         self._keys: set[str] = set()
-        self.digest: Md5 | None = None  # of the bytes written, set by who wants it
+        # Set by the caller: the MD5 of the bytes written; the files to write beside the shard, by
+        # their endings. They are there when the shard appears.
+        self.digest: Md5 | None = None
+        self.beside: dict[str, bytes] = {}
         self._name = ""
         self._compressor: Compressor | None = None
         self._partial: OutputFile | None = None
@@ -227,7 +230,9 @@ class TarWriter:
             if self._compressor is not None:
                 self._store(self._compressor.flush())
             if self._partial is not None:
-                remove_beside(self._name, self._options)
+                for ending, content in self.beside.items():
+                    write_beside(self._name, ending, content, self._options)
+                remove_beside(self._name, self._options, besides=self.beside)
                 self._partial.commit()
             else:
                 self._stream.flush()

@@ -188,7 +188,12 @@ def _copy_shard(file: Content, expected: str | None, name: str, place: Place, st
             output.discard()
         return digest
     with _part(file, place, storage_options) as part:
-        size, digest = _transfer(file, partial(_append, part.fd), storage_options, part)
+        try:
+            size, digest = _transfer(file, partial(_append, part.fd), storage_options, part)
+        except OSError as error:
+            if not isinstance(error, ShardError):
+                error.filename = error.filename or target
+            raise
         try:
             _check(file, size, digest, expected, storage_options)
         except (ShardError, StateError):

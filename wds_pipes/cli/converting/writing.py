@@ -81,9 +81,14 @@ def plan(
     classes = {}
     if kind == "imagefolder":
         classes = {folder: _classes(folder, storage_options) for folder in dict.fromkeys(map(folder_of, shards))}
-    tasks = []
+    tasks, of_outputs = [], dict[str, str]()
     for url, name, file in zip(shards, names_of(shards), files, strict=True):
         output = _TAR.sub("", name) + _ENDINGS[kind]
+        if (other := of_outputs.setdefault(output, url)) != url:
+            raise ValueError(
+                f"{redact(other)} and {redact(url)} would both be written as {output}: write them to two directories, "
+                "with one command for each"
+            )
         if kind == "imagefolder" and output.startswith("images/"):
             raise ValueError(f"the list {output} would be among the images: export from the directory of {name}")
         names = classes.get(folder_of(url))

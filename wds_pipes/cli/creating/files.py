@@ -63,6 +63,24 @@ def of_classes(
     return records, classes
 
 
+def check_outside(source: str, dest: str, ignore: Sequence[str]) -> None:
+    """Refuse to write into the directory of the source, where shards would be read as files.
+
+    Raises:
+        ValueError: a local DEST is there, and is not ignored.
+    """
+    folder, inside = local_path(source), local_path(dest)
+    if folder is None or inside is None:
+        return
+    folder, inside = os.path.realpath(folder), os.path.realpath(inside)
+    name = os.path.relpath(inside, folder)
+    if os.path.commonpath([folder, inside]) == folder and not _is_ignored(f"{name}/shard-000000.tar", ignore):
+        mend = "" if name == "." else f", or pass --ignore '{name}/*'"
+        raise ValueError(
+            f"DEST {dest} is in SOURCE, so its shards would be files of the next run: write to another directory{mend}"
+        )
+
+
 def listed(
     source: str, ignore: Sequence[str], problems: Problems, storage_options: Options
 ) -> Iterator[tuple[str, Content]]:
@@ -70,11 +88,12 @@ def listed(
     path = local_path(source)
     found = _local(path, "", problems, ()) if path is not None else _remote(source, storage_options)
     for name, content in found:
-        parts = name.split("/")
-        if not any(part.startswith(".") for part in parts) and not any(
-            fnmatchcase(name, pattern) or fnmatchcase(parts[-1], pattern) for pattern in ignore
-        ):
+        if not any(part.startswith(".") for part in name.split("/")) and not _is_ignored(name, ignore):
             yield name, content
+
+
+def _is_ignored(name: str, ignore: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) or fnmatchcase(name.rpartition("/")[2], pattern) for pattern in ignore)
 
 
 def _local(

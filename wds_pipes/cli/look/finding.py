@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from wds_pipes.cli.look.reading import Sample, Source
+from wds_pipes.cli.look.reading import Sample, Source, shards_of
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError
+from wds_pipes.io.ranges import RangeReader
+from wds_pipes.tar.located import Located
 from wds_pipes.tar.offsets import MissingIndexError
 
+_CONNECTIONS = 8
 _SLOW = "reading the shards from the beginning. An index is quicker: wds-pipes index SHARDS --offsets"
 
 
@@ -38,6 +41,8 @@ def find_sample(
             except ValueError as error:
                 if isinstance(error.__cause__, ShardError) or "no sample" not in str(error):
                     raise
+                shards = shards_of(urls, options)
+                Located(shards, None, RangeReader(options, _CONNECTIONS), options, _CONNECTIONS).check_keys()
                 raise ValueError(_missing(wanted, source.indexed.count)) from error
             except MissingIndexError:  # an index of another program has offsets, and no keys
                 pass

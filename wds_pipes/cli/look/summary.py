@@ -83,9 +83,14 @@ class Summary:
         self._ended: dict[str, int] = {}  # the samples of each of these shards
         self.compressions = Counter[str]()
         facts = self._facts(urls)
-        self.indexed = facts is not None and all(known.samples is not None for known in facts)
         self.sizes = self._sizes(facts)
         self._read()
+        counts = None if facts is None else [known.samples for known in facts]
+        # if a shard that was read to its end has another number of samples, the index is old
+        self.indexed = counts is not None and all(
+            count is not None and self._ended.get(url, count) == count
+            for url, count in zip(self.shards, counts, strict=True)
+        )
         if self.indexed:
             self.samples, self.exact = sum(known.samples or 0 for known in facts or ()), True
         else:

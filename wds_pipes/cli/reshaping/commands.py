@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,6 +54,7 @@ def _run(
     options: dict[str, Any],
     of_sample: int = 0,
     keys: bool = False,
+    named: Sequence[str] | None = None,
 ) -> None:
     """Run a command.
 
@@ -65,21 +67,32 @@ def _run(
         options: what decides about the orders.
         of_sample: how many bytes of memory an order takes for each sample.
         keys: indexes of keys are needed.
+        named: what the shards were named by, if it is not ``given``.
     """
     running, memory = common.running, common.memory
 
     def make() -> Job:
         from wds_pipes.cli.reshaping.inputs import beside_outputs, open_inputs
         from wds_pipes.cli.reshaping.plan import Division, check_memory, plan
+        from wds_pipes.io.tasks.journal import check_plan
         from wds_pipes.io.tasks.task import Place
 
         place = Place(dest, common.storage_options or None)
         division = Division(common.max_samples, common.max_bytes, common.number)
+        if not running.overwrite:
+            check_plan(place, name, {**options, **division.options})
         with beside_outputs(place, running.dry_run) as hidden:
             inputs = open_inputs(given, hidden, jobs=running.jobs, memory=memory // 8, keys=keys)
             check_memory(inputs, memory, of_sample)
             return plan(
-                name, inputs, place, orders(inputs, hidden), division=division, memory=memory // 2, options=options
+                name,
+                inputs,
+                place,
+                orders(inputs, hidden),
+                given=given if named is None else named,
+                division=division,
+                memory=memory // 2,
+                options=options,
             )
 
     from wds_pipes.cli.reshaping.plan import planned
@@ -127,13 +140,15 @@ def concat(*, urls: tuple[str, ...], output: str, overwrite: bool, storage_optio
         from wds_pipes.core.words import plural
         from wds_pipes.io.compression import kind_of_name
         from wds_pipes.io.outputs import exists, target_of
-        from wds_pipes.io.urls import redact
+        from wds_pipes.io.urls import local_path, redact
         from wds_pipes.tar.shard_file import write_shard
 
         target, options = target_of(output), storage_options or None
         shards = shards_of(urls, storage_options)
         if "*" in target:
-            raise ValueError(f"OUTPUT is the shard to write, and {redact(target)!r} is a pattern: name one after URLS")
+            raise ValueError(f"OUTPUT is the shard to write, and {redact(target)!r} is a pattern: name one at the end")
+        if os.path.isdir(local_path(target) or ""):
+            raise ValueError(f"OUTPUT is the shard to write, and {target!r} is a directory: name a file in it")
         if kind_of_name(target):
             raise ValueError(f"only uncompressed shards have offsets: write .tar, not {redact(target)!r}")
         check_outputs(shards, [target])
@@ -244,9 +259,7 @@ def mix(*, sources: tuple[str, ...], dest: str, exhausted: str, common: _Common)
         from wds_pipes.tar.index import list_shards
 
         if is_weighted(dest):
-            raise ValueError(
-                f"DEST is the directory to write to, and {dest!r} has a weight: name one after URLS=WEIGHT"
-            )
+            raise ValueError(f"DEST is the directory to write to, and {dest!r} has a weight: name one at the end")
         weights = read_sources(sources)
         each = [list_shards(url, common.storage_options or None)[0] for url, _ in weights]
 
@@ -257,6 +270,7 @@ def mix(*, sources: tuple[str, ...], dest: str, exhausted: str, common: _Common)
             firsts.append(starts[shard])
         return {"": mixed_numbers(firsts, [weight for _, weight in weights], exhausted)}
 
-    named = {"weights": [weight for _, weight in weights], "exhausted": exhausted}
+    options = {"weights": [weight for _, weight in weights], "exhausted": exhausted}
     given = [url for shards in each for url in shards]
-    _run("mix", given, dest, common, orders, options=named, of_sample=12)
+    named = [url for url, _ in weights]
+    _run("mix", given, dest, common, orders, options=options, of_sample=12, named=named)

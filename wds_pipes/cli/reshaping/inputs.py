@@ -3,7 +3,7 @@
 Rules:
 1. An index of offsets beside a shard is used. Where there is none, a first pass makes one in the
    directory of the outputs, in ``.wds-pipes/inputs``. It stays there for other shares of the tasks
-   and for the next run, and is made again if the shard was changed.
+   and for the next run. If shards were changed, the indexes are made again in another directory.
 2. The offsets of a compressed shard are those of the tar in it.
 """
 
@@ -18,10 +18,11 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wds_pipes.cli.shards import check_same, marks
+from wds_pipes.cli.shards import check_same, marks, of_first_pass
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError
+from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.tasks.running import run
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task
@@ -180,9 +181,12 @@ def open_inputs(given: Sequence[str], hidden: Place, *, jobs: int, memory: int, 
     of_urls = dict(zip(distinct, marks(distinct, options), strict=True))
     with ThreadPoolExecutor(_REQUESTS) as pool:
         there = pool.map(lambda url: all(exists(beside(url, ending), options) for ending in endings), distinct)
-        missing = [url for url, indexed in zip(distinct, there, strict=True) if not indexed]
-    at = Place(hidden.at("inputs"), options)
+        # of a compressed shard there is no index beside it, or one of something else
+        missing = [
+            url for url, indexed in zip(distinct, there, strict=True) if not indexed or kind_of_name(base_name(url))
+        ]
     tasks = [_task(url, of_urls[url]) for url in missing]
+    at = of_first_pass(Place(hidden.at("inputs"), options), tasks)
     facts = first_pass(Job("index", at, partial(_index, options), tasks), jobs)
     made = {task.arguments: at.at(task.name.rpartition("/")[0]) for task in tasks}
     compressed = frozenset(url for url, fact in zip(missing, facts, strict=True) if fact["compressed"])

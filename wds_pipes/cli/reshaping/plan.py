@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 from wds_pipes.cli.reshaping.inputs import Inputs
 from wds_pipes.cli.reshaping.reading import Reader, Sample
 from wds_pipes.cli.shards import check_outputs, index_names, shard_ends, shard_facts, write_indexes
-from wds_pipes.core.order import Permutation
+from wds_pipes.core.order import Permutation, hash_text
 from wds_pipes.core.words import bytes_shown, plural
 from wds_pipes.errors import SampleError
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import BLOCK
+from wds_pipes.tar.offsets import stale_keys
 from wds_pipes.tar.shard_file import shard_files, write_shard
+from wds_pipes.tar.views import KeyRange, split_by_key
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +46,11 @@ class Division:
     max_samples: int
     max_bytes: int
     shards: int | None = None
+
+    @property
+    def options(self) -> dict[str, int | None]:
+        """What the plan of the job has of it."""
+        return {"max_samples": self.max_samples, "max_bytes": self.max_bytes, "shards": self.shards}
 
     def ends(self, count: int, sizes: Callable[[], Iterator[npt.NDArray[np.int64]]]) -> list[int]:
         """Where the shards of ``count`` samples end; ``sizes`` iterates over the sizes of these.
@@ -118,6 +125,7 @@ def plan(
     place: Place,
     orders: Mapping[str, Order],
     *,
+    given: Sequence[str],
     division: Division,
     memory: int,
     options: Mapping[str, Any],
@@ -129,14 +137,14 @@ def plan(
         inputs: the samples.
         place: the directory of the shards.
         orders: the order of each split by its name, or one without a name.
+        given: what names the shards of the samples.
         division: how samples are divided into shards.
         memory: how many bytes each process may hold of them.
-        options: what decides about the orders.
+        options: what decides about the orders; ``"shares"``: those of the splits.
 
     Raises:
-        ValueError: a shard would replace an input.
+        ValueError: a shard would replace an input, or be one of the next run.
     """
-    limits = {"max_samples": division.max_samples, "max_bytes": division.max_bytes, "shards": division.shards}
     tasks: list[Task] = []
     identity = fingerprint(inputs.marks, dict(options))
     for name, order in orders.items():
@@ -156,13 +164,13 @@ def plan(
             shard = f"{prefix}-{number:06d}.tar"
             mark = fingerprint(identity, name, start, stop)
             tasks.append(Task(shard, shard_files(shard), _part(order, start, stop), mark))
-    check_outputs(inputs.urls, [place.at(task.name) for task in tasks])
+    check_outputs(inputs.urls, [place.at(task.name) for task in tasks], given)
     return Job(
         command,
         place,
-        partial(write, inputs, memory),
+        partial(write, inputs, memory, options.get("shares")),
         tasks,
-        {**options, **limits},
+        {**options, **division.options},
         write_indexes,
         index_names([task.name for task in tasks]),
     )
@@ -174,12 +182,32 @@ def _part(order: Order, start: int, stop: int) -> Part:
     return Part(order[start:stop], 0, stop - start)
 
 
-def write(inputs: Inputs, memory: int, task: Task, place: Place) -> Facts:
-    """Write a shard."""
+def write(inputs: Inputs, memory: int, shares: Mapping[str, float] | None, task: Task, place: Place) -> Facts:
+    """Write a shard, of a split if there are shares."""
     with contextlib.closing(Reader(inputs, memory)) as reader:
         samples = with_own_keys(reader.read(task.arguments.blocks()))
+        if shares is not None:
+            samples = _of_split(samples, split_by_key(shares)[task.name.partition("/")[0]])
         facts = write_shard(place.at(task.name), samples, storage_options=place.storage_options)
     return shard_facts(task.name, facts)
+
+
+def _of_split(samples: Iterable[Sample], split: KeyRange) -> Iterator[Sample]:
+    """Yield samples, and check that their keys, which an index says, are those of a split.
+
+    Raises:
+        ShardError: the index is of another shard.
+    """
+    import numpy as np
+
+    found: list[tuple[str, str]] = []
+    for sample in samples:
+        found.append((sample["__key__"], sample["__url__"]))
+        yield sample
+    hashes = np.fromiter((hash_text(key) for key, _ in found), np.uint64, len(found))
+    if (wrong := np.flatnonzero(~split.has(hashes))).size:
+        key, url = found[wrong[0]]
+        raise stale_keys(url, key)
 
 
 def with_own_keys(samples: Iterable[Sample]) -> Iterator[Sample]:

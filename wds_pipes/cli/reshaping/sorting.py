@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 from wds_pipes.cli.reshaping.inputs import Inputs, first_pass
 from wds_pipes.cli.reshaping.plan import Part
 from wds_pipes.cli.reshaping.reading import Reader, Sample
+from wds_pipes.cli.shards import of_first_pass
 from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import open_output
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
@@ -58,7 +59,7 @@ def sorted_numbers(inputs: Inputs, by: str | None, hidden: Place, memory: int, j
     tasks = [
         Task(f"{shard:06d}", (f"{shard:06d}",), shard, fingerprint(mark, by)) for shard, mark in enumerate(inputs.marks)
     ]
-    place = Place(hidden.at("order"), hidden.storage_options)
+    place = of_first_pass(Place(hidden.at("order"), hidden.storage_options), tasks)
     facts = first_pass(Job("sort", place, partial(_write_values, inputs, by, memory), tasks), jobs)
     kinds = {fact["kind"]: number for number, fact in enumerate(facts) if fact["kind"]}
     if len(kinds) > 1:
@@ -192,8 +193,12 @@ def _lines(file: IO[bytes], start: int) -> Iterator[Line]:
 def _spill(lines: Iterable[Line], temporary: str) -> str:
     """Write lines to a temporary file, and return its path."""
     descriptor, path = tempfile.mkstemp(dir=temporary)
-    with os.fdopen(descriptor, "wb") as file:
-        file.writelines(_texts(lines))
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines(_texts(lines))
+    except OSError as error:
+        error.filename = path
+        raise
     return path
 
 

@@ -22,6 +22,7 @@ from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import list_indexed
 from wds_pipes.tar.index_formats import make_opener
 from wds_pipes.tar.located import Located
+from wds_pipes.tar.offsets import stale_keys
 from wds_pipes.tar.sample_numbers import among
 
 _CONNECTIONS = 8
@@ -50,6 +51,16 @@ class Partner:
         files = RangeReader(self._options, _CONNECTIONS)
         return Located(self.urls, None, files, self._options, _CONNECTIONS)
 
+    @cached_property
+    def checked(self) -> bool:
+        """Whether the indexes of keys were compared with the shards, which is done once.
+
+        Raises:
+            ShardError: an index is of another shard, so samples are not found that are there.
+        """
+        self._located.check_keys()
+        return True
+
     def numbers(self, keys: Iterable[str]) -> dict[int, list[int]]:
         """Return the numbers of the samples that may have one of these keys, by the hashes of their
         keys.
@@ -68,11 +79,15 @@ class Partner:
 
         Raises:
             SampleError: two have one key.
+            ShardError: an index of keys is of another shard.
         """
         wanted, found = set(keys), dict[str, Sample]()
-        places = sorted({number for key in wanted for number in numbers.get(hash_text(key), ())})
-        for sample in self._data.__getitems__(places):
+        hashes = {number: hashed for hashed in map(hash_text, wanted) for number in numbers.get(hashed, ())}
+        places = sorted(hashes)
+        for place, sample in zip(places, self._data.__getitems__(places), strict=True):
             key = sample["__key__"]
+            if hash_text(key) != hashes[place]:
+                raise stale_keys(sample["__url__"], key)
             if key not in wanted:
                 continue
             if key in found:
@@ -119,7 +134,7 @@ class Join:
             found = [partner.read(keys, of) for partner, of in zip(self._partners, numbers, strict=True)]
             for sample in block:
                 others = [of.get(sample["__key__"]) for of in found]
-                if None in others:
+                if None in others and self._partners[others.index(None)].checked:
                     facts["missing"] += 1
                     self._check_missing(sample, others.index(None))
                     if self.missing == "drop":

@@ -19,8 +19,9 @@ import numpy.typing as npt
 from wds_pipes.cli.jobs import Running
 from wds_pipes.cli.look.reading import Found, Sample, ShardWalk
 from wds_pipes.cli.rewriting.spine import Reading, Shard, find_shards, plan_rewrite
-from wds_pipes.cli.shards import check_same
+from wds_pipes.cli.shards import check_same, of_first_pass
 from wds_pipes.errors import ShardError, StateError
+from wds_pipes.io.tasks.journal import check_plan
 from wds_pipes.io.tasks.running import run
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import redact
@@ -58,7 +59,10 @@ def plan_dedup(urls: Sequence[str], place: Place, reading: Reading, by: str, run
         ValueError: nothing matches.
         ShardError: a shard cannot be read.
     """
-    shards, by = find_shards(urls, place, reading.storage_options), by.lower()  # fields are in lower case
+    by = by.lower()  # as fields are
+    if not running.overwrite:
+        check_plan(place, "dedup", {"by": by, "key_split": reading.key_split})
+    shards = find_shards(urls, place, reading.storage_options)
     hashes = _job_of_hashes(shards, place, reading, by)
     # first those of this share, and then those that other shares have not written yet
     for share in dict.fromkeys((running.share, (0, 1))):
@@ -76,7 +80,7 @@ def _job_of_hashes(shards: Sequence[Shard], place: Place, reading: Reading, by: 
     tasks = [
         Task(shard.name, (shard.name + _ENDING,), (shard, None), fingerprint(shard.mark, options)) for shard in shards
     ]
-    hidden = Place(place.at(_FOLDER), place.storage_options)
+    hidden = of_first_pass(Place(place.at(_FOLDER), place.storage_options), tasks)
     return Job("dedup (hashes)", hidden, partial(_hash, reading, by), tasks, options)
 
 

@@ -11,4 +11,6 @@ Rules:
    and its outputs have these sizes. A task that was killed before its receipt is run again.
 4. Tasks share nothing but this directory. So each share of them can run anywhere and at any time;
    the one that finds all receipts writes what belongs to the whole, such as ``index.json``.
+5. A job may also run twice at once: a task that has a receipt by now is not run, and one whose file
+   another process is writing is waited for.
 """

@@ -45,17 +45,19 @@ class Journal:
             if known == wanted:
                 return
         if known is not None and not overwrite:
-            raise StateError(
-                f"{shown_place(job.place)} has the outputs of another job: {_difference(known, wanted)}. {_MEND}"
-            )
+            raise _other(job.place, known, wanted)
         if dry_run:
             return
         if known is not None:
             self._remove_stale(known)
-        for name in job.extras:  # of all tasks, so it would be wrong until all are finished
-            job.place.remove(name)
+        if overwrite:
+            for name in job.extras:  # of all tasks, so it would be wrong until all are finished
+                job.place.remove(name)
         job.place.make(claimed)
-        job.place.write(PLAN, _bytes(wanted))
+        try:
+            job.place.write(PLAN, _bytes(wanted), overwrite=overwrite)
+        except FileExistsError:  # another run has begun meanwhile
+            self.start(overwrite=False, dry_run=False)
 
     def _remove_stale(self, known: Mapping[str, Any]) -> None:
         """Remove the outputs of an earlier plan that have no place in this one."""
@@ -74,14 +76,8 @@ class Journal:
         """
         tasks, place = list(tasks), self._job.place
         with ThreadPoolExecutor(_CONNECTIONS) as pool:
-            receipts = list(pool.map(lambda task: _read(place, _receipt(task.name)), tasks))
-        valid = [
-            (task, receipt)
-            for task, receipt in zip(tasks, receipts, strict=True)
-            if receipt is not None
-            and receipt.get("fingerprint") == task.fingerprint
-            and set(receipt["outputs"]) == set(task.outputs)
-        ]
+            receipts = list(pool.map(lambda task: _receipt_of(task, place), tasks))
+        valid = [(task, receipt) for task, receipt in zip(tasks, receipts, strict=True) if receipt is not None]
         sizes = place.sizes([name for task, _ in valid for name in task.outputs])
         facts = {}
         for task, receipt in valid:
@@ -97,6 +93,39 @@ class Journal:
                             "--overwrite (overwrite=True), and it is written again"
                         )
         return facts
+
+
+def check_plan(place: Place, command: str, options: Mapping[str, Any]) -> None:
+    """Refuse the directory of another command, or of other options, before the tasks are known.
+
+    Raises:
+        StateError: it has such a plan.
+    """
+    known = _read(place, PLAN)
+    if known is not None:
+        wanted = {**known, "command": command, "options": json.loads(json.dumps(dict(options)))}
+        if known != wanted:
+            raise _other(place, known, wanted)
+
+
+def _other(place: Place, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> StateError:
+    return StateError(f"{shown_place(place)} has the outputs of another job: {_difference(known, wanted)}. {_MEND}")
+
+
+def facts_of(task: Task, place: Place) -> Facts | None:
+    """The facts of a task if it is finished."""
+    receipt = _receipt_of(task, place)
+    if receipt is None or place.sizes(task.outputs) != receipt["outputs"]:
+        return None
+    return dict(receipt["facts"])
+
+
+def _receipt_of(task: Task, place: Place) -> dict[str, Any] | None:
+    """The receipt of a task, if it is of these inputs and outputs."""
+    receipt = _read(place, _receipt(task.name))
+    if receipt is None or receipt.get("fingerprint") != task.fingerprint:
+        return None
+    return receipt if set(receipt["outputs"]) == set(task.outputs) else None
 
 
 def write_receipt(task: Task, place: Place, facts: Facts) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 
 from wds_pipes.core.importing import library
 from wds_pipes.io.tasks.engines import Processes, in_this_process
-from wds_pipes.io.tasks.journal import Journal, write_receipt
+from wds_pipes.io.tasks.journal import Journal, facts_of, write_receipt
 from wds_pipes.io.tasks.task import Engine, Job, Outcome, Place, Report, Task, Work, shown_place
 
+logger = logging.getLogger("wds_pipes")
+
 _PAUSE_SECONDS = 1.0  # before failed tasks are tried again; doubled each time
+_MOST_DOUBLED = 4
 
 
 def run(
@@ -31,7 +36,7 @@ def run(
 
     The outputs are the same, byte for byte, however the tasks are run: in one process, in several,
     in shares on several machines, in any order, and after any interruption. A task that fails does
-    not stop the others.
+    not stop the others, unless the disk is full.
 
     Args:
         job: what is run.
@@ -41,7 +46,7 @@ def run(
             jobs that run at the same time or not.
         engine: what runs the tasks instead: see ``Engine``.
         attempts: how often a task is tried. What does not depend on the moment (a wrong sample, a
-            wrong argument) is tried once.
+            wrong argument) is tried once. A file that another process is writing is waited for.
         overwrite: replace the outputs of another job, or of another program, in this directory.
             Tasks that are finished from the same inputs are kept.
         dry_run: write nothing, and report what would be written.
@@ -58,9 +63,9 @@ def run(
         ShardError: the store cannot be read or written.
         ValueError, TypeError: an argument does not fit.
     """
-    index, count = share
-    if not 0 <= index < count:
-        raise ValueError(f"share i of n needs 0 <= i < n, not {index} of {count}: shares are counted from 0")
+    index, shares = share
+    if not 0 <= index < shares:
+        raise ValueError(f"share i of n needs 0 <= i < n, not {index} of {shares}: shares are counted from 0")
     if jobs < 1 or attempts < 1:
         raise ValueError(f"jobs and attempts must be at least 1, not {jobs} and {attempts}")
     call = partial(attempt, job.work, job.place)
@@ -75,7 +80,7 @@ def run(
     journal = Journal(job)
     journal.start(overwrite=overwrite, dry_run=dry_run)
     facts = journal.finished(job.tasks, overwrite=overwrite)
-    own = job.tasks[index::count]
+    own = job.tasks[index::shares]
     report = Report(shown_place(job.place), len(job.tasks), skipped=[task.name for task in own if task.name in facts])
     pending = [task for task in own if task.name not in facts]
     if dry_run:
@@ -86,11 +91,11 @@ def run(
         total, left = sum(task.size for task in own), sum(task.size for task in pending)
         bar = tqdm(total=total, initial=total - left, unit=job.unit, unit_scale=job.unit != "task")
     try:
-        for number in range(attempts):
-            pending = _round(engine, call, pending, report, last=number + 1 == attempts, on_task=on_task, bar=bar)
+        for number in count():
+            pending = _round(engine, call, pending, report, last=number + 1 >= attempts, on_task=on_task, bar=bar)
             if not pending:
                 break
-            time.sleep(_PAUSE_SECONDS * 2**number)
+            time.sleep(_PAUSE_SECONDS * 2 ** min(number, _MOST_DOUBLED))
     finally:
         if bar is not None:
             bar.close()
@@ -119,13 +124,17 @@ def _round(
     on_task: Callable[[Outcome], None] | None,
     bar: object,
 ) -> list[Task]:
-    """Run tasks once, and return those that are to be tried again."""
+    """Run tasks once, and return those that are to be tried again. If the disk is full, the rest is
+    not run.
+    """
     named, again = {task.name: task for task in tasks}, []
     outcomes = engine(call, tasks)
     try:
         for outcome in outcomes:
             task = named.pop(outcome.name)
-            if outcome.facts is None and outcome.again and not last:
+            if outcome.facts is None and (outcome.busy or (outcome.again and not last)):
+                if last:
+                    logger.warning("%s is being written by another process, which is waited for.", task.name)
                 again.append(task)
                 continue
             if outcome.facts is None:
@@ -137,6 +146,8 @@ def _round(
                 on_task(outcome)
             if bar is not None:
                 bar.update(task.size)  # type: ignore[attr-defined]
+            if outcome.full:
+                return []
     finally:
         if (close := getattr(outcomes, "close", None)) is not None:
             close()
@@ -146,8 +157,10 @@ def _round(
 
 
 def attempt(work: Work, place: Place, task: Task) -> Outcome:
-    """Run a task, and write its receipt."""
+    """Run a task, and write its receipt, unless another run has finished it meanwhile."""
     try:
+        if (known := facts_of(task, place)) is not None:
+            return Outcome(task.name, known)
         place.make(task.outputs)
         facts = work(task, place)
         write_receipt(task, place, facts)

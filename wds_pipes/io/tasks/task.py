@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,10 +69,12 @@ class Place:
         """The content of a small file; None: it does not exist."""
         return read_small(self.at(name), self.storage_options)
 
-    def write(self, name: str, content: bytes) -> None:
-        """Write or replace a small file; it appears when it is complete."""
+    def write(self, name: str, content: bytes, *, overwrite: bool = True) -> None:
+        """Write a small file; it appears when it is complete. FileExistsError: it is there, and
+        ``overwrite`` is not set.
+        """
         self.make([name])
-        write_small(self.at(name), content, self.storage_options)
+        write_small(self.at(name), content, self.storage_options, overwrite=overwrite)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it exists."""
@@ -163,19 +166,24 @@ class Outcome:
         facts: what ``work`` returned; None: it failed.
         error: why it failed.
         again: whether it makes sense to try again.
+        busy: another process writes its outputs.
+        full: the disk is full, or a quota used up, so other tasks would fail too.
     """
 
     name: str
     facts: Facts | None = None
     error: str = ""
     again: bool = False
+    busy: bool = False
+    full: bool = False
 
     @classmethod
     def failed(cls, name: str, error: Exception) -> Outcome:
         """The outcome of a task that raised."""
         told = str(error) if isinstance(error, WdsError) else f"{type(error).__name__}: {error}"
         again = not isinstance(error, (SampleError, StateError, ValueError, TypeError, ImportError, LookupError))
-        return cls(name, error=told, again=again)
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return cls(name, error=told, again=again and not full, busy=isinstance(error, BlockingIOError), full=full)
 
 
 # Runs tasks anywhere: it is called with a function that can be pickled, and with tasks, and yields
