@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import signal
 import tracemalloc  # noqa: F401 - pytest imports it when a finalizer fails; in a forked worker, in the middle of another import, Python 3.11 trips over that
 from collections import Counter
 from pathlib import Path
@@ -29,6 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell lets its background processes ignore it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     multiprocessing.set_forkserver_preload([*PRELOADED, *IMPORTED_BY_TESTS])
     if method := config.getoption("--start-method"):
         multiprocessing.set_start_method(method, force=True)

@@ -117,11 +117,7 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     """Interrupted while the trainer runs, it ends with 1 and takes the trainer and its workers
     along.
     """
-    code = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from "
-        "wds_pipes.cli import main; main()"
-    )
-    command = [sys.executable, "-c", code, "demo", "--out", "out", "--samples", "480"]
+    command = [sys.executable, "-m", "wds_pipes", "demo", "--out", "out", "--samples", "480"]
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:

@@ -20,7 +20,6 @@ import warnings
 import wds_pipes as wp
 
 warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background processes ignore it
 MAIN = os.getpid()
 
 
