@@ -185,8 +185,9 @@ class Progress:
 
         The position stays.
         """
+        # first the iterator: another thread that waits in it for the workers must find this reason
+        self._replace(why, interrupted=self.inside)
         self.workers.end(interrupted=self.inside)
-        self._replace(why)
         self.paused = None
         self.inside = False
 
