@@ -135,7 +135,8 @@ def test_counts(store, urls, shards):
     alone = [map(int, found.removeprefix("bytes=").split("-")) for found in store.ranges()]
     bytes_of_ranges = sum(entry["length"] for entry in entries) + sum(last + 1 - first for first, last in alone)
     headers = stats["bytes_fetched"] - bytes_of_ranges
-    assert 512 * len(entries) < headers < 1024 * (len(entries) + len(store.batches()))
+    # the zeros at the end of an answer may not have been fetched
+    assert 512 * len(entries) <= headers < 1024 * (len(entries) + len(store.batches()))
 
 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT], ids=["posix", "gnu"])
