@@ -81,7 +81,9 @@ def reshard(urls, folder):
     place = Place(str(folder))
     inputs = open_inputs(urls, Place(str(folder / ".wds-pipes")), jobs=1, memory=MEMORY // 8)
     division, order = Division(100_000, 1 << 26), range(inputs.count)
-    report = run(plan("reshard", inputs, place, {"": order}, division=division, memory=MEMORY // 2, options={}))
+    report = run(
+        plan("reshard", inputs, place, {"": order}, division=division, memory=MEMORY // 2, options={}, given=urls)
+    )
     assert report.complete
 
 
