@@ -25,6 +25,7 @@ from waiting import calls, wait_for
 from warm import Program
 
 import wds_pipes as wp
+from wds_pipes.loader.workers import kill_workers
 from wds_pipes.testing import check_resume, make_shards, same
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -1405,6 +1406,26 @@ def test_close_while_another_thread_waits_for_a_batch(workers, at, urls, tmp_pat
     source.load_state_dict(source.state_dict())
     assert flat(given) + flat(source) == EVERY
     source.close()
+
+
+def test_close_gives_its_reason_before_the_workers_end(urls, tmp_path, monkeypatch):
+    """Otherwise a thread that waits for a batch would be told of the end of the workers."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
+    found = []
+
+    def kill_slowly(results):
+        kill_workers(results)
+        wait_for(lambda: found)
+
+    monkeypatch.setattr("wds_pipes.loader.workers.kill_workers", kill_slowly)
+    pipe = samples(urls, shuffle=False).map_samples(partial(held_up, tmp_path, EVERY[2]))
+    source = wp.PipeLoader(pipe, batch_size=1, collate=keys_of, num_workers=1, multiprocessing_context="fork")
+    thread = threading.Thread(target=lambda: found.append(until_error(source)), daemon=True)
+    thread.start()
+    wait_for((tmp_path / "waits").exists)
+    source.close()
+    thread.join(120)
+    assert type(found[0][1]) is wp.StateError
 
 
 @pytest.mark.parametrize("exits", [False, True])

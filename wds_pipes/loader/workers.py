@@ -174,10 +174,6 @@ def worker_error(error: Exception, results: object) -> Exception:
         error: the error.
         results: the results of the workers, if these were started.
     """
-    if isinstance(error, AssertionError) and str(error).startswith("Invalid iterator state: shutdown"):
-        told = WorkerError("the workers were ended while a batch was awaited. state_dict() is still good.")
-        told.__cause__ = error
-        return told
     if not isinstance(error, RuntimeError) or "DataLoader" not in str(error):
         return error
     if str(error).startswith("DataLoader timed out"):
