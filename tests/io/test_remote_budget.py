@@ -135,8 +135,8 @@ def test_a_loader_reads_no_further_after_an_error(web, large):
 
 
 def test_the_sources_of_a_mix_share_one_budget(web, large):
-    """Each open shard has one connection, as all are taken by them; and the bytes are those of
-    one pipe.
+    """Each open shard has one connection, as all are taken by them, apart from the first two, which
+    may have begun with two each; and the bytes are those of one pipe.
     """
     urls = [web.put(f"many/{number}.tar", content(large)) for number in range(SOURCES)]
     pipes = {str(number): samples(url, readahead_bytes=8 * MIB, connections=4) for number, url in enumerate(urls)}
@@ -150,7 +150,7 @@ def test_the_sources_of_a_mix_share_one_budget(web, large):
     assert most <= 8 * MIB + SOURCES * MIB // 4  # of each a piece
     web.faults.rules()
     assert sum(1 for _ in items) == SOURCES * 40 - 1
-    assert max(request.live for request in web.faults.stats(web.reads)) <= SOURCES
+    assert max(request.live for request in web.faults.stats(web.reads)) <= SOURCES + 2
 
 
 def test_a_pipe_gets_no_more_than_it_has_requested(web, large):
