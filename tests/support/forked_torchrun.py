@@ -23,16 +23,16 @@ def run_rank(*command):
     runpy.run_path(command[0], run_name="__main__")
 
 
-def main(ranks, *command):
+def launch(function, *arguments, ranks, restarts=0):
+    """Run a function on so many ranks, as ``torchrun --standalone`` runs a script."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=int(ranks),
-        max_restarts=0,
+        nproc_per_node=ranks,
+        max_restarts=restarts,
         run_id="forked",
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
@@ -40,7 +40,12 @@ def main(ranks, *command):
         start_method="fork",
         logs_specs=DefaultLogsSpecs(),
     )
-    elastic_launch(config, run_rank)(*command)
+    elastic_launch(config, function)(*arguments)
+
+
+def main(ranks, *command):
+    warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+    launch(run_rank, *command, ranks=int(ranks))
 
 
 if __name__ == "__main__":

@@ -183,7 +183,7 @@ def become(request):
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     is_file = os.path.isfile(program)
     sys.argv = [program if is_file else "-c", *request["arguments"]]
-    added = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
+    added = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path[1:]]
     own = [] if os.environ.get("PYTHONSAFEPATH") else [os.path.dirname(program) if is_file else ""]
     sys.path[:1] = own + added
     sys.modules.pop("sitecustomize", None)

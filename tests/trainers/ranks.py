@@ -18,8 +18,7 @@ from importlib.util import find_spec
 
 import recipes
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from forked_torchrun import launch
 
 IMPORTED = {"torch": "torch._dynamo", "accelerate": "accelerate", "transformers": "transformers.trainer"}
 
@@ -71,23 +70,10 @@ def main(directory, *names):
 
 
 def start(*arguments):
-    """As ``torchrun --standalone --nproc-per-node=2 --max-restarts=1`` does."""
     for package, module in IMPORTED.items():
         if find_spec(package):
             importlib.import_module(module)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=2,
-        max_restarts=1,
-        run_id="ranks",
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        start_method="fork",
-        logs_specs=DefaultLogsSpecs(),
-    )
-    elastic_launch(config, main)(*arguments)
+    launch(main, *arguments, ranks=2, restarts=1)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,8 @@ def test_on_two_ranks(urls, tmp_path):
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / f"{name}-whole").mkdir()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    path = os.pathsep.join(sys.path)
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = warm.run(Path(__file__).with_name("ranks.py"), tmp_path, *names, environment=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]

@@ -117,7 +117,8 @@ class RemoteFile:
     def __init__(self, url: str, *, overwrite: bool = False, storage_options: Options = None) -> None:
         self._url, self._overwrite, self._options = url, overwrite, storage_options
         self._process, self._open = os.getpid(), False
-        self._held = bytearray()  # bytes that are not in the stream yet
+        self._held: list[bytes] = []  # what is not in the stream yet
+        self._held_bytes = 0
         self._request: Future[None] | None = None  # the last one
         try:
             from wds_pipes.io.remote.file_systems import file_system
@@ -145,8 +146,9 @@ class RemoteFile:
 
     def write(self, data: bytes) -> int:
         """Append ``data``; it is sent in parts of some megabytes."""
-        self._held += data
-        if len(self._held) >= _AT_ONCE:
+        self._held.append(bytes(data))
+        self._held_bytes += len(data)
+        if self._held_bytes >= _AT_ONCE:
             self._do(self._write)
         return len(data)
 
@@ -188,9 +190,9 @@ class RemoteFile:
             refuse(self._url, error, self._options)
 
     def _write(self) -> None:
-        self._stream.write(bytes(self._held))
-        self._sent += len(self._held)
-        self._held.clear()
+        self._stream.write(b"".join(self._held))
+        self._sent += self._held_bytes
+        self._held, self._held_bytes = [], 0
         if self._part and self._sent // _PARTS > self._stream.blocksize:
             self._stream.blocksize = self._sent // _PARTS
 
