@@ -191,11 +191,11 @@ def test_two_passes_write_the_same_bytes(name, source, made, tmp_path):
         call(name, source, place, "--memory", memory, "--passes", 2)
         assert outputs(place) == whole
         assert not (place / ".wds-pipes/gathered").exists()
-    place = tmp_path / "shares"
+    place, shares = tmp_path / "shares", ["--passes", 2, "--memory", "30kB", "--tasks", 3]
     for index in (2, 0):
-        call(name, source, place, "--passes", 2, "--memory", "30kB", "--tasks", 3, "--task", index, "-j", 1 + index // 2)
+        call(name, source, place, *shares, "--task", index, "-j", 1 + index // 2)
     assert len(list(place.glob(".wds-pipes/gathered/*/0*"))) > 5
-    call(name, source, place, "--memory", "30kB", "--passes", 2, "--tasks", 3, "--task", 1)
+    call(name, source, place, *shares, "--task", 1)
     assert outputs(place) == whole
     assert not (place / ".wds-pipes/gathered").exists()
     assert "0 written" in call(name, source, place, "--passes", 2).stdout
@@ -282,8 +282,8 @@ def test_small_samples_in_a_store_are_gathered_first(web, tmp_path):
     """A request reads many of them."""
     urls = []
     for shard in range(3):
-        data = tar(((f"{shard}{number:04d}.bin", random.Random(number).randbytes(2500)) for number in range(600)), format=0)
-        urls.append(web.put(f"small/{shard}.tar", data))
+        small = tar([(f"{shard}{number:04d}.bin", random.Random(number).randbytes(2500)) for number in range(600)])
+        urls.append(web.put(f"small/{shard}.tar", small))
     requests = {}
     for passes in (["--passes", 1], []):
         web.faults.clear()

@@ -117,8 +117,8 @@ def _run(
 _passes = click.option(
     "--passes",
     type=click.IntRange(1, 2),
-    help="1: read each sample where it is. 2: copy all samples first, each next to others of its output, which needs "
-    "as much space in DEST again for a while.  [default: 2 if it is much quicker for samples in a store, else 1]",
+    help="With 1, each sample is read where it is. With 2, all are first copied, each next to others of its output, "
+    "which needs twice the space in DEST for a while.  [default: 2 for small samples in a store, else 1]",
 )
 
 

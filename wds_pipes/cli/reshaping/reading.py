@@ -12,11 +12,12 @@ Rules:
 
 from __future__ import annotations
 
+import io
 import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeVar, cast
 
 from wds_pipes.cli.reshaping.inputs import CONNECTIONS, Extents
 from wds_pipes.errors import ShardError
@@ -78,7 +79,7 @@ class Reader:
         options = inputs.storage_options
         self._remote = RangeReader(options, CONNECTIONS, max(memory // 2, CONNECTIONS << 10))
         self._opener = make_opener(options)
-        self._files: OrderedDict[str, BinaryIO] = OrderedDict()
+        self._files: OrderedDict[str, io.RawIOBase] = OrderedDict()
         self._unpacked: OrderedDict[str, _Unpacked] = OrderedDict()
         self._parser = SampleParser(fields, "first-dot", inputs.stale)
 
@@ -191,7 +192,8 @@ class Reader:
         file = self._files.get(url)
         if file is None:
             self._inputs.check_same(url)
-            file = self._files[url] = self._opener.open(url)
+            buffered = cast("io.BufferedReader", self._opener.open(url))
+            file = self._files[url] = buffered.detach()  # without its buffer, which is as large as many samples
             if len(self._files) > _MOST_OPEN:
                 self._files.popitem(last=False)[1].close()
         data = os.pread(file.fileno(), stop - start, start)
