@@ -35,15 +35,7 @@ COMMANDS = {
     "split": lambda data, place: ["split", f"{data}/shards", place, "--shares", "a=0.6,b=0.4", "--max-samples", "50"],
     "shuffle": lambda data, place: ["shuffle", f"{data}/shards", place, "--seed", "3", "--max-samples", "50"],
     "gather": lambda data, place: [
-        "shuffle",
-        f"{data}/shards",
-        place,
-        "--passes",
-        "2",
-        "--memory",
-        "500kB",
-        "--max-samples",
-        "50",
+        *["shuffle", f"{data}/shards", place, "--passes", "2", "--memory", "500kB", "--max-samples", "50"]
     ],
     "sort": lambda data, place: ["sort", f"{data}/shards", place, "--by", "cls", "--max-samples", "50"],
     "mix": lambda data, place: [
