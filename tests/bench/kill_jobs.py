@@ -34,6 +34,7 @@ COMMANDS = {
     "reshard": lambda data, place: ["reshard", f"{data}/shards", place, "--max-bytes", "1MB"],
     "split": lambda data, place: ["split", f"{data}/shards", place, "--shares", "a=0.6,b=0.4", "--max-samples", "50"],
     "shuffle": lambda data, place: ["shuffle", f"{data}/shards", place, "--seed", "3", "--max-samples", "50"],
+    "gather": lambda data, place: ["shuffle", f"{data}/shards", place, "--passes", "2", "--memory", "50kB"],
     "sort": lambda data, place: ["sort", f"{data}/shards", place, "--by", "cls", "--max-samples", "50"],
     "mix": lambda data, place: [
         *["mix", f"{data}/shards=0.7", f"{data}/others=0.3", place, "--exhausted", "drop", "--max-samples", "50"]

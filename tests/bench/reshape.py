@@ -30,6 +30,7 @@ from bars import bar, exit_if_missed
 from data import images, tiny
 
 import wds_pipes as wp
+from wds_pipes.cli.first_pass import How
 from wds_pipes.cli.reshaping.inputs import open_inputs
 from wds_pipes.cli.reshaping.plan import Division, plan
 from wds_pipes.io.tasks.running import run
@@ -79,7 +80,7 @@ def hash_and_copy(urls, folder):
 
 def reshard(urls, folder):
     place = Place(str(folder))
-    inputs = open_inputs(urls, Place(str(folder / ".wds-pipes")), jobs=1, memory=MEMORY // 8)
+    inputs = open_inputs(urls, Place(str(folder / ".wds-pipes")), how=How(), memory=MEMORY // 8)
     division, order = Division(100_000, 1 << 26), range(inputs.count)
     report = run(
         plan("reshard", inputs, place, {"": order}, division=division, memory=MEMORY // 2, options={}, given=urls)
@@ -135,7 +136,7 @@ def memory(root):
         urls = many(root / f"many-{field}", count, field)
         size = sum(map(os.path.getsize, urls))
         assert size > 10 * MEMORY, size
-        for command in (["shuffle"], ["sort"], ["sort", "--by", "cls"]):
+        for command in (["shuffle"], ["shuffle", "--passes", "2"], ["sort"], ["sort", "--by", "cls"]):
             folder = root / "made"
             used = peak(*command, *urls, str(folder), "--memory", "64MB") - idle
             shutil.rmtree(folder)

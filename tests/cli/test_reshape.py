@@ -182,6 +182,26 @@ def test_every_way_writes_the_same_bytes(name, source, made, tmp_path):
     assert outputs(tmp_path / "little") == whole
 
 
+@pytest.mark.parametrize("name", ["shuffle", "sort"])
+def test_two_passes_write_the_same_bytes(name, source, made, tmp_path):
+    """With chunks of any size, in shares and processes; and nothing of the first pass is left."""
+    whole = outputs(made / name)
+    for memory in ("9kB", "30kB", "1MB"):
+        place = tmp_path / memory
+        call(name, source, place, "--memory", memory, "--passes", 2)
+        assert outputs(place) == whole
+        assert not (place / ".wds-pipes/gathered").exists()
+    place = tmp_path / "shares"
+    for index in (2, 0):
+        call(name, source, place, "--passes", 2, "--memory", "30kB", "--tasks", 3, "--task", index, "-j", 1 + index // 2)
+    assert len(list(place.glob(".wds-pipes/gathered/*/0*"))) > 5
+    call(name, source, place, "--memory", "30kB", "--passes", 2, "--tasks", 3, "--task", 1)
+    assert outputs(place) == whole
+    assert not (place / ".wds-pipes/gathered").exists()
+    assert "0 written" in call(name, source, place, "--passes", 2).stdout
+    assert not (place / ".wds-pipes/gathered").exists()
+
+
 def test_processes_write_the_same_bytes(source, made, tmp_path):
     call("shuffle", source, tmp_path, "-j", 2)
     assert outputs(tmp_path) == outputs(made / "shuffle")
@@ -248,12 +268,30 @@ def test_from_a_store_to_a_store(source, made, s3):
         s3.put(f"reshape/source/{path.name}", path.read_bytes())
     options = ["--storage-options", json.dumps(s3.storage_options)]
     fs = fsspec.filesystem("s3", **s3.storage_options)
-    for name in ("reshard", "shuffle", "sort"):
-        call(name, f"{s3.url}/reshape/source", f"{s3.url}/reshape/made/{name}", *options)
-        bucket = f"{s3.url.removeprefix('s3://')}/reshape/made/{name}/"
+    for name, passes in (("reshard", []), ("shuffle", []), ("sort", []), ("sort", ["--passes", 2])):
+        place = f"{s3.url}/reshape/made/{name}{len(passes)}"
+        call(name, f"{s3.url}/reshape/source", place, *options, *passes)
+        bucket = f"{place.removeprefix('s3://')}/"
         fs.invalidate_cache()
         found = {path.removeprefix(bucket): fs.cat(path) for path in fs.find(bucket) if ".wds-pipes" not in path}
         assert found == outputs(made / name)
+        assert not fs.find(f"{bucket}.wds-pipes/gathered")
+
+
+def test_small_samples_in_a_store_are_gathered_first(web, tmp_path):
+    """A request reads many of them."""
+    urls = []
+    for shard in range(3):
+        data = tar(((f"{shard}{number:04d}.bin", random.Random(number).randbytes(2500)) for number in range(600)), format=0)
+        urls.append(web.put(f"small/{shard}.tar", data))
+    requests = {}
+    for passes in (["--passes", 1], []):
+        web.faults.clear()
+        run("shuffle", *urls, tmp_path / str(len(passes)), "--memory", "1MB", *passes)
+        requests[len(passes)] = len(web.faults.stats(web.reads))
+    assert requests[2] > 1000  # of 1800 samples, of which some are neighbours
+    assert requests[0] < 600  # 23 chunks, and a range of each for each of 23 windows
+    assert outputs(tmp_path / "0") == outputs(tmp_path / "2")
 
 
 def test_no_secret_of_a_url_is_written(source, web, tmp_path):
@@ -358,6 +396,9 @@ def test_a_dry_run_writes_nothing(source, tmp_path):
         (1, ["sort", "kinds.tar", "out", "--by", "json:a"], "has a text as 'json:a', and samples before it a number"),
         (2, ["split", "in-1.tar", "out", "--shares", "a=0.99999,b=0.00001"], "split 'b' would have none of 25 samples"),
         (1, ["reshard", "cut.tar", "out"], "cut.tar"),
+        (1, ["shuffle", "in-1.tar", "in-1.tar", "out", "--passes", "2"], "would have the key"),
+        (1, ["sort", "cut.tar", "out", "--passes", "2"], "cut.tar"),
+        (2, ["sort", "in-1.tar", "out", "--passes", "2", "--memory", "1kB"], "more than --memory, which is 1 kB"),
     ],
 )
 def test_refusals(source, tmp_path, monkeypatch, *, code, arguments, message):

@@ -15,6 +15,7 @@ import click
 from wds_pipes.cli.options import Damaged, Refused, as_json, check_engine, engine, in_one_line, progress
 
 if TYPE_CHECKING:
+    from wds_pipes.cli.first_pass import How
     from wds_pipes.io.tasks.task import Job, Outcome, Report, Task
 
 
@@ -44,6 +45,15 @@ class Running(NamedTuple):
         if self.task >= self.tasks:
             raise click.UsageError(f"--task counts from 0, so of {self.tasks} the last is --task {self.tasks - 1}")
         return self.task, self.tasks
+
+    @property
+    def how(self) -> How:
+        """How first passes are run."""
+        from wds_pipes.cli.first_pass import How
+        from wds_pipes.io.tasks.on_ray import on_ray
+
+        engine = on_ray if self.engine is not None and not self.dry_run else None
+        return How(self.jobs, self.share, engine, self.progress and not self.dry_run)
 
 
 def job_options(command: Callable[..., None]) -> Callable[..., None]:

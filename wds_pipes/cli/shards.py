@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.errors import StateError
-from wds_pipes.io.tasks.task import Place, fingerprint
+from wds_pipes.io.tasks.task import fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.index_file import Entry, write_index
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from wds_pipes.io.tasks.task import Facts, Report, Task
+    from wds_pipes.io.tasks.task import Facts, Place, Report
 
 _INDEX = "index.json"
 _REQUESTS = 16
@@ -61,14 +61,6 @@ def _mark(url: str, storage_options: dict[str, Any] | None) -> tuple[int | None,
     size, mark, _ = version_of(url, storage_options)
     name = base_name(url) if local_path(url) is not None else identify(url)
     return size, fingerprint(size, mark, name)  # a hash: the URL may have secrets, and a mark is written down
-
-
-def of_first_pass(hidden: Place, tasks: Sequence[Task]) -> Place:
-    """The directory of the outputs of a first pass. Its name says what they are made from, so
-    commands with other inputs, which may run at the same time, have another one.
-    """
-    made_from = fingerprint([[task.name, task.fingerprint] for task in tasks])
-    return Place(hidden.at(made_from), hidden.storage_options)
 
 
 def is_same(url: str, other: str) -> bool:

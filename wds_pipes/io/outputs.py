@@ -16,6 +16,7 @@ import contextlib
 import errno
 import logging
 import os
+import shutil
 import sys
 import threading
 import time
@@ -308,20 +309,21 @@ def tried_again(call: Callable[[], T], url: str) -> T:
     return call()
 
 
-def remove(target: str, storage_options: Options = None) -> None:
-    """Remove a file, if it exists."""
+def remove(target: str, storage_options: Options = None, *, folder: bool = False) -> None:
+    """Remove a file, or a directory with all that is in it, if it exists."""
     path = local_path(target)
     if path is not None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.unlink(path)
+            (shutil.rmtree if folder else os.unlink)(path)
         return
-    if not exists(target, storage_options):
+    if not folder and not exists(target, storage_options):
         return
     from wds_pipes.io.remote.file_systems import file_system
 
     try:
         fs, name = file_system(target, storage_options)
-        fs.rm_file(name)
+        fs.invalidate_cache(name)
+        fs.rm(name, recursive=folder)
     except FileNotFoundError:
         pass
     except Exception as error:

@@ -55,6 +55,7 @@ def _run(
     of_sample: int = 0,
     keys: bool = False,
     named: Sequence[str] | None = None,
+    passes: int | None = 1,
 ) -> None:
     """Run a command.
 
@@ -68,11 +69,13 @@ def _run(
         of_sample: how many bytes of memory an order takes for each sample.
         keys: indexes of keys are needed.
         named: what the shards were named by, if it is not ``given``.
+        passes: 2: gather the samples of the outputs in a first pass; None: if that is quicker.
     """
     running, memory = common.running, common.memory
 
     def make() -> Job:
-        from wds_pipes.cli.reshaping.inputs import beside_outputs, open_inputs
+        from wds_pipes.cli.first_pass import beside_outputs
+        from wds_pipes.cli.reshaping.inputs import open_inputs
         from wds_pipes.cli.reshaping.plan import Division, check_memory, plan
         from wds_pipes.io.tasks.journal import check_plan
         from wds_pipes.io.tasks.task import Place
@@ -82,23 +85,41 @@ def _run(
         if not running.overwrite:
             check_plan(place, name, {**options, **division.options})
         with beside_outputs(place, running.dry_run) as hidden:
-            inputs = open_inputs(given, hidden, jobs=running.jobs, memory=memory // 8, keys=keys)
+            inputs = open_inputs(given, hidden, how=running.how, memory=memory // 8, keys=keys)
             check_memory(inputs, memory, of_sample)
-            return plan(
+            found = orders(inputs, hidden)
+            job = plan(
                 name,
                 inputs,
                 place,
-                orders(inputs, hidden),
+                found,
                 given=given if named is None else named,
                 division=division,
                 memory=memory // 2,
                 options=options,
             )
+            if passes == 1:
+                return job
+            from wds_pipes.cli.reshaping.gathering import OF_SAMPLE, in_two_passes, pays
+
+            if passes is None and not pays(inputs, found[""], memory // 2):
+                return job
+            check_memory(inputs, memory, OF_SAMPLE)
+            left = max(memory // 4, memory - 2 * OF_SAMPLE * inputs.count) // 2
+            return in_two_passes(job, inputs, found[""], hidden, memory=left, how=running.how)
 
     from wds_pipes.cli.reshaping.plan import planned
     from wds_pipes.cli.shards import summary
 
     run_job(make, running, planned, summary)
+
+
+_passes = click.option(
+    "--passes",
+    type=click.IntRange(1, 2),
+    help="1: read each sample where it is. 2: copy all samples first, each next to others of its output, which needs "
+    "as much space in DEST again for a while.  [default: 2 if it is much quicker for samples in a store, else 1]",
+)
 
 
 @click.command(
@@ -188,8 +209,9 @@ def split(*, urls: tuple[str, ...], dest: str, parts: dict[str, float], common: 
 @urls
 @dest
 @click.option("--seed", type=int, default=0, show_default=True, help="Another seed is another order.")
+@_passes
 @_reshaping
-def shuffle(*, urls: tuple[str, ...], dest: str, seed: int, common: _Common) -> None:
+def shuffle(*, urls: tuple[str, ...], dest: str, seed: int, passes: int | None, common: _Common) -> None:
     """Write the samples of all shards in a random order.
 
     Each sample may come anywhere. The order depends only on the seed and the number of samples.
@@ -202,7 +224,7 @@ def shuffle(*, urls: tuple[str, ...], dest: str, seed: int, common: _Common) -> 
         check_uncompressed(inputs)
         return {"": order_of_samples(inputs.count, seed, 0)}
 
-    _run("shuffle", urls, dest, common, orders, options={"seed": seed}, of_sample=4)
+    _run("shuffle", urls, dest, common, orders, options={"seed": seed}, of_sample=4, passes=passes)
 
 
 @click.command(
@@ -217,8 +239,9 @@ def shuffle(*, urls: tuple[str, ...], dest: str, seed: int, common: _Common) -> 
 @click.option(
     "--by", metavar="FIELD[:NAME]", help="Sort by the value of a field, or by a value in its JSON.  [default: the key]"
 )
+@_passes
 @_reshaping
-def sort(*, urls: tuple[str, ...], dest: str, by: str | None, common: _Common) -> None:
+def sort(*, urls: tuple[str, ...], dest: str, by: str | None, passes: int | None, common: _Common) -> None:
     """Write the samples of all shards in the order of their keys, or of a field.
 
     Values are read as decode_by_ext reads them: cls is a number, txt a text. json:width is a value
@@ -231,9 +254,9 @@ def sort(*, urls: tuple[str, ...], dest: str, by: str | None, common: _Common) -
         from wds_pipes.cli.reshaping.sorting import sorted_numbers
 
         check_uncompressed(inputs)
-        return {"": sorted_numbers(inputs, by, hidden, common.memory // 2, common.running.jobs)}
+        return {"": sorted_numbers(inputs, by, hidden, common.memory // 2, common.running.how)}
 
-    _run("sort", urls, dest, common, orders, options={"by": by}, of_sample=12)
+    _run("sort", urls, dest, common, orders, options={"by": by}, of_sample=12, passes=passes)
 
 
 @click.command(epilog=example("wds-pipes mix 'web/*.tar=0.7' 'books/*.tar=0.3' mixed/"))

@@ -9,8 +9,6 @@ Rules:
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,13 +16,13 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wds_pipes.cli.shards import check_same, marks, of_first_pass
+from wds_pipes.cli.first_pass import How, first_pass, of_first_pass
+from wds_pipes.cli.shards import check_same, marks
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError
 from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.ranges import RangeReader
-from wds_pipes.io.tasks.running import run
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import BLOCK
@@ -45,13 +43,14 @@ Options = dict[str, Any] | None
 
 
 class Extents(NamedTuple):
-    """Where samples are: for each the number of its shard, its first byte, and the byte after it.
-    Each is int64 of shape (samples,).
+    """Where samples are: for each the number of its shard, its first byte, the byte after it, and
+    whether it is the last one of its shard. Each is of shape (samples,), and the first three int64.
     """
 
     shards: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64]
     stops: npt.NDArray[np.int64]
+    last: npt.NDArray[np.bool_]
 
 
 class Inputs:
@@ -114,7 +113,11 @@ class Inputs:
         for group in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1) if len(order) else ():
             offsets = self._offsets(int(shards[group[0]]))
             starts[group], stops[group] = offsets[places[group]], offsets[places[group] + 1]
-        return Extents(shards, starts, stops)
+        return Extents(shards, starts, stops, firsts[1:][shards] == numbers + 1)
+
+    def stale(self, url: str, what: str) -> ShardError:
+        """Return the error for a shard that does not fit its index."""
+        return self.located.stale(url, what)
 
     def _offsets(self, shard: int) -> npt.NDArray[np.int64]:
         import numpy as np
@@ -132,39 +135,13 @@ class Inputs:
             yield found
 
 
-@contextlib.contextmanager
-def beside_outputs(place: Place, dry_run: bool) -> Iterator[Place]:
-    """The directory of what first passes make: in that of the outputs, or with ``dry_run`` a
-    temporary one.
-    """
-    if not dry_run:
-        yield Place(place.at(".wds-pipes"), place.storage_options)
-        return
-    with tempfile.TemporaryDirectory() as temporary:
-        yield Place(temporary, place.storage_options)
-
-
-def first_pass(job: Job, jobs: int) -> list[Facts]:
-    """Run the tasks that are not finished yet, and return what all have found.
-
-    Raises:
-        ShardError: one has failed.
-    """
-    if not job.tasks:
-        return []
-    report = run(job, jobs=jobs, overwrite=True)
-    if report.failed:
-        raise ShardError(next(iter(report.failed.values())))
-    return list(report.facts.values())
-
-
-def open_inputs(given: Sequence[str], hidden: Place, *, jobs: int, memory: int, keys: bool = False) -> Inputs:
+def open_inputs(given: Sequence[str], hidden: Place, *, how: How, memory: int, keys: bool = False) -> Inputs:
     """Find the samples of shards.
 
     Args:
         given: URLs, patterns, or ``index.json``.
         hidden: where the indexes are made. Its storage options are also those of the shards.
-        jobs: how many shards are indexed at a time.
+        how: how they are made.
         memory: how many bytes of indexes are held.
         keys: indexes of keys are needed too.
 
@@ -187,7 +164,7 @@ def open_inputs(given: Sequence[str], hidden: Place, *, jobs: int, memory: int, 
         ]
     tasks = [_task(url, of_urls[url]) for url in missing]
     at = of_first_pass(Place(hidden.at("inputs"), options), tasks)
-    facts = first_pass(Job("index", at, partial(_index, options), tasks), jobs)
+    facts = first_pass(Job("index", at, partial(_index, options), tasks), how)
     made = {task.arguments: at.at(task.name.rpartition("/")[0]) for task in tasks}
     compressed = frozenset(url for url, fact in zip(missing, facts, strict=True) if fact["compressed"])
     inputs = Inputs(urls, made, compressed, of_urls, memory=memory, storage_options=options)

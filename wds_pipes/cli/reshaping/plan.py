@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     # The numbers of samples in some order: those that cannot be computed are listed (int64).
     Order = range | Permutation | npt.NDArray[np.int64]
 
-_BLOCK = 1 << 15  # samples whose places are computed at a time
+BLOCK_SAMPLES = 1 << 15  # samples whose places are computed at a time
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Part:
 
     def blocks(self) -> Iterator[npt.NDArray[np.int64]]:
         """Yield the numbers of the samples, in blocks."""
-        for start in range(self.start, self.stop, _BLOCK):
-            yield numbers_at(self.order, start, min(start + _BLOCK, self.stop))
+        for start in range(self.start, self.stop, BLOCK_SAMPLES):
+            yield numbers_at(self.order, start, min(start + BLOCK_SAMPLES, self.stop))
 
 
 def numbers_at(order: Order, start: int, stop: int) -> npt.NDArray[np.int64]:
@@ -152,11 +152,11 @@ def plan(
         prefix = f"{name}/{name}" if name else "shard"
 
         def sizes(order: Order = order, count: int = count) -> Iterator[npt.NDArray[np.int64]]:
-            for start in range(0, count, _BLOCK):
-                numbers = numbers_at(order, start, min(start + _BLOCK, count))
+            for start in range(0, count, BLOCK_SAMPLES):
+                numbers = numbers_at(order, start, min(start + BLOCK_SAMPLES, count))
                 if isinstance(order, range):
-                    _, starts, stops = inputs.extents(numbers)
-                    yield stops - starts
+                    found = inputs.extents(numbers)
+                    yield found.stops - found.starts
                 else:
                     yield inputs.blocks[numbers].astype("i8") * BLOCK
 

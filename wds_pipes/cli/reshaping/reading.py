@@ -16,9 +16,9 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
-from wds_pipes.cli.reshaping.inputs import CONNECTIONS, Inputs
+from wds_pipes.cli.reshaping.inputs import CONNECTIONS, Extents
 from wds_pipes.errors import ShardError
 from wds_pipes.io.compression import unpacked, unreadable
 from wds_pipes.io.open import is_remote
@@ -33,9 +33,27 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Sample = dict[str, Any]
+T = TypeVar("T")
 _MOST_OPEN = 64  # local shards
 _CHUNK = 1 << 20  # bytes that are read at once
 _GAP = 1 << 12  # bytes between two samples of a local shard that are read with them
+
+
+class Samples(Protocol):
+    """Samples by their numbers, and the files that have them."""
+
+    urls: list[str]
+    compressed: frozenset[str]
+    storage_options: dict[str, Any] | None
+
+    def extents(self, numbers: npt.NDArray[np.int64]) -> Extents:
+        """Return where samples are."""
+
+    def check_same(self, url: str) -> None:
+        """Raise StateError if a file was changed after it was listed."""
+
+    def stale(self, url: str, what: str) -> ShardError:
+        """Return the error for a file that has not the samples that it should have."""
 
 
 class _Wanted(NamedTuple):
@@ -50,19 +68,19 @@ class Reader:
     """Reads samples of shards.
 
     Args:
-        inputs: the shards.
+        inputs: the samples.
         memory: how many bytes of samples are held at most, if no sample is larger.
         fields: the fields to read; None: all.
     """
 
-    def __init__(self, inputs: Inputs, memory: int, fields: frozenset[str] | None = None) -> None:
+    def __init__(self, inputs: Samples, memory: int, fields: frozenset[str] | None = None) -> None:
         self._inputs, self._window = inputs, memory // 2
         options = inputs.storage_options
         self._remote = RangeReader(options, CONNECTIONS, max(memory // 2, CONNECTIONS << 10))
         self._opener = make_opener(options)
         self._files: OrderedDict[str, BinaryIO] = OrderedDict()
         self._unpacked: OrderedDict[str, _Unpacked] = OrderedDict()
-        self._parser = SampleParser(fields, "first-dot", inputs.located.stale)
+        self._parser = SampleParser(fields, "first-dot", inputs.stale)
 
     def read(self, blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[Sample]:
         """Yield samples in the order of their numbers, which come in blocks.
@@ -70,6 +88,17 @@ class Reader:
         Raises:
             ShardError: a shard cannot be read, is damaged, or was changed.
         """
+        return self._in_order(blocks, self._parse)
+
+    def copies(self, blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[bytes]:
+        """Yield the bytes of each sample, and the header after it, in the order of their numbers.
+
+        Raises:
+            ShardError: as in ``read``, so the bytes can be parsed.
+        """
+        return self._in_order(blocks, self._copy)
+
+    def _in_order(self, blocks: Iterable[npt.NDArray[np.int64]], take: Callable[[_Wanted, Part], T]) -> Iterator[T]:
         ahead: deque[list[_Wanted]] = deque()  # windows whose ranges were requested
 
         def ranges() -> Iterator[Range]:
@@ -82,11 +111,11 @@ class Reader:
         first = next(parts, None)
         while first is not None:
             window = ahead.popleft()
-            held: dict[int, Sample] = {}
+            held: dict[int, T] = {}
             following = 0
             for number, wanted in enumerate(window):
                 part = first if not number else next(parts)
-                held[wanted.place] = self._parse(wanted, part)
+                held[wanted.place] = take(wanted, part)
                 while following in held:
                     yield held.pop(following)
                     following += 1
@@ -97,20 +126,19 @@ class Reader:
         import numpy as np
 
         inputs = self._inputs
-        shards, starts, stops = inputs.extents(numbers)
+        shards, starts, stops, last = inputs.extents(numbers)
         ends, begin = np.cumsum(stops - starts), 0
-        lasts = np.array(inputs.located.starts[1:])[shards] == numbers + 1
         while begin < len(numbers):
             before = int(ends[begin - 1]) if begin else 0
             stop = max(begin + 1, int(np.searchsorted(ends, before + self._window, "right")))
-            order = begin + np.argsort(numbers[begin:stop], kind="stable")
+            order = begin + np.lexsort((starts[begin:stop], shards[begin:stop]))
             yield [
-                _Wanted(Range(inputs.urls[shard], start, end), last, place)
-                for shard, start, end, last, place in zip(
+                _Wanted(Range(inputs.urls[shard], start, end), is_last, place)
+                for shard, start, end, is_last, place in zip(
                     shards[order].tolist(),
                     starts[order].tolist(),
                     stops[order].tolist(),
-                    lasts[order].tolist(),
+                    last[order].tolist(),
                     (order - begin).tolist(),
                     strict=True,
                 )
@@ -123,6 +151,12 @@ class Reader:
         if wanted.last:
             self._parser.check_last(part, stop, url)
         return sample
+
+    def _copy(self, wanted: _Wanted, part: Part) -> bytes:
+        self._parse(wanted, part)
+        (data, base), size = part, wanted.range.stop - wanted.range.start + BLOCK
+        start = wanted.range.start - base
+        return bytes(data[start : start + size]).ljust(size, b"\0")  # a shard may end without zeros
 
     def _parts(self, ranges: Iterable[Range]) -> Iterator[Part]:
         """Yield the bytes of each range, and the header after it."""

@@ -20,10 +20,10 @@ from functools import partial
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
 
-from wds_pipes.cli.reshaping.inputs import Inputs, first_pass
+from wds_pipes.cli.first_pass import How, first_pass, of_first_pass
+from wds_pipes.cli.reshaping.inputs import Inputs
 from wds_pipes.cli.reshaping.plan import Part
 from wds_pipes.cli.reshaping.reading import Reader, Sample
-from wds_pipes.cli.shards import of_first_pass
 from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import open_output
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
@@ -40,7 +40,7 @@ _BLOCK = 1 << 13
 Line = list[Any]  # a value, and the number of its sample
 
 
-def sorted_numbers(inputs: Inputs, by: str | None, hidden: Place, memory: int, jobs: int) -> npt.NDArray[np.int64]:
+def sorted_numbers(inputs: Inputs, by: str | None, hidden: Place, memory: int, how: How) -> npt.NDArray[np.int64]:
     """Return the numbers of the samples in the order of their values.
 
     Args:
@@ -48,7 +48,7 @@ def sorted_numbers(inputs: Inputs, by: str | None, hidden: Place, memory: int, j
         by: the field, with ``:`` and a path for a value in it; None: the keys.
         hidden: where the first pass writes.
         memory: how many bytes of values are held.
-        jobs: how many shards are read at a time.
+        how: how the first pass is run.
 
     Raises:
         ShardError: a shard cannot be read; a sample has no such value.
@@ -60,7 +60,7 @@ def sorted_numbers(inputs: Inputs, by: str | None, hidden: Place, memory: int, j
         Task(f"{shard:06d}", (f"{shard:06d}",), shard, fingerprint(mark, by)) for shard, mark in enumerate(inputs.marks)
     ]
     place = of_first_pass(Place(hidden.at("order"), hidden.storage_options), tasks)
-    facts = first_pass(Job("sort", place, partial(_write_values, inputs, by, memory), tasks), jobs)
+    facts = first_pass(Job("sort", place, partial(_write_values, inputs, by, memory), tasks), how)
     kinds = {fact["kind"]: number for number, fact in enumerate(facts) if fact["kind"]}
     if len(kinds) > 1:
         (one, first), (other, second) = kinds.items()

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from wds_pipes.cli.first_pass import first_pass, of_first_pass
 from wds_pipes.cli.jobs import Running
 from wds_pipes.cli.look.reading import Found, Sample, ShardWalk
 from wds_pipes.cli.rewriting.spine import Reading, Shard, find_shards, plan_rewrite
-from wds_pipes.cli.shards import check_same, of_first_pass
-from wds_pipes.errors import ShardError, StateError
+from wds_pipes.cli.shards import check_same
+from wds_pipes.errors import StateError
 from wds_pipes.io.tasks.journal import check_plan
 from wds_pipes.io.tasks.running import run
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
@@ -64,12 +65,9 @@ def plan_dedup(urls: Sequence[str], place: Place, reading: Reading, by: str, run
         check_plan(place, "dedup", {"by": by, "key_split": reading.key_split})
     shards = find_shards(urls, place, reading.storage_options)
     hashes = _job_of_hashes(shards, place, reading, by)
-    # first those of this share, and then those that other shares have not written yet
-    for share in dict.fromkeys((running.share, (0, 1))):
-        report = run(hashes, jobs=running.jobs, share=share, overwrite=True, dry_run=running.dry_run)
-        if report.failed:
-            raise ShardError(next(iter(report.failed.values())))
-    if not report.complete:
+    if not running.dry_run:
+        first_pass(hashes, running.how)
+    elif not run(hashes, overwrite=True, dry_run=True).complete:
         return hashes
     of_shards = [[len(places), places.nonzero()[0].tolist()] for places in _repeated(shards, hashes.place)]
     return plan_rewrite("dedup", shards, place, Dedup(), reading=reading, options={"by": by}, of_shards=of_shards)

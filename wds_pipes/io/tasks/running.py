@@ -86,6 +86,8 @@ def run(
     if dry_run:
         report.written, report.facts = [task.name for task in pending], _in_order(job, facts)
         return report
+    if pending and job.prepare is not None:
+        job.prepare()
     bar = None
     if tqdm is not None:
         total, left = sum(task.size for task in own), sum(task.size for task in pending)

@@ -80,6 +80,10 @@ class Place:
         """Remove a file, if it exists."""
         remove(self.at(name), self.storage_options)
 
+    def remove_folder(self, name: str) -> None:
+        """Remove a directory in it with all that is there, if it exists."""
+        remove(self.at(name), self.storage_options, folder=True)
+
     def abort_left(self, names: Sequence[str]) -> None:
         """Abort the uploads of these files that killed processes have left in S3."""
         outputs = frozenset(names)
@@ -135,6 +139,7 @@ class Job:
             each time: it writes what belongs to the whole.
         extras: the files that ``finish`` writes.
         unit: what the sizes of the tasks count, in the progress bar; ``"B"`` for bytes.
+        prepare: called before tasks run, if any are left: it makes what all of them need.
     """
 
     command: str
@@ -145,6 +150,7 @@ class Job:
     finish: Callable[[Place, list[Facts]], None] | None = None
     extras: tuple[str, ...] = ()
     unit: str = "task"
+    prepare: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         outputs = [name for task in self.tasks for name in (*task.outputs,)] + list(self.extras)
