@@ -93,6 +93,17 @@ def stream(indexed) -> list[dict[str, Any]]:
     return list(samples(indexed, shuffle=False))
 
 
+@pytest.fixture
+def impatient(monkeypatch):
+    """DataLoader waits a tenth of a second, not five, for results before it looks whether its
+    workers live, and for workers to exit.
+    """
+    from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))
+
+
 class CountedFileSystem(LocalFileSystem):
     """Local files by ``counted://`` URLs; notes the offset and size of each read."""
 

@@ -140,7 +140,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory)
         make_files(data, arguments.samples)
-        make_shards(data)
+        if arguments.only != "create":  # which reads the files
+            make_shards(data)
         for name, command in COMMANDS.items():
             if arguments.only not in (None, name):
                 continue

@@ -23,10 +23,7 @@ SECRET = "canary-in-query"
 
 
 @pytest.fixture(autouse=True)
-def no_pauses(monkeypatch):
-    from wds_pipes.io.tasks import running
-
-    monkeypatch.setattr(running, "_PAUSE_SECONDS", 0.01)
+def stores_are_asked_again_at_once(monkeypatch):
     monkeypatch.setattr(writing, "_PAUSES", (0, 0, 0))
     monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
 

@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
 
+pytestmark = pytest.mark.usefixtures("impatient")  # errors keep iterators of DataLoader for a while
+
 SHARD = "shard-000000.tar"
 
 

@@ -456,7 +456,7 @@ def test_eight_processes_one_download(cache):
     data = noise(8 * MB)
     web = WebStore({"/a.tar": data})
     with web.server:
-        thread = threading.Thread(target=web.server.serve_forever)
+        thread = threading.Thread(target=web.server.serve_forever, args=(0.01,))
         thread.start()
         answers = CONTEXT.Queue()
         processes = [

@@ -80,7 +80,7 @@ def server(answers):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
-        threading.Thread(target=web.serve_forever, daemon=True).start()
+        threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{web.server_port}/x.tar", asked
         web.shutdown()
 
@@ -349,7 +349,7 @@ def test_closing_does_not_wait_for_the_first_byte(cache, shard):
     main = threading.main_thread().ident
     try:
         with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
-            threading.Thread(target=web.serve_forever, daemon=True).start()
+            threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
             threading.Thread(
                 target=lambda: asked.wait(60) and signal.pthread_kill(main, signal.SIGUSR1), daemon=True
             ).start()

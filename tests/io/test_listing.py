@@ -154,7 +154,7 @@ def on_ipv6(tmp_path):
         server = Server(("::1", 0), functools.partial(SimpleHTTPRequestHandler, directory=tmp_path))
     except OSError:
         pytest.skip("this machine has no IPv6")
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     make_shards(tmp_path, shards=2, samples=3)
     yield f"http://[::1]:{server.server_port}"
     server.shutdown()

@@ -50,7 +50,7 @@ def url(request, tmp_path):
     with open(path, "rb") as file:
         kind = type("Odd", (Answers,), {"data": file.read(), "kind": request.param})
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/x.tar"
         server.shutdown()
 
@@ -205,7 +205,7 @@ class Tagged(BaseHTTPRequestHandler):
 def serving(handler, **attributes):
     """A server of a handler with these attributes; its address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (handler,), attributes)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 

@@ -111,7 +111,7 @@ def test_a_web_server_that_does_not_give_the_shard(status):
     with HTTPServer(("127.0.0.1", 0), Answer) as server:
         url = f"http://user:secret@127.0.0.1:{server.server_port}/x.tar?token=secret"
         if status is not None:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         else:
             server.server_close()
         message = {

@@ -76,7 +76,7 @@ def site(tmp_path):
             )
             if tls:
                 server.socket = tls_of(tmp_path).wrap_socket(server.socket, server_side=True)
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
             stack.callback(server.shutdown)
             return Running(server, "https" if tls else "http")
 

@@ -192,7 +192,7 @@ def test_requester_pays(local):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         options = {
             "key": "k",
             "secret": "s",

@@ -52,7 +52,7 @@ def server(tmp_path_factory):
 
     port = free_port()
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
-        threading.Thread(target=web.serve_forever, daemon=True).start()
+        threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
         yield web.server_port
         web.shutdown()
 

@@ -86,7 +86,7 @@ def server(request, tmp_path):
             context.load_cert_chain(name, key)
             server.socket = context.wrap_socket(server.socket, server_side=True)
             options = {"ssl": ssl.create_default_context(cafile=str(name))}
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield [f"{request.param}://127.0.0.1:{server.server_port}/{number}.tar" for number in range(3)], paths, options
         server.shutdown()
 
@@ -129,7 +129,7 @@ def test_what_has_come_is_not_held_back(tmp_path):
     kind = type("Of", (Bursts,), {"data": content(path)})
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
         server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         items = iter(
             samples(
                 f"http://127.0.0.1:{server.server_port}/x.tar",

@@ -36,6 +36,7 @@ def nothing(sample):
     return False
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     "host", ["DataLoader", "forkserver", "as_dataset", "StatefulDataLoader", "PipeLoader", "interleaved", "with_epoch"]

@@ -1385,10 +1385,9 @@ def held_up(directory, key, sample):
     return sample
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("workers", "at"), [(0, 0), (0, 2), (1, 2)])
-def test_close_while_another_thread_waits_for_a_batch(workers, at, urls, tmp_path, monkeypatch):
-    # how long a worker that is busy may take to end
-    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
+def test_close_while_another_thread_waits_for_a_batch(workers, at, urls, tmp_path):
     pipe = samples(urls, shuffle=False).map_samples(partial(held_up, tmp_path, EVERY[at]))
     source = wp.PipeLoader(
         pipe, batch_size=1, collate=keys_of, num_workers=workers, multiprocessing_context="fork" if workers else None
@@ -1408,9 +1407,9 @@ def test_close_while_another_thread_waits_for_a_batch(workers, at, urls, tmp_pat
     source.close()
 
 
+@pytest.mark.usefixtures("impatient")
 def test_close_gives_its_reason_before_the_workers_end(urls, tmp_path, monkeypatch):
     """Otherwise a thread that waits for a batch would be told of the end of the workers."""
-    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
     found = []
 
     def kill_slowly(results):

@@ -469,6 +469,7 @@ def test_many_repartitions_of_epochs_that_no_lane_has_begun_leave_no_trace(urls)
     assert sizes[-1] < 2 * sizes[2]
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 @pytest.mark.parametrize("persistent", [True, False])
 def test_a_worker_that_is_killed_loses_nothing(context, persistent, urls):

@@ -26,8 +26,16 @@ def run_rank(*command):
 def launch(function, *arguments, ranks, restarts=0):
     """Run a function on so many ranks, as ``torchrun --standalone`` runs a script."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    def close_at_once(context, *arguments, **options):
+        # Ranks that have returned wait until the agent has seen it; it no longer looks, and would
+        # kill them after half a minute. The ranks of torchrun, which are programs, just end.
+        context._worker_finished_event.set()
+        close(context, *arguments, **options)
+
+    close, MultiprocessContext._close = MultiprocessContext._close, close_at_once
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

@@ -7,12 +7,14 @@ It is a program of its own so that Lightning, which takes seconds to import, is 
 all ranks of all rounds.
 """
 
+import importlib
 import json
 import multiprocessing
 import os
 import signal
 import sys
 import warnings
+from importlib.util import find_spec
 
 import lightning.pytorch as pl
 import torch
@@ -148,6 +150,10 @@ def run_all(runs, rank, ranks, rendezvous):
 def main(path):
     with open(path) as file:
         rounds = json.load(file)
+    # Lightning imports them when it saves; that would take each rank a second.
+    for name in ("gcsfs", "s3fs"):
+        if find_spec(name):
+            importlib.import_module(name)
     context = multiprocessing.get_context("fork")
     for number, one in enumerate(rounds):
         processes = [

@@ -1,0 +1,10 @@
+"""Commands try failed tasks again at once."""
+
+import pytest
+
+from wds_pipes.io.tasks import running
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(running, "_PAUSE_SECONDS", 0.01)
