@@ -329,6 +329,10 @@ def test_the_command(tmp_path, monkeypatch):
     assert result.stdout == "index.json: 3 shards, 7 samples, 30,720 bytes\n"
     assert not result.stderr
     assert ShardList("index.json").samples == [3, 0, 4]
+    told = json.loads(CliRunner().invoke(main, ["index", "*.tar", "-o", "index.json", "--json"]).stdout)
+    assert told["command"] == "index"
+    md5 = hashlib.md5(Path("shard-000002.tar").read_bytes()).hexdigest()
+    assert list(told["facts"].values())[2] == {"samples": 4, "size": 10_240, "md5": md5}
 
 
 @pytest.mark.parametrize(

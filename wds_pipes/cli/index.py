@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
 
+from wds_pipes.cli.options import as_json as as_json_option
 from wds_pipes.cli.options import engine as engine_option
 from wds_pipes.cli.options import example, executor_of, in_one_line, storage_options
 from wds_pipes.cli.options import key_split as key_split_option
@@ -45,6 +47,7 @@ from wds_pipes.cli.options import urls as urls_argument
 @click.option(
     "--force", is_flag=True, help="Read all shards, also those that have not changed since OUTPUT was written."
 )
+@as_json_option
 @progress_option
 @key_split_option
 @click.option(
@@ -66,6 +69,7 @@ def index(
     jobs: int,
     engine: str | None,
     force: bool,
+    as_json: bool,
     progress: bool,
     key_split: str,
     on_repeated_key: str,
@@ -99,6 +103,10 @@ def index(
                 dali=dali_to or dali,
                 executor=executor,
             )
+        if as_json:
+            of_shards = {redact(url): facts._asdict() for url, facts in found.items()}
+            click.echo(json.dumps({"command": "index", "facts": of_shards}))
+            return
         samples, size = (
             sum(facts.samples or 0 for facts in found.values()),
             sum(facts.size or 0 for facts in found.values()),

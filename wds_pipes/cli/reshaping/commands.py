@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
+from wds_pipes.cli.options import as_json as as_json_option
 from wds_pipes.cli.options import dest, example, in_one_line, shard_limits, shares, size_option, storage_options, urls
 
 if TYPE_CHECKING:
@@ -55,7 +57,8 @@ def _run(
     of_sample: int = 0,
     keys: bool = False,
     named: Sequence[str] | None = None,
-    passes: int | None = 1,
+    reorders: bool = False,
+    passes: int | None = None,
 ) -> None:
     """Run a command.
 
@@ -69,7 +72,8 @@ def _run(
         of_sample: how many bytes of memory an order takes for each sample.
         keys: indexes of keys are needed.
         named: what the shards were named by, if it is not ``given``.
-        passes: 2: gather the samples of the outputs in a first pass; None: if that is quicker.
+        reorders: the samples of an output may be anywhere in the inputs.
+        passes: then the value of ``--passes``.
     """
     running, memory = common.running, common.memory
 
@@ -98,15 +102,11 @@ def _run(
                 memory=memory // 2,
                 options=options,
             )
-            if passes == 1:
+            if not reorders:
                 return job
-            from wds_pipes.cli.reshaping.gathering import OF_SAMPLE, in_two_passes, pays
+            from wds_pipes.cli.reshaping.gathering import in_passes
 
-            if passes is None and not pays(inputs, found[""], memory // 2):
-                return job
-            check_memory(inputs, memory, OF_SAMPLE)
-            left = max(memory // 4, memory - 2 * OF_SAMPLE * inputs.count) // 2
-            return in_two_passes(job, inputs, found[""], hidden, memory=left, how=running.how)
+            return in_passes(job, inputs, found[""], hidden, passes=passes, memory=memory, how=running.how)
 
     from wds_pipes.cli.reshaping.plan import planned
     from wds_pipes.cli.shards import summary
@@ -147,8 +147,11 @@ def reshard(*, urls: tuple[str, ...], dest: str, common: _Common) -> None:
 @urls
 @click.argument("output")
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
+@as_json_option
 @storage_options
-def concat(*, urls: tuple[str, ...], output: str, overwrite: bool, storage_options: dict[str, Any]) -> None:
+def concat(
+    *, urls: tuple[str, ...], output: str, overwrite: bool, as_json: bool, storage_options: dict[str, Any]
+) -> None:
     """Write the samples of shards, in their order, into the one shard OUTPUT.
 
     OUTPUT is a path or a URL. Its offsets are written beside it, as OUTPUT.idx and OUTPUT.keys. It
@@ -176,6 +179,9 @@ def concat(*, urls: tuple[str, ...], output: str, overwrite: bool, storage_optio
         if not overwrite and exists(target, options):
             raise ValueError(f"{redact(target)} exists: pass --overwrite to replace it, or another name")
         facts = write_shard(target, with_own_keys(Source(shards, storage_options).read()), storage_options=options)
+        if as_json:
+            click.echo(json.dumps({"command": "concat", "facts": {redact(target): facts._asdict()}}))
+            return
         click.echo(
             f"{redact(target)}: {plural(len(shards), 'shard')}, {plural(facts.samples or 0, 'sample')}, "
             f"{plural(facts.size or 0, 'byte')}"
@@ -224,7 +230,7 @@ def shuffle(*, urls: tuple[str, ...], dest: str, seed: int, passes: int | None, 
         check_uncompressed(inputs)
         return {"": order_of_samples(inputs.count, seed, 0)}
 
-    _run("shuffle", urls, dest, common, orders, options={"seed": seed}, of_sample=4, passes=passes)
+    _run("shuffle", urls, dest, common, orders, options={"seed": seed}, of_sample=4, reorders=True, passes=passes)
 
 
 @click.command(
@@ -256,7 +262,7 @@ def sort(*, urls: tuple[str, ...], dest: str, by: str | None, passes: int | None
         check_uncompressed(inputs)
         return {"": sorted_numbers(inputs, by, hidden, common.memory // 2, common.running.how)}
 
-    _run("sort", urls, dest, common, orders, options={"by": by}, of_sample=12, passes=passes)
+    _run("sort", urls, dest, common, orders, options={"by": by}, of_sample=12, reorders=True, passes=passes)
 
 
 @click.command(epilog=example("wds-pipes mix 'web/*.tar=0.7' 'books/*.tar=0.3' mixed/"))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from wds_pipes.cli.first_pass import How, first_pass, of_first_pass
 from wds_pipes.cli.reshaping.inputs import Extents, Inputs
-from wds_pipes.cli.reshaping.plan import BLOCK_SAMPLES, Part, numbers_at, with_own_keys
+from wds_pipes.cli.reshaping.plan import BLOCK_SAMPLES, Part, check_memory, numbers_at, with_own_keys
 from wds_pipes.cli.reshaping.reading import Reader, Sample
 from wds_pipes.cli.shards import shard_ends, shard_facts, write_indexes
 from wds_pipes.errors import ShardError
@@ -42,19 +42,45 @@ if TYPE_CHECKING:
 
     from wds_pipes.cli.reshaping.plan import Order
 
-OF_SAMPLE = 36  # bytes of memory for each sample, while the passes are planned
+_OF_SAMPLE = 36  # bytes of memory for each sample, while the passes are planned
 _FOLDER = "gathered"
 _TRIED = 4  # windows of which the cost is computed
 
 
-def pays(inputs: Inputs, order: Order, memory: int) -> bool:
+def in_passes(
+    job: Job, inputs: Inputs, order: Order, hidden: Place, *, passes: int | None, memory: int, how: How
+) -> Job:
+    """Return a job with the same outputs that reads the samples in one pass or two.
+
+    Args:
+        job: writes all samples in an order, in one pass.
+        inputs: the samples.
+        order: the order.
+        hidden: where first passes write.
+        passes: how many; None: two if they are much quicker.
+        memory: how many bytes each process may need.
+        how: how the first pass is run.
+
+    Raises:
+        ValueError: two passes need more memory.
+    """
+    if passes == 1:
+        return replace(job, prepare=partial(hidden.remove_folder, _FOLDER))  # what a run with two has left
+    if passes is None and not _is_quicker(inputs, order, memory // 4):
+        return job
+    check_memory(inputs, memory, _OF_SAMPLE)
+    left = max(memory // 4, memory - 2 * _OF_SAMPLE * inputs.count)
+    return _in_two_passes(job, inputs, order, hidden, memory=left // 2, how=how)
+
+
+def _is_quicker(inputs: Inputs, order: Order, window: int) -> bool:
     """Whether two passes are much quicker than one: computed for some windows of the order, with
     the bytes that are read and written, and a request as so many bytes as it takes the time of.
     """
     import numpy as np
 
     ends = np.cumsum(inputs.blocks, dtype=np.int64) * BLOCK
-    window, size = memory // 2, int(ends[-1])
+    size = int(ends[-1])
     if size <= window or not any(map(is_remote, inputs.urls)):
         return False
     samples = max(1, min(BLOCK_SAMPLES, inputs.count, window * inputs.count // size))
@@ -73,16 +99,9 @@ def pays(inputs: Inputs, order: Order, memory: int) -> bool:
     return read / wanted > 1.5 * (3 + chunks * GAP / of_window)
 
 
-def in_two_passes(job: Job, inputs: Inputs, order: Order, hidden: Place, *, memory: int, how: How) -> Job:
-    """Return a job with the same outputs, which reads what a first pass has written.
-
-    Args:
-        job: writes all samples in an order.
-        inputs: the samples.
-        order: the order.
-        hidden: where first passes write.
-        memory: how many bytes each process may hold of the samples.
-        how: how the first pass is run.
+def _in_two_passes(job: Job, inputs: Inputs, order: Order, hidden: Place, *, memory: int, how: How) -> Job:
+    """Return a job with the same outputs, which reads what a first pass has written; ``memory``:
+    how many bytes each process may hold of the samples.
     """
     import numpy as np
 
