@@ -79,9 +79,11 @@ def _is_quicker(inputs: Inputs, order: Order, window: int) -> bool:
     """
     import numpy as np
 
+    if not any(map(is_remote, inputs.urls)):
+        return False
     ends = np.cumsum(inputs.blocks, dtype=np.int64) * BLOCK
     size = int(ends[-1])
-    if size <= window or not any(map(is_remote, inputs.urls)):
+    if size <= window:
         return False
     samples = max(1, min(BLOCK_SAMPLES, inputs.count, window * inputs.count // size))
     firsts = np.array(inputs.located.starts)
