@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from wds_pipes.errors import ShardError
@@ -35,6 +35,7 @@ _WHOLE = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss
 _READ_ONLY = frozenset(("http", "https", "ais"))
 _AT_ONCE = 1 << 20  # bytes that are given to the library of a store at a time
 _PART_BYTES = 5 << 20  # the fewest that S3 takes
+_CONNECTIONS = 16
 _PARTS = 1000  # of equal size; then parts grow, since an object of S3 has at most 10 000
 _AGAIN_SECONDS = 0.5  # how long to wait at a time
 _PATIENCE_SECONDS = 5.0  # how long to wait for a request before its upload is aborted
@@ -323,7 +324,9 @@ def remove(target: str, storage_options: Options = None, *, folder: bool = False
     try:
         fs, name = file_system(target, storage_options)
         fs.invalidate_cache(name)
-        fs.rm(name, recursive=folder)
+        names = fs.find(name) if folder else [name]  # fs.rm() would take "[" in a name for a pattern
+        with ThreadPoolExecutor(_CONNECTIONS) as pool:
+            list(pool.map(fs.rm_file, names))
     except FileNotFoundError:
         pass
     except Exception as error:
