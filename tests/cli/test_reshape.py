@@ -196,7 +196,7 @@ def test_two_passes_write_the_same_bytes(name, source, made, tmp_path):
         call(name, source, place, *shares, "--task", index, "-j", 1 + (index == 2 and name == "shuffle"))
     assert len(list(place.glob(".wds-pipes/gathered/*/0*"))) > 5
     shutil.copytree(place, tmp_path / "one")
-    call(name, source, tmp_path / "one", "--passes", 1)
+    call(name, source, tmp_path / "one")  # in one pass
     assert outputs(tmp_path / "one") == whole
     assert not (tmp_path / "one/.wds-pipes/gathered").exists()
     call(name, source, place, *shares, "--task", 1)
@@ -297,6 +297,9 @@ def test_small_samples_in_a_store_are_gathered_first(web, tmp_path):
     assert requests[2] > 1000  # of 1800 samples, of which some are neighbours
     assert requests[0] < 600  # 23 chunks, and a range of each for each of 23 windows
     assert outputs(tmp_path / "0") == outputs(tmp_path / "2")
+    little = [*urls[:1], tmp_path / "little", "--memory", "40kB"]  # enough for one pass
+    run("shuffle", *little)
+    assert "more than --memory, which is 40 kB" in refused("shuffle", *little, "--passes", 2)
 
 
 def test_no_secret_of_a_url_is_written(source, web, tmp_path):

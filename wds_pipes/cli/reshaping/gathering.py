@@ -57,16 +57,21 @@ def in_passes(
         inputs: the samples.
         order: the order.
         hidden: where first passes write.
-        passes: how many; None: two if they are much quicker.
+        passes: how many; None: two if they are much quicker, and the memory is enough.
         memory: how many bytes each process may need.
         how: how the first pass is run.
 
     Raises:
         ValueError: two passes need more memory.
     """
-    if passes == 1:
-        return replace(job, prepare=partial(hidden.remove_folder, _FOLDER))  # what a run with two has left
-    if passes is None and not _is_quicker(inputs, order, memory // 4):
+
+    def finish(outputs: Place, facts: Sequence[Facts]) -> None:
+        write_indexes(outputs, facts)
+        hidden.remove_folder(_FOLDER)  # also of an earlier run
+
+    job = replace(job, finish=finish)
+    fits = 2 * _OF_SAMPLE * inputs.count <= memory
+    if passes == 1 or (passes is None and not (fits and _is_quicker(inputs, order, memory // 4))):
         return job
     check_memory(inputs, memory, _OF_SAMPLE)
     left = max(memory // 4, memory - 2 * _OF_SAMPLE * inputs.count)
@@ -133,12 +138,7 @@ def _in_two_passes(job: Job, inputs: Inputs, order: Order, hidden: Place, *, mem
     def prepare() -> None:
         first_pass(gather, how)
 
-    def finish(outputs: Place, facts: Sequence[Facts]) -> None:
-        write_indexes(outputs, facts)
-        hidden.remove_folder(_FOLDER)
-
-    work = partial(_write, inputs.urls, memory)
-    return replace(job, work=work, tasks=second, prepare=prepare, finish=finish)
+    return replace(job, work=partial(_write, inputs.urls, memory), tasks=second, prepare=prepare)
 
 
 def _gather(inputs: Inputs, memory: int, task: Task, place: Place) -> Facts:
