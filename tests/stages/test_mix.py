@@ -249,7 +249,7 @@ def test_resumes_exactly_with_an_empty_source(three, exhausted):
 
 
 @pytest.mark.filterwarnings("ignore:this epoch gave nothing")
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), min_size=1, max_size=4),
     st.sampled_from(["stop", "drop", "repeat"]),
