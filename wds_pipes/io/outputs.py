@@ -35,11 +35,11 @@ _WHOLE = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss
 _READ_ONLY = frozenset(("http", "https", "ais"))
 _AT_ONCE = 1 << 20  # bytes that are given to the library of a store at a time
 _PART_BYTES = 5 << 20  # the fewest that S3 takes
-_CONNECTIONS = 16
 _PARTS = 1000  # of equal size; then parts grow, since an object of S3 has at most 10 000
 _AGAIN_SECONDS = 0.5  # how long to wait at a time
 _PATIENCE_SECONDS = 5.0  # how long to wait for a request before its upload is aborted
 _PAUSES = (0.1, 0.5, 2.0)  # seconds before a request is made again
+_CONNECTIONS = 16
 T = TypeVar("T")
 
 Options = dict[str, Any] | None

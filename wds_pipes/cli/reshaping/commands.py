@@ -117,8 +117,8 @@ def _run(
 _passes = click.option(
     "--passes",
     type=click.IntRange(1, 2),
-    help="With 1, each sample is read where it is. With 2, all are first copied, each next to others of its output, "
-    "which needs twice the space in DEST for a while.  [default: 2 for small samples in a store, else 1]",
+    help="With 1, each sample is read where it is. With 2, all are first copied into large files in DEST, which need "
+    "as much space again until the end.  [default: 2 for small samples in a store, else 1]",
 )
 
 

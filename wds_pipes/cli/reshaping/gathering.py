@@ -118,13 +118,12 @@ def _in_two_passes(job: Job, inputs: Inputs, order: Order, hidden: Place, *, mem
     places = np.argsort(chunks, kind="stable")  # those of each chunk, in order
     sizes = blocks[numbers]
     starts = np.empty(inputs.count, np.uint32)
-    tasks = []
+    identity, tasks = fingerprint([task.fingerprint for task in job.tasks]), []
     for chunk, (start, stop) in enumerate(pairwise([0, *ends])):
         here = places[start:stop]
         after = np.cumsum(sizes[here] + np.uint32(1), dtype=np.uint32)  # and the header after each
         starts[here] = after - sizes[here] - np.uint32(1)
-        mark = fingerprint([task.fingerprint for task in job.tasks], start, stop)
-        tasks.append(Task(f"{chunk:06d}", (f"{chunk:06d}",), numbers[here], mark))
+        tasks.append(Task(f"{chunk:06d}", (f"{chunk:06d}",), numbers[here], fingerprint(identity, start, stop)))
     shards = (np.searchsorted(np.array(inputs.located.starts), numbers, side="right") - 1).astype(np.uint32)
     place = of_first_pass(Place(hidden.at(_FOLDER), hidden.storage_options), tasks)
     gather = Job(f"{job.command} (first pass)", place, partial(_gather, inputs, memory), tasks)
@@ -210,7 +209,8 @@ def _write(urls: Sequence[str], memory: int, task: Task, place: Place) -> Facts:
     def samples(reader: Reader) -> Iterator[Sample]:
         blocks = Part(range(found.stop), 0, found.stop).blocks()
         for shard, sample in zip(found.shards, reader.read(blocks), strict=True):
-            yield {**sample, "__url__": shown[shard]}
+            sample["__url__"] = shown[shard]
+            yield sample
 
     with contextlib.closing(Reader(found, memory)) as reader:
         facts = write_shard(place.at(task.name), with_own_keys(samples(reader)), storage_options=place.storage_options)
