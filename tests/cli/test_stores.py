@@ -95,6 +95,21 @@ def test_what_may_not_be_read_is_not_beside_a_shard(s3, shards, tmp_path):
     assert "check your credentials" in refused.stderr
 
 
+@pytest.mark.parametrize("kind", ["s3", "gcs"])
+@pytest.mark.parametrize("command", ["download", "filter", "reshard", "concat", "index"])
+def test_a_directory_without_its_slash_is_no_shard(kind, command, shards, tmp_path, request):
+    """fsspec says that it has a size, which is 0."""
+    store = request.getfixturevalue(kind)
+    source = put(store, {"0.tar": (shards / "shard-000000.tar").read_bytes()}, "directory")
+    dest = {"concat": [tmp_path / "out.tar"], "index": ["-o", tmp_path / "index.json"]}.get(command, [tmp_path / "out"])
+    more = ["--every", 2] if command == "filter" else []
+    refused = run_command(command, source, *dest, *more, *options_of(store), code=2)
+    assert "directory" in refused.stderr
+    assert "pass it with '/' at its end" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
 NAMES = ["a b.txt", "p+q.txt", "ü/é x.txt", "x/1.txt", "x.txt"]
 
 

@@ -6,8 +6,9 @@ import os
 import time
 from typing import Any, NamedTuple
 
+from wds_pipes.errors import ShardError
 from wds_pipes.io.outputs import info_of
-from wds_pipes.io.urls import at_home, local_path
+from wds_pipes.io.urls import at_home, local_path, redact
 
 # A file that is written twice in this time may keep its time of modification: clocks of file
 # systems are coarse.
@@ -33,7 +34,7 @@ def version_of(url: str, storage_options: dict[str, Any] | None) -> Version:
     """Return the version of a shard. Of one that does not exist, nothing is known.
 
     Raises:
-        ShardError: the store does not answer, or with an error.
+        ShardError: the store does not answer, or with an error; or it is a directory of a store.
     """
     path = local_path(url)
     if path is not None:
@@ -46,6 +47,11 @@ def version_of(url: str, storage_options: dict[str, Any] | None) -> Version:
     found = info_of(url, storage_options)
     if found is None:
         return Version()
+    if found.get("type") == "directory":
+        shown = redact(url)
+        error = ShardError(f"{shown} is a directory: to read the shards in it, pass it with '/' at its end", url=shown)
+        error.missing = True
+        raise error
     etag, size = str(found.get("ETag") or found.get("etag") or ""), found.get("size")
     # a weak ETag is the same for another content that means the same
     return Version(size if isinstance(size, int) else None, etag or None, etag[:2] not in ("", "W/"))

@@ -10,6 +10,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from wds_pipes.errors import ShardError
+from wds_pipes.io.compression import TAR_NAME
 from wds_pipes.io.remote.block import Block
 from wds_pipes.io.remote.budget import UnreadError
 from wds_pipes.io.remote.object import RemoteObject, Reported
@@ -328,8 +329,14 @@ class Fetch:
         if block.got or block.start > self.start:
             error: Exception = UnreadError(f"byte {at} {what}")
         else:
-            error = ShardError(f"shard {url} {what}.", url=url, offset=at or None)
-            error.missing = cause is not None and judge(cause, self.url.partition("://")[0]).missing
+            missing = cause is not None and judge(cause, self.url.partition("://")[0]).missing
+            hint = (
+                ""
+                if not missing or TAR_NAME.search(self.url)
+                else " If it is a directory, pass it with '/' at its end."
+            )
+            error = ShardError(f"shard {url} {what}.{hint}", url=url, offset=at or None)
+            error.missing = missing
         error.__cause__ = clean(cause, self.url, options)
         return error
 
