@@ -69,7 +69,8 @@ def first_pass(job: Job, how: How) -> list[Facts]:
     engine = how.engine or (Processes(how.jobs) if how.jobs > 1 else in_this_process)
     report = run(job, engine=partial(_from_share, engine, how.share), overwrite=True, progress=how.progress)
     if report.failed:
-        raise ShardError(next(iter(report.failed.values())))
+        first, more = next(iter(report.failed.values())), len(report.failed) - 1
+        raise ShardError(f"{first} (and {more} more)" if more else first)
     return list(report.facts.values())
 
 

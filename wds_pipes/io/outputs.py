@@ -40,6 +40,7 @@ _AGAIN_SECONDS = 0.5  # how long to wait at a time
 _PATIENCE_SECONDS = 5.0  # how long to wait for a request before its upload is aborted
 _PAUSES = (0.1, 0.5, 2.0)  # seconds before a request is made again
 _CONNECTIONS = 16
+_REMOVALS = 10  # how many times to try
 T = TypeVar("T")
 
 Options = dict[str, Any] | None
@@ -228,10 +229,7 @@ def _part_bytes(fs: Any, url: str) -> int | None:
 
 
 def abort(stream: Any) -> None:
-    """Abort the upload of a stream, if that is possible.
-
-    Closing an fsspec stream would store half a file under its name.
-    """
+    """Abort the upload of a stream, if possible: closing it would store half a file."""
     discard = getattr(stream, "discard", None)  # of fsspec
     if not callable(discard):
         discard = getattr(stream, "terminate", None)  # of google-cloud-storage and smart_open
@@ -314,8 +312,15 @@ def remove(target: str, storage_options: Options = None, *, folder: bool = False
     """Remove a file, or a directory with all that is in it, if it exists."""
     path = local_path(target)
     if path is not None:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            (shutil.rmtree if folder else os.unlink)(path)
+        if not folder:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.unlink(path)
+            return
+        for _ in range(_REMOVALS):  # other processes may remove it too, or write there
+            shutil.rmtree(path, ignore_errors=True)
+            if not os.path.isdir(path):
+                return
+        logger.warning("%s could not be removed: remove it when no command writes there.", path)
         return
     if not folder and not exists(target, storage_options):
         return

@@ -106,7 +106,7 @@ def _run(
                 return job
             from wds_pipes.cli.reshaping.gathering import in_passes
 
-            return in_passes(job, inputs, found[""], hidden, passes=passes, memory=memory, how=running.how)
+            return in_passes(job, inputs, found[""], passes=passes, memory=memory, how=running.how)
 
     from wds_pipes.cli.reshaping.plan import planned
     from wds_pipes.cli.shards import summary

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 from wds_pipes.cli.first_pass import How, first_pass, of_first_pass
 from wds_pipes.cli.reshaping.inputs import Extents, Inputs
-from wds_pipes.cli.reshaping.plan import BLOCK_SAMPLES, Part, check_memory, numbers_at, with_own_keys
+from wds_pipes.cli.reshaping.plan import BLOCK_SAMPLES, COPIES, Part, check_memory, numbers_at, with_own_keys
 from wds_pipes.cli.reshaping.reading import Reader, Sample
-from wds_pipes.cli.shards import shard_ends, shard_facts, write_indexes
+from wds_pipes.cli.shards import shard_ends, shard_facts
 from wds_pipes.errors import ShardError
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.outputs import open_output
 from wds_pipes.io.range_runs import GAP
-from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
+from wds_pipes.io.tasks.task import FULL, Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.shard_file import write_shard
@@ -42,21 +42,17 @@ if TYPE_CHECKING:
 
     from wds_pipes.cli.reshaping.plan import Order
 
-_OF_SAMPLE = 36  # bytes of memory for each sample, while the passes are planned
-_FOLDER = "gathered"
+_OF_SAMPLE = 36  # bytes of memory for each sample; 54 while the passes are planned
 _TRIED = 4  # windows of which the cost is computed
 
 
-def in_passes(
-    job: Job, inputs: Inputs, order: Order, hidden: Place, *, passes: int | None, memory: int, how: How
-) -> Job:
+def in_passes(job: Job, inputs: Inputs, order: Order, *, passes: int | None, memory: int, how: How) -> Job:
     """Return a job with the same outputs that reads the samples in one pass or two.
 
     Args:
         job: writes all samples in an order, in one pass.
         inputs: the samples.
         order: the order.
-        hidden: where first passes write.
         passes: how many; None: two if they are much quicker, and the memory is enough.
         memory: how many bytes each process may need.
         how: how the first pass is run.
@@ -64,18 +60,14 @@ def in_passes(
     Raises:
         ValueError: two passes need more memory.
     """
-
-    def finish(outputs: Place, facts: Sequence[Facts]) -> None:
-        write_indexes(outputs, facts)
-        hidden.remove_folder(_FOLDER)  # also of an earlier run
-
-    job = replace(job, finish=finish)
+    if passes == 1:
+        return replace(job, prepare=partial(job.place.remove_folder, COPIES))  # of an earlier run: they may fill a disk
     fits = 2 * _OF_SAMPLE * inputs.count <= memory
-    if passes == 1 or (passes is None and not (fits and _is_quicker(inputs, order, memory // 4))):
+    if passes is None and not (fits and _is_quicker(inputs, order, memory // 4)):
         return job
     check_memory(inputs, memory, _OF_SAMPLE)
     left = max(memory // 4, memory - 2 * _OF_SAMPLE * inputs.count)
-    return _in_two_passes(job, inputs, order, hidden, memory=left // 2, how=how)
+    return _in_two_passes(job, inputs, order, memory=left // 2, how=how)
 
 
 def _is_quicker(inputs: Inputs, order: Order, window: int) -> bool:
@@ -106,7 +98,7 @@ def _is_quicker(inputs: Inputs, order: Order, window: int) -> bool:
     return read / wanted > 1.5 * (3 + chunks * GAP / of_window)
 
 
-def _in_two_passes(job: Job, inputs: Inputs, order: Order, hidden: Place, *, memory: int, how: How) -> Job:
+def _in_two_passes(job: Job, inputs: Inputs, order: Order, *, memory: int, how: How) -> Job:
     """Return a job with the same outputs, which reads what a first pass has written; ``memory``:
     how many bytes each process may hold of the samples.
     """
@@ -125,7 +117,7 @@ def _in_two_passes(job: Job, inputs: Inputs, order: Order, hidden: Place, *, mem
         starts[here] = after - sizes[here] - np.uint32(1)
         tasks.append(Task(f"{chunk:06d}", (f"{chunk:06d}",), numbers[here], fingerprint(identity, start, stop)))
     shards = (np.searchsorted(np.array(inputs.located.starts), numbers, side="right") - 1).astype(np.uint32)
-    place = of_first_pass(Place(hidden.at(_FOLDER), hidden.storage_options), tasks)
+    place = of_first_pass(Place(job.place.at(COPIES), job.place.storage_options), tasks)
     gather = Job(f"{job.command} (first pass)", place, partial(_gather, inputs, memory), tasks)
     files, at = [place.at(task.name) for task in tasks], 0
     second = []
@@ -148,6 +140,11 @@ def _gather(inputs: Inputs, memory: int, task: Task, place: Place) -> Facts:
             for sample in reader.copies([task.arguments]):
                 output.write(sample)
         output.commit()
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        advice = "two passes need as much space again: make room, or pass --passes 1"
+        raise OSError(error.errno, f"{error.strerror}; {advice}", error.filename) from error
     finally:
         output.discard()
     return {}

@@ -16,6 +16,7 @@ from wds_pipes.io.uploads import abort_left
 from wds_pipes.io.urls import local_path, redact
 
 Facts: TypeAlias = dict[str, Any]
+FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk is full, or a quota used up
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class Outcome:
         error: why it failed.
         again: whether it makes sense to try again.
         busy: another process writes its outputs.
-        full: the disk is full, or a quota used up, so other tasks would fail too.
+        full: the disk is full, so other tasks would fail too.
     """
 
     name: str
@@ -188,7 +189,7 @@ class Outcome:
         """The outcome of a task that raised."""
         told = str(error) if isinstance(error, WdsError) else f"{type(error).__name__}: {error}"
         again = not isinstance(error, (SampleError, StateError, ValueError, TypeError, ImportError, LookupError))
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        full = isinstance(error, OSError) and error.errno in FULL
         return cls(name, error=told, again=again and not full, busy=isinstance(error, BlockingIOError), full=full)
 
 
