@@ -50,7 +50,7 @@ READING = {
     "dropped": {"prob": 0.1, "drop": True},
     "slow": {"prob": 0.1, "latency": 0.5},
     "trickle": {"prob": 0.1, "trickle": [2_000, 0.01]},
-    "dead": {"status": 500, "skip": 12},
+    "refused": {"status": 403, "skip": 12},
 }
 WRITING = {
     "none": {},
@@ -59,7 +59,7 @@ WRITING = {
     "dropped": {"prob": 0.1, "drop": True},
     "unheard": {"prob": 0.1, "reset_after": 0},  # it was done, but the answer is lost
     "slow": {"prob": 0.1, "latency": 0.5},
-    "dead": {"status": 503, "skip": 9},
+    "refused": {"status": 403, "skip": 9},
 }
 READS, WRITES = "^(GET|HEAD) ", "^(PUT|POST|DELETE) "
 
@@ -90,7 +90,7 @@ class Store:
         else:
             direct = {"use_listings_cache": False, "skip_instance_cache": True}
             fs, path = fsspec.url_to_fs(url, **self.store.direct.storage_options, **direct)
-            found = {key.removeprefix(f"{path}/"): data for key, data in fs.cat(fs.find(path)).items()}
+            found = {key.removeprefix(f"{path}/"): fs.cat_file(key) for key in fs.find(path)}
         return {key: data for key, data in found.items() if not any(part[0] == "." for part in key.split("/"))}
 
     def faults(self, *rules: dict) -> None:
