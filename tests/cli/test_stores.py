@@ -5,6 +5,8 @@ again, and never another result.
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -68,6 +70,17 @@ def test_an_error_is_not_a_missing_file(kind, name, shards, tmp_path, request):
     store.faults.clear()
     run_command("download", *urls, tmp_path / "out", *options_of(store))
     assert outputs(tmp_path / "out") == outputs(shards)
+
+
+def test_an_error_of_gcs_is_one_line(gcs, shards):
+    """gcsfs logs a traceback of it, which Python prints where logging is not set up."""
+    gcs.faults.rules({"match": "^POST ", "status": 401})
+    command = [sys.executable, "-m", "wds_pipes", "filter", shards, f"{gcs.url}/refused", "--every", "2"]
+    environment = {**os.environ, **gcs.environment}
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "check your credentials" in done.stderr
+    assert done.stderr.strip().count("\n") == 0
 
 
 SECOND = ("--every", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -14,6 +15,9 @@ from urllib.request import getproxies
 from wds_pipes.io.urls import IPV6_HOST, links_of
 
 _CONNECT_SECONDS = 5.0
+
+# gcsfs logs the errors that it raises, with a traceback, and Python prints what no program handles.
+logging.getLogger("gcsfs").addHandler(logging.NullHandler())
 
 
 def copy_of_options(options: Any) -> Any:
