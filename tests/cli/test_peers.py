@@ -1,12 +1,15 @@
 """``wds-pipes bench --peers``: this package against other loaders and the limits of the machine."""
 
 import importlib.util
+import itertools
 import json
 import os
 import random
 import sys
+import time
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from click.testing import CliRunner
 
 import wds_pipes as wp
 from wds_pipes.cli import main
-from wds_pipes.cli.peers import processes
+from wds_pipes.cli.peers import measuring, processes
 from wds_pipes.cli.peers.adapters.base import Adapter, LacksError, adapter_of
 from wds_pipes.cli.peers.chart import draw
 from wds_pipes.cli.peers.data import Data
@@ -191,11 +194,19 @@ def test_what_is_not_there_is_a_row_with_its_reason(tmp_path):
     assert "a-package-that-is-not-there" in table(found)
 
 
-def test_a_measurement_that_does_not_end_is_killed_with_its_children(tmp_path):
+def test_a_measurement_that_does_not_end_is_killed_with_its_children(tmp_path, monkeypatch):
     script = (
         "import os, subprocess, time; child = subprocess.Popen(['sleep', '600']); "
         "print(os.getpid(), child.pid, flush=True); time.sleep(600)"
     )
+
+    looks = []
+
+    def clock():  # its time has passed at the second look at it after it has written
+        looks.extend([0] * bool(os.path.getsize(tmp_path / "log")))
+        return 100.0 if len(looks) > 1 else 0.0
+
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
     with open(tmp_path / "log", "wb") as log:
         status, peak = processes.run(
             [sys.executable, "-c", script],
@@ -227,19 +238,22 @@ def test_arguments_that_do_not_fit_are_usage_errors():
         assert message in done.output
 
 
-def test_rates_count_what_was_taken():
-    passes = []
+@pytest.mark.parametrize("tick", [1, 50])
+def test_rates_count_what_was_taken(monkeypatch, tick):
+    """On a clock that goes on by a tick at each look; 50 are more than the time of a measurement."""
+    clock, passes = itertools.count(0, tick), []
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
 
     def one():
         passes.append(0)
         yield from range(100)
 
-    assert rate(one, 0.01) > 0
-    assert len(passes) > 1
-    assert batch_rate([([1] * 64, None)] * 4, 2) > 0
+    assert rate(one, 20) == 99 / tick  # a look before and one after the 99 samples
+    assert len(passes) == (20 if tick == 1 else 1)
+    assert batch_rate([([1] * 64, None)] * 4, 2) == 128 / tick
     assert batch_rate([5.0], 2) == 5.0
     read = []
-    assert access_rate(read.append, 10, 0.001) > 0
+    assert access_rate(read.append, 10, 20) == 256 / tick
     assert set(read) <= set(range(10))
     for nothing in (lambda: rate(lambda: [], 0.01), lambda: batch_rate([([1], None)], 2)):
         with pytest.raises(ValueError, match="there are"):

@@ -37,9 +37,9 @@ def rate(passes: Callable[[], Iterable[Any]], seconds: float) -> float:
             raise ValueError("there are no samples")
         start = time.perf_counter()
         before, more = count, True
-        while more and spent + time.perf_counter() - start < seconds:
+        while more:  # at least one chunk, however slow the machine is
             taken = sum(1 for _ in itertools.islice(items, CHUNK))
-            count, more = count + taken, taken == CHUNK
+            count, more = count + taken, taken == CHUNK and spent + time.perf_counter() - start < seconds
         spent += time.perf_counter() - start
         if count == before:
             raise ValueError("a pass has one sample only")
@@ -68,11 +68,11 @@ def access_rate(read: Callable[[int], Any], count: int, seconds: float) -> float
     places = [rng.randrange(count) for _ in range(4096)]
     for place in places[:16]:
         read(place)
-    done, start = 0, time.perf_counter()
-    while (spent := time.perf_counter() - start) < seconds:
+    done, spent, start = 0, 0.0, time.perf_counter()
+    while not done or spent < seconds:
         for place in places[done % 4096 :][:CHUNK]:
             read(place)
-        done += CHUNK
+        done, spent = done + CHUNK, time.perf_counter() - start
     return done / spent
 
 

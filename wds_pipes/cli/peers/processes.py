@@ -52,9 +52,13 @@ def run(
                 process.wait(LOOK_SECONDS)
         status = process.poll()
     finally:
-        for pid in session(process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        # Until none is left: a killed process takes a moment to end, and a new one may have come.
+        while pids := list(session(process.pid)):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+        process.kill()
         process.wait()
     return status, peak or None
 
