@@ -240,7 +240,7 @@ def test_arguments_that_do_not_fit_are_usage_errors():
 
 @pytest.mark.parametrize("tick", [1, 50])
 def test_rates_count_what_was_taken(monkeypatch, tick):
-    """On a clock that goes on by a tick at each look; 50 are more than the time of a measurement."""
+    """On a clock that goes on by a tick at each look; 50 are more than the time to measure."""
     clock, passes = itertools.count(0, tick), []
     monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
 
