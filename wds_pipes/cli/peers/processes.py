@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
 LOOK_SECONDS = 0.25  # between two measurements of the memory, each of which takes some milliseconds
-GRACE_SECONDS = 5.0  # for the end of a process that has written its result
+GRACE_SECONDS = 5.0  # for the end of a process that has written its result, or was killed
 
 
 def run(
@@ -52,13 +52,14 @@ def run(
                 process.wait(LOOK_SECONDS)
         status = process.poll()
     finally:
+        process.kill()  # also where there is no /proc
         # Until none is left: a killed process takes a moment to end, and a new one may have come.
-        while pids := list(session(process.pid)):
+        deadline = time.monotonic() + GRACE_SECONDS  # one that waits for a dead disk never ends
+        while (pids := list(session(process.pid))) and time.monotonic() < deadline:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
-        process.kill()
         process.wait()
     return status, peak or None
 
