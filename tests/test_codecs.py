@@ -137,9 +137,36 @@ def test_csv_and_yaml_only_on_request():
         decode("yaml", b"!!python/object/apply:os.getcwd []", "yaml")
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{<<: [*a, {z: 2}], u: 3}", {"xx": 1, "yy": 1, "z": 2, "u": 3}),
+        ("{<<: [*a, *b]}", {"xx": 1, "yy": 1, "zz": 2}),
+        ("{<<: [*b, *a]}", {"xx": 2, "yy": 1, "zz": 2}),
+        ("{<<: [{x: 1}, {x: 2}]}", {"x": 1}),
+        ("{xx: 9, <<: *a}", {"xx": 9, "yy": 1}),
+        ("{<<: *a, xx: 9}", {"xx": 9, "yy": 1}),
+        ("{<<: {<<: [*b, *a], yy: 3}, zz: 4}", {"xx": 2, "yy": 3, "zz": 4}),
+        ("&c {<<: *c, x: 1}", {"x": 1}),
+        ("&c {<<: [*a, *c], x: 1}", {"xx": 1, "yy": 1, "x": 1}),
+        ("{=: 1}", {"=": 1}),
+        ("{<<: []}", {}),
+    ],
+)
+def test_merge_keys_of_yaml(text, expected):
+    """The mapping itself wins, then the first of those merged, in every release of PyYAML."""
+    document = f"a: &a {{xx: 1, yy: 1}}\nb: &b {{xx: 2, zz: 2}}\nc: {text}\n"
+    assert decode("yaml", document.encode(), "yaml")["c"] == expected
+
+
+@pytest.mark.parametrize("text", ["3", "[3]", "[[{x: 1}]]", "~"])
+def test_merge_keys_of_yaml_take_mappings(text):
+    with pytest.raises(yaml.YAMLError, match="takes a mapping or a list of mappings, not a (scalar|sequence)"):
+        decode("yaml", f"a: {{<<: {text}}}".encode(), "yaml")
+
+
 def test_merge_keys_of_yaml_are_bounded():
     """Each mapping of this merges the one before ten times: a billion pairs in 400 bytes."""
-    assert decode("yaml", b"a: &a {x: 1}\nb: {<<: [*a, {y: 2}], z: 3}\n", "yaml")["b"] == {"x": 1, "y": 2, "z": 3}
     lines = [
         "x0: &x0 {a: 1}",
         *(f"x{level}: &x{level} {{<<: [{', '.join([f'*x{level - 1}'] * 10)}]}}" for level in range(1, 10)),

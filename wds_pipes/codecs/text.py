@@ -113,23 +113,43 @@ def encode_yaml(value: Any) -> bytes:
 
 @functools.cache
 def _yaml_loader(yaml: Any) -> Any:
-    """PyYAML's safe loader with a limit on the pairs that merge keys (``<<``) add.
+    """PyYAML's safe loader with merge keys (``<<``) of our own.
 
-    With merge keys, a short text may multiply its content.
+    A short text may multiply its content with them: they are limited here. And PyYAML's releases
+    differ: in 6.0.4, of two mappings merged that have the same key, the last one wins. The
+    specification lets the first one win, as every other release does.
     """
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         def flatten_mapping(self, node: Any) -> None:
-            pairs = 0
-            for key, value in node.value:
+            pairs, node.value = node.value, []  # a mapping that merges itself adds nothing
+            own, merged = [], []
+            for key, value in pairs:
                 if key.tag == "tag:yaml.org,2002:merge":
-                    for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                        if isinstance(merged, yaml.MappingNode):
-                            self.flatten_mapping(merged)
-                            pairs += len(merged.value)
-            if pairs > MAX_MERGED:
-                raise ValueError(f"its merge keys (<<) bring more than {MAX_MERGED:,} pairs into one mapping")
-            super().flatten_mapping(node)
+                    # The last pair with a key wins, so what has precedence comes last.
+                    for mapping in reversed(value.value) if isinstance(value, yaml.SequenceNode) else [value]:
+                        merged += self._pairs(mapping, node)
+                        if len(merged) > MAX_MERGED:
+                            raise ValueError(
+                                f"its merge keys (<<) bring more than {MAX_MERGED:,} pairs into one mapping"
+                            )
+                else:
+                    if key.tag == "tag:yaml.org,2002:value":  # "=" is a plain key
+                        key.tag = "tag:yaml.org,2002:str"
+                    own.append((key, value))
+            node.value = merged + own
+
+        def _pairs(self, mapping: Any, node: Any) -> list[tuple[Any, Any]]:
+            if not isinstance(mapping, yaml.MappingNode):
+                raise yaml.constructor.ConstructorError(
+                    "while constructing a mapping",
+                    node.start_mark,
+                    f"a merge key (<<) takes a mapping or a list of mappings, not a {mapping.id}",
+                    mapping.start_mark,
+                )
+            self.flatten_mapping(mapping)
+            pairs: list[tuple[Any, Any]] = mapping.value
+            return pairs
 
     return Loader
 
