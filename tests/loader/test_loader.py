@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from killing import kill
 from pipelines import after, draw, flat, key_of, keys_of, samples, shuffled, through_json, wanted
 from scripts import run_file
 from torch.utils.data._utils import worker as torch_worker
@@ -878,29 +879,12 @@ def test_why_a_worker_has_ended(ended, why, urls):
     source.close()
 
 
-def is_dead(process):
-    """Whether multiprocessing can reap this child.
-
-    A worker has threads. It counts as a zombie once its main thread has ended, but only after the
-    last of its threads has ended does the system send SIGCHLD, and is_alive() become false.
-    """
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
 def test_a_new_iterator_replaces_dead_workers(tmp_path):
     urls = make_shards(tmp_path, shards=4, samples=20)
     before = psutil.Process().children(recursive=True)
     source = loader(urls, num_workers=2, multiprocessing_context="fork")
     after(source, 1)
-    victims = worker_processes(before)
-    known = False
-    while not known:
-        with contextlib.suppress(wp.WorkerError, RuntimeError):  # the handler raises wherever it finds us
-            for victim in victims:
-                victim.kill()
-            wait_for(lambda: all(map(is_dead, victims)))
-            torch_worker.signal_handling._error_if_any_worker_fails()
-            known = True
+    kill(*worker_processes(before))
     whole = [list(epochs) for epochs in [loader(urls, lanes=2)] for _ in range(2)]
     assert list(source) == whole[1]
     source.close()

@@ -7,6 +7,7 @@ from collections import Counter
 
 import psutil
 import pytest
+from killing import kill
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
@@ -488,9 +489,8 @@ def test_a_worker_that_is_killed_loses_nothing(context, persistent, urls):
     source, found = make(2), []
     batches = iter(source)
     found += keys(itertools.islice(batches, 5))
-    for worker in set(psutil.Process().children(recursive=True)) - before:
-        if worker.name() == "pt_data_worker":
-            worker.kill()
+    children = set(psutil.Process().children(recursive=True)) - before
+    kill(*(child for child in children if child.name() == "pt_data_worker"))
     with pytest.raises(wp.WorkerError):
         found.extend(keys([batch])[0] for batch in batches)
     found += keys(itertools.islice(source, 40 - len(found)))
