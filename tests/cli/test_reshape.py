@@ -1,6 +1,7 @@
 """``wds-pipes reshard``, ``concat``, ``split``, ``shuffle``, ``sort`` and ``mix``."""
 
 import gzip
+import hashlib
 import itertools
 import json
 import os
@@ -206,6 +207,21 @@ def test_two_passes_write_the_same_bytes(name, source, made, tmp_path):
     assert not (place / ".wds-pipes/gathered").exists()
 
 
+@pytest.mark.parametrize("more", [(), ("--passes", 2)])
+def test_without_md5(source, made, tmp_path, more):
+    """Only ``index.json`` differs, and ``index`` makes it the same."""
+    whole, given = outputs(made / "shuffle"), ("--no-md5", *more)
+    call("shuffle", source, tmp_path, *given, "--tasks", 2, "--task", 1)
+    assert "md5 was False" in call("shuffle", source, tmp_path, *more, code=2).stderr
+    call("shuffle", source, tmp_path, *given)
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert [sorted(entry) for entry in index["shardlist"]] == [["filesize", "nsamples", "url"]] * 6
+    assert {**outputs(tmp_path), "index.json": b""} == {**whole, "index.json": b""}
+    assert "nothing is wrong" in run("verify", tmp_path / "index.json", "--ignore", "some-fields").stdout
+    run("index", f"{tmp_path}/*.tar", "-o", tmp_path / "index.json")
+    assert outputs(tmp_path) == whole
+
+
 def test_processes_write_the_same_bytes(source, made, tmp_path):
     call("shuffle", source, tmp_path, "-j", 2)
     assert outputs(tmp_path) == outputs(made / "shuffle")
@@ -221,6 +237,7 @@ def test_concat(source, expected, tmp_path):
     assert "all.tar exists: pass --overwrite" in refused("concat", f"{source}/*.tar", out)
     told = json.loads(run("concat", f"{source}/packed/*", out, "--overwrite", "--json").stdout)
     assert told["facts"][str(out)]["samples"] == 120
+    assert told["facts"][str(out)]["md5"] == hashlib.md5(out.read_bytes()).hexdigest()
     assert outputs(tmp_path) == before
 
 

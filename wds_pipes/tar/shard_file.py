@@ -19,7 +19,11 @@ def shard_files(name: str) -> tuple[str, ...]:
 
 
 def write_shard(
-    url: str, samples: Iterable[Mapping[str, Any]], *, storage_options: dict[str, Any] | None = None
+    url: str,
+    samples: Iterable[Mapping[str, Any]],
+    *,
+    md5: bool = True,
+    storage_options: dict[str, Any] | None = None,
 ) -> ShardFacts:
     """Write a shard, and where each of its samples begins; replace what is there. The shard
     appears when all of it is there.
@@ -27,10 +31,11 @@ def write_shard(
     Args:
         url: the path or URL of an uncompressed shard.
         samples: as ``TarWriter`` writes them.
+        md5: compute the MD5.
         storage_options: how to reach the storage: a dict of options for fsspec.
 
     Returns:
-        The number of samples, the size and the MD5.
+        The number of samples, the size and the MD5 (None: it was not computed).
 
     Raises:
         SampleError: a sample cannot be written as it is.
@@ -38,10 +43,10 @@ def write_shard(
     """
     keys, starts = [], []
     with TarWriter(url, overwrite=True, storage_options=storage_options) as writer:
-        writer.digest = digest = Md5()
+        writer.digest = digest = Md5() if md5 else None
         for sample in samples:
             starts.append(writer.size)
             writer.write(sample)
             keys.append(sample["__key__"])
         writer.beside = {KEYS: pack_keys(keys), OFFSETS: pack_offsets([*starts, writer.size])}
-    return ShardFacts(writer.samples, writer.stored, digest.hexdigest())
+    return ShardFacts(writer.samples, writer.stored, None if digest is None else digest.hexdigest())

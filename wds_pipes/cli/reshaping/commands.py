@@ -27,6 +27,7 @@ class _Common(NamedTuple):
     max_bytes: int
     number: int | None
     memory: int
+    md5: bool
     storage_options: dict[str, Any]
     running: Running
 
@@ -43,7 +44,14 @@ def _reshaping(command: Callable[..., None]) -> Callable[..., None]:
         "--shards", "number", type=click.IntRange(min=1), help="Write so many shards of equal numbers of samples."
     )
     memory = size_option("--memory", "256MB", "What each process may need besides the program itself, such as 64MB.")
-    return shard_limits(number(memory(storage_options(job_options(wrapped)))))
+    md5 = click.option(
+        "--md5/--no-md5",
+        default=True,
+        show_default=True,
+        help="Compute the MD5 of each shard, which index.json has: it takes most of the time for large samples on a "
+        "fast disk. wds-pipes index adds MD5s later.",
+    )
+    return shard_limits(number(memory(md5(storage_options(job_options(wrapped))))))
 
 
 def _run(
@@ -86,8 +94,9 @@ def _run(
 
         place = Place(dest, common.storage_options or None)
         division = Division(common.max_samples, common.max_bytes, common.number)
+        decided = {**options, **({} if common.md5 else {"md5": False})}
         if not running.overwrite:
-            check_plan(place, name, {**options, **division.options})
+            check_plan(place, name, {**decided, **division.options})
         with beside_outputs(place, running.dry_run) as hidden:
             inputs = open_inputs(given, hidden, how=running.how, memory=memory // 8, keys=keys)
             check_memory(inputs, memory, of_sample)
@@ -100,7 +109,7 @@ def _run(
                 given=given if named is None else named,
                 division=division,
                 memory=memory // 2,
-                options=options,
+                options=decided,
             )
             if not reorders:
                 return job
@@ -178,7 +187,8 @@ def concat(
         check_outputs(shards, [target])
         if not overwrite and exists(target, options):
             raise ValueError(f"{redact(target)} exists: pass --overwrite to replace it, or another name")
-        facts = write_shard(target, with_own_keys(Source(shards, storage_options).read()), storage_options=options)
+        samples = with_own_keys(Source(shards, storage_options).read())
+        facts = write_shard(target, samples, md5=as_json, storage_options=options)
         if as_json:
             click.echo(json.dumps({"command": "concat", "facts": {redact(target): facts._asdict()}}))
             return

@@ -129,7 +129,8 @@ def _in_two_passes(job: Job, inputs: Inputs, order: Order, *, memory: int, how: 
     def prepare() -> None:
         first_pass(gather, how)
 
-    return replace(job, work=partial(_write, inputs.urls, memory), tasks=second, prepare=prepare)
+    work = partial(_write, inputs.urls, memory, job.options.get("md5", True))
+    return replace(job, work=work, tasks=second, prepare=prepare)
 
 
 def _gather(inputs: Inputs, memory: int, task: Task, place: Place) -> Facts:
@@ -198,7 +199,7 @@ class Gathered:
         return ShardError(f"{shown} is damaged: {what}. Remove it, and run the command again", url=shown)
 
 
-def _write(urls: Sequence[str], memory: int, task: Task, place: Place) -> Facts:
+def _write(urls: Sequence[str], memory: int, md5: bool, task: Task, place: Place) -> Facts:
     """Write a shard."""
     found: Gathered = task.arguments
     shown = [redact(url) for url in urls]  # one text for all samples of a shard
@@ -210,5 +211,6 @@ def _write(urls: Sequence[str], memory: int, task: Task, place: Place) -> Facts:
             yield sample
 
     with contextlib.closing(Reader(found, memory)) as reader:
-        facts = write_shard(place.at(task.name), with_own_keys(samples(reader)), storage_options=place.storage_options)
+        in_order = with_own_keys(samples(reader))
+        facts = write_shard(place.at(task.name), in_order, md5=md5, storage_options=place.storage_options)
     return shard_facts(task.name, facts)

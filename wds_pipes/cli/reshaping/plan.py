@@ -141,7 +141,8 @@ def plan(
         given: what names the shards of the samples.
         division: how samples are divided into shards.
         memory: how many bytes each process may hold of them.
-        options: what decides about the orders; ``"shares"``: those of the splits.
+        options: what decides about the orders; ``"shares"``: those of the splits; ``"md5"``:
+            whether the MD5s of the shards are computed.
 
     Raises:
         ValueError: a shard would replace an input, or be one of the next run.
@@ -169,7 +170,7 @@ def plan(
     return Job(
         command,
         place,
-        partial(write, inputs, memory, options.get("shares")),
+        partial(write, inputs, memory, options),
         tasks,
         {**options, **division.options},
         _finish,
@@ -189,13 +190,14 @@ def _part(order: Order, start: int, stop: int) -> Part:
     return Part(order[start:stop], 0, stop - start)
 
 
-def write(inputs: Inputs, memory: int, shares: Mapping[str, float] | None, task: Task, place: Place) -> Facts:
-    """Write a shard, of a split if there are shares."""
+def write(inputs: Inputs, memory: int, options: Mapping[str, Any], task: Task, place: Place) -> Facts:
+    """Write a shard, of a split if the options have shares."""
+    shares, md5 = options.get("shares"), options.get("md5", True)
     with contextlib.closing(Reader(inputs, memory)) as reader:
         samples = with_own_keys(reader.read(task.arguments.blocks()))
         if shares is not None:
             samples = _of_split(samples, split_by_key(shares)[task.name.partition("/")[0]])
-        facts = write_shard(place.at(task.name), samples, storage_options=place.storage_options)
+        facts = write_shard(place.at(task.name), samples, md5=md5, storage_options=place.storage_options)
     return shard_facts(task.name, facts)
 
 
