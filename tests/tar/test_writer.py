@@ -526,6 +526,26 @@ def test_wrong_arguments_are_told_at_once(pattern, options, message):
 # Errors of the disk
 
 
+@pytest.mark.parametrize("most", [0, 1, 513, 100_000, 1_000_000])
+def test_a_disk_that_takes_only_a_part_gets_the_rest(tmp_path, monkeypatch, most):
+    """writev(2) may write less than it was given."""
+    large = [{"__key__": str(number), "bin": bytes([number]) * 200_000} for number in range(12)]
+    (tmp_path / "whole.tar").write_bytes(written(large))
+    true, calls = os.writev, []
+
+    def writev(fd, blocks):
+        calls.append(len(blocks))
+        return true(fd, [b"".join(blocks)[:most]])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", writev)
+        with TarWriter(tmp_path / "parts.tar") as writer:
+            for sample in large:
+                writer.write(sample)
+    assert calls
+    assert (tmp_path / "parts.tar").read_bytes() == (tmp_path / "whole.tar").read_bytes()
+
+
 FULL = """if True:
     import json, os, resource, signal, sys
     sys.modules["torch"] = None  # it starts faster

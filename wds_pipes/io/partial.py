@@ -13,10 +13,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Sequence
 
 from wds_pipes.io.locks import LockedFile, open_locked
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+_LARGE, _MOST_BLOCKS = 4096, 1024  # bytes of a block on average, for which a call with so many pays
 _MODE = 0o666  # less the umask: others may read what is written, unlike the files of a cache
 
 
@@ -76,6 +78,18 @@ class PartialFile:
             error.filename = self._path
             raise
         return done
+
+    def write_blocks(self, blocks: Sequence[bytes]) -> None:
+        """Append blocks as ``write`` does. Large ones are not copied together before."""
+        size, done = sum(map(len, blocks)), 0
+        if _LARGE * len(blocks) <= size and len(blocks) <= _MOST_BLOCKS:
+            try:
+                done = os.writev(self._fd, blocks)
+            except OSError as error:
+                error.filename = self._path
+                raise
+        if done < size:
+            self.write(b"".join(blocks)[done:])
 
     def commit(self) -> None:
         """Write the content to the disk (fsync), and give the file its final name."""

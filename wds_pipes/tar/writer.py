@@ -184,6 +184,10 @@ class TarWriter:
         """Write the bytes that wait: together, unless one sample has nearly all of them."""
         blocks, size = self._blocks, self._waiting
         self._blocks, self._waiting = [], 0
+        if self._partial is not None and self._compressor is None and self.digest is None:
+            self._partial.write_blocks(blocks)
+            self.stored += size
+            return
         for data in [b"".join(blocks)] if size < 2 * _AT_ONCE else blocks:
             self._store(data if self._compressor is None else self._compressor.compress(data))
 
