@@ -126,6 +126,7 @@ def main(root: Path) -> None:
     small, large = shards_of(tiny(root)[:1])[:TINY], shards_of(images(root, shards=1))
     make_files(small, root / "tiny-files")
     make_files(large, root / "image-files")
+    gc.freeze()  # else each way might have to go through what was imported for the others
 
     print(f"tiny samples in memory (200-byte text, class); load {os.getloadavg()[0]:.1f}")
     ways = Ways(lambda: small, root / "tiny-files")
