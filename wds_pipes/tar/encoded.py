@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.errors import SampleError
-from wds_pipes.tar.header_block import Start
-from wds_pipes.tar.headers import MAX_HEADER_BYTES
+from wds_pipes.tar.header_block import Start, has_short_header
+from wds_pipes.tar.headers import BLOCK, MAX_HEADER_BYTES
 from wds_pipes.tar.keys import split_key, without_dots
 
 if TYPE_CHECKING:
@@ -106,8 +106,9 @@ def check_name(key: str, field: str, *, known: bool = True) -> None:
 
 def stored_size(key: str, field: str, size: int) -> int:
     """The bytes that a field of ``size`` bytes takes in a tar, with its header and padding."""
-    header = Start(key).header(f".{field}", size) or _long_header(f"{key}.{field}", size)
-    return len(header) + size + (-size & 511)
+    name = f"{key}.{field}"
+    short = has_short_header(name.encode("utf-8", "surrogateescape"), size)
+    return (BLOCK if short else len(_long_header(name, size))) + size + (-size & 511)
 
 
 def _encodable(name: str) -> bool:

@@ -23,6 +23,11 @@ _BEFORE, _BETWEEN, _AFTER = _BLOCK[100:124], _BLOCK[136:148], _BLOCK[156:]  # of
 _SUM = sum(_BEFORE) + sum(_BETWEEN) + sum(_AFTER) + 8 * 32
 
 
+def has_short_header(name: bytes, size: int) -> bool:
+    """Whether the header of a file with this name and size is one block of ustar."""
+    return len(name) <= _LONGEST and size < _MOST
+
+
 class Start:
     """The first part of names of files, whose bytes are summed once for all of them.
 
@@ -46,7 +51,7 @@ class Start:
         """
         end, end_sum = _encoded(rest)
         name = self._bytes + end
-        if len(name) > _LONGEST or size >= _MOST:
+        if not has_short_header(name, size):
             return None
         middle, middle_sum = _middle(size)
         checksum = b"%06o\0 " % (self._sum + end_sum + middle_sum)

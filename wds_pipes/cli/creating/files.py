@@ -88,7 +88,7 @@ def listed(
     path = local_path(source)
     found = _local(path, "", problems, ()) if path is not None else _remote(source, storage_options)
     for name, content in found:
-        if not any(part.startswith(".") for part in name.split("/")) and not _is_ignored(name, ignore):
+        if not (name.startswith(".") or "/." in name) and not (ignore and _is_ignored(name, ignore)):
             yield name, content
 
 
