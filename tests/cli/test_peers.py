@@ -250,7 +250,7 @@ def test_rates_count_what_was_taken(monkeypatch, tick):
 
     assert rate(one, 20) == 99 / tick  # a look before and one after the 99 samples
     assert len(passes) == (20 if tick == 1 else 1)
-    assert batch_rate([([1] * 64, None)] * 4, 2) == 128 / tick
+    assert batch_rate([([1] * 64, None)] * 4, 2) == 64 / tick
     assert batch_rate([5.0], 2) == 5.0
     read = []
     assert access_rate(read.append, 10, 20) == 256 / tick
@@ -258,6 +258,21 @@ def test_rates_count_what_was_taken(monkeypatch, tick):
     for nothing in (lambda: rate(lambda: [], 0.01), lambda: batch_rate([([1], None)], 2)):
         with pytest.raises(ValueError, match="there are"):
             nothing()
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 5])
+def test_batches_that_are_ready_before_are_not_counted(monkeypatch, ahead):
+    """A loader that reads ahead gives its last batches at once."""
+    now = [0.0]
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def batches():
+        for number in range(32):
+            if number < 32 - ahead:
+                now[0] += 2.0 * (1 + ahead if number == 0 else 1)
+            yield [1] * 64, None
+
+    assert batch_rate(batches(), 2) == 32.0
 
 
 def test_an_outcome_says_what_a_resume_lost_or_repeated():

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from wds_pipes.cli.peers.adapters.base import Adapter
 
 CHUNK = 256  # samples between two looks at the clock
+IN_FLIGHT = 3  # batches of each worker or thread, at most: torch's DataLoader has 2, PipeLoader one more
 
 
 def rate(passes: Callable[[], Iterable[Any]], seconds: float) -> float:
@@ -48,18 +49,22 @@ def rate(passes: Callable[[], Iterable[Any]], seconds: float) -> float:
 
 
 def batch_rate(batches: Iterable[Any], processors: int) -> float:
-    """Samples per second of one pass, without the first batch of each worker or thread."""
-    count, start = 0, 0.0
-    for number, batch in enumerate(batches, 1):
+    """Samples per second in the middle of one pass: from the first batch of each worker or thread
+    to those that are in flight when all samples were read. A loader would otherwise win by having
+    the more batches ready when the clock starts, the further it reads ahead.
+    """
+    count, counts, times = 0, list[int](), list[float]()
+    for batch in batches:
         if isinstance(batch, float):  # a rate that the adapter has measured itself
             return float(batch)
-        if number > processors:
-            count += len(batch[0])
-        elif number == processors:
-            start = time.perf_counter()
-    if not count:
+        count += len(batch[0])
+        counts.append(count)
+        times.append(time.perf_counter())
+    first = processors - 1
+    last = max(first + 1, len(times) - 1 - IN_FLIGHT * processors)
+    if last >= len(times):
         raise ValueError("there are too few batches")
-    return count / (time.perf_counter() - start)
+    return (counts[last] - counts[first]) / (times[last] - times[first])
 
 
 def access_rate(read: Callable[[int], Any], count: int, seconds: float) -> float:
