@@ -9,6 +9,7 @@ the end all files must be. Exit code 1 if one is not.
 """
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -111,7 +112,8 @@ def one_round(name: str, data: Path, place: Path, *, whole: dict, kills: int, nu
         time.sleep(numbers.random() * 0.1)
         hit += process.poll() is None
         if numbers.random() < 0.5:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # all of them have ended
+                os.killpg(process.pid, signal.SIGKILL)
         else:
             process.kill()
         process.communicate()
