@@ -117,7 +117,7 @@ def _explained(results: dict[str, Any]) -> str:
         f"between the least and the most.{busy}\n\n"
         f"Images: {images['samples']:,} samples with a JPEG of 500 x 375 pixels, "
         f"{images['bytes'] // images['samples']:,} bytes each. Tiny: {tiny['samples']:,} samples of 200 bytes. "
-        "All files are in the memory of the machine. Decoded: batches of 64 images of 224 x 224 pixels, by the same "
+        "All files are in the memory of the machine. Decoded: batches of 64 images of 224 x 224 pixels, in the middle of an epoch, by the same "
         "function in all rows whose names do not say otherwise; DALI decodes by itself. The limits decode images that "
         "are in memory: by that function, and by the quickest way that is known, which is that of `size=`. DALI and "
         "the directory of files read no JSON. Each measurement is a process of its own.\n\n"
