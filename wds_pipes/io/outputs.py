@@ -20,7 +20,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -55,9 +55,6 @@ class OutputFile(Protocol):
 
     def write(self, data: bytes) -> int:
         """Append ``data``."""
-
-    def write_blocks(self, blocks: Sequence[bytes]) -> None:
-        """Append some blocks."""
 
     def commit(self) -> None:
         """Give the file its final name."""
@@ -157,10 +154,6 @@ class RemoteFile:
         if self._held_bytes >= _AT_ONCE:
             self._do(self._write)
         return len(data)
-
-    def write_blocks(self, blocks: Sequence[bytes]) -> None:
-        """Append some blocks."""
-        self.write(b"".join(blocks))
 
     def commit(self) -> None:
         """End the upload, so that the object appears."""

@@ -23,6 +23,7 @@ from wds_pipes.core.suggest import checks_options
 from wds_pipes.errors import SampleError
 from wds_pipes.io.compression import Compressor, compressor, kind_of_name
 from wds_pipes.io.outputs import OutputFile, abort, open_output, target_of
+from wds_pipes.io.partial import PartialFile
 from wds_pipes.io.urls import local_path, redact
 from wds_pipes.tar.encoded import Encoded, encoders
 from wds_pipes.tar.offsets import remove_beside, write_beside
@@ -184,7 +185,7 @@ class TarWriter:
         """Write the bytes that wait: together, unless one sample has nearly all of them."""
         blocks, size = self._blocks, self._waiting
         self._blocks, self._waiting = [], 0
-        if self._partial is not None and self._compressor is None and self.digest is None:
+        if isinstance(self._partial, PartialFile) and self._compressor is None and self.digest is None:
             self._partial.write_blocks(blocks)
             self.stored += size
             return
