@@ -80,7 +80,9 @@ class PartialFile:
         return done
 
     def write_blocks(self, blocks: Sequence[bytes]) -> None:
-        """Append blocks as ``write`` does. Large ones are not copied together before."""
+        """Append blocks of some MiB in all, as ``write`` does. Large ones are not copied together
+        before.
+        """
         size, done = sum(map(len, blocks)), 0
         if _LARGE * len(blocks) <= size and len(blocks) <= _MOST_BLOCKS:
             try:

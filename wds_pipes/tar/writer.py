@@ -185,11 +185,12 @@ class TarWriter:
         """Write the bytes that wait: together, unless one sample has nearly all of them."""
         blocks, size = self._blocks, self._waiting
         self._blocks, self._waiting = [], 0
-        if isinstance(self._partial, PartialFile) and self._compressor is None and self.digest is None:
+        together = size < 2 * _AT_ONCE
+        if together and self._compressor is None and self.digest is None and isinstance(self._partial, PartialFile):
             self._partial.write_blocks(blocks)
             self.stored += size
             return
-        for data in [b"".join(blocks)] if size < 2 * _AT_ONCE else blocks:
+        for data in [b"".join(blocks)] if together else blocks:
             self._store(data if self._compressor is None else self._compressor.compress(data))
 
     def _store(self, data: bytes) -> None:
