@@ -298,6 +298,11 @@ def test_from_a_store_to_a_store(source, made, s3):
         found = {path.removeprefix(bucket): fs.cat_file(path) for path in fs.find(bucket) if ".wds-pipes" not in path}
         assert found == outputs(made / name)
         assert not fs.find(f"{bucket}.wds-pipes/gathered")
+    call("reshard", f"{s3.url}/reshape/source", f"{s3.url}/reshape/plain", *options, "--no-md5")
+    fs.invalidate_cache()
+    shards = {path.name: path.read_bytes() for path in (made / "reshard").glob("*.tar")}
+    bucket = f"{s3.url.removeprefix('s3://')}/reshape/plain"
+    assert {path.rpartition("/")[2]: fs.cat_file(path) for path in fs.glob(f"{bucket}/*.tar")} == shards
 
 
 def test_small_samples_in_a_store_are_gathered_first(web, tmp_path):

@@ -53,8 +53,8 @@ class OutputFile(Protocol):
     def own(self) -> bool:
         """Whether this is the process that opened it."""
 
-    def write(self, data: bytes) -> int:
-        """Append ``data``."""
+    def write(self, *blocks: bytes) -> int:
+        """Append blocks of some MiB in all, or one of any size; return their bytes."""
 
     def commit(self) -> None:
         """Give the file its final name."""
@@ -147,13 +147,14 @@ class RemoteFile:
         """Whether this is the process that opened it; a forked one must leave it alone."""
         return self._process == os.getpid()
 
-    def write(self, data: bytes) -> int:
-        """Append ``data``; it is sent in parts of some megabytes."""
-        self._held.append(bytes(data))
-        self._held_bytes += len(data)
+    def write(self, *blocks: bytes) -> int:
+        """Append blocks; they are sent in parts of some megabytes."""
+        size = sum(map(len, blocks))
+        self._held += map(bytes, blocks)
+        self._held_bytes += size
         if self._held_bytes >= _AT_ONCE:
             self._do(self._write)
-        return len(data)
+        return size
 
     def commit(self) -> None:
         """End the upload, so that the object appears."""

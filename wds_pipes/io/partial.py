@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Sequence
 
 from wds_pipes.io.locks import LockedFile, open_locked
 
@@ -68,30 +67,22 @@ class PartialFile:
         """Whether this is the process that opened it; a forked one must leave it alone."""
         return self._process == os.getpid()
 
-    def write(self, data: bytes) -> int:
-        """Append ``data`` without a buffer: the call that causes an error of the disk raises it."""
+    def write(self, *blocks: bytes) -> int:
+        """Append blocks without a buffer: the call that causes an error of the disk raises it.
+        Large ones are not copied together before.
+        """
+        size, done = sum(map(len, blocks)), 0
         try:
-            done = os.write(self._fd, data)
-            while done < len(data):
-                done += os.write(self._fd, memoryview(data)[done:])
+            if 1 < len(blocks) <= _MOST_BLOCKS and size >= _LARGE * len(blocks):
+                done = os.writev(self._fd, blocks)
+            if done < size:
+                data = memoryview(b"".join(blocks))  # one block alone is not copied
+                while done < size:
+                    done += os.write(self._fd, data[done:])
         except OSError as error:
             error.filename = self._path
             raise
         return done
-
-    def write_blocks(self, blocks: Sequence[bytes]) -> None:
-        """Append blocks of some MiB in all, as ``write`` does. Large ones are not copied together
-        before.
-        """
-        size, done = sum(map(len, blocks)), 0
-        if _LARGE * len(blocks) <= size and len(blocks) <= _MOST_BLOCKS:
-            try:
-                done = os.writev(self._fd, blocks)
-            except OSError as error:
-                error.filename = self._path
-                raise
-        if done < size:
-            self.write(b"".join(blocks)[done:])
 
     def commit(self) -> None:
         """Write the content to the disk (fsync), and give the file its final name."""

@@ -23,7 +23,6 @@ from wds_pipes.core.suggest import checks_options
 from wds_pipes.errors import SampleError
 from wds_pipes.io.compression import Compressor, compressor, kind_of_name
 from wds_pipes.io.outputs import OutputFile, abort, open_output, target_of
-from wds_pipes.io.partial import PartialFile
 from wds_pipes.io.urls import local_path, redact
 from wds_pipes.tar.encoded import Encoded, encoders
 from wds_pipes.tar.offsets import remove_beside, write_beside
@@ -186,9 +185,8 @@ class TarWriter:
         blocks, size = self._blocks, self._waiting
         self._blocks, self._waiting = [], 0
         together = size < 2 * _AT_ONCE
-        if together and self._compressor is None and self.digest is None and isinstance(self._partial, PartialFile):
-            self._partial.write_blocks(blocks)
-            self.stored += size
+        if together and self._compressor is None and self.digest is None and self._partial is not None:
+            self.stored += self._partial.write(*blocks)
             return
         for data in [b"".join(blocks)] if together else blocks:
             self._store(data if self._compressor is None else self._compressor.compress(data))

@@ -50,8 +50,8 @@ def rate(passes: Callable[[], Iterable[Any]], seconds: float) -> float:
 
 def batch_rate(batches: Iterable[Any], processors: int) -> float:
     """Samples per second in the middle of one pass: from the first batch of each worker or thread
-    to those that are in flight when all samples were read. A loader would otherwise win by having
-    the more batches ready when the clock starts, the further it reads ahead.
+    to the last one before those that are in flight at the end. Else the batches that a loader has
+    ready when the clock starts would count as made in no time.
     """
     count, counts, times = 0, list[int](), list[float]()
     for batch in batches:

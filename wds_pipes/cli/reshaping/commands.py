@@ -188,7 +188,7 @@ def concat(
         if not overwrite and exists(target, options):
             raise ValueError(f"{redact(target)} exists: pass --overwrite to replace it, or another name")
         samples = with_own_keys(Source(shards, storage_options).read())
-        facts = write_shard(target, samples, md5=as_json, storage_options=options)
+        facts = write_shard(target, samples, md5=as_json, storage_options=options)  # only JSON shows the MD5
         if as_json:
             click.echo(json.dumps({"command": "concat", "facts": {redact(target): facts._asdict()}}))
             return
