@@ -8,7 +8,7 @@ decoding and resizing alone on both cores, and against webdataset with two worke
 batches, two decode. It shows what a process with one GIL can reach.
 
 The limit is the decoder of ``decode_by_ext("rgb8", size=224)`` itself, called in two threads or in
-two processes, whichever has the better median, on JPEGs that are in memory. Loaders are measured
+two processes, whichever is quicker in a round, on JPEGs that are in memory. Loaders are measured
 from one batch in the middle of an epoch to another: at both times, as many batches are in flight.
 Rounds alternate, and the figures are medians of the ratios of the rounds: of the clock, which has
 the bars and needs a machine that does nothing else, and of processor time, which other programs
@@ -170,7 +170,7 @@ def main() -> None:
         )
     limits = ("alone in threads", "alone in processes")
     for times in (clock, used):
-        times["limit"] = min((times[name] for name in limits), key=statistics.median)
+        times["limit"] = [min(both) for both in zip(*(times[name] for name in limits), strict=True)]
 
     def ratio(times, one: str, other: str) -> float:
         return statistics.median(a / b for a, b in zip(times[one], times[other], strict=True))

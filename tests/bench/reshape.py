@@ -3,10 +3,10 @@
     python tests/bench/reshape.py [DIRECTORY] [--only speed | memory]     writes about 2 GB there
     (default: a temporary directory), takes some minutes
 
-1. ``reshard --no-md5`` against copying the shards file by file, each written to the disk (fsync),
-   as shards are; ``reshard``, which also computes the MD5 of each shard, in a thread, against that,
-   and against copying and hashing; in one run, alternating; medians. MD5 runs at about 650 MB/s on
-   a core, so it decides where copying is quicker.
+1. ``reshard``, with and without ``--no-md5``, against copying the shards file by file, each written
+   to the disk (fsync), as shards are; and against the same with an MD5 of each, which ``reshard``
+   also computes, in a thread; in one run, alternating; medians. MD5 runs at about 650 MB/s on a
+   core, so it decides where copying is quicker.
 2. The memory of ``shuffle`` and ``sort``, of data ten times larger than ``--memory 64MB``: the peak
    of the process, less that of the same process when it has imported what it needs.
 
@@ -120,14 +120,14 @@ def speed(root):
         print(f"{name}: load {os.getloadavg()[0]:.1f}")
         for way, seconds in medians.items():
             print(f"  {way.__name__:<14}{seconds:>8.3f} s, {size / seconds / 1e6:>6.0f} MB/s")
-        print(f"  reshard / copying and hashing {medians[hash_and_copy] / medians[reshard]:.3f}")
-        print(f"  reshard / copying {medians[copy] / medians[reshard]:.3f}")
-        ratio = medians[copy] / medians[without_md5]
-        if name == "107 KB":
-            bar(f"{name}: reshard --no-md5 / copying", ratio, 0.6, least=True)
-        else:
-            count = len(wp.IndexedShards(urls))
-            print(f"  reshard --no-md5 / copying {ratio:.3f}, {count / medians[without_md5]:,.0f} samples/s")
+        print(f"  {name}: reshard / copying and hashing {medians[hash_and_copy] / medians[reshard]:.3f}")
+        for what, way in (("reshard", reshard), ("reshard --no-md5", without_md5)):
+            ratio = medians[copy] / medians[way]
+            if name == "107 KB":
+                bar(f"{name}: {what} / copying", ratio, 0.6, least=True)
+            else:
+                count = len(wp.IndexedShards(urls))
+                print(f"  {name}: {what} / copying {ratio:.3f}, {count / medians[way]:,.0f} samples/s")
 
 
 def peak(*arguments):
